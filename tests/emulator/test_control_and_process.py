@@ -1,0 +1,134 @@
+"""The control routes, churn, and the emulator as a process of its own."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+from typing import Any
+
+import pytest
+
+from tests.emulator.asking import Asker, asking
+
+
+async def _control(ask: Asker, name: str, **wish: object) -> dict[str, Any]:
+    reply = await ask.post(f"/_emulator/{name}", wish)
+    assert reply.status == 200, reply.body
+    answer: dict[str, Any] = reply.json()
+    return answer
+
+
+async def test_the_world_can_be_changed_by_control() -> None:
+    """Every operation of the world route changes what the service shows."""
+    async with asking(20) as ask:
+        key = (await _control(ask, "world", op="create", scan_code="NEW"))["keys"][0]
+        for op in ("update", "touch", "close", "open"):
+            await _control(ask, "world", op=op, ids=[key])
+        await _control(ask, "world", op="edit", ids=[key], kind="clear")
+        assert (await ask.detail(key)).json()["uploads"] == []
+        await _control(ask, "world", op="delete", ids=[key])
+        assert (await ask.detail(key)).status == 404
+        await _control(ask, "world", op="restore", ids=[key])
+        assert (await ask.detail(key)).status == 200
+        assert len((await _control(ask, "world", op="reopen", n=3))["keys"]) == 3
+        await _control(ask, "world", op="clock", at="2030-01-01")
+        assert (await _control(ask, "world", op="advance", seconds=60))["now"] == "2030-01-01T00:01:00.000000Z"
+        await _control(ask, "world", op="resume")
+
+
+@pytest.mark.parametrize(
+    ("name", "wish"),
+    [
+        ("world", {"op": "explode"}),
+        ("world", {"op": "close", "ids": [1]}),
+        ("faults", {"x": 1}),
+        ("quirks", {"order": "x"}),
+    ],
+)
+async def test_a_senseless_wish_answers_400_with_a_sentence(name: str, wish: dict[str, object]) -> None:
+    """Control refuses what it does not understand and says why."""
+    async with asking(3) as ask:
+        reply = await ask.post(f"/_emulator/{name}", wish)
+        assert reply.status == 400
+        assert reply.body
+
+
+async def test_faults_and_quirks_can_be_set_by_control() -> None:
+    """A script, a share and a quirk take effect at once and can be cleared."""
+    async with asking(3) as ask:
+        await _control(ask, "faults", script=[{"kind": "503", "path": "/api/v2/files", "skip": 1}])
+        assert [(await ask.files()).status for _ in range(3)] == [200, 503, 200]
+        await _control(ask, "faults", outage=True)
+        assert (await ask.files()).status == 503
+        await _control(ask, "faults", clear=True)
+        await _control(ask, "quirks", paging="bare")
+        assert set((await ask.files()).json()) == {"data"}
+
+
+async def test_truth_is_every_file_as_the_service_shows_it() -> None:
+    """The truth route gives, a line a file, exactly what list and detail answer."""
+    async with asking(150) as ask:
+        lines = (await ask.get("/_emulator/truth", token=False)).body.splitlines()
+        truth = [json.loads(line) for line in lines]
+        assert len(truth) == 150
+        assert (await ask.detail(truth[7]["id"])).json() == truth[7]["detail"]
+
+
+async def test_counts_and_log_say_what_was_asked_without_the_token() -> None:
+    """Requests are counted by endpoint and listed without the token's value; reset forgets them."""
+    async with asking(3) as ask:
+        await ask.files(("limit", "2"))
+        await ask.detail(ask.emulator.world.keys()[0])
+        state = (await ask.get("/_emulator/state", token=False)).json()
+        assert (state["counts"]["list"], state["counts"]["detail"], state["requests"]) == (1, 1, 2)
+        log = (await ask.get("/_emulator/log", [("n", "5")], token=False)).json()["log"]
+        assert log[0]["path"] == "/api/v2/files?token=***&limit=2"
+        await _control(ask, "reset")
+        assert (await ask.get("/_emulator/state", token=False)).json()["requests"] == 0
+        assert b"/_emulator/world" in (await ask.get("/_emulator/", token=False)).body
+
+
+async def test_churn_changes_the_world_while_it_is_served() -> None:
+    """With --churn the number of changes grows at about the rate."""
+    async with asking(100, churn=200) as ask:
+        await asyncio.sleep(0.5)
+        assert 40 <= ask.emulator.world.changes <= 250
+        await _control(ask, "churn", rate=0)
+        still = ask.emulator.world.changes
+        await asyncio.sleep(0.1)
+        assert ask.emulator.world.changes == still
+
+
+def _start(*arguments: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "pipeline.emulator", "--files", "50", *arguments]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("way", ["SIGTERM", "stdin", "time"])
+def test_a_process_of_its_own_says_where_it_is_and_ends_cleanly(way: str) -> None:
+    """One line of JSON when ready; exit 0 on SIGTERM, when stdin closes, and when its time is over."""
+    arguments = {"SIGTERM": [], "stdin": ["--until-stdin-closes"], "time": ["--max-seconds", "0.5"]}[way]
+    with _start(*arguments) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        ready = json.loads(process.stdout.readline())
+        assert ready["files"] == 50
+        with urllib.request.urlopen(f"{ready['control']}state", timeout=5) as answer:  # noqa: S310 (loopback)
+            assert json.load(answer)["files"] == 50
+        if way == "SIGTERM":
+            process.send_signal(signal.SIGTERM)
+        elif way == "stdin":
+            process.stdin.close()
+        assert process.wait(10) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+def test_a_wrong_option_ends_with_a_sentence() -> None:
+    """An unknown quirk ends with exit code 2 and the nearest name."""
+    with _start("--quirk", "odrer=shuffled") as process:
+        _, complaint = process.communicate(timeout=10)
+        assert process.returncode == 2
+        assert b"did you mean 'order'" in complaint

@@ -1,0 +1,185 @@
+"""Misbehaviour, as a client meets it."""
+
+import asyncio
+import gzip
+import time
+
+import aiohttp
+import pytest
+
+from pipeline.emulator import Faults
+from tests.emulator.asking import Asker, asking
+
+
+async def _raw(ask: Asker, path: str = "/api/v2/files") -> bytes:
+    """Return everything the emulator sends for one request, up to the end of the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", ask.emulator.port)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\ntoken: {ask.emulator.token}\r\nConnection: close\r\n\r\n".encode())
+    got = bytearray()
+    try:
+        while piece := await asyncio.wait_for(reader.read(65536), 2):
+            got += piece
+    except ConnectionResetError:
+        got += b"<reset>"
+    finally:
+        writer.close()
+    return bytes(got)
+
+
+@pytest.mark.parametrize(
+    "kind", ["refuse", "drop-before-status", "drop-mid-headers", "drop-mid-body", "cut-length", "cut-chunked"]
+)
+async def test_a_cut_answer_is_an_error_for_a_careful_client(kind: str) -> None:
+    """Every cut that HTTP can tell from a whole answer is told; the next request is fine."""
+    async with asking(60) as ask:
+        ask.emulator.script(kind)
+        with pytest.raises((aiohttp.ClientError, ConnectionError)):
+            # POST is never repeated by the client on its own, unlike GET.
+            await ask.post("/api/v2/reports", {"files": ask.emulator.world.keys()[:3], "asynchronous": True})
+        assert ask.emulator.struck == {kind: 1}
+        assert bool(ask.emulator.reports.made) == (kind != "refuse")
+        assert (await ask.files()).status == 200
+
+
+async def test_cut_close_looks_whole_on_the_wire() -> None:
+    """Without any length, half a body and a clean close are all a client gets."""
+    async with asking(60) as ask:
+        ask.emulator.script("cut-close")
+        head, _, body = (await _raw(ask)).partition(b"\r\n\r\n")
+        assert b"Content-Length" not in head
+        assert body.startswith(b'{"data":[')
+        assert not body.endswith(b"}")
+
+
+async def test_gzip_faults_are_what_they_say() -> None:
+    """Without its trailer and cut in half, the compressed body has a right length and wrong content."""
+    async with asking(60) as ask:
+        whole = (await ask.files()).body
+        ask.emulator.script("gzip-no-trailer")
+        body = (await _raw(ask)).partition(b"\r\n\r\n")[2]
+        assert body + gzip.compress(whole, 5, mtime=0)[-8:] == gzip.compress(whole, 5, mtime=0)
+        ask.emulator.script("gzip-half")
+        assert len((await _raw(ask)).partition(b"\r\n\r\n")[2]) < len(body)
+        for kind in ("gzip-lie", "odd-encoding"):
+            ask.emulator.script(kind)
+            assert whole[:40] in await _raw(ask)
+
+
+async def test_html_and_cut_json_come_with_200() -> None:
+    """A page and half a JSON text arrive as if all were well."""
+    async with asking(60) as ask:
+        ask.emulator.script("html", path="/api/v2/files")
+        page = await ask.files()
+        assert (page.status, page.body[:9]) == (200, b"<!DOCTYPE")
+        ask.emulator.script("cut-json")
+        cut = await ask.files()
+        assert cut.status == 200
+        with pytest.raises(ValueError, match="truncated"):
+            cut.json()
+
+
+async def test_a_stalled_request_is_never_answered_but_was_carried_out() -> None:
+    """Stall accepts and says nothing; the emulator still stops at once."""
+    async with asking(5) as ask:
+        ask.emulator.script("stall", path="/api/v2/reports")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await ask.post("/api/v2/reports", {"files": ask.emulator.world.keys(), "asynchronous": True})
+        assert len(ask.emulator.reports.made) == 1
+        began = time.monotonic()
+    assert time.monotonic() - began < 3
+
+
+async def test_a_drip_gives_one_byte_at_a_time() -> None:
+    """After a second, a dripped answer has sent only so many bytes."""
+    async with asking(5, faults=Faults(drip_seconds=0.1)) as ask:
+        ask.emulator.script("drip")
+        reader, writer = await asyncio.open_connection("127.0.0.1", ask.emulator.port)
+        writer.write(b"GET /api/v2/files HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asyncio.sleep(0.55)
+        assert 3 <= len(await reader.read(1000)) <= 7
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("form", "shown"),
+    [("seconds", "7"), ("absent", None), ("garbage", "abc"), ("huge", "1000000000"), ("negative", "-5")],
+)
+async def test_429_comes_with_every_retry_after(form: str, shown: str | None) -> None:
+    """A scripted 429 strikes the next requests to its path, with Retry-After in the form asked for."""
+    async with asking(5, faults=Faults(retry_after=form, retry_after_seconds=7)) as ask:  # type: ignore[arg-type]
+        ask.emulator.script("429", times=2, path="/api/v2/files")
+        replies = [await ask.files() for _ in range(3)]
+        assert [reply.status for reply in replies] == [429, 429, 200]
+        assert replies[0].headers.get("Retry-After") == shown
+        assert ask.emulator.statuses[429] == 2
+
+
+async def test_retry_after_as_a_date_is_an_http_date() -> None:
+    """retry_after=http-date names a moment in GMT."""
+    async with asking(5, faults=Faults(retry_after="http-date")) as ask:
+        ask.emulator.script("503")
+        assert (await ask.files()).headers["Retry-After"].endswith("GMT")
+
+
+async def test_a_rate_limit_lets_its_number_through_and_recovers() -> None:
+    """Beyond the bucket everything is 429; after a pause requests pass again."""
+    async with asking(5, faults=Faults(rate_limit=20, rate_burst=5)) as ask:
+        replies = [(await ask.files()).status for _ in range(12)]
+        assert replies[:5] == [200] * 5
+        assert 429 in replies
+        await asyncio.sleep(0.2)
+        assert (await ask.files()).status == 200
+        ask.emulator.set_faults(rate_limit=0)
+        assert {(await ask.files()).status for _ in range(12)} == {200}
+
+
+async def test_poison_outage_and_revoked_tokens() -> None:
+    """A poisoned id always fails alone, an outage fails everything, a revoked token is refused."""
+    async with asking(5) as ask:
+        first, second = ask.emulator.world.keys()[:2]
+        ask.emulator.set_faults(poison=[first])
+        assert [(await ask.detail(key)).status for key in (first, second, first)] == [500, 200, 500]
+        ask.emulator.set_faults(poison=[], outage=True)
+        assert (await ask.files()).status == 503
+        ask.emulator.set_faults(outage=False, revoked=True)
+        assert (await ask.files()).status == 401
+        ask.emulator.faults.clear()
+        assert (await ask.detail(first)).status == 200
+
+
+async def test_redirects_lead_to_the_other_origin() -> None:
+    """A scripted redirect names another origin of the emulator, where a follower is noted."""
+    async with asking(5) as ask:
+        ask.emulator.script("redirect-307")
+        reply = await ask.files()
+        assert reply.status == 307
+        assert reply.headers["Location"].startswith(ask.emulator.other_url)
+
+
+async def test_chance_is_seeded() -> None:
+    """The same seed and requests meet the same errors, about as many as the share says."""
+    runs = []
+    for _ in range(2):
+        async with asking(5, faults=Faults(error_share=0.2, shares={"html": 0.1})) as ask:
+            runs.append([(await ask.files()).status for _ in range(100)])
+    assert runs[0] == runs[1]
+    assert 8 <= sum(status >= 500 for status in runs[0]) <= 35
+
+
+async def test_latency_delays_every_answer_and_concurrency_is_counted() -> None:
+    """With 50 ms of latency ten requests at once take about 50 ms, and ten were in flight."""
+    async with asking(5, faults=Faults(latency_ms=50, jitter_ms=10)) as ask:
+        began = time.monotonic()
+        await asyncio.gather(*(ask.files() for _ in range(10)))
+        assert 0.05 <= time.monotonic() - began < 1
+        assert ask.emulator.max_in_flight == 10
+
+
+async def test_an_unknown_fault_is_refused() -> None:
+    """A fault nobody knows raises at once, naming those there are."""
+    async with asking(1) as ask:
+        with pytest.raises(ValueError, match="drop-mid-body"):
+            ask.emulator.script("explode")
+        with pytest.raises(ValueError, match="did you mean 'latency_ms'"):
+            ask.emulator.set_faults(latency_m=1)
