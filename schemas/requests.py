@@ -93,7 +93,7 @@ class ShareRequest(Request):
     lang: str | None = None
 
     def parameters(self) -> Query:
-        """The query in the interface's words, without token. `send_email` is always sent: silence means yes."""
+        """The query, without token. `send_email` is always sent: silence would mean yes."""
         query: Query = [("reference", self.reference), ("send_email", str(self.send_email).lower())]
         if self.expires is not None:
             query.append(("expires", _moment(self.expires)))

@@ -79,9 +79,7 @@ _EXTRA: Final = Column(
     "extra", kinds.JSON, "Keys scanlake does not know, and values that did not fit their column, as sent."
 )
 _MARKS: Final = (
-    Column(
-        "_fetched_at", kinds.INSTANT, "Fetched from the service (UTC, the service's clock where it has one)."
-    ),
+    Column("_fetched_at", kinds.INSTANT, "Fetched from the service (UTC, the service's clock where it has one)."),
     Column("_run_id", kinds.TEXT, "Run that fetched it; see meta.runs."),
 )
 
@@ -135,7 +133,7 @@ FORM_ANSWERS: Final = Table(
     "One row a question of a submitted form, with its answer.",
     (
         _FILE_ID,
-        _id("form_submit_id", "Submission; see form_submits.id."),
+        Column("form_submit_id", kinds.TEXT, "Submission; see form_submits.id."),
         _id("form_id", "Form that was filled in."),
         *_take(wire.FormAnswer, {"id": "question_id"}),
         _POSITION,
@@ -259,7 +257,7 @@ RAW: Final = pa.schema(
         pa.field("file_id", pa.int64(), nullable=False),
         pa.field("list_item", pa.binary()),
         pa.field("detail", pa.binary()),
-        pa.field("listed_at", pa.timestamp("us")),
+        pa.field("updated_at", pa.timestamp("us")),
         pa.field("_fetched_at", pa.timestamp("us")),
         pa.field("_run_id", pa.string()),
         pa.field(SEQ, pa.int64(), nullable=False),

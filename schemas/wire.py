@@ -57,9 +57,7 @@ class Upload(Wire):
     image_mime: Text = _says("Image type, typically image/jpeg.")
     comment: Text = _says("Comment of the app user.")
     image_path: Text = _says("Path of the image (detail only).")
-    image_url: Text = _says(
-        "URL of the full image. Whoever has it can fetch the image: treat it as a secret."
-    )
+    image_url: Text = _says("URL of the full image. Whoever has it can fetch the image: treat it as a secret.")
     image_thumb: Text = _says("URL of a small image with the full content. Treat it as a secret.")
     workflow_id: Id = _says("Workflow the image was taken in.")
     workflow_description: Text = _says("Platform description of that workflow.")
@@ -71,7 +69,7 @@ class Upload(Wire):
 class FormSubmit(Wire):
     """A submitted form (2.3). Its questions and answers come in three spellings, see `flatten.forms`."""
 
-    id: Id = _says("Unique reference of the submission.")
+    id: Text = _says("Unique reference of the submission. Text: the interface names no type.")
     form_id: Id = _says("Number of the form that was filled in.")
     title: Text = _says("Title of the form.")
     form: Any = _says("The form: its id, title, and sometimes fields and answers.")
@@ -82,7 +80,7 @@ class FormSubmit(Wire):
 class FormAnswer(Wire):
     """One question of a submission with its answer, whichever spelling it came in."""
 
-    id: Id = _says("Question id within the form.")
+    id: Text = _says("Question id within the form. Text: the interface names no type.")
     label: Text = _says("The question, trimmed.")
     value: Text = _says("The answer as filled in.")
 
@@ -145,9 +143,7 @@ class WorkflowRunStep(Wire):
     workflow_step_id: Id = _says("Step of the definition. May name one that the definition no longer has.")
     entity_type: Text = _says("What the items are, for example uploads.")
     status: Text = _says("Status, for example done or skipped.")
-    entity_ids: list[Any] = _many(
-        "Items of the file that belong to the step. May name uploads still to come."
-    )
+    entity_ids: list[Any] = _many("Items of the file that belong to the step. May name uploads still to come.")
     device_id: Id = _says("Device that executed the step.")
     submit_date_time: Instant = _says("Submitted.")
     created_at: Instant = _says("Created.")

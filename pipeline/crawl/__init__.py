@@ -1,0 +1,1 @@
+"""Windows of update time, and the concurrent flow through them."""

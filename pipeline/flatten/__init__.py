@@ -1,0 +1,1 @@
+"""Documents to Arrow tables and rejects. Pure: bytes in, values out."""

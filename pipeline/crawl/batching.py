@@ -1,0 +1,122 @@
+"""Gathers finished files into batches and hands them to the sink; a window is done when its files are."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from pipeline.crawl.terms import Batch
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from pipeline.crawl.expansion import Expanded
+    from pipeline.crawl.terms import Owners, Terms, WindowState
+
+    Sink = Callable[[Batch], Awaitable[None]]
+
+_ROOM: Final = 2  # batches' worth of files: one being committed, one being gathered
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Finished:
+    """A file that needs no more calls, and the windows that wait for it."""
+
+    key: int
+    expanded: Expanded
+    owners: Owners
+
+
+class Batcher:
+    """The committer stage. One batch is being committed while the next one is gathered."""
+
+    def __init__(self, terms: Terms, in_flight: Callable[[], int]) -> None:
+        """`in_flight` counts the files that are issued and not committed."""
+        self._terms = terms
+        self._in_flight = in_flight
+        self._finished: list[Finished] = []
+        self._listed: set[WindowState] = set()
+        self._since: float | None = None
+        self._room = asyncio.Semaphore(_ROOM * terms.commit_files)
+        self._wake = asyncio.Event()
+        self._last_call = False
+        self._committing: asyncio.Task[None] | None = None
+
+    async def put(self, finished: Finished) -> None:
+        """Take one finished file; waits while the sink is far behind."""
+        await self._room.acquire()
+        self._finished.append(finished)
+        self._note()
+
+    def window_listed(self, state: WindowState) -> None:
+        """Take a window all of whose files have been issued."""
+        self._listed.add(state)
+        self._note()
+
+    def last_call(self) -> None:
+        """Nothing more will be issued: commit the rest as soon as it is here."""
+        self._last_call = True
+        self._wake.set()
+
+    async def run(self, sink: Sink, committed: Callable[[Sequence[Finished]], None]) -> None:
+        """Commit batch after batch until the last call, and everything, is through."""
+        while True:
+            await self._until_due()
+            finished, batch = self._take()
+            # Cancelled or not, a commit that has begun is carried to its end; `flush` waits for it.
+            self._committing = asyncio.ensure_future(sink(batch))
+            await asyncio.shield(self._committing)
+            self._committing = None
+            for _ in finished:
+                self._room.release()
+            committed(finished)
+            if self._last_call and not self._finished and not self._listed and not self._in_flight():
+                return
+
+    async def flush(self, sink: Sink) -> None:
+        """After a failure: finish the commit that has begun, then commit what else is whole."""
+        if self._committing is not None:
+            await self._committing
+        if self._finished or self._listed:
+            _, batch = self._take()
+            await sink(batch)
+
+    def _note(self) -> None:
+        if self._since is None:
+            self._since = monotonic()
+            self._wake.set()
+        elif self._last_call or len(self._finished) >= self._terms.commit_files:
+            self._wake.set()
+
+    async def _until_due(self) -> None:
+        while True:
+            if len(self._finished) >= self._terms.commit_files:
+                return
+            if self._last_call and len(self._finished) == self._in_flight():
+                return
+            left = None if self._since is None else self._since + self._terms.commit_seconds - monotonic()
+            if left is not None and left <= 0:
+                return
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(left):
+                    await self._wake.wait()
+            except TimeoutError:
+                return
+
+    def _take(self) -> tuple[list[Finished], Batch]:
+        finished, self._finished = self._finished, []
+        self._since = None
+        for each in finished:
+            each.owners.taken = True
+            for window in each.owners.windows:
+                window.waiting -= 1
+        done = [state for state in self._listed if not state.waiting]
+        self._listed.difference_update(done)
+        expanded = [each.expanded for each in finished]
+        rejects = [each.reject for each in expanded if each.reject is not None]
+        rejects += [reject for state in done for reject in state.rejects]
+        versions = [each.version for each in expanded if each.version is not None]
+        return finished, Batch(versions, rejects, [state.done() for state in done])

@@ -1,0 +1,167 @@
+"""The tables of schema `meta`: what of the ledger analysts see, with their columns spelled once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+_INSTANT: Final = "TIMESTAMP"
+
+
+@dataclass(frozen=True, slots=True)
+class Face:
+    """A table of `meta`: its columns as (name, DuckDB type, comment), and the ledger's query for its rows.
+
+    Columns of type TIMESTAMP come as microseconds. An empty query means no rows yet.
+    """
+
+    name: str
+    comment: str
+    columns: tuple[tuple[str, str, str], ...]
+    ledger_query: str = ""
+
+
+_RUNS: Final = Face(
+    "runs",
+    "One row a run of scanlake on this lake.",
+    (
+        ("run_id", "VARCHAR", "The run; _run_id in every table."),
+        ("command", "VARCHAR", "sync, verify, ..."),
+        ("state", "VARCHAR", "running, done, failed or interrupted."),
+        ("started_at", _INSTANT, "Begun, UTC."),
+        ("ended_at", _INSTANT, "Ended, UTC."),
+        ("horizon", _INSTANT, "Everything updated before it was in when the run ended."),
+        ("files_listed", "BIGINT", "List items met, repeats included."),
+        ("files_expanded", "BIGINT", "Files fetched by a detail call."),
+        ("files_skipped", "BIGINT", "Files the lake held already."),
+        ("files_gone", "BIGINT", "Files gone between list and detail, or found deleted."),
+        ("rejects", "BIGINT", "Documents and files that could not be taken as they are; see meta.rejects."),
+        ("requests_list", "BIGINT", "List calls."),
+        ("requests_detail", "BIGINT", "Detail calls."),
+        ("retries", "BIGINT", "Calls that were repeated."),
+        ("seconds", "DOUBLE", "Duration."),
+        ("snapshot", "BIGINT", "Snapshot it published; see meta.snapshots."),
+        ("error", "VARCHAR", "Why it failed."),
+        ("version", "VARCHAR", "Version of scanlake."),
+    ),
+    "SELECT run_id, command, state, started_at, ended_at, horizon, files_listed, files_expanded, files_skipped,"
+    " files_gone, rejects, requests_list, requests_detail, retries, seconds, snapshot, error, version"
+    " FROM run ORDER BY started_at DESC LIMIT 10000",
+)
+_WINDOWS: Final = Face(
+    "windows",
+    "One row a span of update time that a recent run read whole.",
+    (
+        ("run_id", "VARCHAR", "The run."),
+        ("window_start", _INSTANT, "Beginning of the span; NULL: no lower bound."),
+        ("window_end", _INSTANT, "End of the span, exclusive; NULL: no upper bound."),
+        ("listed_at", _INSTANT, "When its list was asked for, by the service's clock."),
+        ("files", "BIGINT", "Files listed."),
+        ("proven", "BOOLEAN", "Read in one response, or in passes that agreed."),
+    ),
+    "SELECT run_id, low * 1000000, high * 1000000, listed_at * 1000000, files, proven FROM window"
+    " WHERE NOT proven OR run_id IN (SELECT run_id FROM run ORDER BY started_at DESC LIMIT 5)"
+    " ORDER BY listed_at, low LIMIT 200000",
+)
+_REJECTS: Final = Face(
+    "rejects",
+    "One row a document or file that could not be taken as it is. Files are tried again in every run.",
+    (
+        ("file_id", "BIGINT", "The file, where it has a usable id."),
+        ("reason", "VARCHAR", "What was wrong."),
+        ("window_start", _INSTANT, "Window it was listed in."),
+        ("window_end", _INSTANT, "Window it was listed in."),
+        ("run_id", "VARCHAR", "Latest run that met it."),
+        ("first_seen_at", _INSTANT, "First met, UTC."),
+        ("last_tried_at", _INSTANT, "Last tried, UTC."),
+        ("tries", "BIGINT", "Runs that tried."),
+        ("document", "VARCHAR", "The document as received; bytes that are not UTF-8 are escaped."),
+    ),
+    "SELECT file_id, reason, low * 1000000, high * 1000000, run_id, first_seen_at, last_tried_at, tries, document"
+    " FROM reject ORDER BY first_seen_at LIMIT 100000",
+)
+_DRIFT: Final = Face(
+    "schema_drift",
+    "One row a key that the schema does not know, or whose values did not fit. Nothing is lost: see `extra`.",
+    (
+        ("table_name", "VARCHAR", "Table."),
+        ("key", "VARCHAR", "Key as sent."),
+        ("kind", "VARCHAR", "unknown key, misfit, or identity (several instances share an id)."),
+        ("count", "BIGINT", "Times met."),
+        ("first_run_id", "VARCHAR", "First run that met it."),
+        ("last_run_id", "VARCHAR", "Latest run that met it."),
+        ("first_seen_at", _INSTANT, "First met, UTC."),
+        ("last_seen_at", _INSTANT, "Last met, UTC."),
+    ),
+    "SELECT table_name, key, kind, count, first_run_id, last_run_id, first_seen_at, last_seen_at FROM drift"
+    " ORDER BY table_name, key LIMIT 10000",
+)
+_SNAPSHOTS: Final = Face(
+    "snapshots",
+    "One row a published state of the lake; snapshots/NNNNNN.duckdb opens it while it is kept.",
+    (
+        ("snapshot", "BIGINT", "Number."),
+        ("published_at", _INSTANT, "Published, UTC."),
+        ("run_id", "VARCHAR", "Run that published it."),
+        ("horizon", _INSTANT, "Everything updated before it is in."),
+        ("complete", "BOOLEAN", "False: published while the run was still going on."),
+        ("files", "BIGINT", "Files in it."),
+    ),
+    "SELECT snapshot, published_at, run_id, horizon, complete, files FROM snapshot"
+    " WHERE state <> 'abandoned' ORDER BY snapshot DESC LIMIT 10000",
+)
+_REPORTS: Final = Face(
+    "reports",
+    "One row a report that was ordered.",
+    (
+        ("job", "VARCHAR", "Job it belongs to."),
+        ("batch", "BIGINT", "Batch within the job."),
+        ("state", "VARCHAR", "How it stands."),
+        ("files", "BIGINT", "Files in it."),
+        ("ordered_at", _INSTANT, "Ordered, UTC."),
+        ("delivered_at", _INSTANT, "Delivered, UTC."),
+        ("pdf", "VARCHAR", "PDF within the job's folder."),
+        ("sha256", "VARCHAR", "Hash of the PDF."),
+        ("bytes", "BIGINT", "Size of the PDF."),
+        ("error", "VARCHAR", "Why it failed."),
+    ),
+)
+_REPORT_FILES: Final = Face(
+    "report_files",
+    "One row a file that a report was asked for.",
+    (
+        ("job", "VARCHAR", "Job."),
+        ("batch", "BIGINT", "Batch within the job."),
+        ("file_id", "BIGINT", "The file."),
+        ("state", "VARCHAR", "How it stands."),
+    ),
+)
+_SHARES: Final = Face(
+    "shares",
+    "One row a share link that was asked for.",
+    (
+        ("reference", "VARCHAR", "Reference."),
+        ("created_at", _INSTANT, "Created, UTC."),
+        ("expires_at", _INSTANT, "Expires, UTC; NULL: never."),
+        ("state", "VARCHAR", "created, failed or unknown."),
+        ("share_url", "VARCHAR", "The link. Whoever has it sees the file: treat it as a secret."),
+    ),
+)
+
+FACES: Final = (_RUNS, _WINDOWS, _REJECTS, _DRIFT, _SNAPSHOTS, _REPORTS, _REPORT_FILES, _SHARES)
+
+FRESHNESS: Final = (
+    ("horizon", _INSTANT, "Everything updated before it, by the service's clock, is in."),
+    ("age_seconds", "DOUBLE", "Seconds since the horizon, by this machine's clock."),
+    ("snapshot", "BIGINT", "Number of this snapshot."),
+    ("complete", "BOOLEAN", "False: published while a run was still going on."),
+    ("published_at", _INSTANT, "Published, UTC."),
+    ("files", "BIGINT", "Files in it."),
+    ("deleted_files", "BIGINT", "Files the service no longer has."),
+    ("rejects", "BIGINT", "Rows in meta.rejects."),
+    ("last_run_id", "VARCHAR", "Latest run."),
+    ("last_run_state", "VARCHAR", "How it ended."),
+    ("last_run_ended_at", _INSTANT, "When it ended, UTC."),
+    ("last_verify_at", _INSTANT, "When the lake was last held against the whole list, UTC."),
+)
+"""Columns of meta.freshness, the one row that says how current the lake is."""

@@ -1,0 +1,130 @@
+"""The lake as a whole: open it under its lock, commit to it, publish it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import pyarrow as pa
+
+from pipeline.lake import catalog, parts, upkeep
+from pipeline.lake.files import Layout, held
+from pipeline.lake.ledger import Commit, Ledger
+from schemas.tables import DELETED_FILES, TABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from pipeline.lake.ledger import FileState, SnapshotRecord, WindowRecord
+    from schemas.versions import Reject, Tombstone, Version
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What one commit brings: versions with their rows by table, and the progress that they vouch for."""
+
+    versions: Sequence[Version] = ()
+    rows: Mapping[str, pa.Table] | None = None
+    tombstones: Sequence[Tombstone] = ()
+    rejects: Sequence[Reject] = ()
+    drift: Mapping[tuple[str, str, str], int] | None = None
+    definitions: Sequence[str] = ()
+    windows: Sequence[WindowRecord] = ()
+    coverage: Sequence[tuple[int | None, int | None]] | None = None
+
+
+class Lake:
+    """A lake held for writing. Use as a context manager; raises `LakeBusy` when another run holds it."""
+
+    def __init__(self, root: Path, *, doing: str, anchor: Path | None = None) -> None:
+        """`anchor` is the path that readers see the lake under, when it is not `root`."""
+        self.layout = Layout(root.absolute())
+        self.anchor = anchor or self.layout.root
+        self._doing = doing
+        self._stack = ExitStack()
+        self.ledger: Ledger
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self.layout.make([table.name for table in TABLES])
+            stack.enter_context(held(self.layout, self._doing))
+            self.ledger = Ledger(self.layout.ledger)
+            stack.callback(self.ledger.close)
+            parts.write_empty_parts(self.layout)
+            upkeep.sweep(self.layout, self.ledger)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def commit(self, changes: Changes, *, run_id: str, seq: int, at: int) -> None:
+        """Write the parts, durably, then make them and their progress true in one transaction.
+
+        `seq` is `ledger.next_seq()`, as the rows bear it; `at` is the time of the commit, microseconds.
+        """
+        mark = run_id.rpartition("-")[2]
+        rows = dict(changes.rows or {})
+        if changes.tombstones:
+            rows[DELETED_FILES.name] = self._tombstone_rows(changes.tombstones, run_id=run_id, seq=seq)
+        if changes.versions:
+            rows[parts.RAW_TABLE] = parts.raw_rows(changes.versions, run_id=run_id, seq=seq)
+        written = [
+            parts.write_part(self.layout, name, table, seq=seq, mark=mark) for name, table in rows.items() if len(table)
+        ]
+        self.ledger.commit(
+            Commit(
+                seq=seq,
+                run_id=run_id,
+                at=at,
+                parts=written,
+                versions=changes.versions,
+                tombstones=changes.tombstones,
+                rejects=changes.rejects,
+                drift=changes.drift,
+                definitions=changes.definitions,
+                windows=changes.windows,
+                coverage=changes.coverage,
+            )
+        )
+
+    def publish(self, run_id: str, *, at: int, complete: bool, horizon: int | None) -> SnapshotRecord:
+        """Show readers what the ledger holds; instants in microseconds."""
+        record = self.ledger.begin_snapshot(run_id, at, complete=complete, horizon=horizon)
+        edition = catalog.Edition(
+            snapshot=record.snapshot,
+            published_at=at,
+            run_id=run_id,
+            complete=complete,
+            horizon=horizon,
+            files=record.files,
+            parts=self.ledger.parts(),
+            dirty=self.ledger.dirty_parts(),
+            anchor=self.anchor,
+        )
+        catalog.publish(self.layout, self.ledger, edition)
+        self.ledger.end_snapshot(record.snapshot)
+        return record
+
+    def states(self, file_ids: Sequence[int]) -> dict[int, FileState]:
+        """What the lake holds of some files."""
+        return self.ledger.states(file_ids)
+
+    def _tombstone_rows(self, tombstones: Sequence[Tombstone], *, run_id: str, seq: int) -> pa.Table:
+        known = self.states([tombstone.file_id for tombstone in tombstones])
+        columns = {
+            "file_id": [tombstone.file_id for tombstone in tombstones],
+            "scan_code": [None] * len(tombstones),
+            "updated_at": [known[each.file_id].updated_at if each.file_id in known else None for each in tombstones],
+            "found_gone_at": [tombstone.found_gone_at for tombstone in tombstones],
+            "witness": [tombstone.witness for tombstone in tombstones],
+            "_fetched_at": [tombstone.found_gone_at for tombstone in tombstones],
+            "_run_id": [run_id] * len(tombstones),
+            "_seq": [seq] * len(tombstones),
+        }
+        return pa.table(columns, schema=DELETED_FILES.arrow)
