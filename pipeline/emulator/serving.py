@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -90,6 +91,7 @@ async def _serve(serving: Serving) -> None:
 
 def _wait_for_stdin(loop: asyncio.AbstractEventLoop, end: asyncio.Event) -> None:
     """End the service when whoever started it is gone, however it died."""
-    while sys.stdin.buffer.read(4096):
+    # Not by sys.stdin: its lock, held by this thread, would trip the interpreter's end.
+    while os.read(sys.stdin.fileno(), 4096):
         pass
     loop.call_soon_threadsafe(end.set)

@@ -1,0 +1,203 @@
+"""What the lake must show, told naively from the service's own truth.
+
+A second reading of the interface that shares no code with scanlake, so that it cannot share its mistakes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict, deque
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import duckdb
+
+Row = dict[str, Any]
+
+_TIMES: Final = frozenset(
+    "created_at updated_at scan_date_time submit_date_time completed_at deleted_at started_on_device_at"
+    " finished_on_device_at".split()
+)
+_FLAGS: Final = frozenset("closed has_damage allow_skip force close_file_after_completion".split())
+_NUMBERS: Final = frozenset({"latitude", "longitude"})
+_IDS: Final = frozenset(
+    "id file_id tenant_id device_id workflow_id workflow_step_id workflow_run_id damage_type_id document_type_id"
+    " field_id snap_id recent_snap_id snap_count snap_count_with_damage form_id order".split()
+)
+_SIGNED: Final = frozenset({"image_url", "image_thumb"})
+_JSON: Final = frozenset({"geocoding", "location_filter", "data"})
+_UPLOAD: Final = (
+    "id tenant_id device_id device_nick created_at scan_date_time upload_type damage_type_id damage_type_desc"
+    " has_damage document_type_id document_type_desc latitude longitude image_name image_mime comment image_path"
+    " image_url image_thumb workflow_id workflow_description workflow_step_id workflow_step_description geocoding"
+).split()
+_FILE: Final = (
+    "id scan_code scan_code_format closed created_at updated_at recent_snap_id snap_count snap_count_with_damage"
+).split()
+_FIELD: Final = "field_id name value snap_id created_at updated_at".split()
+_RUN: Final = (
+    "id workflow_id tenant_id client_key submit_date_time created_at updated_at completed_at deleted_at"
+    " started_on_device_at finished_on_device_at"
+).split()
+_STEP: Final = (
+    "id workflow_run_id workflow_step_id entity_type status device_id submit_date_time created_at updated_at"
+).split()
+_WORKFLOW: Final = (
+    "id name type force order language location_filter close_file_after_completion info_url created_at updated_at"
+).split()
+_WORKFLOW_STEP: Final = (
+    "id workflow_id order description type allow_skip platform_description data deleted_at"
+).split()
+
+
+def expected(truth: Iterable[Row]) -> dict[str, list[Row]]:
+    """Every row of every table, from the service's files as `Emulator.truth` gives them."""
+    rows: defaultdict[str, list[Row]] = defaultdict(list)
+    definitions: dict[int, tuple[tuple[datetime, str], Row]] = {}
+    for true in truth:
+        _file(rows, true["key"], _together(true["item"], true["detail"]), definitions)
+    for _, workflow in definitions.values():
+        rows["workflows"].append(_pick(workflow, _WORKFLOW))
+        rows["workflow_steps"] += [
+            _pick(step, _WORKFLOW_STEP) | {"position": place} for place, step in enumerate(workflow["steps"])
+        ]
+    return rows
+
+
+def _file(rows: defaultdict[str, list[Row]], key: int, document: Row, definitions: dict[int, Any]) -> None:
+    owner = {"file_id": key}
+    rows["files"].append(owner | _pick(document, _FILE))
+    for table, names, renames in (("uploads", _UPLOAD, {}), ("locations", ["id", "location"], {})):
+        rows[table] += [
+            owner | _pick(each, names) | renames | {"position": place} for place, each in enumerate(document[table])
+        ]
+    rows["fields"] += [
+        owner | _pick(each, _FIELD) | {"position": place, "deprecated_id": _value("id", each["id"])}
+        for place, each in enumerate(document["fields"])
+    ]
+    for place, submit in enumerate(document["form_submits"]):
+        _form(rows, owner, place, submit)
+    for place, run in enumerate(document["workflow_runs"]):
+        _run(rows, owner, place, run)
+        workflow = run["workflow"]
+        rank = (_value("updated_at", workflow["updated_at"]), json.dumps(workflow, sort_keys=True))
+        held = definitions.get(int(workflow["id"]))
+        if held is None or held[0][0] < rank[0]:
+            definitions[int(workflow["id"])] = (rank, workflow)
+
+
+def _form(rows: defaultdict[str, list[Row]], owner: Row, place: int, submit: Row) -> None:
+    form = submit.get("form") or {}
+    form_id = _value("form_id", submit["form_id"] if "form_id" in submit else form.get("id"))
+    reference = None if submit.get("id") is None else str(submit["id"])
+    title = submit.get("title", form.get("title"))
+    rows["form_submits"].append(owner | {"id": reference, "form_id": form_id, "title": title, "position": place})
+    questions = submit.get("fields", form.get("fields")) or []
+    answers = defaultdict(deque)
+    for answer in submit.get("answers", form.get("answers")) or []:
+        answers[str(answer["id"])].append(answer["value"])
+    for number, question in enumerate(questions):
+        label = question["label"] if "label" in question else question["name"]
+        value = question["value"] if "value" in question else answers[str(question["id"])].popleft()
+        rows["form_answers"].append(
+            owner
+            | {"form_submit_id": reference, "form_id": form_id, "question_id": str(question["id"])}
+            | {"label": label.strip(), "value": value, "position": number}
+        )
+
+
+def _run(rows: defaultdict[str, list[Row]], owner: Row, place: int, run: Row) -> None:
+    rows["workflow_runs"].append(owner | _pick(run, _RUN) | {"position": place})
+    for number, step in enumerate(run["workflow_run_steps"]):
+        of_run = {"workflow_id": _value("id", run["workflow_id"]), "position": number}
+        rows["workflow_run_steps"].append(owner | _pick(step, _STEP) | of_run)
+        of_step = {"workflow_run_id": int(run["id"]), "workflow_run_step_id": int(step["id"])}
+        rows["workflow_run_step_items"] += [
+            owner | of_step | {"entity_id": int(entity), "entity_type": step["entity_type"], "position": at}
+            for at, entity in enumerate(step["entity_ids"])
+        ]
+
+
+def _together(item: Row, detail: Row) -> Row:
+    """The detail wins where both speak; what only the list says stays."""
+    document = item | detail
+    keys: dict[str, Callable[[Row], Any]] = {
+        "uploads": lambda each: str(each["id"]),
+        "locations": lambda each: str(each["id"]),
+        "workflow_runs": lambda each: str(each["id"]),
+        "form_submits": lambda each: str(each["id"]),
+        "fields": lambda each: (str(each["field_id"]), str(each["snap_id"])),
+    }
+    for name, key in keys.items():
+        listed = defaultdict(deque)
+        for each in item.get(name, []):
+            listed[key(each)].append(each)
+        document[name] = [
+            (listed[key(each)].popleft() if listed[key(each)] else {}) | each for each in document.get(name, [])
+        ]
+    return document
+
+
+def _pick(source: Row, names: Iterable[str]) -> Row:
+    return {name: _value(name, source.get(name)) for name in names}
+
+
+def _value(name: str, value: Any) -> Any:
+    if value is None or (value == "" and name in _TIMES | _FLAGS | _NUMBERS | _IDS):
+        return None
+    if name in _TIMES:
+        moment = datetime.fromisoformat(value)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC).replace(tzinfo=None)
+    if name in _FLAGS:
+        return {True: True, False: False, "1": True, "0": False}[value]
+    if name in _NUMBERS:
+        return float(value)
+    if name in _IDS:
+        return int(value)
+    return json.dumps(value, sort_keys=True) if name in _JSON else value
+
+
+def shown(db: duckdb.DuckDBPyConnection, table: str, names: Iterable[str]) -> list[Row]:
+    """The rows of a table of the lake, of the columns named."""
+    columns = list(names)
+    spelled = ", ".join(f'"{name}"' for name in columns)
+    found = db.execute(f"SELECT {spelled} FROM {table}").fetchall()
+    return [
+        {
+            name: json.dumps(json.loads(value), sort_keys=True) if name in _JSON and value is not None else value
+            for name, value in zip(columns, row, strict=True)
+        }
+        for row in found
+    ]
+
+
+def differences(db: duckdb.DuckDBPyConnection, truth: Iterable[Row]) -> list[str]:
+    """Where lake and service differ, a line each; empty when they are equal, table by table, value by value."""
+    wanted = expected(truth)
+    found: list[str] = []
+    for table in TABLES:
+        rows = wanted[table]
+        names = list(rows[0]) if rows else ["file_id"] if not table.startswith("workflows") else ["id"]
+        here = sorted(map(_spelled, shown(db, table, names)))
+        there = sorted(_spelled({name: row[name] for name in names}) for row in rows)
+        if here != there:
+            only_here, only_there = set(here) - set(there), set(there) - set(here)
+            found.append(f"{table}: {len(here)} rows here, {len(there)} there")
+            found += [f"{table} only here: {line}" for line in sorted(only_here)[:3]]
+            found += [f"{table} only there: {line}" for line in sorted(only_there)[:3]]
+    return found
+
+
+TABLES: Final = (
+    "files uploads form_submits form_answers fields locations workflow_runs workflow_run_steps"
+    " workflow_run_step_items workflows workflow_steps"
+).split()
+
+
+def _spelled(row: Row) -> str:
+    # Image addresses may be signed anew in every answer; what counts is the image that they name.
+    named = {name: value.partition("?")[0] if name in _SIGNED and value else value for name, value in row.items()}
+    return repr(sorted(named.items(), key=lambda pair: pair[0]))
