@@ -13,6 +13,7 @@ from pipeline.settings import Settings
 
 if TYPE_CHECKING:
     from pathlib import Path
+
     from pipeline.emulator import Emulator
 
 SEED = 11

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 
 import duckdb
 import pytest
@@ -13,7 +14,6 @@ from pipeline.runs import Range
 from schemas.instants import SECOND
 from tests.oracle import differences
 from tests.sync.running import SEED, opened, synced
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,0 +1,210 @@
+"""The command as people run it: real processes, real signals, stock clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pytest
+
+from pipeline.emulator import Emulator
+from tests.oracle import differences
+from tests.sync.running import SEED, opened
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DUCKDB_CLI = Path(sys.executable).with_name("duckdb")
+
+
+async def started(emulator: Emulator, lake: Path, *arguments: str, **environment: str) -> asyncio.subprocess.Process:
+    """Start the command with the three variables set."""
+    given = {
+        **os.environ,
+        "SCANLAKE_BASE_URL": emulator.base_url,
+        "SCANLAKE_TOKEN": emulator.token,
+        "SCANLAKE_LAKE": str(lake),
+        **environment,
+    }
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "pipeline", *arguments),
+        env=given,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def ended(process: asyncio.subprocess.Process, within: float = 60) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr."""
+    async with asyncio.timeout(within):
+        out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_environment_drives_it(tmp_path: Path) -> None:
+    """With the three variables set, `scanlake sync --json` prints one object with what the run did."""
+    async with Emulator(80, seed=SEED) as emulator:
+        code, out, _ = await ended(await started(emulator, tmp_path / "lake", "sync", "--json"))
+        truth = list(emulator.truth())
+    summary = json.loads(out)
+    assert code == 0
+    assert summary["files_expanded"] == 80
+    assert summary["requests"]["detail"] == 80
+    named = "run_id horizon files_listed files_expanded files_skipped files_gone rejects requests retries seconds"
+    assert set(summary) == {*named.split(), "snapshot"}
+    with opened(tmp_path / "lake") as db:
+        assert differences(db, truth) == []
+
+
+async def test_settings_file_drives_it(tmp_path: Path) -> None:
+    """The same from a settings file and a token file, and flags go before both."""
+    async with Emulator(30, seed=SEED) as emulator:
+        (tmp_path / "token").write_text(emulator.token + "\n")
+        (tmp_path / "token").chmod(0o600)
+        (tmp_path / "scanlake.toml").write_text(
+            f'base_url = "{emulator.base_url}"\ntoken_file = "{tmp_path / "token"}"\nlake = "{tmp_path / "wrong"}"\n'
+        )
+        arguments = (sys.executable, "-m", "pipeline", "sync", "--lake", str(tmp_path / "right"))
+        process = await asyncio.create_subprocess_exec(*arguments, cwd=tmp_path)
+        assert await process.wait() == 0
+    assert (tmp_path / "right" / "catalog.duckdb").exists()
+    assert not (tmp_path / "wrong").exists()
+
+
+async def test_wrong_token(tmp_path: Path, canary: str) -> None:
+    """A wrong token exits 3 at once with one clear line, and is shown nowhere."""
+    async with Emulator(30, seed=SEED) as emulator:
+        process = await started(emulator, tmp_path / "lake", "sync", SCANLAKE_TOKEN=canary)
+        code, out, err = await ended(process, within=15)
+        assert emulator.requests == 1
+    assert code == 3
+    assert len(err.strip().splitlines()[-1]) < 300
+    assert "SCANLAKE_TOKEN" in err
+    assert "Traceback" not in err
+    assert canary not in out + err
+
+
+async def test_unreachable_service(tmp_path: Path) -> None:
+    """A service that cannot be reached exits 1 with one clear line."""
+    async with Emulator(1, seed=SEED) as emulator:
+        pass
+    code, _, err = await ended(await started(emulator, tmp_path / "lake", "sync", SCANLAKE_ATTEMPTS="2"))
+    assert code == 1
+    assert "no connection" in err.splitlines()[-1]
+    assert "Traceback" not in err
+
+
+async def test_the_token_is_nowhere(tmp_path: Path, canary: str) -> None:
+    """After syncs that went well and syncs that failed, no output, log, ledger, part or catalog holds the token."""
+    streams = ""
+    async with Emulator(60, seed=SEED, token=canary) as emulator:
+        log = ("--log-file", str(tmp_path / "log.jsonl"), "-v")
+        for faults in ({}, {"error_share": 0.3}, {"outage": True}, {"shares": {"echo-token": 0.5}}):
+            emulator.set_faults(**faults)
+            emulator.world.update(emulator.world.some(5))
+            process = await started(emulator, tmp_path / "lake", "sync", *log, SCANLAKE_ATTEMPTS="3")
+            _, out, err = await ended(process)
+            streams += out + err
+    assert canary not in streams
+
+
+async def test_stock_clients_during_and_across_publishes(tmp_path: Path) -> None:
+    """The stock Python and command-line clients of DuckDB query the catalog while a sync runs and after it."""
+    assert DUCKDB_CLI.exists() or shutil.which("duckdb"), "the command-line client comes from the package index"
+    catalog = tmp_path / "lake" / "catalog.duckdb"
+    async with Emulator(400, seed=SEED) as emulator:
+        await ended(await started(emulator, tmp_path / "lake", "sync"))
+        emulator.world.update(emulator.world.some(200))
+        emulator.world.create(50)
+        emulator.set_faults(latency_ms=150.0)
+        process = await started(emulator, tmp_path / "lake", "sync", SCANLAKE_MAX_CONCURRENCY="4")
+        counts = set()
+        while process.returncode is None:
+            with duckdb.connect(str(catalog), read_only=True) as db:
+                files, uploads = (len(db.execute(f"FROM {name}").fetchall()) for name in ("files", "uploads"))
+                counts.add((files, uploads > 1000))
+            counts.add((int(await _cli(catalog, "SELECT count(*) FROM files")), True))
+            await asyncio.sleep(0.2)
+        assert process.returncode == 0
+        await process.communicate()
+    assert counts <= {(400, True), (450, True)}
+    assert await _cli(catalog, "SELECT count(*) FROM files") == "450"
+
+
+async def _cli(catalog: Path, question: str) -> str:
+    client = str(DUCKDB_CLI if DUCKDB_CLI.exists() else shutil.which("duckdb"))
+    process = await asyncio.create_subprocess_exec(
+        *(client, "-readonly", "-noheader", "-csv", str(catalog), question), stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    assert process.returncode == 0
+    return out.decode().strip()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_stop_on_request(tmp_path: Path, number: signal.Signals) -> None:
+    """SIGTERM and Ctrl-C commit what is whole, exit 130 within ten seconds, and the next run goes on from there."""
+    async with Emulator(600, seed=SEED) as emulator:
+        emulator.set_faults(latency_ms=60.0)
+        slow = {"SCANLAKE_MAX_CONCURRENCY": "8", "SCANLAKE_COMMIT_FILES": "40"}
+        process = await started(emulator, tmp_path / "lake", "sync", **slow)
+        while emulator.counts["detail"] < 150:
+            await asyncio.sleep(0.05)
+        process.send_signal(number)
+        asked = time.monotonic()
+        code, _, err = await ended(process)
+        assert time.monotonic() - asked < 10
+        assert code == 130
+        assert "Traceback" not in err
+        emulator.set_faults(latency_ms=0.0)
+        done, _, _ = await ended(await started(emulator, tmp_path / "lake", "sync"))
+        assert done == 0
+        assert emulator.counts["detail"] <= 600 + 2 * 8
+        truth = list(emulator.truth())
+    with opened(tmp_path / "lake") as db:
+        assert differences(db, truth) == []
+
+
+async def test_kills(tmp_path: Path) -> None:
+    """After kill -9 at several moments the next run repeats only what was not committed, and nothing is lost."""
+    files, kills = 900, 4
+    small: Mapping[str, Any] = {"SCANLAKE_COMMIT_FILES": "50", "SCANLAKE_MAX_CONCURRENCY": "8"}
+    async with Emulator(files, seed=SEED) as emulator:
+        emulator.set_faults(latency_ms=20.0)
+        for kill in range(1, kills + 1):
+            process = await started(emulator, tmp_path / "lake", "sync", **small)
+            while emulator.counts["detail"] < kill * 150 and process.returncode is None:
+                await asyncio.sleep(0.02)
+            process.kill()
+            await process.communicate()
+            with opened(tmp_path / "lake") as db:
+                assert db.execute("SELECT count(*) FROM files").fetchall()[0][0] <= files
+        emulator.set_faults(latency_ms=0.0)
+        code, _, _ = await ended(await started(emulator, tmp_path / "lake", "sync"))
+        assert code == 0
+        assert emulator.counts["detail"] < 1.3 * files
+        truth = list(emulator.truth())
+    with opened(tmp_path / "lake") as db:
+        assert differences(db, truth) == []
+    litter = [path.name for path in (tmp_path / "lake").rglob("*.aside")]
+    assert litter == []
+
+
+async def test_cron_starts_twenty(tmp_path: Path) -> None:
+    """Of syncs that start together one runs; the others exit 5 at once and name the holder."""
+    async with Emulator(100, seed=SEED) as emulator:
+        emulator.set_faults(latency_ms=400.0)
+        processes = [await started(emulator, tmp_path / "lake", "sync") for _ in range(6)]
+        results = await asyncio.gather(*(ended(process) for process in processes))
+    codes = sorted(code for code, _, _ in results)
+    assert codes == [0, 5, 5, 5, 5, 5]
+    assert all("pid" in err for code, _, err in results if code == 5)
