@@ -97,7 +97,9 @@ def run(
     _say(f"\nDone in {time.monotonic() - began:.1f} s. The lake is yours to look at:")
     _say(f'  scanlake --lake {folder} query "SELECT * FROM meta.freshness"')
     _say(f"  duckdb -readonly {folder / 'catalog.duckdb'}")
-    _say(f"  python -c \"import duckdb; duckdb.connect('{folder / 'catalog.duckdb'}').sql('FROM uploads').show()\"")
+    _say(
+        f"  python -c \"import duckdb; duckdb.connect('{folder / 'catalog.duckdb'}', read_only=True).sql('FROM files').show()\""
+    )
     return Exit.DONE
 
 

@@ -184,6 +184,7 @@ async def test_kills(tmp_path: Path) -> None:
             process = await started(emulator, tmp_path / "lake", "sync", **small)
             while emulator.counts["detail"] < kill * 150 and process.returncode is None:
                 await asyncio.sleep(0.02)
+            assert process.returncode is None, await process.communicate()
             process.kill()
             await process.communicate()
             with opened(tmp_path / "lake") as db:

@@ -1,0 +1,331 @@
+"""What every run that fetches has in common: contact, crawl, commit, publish, and a clean end however it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import structlog
+
+from pipeline import __version__
+from pipeline.crawl.crawler import Crawl
+from pipeline.crawl.expansion import reference_of
+from pipeline.crawl.terms import Known, Revisit, Tally, Terms
+from pipeline.crawl.windows import Window, cover, trusted
+from pipeline.errors import Interrupted, ScanlakeError, SettingsError, StorageError
+from pipeline.flatten.flatten import flatten
+from pipeline.lake import upkeep
+from pipeline.lake.lake import Changes
+from pipeline.lake.ledger import RunRecord, WindowRecord
+from pipeline.progress import Standing
+from pipeline.service.client import Client
+from pipeline.service.options import ClientOptions
+from pipeline.service.pace import LearnedPace, Pacer
+from schemas.instants import SECOND
+from schemas.requests import FileQuery
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from pipeline.crawl.terms import Batch
+    from pipeline.crawl.windows import Coverage
+    from pipeline.lake.lake import Lake
+    from pipeline.lake.ledger import SnapshotRecord
+    from pipeline.progress import Progress
+    from pipeline.settings import Settings
+
+_WITHOUT_CLOCK: Final = 600  # seconds the horizon stays behind a clock that is only ours
+_GLANCE: Final = 0.25  # seconds between two looks at the progress
+
+_log = structlog.get_logger()
+_Result = TypeVar("_Result")
+
+
+class Session:
+    """One run on a lake that is held for writing. All work on the lake happens on one thread of its own."""
+
+    def __init__(self, lake: Lake, settings: Settings, client: Client, progress: Progress) -> None:
+        self.lake = lake
+        self.ledger = lake.ledger
+        self.settings = settings
+        self.client = client
+        self.run_id = _new_run_id()
+        self.tally = Tally()
+        self.unproven: list[Window] = []
+        self._progress = progress
+        self._began = time.monotonic()
+        self._published = self._began
+        self._definitions: set[str] = set()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="lake")
+
+    @asynccontextmanager
+    async def running(self, command: str, *, moved: bool = False) -> AsyncIterator[None]:
+        """The run's frame: what fails inside is recorded, and what was committed by then is published."""
+        with self._thread:
+            await self.on_thread(self._open, command, moved)
+            try:
+                yield
+            except asyncio.CancelledError:
+                await self.on_thread(self._fail, Interrupted("stopped on request; what was whole is committed"))
+                raise
+            except ScanlakeError as error:
+                await self.on_thread(self._fail, error)
+                raise
+            finally:
+                with suppress(StorageError):
+                    self.ledger.set_fact("learned_pace", asdict(self.client.pacer.learned))
+
+    async def on_thread(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Do something with the lake, on its thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+    # Before
+
+    def _open(self, command: str, moved: bool) -> None:  # noqa: FBT001 - handed through the thread as it is
+        if self.ledger.is_ahead():
+            # A run was killed between its last commit and its publish, or there is no catalog yet.
+            self.publish(complete=False)
+        self._pin(moved=moved)
+        self._definitions = set(self.ledger.known_definitions())
+        self.ledger.begin_run(RunRecord(self.run_id, command, __version__, local_us()))
+
+    def _pin(self, *, moved: bool) -> None:
+        """A lake holds one service in one language: mixing two would overwrite the files of the one."""
+        pinned, lang = self.ledger.fact("source"), self.settings.lang
+        source = str(self.settings.base_url)
+        if pinned is not None and pinned != source and not moved:
+            raise SettingsError(
+                f"this lake holds the files of {pinned}, not of {source}",
+                remedy="Use another --lake for another service; if the service has moved, run once with --moved.",
+            )
+        if pinned is not None and self.ledger.fact("lang") != lang and self.ledger.next_seq() > 1:
+            raise SettingsError(
+                f"this lake's texts are in lang {self.ledger.fact('lang')!r}, not {lang!r}",
+                remedy="Use the lake's lang, or another --lake: texts in two languages cannot be told apart.",
+            )
+        self.ledger.set_fact("source", source)
+        self.ledger.set_fact("lang", lang)
+
+    async def first_contact(self) -> int:
+        """One cheap call: it proves address and token, and gives the service's clock and the number of files.
+
+        Returns the run's promise: the second up to which everything will be in, fixed here once.
+        """
+        page = await self.client.list(FileQuery(limit=1))
+        self._progress.start(page.total)
+        now = self.client.clock.now()
+        settle = int(self.settings.settle_seconds)
+        if now is None:
+            settle = max(settle, _WITHOUT_CLOCK)
+            _log.warning("clock.missing", hint="the service sends no Date; the horizon follows this machine's clock")
+        return (now if now is not None else local_us()) // SECOND - settle
+
+    def terms(self) -> Terms:
+        """The terms of a crawl as the settings have them."""
+        settings = self.settings
+        return Terms(
+            expand=settings.expand,
+            includes=settings.includes,
+            lang=settings.lang,
+            identity=self.ledger.fact("identity", "id"),
+            settle=int(settings.settle_seconds),
+            commit_files=settings.commit_files,
+            commit_seconds=settings.commit_seconds,
+            workers=settings.max_concurrency,
+            max_rejects=settings.max_rejects,
+        )
+
+    # During
+
+    async def crawl(
+        self, windows: Sequence[Window], *, promise: int, terms: Terms | None = None, revisits: Sequence[Revisit] = ()
+    ) -> None:
+        """Read `windows` and commit what comes, batch by batch. `unproven` says what could not be proven."""
+        crawl = Crawl(self.client, terms or self.terms(), run_id=self.run_id, lookup=self._known, now_us=self.now_us)
+        before, self.tally, self.unproven = self.tally, crawl.tally, []
+        # Files that are updated during the crawl move to the newest window: it is read once more at the end.
+        sweep = Window(promise, None) if any(window.end is None for window in windows) else None
+        watcher = asyncio.create_task(self._watch())
+        try:
+            async with asyncio.timeout(self.settings.max_duration_seconds):
+                await crawl.run(windows, self._sink, sweep=sweep, revisits=revisits)
+        except TimeoutError:
+            raise ScanlakeError(
+                f"stopped after {self.settings.max_duration_seconds:g} s (max_duration_seconds)",
+                remedy="Run again: it goes on where this run stopped.",
+            ) from None
+        finally:
+            watcher.cancel()
+            self._progress.update(self._standing())
+            self._progress.stop()
+            self.tally.add(before)
+
+    def _known(self, file_ids: Sequence[int]) -> dict[int, Known]:
+        return {
+            key: Known(s.updated_at, s.fetched_at, s.digest, s.shape, s.settled, s.deleted, s.instance, s.run_id)
+            for key, s in self.lake.states(file_ids).items()
+        }
+
+    def rejected_files(self) -> list[Revisit]:
+        """Files that were rejected get one try in each run."""
+        rows = self.ledger.query("SELECT file_id, document FROM reject WHERE file_id IS NOT NULL ORDER BY file_id")
+        return [Revisit(row["file_id"], reference_of(row["document"]), None) for row in rows]
+
+    async def _sink(self, batch: Batch) -> None:
+        await self.on_thread(self._commit, batch)
+        if time.monotonic() - self._published > self.settings.publish_every_seconds:
+            await self.on_thread(lambda: self.publish(complete=False))
+
+    def _commit(self, batch: Batch) -> None:
+        seq = self.ledger.next_seq()
+        versions = sorted(batch.versions, key=lambda version: version.file_id)
+        flat = flatten(versions, run_id=self.run_id, seq=seq, known_definitions=self._definitions)
+        unreadable = {reject.file_id for reject in flat.rejects}
+        self.unproven += [done.window for done in batch.windows if not done.proven]
+        changes = Changes(
+            versions=[version for version in versions if version.file_id not in unreadable],
+            rows=flat.tables,
+            rejects=[*batch.rejects, *flat.rejects],
+            drift={(drift.table, drift.key, drift.kind): count for drift, count in flat.drift.items()},
+            definitions=sorted(flat.definitions),
+            windows=[
+                WindowRecord(done.window.start, done.window.end, done.listed_at, done.files, done.proven)
+                for done in batch.windows
+            ],
+            coverage=self._trusted(batch),
+        )
+        self.commit(changes, seq=seq)
+        self._definitions |= flat.definitions
+        self.tally.committed += len(changes.versions)
+        self.tally.rejects += len(flat.rejects)
+
+    def commit(self, changes: Changes, *, seq: int | None = None) -> None:
+        """Make changes true. `seq` is the commit's number when the rows bear it already."""
+        number = self.ledger.next_seq() if seq is None else seq
+        self.lake.commit(changes, run_id=self.run_id, seq=number, at=self.now_us())
+
+    def _trusted(self, batch: Batch) -> Coverage:
+        """The coverage with what this batch's windows vouch for, should the run not live to its end."""
+        coverage = self.ledger.coverage()
+        look_back = int(self.settings.look_back_seconds)
+        for done in batch.windows:
+            span = trusted(done.window, done.listed_at, look_back) if done.proven else None
+            if span is not None:
+                coverage = cover(coverage, *span)
+        return coverage
+
+    # After
+
+    def close(self, state: str, error: str | None = None) -> SnapshotRecord:
+        """Record how the run ended, publish, and thin out the snapshots."""
+        self.ledger.update_run(self.run_id, **self.facts(state, error))
+        record = self.publish(complete=state == "done")
+        oldest = time.time() - self.settings.grace_hours * 3600
+        upkeep.thin_snapshots(self.lake.layout, keep=self.settings.keep_snapshots, older_than=oldest)
+        return record
+
+    def _fail(self, error: ScanlakeError) -> None:
+        """Record the failure and publish what was committed; a full disk may prevent either."""
+        with suppress(StorageError):
+            state = "interrupted" if isinstance(error, Interrupted) else "failed"
+            if isinstance(error, StorageError) or not self.ledger.is_ahead():
+                self.ledger.update_run(self.run_id, **self.facts(state, error.message))
+            else:
+                self.close(state, error.message)
+
+    def publish(self, *, complete: bool) -> SnapshotRecord:
+        """Show readers what the ledger holds."""
+        reached = self.horizon_us()
+        record = self.lake.publish(self.run_id, at=local_us(), complete=complete, horizon=reached)
+        self._published = time.monotonic()
+        _log.info("snapshot.published", snapshot=record.snapshot, files=record.files, complete=complete)
+        return record
+
+    def horizon_us(self) -> int | None:
+        """The lake's horizon, microseconds; None while there is none."""
+        reached = self.ledger.fact("horizon")
+        return None if reached is None else int(reached) * SECOND
+
+    def facts(self, state: str, error: str | None) -> dict[str, Any]:
+        """How the run stands, in the words of `RunRecord`."""
+        counts, tally = self.client.counts, self.tally
+        return {
+            "state": state,
+            "ended_at": local_us(),
+            "horizon": self.horizon_us(),
+            "files_listed": tally.listed,
+            "files_expanded": tally.expanded,
+            "files_skipped": tally.skipped,
+            "files_gone": tally.gone,
+            "rejects": tally.rejects,
+            "requests_list": counts.list,
+            "requests_detail": counts.detail,
+            "retries": counts.retries,
+            "seconds": round(time.monotonic() - self._began, 3),
+            "snapshot": self.ledger.next_snapshot(),
+            "error": error,
+        }
+
+    # Around
+
+    async def _watch(self) -> None:
+        while True:
+            self._progress.update(self._standing())
+            await asyncio.sleep(_GLANCE)
+
+    def _standing(self) -> Standing:
+        tally = self.tally
+        return Standing(
+            listed=tally.listed,
+            expanded=tally.expanded,
+            skipped=tally.skipped,
+            gone=tally.gone,
+            rejects=tally.rejects,
+            rate=tally.expanded / max(time.monotonic() - self._began, 1e-3),
+            why=self.client.pacer.state.why,
+        )
+
+    def now_us(self) -> int:
+        """The service's clock, or ours while it has shown none; microseconds."""
+        now = self.client.clock.now()
+        return now if now is not None else local_us()
+
+    async def begin_anew(self) -> None:
+        """Several instances share an id: from now on the instance is the file, and everything is read again."""
+        _log.warning("identity.switched", hint="several files share one id; their file_id is the key from now on")
+        await self.on_thread(self.ledger.switch_identity, self.run_id, local_us())
+
+
+def make_client(settings: Settings, token: str, *, learned: dict[str, Any] | None = None) -> Client:
+    """The client that the settings describe."""
+    options = ClientOptions(
+        max_concurrency=settings.max_concurrency,
+        max_requests_per_second=settings.max_requests_per_second,
+        attempts=settings.attempts,
+        total_timeout=settings.request_seconds,
+        token_in=settings.token_in,
+        user_agent=f"scanlake/{__version__}",
+    )
+    pacer = Pacer(
+        max_concurrency=options.max_concurrency,
+        max_rate=options.max_requests_per_second,
+        retry_after_cap=options.retry_after_cap,
+        learned=LearnedPace(**learned) if learned else None,
+    )
+    return Client(str(settings.base_url), token, options=options, pacer=pacer)
+
+
+def _new_run_id() -> str:
+    """Sorts by time, never repeats: `20261121T031500Z-3f9a1c`."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+
+
+def local_us() -> int:
+    """This machine's clock, microseconds since 1970 UTC."""
+    return time.time_ns() // 1_000
