@@ -75,7 +75,7 @@ def run(
         "demo-lake"
     ),
 ) -> Exit:
-    """Show the main job on an emulated service: sync, change, sync again, query."""
+    """Show the main job on an emulated service: sync, change, sync again, verify, query."""
     del call
     began = time.monotonic()
     _make_room(folder)
@@ -92,14 +92,18 @@ def run(
         _say(
             f"   The first sync needed {first['requests']['total']:,} calls, this one {second['requests']['total']:,}."
         )
-    _say("\n3. The service is gone; the lake answers. What an analyst asks:")
+        _say(
+            "\n3. Five files are deleted there. No incremental list shows a deletion; a verify does, and proves the rest."
+        )
+        _control(service, "world", {"op": "delete", "n": 5})
+        _show_proof(_scanlake(service, folder, "verify", "--json"))
+    _say("\n4. The service is gone; the lake answers. What an analyst asks:")
     _ask(folder, second["run_id"])
     _say(f"\nDone in {time.monotonic() - began:.1f} s. The lake is yours to look at:")
     _say(f'  scanlake --lake {folder} query "SELECT * FROM meta.freshness"')
     _say(f"  duckdb -readonly {folder / 'catalog.duckdb'}")
-    _say(
-        f"  python -c \"import duckdb; duckdb.connect('{folder / 'catalog.duckdb'}', read_only=True).sql('FROM files').show()\""
-    )
+    connect = f"duckdb.connect('{folder / 'catalog.duckdb'}', read_only=True)"
+    _say(f"  python -c \"import duckdb; {connect}.sql('FROM files').show()\"")
     return Exit.DONE
 
 
@@ -169,6 +173,14 @@ def _show_run(summary: dict[str, Any]) -> None:
         f" {requests['list']:,} list and {requests['detail']:,} detail calls."
     )
     _say(f"   Snapshot {summary['snapshot']}: everything updated before {summary['horizon']} is in.")
+
+
+def _show_proof(proof: dict[str, Any]) -> None:
+    _say(
+        f"   {proof['gone']} gone, {proof['missing']} missing, {proof['stale']} stale; now {proof['files_there']:,} files"
+        f" there and {proof['files_here']:,} here: {'equal' if proof['equal'] else 'NOT equal'},"
+        f" shown by {proof['requests']['total']:,} calls."
+    )
 
 
 def _ask(folder: Path, run_id: str) -> None:

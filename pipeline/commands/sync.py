@@ -8,9 +8,11 @@ import typer
 
 from pipeline.call import Call, setting
 from pipeline.commands.running import run_to_end
+from pipeline.commands.verify import describe as describe_proof
 from pipeline.errors import Exit, SettingsError
 from pipeline.lake.lake import Lake
 from pipeline.runs import Range, Summary, sync
+from pipeline.runs.verify import Mode, is_due, verify
 from pipeline.settings import base_url_value
 from schemas.instants import SECOND, parse_instant
 
@@ -43,9 +45,11 @@ def run(
 ) -> Exit:
     """Bring the lake up to date with the service.
 
-    The first run fetches everything; every later one what has changed since, from where the last one
-    stopped. Killed, it goes on where it was. Exit codes: 0 done, 4 done with rejects, 5 another run holds
-    the lake, 1 the service failed (nothing is lost, run again), 3 token refused.
+    The first run fetches everything, every later one what has changed since.
+    Killed, it goes on where it stopped. Every 7 days (verify_every_days) it verifies the lake as well.
+
+    Exit codes: 0 done, 4 done with rejects, 1 the service failed (nothing is lost, run again),
+    3 token refused, 5 another run holds the lake.
     """
     chosen = _range(since, until, full=full)
     settings = call.settings(
@@ -63,11 +67,17 @@ def run(
     token = call.token(settings)
     with Lake(settings.lake, doing="sync", anchor=settings.anchor) as lake:
         summary = run_to_end(sync(lake, settings, token, chosen, call.progress(), moved=moved))
+        if not call.as_json:
+            sys.stdout.write(describe(summary))
+        proof = None
+        if is_due(lake, settings):
+            proof = run_to_end(verify(lake, settings, token, Mode(), call.progress()))
     if call.as_json:
-        call.print_json(summary.as_json())
-    else:
-        sys.stdout.write(describe(summary))
-    return Exit.REJECTS if summary.rejects else Exit.DONE
+        call.print_json(summary.as_json() | ({"verify": proof.as_json()} if proof else {}))
+    elif proof:
+        sys.stdout.write(f"verify (due every {settings.verify_every_days:g} days):\n{describe_proof(proof)}")
+    clean = not summary.rejects and (proof is None or proof.equal)
+    return Exit.DONE if clean else Exit.REJECTS
 
 
 def describe(summary: Summary) -> str:

@@ -65,6 +65,15 @@ def publish(layout: Layout, ledger: Ledger, edition: Edition) -> None:
     _remove_stale_wal(layout)
 
 
+def references(layout: Layout, file_ids: Sequence[int]) -> dict[int, str | None]:
+    """The references of some files, as the published catalog shows them."""
+    if not layout.catalog.exists():
+        return {}
+    with duckdb.connect(str(layout.catalog), read_only=True) as db:
+        found = db.execute("SELECT file_id, scan_code FROM files WHERE file_id = ANY(?)", [list(file_ids)]).fetchall()
+    return dict(found)
+
+
 def _remove_stale_wal(layout: Layout) -> None:
     """A killed read-write session leaves a log that would replay into, or lock out, the next catalog."""
     with storage(layout.catalog):

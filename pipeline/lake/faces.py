@@ -148,7 +148,32 @@ _SHARES: Final = Face(
     ),
 )
 
-FACES: Final = (_RUNS, _WINDOWS, _REJECTS, _DRIFT, _SNAPSHOTS, _REPORTS, _REPORT_FILES, _SHARES)
+_VERIFICATIONS: Final = Face(
+    "verifications",
+    "One row a verify: the lake held against the service's whole list.",
+    (
+        ("run_id", "VARCHAR", "The run."),
+        ("verified_at", _INSTANT, "When, UTC."),
+        ("mode", "VARCHAR", "heal or check, and the share of details read again."),
+        ("equal", "BOOLEAN", "Lake and service agreed, after healing where it healed."),
+        ("horizon", _INSTANT, "Horizon of the lake then."),
+        ("files_there", "BIGINT", "Files in the service's list."),
+        ("files_here", "BIGINT", "Files in the lake afterwards."),
+        ("missing", "BIGINT", "Listed there, not held here."),
+        ("stale", "BIGINT", "Held here with another update time."),
+        ("gone", "BIGINT", "Held here, absent from the complete list and gone by id."),
+        ("unlisted", "BIGINT", "Absent from the list, yet there by id, or not to be asked: kept."),
+        ("moving", "BIGINT", "Updated while the list was read: not counted as differing."),
+        ("deep_checked", "BIGINT", "Details read again."),
+        ("deep_different", "BIGINT", "Details that said something else."),
+        ("unproven", "BIGINT", "Windows whose list could not be proven complete."),
+        ("ids", "VARCHAR", "JSON: the ids that differed, by kind: the first thousand of each."),
+    ),
+    "SELECT run_id, verified_at, mode, equal, horizon, files_there, files_here, missing, stale, gone, unlisted,"
+    " moving, deep_checked, deep_different, unproven, ids FROM verification ORDER BY verified_at DESC LIMIT 1000",
+)
+
+FACES: Final = (_RUNS, _WINDOWS, _REJECTS, _DRIFT, _SNAPSHOTS, _VERIFICATIONS, _REPORTS, _REPORT_FILES, _SHARES)
 
 FRESHNESS: Final = (
     ("horizon", _INSTANT, "Everything updated before it, by the service's clock, is in."),

@@ -117,9 +117,10 @@ class Lake:
 
     def _tombstone_rows(self, tombstones: Sequence[Tombstone], *, run_id: str, seq: int) -> pa.Table:
         known = self.states([tombstone.file_id for tombstone in tombstones])
+        references = catalog.references(self.layout, [tombstone.file_id for tombstone in tombstones])
         columns = {
             "file_id": [tombstone.file_id for tombstone in tombstones],
-            "scan_code": [None] * len(tombstones),
+            "scan_code": [references.get(tombstone.file_id) for tombstone in tombstones],
             "updated_at": [known[each.file_id].updated_at if each.file_id in known else None for each in tombstones],
             "found_gone_at": [tombstone.found_gone_at for tombstone in tombstones],
             "witness": [tombstone.witness for tombstone in tombstones],

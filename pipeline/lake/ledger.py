@@ -16,6 +16,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.errors import SettingsError, StorageError
+from schemas.versions import digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -77,6 +78,29 @@ class FileState:
     settled: bool
     instance: int | None
     run_id: str
+    detail_digest: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What a verify found: counts of files, and the ids that differed (the first of each kind)."""
+
+    run_id: str
+    verified_at: int
+    mode: str
+    equal: bool
+    horizon: int | None
+    files_there: int
+    files_here: int
+    missing: int
+    stale: int
+    gone: int
+    unlisted: int
+    moving: int
+    deep_checked: int
+    deep_different: int
+    unproven: int
+    ids: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +300,26 @@ class Ledger:
         )
         return frozenset(row["name"] for row in rows)
 
+    def record_verification(self, found: Verification) -> None:
+        """Record what a verify found, and when."""
+        with self.transaction() as db:
+            _insert(db, "verification", asdict(found))
+            _set_fact(db, "last_verify_at", found.verified_at)
+
+    def live_files(self) -> Iterator[tuple[int, int | None]]:
+        """Every file that the lake holds and has not found deleted, by id: (id, updated_at in microseconds)."""
+        last = -(2**63)
+        while True:
+            rows = self.query(
+                "SELECT file_id, updated_at FROM file_version WHERE file_id > ? AND NOT deleted"
+                " ORDER BY file_id LIMIT 50000",
+                (last,),
+            )
+            yield from ((row["file_id"], row["updated_at"]) for row in rows)
+            if not rows:
+                return
+            last = rows[-1]["file_id"]
+
     def next_snapshot(self) -> int:
         """The number that the next snapshot will have."""
         return int(self.query("SELECT coalesce(max(snapshot), 0) + 1 AS n FROM snapshot")[0]["n"])
@@ -330,7 +374,7 @@ def _write_files(db: sqlite3.Connection, commit: Commit) -> None:
     db.executemany("INSERT OR IGNORE INTO dead SELECT seq, file_id FROM file_version WHERE file_id = ?", touched)
     db.executemany(
         "INSERT OR REPLACE INTO file_version (file_id, seq, deleted, updated_at, fetched_at, digest, shape, settled,"
-        " instance, run_id) VALUES (?, ?, 0, ?, ?, ?, ?, ?, ?, ?)",
+        " instance, run_id, detail_digest) VALUES (?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?)",
         [
             (
                 v.file_id,
@@ -342,6 +386,7 @@ def _write_files(db: sqlite3.Connection, commit: Commit) -> None:
                 v.settled,
                 v.instance,
                 commit.run_id,
+                None if v.detail is None else digest(v.detail),
             )
             for v in commit.versions
         ],

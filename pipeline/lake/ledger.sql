@@ -27,7 +27,7 @@ CREATE TABLE part (
 CREATE TABLE file_version (
     file_id INTEGER PRIMARY KEY, seq INTEGER NOT NULL, deleted INTEGER NOT NULL, updated_at INTEGER,
     fetched_at INTEGER NOT NULL, digest BLOB NOT NULL, shape TEXT NOT NULL, settled INTEGER NOT NULL,
-    instance INTEGER, run_id TEXT NOT NULL
+    instance INTEGER, run_id TEXT NOT NULL, detail_digest BLOB
 );
 
 -- Versions that count no more, while parts still hold their rows.
@@ -47,6 +47,14 @@ CREATE TABLE drift (
     first_run_id TEXT NOT NULL, last_run_id TEXT NOT NULL, first_seen_at INTEGER NOT NULL,
     last_seen_at INTEGER NOT NULL, PRIMARY KEY (table_name, key, kind)
 ) WITHOUT ROWID;
+
+-- What each verify found; ids as JSON.
+CREATE TABLE verification (
+    run_id TEXT PRIMARY KEY, verified_at INTEGER NOT NULL, mode TEXT NOT NULL, equal INTEGER NOT NULL,
+    horizon INTEGER, files_there INTEGER NOT NULL, files_here INTEGER NOT NULL, missing INTEGER NOT NULL,
+    stale INTEGER NOT NULL, gone INTEGER NOT NULL, unlisted INTEGER NOT NULL, moving INTEGER NOT NULL,
+    deep_checked INTEGER NOT NULL, deep_different INTEGER NOT NULL, unproven INTEGER NOT NULL, ids TEXT NOT NULL
+);
 
 CREATE TABLE snapshot (
     snapshot INTEGER PRIMARY KEY, published_at INTEGER NOT NULL, run_id TEXT NOT NULL, complete INTEGER NOT NULL,

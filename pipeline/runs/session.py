@@ -31,7 +31,7 @@ from schemas.instants import SECOND
 from schemas.requests import FileQuery
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from pipeline.crawl.terms import Batch
     from pipeline.crawl.windows import Coverage
@@ -143,18 +143,34 @@ class Session:
 
     # During
 
-    async def crawl(
-        self, windows: Sequence[Window], *, promise: int, terms: Terms | None = None, revisits: Sequence[Revisit] = ()
-    ) -> None:
+    async def crawl(self, windows: Sequence[Window], *, promise: int, revisits: Sequence[Revisit] = ()) -> None:
         """Read `windows` and commit what comes, batch by batch. `unproven` says what could not be proven."""
-        crawl = Crawl(self.client, terms or self.terms(), run_id=self.run_id, lookup=self._known, now_us=self.now_us)
+        await self.walk(windows, self._sink, self.known, promise=promise, terms=self.terms(), revisits=revisits)
+
+    async def walk(
+        self,
+        windows: Sequence[Window],
+        sink: Callable[[Batch], Awaitable[None]],
+        lookup: Callable[[Sequence[int]], Mapping[int, Known]],
+        *,
+        promise: int,
+        terms: Terms,
+        revisits: Sequence[Revisit] = (),
+    ) -> None:
+        """Read `windows` on given terms and hand what the lake does not hold to `sink`."""
+
+        async def watched(batch: Batch) -> None:
+            self.unproven += [done.window for done in batch.windows if not done.proven]
+            await sink(batch)
+
+        crawl = Crawl(self.client, terms, run_id=self.run_id, lookup=lookup, now_us=self.now_us)
         before, self.tally, self.unproven = self.tally, crawl.tally, []
         # Files that are updated during the crawl move to the newest window: it is read once more at the end.
         sweep = Window(promise, None) if any(window.end is None for window in windows) else None
         watcher = asyncio.create_task(self._watch())
         try:
             async with asyncio.timeout(self.settings.max_duration_seconds):
-                await crawl.run(windows, self._sink, sweep=sweep, revisits=revisits)
+                await crawl.run(windows, watched, sweep=sweep, revisits=revisits)
         except TimeoutError:
             raise ScanlakeError(
                 f"stopped after {self.settings.max_duration_seconds:g} s (max_duration_seconds)",
@@ -166,7 +182,8 @@ class Session:
             self._progress.stop()
             self.tally.add(before)
 
-    def _known(self, file_ids: Sequence[int]) -> dict[int, Known]:
+    def known(self, file_ids: Sequence[int]) -> dict[int, Known]:
+        """What the lake holds of some files, in the crawl's words."""
         return {
             key: Known(s.updated_at, s.fetched_at, s.digest, s.shape, s.settled, s.deleted, s.instance, s.run_id)
             for key, s in self.lake.states(file_ids).items()
@@ -187,7 +204,6 @@ class Session:
         versions = sorted(batch.versions, key=lambda version: version.file_id)
         flat = flatten(versions, run_id=self.run_id, seq=seq, known_definitions=self._definitions)
         unreadable = {reject.file_id for reject in flat.rejects}
-        self.unproven += [done.window for done in batch.windows if not done.proven]
         changes = Changes(
             versions=[version for version in versions if version.file_id not in unreadable],
             rows=flat.tables,

@@ -100,6 +100,8 @@ def _finish(session: Session, windows: list[Window], promise: int) -> SnapshotRe
     if reached is not None:
         session.ledger.set_fact("horizon", reached if before is None or session.unproven else max(before, reached))
         session.ledger.set_fact("look_back_due", value=True)
+    if session.ledger.fact("verify_from") is None:
+        session.ledger.set_fact("verify_from", session.now_us())
     session.commit(Changes(coverage=coverage))
     return session.close("done")
 

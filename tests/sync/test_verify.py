@@ -1,0 +1,261 @@
+"""A verify finds what incremental syncs cannot see, heals it, and proves the rest."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pipeline.emulator import Emulator, quirks_of
+from pipeline.errors import ContractBroken, SettingsError
+from pipeline.lake.lake import Lake
+from pipeline.progress import Silent
+from pipeline.runs.verify import Mode, Proof, verify
+from pipeline.settings import Settings
+from tests.oracle import differences
+from tests.sync.running import SEED, opened, synced
+from tests.sync.test_command import ended, started
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FILES = 300
+
+
+async def verified(emulator: Emulator, lake: Path, mode: Mode | None = None, **settings: Any) -> Proof:
+    """Verify `lake` against the emulator, as one run of the command would."""
+    made = Settings(base_url=emulator.base_url, lake=lake, **settings)
+    with Lake(made.lake, doing="verify") as held:
+        return await verify(held, made, emulator.token, mode or Mode(), Silent())
+
+
+def forget(lake: Path, *file_ids: int) -> None:
+    """Make the ledger forget some files, as a lake would that had missed them."""
+    with sqlite3.connect(lake / "ledger.sqlite") as db:
+        for file_id in file_ids:
+            db.execute("INSERT INTO dead SELECT seq, file_id FROM file_version WHERE file_id = ?", (file_id,))
+            db.execute("DELETE FROM file_version WHERE file_id = ?", (file_id,))
+    db.close()
+
+
+async def test_an_equal_lake_is_proven_cheaply(tmp_path: Path) -> None:
+    """A verify of an equal lake makes few list calls and no detail call, and says that it is equal."""
+    async with Emulator(FILES, seed=SEED) as emulator:
+        await synced(emulator, tmp_path / "lake")
+        proof = await verified(emulator, tmp_path / "lake")
+    assert proof.equal
+    assert proof.verification.files_there == proof.verification.files_here == FILES
+    assert proof.requests["detail"] == 0
+    assert proof.requests["list"] <= 6
+    with opened(tmp_path / "lake") as db:
+        assert db.execute("SELECT equal, files_there, files_here FROM meta.verifications").fetchall() == [
+            (True, FILES, FILES)
+        ]
+        assert db.execute("SELECT last_verify_at IS NOT NULL FROM meta.freshness").fetchone() == (True,)
+
+
+async def test_deletions_missing_and_stale(tmp_path: Path) -> None:
+    """Deleted files move to deleted_files with every child row, missing ones arrive, stale ones are refetched."""
+    lake = tmp_path / "lake"
+    async with Emulator(FILES, seed=SEED) as emulator:
+        await synced(emulator, lake)
+        gone = emulator.world.some(12)
+        emulator.world.delete(gone)
+        left = sorted(set(emulator.world.keys()))
+        forget(lake, *left[10:15])
+        with sqlite3.connect(lake / "ledger.sqlite") as db:
+            db.execute("UPDATE file_version SET updated_at = updated_at - 5000000 WHERE file_id = ?", (left[20],))
+        db.close()
+        proof = await verified(emulator, lake)
+        truth = list(emulator.truth())
+        again = await verified(emulator, lake)
+    found = proof.verification
+    assert (found.gone, found.missing, found.stale, found.equal) == (12, 5, 1, True)
+    assert (again.verification.gone, again.verification.missing, again.verification.stale) == (0, 0, 0)
+    with opened(lake) as db:
+        assert differences(db, truth) == []
+        rows = db.execute("SELECT file_id FROM deleted_files ORDER BY file_id").fetchall()
+        assert [row[0] for row in rows] == sorted(gone)
+        assert db.execute("SELECT count(*) FROM deleted_files WHERE scan_code IS NULL").fetchone() == (0,)
+
+
+async def test_a_returning_file_is_restored(tmp_path: Path) -> None:
+    """An id that returns after it was found gone leaves deleted_files, whether a sync or a verify meets it."""
+    lake = tmp_path / "lake"
+    async with Emulator(80, seed=SEED) as emulator:
+        await synced(emulator, lake)
+        gone = emulator.world.some(6)
+        emulator.world.delete(gone)
+        await verified(emulator, lake)
+        emulator.world.restore(gone[:3], stamp=True)
+        await synced(emulator, lake)
+        emulator.world.restore(gone[3:], stamp=False)
+        await verified(emulator, lake)
+        truth = list(emulator.truth())
+    with opened(lake) as db:
+        assert db.execute("SELECT count(*) FROM deleted_files").fetchone() == (0,)
+        assert differences(db, truth) == []
+
+
+async def test_check_only_reports(tmp_path: Path) -> None:
+    """--check finds the same and changes nothing."""
+    lake = tmp_path / "lake"
+    async with Emulator(FILES, seed=SEED) as emulator:
+        await synced(emulator, lake)
+        emulator.world.delete(emulator.world.some(4))
+        emulator.world.update(emulator.world.some(7))
+        forget(lake, *emulator.world.keys()[:3])
+        proof = await verified(emulator, lake, Mode(check_only=True))
+    found = proof.verification
+    assert not proof.equal
+    assert (found.gone, found.missing) == (4, 3)
+    assert found.moving >= 6  # those updated after the horizon; one may be among the forgotten
+    with opened(lake) as db:
+        assert db.execute("SELECT count(*) FROM deleted_files").fetchone() == (0,)
+
+
+async def test_what_is_newer_than_the_horizon_is_moving(tmp_path: Path) -> None:
+    """--check does not call a lake wrong for files that changed after its horizon."""
+    async with Emulator(FILES, seed=SEED) as emulator:
+        await synced(emulator, tmp_path / "lake")
+        emulator.world.update(emulator.world.some(9))
+        proof = await verified(emulator, tmp_path / "lake", Mode(check_only=True))
+    assert proof.equal
+    assert proof.verification.moving == 9
+
+
+async def test_a_mass_deletion_stops(tmp_path: Path) -> None:
+    """More deletions at once than max(50, 5 %) remove nothing until they are accepted."""
+    lake = tmp_path / "lake"
+    async with Emulator(FILES, seed=SEED) as emulator:
+        await synced(emulator, lake)
+        emulator.world.delete(emulator.world.some(60))
+        with pytest.raises(ContractBroken, match="suspect"):
+            await verified(emulator, lake)
+        with opened(lake) as db:
+            assert db.execute("SELECT count(*) FROM files").fetchone() == (FILES,)
+        proof = await verified(emulator, lake, Mode(accept_deletions=True))
+    assert proof.verification.gone == 60
+    with opened(lake) as db:
+        assert db.execute("SELECT count(*) FROM files").fetchone() == (FILES - 60,)
+
+
+async def test_an_empty_service_does_not_empty_a_small_lake(tmp_path: Path) -> None:
+    """When every file of a lake is gone, however few they are, nothing is removed unasked."""
+    async with Emulator(9, seed=SEED) as emulator:
+        await synced(emulator, tmp_path / "lake")
+        emulator.world.delete(emulator.world.keys())
+        with pytest.raises(ContractBroken, match="suspect"):
+            await verified(emulator, tmp_path / "lake")
+    with opened(tmp_path / "lake") as db:
+        assert db.execute("SELECT count(*) FROM files").fetchone() == (9,)
+
+
+async def test_absence_needs_a_second_witness(tmp_path: Path) -> None:
+    """A file that the list hides but its id finds is kept, and named as unlisted."""
+    lake = tmp_path / "lake"
+    async with Emulator(120, seed=SEED) as emulator:
+        await synced(emulator, lake)
+        # A list that lags an hour behind does not show these yet; their details are there.
+        emulator.set_quirks(late_commit_seconds=3600.0)
+        new = emulator.world.create(5)
+        with sqlite3.connect(lake / "ledger.sqlite") as db:
+            for key in new:
+                db.execute("INSERT INTO file_version SELECT ?, 1, 0, 0, 0, x'', '', 1, NULL, '', NULL", (key,))
+        db.close()
+        proof = await verified(emulator, lake)
+    assert (proof.verification.gone, proof.verification.unlisted) == (0, 5)
+    with Lake(lake, doing="test") as held:
+        assert sum(1 for _ in held.ledger.live_files()) == 125
+
+
+async def test_deep_compares_contents(tmp_path: Path) -> None:
+    """--deep finds a change that left the update time alone, and heals it; a plain verify does not see it."""
+    lake = tmp_path / "lake"
+    async with Emulator(60, seed=SEED) as emulator:
+        await synced(emulator, lake)
+        with sqlite3.connect(lake / "ledger.sqlite") as db:
+            db.execute("UPDATE file_version SET detail_digest = zeroblob(16) WHERE file_id % 7 = 0")
+            wrong = db.execute("SELECT count(*) FROM file_version WHERE file_id % 7 = 0").fetchone()[0]
+        db.close()
+        plain = await verified(emulator, lake)
+        deep = await verified(emulator, lake, Mode(deep=1.0))
+        again = await verified(emulator, lake, Mode(deep=1.0))
+        truth = list(emulator.truth())
+    assert plain.verification.deep_different == 0
+    assert (deep.verification.deep_checked, deep.verification.deep_different) == (60, wrong)
+    assert again.verification.deep_different == 0
+    with opened(lake) as db:
+        assert differences(db, truth) == []
+
+
+async def test_a_rotating_share(tmp_path: Path) -> None:
+    """--deep with a share reads another part of the files each time, and all of them in the end."""
+    async with Emulator(60, seed=SEED) as emulator:
+        await synced(emulator, tmp_path / "lake")
+        checked = 0
+        for _ in range(4):
+            proof = await verified(emulator, tmp_path / "lake", Mode(deep=0.25))
+            checked += proof.verification.deep_checked
+    assert checked == 60
+
+
+async def test_a_lake_that_was_never_synced(tmp_path: Path) -> None:
+    """There is nothing to verify before the first sync, and the error says so."""
+    async with Emulator(10, seed=SEED) as emulator:
+        with pytest.raises(SettingsError, match="not synced"):
+            await verified(emulator, tmp_path / "lake")
+
+
+@pytest.mark.parametrize("gone", ["404", "410", "empty", "null", "[]", "{}", "data-null", "envelope-300"])
+async def test_every_way_of_being_gone(tmp_path: Path, gone: str) -> None:
+    """However the service says that an id is gone, a verify takes it for a witness."""
+    async with Emulator(60, seed=SEED, quirks=quirks_of("seen", {"gone": gone})) as emulator:
+        await synced(emulator, tmp_path / "lake")
+        emulator.world.delete(emulator.world.some(3))
+        proof = await verified(emulator, tmp_path / "lake")
+    assert proof.verification.gone == 3
+
+
+@pytest.mark.parametrize("profile", ["sparse", "hostile", "instances", "plain"])
+async def test_other_services(tmp_path: Path, profile: str) -> None:
+    """Services that answer otherwise are verified too: deletions found, nothing else touched."""
+    async with Emulator(150, seed=SEED, quirks=quirks_of(profile)) as emulator:
+        await synced(emulator, tmp_path / "lake")
+        emulator.world.delete(emulator.world.some(5))
+        proof = await verified(emulator, tmp_path / "lake")
+        truth = list(emulator.truth())
+    assert proof.verification.gone == 5
+    assert proof.equal
+    with opened(tmp_path / "lake") as db:
+        assert differences(db, truth) == []
+
+
+async def test_syncs_verify_by_themselves(tmp_path: Path) -> None:
+    """When the last verify is longer ago than verify_every_days, the sync command verifies after the sync."""
+    lake = tmp_path / "lake"
+    async with Emulator(40, seed=SEED) as emulator:
+        first = json.loads((await ended(await started(emulator, lake, "sync", "--json")))[1])
+        emulator.world.delete(emulator.world.some(2))
+        soon = json.loads((await ended(await started(emulator, lake, "sync", "--json")))[1])
+        often = {"SCANLAKE_VERIFY_EVERY_DAYS": "0.000001"}
+        due = json.loads((await ended(await started(emulator, lake, "sync", "--json", **often)))[1])
+    assert "verify" not in first | soon
+    assert due["verify"]["gone"] == 2
+    assert due["verify"]["equal"] is True
+
+
+async def test_the_command(tmp_path: Path) -> None:
+    """`scanlake verify` prints the proof, exits 0 when it healed everything, and --check exits 4 for differences."""
+    lake = tmp_path / "lake"
+    async with Emulator(40, seed=SEED) as emulator:
+        await ended(await started(emulator, lake, "sync"))
+        emulator.world.delete(emulator.world.some(2))
+        checked, report, _ = await ended(await started(emulator, lake, "verify", "--check"))
+        healed, proof, _ = await ended(await started(emulator, lake, "verify"))
+        equal, _, _ = await ended(await started(emulator, lake, "verify", "--check"))
+    assert (checked, healed, equal) == (4, 0, 0)
+    assert "NOT equal" in report
+    assert "2 gone there (now in deleted_files)" in proof
