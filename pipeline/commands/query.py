@@ -24,7 +24,7 @@ from rich.text import Text
 from pipeline.call import Call
 from pipeline.errors import Exit, SettingsError
 from pipeline.logs import one_line
-from pipeline.published import first_line, published
+from pipeline.published import first_line, published, until_done
 
 _BATCH_ROWS: Final = 20_000
 _TABLE_ROWS: Final = 1_000
@@ -32,7 +32,6 @@ _ENDLESS: Final = 100_000  # columns: what is not a screen gets its lines whole
 _PLAIN_TYPES: Final = frozenset(
     {"BIGINT", "INTEGER", "SMALLINT", "TINYINT", "BOOLEAN", "DOUBLE", "VARCHAR", "TIMESTAMP", "DATE"}
 )
-_KINDS: Final = {"IO Error": duckdb.IOException, "INTERRUPT": duckdb.InterruptException}
 
 
 class Format(StrEnum):
@@ -75,8 +74,8 @@ def run(
         raise SettingsError(f"--out {out} lies within the lake.", remedy="Write the answer somewhere else.")
     with published(settings) as lake:
         try:
-            count = _answer(lake, question, shape, out)
-        except (duckdb.IOException, duckdb.HTTPException, duckdb.InterruptException):
+            count = until_done(lake, lambda: _answer(lake, question, shape, out))
+        except (duckdb.IOException, duckdb.HTTPException):
             raise  # not the question's fault
         except duckdb.Error as error:
             raise SettingsError(first_line(error), remedy="`scanlake tables` lists tables and columns.") from error
@@ -226,8 +225,7 @@ def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
             return
         except (OSError, pa.ArrowException) as error:  # Arrow hands on what DuckDB raises while the query runs
             text = str(error)
-            kinds = (kind for start, kind in _KINDS.items() if text.startswith(start))
-            raise next(kinds, duckdb.Error)(text) from None
+            raise (duckdb.IOException if text.startswith("IO Error") else duckdb.Error)(text) from None
         yield batch
 
 

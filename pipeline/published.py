@@ -1,0 +1,117 @@
+"""The published lake, opened as analysts see it: the catalog read-only, and no other file within reach."""
+
+from __future__ import annotations
+
+import tempfile
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import duckdb
+
+from pipeline.errors import Interrupted, LakeBusy, LakeDamaged, SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from pipeline.settings import Settings
+
+CATALOG: Final = "catalog.duckdb"
+_AGAIN_SECONDS: Final = 0.05
+_Result = TypeVar("_Result")
+
+
+def has_catalog(settings: Settings) -> bool:
+    """Whether anything has been published yet."""
+    return (settings.lake / CATALOG).is_file()
+
+
+@contextmanager
+def published(settings: Settings) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A connection to the published catalog. SQL run on it reaches the lake's own files and nothing else.
+
+    Raises `SettingsError` when there is no lake yet, `LakeBusy` while somebody has the catalog open for
+    writing, and `LakeDamaged` when it, or while it is used one of its parts, cannot be read.
+    """
+    path = (settings.lake / CATALOG).absolute()
+    if not path.is_file():
+        raise SettingsError(f"No lake at {settings.lake}.", remedy="Run `scanlake sync` first, or mend --lake.")
+    try:
+        connection = duckdb.connect(str(path), read_only=True)
+    except duckdb.Error as error:
+        raise _cannot_open(path, error) from error
+    with connection, tempfile.TemporaryDirectory(prefix="scanlake-") as spill:
+        _confine(connection, settings, spill)
+        try:
+            yield connection
+        except (duckdb.IOException, duckdb.HTTPException) as error:
+            raise LakeDamaged(f"The lake cannot be read: {first_line(error)}") from error
+        except (duckdb.InterruptException, RuntimeError) as error:
+            if "interrupt" not in str(error).lower():
+                raise
+            raise Interrupted("Interrupted.", remedy="Ask again.") from None  # Ctrl-C, as DuckDB tells it
+
+
+def until_done(connection: duckdb.DuckDBPyConnection, work: Callable[[], _Result]) -> _Result:
+    """Do `work` on a thread of its own: on the main thread DuckDB notices Ctrl-C only now and then."""
+    with ThreadPoolExecutor(1) as thread:
+        doing = thread.submit(work)
+        try:
+            return doing.result()
+        except KeyboardInterrupt:
+            while not doing.done():  # once is not enough: between two statements it would be lost
+                connection.interrupt()
+                wait([doing], timeout=_AGAIN_SECONDS)
+            raise
+
+
+def first_line(error: duckdb.Error) -> str:
+    """DuckDB's error without its drawing of the statement."""
+    return " ".join(str(error).split("\n\nLINE ")[0].split()).rstrip(".") + "."
+
+
+def rows(connection: duckdb.DuckDBPyConnection, sql: str, *values: Any) -> list[dict[str, Any]]:
+    """The rows of a query of ours, each as a mapping from column to value."""
+    try:
+        answer = connection.execute(sql, values)
+    except (duckdb.CatalogException, duckdb.BinderException) as error:
+        raise LakeDamaged(
+            f"The catalog is not of this version's shape: {first_line(error)}",
+            remedy="Run `scanlake sync` to publish it anew.",
+        ) from error
+    names = [column[0] for column in answer.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in answer.fetchall()]
+
+
+def _confine(connection: duckdb.DuckDBPyConnection, settings: Settings, spill: str) -> None:
+    """Parts may be read, large sorts may spill into a folder of their own; SQL can undo none of this."""
+    folders = {settings.lake.absolute(), settings.lake.resolve(), *filter(None, [settings.anchor])}
+    allowed = ", ".join(_quoted(f"{folder}/") for folder in sorted(folders))
+    for statement in (
+        f"SET temp_directory = {_quoted(spill)}",
+        f"SET allowed_directories = [{allowed}]",
+        "SET enable_progress_bar = false",  # drawn on standard output when DuckDB thinks somebody types
+        "SET autoinstall_known_extensions = false",
+        "SET enable_external_access = false",
+        "SET TimeZone = 'UTC'",
+        "SET lock_configuration = true",
+    ):
+        connection.execute(statement)
+
+
+def _cannot_open(path: Path, error: duckdb.Error) -> LakeBusy | LakeDamaged:
+    reason = first_line(error)
+    if "lock" in reason.lower():
+        return LakeBusy("Somebody has the catalog open for writing.", remedy="End that session, or open it read-only.")
+    wal = path.with_name(f"{path.name}.wal")
+    if wal.exists():
+        return LakeDamaged(
+            f"A session that wrote to the catalog left {wal.name} behind.",
+            remedy=f"Remove {wal}; the next `scanlake sync` does it too.",
+        )
+    return LakeDamaged(f"The catalog cannot be opened: {reason}")
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

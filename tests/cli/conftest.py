@@ -1,0 +1,115 @@
+"""The command as a real process, and a small published lake for it to read."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.lake.faces import FACES, FRESHNESS
+from schemas.tables import TABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+NOON: Final = datetime(2024, 3, 31, 12)  # noqa: DTZ001 - the lake's times are UTC without saying so
+HOSTILE: Final = "=cmd|' /C calc'!A0\x1b[31m, \"quoted\"\nsecond line"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a process left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines on stderr."""
+        return self.err.splitlines()
+
+
+@pytest.fixture
+def scanlake(tmp_path: Path) -> Callable[..., Answer]:
+    """Runs the command in the test's folder; extra keywords are environment variables, `stdin` its input."""
+
+    def call(*arguments: str, stdin: str = "", **environment: str) -> Answer:
+        process = subprocess.run(
+            [sys.executable, "-m", "pipeline", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "NO_COLOR": "1", "COLUMNS": "120", **environment},
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return Answer(process.returncode, process.stdout, process.stderr)
+
+    return call
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    """A published lake of three files, in the shape the lake layer publishes."""
+    root = tmp_path / "lake"
+    (root / "parts").mkdir(parents=True)
+    with duckdb.connect(":memory:") as db:
+        db.execute(f"ATTACH '{root / 'catalog.duckdb'}' AS lake (STORAGE_VERSION 'v1.4.0')")
+        db.execute("USE lake")
+        for table in TABLES:
+            part = root / "parts" / f"{table.name}.parquet"
+            pq.write_table(_rows_of(table.name, table.arrow), part)
+            names = ", ".join(f'"{column.name}"' for column in table.columns)
+            db.execute(f"CREATE VIEW main.{table.name} AS SELECT {names} FROM read_parquet(['{part}'])")
+        db.execute("CREATE SCHEMA meta")
+        columns = ", ".join(f"{name} {kind}" for name, kind, _ in FRESHNESS)
+        db.execute(f"CREATE TABLE meta.freshness ({columns})")
+        for face in FACES:
+            columns = ", ".join(f"{name} {kind}" for name, kind, _ in face.columns)
+            db.execute(f"CREATE TABLE meta.{face.name} ({columns})")
+        _fill(db)
+        db.execute("USE memory")
+        db.execute("DETACH lake")
+    return root
+
+
+def _rows_of(name: str, schema: pa.Schema) -> pa.Table:
+    rows: list[dict[str, object]] = []
+    if name == "files":
+        comments = ("a", "", HOSTILE)
+        rows = [
+            {"file_id": 9_007_199_254_740_993 + place, "scan_code": text, "updated_at": NOON, "_seq": 1}
+            for place, text in enumerate(comments)
+        ]
+    return pa.Table.from_pylist(rows, schema=schema)
+
+
+def _fill(db: duckdb.DuckDBPyConnection) -> None:
+    freshness = {
+        "horizon": NOON, "age_seconds": 7200.0, "snapshot": 2, "complete": True, "published_at": NOON,
+        "files": 3, "deleted_files": 0, "rejects": 2, "last_run_id": "r2", "last_run_state": "done",
+        "last_run_ended_at": NOON, "last_verify_at": None,
+    }  # fmt: skip
+    _insert(db, "freshness", freshness)
+    for run_id, state, error in (("r1", "failed", "the service was away"), ("r2", "done", None)):
+        run = {"run_id": run_id, "command": "sync", "state": state, "started_at": NOON, "seconds": 1.5, "error": error}
+        _insert(db, "runs", run | {"files_listed": 3, "files_expanded": 3, "files_skipped": 0, "rejects": 2})
+    for file_id in (7, None):
+        _insert(db, "rejects", {"file_id": file_id, "reason": "no usable \x1b[31mid", "tries": 1})
+    _insert(db, "schema_drift", {"table_name": "uploads", "key": "colour", "kind": "unknown key", "count": 4})
+
+
+def _insert(db: duckdb.DuckDBPyConnection, table: str, row: dict[str, object]) -> None:
+    marks = ", ".join("?" for _ in row)
+    db.execute(f"INSERT INTO meta.{table} ({', '.join(row)}) VALUES ({marks})", list(row.values()))

@@ -1,0 +1,192 @@
+"""The command line as a person meets it: help, mistakes, exit codes, one line on the screen."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pipeline import cli
+from pipeline.cli import VERBS
+from pipeline.errors import Exit, Interrupted, LakeBusy, TokenRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.cli.conftest import Answer
+
+    Scanlake = Callable[..., Answer]
+
+HEAVY = {"duckdb", "pyarrow", "aiohttp", "pydantic", "structlog", "tenacity", "asyncio"}
+
+
+def test_the_help_lists_every_verb_and_imports_nothing_heavy() -> None:
+    """`scanlake --help` names each verb with its line, without importing what only verbs need."""
+    program = (
+        "import sys; from pipeline.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit as end: print(end.code, sorted(sys.modules), file=sys.stderr)"
+    )
+    wide = os.environ | {"COLUMNS": "200"}
+    process = subprocess.run([sys.executable, "-c", program], env=wide, capture_output=True, text=True, check=True)
+    for name, verb in VERBS.items():
+        assert name in process.stdout
+        assert verb.help in process.stdout
+    assert process.stderr.startswith("0 ")
+    assert not [module for module in HEAVY if f"'{module}'" in process.stderr]
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_a_verb_says_the_same_everywhere(name: str) -> None:
+    """The first line of a verb's `run` is the line the help of all verbs shows."""
+    run = importlib.import_module(VERBS[name].module).run
+    assert (run.__doc__ or "").splitlines()[0] == VERBS[name].help
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_every_verb_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`scanlake VERB --help` shows the verb's options and those of every verb."""
+    with pytest.raises(SystemExit) as end:
+        cli.main([name, "--help"])
+    assert end.value.code == 0
+    shown = capsys.readouterr().out
+    assert f"scanlake {name}" in shown
+    assert "--log-json" in shown
+
+
+def test_version_and_nothing(scanlake: Scanlake) -> None:
+    """--version prints the version; no verb at all prints the help and is a mistake."""
+    assert scanlake("--version").out == "scanlake 0.1.0\n"
+    answer = scanlake()
+    assert answer.code == Exit.USAGE
+    assert "Usage: scanlake" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("satus",), "No such command: satus. Did you mean status? See `scanlake --help`."),
+        (("status", "--rnus", "3"), "No such option: --rnus. Did you mean --runs? See `scanlake status --help`."),
+        (("--jsn", "status"), "No such option: --jsn. Did you mean --json? See `scanlake --help`."),
+        (("status", "--runs", "many"), "Invalid value for '--runs': Input should be a valid integer"),
+        (("status", "extra"), "Got unexpected extra argument(s) (extra). See"),
+        (("query", "--format", "xml", "x"), "Invalid value for '--format'"),
+        (("status", "--lake"), "Option '--lake' requires an argument. See"),
+    ],
+)
+def test_a_mistake_is_one_line_with_the_nearest_name(
+    arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mistyped verb or option ends with 2 and one line that names the nearest right one."""
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments)
+    assert end.value.code == Exit.USAGE
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"scanlake: {says}")
+
+
+@pytest.mark.parametrize("arguments", [("status", "--token", "s3cr3t-abc"), ("--token=s3cr3t-abc", "status")])
+def test_a_token_on_the_command_line_is_refused_unseen(arguments: tuple[str, ...], scanlake: Scanlake) -> None:
+    """--token is refused with the way to do it, and what followed it is not shown."""
+    answer = scanlake(*arguments)
+    assert answer.code == Exit.USAGE
+    assert "SCANLAKE_TOKEN" in answer.err
+    assert "s3cr3t" not in answer.out + answer.err
+
+
+def test_the_token_is_found_wherever_it_stands(scanlake: Scanlake, canary: str) -> None:
+    """The token's value in any argument is refused, even where nobody looks for it."""
+    answer = scanlake("query", f"SELECT '{canary}'", SCANLAKE_TOKEN=canary)
+    assert answer.code == Exit.USAGE
+    assert canary not in answer.out + answer.err
+
+
+def test_flags_may_stand_before_and_after_the_verb(scanlake: Scanlake, lake: Path) -> None:
+    """--lake and --json mean the same in either place; after the verb wins."""
+    before = scanlake("--lake", str(lake), "--json", "status")
+    after = scanlake("--lake", "elsewhere", "status", "--json", "--lake", str(lake))
+    assert before.code == after.code == 0
+    assert json.loads(before.out)["freshness"] == json.loads(after.out)["freshness"]
+
+
+def test_no_lake_says_what_to_do(scanlake: Scanlake) -> None:
+    """Without a lake one line says to sync; with --json the same stands on stdout as one object."""
+    answer = scanlake("status", "--json")
+    assert answer.code == Exit.USAGE
+    assert answer.lines == ["scanlake: No lake at lake. Run `scanlake sync` first, or mend --lake."]
+    failure = {"error": "No lake at lake.", "remedy": "Run `scanlake sync` first, or mend --lake.", "exit_code": 2}
+    assert json.loads(answer.out) == failure
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (TokenRefused("GET /files: 401."), 3, "GET /files: 401. Check SCANLAKE_TOKEN"),
+        (LakeBusy("pid 7 holds it."), 5, "pid 7 holds it. Wait"),
+        (KeyboardInterrupt(), 130, "Interrupted. Run the same command again"),
+        (Interrupted("Stopped."), 130, "Stopped."),
+        (OSError(28, "No space left on device", "/x/part"), 7, "No space left on device: /x/part. Free disk"),
+        (PermissionError(13, "Permission denied"), 7, "Permission denied. Free disk"),
+        (ExceptionGroup("both", [ValueError("x"), LakeBusy("pid 7 holds it.")]), 5, "pid 7 holds it."),
+        (RuntimeError("with somebody's data"), 70, "A bug in scanlake: RuntimeError at test_cli.py:"),
+    ],
+)
+def test_every_failure_ends_with_its_code_and_one_line(
+    error: BaseException,
+    code: int,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each family of failures has its exit code; the screen gets one line, no traceback and no data."""
+
+    def fail(_arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "_refuse_token", fail)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["status"])
+    assert end.value.code == code
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"scanlake: {says}")
+    assert "somebody's data" not in line
+
+
+def test_a_settings_error_reaches_the_screen_as_one_line(scanlake: Scanlake) -> None:
+    """A mistyped variable stops the command with 2 before anything else happens."""
+    answer = scanlake("status", SCANLAKE_LAEK="x")
+    assert answer.code == Exit.USAGE
+    assert len(answer.lines) == 1
+    assert "SCANLAKE_LAKE" in answer.err
+
+
+def test_the_traceback_is_in_the_log_file_alone(scanlake: Scanlake, tmp_path: Path, canary: str) -> None:
+    """A failure leaves its traceback in the log file; SCANLAKE_DEBUG shows it on the screen as well."""
+    answer = scanlake("status", "--log-file", "run.log", SCANLAKE_TOKEN=canary)
+    assert len(answer.lines) == 1
+    [event] = [json.loads(line) for line in (tmp_path / "run.log").read_text(encoding="utf-8").splitlines()]
+    assert event["event"] == "command.failed"
+    assert "SettingsError: No lake" in event["traceback"]
+    assert "Traceback" in scanlake("status", SCANLAKE_DEBUG="1").err
+
+
+def test_an_unwritable_log_file_is_said(scanlake: Scanlake) -> None:
+    """A log file that cannot be opened ends the command with 7 and its name."""
+    answer = scanlake("status", "--log-file", "/proc/none/run.log")
+    assert answer.code == Exit.STORAGE
+    assert "/proc/none" in answer.err
+
+
+def test_a_reader_that_leaves_is_no_bug(lake: Path) -> None:
+    """`scanlake query ... | head -1` ends without a word on stderr."""
+    question = "SELECT range FROM range(2000000)"
+    command = f"{sys.executable} -m pipeline --lake {lake} query '{question}' --format csv | head -1"
+    process = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == '"range"'
+    assert process.stderr == ""

@@ -1,0 +1,231 @@
+"""Settings: where they come from, which of them wins, and what is said when one is wrong."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from pipeline.errors import SettingsError
+from pipeline.settings import Settings, base_url_value, load, token_value
+from schemas.requests import INCLUDES
+
+
+def write(text: str, name: str = "scanlake.toml") -> Path:
+    """A settings file in the test's folder."""
+    path = Path(name)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_later_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flag wins over the environment, the environment over the file, the file over the default."""
+    write("max_concurrency = 2\ncommit_files = 2\nattempts = 2")
+    monkeypatch.setenv("SCANLAKE_MAX_CONCURRENCY", "3")
+    monkeypatch.setenv("SCANLAKE_COMMIT_FILES", "3")
+    settings = load(None, {"max_concurrency": 4, "lang": None})
+    assert (settings.max_concurrency, settings.commit_files, settings.attempts) == (4, 3, 2)
+    assert settings.settle_seconds == 30
+
+
+def test_the_file_is_found_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """--config wins over SCANLAKE_CONFIG, which wins over ./scanlake.toml."""
+    write("attempts = 2")
+    assert load(None, {}).attempts == 2
+    monkeypatch.setenv("SCANLAKE_CONFIG", str(write("attempts = 3", "three.toml")))
+    assert load(None, {}).attempts == 3
+    assert load(write("attempts = 4", "four.toml"), {}).attempts == 4
+    with pytest.raises(SettingsError, match=r"gone\.toml: not found"):
+        load(Path("gone.toml"), {})
+
+
+def test_paths_in_the_file_start_at_the_file(tmp_path: Path) -> None:
+    """A relative path in a settings file means the same wherever the command is started."""
+    (tmp_path / "etc").mkdir()
+    assert load(write('lake = "data"', "etc/scanlake.toml"), {}).lake == Path("etc/data")
+    assert load(None, {}).lake == Path("lake")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [("forms, uploads", ("uploads", "forms")), ("all", INCLUDES), ("none", ())],
+)
+def test_includes_stand_in_the_interfaces_order(
+    given: str, expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Includes may be given in any order, as text or as a list, and come out in one."""
+    monkeypatch.setenv("SCANLAKE_INCLUDES", given)
+    assert load(None, {}).includes == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("concurency = 3", r"unknown setting concurency \(scanlake.toml\), did you mean max_concurrency\?"),
+        ('max_concurrency = "many"', r"max_concurrency \(scanlake.toml\) should be a valid integer"),
+        ("max_concurrency = 1000000", "less than or equal to 512"),
+        ("max_concurrency = 0", "greater than or equal to 1"),
+        ("settle_seconds = -1", "greater than or equal to 0"),
+        ("settle_seconds = nan", "should be a finite number"),
+        ('expand = "sometimes"', "'changed', 'always' or 'never'"),
+        ('includes = ["geocoding"]', "geocoding comes only together with uploads"),
+        ('includes = ["images"]', "includes .* should be 'uploads'"),
+        ('anchor = "relative/path"', "anchor .* must be an absolute path"),
+        ('token = "abc"', "the token may not stand in a settings file"),
+        ("[sync]\nx = 1", "unknown setting sync"),
+        ("a b c", r"not TOML \(at line 1, column 3\)"),
+    ],
+)
+def test_a_wrong_file_is_one_clear_line(text: str, says: str) -> None:
+    """What is wrong in the file is named with the file and with what would be right."""
+    write(text)
+    with pytest.raises(SettingsError, match=f"(?i){says}") as caught:
+        load(None, {})
+    assert "\n" not in caught.value.message
+    assert caught.value.remedy
+
+
+def test_every_problem_is_named_with_its_origin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is wrong is said at once, each with the place to mend it."""
+    write("commit_files = -1")
+    monkeypatch.setenv("SCANLAKE_ATTEMPTS", "none")
+    with pytest.raises(SettingsError) as caught:
+        load(None, {"max_concurrency": 9999})
+    for origin in ("commit_files (scanlake.toml)", "SCANLAKE_ATTEMPTS (environment)", "--max-concurrency (flag)"):
+        assert origin in caught.value.message
+
+
+def test_an_unknown_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistyped SCANLAKE_ variable is refused rather than ignored; ours that are no settings are not."""
+    monkeypatch.setenv("SCANLAKE_DEBUG", "1")
+    load(None, {})
+    monkeypatch.setenv("SCANLAKE_CONCURENCY", "3")
+    with pytest.raises(SettingsError, match="did you mean SCANLAKE_MAX_CONCURRENCY"):
+        load(None, {})
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("service.internal", "must look like https://"),
+        ("ftp://service.example", "must look like https://"),
+        ("http://service.example", "must be https"),
+        ("http://127.0.0.1.service.example", "must be https"),
+        ("https://user:pass@service.example", "user or password"),
+        ("https://service.example/?token=abc", "query"),
+        ("https://service.example/api/v2/", "without /api/v2"),
+        ("https://service.example/a b", "white space"),
+        ("https://[::1", "not a URL"),
+        ("https://service.example:99999", "not a URL"),
+    ],
+)
+def test_a_wrong_address_says_what_is_wrong(url: str, says: str) -> None:
+    """An address is refused with its reason, and the reason does not show it: it may hold a secret."""
+    with pytest.raises(SettingsError, match=says) as caught:
+        load(None, {"base_url": url})
+    assert url not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "url", ["https://service.example/", "http://127.0.0.1:80", "http://[::1]:8/", "http://localhost"]
+)
+def test_a_right_address_loses_its_slash(url: str) -> None:
+    """Https anywhere and http on this machine are taken, without a trailing slash."""
+    assert base_url_value(load(None, {"base_url": url})) == url.rstrip("/")
+
+
+def test_no_address_is_said_only_when_it_is_needed() -> None:
+    """Commands that ask nothing of the service need no address; the others say where to set it."""
+    with pytest.raises(SettingsError, match="No base_url"):
+        base_url_value(load(None, {}))
+
+
+@pytest.mark.parametrize(
+    ("token", "says"),
+    [
+        (" ", "white space"),
+        ("abc def", "white space"),
+        ("abc\n", "white space"),
+        ("'abc='", "quotation mark"),
+        ("Bearer abc=", "Bearer"),
+        ("bearer bearer abc=", "Bearer"),
+        ("abc\u00e4", "no token has"),
+    ],
+)
+def test_a_mistaken_token_is_refused_unseen(token: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token that was pasted wrongly is refused before the first request, without being shown."""
+    monkeypatch.setenv("SCANLAKE_TOKEN", token)
+    settings = load(None, {})
+    with pytest.raises(SettingsError, match=says) as caught:
+        token_value(settings)
+    assert "abc" not in f"{caught.value.message} {caught.value.remedy} {settings!r}"
+
+
+def test_no_token_says_where_to_put_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a token, or with an empty variable, the remedy names both ways to give one."""
+    monkeypatch.setenv("SCANLAKE_TOKEN", "")
+    with pytest.raises(SettingsError) as caught:
+        token_value(load(None, {}))
+    assert "SCANLAKE_TOKEN" in caught.value.remedy
+    assert "token_file" in caught.value.remedy
+
+
+def test_the_token_file_is_read(canary: str) -> None:
+    """A token file may end in a newline; one that all can read is used with a warning that does not show it."""
+    path = write(canary + "\n", "token")
+    path.chmod(0o600)
+    with capture_logs() as events:
+        assert token_value(load(None, {"token_file": path})) == canary
+    assert events == []
+    path.chmod(0o644)
+    with capture_logs() as events:
+        assert token_value(load(None, {"token_file": path})) == canary
+    assert [event["event"] for event in events] == ["token_file.open_to_all"]
+    assert canary not in str(events)
+
+
+def test_the_token_file_of_a_flag_is_the_later_word(canary: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SCANLAKE_TOKEN wins over a file named in the settings file, and --token-file wins over both."""
+    monkeypatch.setenv("SCANLAKE_TOKEN", "of-the-environment")
+    path = write(canary, "token")
+    write('token_file = "token"')
+    assert token_value(load(None, {})) == "of-the-environment"
+    assert token_value(load(None, {"token_file": path})) == canary
+
+
+def test_a_missing_token_file_is_named() -> None:
+    """A token file that cannot be read is named with the reason."""
+    with pytest.raises(SettingsError, match="gone: No such file"):
+        token_value(load(None, {"token_file": Path("gone")}))
+
+
+def test_secrets_are_masked(canary: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither repr nor str of the settings shows the token, and no flag may set it."""
+    monkeypatch.setenv("SCANLAKE_TOKEN", canary)
+    settings = load(None, {})
+    assert canary not in f"{settings!r} {settings}"
+    with pytest.raises(SettingsError, match="may not be a flag"):
+        load(None, {"token": "abc"})
+
+
+def test_settings_do_not_change() -> None:
+    """Settings are a value: nothing downstream can turn them."""
+    with pytest.raises(ValueError, match="frozen"):
+        load(None, {}).attempts = 3
+
+
+def test_the_example_file_lists_every_setting_with_its_default(pytestconfig: pytest.Config) -> None:
+    """configs/scanlake.toml documents each setting, as it stands is a valid file, and its examples load."""
+    example = pytestconfig.rootpath / "configs" / "scanlake.toml"
+    text = example.read_text(encoding="utf-8")
+    assert tomllib.loads(text) == {}
+    examples = [line[1:] for line in text.splitlines() if line.startswith("#") and line[1:2].isalpha()]
+    shown: dict[str, Any] = tomllib.loads("\n".join(examples))
+    assert set(shown) == set(Settings.model_fields) - {"token"}
+    loaded, default = load(write("\n".join(examples), "shown.toml"), {}), load(None, {})
+    for name in shown:
+        if getattr(default, name) is not None:
+            assert getattr(loaded, name) == getattr(default, name), name

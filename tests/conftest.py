@@ -1,0 +1,78 @@
+"""Guards for the whole suite: the network, the environment, the file system, the token.
+
+No connection leaves this machine, nobody's settings are seen, nothing is written outside the temporary folder
+and no token is left lying about. `tests/house/test_guards.py` shows that each of them bites.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.configuration import set_hypothesis_home_dir
+
+from tests.guards import Guard, spellings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+CANARY: Final = "cAnArY/7f3a+Scanlake/Suite9c1e+Token=="
+TOKEN_FILE: Final = "token"
+"""The one file name under which a test may keep the canary."""
+
+_ZONES: Final = ("UTC", "Europe/Berlin", "Asia/Kathmandu", "Pacific/Apia", "America/St_Johns")
+_OF_OTHERS: Final = ("SCANLAKE_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "NETRC")
+
+set_hypothesis_home_dir(ROOT / ".hypothesis")
+_SLOW_IS_FINE: Final = (HealthCheck.too_slow, HealthCheck.function_scoped_fixture)
+settings.register_profile("dev", deadline=None, print_blob=True, suppress_health_check=_SLOW_IS_FINE)
+settings.register_profile(
+    "ci", settings.get_profile("dev"), max_examples=200, derandomize=True, database=None, print_blob=True
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
+
+_guard: Final = Guard(ROOT)
+sys.addaudithook(_guard)
+
+
+@pytest.fixture
+def guard() -> Guard:
+    """The guard itself, for the tests that show that it bites."""
+    return _guard
+
+
+@pytest.fixture(autouse=True)
+def _alone(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test runs in its own folder, without anybody's settings, in a time zone drawn from its name."""
+    for name in list(os.environ):
+        if name.upper().startswith(_OF_OTHERS):
+            monkeypatch.delenv(name)
+    home = tmp_path.with_name(f"{tmp_path.name}-home")
+    home.mkdir(exist_ok=True)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("TZ", _ZONES[zlib.crc32(request.node.nodeid.encode()) % len(_ZONES)])
+    time.tzset()
+    monkeypatch.chdir(tmp_path)
+    with _guard.watching():
+        yield
+    monkeypatch.undo()
+    time.tzset()
+    assert not _guard.refused, f"the test reached for {_guard.refused}"
+
+
+@pytest.fixture
+def canary(tmp_path: Path) -> Iterator[str]:
+    """A token that no file of the test may hold afterwards, be it plain, URL-encoded or in base64."""
+    yield CANARY
+    marks = [mark.encode() for mark in spellings(CANARY)]
+    for path in tmp_path.rglob("*"):
+        if path.is_file() and path.name != TOKEN_FILE:
+            content = path.read_bytes()
+            assert not any(mark in content for mark in marks), f"the token is in {path.relative_to(tmp_path)}"

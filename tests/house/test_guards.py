@@ -1,0 +1,63 @@
+"""The guards of tests/conftest.py bite."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import CANARY
+from tests.guards import Guard, Refused, spellings
+
+
+@pytest.mark.parametrize("address", [("192.0.2.1", 443), ("169.254.169.254", 80), ("::ffff:192.0.2.1", 80)])
+def test_connecting_beyond_this_machine_is_refused(address: tuple[str, int], guard: Guard) -> None:
+    """A connection to anything but loopback is refused before a packet leaves."""
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    with socket.socket(family) as line, pytest.raises(Refused, match="network"):
+        line.connect(address)
+    guard.refused.clear()
+
+
+def test_names_of_other_hosts_are_not_looked_up(guard: Guard) -> None:
+    """The name of another host is never asked for."""
+    with pytest.raises(Refused, match="network"):
+        socket.getaddrinfo("service.example", 443)
+    guard.refused.clear()
+
+
+def test_loopback_is_free() -> None:
+    """A test may serve and connect on this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()[:2]):
+        pass
+
+
+def test_a_swallowed_refusal_is_remembered(guard: Guard) -> None:
+    """Code that swallows the refusal still fails its test, since the guard remembers."""
+    with pytest.raises(Refused):
+        Path("/opt/scanlake-test").write_text("x", encoding="utf-8")
+    assert guard.refused == ["a file outside the temporary folder: /opt/scanlake-test"]
+    guard.refused.clear()
+
+
+@pytest.mark.parametrize("name", ["pipeline/new.py", "tests/new.txt"])
+def test_writing_into_the_repository_is_refused(name: str, guard: Guard, pytestconfig: pytest.Config) -> None:
+    """No test leaves a file among the sources."""
+    with pytest.raises(Refused):
+        (pytestconfig.rootpath / name).write_text("x", encoding="utf-8")
+    assert not (pytestconfig.rootpath / name).exists()
+    guard.refused.clear()
+
+
+def test_the_environment_is_nobodys(tmp_path: Path) -> None:
+    """A test sees no settings, no proxy and no home but its own, and starts in its own folder."""
+    assert not [name for name in os.environ if name.upper().startswith(("SCANLAKE_", "HTTP_", "HTTPS_", "ALL_PROXY"))]
+    assert Path.home().parent == tmp_path.parent
+    assert Path.cwd() == tmp_path
+
+
+def test_the_canary_is_known_in_every_spelling() -> None:
+    """The search for the canary finds it in a URL and within any base64 text."""
+    import_free = {CANARY, "cAnArY%2F7f3a%2BScanlake%2FSuite9c1e%2BToken%3D%3D"}
+    assert import_free <= spellings(CANARY)
+    assert all(len(mark) > 30 for mark in spellings(CANARY))
