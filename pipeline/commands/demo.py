@@ -92,9 +92,7 @@ def run(
         _say(
             f"   The first sync needed {first['requests']['total']:,} calls, this one {second['requests']['total']:,}."
         )
-        _say(
-            "\n3. Five files are deleted there. No incremental list shows a deletion; a verify does, and proves the rest."
-        )
+        _say("\n3. Five files are deleted there. No incremental list shows that; a verify does, and proves the rest.")
         _control(service, "world", {"op": "delete", "n": 5})
         _show_proof(_scanlake(service, folder, "verify", "--json"))
     _say("\n4. The service is gone; the lake answers. What an analyst asks:")
@@ -177,8 +175,8 @@ def _show_run(summary: dict[str, Any]) -> None:
 
 def _show_proof(proof: dict[str, Any]) -> None:
     _say(
-        f"   {proof['gone']} gone, {proof['missing']} missing, {proof['stale']} stale; now {proof['files_there']:,} files"
-        f" there and {proof['files_here']:,} here: {'equal' if proof['equal'] else 'NOT equal'},"
+        f"   {proof['gone']} gone, {proof['missing']} missing, {proof['stale']} stale; now {proof['files_there']:,}"
+        f" files there and {proof['files_here']:,} here: {'equal' if proof['equal'] else 'NOT equal'},"
         f" shown by {proof['requests']['total']:,} calls."
     )
 

@@ -8,10 +8,10 @@ import typer
 
 from pipeline.call import Call, setting
 from pipeline.commands.running import run_to_end
-from pipeline.commands.verify import describe as describe_proof
+from pipeline.commands.telling import tell_proof, tell_sync
 from pipeline.errors import Exit, SettingsError
 from pipeline.lake.lake import Lake
-from pipeline.runs import Range, Summary, sync
+from pipeline.runs import Range, sync
 from pipeline.runs.verify import Mode, is_due, verify
 from pipeline.settings import base_url_value
 from schemas.instants import SECOND, parse_instant
@@ -68,32 +68,16 @@ def run(
     with Lake(settings.lake, doing="sync", anchor=settings.anchor) as lake:
         summary = run_to_end(sync(lake, settings, token, chosen, call.progress(), moved=moved))
         if not call.as_json:
-            sys.stdout.write(describe(summary))
+            sys.stdout.write(tell_sync(summary))
         proof = None
         if is_due(lake, settings):
             proof = run_to_end(verify(lake, settings, token, Mode(), call.progress()))
     if call.as_json:
         call.print_json(summary.as_json() | ({"verify": proof.as_json()} if proof else {}))
     elif proof:
-        sys.stdout.write(f"verify (due every {settings.verify_every_days:g} days):\n{describe_proof(proof)}")
+        sys.stdout.write(f"verify (due every {settings.verify_every_days:g} days):\n{tell_proof(proof)}")
     clean = not summary.rejects and (proof is None or proof.equal)
     return Exit.DONE if clean else Exit.REJECTS
-
-
-def describe(summary: Summary) -> str:
-    """The closing lines for a person."""
-    rate = summary.files_expanded / summary.seconds if summary.seconds else 0.0
-    requests = summary.requests
-    done = f"snapshot {summary.snapshot}: {summary.files_expanded:,} files fetched, {summary.files_skipped:,} unchanged"
-    if summary.files_gone:
-        done += f", {summary.files_gone:,} gone meanwhile"
-    if summary.rejects:
-        done += f", {summary.rejects:,} rejects (see meta.rejects)"
-    pace = f"{summary.seconds:.1f} s, {rate:,.0f} files/s, {requests['list']:,} list and {requests['detail']:,} detail"
-    return (
-        f"{done}\n{pace} calls, {summary.retries:,} retries\n"
-        f"horizon {summary.horizon or 'not reached yet'}: everything updated before it is in the lake\n"
-    )
 
 
 def _range(since: str | None, until: str | None, *, full: bool) -> Range:

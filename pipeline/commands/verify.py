@@ -8,11 +8,11 @@ import typer
 
 from pipeline.call import Call, setting
 from pipeline.commands.running import run_to_end
+from pipeline.commands.telling import tell_proof
 from pipeline.errors import Exit
 from pipeline.lake.lake import Lake
-from pipeline.runs.verify import Mode, Proof, verify
+from pipeline.runs.verify import Mode, verify
 from pipeline.settings import base_url_value
-from schemas.instants import spell_instant
 
 
 def run(
@@ -53,26 +53,5 @@ def run(
     if call.as_json:
         call.print_json(proof.as_json())
     else:
-        sys.stdout.write(describe(proof))
+        sys.stdout.write(tell_proof(proof))
     return Exit.DONE if proof.equal else Exit.REJECTS
-
-
-def describe(proof: Proof) -> str:
-    """The proof for a person."""
-    found = proof.verification
-    verb = "" if found.mode.startswith("check") else " (healed)"
-    lines = [f"{found.files_there:,} files in the service's list, {found.files_here:,} in the lake"]
-    kinds = (
-        (found.missing, f"missing here{verb}"),
-        (found.stale, f"stale here{verb}"),
-        (found.gone, "gone there" + (verb and " (now in deleted_files)")),
-        (found.unlisted, "not in the list, yet there by id (kept)"),
-        (found.moving, "moving: updated while the list was read"),
-        (found.deep_different, f"with other details under the same stamp{verb}, of {found.deep_checked:,} read again"),
-        (found.unproven, "windows whose list could not be proven complete"),
-    )
-    lines += [f"  {count:,} {what}" for count, what in kinds if count]
-    verdict = "equal" if found.equal else "NOT equal"
-    horizon = "-" if found.horizon is None else spell_instant(found.horizon)
-    lines.append(f"{verdict} in ids and update times, horizon {horizon}; {proof.requests['total']:,} calls")
-    return "\n".join(lines) + "\n"

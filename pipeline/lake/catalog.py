@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from pipeline.lake.ledger import Ledger, Part
+    from pipeline.lake.ledger import Ledger
+    from pipeline.lake.records import Part
 
 STORAGE_VERSION: Final = "v1.4.0"
 _ARROW: Final = {

@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from pipeline.lake import catalog, parts, upkeep
 from pipeline.lake.files import Layout, held
-from pipeline.lake.ledger import Commit, Ledger
+from pipeline.lake.ledger import Ledger
+from pipeline.lake.records import Commit
 from schemas.tables import DELETED_FILES, TABLES
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from pipeline.lake.ledger import FileState, SnapshotRecord, WindowRecord
+    from pipeline.lake.records import FileState, SnapshotRecord, WindowRecord
     from schemas.versions import Reject, Tombstone, Version
 
 

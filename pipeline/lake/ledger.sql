@@ -23,6 +23,9 @@ CREATE TABLE part (
     rows INTEGER NOT NULL, bytes INTEGER NOT NULL, sha256 TEXT NOT NULL
 );
 
+-- Parts that were folded into others; their files stay while a snapshot or a reader may need them.
+CREATE TABLE retired (name TEXT PRIMARY KEY, retired_at INTEGER NOT NULL, last_snapshot INTEGER NOT NULL);
+
 -- The one place that says which version of a file counts, for every table.
 CREATE TABLE file_version (
     file_id INTEGER PRIMARY KEY, seq INTEGER NOT NULL, deleted INTEGER NOT NULL, updated_at INTEGER,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from hashlib import sha256
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.lake.files import Layout, written_aside
-from pipeline.lake.ledger import Part
+from pipeline.lake.records import Part
 from schemas.tables import RAW, TABLES
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 RAW_TABLE: Final = "raw"
 ROW_GROUP: Final = 50_000  # rows; halves point look-ups against DuckDB's own 122,880
+WRITE_OPTIONS: Final[dict[str, Any]] = {"compression": "zstd", "write_page_checksum": True, "store_schema": False}
 
 
 def write_part(layout: Layout, table_name: str, rows: pa.Table, *, seq: int, mark: str) -> Part:
@@ -41,14 +42,7 @@ def write_file(layout: Layout, target: Path, table_name: str, rows: pa.Table, se
 def encode(rows: pa.Table) -> memoryview:
     """The Parquet file, in memory: a part is bounded by its commit, and a full disk leaves nothing half written."""
     sink = pa.BufferOutputStream()
-    pq.write_table(
-        rows,
-        sink,
-        compression="zstd",
-        row_group_size=ROW_GROUP,
-        write_page_checksum=True,
-        store_schema=False,
-    )
+    pq.write_table(rows, sink, row_group_size=ROW_GROUP, **WRITE_OPTIONS)
     return memoryview(sink.getvalue())
 
 

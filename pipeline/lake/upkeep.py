@@ -1,4 +1,4 @@
-"""Housekeeping, under the lake's lock: what killed runs left behind, and snapshots past their time."""
+"""Housekeeping, under the lake's lock: what killed runs left behind, and what is past its time of grace."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from pipeline.lake.files import is_aside, storage
+from schemas.instants import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
     from pipeline.lake.files import Layout
     from pipeline.lake.ledger import Ledger
 
-_OUR_PART: Final = re.compile(r"\d{12}-[0-9a-f]{6}\.parquet")
+_OUR_PART: Final = re.compile(r"\d{12}-[0-9a-f]{6}(-\d{4})?\.parquet")
+_OUR_SNAPSHOT: Final = re.compile(r"\d{6,}\.duckdb")
 
 
 def sweep(layout: Layout, ledger: Ledger) -> int:
@@ -23,7 +25,7 @@ def sweep(layout: Layout, ledger: Ledger) -> int:
     Safe under the lock alone: nobody else writes parts, and what the ledger does not name no catalog shows.
     Returns the number of files removed.
     """
-    named = {part.name for part in ledger.parts()}
+    named = {part.name for part in ledger.parts()} | {name for name, _, _ in ledger.retired()}
     removed = 0
     with storage(layout.root):
         for path in _written(layout):
@@ -41,13 +43,33 @@ def _written(layout: Layout) -> Iterator[Path]:
     yield from layout.root.glob("*.aside")
 
 
-def thin_snapshots(layout: Layout, *, keep: int, older_than: float) -> int:
-    """Remove snapshot files beyond the newest `keep` whose modification time is before `older_than` (epoch s)."""
-    found = sorted(layout.root.glob("snapshots/[0-9][0-9][0-9][0-9][0-9][0-9].duckdb"))
+def snapshots(layout: Layout) -> list[tuple[int, Path]]:
+    """The kept snapshots, oldest first, with their numbers."""
+    found = [path for path in layout.root.glob("snapshots/*.duckdb") if _OUR_SNAPSHOT.fullmatch(path.name)]
+    return sorted((int(path.stem), path) for path in found)
+
+
+def let_go(layout: Layout, ledger: Ledger, *, keep: int, grace: float, now: float) -> int:
+    """Remove snapshots beyond the newest `keep`, and retired parts that no kept snapshot shows.
+
+    Neither goes before its time of grace: readers may hold a catalog that names it. `grace` in seconds, `now`
+    in seconds since 1970. Returns the number of files removed.
+    """
+    kept = snapshots(layout)
     removed = 0
     with storage(layout.root):
-        for path in found[:-keep] if keep else found:
-            if path.stat().st_mtime < older_than:
+        for number, path in kept[:-keep]:
+            if path.stat().st_mtime < now - grace:
                 path.unlink(missing_ok=True)
+                kept.remove((number, path))
                 removed += 1
-    return removed
+        oldest = kept[0][0] if kept else 0
+        past = [
+            name
+            for name, retired_at, last_snapshot in ledger.retired()
+            if last_snapshot < oldest and retired_at < (now - grace) * SECOND
+        ]
+        for name in past:
+            layout.part(name).unlink(missing_ok=True)
+        ledger.forget_retired(past)
+    return removed + len(past)

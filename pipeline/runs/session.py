@@ -22,7 +22,7 @@ from pipeline.errors import Interrupted, ScanlakeError, SettingsError, StorageEr
 from pipeline.flatten.flatten import flatten
 from pipeline.lake import upkeep
 from pipeline.lake.lake import Changes
-from pipeline.lake.ledger import RunRecord, WindowRecord
+from pipeline.lake.records import RunRecord, WindowRecord
 from pipeline.progress import Standing
 from pipeline.service.client import Client
 from pipeline.service.options import ClientOptions
@@ -36,11 +36,12 @@ if TYPE_CHECKING:
     from pipeline.crawl.terms import Batch
     from pipeline.crawl.windows import Coverage
     from pipeline.lake.lake import Lake
-    from pipeline.lake.ledger import SnapshotRecord
+    from pipeline.lake.records import SnapshotRecord
     from pipeline.progress import Progress
     from pipeline.settings import Settings
 
 _WITHOUT_CLOCK: Final = 600  # seconds the horizon stays behind a clock that is only ours
+_ONE_TRY: Final = 60.0  # seconds, of the time that a request has with all its tries
 _GLANCE: Final = 0.25  # seconds between two looks at the progress
 
 _log = structlog.get_logger()
@@ -239,11 +240,17 @@ class Session:
     # After
 
     def close(self, state: str, error: str | None = None) -> SnapshotRecord:
-        """Record how the run ended, publish, and thin out the snapshots."""
+        """Record how the run ended, publish, and let go of what is past its grace."""
         self.ledger.update_run(self.run_id, **self.facts(state, error))
         record = self.publish(complete=state == "done")
-        oldest = time.time() - self.settings.grace_hours * 3600
-        upkeep.thin_snapshots(self.lake.layout, keep=self.settings.keep_snapshots, older_than=oldest)
+        settings = self.settings
+        upkeep.let_go(
+            self.lake.layout,
+            self.ledger,
+            keep=settings.keep_snapshots,
+            grace=settings.grace_hours * 3600,
+            now=time.time(),
+        )
         return record
 
     def _fail(self, error: ScanlakeError) -> None:
@@ -324,7 +331,8 @@ def make_client(settings: Settings, token: str, *, learned: dict[str, Any] | Non
         max_concurrency=settings.max_concurrency,
         max_requests_per_second=settings.max_requests_per_second,
         attempts=settings.attempts,
-        total_timeout=settings.request_seconds,
+        max_seconds=settings.request_seconds,
+        total_timeout=min(_ONE_TRY, settings.request_seconds),
         token_in=settings.token_in,
         user_agent=f"scanlake/{__version__}",
     )

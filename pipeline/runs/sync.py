@@ -13,7 +13,7 @@ from schemas.instants import as_datetime
 
 if TYPE_CHECKING:
     from pipeline.lake.lake import Lake
-    from pipeline.lake.ledger import SnapshotRecord
+    from pipeline.lake.records import SnapshotRecord
     from pipeline.progress import Progress
     from pipeline.settings import Settings
 

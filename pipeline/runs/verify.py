@@ -21,7 +21,7 @@ from pipeline.crawl.terms import Known, Revisit, SharedId, Terms
 from pipeline.crawl.windows import EVERYTHING, Window, cut
 from pipeline.errors import ContractBroken, ScanlakeError, SettingsError
 from pipeline.lake.lake import Changes
-from pipeline.lake.ledger import Verification
+from pipeline.lake.records import Verification
 from pipeline.runs.session import Session, local_us, make_client
 from pipeline.service.faults import RequestFailed
 from pipeline.service.protocol import Detail, Gone
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from pipeline.crawl.terms import Batch
     from pipeline.lake.lake import Lake
-    from pipeline.lake.ledger import SnapshotRecord
+    from pipeline.lake.records import SnapshotRecord
     from pipeline.progress import Progress
     from pipeline.settings import Settings
 

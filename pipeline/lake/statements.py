@@ -1,0 +1,102 @@
+"""The statements that a commit consists of. Each runs inside the ledger's transaction."""
+
+from __future__ import annotations
+
+import json
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from schemas.versions import digest
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Mapping, Sequence
+
+    from pipeline.lake.records import Commit
+
+
+def set_coverage(db: sqlite3.Connection, coverage: Sequence[tuple[int | None, int | None]]) -> None:
+    """Replace the coverage."""
+    db.execute("DELETE FROM coverage")
+    db.executemany("INSERT INTO coverage VALUES (?, ?)", coverage)
+
+
+def set_fact(db: sqlite3.Connection, name: str, value: Any) -> None:
+    """Record a fact about the lake as a whole."""
+    db.execute("INSERT OR REPLACE INTO fact VALUES (?, ?)", (name, json.dumps(value)))
+
+
+def insert(db: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> None:
+    """Insert a row given by column."""
+    names = ", ".join(f'"{name}"' for name in row)
+    marks = ", ".join(f":{name}" for name in row)
+    db.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", row)
+
+
+def write_files(db: sqlite3.Connection, commit: Commit) -> None:
+    """Make a commit's versions and tombstones the ones that count."""
+    gone = [(tombstone.file_id,) for tombstone in commit.tombstones]
+    touched = [(version.file_id,) for version in commit.versions] + gone
+    # Whatever a file had before, in whichever table, counts no more: the child sets are replaced whole.
+    db.executemany("INSERT OR IGNORE INTO dead SELECT seq, file_id FROM file_version WHERE file_id = ?", touched)
+    db.executemany(
+        "INSERT OR REPLACE INTO file_version (file_id, seq, deleted, updated_at, fetched_at, digest, shape, settled,"
+        " instance, run_id, detail_digest) VALUES (?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (
+                v.file_id,
+                commit.seq,
+                v.updated_at,
+                v.fetched_at,
+                v.digest,
+                v.shape,
+                v.settled,
+                v.instance,
+                commit.run_id,
+                None if v.detail is None else digest(v.detail),
+            )
+            for v in commit.versions
+        ],
+    )
+    db.executemany(
+        "UPDATE file_version SET seq = ?, deleted = 1, settled = 0, run_id = ? WHERE file_id = ?",
+        [(commit.seq, commit.run_id, *each) for each in gone],
+    )
+
+
+def write_rejects(db: sqlite3.Connection, commit: Commit) -> None:
+    """Record a commit's rejects, and forget those it healed."""
+    healed = {version.file_id for version in commit.versions}
+    healed |= {tombstone.file_id for tombstone in commit.tombstones}
+    healed -= {reject.file_id for reject in commit.rejects if reject.file_id is not None}
+    db.executemany("DELETE FROM reject WHERE file_id = ?", [(each,) for each in healed])
+    for reject in commit.rejects:
+        key = f"file {reject.file_id}" if reject.file_id is not None else _document_key(reject.document)
+        db.execute(
+            "INSERT INTO reject VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (reject_key) DO UPDATE SET"
+            " reason = excluded.reason, document = excluded.document, run_id = excluded.run_id,"
+            " last_tried_at = excluded.last_tried_at, tries = tries + 1",
+            (
+                key, reject.file_id, reject.reason, reject.document, *reject.window,
+                commit.run_id, commit.at, commit.at, reject.tries,
+            ),
+        )  # fmt: skip
+
+
+def _document_key(document: bytes) -> str:
+    return f"document {blake2b(document, digest_size=16).hexdigest()}"
+
+
+def write_drift(db: sqlite3.Connection, commit: Commit) -> None:
+    """Count what a commit met that the schema did not foresee."""
+    for key, count in (commit.drift or {}).items():
+        count_drift(db, key, count, commit.run_id, commit.at)
+
+
+def count_drift(db: sqlite3.Connection, key: tuple[str, str, str], count: int, run_id: str, at: int) -> None:
+    """Count one kind of drift: (table, key, kind)."""
+    db.execute(
+        "INSERT INTO drift VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+        " count = count + excluded.count, last_run_id = excluded.last_run_id, last_seen_at = excluded.last_seen_at",
+        (*key, count, run_id, run_id, at, at),
+    )

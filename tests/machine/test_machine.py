@@ -1,0 +1,23 @@
+"""The machine of `machine.py`, for as long as one likes: `make soak`."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.machine.machine import LakeMachine
+
+EXAMPLES = int(os.environ.get("SOAK_EXAMPLES", "12"))
+STEPS = int(os.environ.get("SOAK_STEPS", "14"))
+
+
+def test_whatever_happens_nothing_is_lost() -> None:
+    """Whatever happens to service and lake, in any order: after a quiet sync and a verify they are equal."""
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        LakeMachine,
+        settings=settings(
+            settings.default, max_examples=EXAMPLES, stateful_step_count=STEPS, deadline=None, print_blob=True
+        ),
+    )
