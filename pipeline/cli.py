@@ -30,6 +30,7 @@ from pipeline.flags import Flags
 
 NAME: Final = "scanlake"
 _FETCH: Final = "Bring the data in"
+_KEEP: Final = "Keep the lake"
 _USE: Final = "Use the data"
 _TRY: Final = "Try it out"
 
@@ -47,6 +48,9 @@ VERBS: Final = {
     "sync": Verb("pipeline.commands.sync", "Bring the lake up to date with the service.", _FETCH),
     "verify": Verb(
         "pipeline.commands.verify", "Hold the lake against the service, heal what differs, and prove it.", _FETCH
+    ),
+    "compact": Verb(
+        "pipeline.commands.compact", "Fold many small parts into few large ones, so that queries stay fast.", _KEEP
     ),
     "status": Verb("pipeline.commands.status", "Say how current and how complete the lake is.", _USE),
     "query": Verb("pipeline.commands.query", "Ask the lake a question in SQL.", _USE),

@@ -5,12 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import structlog
 
 from pipeline.errors import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+    from pathlib import Path
+
+    from pipeline.call import Call
 
 _new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
 with contextlib.suppress(ImportError):  # there are platforms without it
@@ -19,12 +26,23 @@ with contextlib.suppress(ImportError):  # there are platforms without it
     _new_loop = uvloop.new_event_loop
 
 _Result = TypeVar("_Result")
+_log = structlog.get_logger()
 
 
 def run_to_end(work: Coroutine[Any, Any, _Result]) -> _Result:
     """Run `work`. The first SIGTERM or Ctrl-C cancels it, which commits what is whole; raises `Interrupted`."""
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         return runner.run(_interruptible(work))
+
+
+def in_own_process(call: Call, lake: Path, *arguments: str) -> None:
+    """Run another verb on the lake in a process of its own, with memory of its own; a failure is logged."""
+    command = [sys.executable, "-m", "pipeline", *arguments, "--lake", str(lake), "--quiet"]
+    if call.config is not None:
+        command += ["--config", str(call.config)]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)  # noqa: S603 - our own command
+    if done.returncode:
+        _log.warning("upkeep.failed", verb=arguments[0], exit_code=done.returncode)
 
 
 async def _interruptible(work: Coroutine[Any, Any, _Result]) -> _Result:

@@ -7,11 +7,12 @@ from typing import Annotated
 import typer
 
 from pipeline.call import Call, setting
-from pipeline.commands.running import run_to_end
+from pipeline.commands.running import in_own_process, run_to_end
 from pipeline.commands.telling import tell_proof, tell_sync
 from pipeline.errors import Exit, SettingsError
 from pipeline.lake.lake import Lake
 from pipeline.runs import Range, sync
+from pipeline.runs.upkeep import is_due as compaction_is_due
 from pipeline.runs.verify import Mode, is_due, verify
 from pipeline.settings import base_url_value
 from schemas.instants import SECOND, parse_instant
@@ -72,6 +73,9 @@ def run(
         proof = None
         if is_due(lake, settings):
             proof = run_to_end(verify(lake, settings, token, Mode(), call.progress()))
+        fold = compaction_is_due(lake)
+    if fold:
+        in_own_process(call, settings.lake, "compact")
     if call.as_json:
         call.print_json(summary.as_json() | ({"verify": proof.as_json()} if proof else {}))
     elif proof:

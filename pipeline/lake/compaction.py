@@ -142,7 +142,7 @@ def _fold_table(
         db.execute(f"CREATE TABLE dead (file_id BIGINT, {SEQ} BIGINT)")
         if rows:
             db.executemany("INSERT INTO dead VALUES (?, ?)", [(row["file_id"], row["seq"]) for row in rows])
-        reader: Any = db.execute(source, {"paths": paths}).to_arrow_reader(ROW_GROUP)
+        reader: Any = db.sql(source, params={"paths": paths}).to_arrow_reader(ROW_GROUP)
         folder = layout.parts(table.name)
         yield from _write_stream(layout, folder, table.name, reader, table.arrow, span=span, mark=mark)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
+from pipeline.errors import SettingsError
 from pipeline.lake import catalog, parts, upkeep
 from pipeline.lake.files import Layout, held
 from pipeline.lake.ledger import Ledger
@@ -40,8 +41,10 @@ class Changes:
 class Lake:
     """A lake held for writing. Use as a context manager; raises `LakeBusy` when another run holds it."""
 
-    def __init__(self, root: Path, *, doing: str, anchor: Path | None = None) -> None:
+    def __init__(self, root: Path, *, doing: str, anchor: Path | None = None, must_exist: bool = False) -> None:
         """`anchor` is the path that readers see the lake under, when it is not `root`."""
+        if must_exist and not Layout(root.absolute()).ledger.exists():
+            raise SettingsError(f"there is no lake in {root}", remedy="Run `scanlake sync`, or name another --lake.")
         self.layout = Layout(root.absolute())
         self.anchor = anchor or self.layout.root
         self._doing = doing
@@ -111,6 +114,13 @@ class Lake:
         catalog.publish(self.layout, self.ledger, edition)
         self.ledger.end_snapshot(record.snapshot)
         return record
+
+    def republish(self, *, at: int) -> SnapshotRecord:
+        """Publish anew what the last snapshot showed, after its parts or its place have changed."""
+        last = self.ledger.last_snapshot()
+        if last is None:
+            return self.publish("", at=at, complete=False, horizon=None)
+        return self.publish(last.run_id, at=at, complete=last.complete, horizon=last.horizon)
 
     def states(self, file_ids: Sequence[int]) -> dict[int, FileState]:
         """What the lake holds of some files."""

@@ -177,6 +177,12 @@ class Ledger:
         with self.transaction() as db:
             db.execute("UPDATE snapshot SET state = 'published' WHERE snapshot = ?", (number,))
 
+    def last_snapshot(self) -> SnapshotRecord | None:
+        """The snapshot that readers see, or None before the first."""
+        names = ", ".join(field.name for field in fields(SnapshotRecord))
+        rows = self.query(f"SELECT {names} FROM snapshot WHERE state = 'published' ORDER BY snapshot DESC LIMIT 1")
+        return SnapshotRecord(**{**dict(rows[0]), "complete": bool(rows[0]["complete"])}) if rows else None
+
     def parts(self) -> list[Part]:
         """The parts that hold rows, oldest first."""
         names = ", ".join(field.name for field in fields(Part))
