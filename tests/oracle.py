@@ -70,10 +70,8 @@ def expected(truth: Iterable[Row]) -> dict[str, list[Row]]:
 def _file(rows: defaultdict[str, list[Row]], key: int, document: Row, definitions: dict[int, Any]) -> None:
     owner = {"file_id": key}
     rows["files"].append(owner | _pick(document, _FILE))
-    for table, names, renames in (("uploads", _UPLOAD, {}), ("locations", ["id", "location"], {})):
-        rows[table] += [
-            owner | _pick(each, names) | renames | {"position": place} for place, each in enumerate(document[table])
-        ]
+    for table, names in (("uploads", _UPLOAD), ("locations", ["id", "location"])):
+        rows[table] += [owner | _pick(each, names) | {"position": place} for place, each in enumerate(document[table])]
     rows["fields"] += [
         owner | _pick(each, _FIELD) | {"position": place, "deprecated_id": _value("id", each["id"])}
         for place, each in enumerate(document["fields"])
@@ -96,7 +94,7 @@ def _form(rows: defaultdict[str, list[Row]], owner: Row, place: int, submit: Row
     title = submit.get("title", form.get("title"))
     rows["form_submits"].append(owner | {"id": reference, "form_id": form_id, "title": title, "position": place})
     questions = submit.get("fields", form.get("fields")) or []
-    answers = defaultdict(deque)
+    answers: defaultdict[str, deque[Any]] = defaultdict(deque)
     for answer in submit.get("answers", form.get("answers")) or []:
         answers[str(answer["id"])].append(answer["value"])
     for number, question in enumerate(questions):
@@ -132,7 +130,7 @@ def _together(item: Row, detail: Row) -> Row:
         "fields": lambda each: (str(each["field_id"]), str(each["snap_id"])),
     }
     for name, key in keys.items():
-        listed = defaultdict(deque)
+        listed: defaultdict[Any, deque[Row]] = defaultdict(deque)
         for each in item.get(name, []):
             listed[key(each)].append(each)
         document[name] = [

@@ -15,7 +15,7 @@ STEPS = int(os.environ.get("SOAK_STEPS", "14"))
 
 def test_whatever_happens_nothing_is_lost() -> None:
     """Whatever happens to service and lake, in any order: after a quiet sync and a verify they are equal."""
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         LakeMachine,
         settings=settings(
             settings.default, max_examples=EXAMPLES, stateful_step_count=STEPS, deadline=None, print_blob=True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +20,7 @@ from tests.sync.running import SEED, opened, synced
 from tests.sync.test_command import ended, started
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 FILES = 300
@@ -31,13 +33,19 @@ async def verified(emulator: Emulator, lake: Path, mode: Mode | None = None, **s
         return await verify(held, made, emulator.token, mode or Mode(), Silent())
 
 
+@contextmanager
+def tampered(lake: Path) -> Iterator[sqlite3.Connection]:
+    """The ledger, to be changed behind scanlake's back."""
+    with closing(sqlite3.connect(lake / "ledger.sqlite")) as ledger, ledger:
+        yield ledger
+
+
 def forget(lake: Path, *file_ids: int) -> None:
     """Make the ledger forget some files, as a lake would that had missed them."""
-    with sqlite3.connect(lake / "ledger.sqlite") as db:
+    with tampered(lake) as ledger:
         for file_id in file_ids:
-            db.execute("INSERT INTO dead SELECT seq, file_id FROM file_version WHERE file_id = ?", (file_id,))
-            db.execute("DELETE FROM file_version WHERE file_id = ?", (file_id,))
-    db.close()
+            ledger.execute("INSERT INTO dead SELECT seq, file_id FROM file_version WHERE file_id = ?", (file_id,))
+            ledger.execute("DELETE FROM file_version WHERE file_id = ?", (file_id,))
 
 
 async def test_an_equal_lake_is_proven_cheaply(tmp_path: Path) -> None:
@@ -65,9 +73,8 @@ async def test_deletions_missing_and_stale(tmp_path: Path) -> None:
         emulator.world.delete(gone)
         left = sorted(set(emulator.world.keys()))
         forget(lake, *left[10:15])
-        with sqlite3.connect(lake / "ledger.sqlite") as db:
-            db.execute("UPDATE file_version SET updated_at = updated_at - 5000000 WHERE file_id = ?", (left[20],))
-        db.close()
+        with tampered(lake) as ledger:
+            ledger.execute("UPDATE file_version SET updated_at = updated_at - 5000000 WHERE file_id = ?", (left[20],))
         proof = await verified(emulator, lake)
         truth = list(emulator.truth())
         again = await verified(emulator, lake)
@@ -161,10 +168,9 @@ async def test_absence_needs_a_second_witness(tmp_path: Path) -> None:
         # A list that lags an hour behind does not show these yet; their details are there.
         emulator.set_quirks(late_commit_seconds=3600.0)
         new = emulator.world.create(5)
-        with sqlite3.connect(lake / "ledger.sqlite") as db:
+        with tampered(lake) as ledger:
             for key in new:
-                db.execute("INSERT INTO file_version SELECT ?, 1, 0, 0, 0, x'', '', 1, NULL, '', NULL", (key,))
-        db.close()
+                ledger.execute("INSERT INTO file_version SELECT ?, 1, 0, 0, 0, x'', '', 1, NULL, '', NULL", (key,))
         proof = await verified(emulator, lake)
     assert (proof.verification.gone, proof.verification.unlisted) == (0, 5)
     with Lake(lake, doing="test") as held:
@@ -176,10 +182,9 @@ async def test_deep_compares_contents(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     async with Emulator(60, seed=SEED) as emulator:
         await synced(emulator, lake)
-        with sqlite3.connect(lake / "ledger.sqlite") as db:
-            db.execute("UPDATE file_version SET detail_digest = zeroblob(16) WHERE file_id % 7 = 0")
-            wrong = db.execute("SELECT count(*) FROM file_version WHERE file_id % 7 = 0").fetchone()[0]
-        db.close()
+        with tampered(lake) as ledger:
+            ledger.execute("UPDATE file_version SET detail_digest = zeroblob(16) WHERE file_id % 7 = 0")
+            wrong = ledger.execute("SELECT count(*) FROM file_version WHERE file_id % 7 = 0").fetchone()[0]
         plain = await verified(emulator, lake)
         deep = await verified(emulator, lake, Mode(deep=1.0))
         again = await verified(emulator, lake, Mode(deep=1.0))
