@@ -1,0 +1,118 @@
+"""Whatever the network and the service do wrong, a sync converges or stops cleanly, and nothing false gets in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pipeline.emulator import Emulator
+from pipeline.emulator.faults import KINDS
+from pipeline.errors import ContractBroken, ScanlakeError, ServiceUnavailable
+from tests.oracle import differences
+from tests.sync.running import SEED, opened, synced
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FILES = 40
+SLOW = {"stall", "drip"}
+FATAL = {"redirect"}
+ONE_BY_ONE = sorted((set(KINDS) | {"500", "502", "503", "504"}) - SLOW - FATAL - {"bomb"})
+PATIENT = {"max_concurrency": 8, "attempts": 12, "request_seconds": 60}
+
+
+@pytest.mark.parametrize("kind", ONE_BY_ONE)
+async def test_a_third_of_all_answers_broken(tmp_path: Path, kind: str) -> None:
+    """With three answers in ten broken in one way, the lake still equals the service, for a bounded price."""
+    async with Emulator(FILES, seed=SEED) as emulator:
+        emulator.set_faults(shares={kind: 0.3}, retry_after_seconds=0)
+        await synced(emulator, tmp_path / "lake", **PATIENT)
+        assert emulator.struck[kind] > 5
+        assert emulator.requests < 3 * (FILES + 20)
+        truth = list(emulator.truth())
+    with opened(tmp_path / "lake") as db:
+        assert differences(db, truth) == []
+        assert db.execute("SELECT count(*) FROM meta.rejects").fetchall() == [(0,)]
+
+
+async def test_everything_at_once(tmp_path: Path) -> None:
+    """With three answers in ten broken in every way at once, runs converge to the truth with bounded requests."""
+    async with Emulator(300, seed=SEED) as emulator:
+        emulator.set_faults(shares=dict.fromkeys(ONE_BY_ONE, 0.3 / len(ONE_BY_ONE)), retry_after_seconds=0)
+        for _ in range(4):
+            try:
+                summary = await synced(emulator, tmp_path / "lake", **PATIENT)
+            except ScanlakeError:
+                continue
+            if not summary.rejects:
+                break
+        assert emulator.requests < 4 * 300
+        emulator.faults.clear()
+        last = await synced(emulator, tmp_path / "lake")
+        assert last.rejects == 0
+        truth = list(emulator.truth())
+    with opened(tmp_path / "lake") as db:
+        assert differences(db, truth) == []
+
+
+@pytest.mark.parametrize("kind", sorted(SLOW))
+async def test_a_silent_or_dripping_answer_holds_nobody_up(tmp_path: Path, kind: str) -> None:
+    """A request that is never answered, or byte by byte, is given up in time, while the others go on."""
+    async with Emulator(60, seed=SEED) as emulator:
+        emulator.script(kind, times=2, path="/api/v2/files/", skip=10)
+        await synced(emulator, tmp_path / "lake", max_concurrency=4, request_seconds=4, attempts=3)
+        await synced(emulator, tmp_path / "lake", max_concurrency=4)
+        truth = list(emulator.truth())
+    with opened(tmp_path / "lake") as db:
+        assert differences(db, truth) == []
+
+
+async def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
+    """An answer that unpacks to a thousand times its size is a fault like others, and is asked for again."""
+    async with Emulator(40, seed=SEED) as emulator:
+        emulator.script("bomb", times=2, path="/api/v2/files/", skip=5)
+        await synced(emulator, tmp_path / "lake", max_concurrency=4)
+        assert emulator.struck["bomb"] == 2
+        truth = list(emulator.truth())
+    with opened(tmp_path / "lake") as db:
+        assert differences(db, truth) == []
+
+
+@pytest.mark.parametrize("kind", ["redirect", "redirect-307", "redirect-308"])
+async def test_a_redirect_elsewhere_is_not_followed(tmp_path: Path, kind: str) -> None:
+    """A redirect to another origin stops the run, and that origin is never visited."""
+    async with Emulator(40, seed=SEED) as emulator:
+        emulator.script(kind, times=1_000, path="/api/v2/files/")
+        with pytest.raises(ContractBroken, match="redirect"):
+            await synced(emulator, tmp_path / "lake")
+        assert emulator.strays == []
+
+
+async def test_an_outage_keeps_the_horizon(tmp_path: Path) -> None:
+    """When nothing succeeds any more the run fails, the horizon stays, and the next run goes on."""
+    async with Emulator(200, seed=SEED) as emulator:
+        emulator.script("503", times=100_000, skip=60)
+        with pytest.raises(ServiceUnavailable):
+            await synced(emulator, tmp_path / "lake", max_concurrency=4, attempts=3, request_seconds=5)
+        with opened(tmp_path / "lake") as db:
+            assert db.execute("SELECT horizon, complete FROM meta.freshness").fetchall() == [(None, False)]
+        emulator.faults.clear()
+        await synced(emulator, tmp_path / "lake")
+        assert emulator.counts["detail"] < 1.3 * 200
+        truth = list(emulator.truth())
+    with opened(tmp_path / "lake") as db:
+        assert differences(db, truth) == []
+
+
+async def test_a_rate_limit_is_kept(tmp_path: Path) -> None:
+    """Against an unknown rate limit the whole client slows down, and few answers are refusals."""
+    async with Emulator(400, seed=SEED) as emulator:
+        emulator.set_faults(rate_limit=150.0, retry_after_seconds=1)
+        await synced(emulator, tmp_path / "lake")
+        assert emulator.statuses[429] < 0.1 * emulator.requests
+        again = await synced(emulator, tmp_path / "lake")
+        assert again.files_expanded == 0
+        truth = list(emulator.truth())
+    with opened(tmp_path / "lake") as db:
+        assert differences(db, truth) == []
