@@ -86,9 +86,7 @@ class StorageError(ScanlakeError):
     """The disk is full, or a file may not be read or written."""
 
     exit_code = Exit.STORAGE
-    default_remedy = (
-        "Free disk space or mend the permissions, then run again; the published lake is untouched."
-    )
+    default_remedy = "Free disk space or mend the permissions, then run again; the published lake is untouched."
 
 
 class LakeDamaged(ScanlakeError):

@@ -16,7 +16,7 @@ DAY: Final = 86_400 * SECOND
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SHAPE: Final = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)"
-    r"(?:[Tt ](\d\d)(?::(\d\d)(?::(\d\d)(?:[.,](\d{1,30}))?)?)?\s?(?:([Zz])|([+-])(\d\d):?(\d\d)?)?)?",
+    r"(?:[Tt ](\d\d)(?::(\d\d)(?::(\d\d)(?:[.,](\d{1,30}))?)?)?\s?(?:([Zz])|([+-])(\d\d)(?::?(\d\d))?)?)?",
     re.ASCII,
 )
 _MILLISECONDS_FROM: Final = 100_000_000_000  # as seconds this is the year 5138, as milliseconds 1973

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 _CANONICAL: Final = re.compile(r"0|-?[1-9]\d{0,18}", re.ASCII)
 _INT64: Final = range(-(2**63), 2**63)
-_NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
+_NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_TO_ESCAPE: Final = re.compile("[\\\\\ud800-\udfff]")
 _encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
@@ -46,16 +47,24 @@ class Kind:
 
 
 def spell_json(value: object) -> str:
-    """Compact JSON of a decoded value, safe for Arrow and DuckDB: lone surrogates stay escaped."""
+    """Compact JSON of a decoded value, safe for Arrow and DuckDB: see `escape_surrogates`."""
     try:
         return _encode(value).decode()
-    except (UnicodeEncodeError, msgspec.MsgspecError, ValueError):
+    except UnicodeEncodeError:
         return _encode(_spell_surrogates(value)).decode()
 
 
 def escape_surrogates(text: str) -> str:
-    """The text with each lone surrogate, which UTF-8 cannot say, written as a backslash escape."""
-    return _LONE_SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    r"""The text, with lone surrogates, which UTF-8 cannot say, written as backslash escapes.
+
+    Reversible: in a text that has any, backslashes are doubled. Other texts stay as they are. DuckDB refuses
+    JSON's own escape of a lone surrogate, so the same form stands in JSON.
+    """
+    return _escape(text) if _LONE_SURROGATE.search(text) else text
+
+
+def _escape(text: str) -> str:
+    return _TO_ESCAPE.sub(lambda found: "\\\\" if found[0] == "\\" else f"\\u{ord(found[0]):04x}", text)
 
 
 def _spell_surrogates(value: object) -> object:
@@ -64,7 +73,9 @@ def _spell_surrogates(value: object) -> object:
     if isinstance(value, list):
         return [_spell_surrogates(item) for item in value]
     if isinstance(value, dict):
-        return {escape_surrogates(str(key)): _spell_surrogates(item) for key, item in value.items()}
+        # All keys of the object, so that no two of them become one.
+        spell = _escape if any(map(_LONE_SURROGATE.search, value)) else str
+        return {spell(key): _spell_surrogates(item) for key, item in value.items()}
     return value
 
 
@@ -100,10 +111,12 @@ def _judge_flag(value: object) -> bool | None:
 
 
 def _judge_text(value: object) -> str | None:
-    if value is None or isinstance(value, str):
-        return value if value is None else escape_surrogates(value)
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return value if value.isascii() else escape_surrogates(value)
     if isinstance(value, bool | int | Decimal):
-        return spell_json(value)  # the digits as they came
+        return spell_json(value)  # every digit that came
     raise Misfit("an object or a list where text belongs")
 
 

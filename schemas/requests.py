@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictInt,
+    StringConstraints,
+    model_validator,
+)
 
-from schemas.instants import from_datetime, spell_instant
+from schemas.instants import SECOND, from_datetime, parse_instant, spell_instant
 
 Include = Literal["uploads", "geocoding", "forms", "fields", "locations", "workflows"]
 INCLUDES: Final[tuple[Include, ...]] = ("uploads", "geocoding", "forms", "fields", "locations", "workflows")
@@ -28,12 +38,32 @@ class Request(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
-def _moment(value: datetime | str) -> str:
+def _is_date(text: str) -> str:
+    if parse_instant(text) is None:
+        raise ValueError("no such day")
+    return text
+
+
+def _moment(name: str, value: datetime | str) -> str:
     # A date alone is sent as it is: the service reads it as the start or end of the day, as the bound has it.
-    return value if isinstance(value, str) else spell_instant(from_datetime(value))
+    if isinstance(value, str):
+        return value
+    instant = from_datetime(value)
+    # The service takes whole seconds. A fraction widens the range: it never takes a file out of it.
+    return spell_instant(instant + SECOND - 1 if name in _UPPER else instant)
 
 
-Moment = datetime | Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\d$")]
+_UPPER: Final = frozenset({"enddate", "updated_end"})
+_Date = Annotated[str, StringConstraints(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"), AfterValidator(_is_date)]
+Moment = datetime | _Date
+"""A moment (without a zone: UTC), or a date alone."""
+
+
+def _by_number(given: Any) -> Any:
+    # Checked here because pydantic's own message would show the key.
+    if isinstance(given, dict) and not all(re.fullmatch("[0-9]{1,19}", str(key)) for key in given):
+        raise ValueError("a custom field is named by its number")
+    return given
 
 
 class FileQuery(Request):
@@ -48,7 +78,7 @@ class FileQuery(Request):
     updated_end: Moment | None = None
     limit: Annotated[int, Field(ge=1, le=MAX_LIMIT)] | None = None
     include: tuple[Include, ...] = ()
-    field_id: dict[int, str] = Field(default_factory=dict)
+    field_id: Annotated[dict[int, str], BeforeValidator(_by_number)] = Field(default_factory=dict)
     lang: str | None = None
 
     @model_validator(mode="after")
@@ -72,7 +102,7 @@ class FileQuery(Request):
             query.append(("closed", "1" if self.closed else "0"))
         for name in ("startdate", "enddate", "updated_start", "updated_end"):
             if (moment := getattr(self, name)) is not None:
-                query.append((name, _moment(moment)))
+                query.append((name, _moment(name, moment)))
         query += [("include[]", name) for name in self.include]
         query += [(f"field_id[{number}]", value) for number, value in self.field_id.items()]
         return query
@@ -96,7 +126,7 @@ class ShareRequest(Request):
         """The query, without token. `send_email` is always sent: silence would mean yes."""
         query: Query = [("reference", self.reference), ("send_email", str(self.send_email).lower())]
         if self.expires is not None:
-            query.append(("expires", _moment(self.expires)))
+            query.append(("expires", _moment("expires", self.expires)))
         for name in ("customer_reference", "language", "dl", "email", "timezone", "username", "lang"):
             if (text := getattr(self, name)) is not None:
                 query.append((name, text))
@@ -125,7 +155,7 @@ class ReportSettings(Request):
 class ReportRequest(Request):
     """The body of `POST /reports` (4.4): 1 to 100 different files."""
 
-    files: Annotated[tuple[int, ...], Field(min_length=1, max_length=MAX_REPORT_FILES)]
+    files: Annotated[tuple[StrictInt, ...], Field(min_length=1, max_length=MAX_REPORT_FILES)]
     template: int | None = None
     filename: Annotated[str, StringConstraints(min_length=1)] | None = None
     settings: ReportSettings = ReportSettings()

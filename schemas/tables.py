@@ -68,8 +68,8 @@ class Table:
     @cached_property
     def known_keys(self) -> frozenset[str]:
         """Every wire key this table or one of its children takes, or leaves on purpose."""
-        fields = frozenset(self.model.model_fields) if self.model else frozenset()
-        return fields | self.not_taken
+        fields = self.model.model_fields if self.model else [column.wire_key for column in self.from_wire]
+        return self.not_taken.union(fields)
 
 
 SEQ: Final = "_seq"
@@ -193,7 +193,7 @@ WORKFLOW_RUN_STEP_ITEMS: Final = Table(
         _FILE_ID,
         _id("workflow_run_id", "Run; see workflow_runs.id."),
         _id("workflow_run_step_id", "Executed step; see workflow_run_steps.id."),
-        _id("entity_id", "The item, for example uploads.id. May not have arrived yet."),
+        Column("entity_id", kinds.ID, "The item, for example uploads.id. May not have arrived yet.", "entity_id"),
         Column("entity_type", kinds.TEXT, "What the item is, for example uploads."),
         _POSITION,
         _EXTRA,

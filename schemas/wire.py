@@ -7,9 +7,9 @@ models are the contract in one place: `tables` derives its columns from them, th
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from schemas import kinds
 
@@ -20,6 +20,10 @@ Flag = Annotated[bool | None, kinds.FLAG]
 Text = Annotated[str | None, kinds.TEXT]
 Number = Annotated[float | None, kinds.NUMBER]
 Json = Annotated[str | None, kinds.JSON]
+
+_Item = TypeVar("_Item")
+Many = Annotated[list[_Item], BeforeValidator(lambda sent: [] if sent is None else sent)]
+"""A collection; `null` is as good as an empty one."""
 
 
 def _says(meaning: str) -> Any:
@@ -132,7 +136,7 @@ class Workflow(Wire):
     info_url: Text = _says("Address with instructions.")
     created_at: Instant = _says("Created.")
     updated_at: Instant = _says("Last updated.")
-    steps: list[WorkflowStep] = _many("Its steps.")
+    steps: Many[WorkflowStep] = _many("Its steps.")
 
 
 class WorkflowRunStep(Wire):
@@ -143,7 +147,7 @@ class WorkflowRunStep(Wire):
     workflow_step_id: Id = _says("Step of the definition. May name one that the definition no longer has.")
     entity_type: Text = _says("What the items are, for example uploads.")
     status: Text = _says("Status, for example done or skipped.")
-    entity_ids: list[Any] = _many("Items of the file that belong to the step. May name uploads still to come.")
+    entity_ids: Many[Any] = _many("Items of the file that belong to the step. May name uploads still to come.")
     device_id: Id = _says("Device that executed the step.")
     submit_date_time: Instant = _says("Submitted.")
     created_at: Instant = _says("Created.")
@@ -165,7 +169,7 @@ class WorkflowRun(Wire):
     started_on_device_at: Instant = _says("Started, by the device's clock.")
     finished_on_device_at: Instant = _says("Finished, by the device's clock.")
     workflow: Workflow | None = _says("The workflow's definition.")
-    workflow_run_steps: list[WorkflowRunStep] = _many("Its executed and skipped steps.")
+    workflow_run_steps: Many[WorkflowRunStep] = _many("Its executed and skipped steps.")
 
 
 class File(Wire):
@@ -181,11 +185,11 @@ class File(Wire):
     recent_snap_id: Id = _says("Latest upload.")
     snap_count: Count = _says("Number of uploads, as the service counts them.")
     snap_count_with_damage: Count = _says("Number of uploads with damage, as the service counts them.")
-    uploads: list[Upload] = _many("Its uploads.")
-    form_submits: list[FormSubmit] = _many("Its submitted forms.")
-    fields: list[CustomField] = _many("Its custom fields.")
-    locations: list[Location] = _many("Locations of the devices used.")
-    workflow_runs: list[WorkflowRun] = _many("Its workflow runs.")
+    uploads: Many[Upload] = _many("Its uploads.")
+    form_submits: Many[FormSubmit] = _many("Its submitted forms.")
+    fields: Many[CustomField] = _many("Its custom fields.")
+    locations: Many[Location] = _many("Locations of the devices used.")
+    workflow_runs: Many[WorkflowRun] = _many("Its workflow runs.")
 
 
 def kind_of(model: type[Wire], key: str) -> kinds.Kind | None:

@@ -8,6 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from pipeline.crawl.terms import Batch
+from pipeline.errors import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -32,17 +33,18 @@ class Finished:
 class Batcher:
     """The committer stage. One batch is being committed while the next one is gathered."""
 
-    def __init__(self, terms: Terms, in_flight: Callable[[], int]) -> None:
+    def __init__(self, terms: Terms, in_flight: Callable[[], int], sink: Sink) -> None:
         """`in_flight` counts the files that are issued and not committed."""
         self._terms = terms
         self._in_flight = in_flight
+        self._sink = sink
         self._finished: list[Finished] = []
         self._listed: set[WindowState] = set()
         self._since: float | None = None
         self._room = asyncio.Semaphore(_ROOM * terms.commit_files)
         self._wake = asyncio.Event()
         self._last_call = False
-        self._committing: asyncio.Task[None] | None = None
+        self._committing: asyncio.Future[None] | None = None
 
     async def put(self, finished: Finished) -> None:
         """Take one finished file; waits while the sink is far behind."""
@@ -60,28 +62,45 @@ class Batcher:
         self._last_call = True
         self._wake.set()
 
-    async def run(self, sink: Sink, committed: Callable[[Sequence[Finished]], None]) -> None:
+    async def run(self, committed: Callable[[Sequence[Finished]], None]) -> None:
         """Commit batch after batch until the last call, and everything, is through."""
-        while True:
+        while not (self._last_call and not self._finished and not self._listed and not self._in_flight()):
             await self._until_due()
             finished, batch = self._take()
-            # Cancelled or not, a commit that has begun is carried to its end; `flush` waits for it.
-            self._committing = asyncio.ensure_future(sink(batch))
-            await asyncio.shield(self._committing)
-            self._committing = None
+            if batch:
+                # Cancelled or not, a commit that has begun is carried to its end; `close` waits for it.
+                self._committing = asyncio.ensure_future(self._sink(batch))
+                await asyncio.shield(self._committing)
+                self._committing = None
             for _ in finished:
                 self._room.release()
             committed(finished)
-            if self._last_call and not self._finished and not self._listed and not self._in_flight():
-                return
 
-    async def flush(self, sink: Sink) -> None:
-        """After a failure: finish the commit that has begun, then commit what else is whole."""
-        if self._committing is not None:
-            await self._committing
-        if self._finished or self._listed:
-            _, batch = self._take()
-            await sink(batch)
+    async def close(self, failure: BaseException | None) -> None:
+        """After a failure, or None for a stop on request: carry the commit that has begun to its end, commit the rest.
+
+        After a failure of the disk nothing more is committed. Raises a commit's own failure, unless it is `failure`.
+        """
+        if self._committing is not None and not await self._carried_out(self._committing, failure):
+            return
+        _, batch = self._take()
+        if batch and not isinstance(failure, OSError | StorageError):
+            await self._carried_out(asyncio.ensure_future(self._sink(batch)), failure)
+
+    async def _carried_out(self, commit: asyncio.Future[None], failure: BaseException | None) -> bool:
+        """Wait for the end of a commit, even when told to stop meanwhile: no task is left behind."""
+        stopped: asyncio.CancelledError | None = None
+        while not commit.done():
+            try:
+                await asyncio.wait({commit})
+            except asyncio.CancelledError as error:
+                stopped = error
+        trouble = commit.exception()
+        if trouble is not None and trouble is not failure:
+            raise trouble
+        if stopped is not None:
+            raise stopped
+        return trouble is None
 
     def _note(self) -> None:
         if self._since is None:
@@ -119,4 +138,5 @@ class Batcher:
         rejects = [each.reject for each in expanded if each.reject is not None]
         rejects += [reject for state in done for reject in state.rejects]
         versions = [each.version for each in expanded if each.version is not None]
-        return finished, Batch(versions, rejects, [state.done() for state in done])
+        gone = [each.gone for each in expanded if each.gone is not None]
+        return finished, Batch(versions, rejects, [state.done() for state in done], gone)

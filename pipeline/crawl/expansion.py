@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from pipeline.crawl.terms import digest
+from pipeline.crawl.terms import reference_of
 from pipeline.errors import ContractBroken
 from pipeline.service.faults import RequestFailed
 from pipeline.service.protocol import Detail, Gone
-from schemas.documents import Unreadable, read_json
 from schemas.instants import SECOND
-from schemas.requests import MAX_REFERENCE, FileQuery
-from schemas.versions import Reject, Version
+from schemas.requests import FileQuery
+from schemas.versions import Reject, Tombstone, Version, digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,16 +22,21 @@ if TYPE_CHECKING:
     from pipeline.service.client import Client
     from pipeline.service.protocol import ListItem
 
-_GONE_FLOOR = 50
-_GONE_SHARE = 20  # one in
+__all__ = ["Expanded", "Expansion", "reference_of"]
+
+_GONE_FLOOR: Final = 50
+_GONE_SHARE: Final = 20  # one in
+_WITNESSES: Final = 5
+_WITNESS_LIST: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Expanded:
-    """What became of a list item: a version, with a reject when only the list's part is kept; or nothing: gone."""
+    """What became of a list item: a version, with a reject when only the list's part is kept; or it is gone."""
 
     version: Version | None
     reject: Reject | None = None
+    gone: Tombstone | None = None
 
 
 class Expansion:
@@ -42,24 +47,37 @@ class Expansion:
         self._terms = terms
         self._listing = listing
         self._now_us = now_us
-        self._answered = 0
-        self._contradictions = 0
+        self._answered = 0  # details that came
+        self._denied = 0  # files that were gone by id
+        self._latest: int | None = None
+        self._poisoned: set[int] = set()
+        self._calling_witnesses = asyncio.Lock()
 
     async def expand(self, key: int, item: ListItem) -> Expanded:
         """Fetch the detail of `item`, known in the lake as `key`."""
         if self._terms.expand == "never":
             return Expanded(self._version(key, item, None, agree=True))
-        before = self._answered
         try:
-            detail = await self._detail(key, item)
-            if isinstance(detail, Detail) and not _agree(item.updated, detail.updated):
-                detail = await self._detail(key, item)
+            detail = await self._settled_detail(key, item)
         except RequestFailed as failure:
-            return await self._poison(key, item, failure, before)
-        self._answered += 1
+            # A file that fails while others succeed is poison; if nothing succeeds it is an outage.
+            await self._call_witnesses(key, failure)
+            try:
+                detail = await self._settled_detail(key, item)
+            except RequestFailed as again:
+                self._poisoned.add(key)
+                return self._kept_from_list(key, item, f"detail: {again.message}")
         if isinstance(detail, Gone):
             return await self._gone(key, item, detail)
+        self._answered += 1
+        self._latest = key
         return Expanded(self._version(key, item, detail, agree=_agree(item.updated, detail.updated)))
+
+    async def _settled_detail(self, key: int, item: ListItem) -> Detail | Gone:
+        detail = await self._detail(key, item)
+        if isinstance(detail, Detail) and not _agree(item.updated, detail.updated):
+            detail = await self._detail(key, item)
+        return detail
 
     async def _detail(self, key: int, item: ListItem) -> Detail | Gone:
         detail = await self._client.get(key, lang=self._terms.lang)
@@ -69,36 +87,51 @@ class Expansion:
             return other if isinstance(other, Detail) and other.instance == key else detail
         return detail
 
-    async def _poison(self, key: int, item: ListItem, failure: RequestFailed, before: int) -> Expanded:
-        """A file that fails while others succeed is poison; if nothing succeeds it is an outage."""
-        if self._answered == before:
-            # Nobody else was there to succeed. One cheap call tells; it raises in an outage.
-            await self._client.list(FileQuery(limit=1))
-        reason = f"detail: {failure.message}"
-        return self._kept_from_list(key, item, reason)
+    async def _call_witnesses(self, key: int, failure: RequestFailed) -> None:
+        """Return when the detail of another file comes, after this one failed; raise `failure` when none does."""
+        before = self._answered
+        async with self._calling_witnesses:
+            if self._answered > before:
+                return
+            page = await self._client.list(FileQuery(limit=_WITNESS_LIST))
+            listed = [other for item in page.items if (other := self._key(item)) is not None]
+            spread = listed[:: max(1, len(listed) // _WITNESSES)]
+            others = [other for other in (self._latest, *spread) if other is not None]
+            witnesses = [other for other in dict.fromkeys(others) if other != key and other not in self._poisoned]
+            for witness in witnesses[:_WITNESSES]:
+                try:
+                    detail = await self._client.get(witness, lang=self._terms.lang)
+                except RequestFailed:
+                    continue
+                if isinstance(detail, Detail):
+                    self._answered += 1
+                    return
+            if witnesses:
+                raise failure
+
+    def _key(self, item: ListItem) -> int | None:
+        return item.instance if self._terms.identity == "file_id" and item.instance is not None else item.id
 
     def _kept_from_list(self, key: int, item: ListItem, reason: str) -> Expanded:
-        version = self._version(key, item, None, agree=False)
-        return Expanded(version, Reject(key, reason, item.raw))
+        return Expanded(self._version(key, item, None, agree=False), Reject(key, reason, item.raw))
 
     async def _gone(self, key: int, item: ListItem, gone: Gone) -> Expanded:
         """Listed and yet gone by id: deleted in between, unless the list still shows it."""
-        reference = reference_of(item.raw)
-        still = await self._listing.find(key, reference) if reference else None
-        if still is None:
-            return Expanded(None)
-        self._contradictions += 1
-        if self._contradictions > max(_GONE_FLOOR, self._answered // _GONE_SHARE):
+        self._denied += 1
+        if self._denied > max(_GONE_FLOOR, self._answered // _GONE_SHARE):
             raise ContractBroken(
-                f"GET /files/<id>: {self._contradictions} files that the list shows are gone ({gone.witness})",
+                f"GET /files/<id>: {self._denied} files that the list has shown are gone ({gone.witness})",
                 remedy="The token may lack the right to details, or the service is broken; nothing was removed.",
             )
+        still = await self._listing.find(key, reference_of(item.raw), item.updated)
+        if still is None:
+            return Expanded(None, gone=Tombstone(key, self._now_us(), gone.witness))
         return self._kept_from_list(key, still, f"detail: gone by id ({gone.witness}), yet still listed")
 
     def _version(self, key: int, item: ListItem, detail: Detail | None, *, agree: bool) -> Version:
         fetched_at = self._now_us()
-        # Without includes the digest says little: a second change within the stamp's second would not show.
-        sure = bool(self._terms.includes) or (
+        # A second change within the stamp's second would not show in a list that tells little.
+        sure = self._terms.tells_all or (
             item.updated is not None and fetched_at - item.updated > self._terms.settle * SECOND
         )
         return Version(
@@ -112,16 +145,6 @@ class Expansion:
             settled=agree and sure and item.updated is not None,
             instance=item.instance,
         )
-
-
-def reference_of(raw: bytes) -> str | None:
-    """The file's reference as a list item or a detail gives it, or None."""
-    try:
-        document = read_json(raw)
-    except Unreadable:
-        return None
-    reference = document.get("scan_code") if isinstance(document, dict) else None
-    return reference if isinstance(reference, str) and 0 < len(reference) <= MAX_REFERENCE else None
 
 
 def _agree(listed: int | None, detailed: int | None) -> bool:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from hashlib import blake2b
-from typing import TYPE_CHECKING, Final, Literal
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Literal
 
-from schemas.instants import SECOND, as_datetime, from_datetime
-from schemas.requests import FileQuery, Include
+from pipeline.crawl.windows import FIRST, LAST
+from schemas.documents import Unreadable, read_json
+from schemas.instants import SECOND, as_datetime
+from schemas.requests import INCLUDES, MAX_REFERENCE, FileQuery, Include
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import datetime
 
     from pipeline.crawl.windows import Window
-    from schemas.versions import Reject, Version
+    from schemas.versions import Reject, Tombstone, Version
 
 Expand = Literal["changed", "always", "never"]
 Identity = Literal["id", "file_id"]
@@ -34,12 +34,18 @@ class Terms:
     commit_seconds: float = 3.0
     workers: int = 64
     max_rejects: int | None = None
+    stamps_only: bool = False  # a file is held when its stamp is: what a cheap list can tell
 
     @property
     def shape(self) -> str:
         """How a version was fetched: one fetched otherwise says nothing about this one."""
         depth = "list" if self.expand == "never" else "detail"
         return f"{depth} {','.join(sorted(self.includes))} {self.lang or ''}".rstrip()
+
+    @property
+    def tells_all(self) -> bool:
+        """Whether any change of a file shows in its list item. Geocoding follows from the uploads."""
+        return set(self.includes) >= set(INCLUDES) - {"geocoding"}
 
     def query(self, window: Window | None = None, *, cheap: bool = False, reference: str | None = None) -> FileQuery:
         """The list query of a window; `cheap` without includes, at the higher limit."""
@@ -69,11 +75,16 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Revisit:
-    """A file to be fetched again by id, and what helps to find its list item."""
+    """A file to be fetched again by id, and what helps to find its list item.
+
+    `document` is the list item as it came last: should the list not show the file now, it stands for it, so
+    that what only the list gives is not erased. `updated_at` in microseconds.
+    """
 
     file_id: int
     reference: str | None
     updated_at: int | None
+    document: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -89,6 +100,11 @@ class Tally:
     windows: int = 0
     unproven: int = 0
 
+    def add(self, other: Tally) -> None:
+        """Count in what an earlier crawl of the same run has done."""
+        for field_ in fields(self):
+            setattr(self, field_.name, getattr(self, field_.name) + getattr(other, field_.name))
+
 
 @dataclass(frozen=True, slots=True)
 class DoneWindow:
@@ -102,11 +118,25 @@ class DoneWindow:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What is committed together."""
+    """What is committed together. `gone`: files that both their id and the list have denied."""
 
     versions: Sequence[Version] = ()
     rejects: Sequence[Reject] = ()
     windows: Sequence[DoneWindow] = ()
+    gone: Sequence[Tombstone] = ()
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to commit."""
+        return bool(self.versions or self.rejects or self.windows or self.gone)
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """When a list was seen: between `asked` and `answered`, by the monotonic clock; `answered_us` by the service's."""
+
+    asked: float = 0.0
+    answered: float = 0.0
+    answered_us: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -115,6 +145,7 @@ class WindowState:
 
     window: Window
     listed_at: int = 0
+    sight: Sight = Sight()
     files: int = 0
     waiting: int = 0
     proven: bool = True
@@ -141,23 +172,15 @@ class SharedId(Exception):
     """Two list items share an `id` and differ in `file_id`: the instance is the file."""
 
 
-_VOLATILE: Final = re.compile(
-    rb'"(?:image_url|image_thumb)"\s*:\s*"(?:[^"\\]|\\.)*"'  # signed anew with every answer
-    rb'|(?:\.0{1,9})?(?:Z|\+00:00)(?=")'  # one instant, two spellings
-)
-
-
-def digest(raw: bytes) -> bytes:
-    """A hash of what a list item says, but for what changes from answer to answer.
-
-    A false difference costs one detail call and never data.
-    """
-    return blake2b(_VOLATILE.sub(b"", raw), digest_size=16).digest()
+def reference_of(raw: bytes) -> str | None:
+    """The file's reference as a list item or a detail gives it, or None."""
+    try:
+        document = read_json(raw)
+    except Unreadable:
+        return None
+    reference = document.get("scan_code") if isinstance(document, dict) else None
+    return reference if isinstance(reference, str) and 0 < len(reference) <= MAX_REFERENCE else None
 
 
 def _moment(second: int) -> datetime:
-    return as_datetime(min(max(second * SECOND, _FIRST), _LAST))
-
-
-_FIRST: Final = from_datetime(datetime.min.replace(tzinfo=UTC))
-_LAST: Final = from_datetime(datetime.max.replace(tzinfo=UTC))
+    return as_datetime(min(max(second, FIRST), LAST) * SECOND)

@@ -7,7 +7,7 @@ consistent picture, so a window is cut until its list fits in one response.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 NARROW: Final = 3
 """Seconds. A window this narrow is paged, not cut: its widened bounds already reach into the neighbours."""
 
-_ANCIENT: Final = (946_684_800, 0, -62_135_596_800)  # 2000, 1970, year 1: edges for files without stamps
+FIRST: Final = -62_135_596_800  # year 1, the first second that can be asked for
+LAST: Final = 253_402_300_799  # year 9999, the last one
+_ANCIENT: Final = (946_684_800, 0, FIRST)  # 2000, 1970, year 1: edges for files whose stamps are not known
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -32,7 +34,9 @@ class Window:
     @property
     def is_narrow(self) -> bool:
         """Too short to be cut."""
-        return self.start is not None and self.end is not None and self.end - self.start <= NARROW
+        low = FIRST if self.start is None else self.start
+        high = LAST if self.end is None else self.end
+        return high - low <= NARROW
 
     def asked(self) -> tuple[int | None, int | None]:
         """The bounds to send, widened by a second on both sides: whether they include makes no difference."""
@@ -76,6 +80,8 @@ def horizon(coverage: Coverage) -> int | None:
 
 def uncover(coverage: Coverage, start: int | None, end: int | None) -> Coverage:
     """The coverage without a span."""
+    if start is not None and end is not None and end <= start:
+        return coverage
     left: list[tuple[int | None, int | None]] = []
     for low, high in coverage:
         if start is not None and (low is None or low < start):
@@ -150,7 +156,7 @@ def halve(window: Window, *, seen: Iterable[int], now: int, pieces: int = 2) -> 
     inside = sorted(stamp for stamp in seen if window.holds(stamp))
     start, end = window.start, window.end
     if start is None:
-        edge = _ancient_edge(inside, end if end is not None else now)
+        edge = _ancient_edge(end if end is not None else now)
         return [Window(None, edge), Window(edge, end)]
     if end is None:
         edge = max(now, inside[-1] if inside else now, start + 1)
@@ -160,9 +166,7 @@ def halve(window: Window, *, seen: Iterable[int], now: int, pieces: int = 2) -> 
     return [Window(low, high) for low, high in pairwise(edges)]
 
 
-def _ancient_edge(inside: Sequence[int], end: int) -> int:
-    if inside and inside[0] < end:
-        return inside[0]
+def _ancient_edge(end: int) -> int:
     return next((edge for edge in _ANCIENT if edge < end), end - 1)
 
 
@@ -175,12 +179,3 @@ def trusted(window: Window, listed_at: int, look_back: int) -> tuple[int | None,
     if window.end is not None:
         end = min(end, window.end)
     return None if window.start is not None and end <= window.start else (window.start, end)
-
-
-def densest(stamps: Sequence[int]) -> int:
-    """The most stamps that share one second; 0 for none."""
-    most = place = 0
-    while place < len(stamps):
-        after = bisect_right(stamps, stamps[place])
-        most, place = max(most, after - place), after
-    return most

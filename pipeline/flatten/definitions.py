@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING
 
 from schemas import kinds, tables
-from schemas.documents import read_json
 
-Object = dict[str, Any]
+if TYPE_CHECKING:
+    from pipeline.flatten.keeping import Object
 
 
 def content_hash(workflow: Object) -> str:
     """A hash of what the definition says, the same for every spelling of its times and numbers."""
-    return _hash_of_spelling(kinds.spell_json(workflow))
-
-
-@lru_cache(maxsize=4096)
-def _hash_of_spelling(spelled: str) -> str:
-    workflow = read_json(spelled.encode())
-    steps = workflow.get("steps")
+    steps = workflow.get("steps") or []
     said = [_judged(workflow, tables.WORKFLOWS)]
-    said += [_judged(step, tables.WORKFLOW_STEPS) for step in (steps if isinstance(steps, list) else [])]
+    said += [_judged(step, tables.WORKFLOW_STEPS) for step in (steps if isinstance(steps, list) else [steps])]
     return blake2b(repr(said).encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
 
 

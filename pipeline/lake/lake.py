@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
-from pipeline.errors import SettingsError
-from pipeline.lake import catalog, parts, upkeep
+from pipeline.errors import LakeDamaged, SettingsError
+from pipeline.lake import catalog, parts, rebuild, upkeep
 from pipeline.lake.files import Layout, held
-from pipeline.lake.ledger import Ledger
+from pipeline.lake.integrity import Finding, damaged_empties
+from pipeline.lake.ledger import Ledger, flaw
 from pipeline.lake.records import Commit
 from schemas.tables import DELETED_FILES, TABLES
 
@@ -20,16 +21,21 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from pipeline.lake.records import FileState, SnapshotRecord, WindowRecord
+    from pipeline.lake.records import FileState, Part, SnapshotRecord, WindowRecord
     from schemas.versions import Reject, Tombstone, Version
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What one commit brings: versions with their rows by table, and the progress that they vouch for."""
+    """What one commit brings: versions with their rows by table, and the progress that they vouch for.
+
+    `written` are the versions' parts where they are on disk already; `digests` go with the versions, in order.
+    """
 
     versions: Sequence[Version] = ()
     rows: Mapping[str, pa.Table] | None = None
+    written: Sequence[Part] | None = None
+    digests: Sequence[tuple[bytes, bytes | None]] | None = None
     tombstones: Sequence[Tombstone] = ()
     rejects: Sequence[Reject] = ()
     drift: Mapping[tuple[str, str, str], int] | None = None
@@ -41,11 +47,27 @@ class Changes:
 class Lake:
     """A lake held for writing. Use as a context manager; raises `LakeBusy` when another run holds it."""
 
-    def __init__(self, root: Path, *, doing: str, anchor: Path | None = None, must_exist: bool = False) -> None:
-        """`anchor` is the path that readers see the lake under, when it is not `root`."""
-        if must_exist and not Layout(root.absolute()).ledger.exists():
-            raise SettingsError(f"there is no lake in {root}", remedy="Run `scanlake sync`, or name another --lake.")
+    def __init__(
+        self,
+        root: Path,
+        *,
+        doing: str,
+        anchor: Path | None = None,
+        must_exist: bool = False,
+        examine: bool = False,
+        mend: bool = True,
+    ) -> None:
+        """`anchor` is the path that readers see the lake under, when it is not `root`.
+
+        With `examine`, what opening mends without a word is looked at before, and stands in `found`. Without
+        `mend`, a ledger that would have to be rebuilt raises `LakeDamaged`.
+        """
         self.layout = Layout(root.absolute())
+        if must_exist and not self.layout.ledger.exists() and not rebuild.is_lost(self.layout):
+            raise SettingsError(f"there is no lake in {root}", remedy="Run `scanlake sync`, or name another --lake.")
+        self.found: list[Finding] = []
+        self._examine = examine
+        self._mend = mend
         self.anchor = anchor or self.layout.root
         self._doing = doing
         self._stack = ExitStack()
@@ -55,10 +77,12 @@ class Lake:
         with ExitStack() as stack:
             self.layout.make([table.name for table in TABLES])
             stack.enter_context(held(self.layout, self._doing))
+            self._look_before_opening()
             self.ledger = Ledger(self.layout.ledger)
             stack.callback(self.ledger.close)
             parts.write_empty_parts(self.layout)
             upkeep.sweep(self.layout, self.ledger)
+            catalog.remove_stale_wal(self.layout)
             self._stack = stack.pop_all()
         return self
 
@@ -66,6 +90,20 @@ class Lake:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+
+    def _look_before_opening(self) -> None:
+        ledger = self.layout.ledger
+        if ledger.exists():
+            problem = flaw(ledger) if self._examine else None
+        else:
+            problem = "missing" if rebuild.is_lost(self.layout) else None
+        if problem is not None:
+            if not self._mend:
+                raise LakeDamaged(f"{ledger.name}: {problem}", remedy="`scanlake check` rebuilds it from the catalog.")
+            rebuild.rebuild_ledger(self.layout)
+            self.found.append(Finding(ledger.name, problem, "the ledger"))
+        if self._examine:
+            self.found += damaged_empties(self.layout)
 
     def commit(self, changes: Changes, *, run_id: str, seq: int, at: int) -> None:
         """Write the parts, durably, then make them and their progress true in one transaction.
@@ -76,7 +114,7 @@ class Lake:
         rows = dict(changes.rows or {})
         if changes.tombstones:
             rows[DELETED_FILES.name] = self._tombstone_rows(changes.tombstones, run_id=run_id, seq=seq)
-        if changes.versions:
+        if changes.versions and changes.written is None:
             rows[parts.RAW_TABLE] = parts.raw_rows(changes.versions, run_id=run_id, seq=seq)
         written = [
             parts.write_part(self.layout, name, table, seq=seq, mark=mark) for name, table in rows.items() if len(table)
@@ -86,7 +124,8 @@ class Lake:
                 seq=seq,
                 run_id=run_id,
                 at=at,
-                parts=written,
+                parts=[*(changes.written or ()), *written],
+                digests=changes.digests,
                 versions=changes.versions,
                 tombstones=changes.tombstones,
                 rejects=changes.rejects,
@@ -111,8 +150,8 @@ class Lake:
             dirty=self.ledger.dirty_parts(),
             anchor=self.anchor,
         )
-        catalog.publish(self.layout, self.ledger, edition)
-        self.ledger.end_snapshot(record.snapshot)
+        sha256 = catalog.publish(self.layout, self.ledger, edition)
+        self.ledger.end_snapshot(record.snapshot, sha256)
         return record
 
     def republish(self, *, at: int) -> SnapshotRecord:
@@ -128,7 +167,7 @@ class Lake:
 
     def _tombstone_rows(self, tombstones: Sequence[Tombstone], *, run_id: str, seq: int) -> pa.Table:
         known = self.states([tombstone.file_id for tombstone in tombstones])
-        references = catalog.references(self.layout, [tombstone.file_id for tombstone in tombstones])
+        references = catalog.references(self.layout, self.ledger, {key: state.seq for key, state in known.items()})
         columns = {
             "file_id": [tombstone.file_id for tombstone in tombstones],
             "scan_code": [references.get(tombstone.file_id) for tombstone in tombstones],

@@ -126,4 +126,4 @@ class Commit:
     definitions: Sequence[str] = ()
     windows: Sequence[WindowRecord] = ()
     coverage: Sequence[tuple[int | None, int | None]] | None = None
-    settled_rejects: Sequence[int] = ()
+    digests: Sequence[tuple[bytes, bytes | None]] | None = None

@@ -35,6 +35,13 @@ def insert(db: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> None:
 
 def write_files(db: sqlite3.Connection, commit: Commit) -> None:
     """Make a commit's versions and tombstones the ones that count."""
+    digests = commit.digests
+    if digests is None:
+        digests = [
+            (digest(v.list_item or b""), None if v.detail is None else digest(v.detail)) for v in commit.versions
+        ]
+    shapes = {(commit.run_id, version.shape) for version in commit.versions}
+    db.executemany("INSERT OR IGNORE INTO shape VALUES (?, ?)", shapes)
     gone = [(tombstone.file_id,) for tombstone in commit.tombstones]
     touched = [(version.file_id,) for version in commit.versions] + gone
     # Whatever a file had before, in whichever table, counts no more: the child sets are replaced whole.
@@ -48,20 +55,24 @@ def write_files(db: sqlite3.Connection, commit: Commit) -> None:
                 commit.seq,
                 v.updated_at,
                 v.fetched_at,
-                v.digest,
+                listed,
                 v.shape,
                 v.settled,
                 v.instance,
                 commit.run_id,
-                None if v.detail is None else digest(v.detail),
+                detailed,
             )
-            for v in commit.versions
+            for v, (listed, detailed) in zip(commit.versions, digests, strict=True)
         ],
     )
     db.executemany(
-        "UPDATE file_version SET seq = ?, deleted = 1, settled = 0, run_id = ? WHERE file_id = ?",
-        [(commit.seq, commit.run_id, *each) for each in gone],
+        # One that the lake never held is known from now on: else nothing would take it out of deleted_files again.
+        "INSERT INTO file_version (file_id, seq, deleted, fetched_at, digest, shape, settled, run_id)"
+        " VALUES (?, ?, 1, ?, x'', '', 0, ?) ON CONFLICT (file_id) DO UPDATE SET"
+        " seq = excluded.seq, deleted = 1, settled = 0, run_id = excluded.run_id",
+        [(each.file_id, commit.seq, each.found_gone_at, commit.run_id) for each in commit.tombstones],
     )
+    db.executemany("DELETE FROM owed WHERE file_id = ?", touched)
 
 
 def write_rejects(db: sqlite3.Connection, commit: Commit) -> None:

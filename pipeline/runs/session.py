@@ -19,11 +19,12 @@ from pipeline.crawl.expansion import reference_of
 from pipeline.crawl.terms import Known, Revisit, Tally, Terms
 from pipeline.crawl.windows import Window, cover, trusted
 from pipeline.errors import Interrupted, ScanlakeError, SettingsError, StorageError
-from pipeline.flatten.flatten import flatten
 from pipeline.lake import upkeep
+from pipeline.lake.history import refuse_while_paused
 from pipeline.lake.lake import Changes
 from pipeline.lake.records import RunRecord, WindowRecord
 from pipeline.progress import Standing
+from pipeline.runs.writing import Order, Writer
 from pipeline.service.client import Client
 from pipeline.service.options import ClientOptions
 from pipeline.service.pace import LearnedPace, Pacer
@@ -56,7 +57,7 @@ class Session:
         self.ledger = lake.ledger
         self.settings = settings
         self.client = client
-        self.run_id = _new_run_id()
+        self.run_id = new_run_id()
         self.tally = Tally()
         self.unproven: list[Window] = []
         self._progress = progress
@@ -64,6 +65,7 @@ class Session:
         self._published = self._began
         self._definitions: set[str] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lake")
+        self._writer = Writer(lake.layout)
 
     @asynccontextmanager
     async def running(self, command: str, *, moved: bool = False) -> AsyncIterator[None]:
@@ -79,6 +81,7 @@ class Session:
                 await self.on_thread(self._fail, error)
                 raise
             finally:
+                await self.on_thread(self._writer.close)
                 with suppress(StorageError):
                     self.ledger.set_fact("learned_pace", asdict(self.client.pacer.learned))
 
@@ -92,6 +95,7 @@ class Session:
         if self.ledger.is_ahead():
             # A run was killed between its last commit and its publish, or there is no catalog yet.
             self.publish(complete=False)
+        refuse_while_paused(self.ledger)
         self._pin(moved=moved)
         self._definitions = set(self.ledger.known_definitions())
         self.ledger.begin_run(RunRecord(self.run_id, command, __version__, local_us()))
@@ -191,9 +195,14 @@ class Session:
         }
 
     def rejected_files(self) -> list[Revisit]:
-        """Files that were rejected get one try in each run."""
-        rows = self.ledger.query("SELECT file_id, document FROM reject WHERE file_id IS NOT NULL ORDER BY file_id")
-        return [Revisit(row["file_id"], reference_of(row["document"]), None) for row in rows]
+        """Files that were rejected, or that a rollback took back, get one try in each run."""
+        rows = self.ledger.query(
+            "SELECT reject.file_id, document, updated_at FROM reject LEFT JOIN owed USING (file_id)"
+            " WHERE reject.file_id IS NOT NULL ORDER BY reject.file_id"
+        )
+        owed = self.ledger.query("SELECT * FROM owed WHERE file_id NOT IN (SELECT coalesce(file_id, 0) FROM reject)")
+        rejected = [Revisit(row["file_id"], reference_of(row["document"]), row["updated_at"]) for row in rows]
+        return rejected + [Revisit(row["file_id"], None, row["updated_at"]) for row in owed]
 
     async def _sink(self, batch: Batch) -> None:
         await self.on_thread(self._commit, batch)
@@ -203,14 +212,16 @@ class Session:
     def _commit(self, batch: Batch) -> None:
         seq = self.ledger.next_seq()
         versions = sorted(batch.versions, key=lambda version: version.file_id)
-        flat = flatten(versions, run_id=self.run_id, seq=seq, known_definitions=self._definitions)
-        unreadable = {reject.file_id for reject in flat.rejects}
+        order = Order(tuple(versions), self.run_id, seq, frozenset(self._definitions))
+        written = self._writer.write(order)
+        unreadable = {reject.file_id for reject in written.rejects}
         changes = Changes(
             versions=[version for version in versions if version.file_id not in unreadable],
-            rows=flat.tables,
-            rejects=[*batch.rejects, *flat.rejects],
-            drift={(drift.table, drift.key, drift.kind): count for drift, count in flat.drift.items()},
-            definitions=sorted(flat.definitions),
+            written=written.parts,
+            digests=written.digests,
+            rejects=[*batch.rejects, *written.rejects],
+            drift=written.drift,
+            definitions=sorted(written.definitions),
             windows=[
                 WindowRecord(done.window.start, done.window.end, done.listed_at, done.files, done.proven)
                 for done in batch.windows
@@ -218,9 +229,9 @@ class Session:
             coverage=self._trusted(batch),
         )
         self.commit(changes, seq=seq)
-        self._definitions |= flat.definitions
+        self._definitions |= written.definitions
         self.tally.committed += len(changes.versions)
-        self.tally.rejects += len(flat.rejects)
+        self.tally.rejects += len(written.rejects)
 
     def commit(self, changes: Changes, *, seq: int | None = None) -> None:
         """Make changes true. `seq` is the commit's number when the rows bear it already."""
@@ -345,7 +356,7 @@ def make_client(settings: Settings, token: str, *, learned: dict[str, Any] | Non
     return Client(str(settings.base_url), token, options=options, pacer=pacer)
 
 
-def _new_run_id() -> str:
+def new_run_id() -> str:
     """Sorts by time, never repeats: `20261121T031500Z-3f9a1c`."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
 

@@ -1,0 +1,90 @@
+"""Workflow definitions: kept once by what they say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.flatten.definitions import content_hash
+from tests.flatten.taking import Object, rows, take
+
+STEP = {"id": 31, "workflow_id": 3, "order": 1, "description": "Seal", "allow_skip": True}
+WORKFLOW: Object = {"id": 3, "name": "Inbound", "force": 1, "updated_at": "2024-01-01T00:00:00Z", "steps": [STEP]}
+
+
+def _runs(*definitions: Any) -> Object:
+    return {"id": 17, "workflow_runs": [{"id": place, "workflow": each} for place, each in enumerate(definitions)]}
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        WORKFLOW | {"updated_at": "2024-01-01T01:00:00.000000+01:00"},
+        WORKFLOW | {"id": "3", "force": True},
+        WORKFLOW | {"language": None, "info_url": None},
+        WORKFLOW | {"steps": [STEP | {"order": "1", "allow_skip": 1}]},
+        dict(reversed(WORKFLOW.items())),
+    ],
+)
+def test_one_content_is_one_definition(same: Object) -> None:
+    """A definition is kept once, whatever the spelling of its times, ids and flags and the order of its keys."""
+    assert content_hash(same) == content_hash(WORKFLOW)
+    flat = take(_runs(WORKFLOW, same, WORKFLOW))
+    assert [row["id"] for row in rows(flat, "workflows")] == [3]
+    assert [row["id"] for row in rows(flat, "workflow_steps")] == [31]
+    assert flat.definitions == {content_hash(WORKFLOW)}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        WORKFLOW | {"name": "Outbound"},
+        WORKFLOW | {"steps": []},
+        WORKFLOW | {"steps": [STEP, STEP | {"id": 32}]},
+        WORKFLOW | {"steps": [STEP | {"description": "Seals"}]},
+        WORKFLOW | {"steps": [STEP | {"unheard_of": 1}]},
+        WORKFLOW | {"steps": {"0": STEP}},
+        WORKFLOW | {"steps": "none"},
+        WORKFLOW | {"unheard_of": 1},
+        WORKFLOW | {"force": "perhaps"},
+    ],
+)
+def test_another_content_is_another_definition(other: Object) -> None:
+    """Whatever differs, a removed step or an unknown key included, is another definition."""
+    flat = take(_runs(WORKFLOW, other))
+    assert len(flat.definitions) == len(rows(flat, "workflows")) == 2
+
+
+def test_steps_that_are_no_list_tell_definitions_apart() -> None:
+    """Two definitions that differ only in what stands in the place of their steps are both kept."""
+    flat = take(_runs(WORKFLOW | {"steps": {"0": STEP}}, WORKFLOW | {"steps": "none"}, WORKFLOW | {"steps": []}))
+    assert [row.get("extra") for row in rows(flat, "workflows")] == [{"steps": {"0": STEP}}, {"steps": "none"}, None]
+
+
+def test_a_known_definition_is_not_repeated() -> None:
+    """A definition that the lake holds is not written again."""
+    flat = take(_runs(WORKFLOW), known={content_hash(WORKFLOW)})
+    assert not flat.definitions
+    assert "workflows" not in flat.tables
+    assert len(rows(flat, "workflow_runs")) == 1
+
+
+def test_steps_know_their_definition() -> None:
+    """A step that does not name its workflow gets the number of the one it stands in, and its hash."""
+    flat = take(_runs({"id": 3, "steps": [{"id": 31}, "odd", {"id": 32, "workflow_id": 4}]}))
+    assert [(row["id"], row["workflow_id"], row["position"]) for row in rows(flat, "workflow_steps")] == [
+        (31, 3, 0),
+        (32, 4, 2),
+    ]
+    assert rows(flat, "workflows") == [{"id": 3, "extra": {"steps": ["odd"]}}]
+    hashes = {name: set(flat.tables[name]["_content_hash"].to_pylist()) for name in ("workflows", "workflow_steps")}
+    assert hashes["workflows"] == hashes["workflow_steps"] == flat.definitions
+
+
+@pytest.mark.parametrize("odd", ["text", 7, [], [WORKFLOW]])
+def test_what_is_no_definition_is_kept_with_the_run(odd: object) -> None:
+    """A workflow that is no object goes to the run's extra."""
+    flat = take(_runs(odd))
+    assert rows(flat, "workflow_runs")[0]["extra"] == {"workflow": odd}
+    assert not flat.definitions

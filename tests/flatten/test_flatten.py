@@ -1,0 +1,259 @@
+"""Documents become rows: the way of one file and of a batch."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from pipeline.emulator import Emulator, Quirks, WorldPlan, quirks_of
+from pipeline.flatten.flatten import Flattened, flatten
+from schemas import tables
+from tests.flatten.taking import FETCHED, Object, drift, rows, take, version
+
+if TYPE_CHECKING:
+    from schemas.versions import Version
+
+
+def _world(quirks: Quirks | None = None, files: int = 60) -> list[Version]:
+    plan = WorldPlan(files=files, seed=5, now="2024-06-01T00:00:00Z")
+    emulator = Emulator(plan=plan, quirks=quirks or Quirks())
+    return [version(true["detail"], true["item"], key=true["key"]) for true in emulator.truth()]
+
+
+def _flat(versions: list[Version]) -> Flattened:
+    return flatten(versions, run_id="run", seq=7)
+
+
+def test_a_file_is_a_row_with_its_marks() -> None:
+    """A file's row has its key, its values, whether the detail answered, and when, by whom and as what it was taken."""
+    (row,) = take({"id": 17, "scan_code": "A", "closed": 1}).tables["files"].to_pylist()
+    fetched = datetime.fromtimestamp(FETCHED // 1_000_000, UTC).replace(tzinfo=None)
+    assert {key: value for key, value in row.items() if value is not None} == {
+        "file_id": 17,
+        "id": 17,
+        "scan_code": "A",
+        "closed": True,
+        "_expanded": True,
+        "_fetched_at": fetched,
+        "_run_id": "run",
+        "_seq": 1,
+    }
+    assert take(item={"id": 17}).tables["files"]["_expanded"].to_pylist() == [False]
+
+
+def test_every_child_has_its_file_and_place() -> None:
+    """Uploads, fields and locations are rows in the order sent, each with the key of its file."""
+    children: list[Object] = [{"id": 5}, {"id": 4}]
+    flat = take({"id": 1, "uploads": children, "fields": [{"field_id": 9}], "locations": [{"id": 2, "location": "L"}]})
+    assert rows(flat, "uploads") == [
+        {"file_id": 17, "id": 5, "position": 0},
+        {"file_id": 17, "id": 4, "position": 1},
+    ]
+    assert rows(flat, "fields") == [{"file_id": 17, "field_id": 9, "position": 0}]
+    assert rows(flat, "locations") == [{"file_id": 17, "id": 2, "location": "L", "position": 0}]
+
+
+def test_runs_become_runs_steps_and_items() -> None:
+    """A run gives one row, each of its steps one, each item of a step one, all joined by their ids."""
+    step = {"id": 9, "workflow_step_id": 31, "entity_type": "uploads", "entity_ids": [5, "6", None]}
+    flat = take({"workflow_runs": [{"id": 8, "workflow_id": 3, "workflow_run_steps": [step, {"workflow_run_id": 7}]}]})
+    owner = {"file_id": 17, "workflow_run_id": 8, "workflow_run_step_id": 9, "entity_type": "uploads"}
+    assert rows(flat, "workflow_runs") == [{"file_id": 17, "id": 8, "workflow_id": 3, "position": 0}]
+    first, second = rows(flat, "workflow_run_steps")
+    assert (first["workflow_run_id"], first["workflow_id"], first["workflow_step_id"]) == (8, 3, 31)
+    assert (second["workflow_run_id"], second["position"]) == (7, 1)
+    assert rows(flat, "workflow_run_step_items") == [
+        owner | {"entity_id": 5, "position": 0},
+        owner | {"entity_id": 6, "position": 1},
+        owner | {"position": 2},
+    ]
+
+
+def test_dangling_references_are_kept() -> None:
+    """A step that the definition does not have, and an upload that has not arrived, are named all the same."""
+    step = {"id": 9, "workflow_step_id": 999, "entity_ids": [404]}
+    run = {"id": 8, "workflow": {"id": 3, "steps": [{"id": 31}]}, "workflow_run_steps": [step]}
+    flat = take({"id": 17, "uploads": [{"id": 5, "workflow_step_id": 998}], "workflow_runs": [run]})
+    assert rows(flat, "workflow_run_steps")[0]["workflow_step_id"] == 999
+    assert rows(flat, "workflow_run_step_items")[0]["entity_id"] == 404
+    assert rows(flat, "uploads")[0]["workflow_step_id"] == 998
+
+
+def test_unknown_keys_go_to_extra_and_are_counted() -> None:
+    """A key that the schema does not know is kept as sent in its row and counted by table and key."""
+    flat = take({"id": 17, "new": {"a": [1, None]}, "uploads": [{"id": 5, "new": 1.50}, {"id": 6, "new": None}]})
+    assert rows(flat, "files")[0]["extra"] == {"new": {"a": [1, None]}}
+    assert [row["extra"] for row in rows(flat, "uploads")] == [{"new": 1.5}, {"new": None}]
+    assert flat.tables["uploads"]["extra"].to_pylist()[0] == '{"new":1.5}'
+    assert drift(flat) == {("files", "new", "unknown key"): 1, ("uploads", "new", "unknown key"): 2}
+
+
+@pytest.mark.parametrize(
+    ("key", "sent"),
+    [
+        ("id", 2**63),
+        ("id", 10**30),
+        ("id", "007"),
+        ("closed", "perhaps"),
+        ("closed", 2),
+        ("updated_at", "yesterday"),
+        ("updated_at", True),
+        ("scan_code", {"a": 1}),
+        ("scan_code", []),
+        ("snap_count", [3]),
+        ("file_id", {}),
+    ],
+)
+def test_a_misfit_is_null_in_its_column_and_kept_in_extra(key: str, sent: object) -> None:
+    """A value that does not fit is NULL in its column, stands as sent in extra, and is counted; its row goes on."""
+    flat = take({"scan_code_format": "x", key: sent})
+    (row,) = rows(flat, "files")
+    assert row["extra"] == {key: sent}
+    assert (row.get(key), row["scan_code_format"]) == (None, "x") or key == "file_id"
+    assert drift(flat) == {("files", key, "misfit"): 1}
+
+
+def test_text_that_utf8_cannot_say_is_escaped_and_noted() -> None:
+    """A lone surrogate is escaped in its column, and extra and the drift tell that it was one."""
+    flat = take({"scan_code": "a\ud800", "\udfff": "b"})
+    (row,) = rows(flat, "files")
+    assert (row["scan_code"], row["extra"]) == ("a\\ud800", {"scan_code": "a\\ud800", "\\udfff": "b"})
+    assert drift(flat) == {("files", "scan_code", "misfit"): 1, ("files", "\\udfff", "unknown key"): 1}
+
+
+@pytest.mark.parametrize("odd", [{"0": {"id": 5}}, "gone", 0, False, 7, {}])
+@pytest.mark.parametrize("key", ["uploads", "form_submits", "fields", "locations", "workflow_runs"])
+def test_a_collection_that_is_no_list_goes_to_extra(key: str, odd: object) -> None:
+    """Where a collection should stand and an object or a scalar does, it is kept with the file, and counted."""
+    flat = take({"id": 17, key: odd})
+    assert rows(flat, "files")[0]["extra"] == {key: odd}
+    assert drift(flat) == {("files", key, "misfit"): 1}
+    assert set(flat.tables) == {"files"}
+
+
+def test_what_is_no_object_in_a_collection_goes_to_extra() -> None:
+    """Entries that are no objects are kept with their owner; the others keep the place they were sent at."""
+    flat = take({"uploads": [None, {"id": 5}, [1], "x"], "workflow_runs": [{"workflow_run_steps": [3, {"id": 9}]}]})
+    assert rows(flat, "files")[0]["extra"] == {"uploads": [None, [1], "x"]}
+    assert rows(flat, "uploads")[0]["position"] == 1
+    assert rows(flat, "workflow_runs")[0]["extra"] == {"workflow_run_steps": [3]}
+    assert rows(flat, "workflow_run_steps")[0]["position"] == 1
+
+
+@pytest.mark.parametrize("odd", ["5,6", 5, {"0": 5}, False])
+def test_items_that_are_no_list_stay_with_their_step(odd: object) -> None:
+    """`entity_ids` in another shape are kept in the step's extra."""
+    flat = take({"workflow_runs": [{"workflow_run_steps": [{"id": 9, "entity_ids": odd}]}]})
+    assert rows(flat, "workflow_run_steps")[0]["extra"] == {"entity_ids": odd}
+
+
+def test_an_item_that_is_no_id_is_a_row_all_the_same() -> None:
+    """An entry of `entity_ids` that is no integer has a row, and stands there as sent."""
+    flat = take({"workflow_runs": [{"workflow_run_steps": [{"id": 9, "entity_ids": [5, "x", {"id": 6}, 2**64]}]}]})
+    assert [row.get("extra") for row in rows(flat, "workflow_run_step_items")] == [
+        None,
+        {"entity_id": "x"},
+        {"entity_id": {"id": 6}},
+        {"entity_id": 2**64},
+    ]
+
+
+@pytest.mark.parametrize(("named", "kept"), [(17, False), ("17", False), (99, False), (18, True), ("x", True)])
+def test_a_child_of_another_file_says_so(named: object, kept: bool) -> None:  # noqa: FBT001 - a table of cases
+    """A child's own `file_id` is dropped where it names its file, by id or instance, and kept where it does not."""
+    flat = take({"id": 17, "file_id": 99, "uploads": [{"id": 5, "file_id": named}]})
+    assert rows(flat, "uploads")[0].get("extra") == ({"file_id": named} if kept else None)
+
+
+def test_what_clients_must_not_use_is_not_taken() -> None:
+    """`donotuse` is left out, and a field's wrongly mapped id stands under a name that says so."""
+    flat = take({"fields": [{"id": 1, "field_id": 2, "donotuse": "x"}]})
+    assert rows(flat, "fields") == [{"file_id": 17, "deprecated_id": 1, "field_id": 2, "position": 0}]
+    assert not flat.drift
+
+
+@pytest.mark.parametrize("bad", [b"", b"<html>", b'{"id":', b"[]", b"null", b'"x"', b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize("side", ["detail", "item"])
+def test_an_unreadable_document_is_a_reject_and_the_batch_goes_on(bad: bytes, side: str) -> None:
+    """A version with a document that cannot be read becomes a reject with that document; the others are taken."""
+    broken = version(**{"detail": {"id": 2}, "item": {"id": 2}, side: bad}, key=2)
+    flat = _flat([version({"id": 1}, key=1), broken, version({"id": 3}, key=3)])
+    assert flat.tables["files"]["file_id"].to_pylist() == [1, 3]
+    (reject,) = flat.rejects
+    assert (reject.file_id, reject.document) == (2, bad)
+    assert reject.reason.startswith("document: ")
+
+
+def test_nothing_gives_nothing() -> None:
+    """An empty batch has no tables, no drift and no rejects."""
+    assert _flat([]) == Flattened({}, Counter(), (), frozenset())
+
+
+@pytest.mark.parametrize("profile", ["seen", "plain", "sparse", "contrary", "hostile", "instances"])
+def test_every_profile_of_the_service_fits(profile: str) -> None:
+    """Whatever the service answers where the interface is silent, every value has its column and none is a misfit."""
+    versions = _world(quirks_of(profile))
+    flat = _flat(versions)
+    assert not flat.rejects
+    assert flat.tables["files"].num_rows == len(versions)
+    assert {kind for _, _, kind in drift(flat)} <= {"unknown key"}
+    assert all(table.schema.equals(tables.BY_NAME[name].arrow) for name, table in flat.tables.items())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Quirks(extra_keys="none", empties="null", ids="string"),
+        Quirks(extra_keys="none", empties="null", flags="boolean"),
+        Quirks(extra_keys="none", empties="null", flags="string"),
+        Quirks(extra_keys="none", empties="null", times="space"),
+        Quirks(extra_keys="none", empties="null", detail_forms="yes", detail_keys="full"),
+    ],
+)
+def test_every_spelling_of_the_service_gives_the_same_rows(other: Quirks) -> None:
+    """Ids as text, flags as booleans, times in another form, forms in both answers: the rows are the same."""
+    assert _flat(_world(other)).tables == _flat(_world(Quirks(extra_keys="none", empties="null"))).tables
+
+
+def test_the_same_bytes_give_the_same_tables_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows do not depend on the time zone of the machine, not even around a change of the clocks."""
+    versions = _world(Quirks(times="space"), files=10)
+    versions += [version({"updated_at": f"2024-{day} 02:30:00"}, key=2) for day in ("03-31", "10-27")]
+    seen = []
+    for zone in ("UTC", "Europe/Berlin", "Asia/Kathmandu", "Pacific/Apia"):
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        seen.append(_flat(versions).tables)
+    assert all(each == seen[0] for each in seen)
+    assert os.environ["TZ"] == "Pacific/Apia"
+
+
+def test_rows_keep_their_order_across_chunks() -> None:
+    """Many rows, turned into Arrow in chunks, come out whole, in order, with their extra beside them."""
+    uploads: list[Any] = [{"id": place, "odd": place} if place % 500 == 3 else {"id": place} for place in range(2_000)]
+    uploads[1_999]["device_id"] = "x"
+    flat = take({"uploads": uploads})
+    table = flat.tables["uploads"]
+    assert table["id"].to_pylist() == list(range(2_000))
+    assert table["id"].num_chunks == 1
+    extra = {place: text for place, text in enumerate(table["extra"].to_pylist()) if text}
+    assert extra == {**{place: f'{{"odd":{place}}}' for place in (3, 503, 1003, 1503)}, 1999: '{"device_id":"x"}'}
+
+
+def test_parts_of_different_batches_unify() -> None:
+    """A column that is all null in one batch and text in the next has one type in both."""
+    first, second = take({"id": 1, "scan_code": None}), take({"id": 1, "scan_code": "A"})
+    assert pa.concat_tables([first.tables["files"], second.tables["files"]])["scan_code"].to_pylist() == [None, "A"]
+
+
+def test_list_item_and_detail_that_say_the_same_are_one_document() -> None:
+    """List item and detail alone, or both the same, give the same children."""
+    document = {"id": 17, "uploads": [{"id": 5}], "locations": [{"id": 2}]}
+    alone = rows(take(document), "uploads")
+    assert rows(take(document, document), "uploads") == alone == rows(take(item=document), "uploads")

@@ -1,0 +1,119 @@
+"""Submitted forms, in every spelling."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.flatten.taking import Object, drift, rows, take
+
+QUESTIONS = [{"id": 1, "label": " Seal? "}, {"id": 2, "label": "Number"}]
+ANSWERS = [{"id": 2, "value": "12"}, {"id": "1", "value": "yes"}]
+SPELLINGS = {
+    "value in the field": {
+        "form_id": 3,
+        "title": "T",
+        "fields": [QUESTIONS[0] | {"value": "yes"}, QUESTIONS[1] | {"value": "12"}],
+    },
+    "named instead of labelled": {
+        "form_id": "3",
+        "title": "T",
+        "fields": [{"id": 1, "name": "Seal?", "value": "yes"}, {"id": 2, "name": "Number", "value": "12"}],
+    },
+    "answers beside": {"form_id": 3, "title": "T", "fields": QUESTIONS, "answers": ANSWERS},
+    "under the form": {"form": {"id": 3, "title": "T", "fields": QUESTIONS, "answers": ANSWERS}},
+    "half under the form": {"form": {"id": 3, "title": "T", "fields": QUESTIONS}, "answers": ANSWERS},
+    "null beside an answer": {
+        "form_id": 3,
+        "title": "T",
+        "fields": [question | {"value": None} for question in QUESTIONS],
+        "answers": ANSWERS,
+    },
+    "keyed by question": {
+        "form": {"id": 3, "title": "T"},
+        "fields": {"1": "Seal?", "2": "Number"},
+        "answers": {"1": "yes", "2": "12"},
+    },
+    "keyed objects": {
+        "form_id": 3,
+        "title": "T",
+        "fields": {"1": {"label": "Seal?"}, "2": {"id": None, "label": "Number"}},
+        "answers": {"0": {"id": 2, "value": "12"}, "1": {"id": 1, "value": "yes"}},
+    },
+    "empty above, full below": {
+        "form_id": 3,
+        "title": "",
+        "fields": [],
+        "form": {"title": "T", "fields": QUESTIONS, "answers": ANSWERS},
+    },
+}
+
+
+def _submit(sent: Object) -> Object:
+    return {"id": 17, "form_submits": [{"id": "a-1", **sent}]}
+
+
+@pytest.mark.parametrize("sent", SPELLINGS.values(), ids=SPELLINGS)
+def test_every_spelling_gives_the_same_rows(sent: Object) -> None:
+    """One row a question with its trimmed label and its value, and one row a form, whichever spelling came."""
+    flat = take(_submit(sent))
+    owner = {"file_id": 17, "form_submit_id": "a-1", "form_id": 3}
+    assert rows(flat, "form_submits") == [{"file_id": 17, "id": "a-1", "form_id": 3, "title": "T", "position": 0}]
+    assert rows(flat, "form_answers") == [
+        owner | {"question_id": "1", "label": "Seal?", "value": "yes", "position": 0},
+        owner | {"question_id": "2", "label": "Number", "value": "12", "position": 1},
+    ]
+    assert not drift(flat)
+
+
+def test_an_answer_without_its_question_is_a_row() -> None:
+    """An answer to a question that the form no longer lists is kept, as is a question without an answer."""
+    answers = rows(
+        take(_submit({"fields": [{"id": 1, "label": "Q"}], "answers": [{"id": 9, "value": "x"}]})), "form_answers"
+    )
+    assert [(row["question_id"], row.get("label"), row.get("value")) for row in answers] == [
+        ("1", "Q", None),
+        ("9", None, "x"),
+    ]
+
+
+def test_two_answers_to_one_question_are_two_rows() -> None:
+    """The first answer meets the question; the second is kept on its own."""
+    sent = {"fields": [{"id": 1, "label": "Q"}], "answers": [{"id": 1, "value": "a"}, {"id": 1, "value": "b"}]}
+    assert [row["value"] for row in rows(take(_submit(sent)), "form_answers")] == ["a", "b"]
+
+
+def test_what_question_and_answer_say_differently_is_kept_twice() -> None:
+    """Where question and answer disagree the question's word stands in the column, the answer's in extra."""
+    question = {"id": 1, "label": "Q", "value": "a", "name": "other"}
+    answer = {"id": 1, "label": "P", "value": "b", "at": "now"}
+    (row,) = rows(take(_submit({"fields": [question], "answers": [answer]})), "form_answers")
+    assert (row["label"], row["value"]) == ("Q", "a")
+    assert row["extra"] == {"at": "now", "answer.label": "P", "answer.value": "b", "also_named": "other"}
+
+
+def test_what_submission_and_form_say_differently_is_kept_twice() -> None:
+    """Two numbers, titles or lists of questions are both kept: the submission's in its place, the form's in extra."""
+    inner = {"id": 4, "title": "B", "fields": [{"id": 2}], "version": 7}
+    flat = take(_submit({"form_id": 3, "title": "A", "fields": [{"id": 1}], "form": inner}))
+    (row,) = rows(flat, "form_submits")
+    assert (row["form_id"], row["title"]) == (3, "A")
+    assert row["extra"] == {"form.id": 4, "form.title": "B", "form.fields": [{"id": 2}], "form.version": 7}
+    assert drift(flat)["form_submits", "form.version", "unknown key"] == 1
+    assert drift(flat)["form_submits", "form.fields", "misfit"] == 1
+
+
+@pytest.mark.parametrize("odd", ["text", 7, ["a", 1], [None, {"id": 1, "label": "Q"}]])
+def test_what_is_no_question_is_kept(odd: object) -> None:
+    """Fields and answers in no known spelling go to extra."""
+    (row,) = rows(take(_submit({"fields": odd, "answers": odd, "form": "x"})), "form_submits")
+    strange = [entry for entry in odd if not isinstance(entry, dict)] if isinstance(odd, list) else odd
+    assert row["extra"] == {"fields": strange, "answers": strange, "form": "x"}
+
+
+def test_answers_are_kept_as_text() -> None:
+    """Lines, dates and numbers stay as they came; an answer that is a list goes to extra, never lost."""
+    values = ["a\nb", "2024-01-01", 7, True, None, ["x", "y"]]
+    fields = [{"id": place, "label": "Q", "value": value} for place, value in enumerate(values)]
+    answers = rows(take(_submit({"fields": fields})), "form_answers")
+    assert [row.get("value") for row in answers] == ["a\nb", "2024-01-01", "7", "true", None, None]
+    assert answers[-1]["extra"] == {"value": ["x", "y"]}

@@ -1,0 +1,135 @@
+"""What we send: in the interface's words, within its limits."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from schemas.requests import INCLUDES, FileQuery, ReportRequest, ReportSettings, ShareRequest
+
+SECRET = "s3cr3t-value"
+
+
+def test_a_query_without_wishes_asks_for_the_largest_page() -> None:
+    """Without a limit the largest that the service allows is asked for: 250 plain, 50 with any include."""
+    assert FileQuery().parameters() == [("limit", "250"), ("format", "json")]
+    assert FileQuery(include=("forms",)).page_size == 50
+
+
+def test_every_parameter_is_spelled_as_the_interface_says() -> None:
+    """The names and values of `GET /files` are those of section 4.1."""
+    query = FileQuery(
+        reference="AB 1/ü",
+        find="AB",
+        closed=False,
+        startdate="2024-01-01",
+        enddate="2024-01-31",
+        updated_start=datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC),
+        updated_end=datetime(2024, 1, 2, 3, 4, 6, tzinfo=timezone(timedelta(hours=1))),
+        limit=20,
+        include=INCLUDES,
+        field_id={7: "x", 8: ""},
+        lang="de",
+    )
+    assert query.parameters() == [
+        ("limit", "20"),
+        ("format", "json"),
+        ("reference", "AB 1/ü"),
+        ("find", "AB"),
+        ("lang", "de"),
+        ("closed", "0"),
+        ("startdate", "2024-01-01"),
+        ("enddate", "2024-01-31"),
+        ("updated_start", "2024-01-02T03:04:05Z"),
+        ("updated_end", "2024-01-02T02:04:06Z"),
+        *[("include[]", name) for name in ("uploads", "geocoding", "forms", "fields", "locations", "workflows")],
+        ("field_id[7]", "x"),
+        ("field_id[8]", ""),
+    ]
+
+
+def test_a_fraction_of_a_second_widens_the_range() -> None:
+    """The service takes whole seconds: a lower bound goes down, an upper bound goes up."""
+    half = datetime(2024, 1, 1, 0, 0, 0, 500_000, tzinfo=UTC)
+    query = dict(FileQuery(startdate=half, updated_start=half, enddate=half, updated_end=half).parameters())
+    assert query["startdate"] == query["updated_start"] == "2024-01-01T00:00:00Z"
+    assert query["enddate"] == query["updated_end"] == "2024-01-01T00:00:01Z"
+
+
+def test_a_share_says_no_to_mail_unless_told() -> None:
+    """`send_email` is always sent, and is false unless the caller says otherwise: silence would mean yes."""
+    assert ShareRequest(reference="A").parameters() == [("reference", "A"), ("send_email", "false")]
+    assert ("send_email", "true") in ShareRequest(reference="A", send_email=True).parameters()
+
+
+def test_every_parameter_of_a_share_is_spelled_as_the_interface_says() -> None:
+    """The names of `GET /share` are those of section 4.3."""
+    texts = {"customer_reference": "C", "language": "de", "dl": "D", "email": "a@b.example"}
+    texts |= {"timezone": "UTC", "username": "u", "lang": "en"}
+    share = ShareRequest(reference="A", expires="2030-01-01", **texts)  # type: ignore[arg-type]
+    assert dict(share.parameters()) == {"reference": "A", "send_email": "false", "expires": "2030-01-01", **texts}
+
+
+def test_a_report_is_spelled_as_the_interface_says() -> None:
+    """The body of `POST /reports` is that of section 4.4, and holds only what was given."""
+    settings = ReportSettings(locale="en-US", format="pdf", timezone="UTC", datetime_format="Y-m-d")
+    order = ReportRequest(files=(3, 1), template=2, filename="f", settings=settings, asynchronous=False)
+    assert order.body() == {
+        "files": [3, 1],
+        "asynchronous": False,
+        "template": 2,
+        "filename": "f",
+        "settings": {"locale": "en-US", "format": "pdf", "dateTime": {"zone": "UTC", "format": "Y-m-d"}},
+    }
+    assert ReportRequest(files=(1,)).body() == {"files": [1], "asynchronous": True}
+    assert ReportSettings(timezone="UTC").body() == {"dateTime": {"zone": "UTC"}}
+
+
+@pytest.mark.parametrize(
+    ("model", "given"),
+    [
+        (FileQuery, {"limit": 0}),
+        (FileQuery, {"limit": 251}),
+        (FileQuery, {"limit": 51, "include": ("uploads",)}),
+        (FileQuery, {"include": (SECRET,)}),
+        (FileQuery, {"reference": SECRET * 30}),
+        (FileQuery, {"reference": ""}),
+        (FileQuery, {"updated_start": SECRET}),
+        (FileQuery, {"updated_start": "2024-02-30"}),
+        (FileQuery, {"updated_start": "\uff12\uff10\uff12\uff14-01-01"}),
+        (FileQuery, {"field_id": {SECRET: "x"}}),
+        (FileQuery, {"field_id": {7: [SECRET]}}),
+        (FileQuery, {"closed": SECRET}),
+        (FileQuery, {"unheard_of": SECRET}),
+        (ShareRequest, {}),
+        (ShareRequest, {"reference": "A" * 256}),
+        (ShareRequest, {"reference": "A", "customer_reference": SECRET * 30}),
+        (ShareRequest, {"reference": "A", "language": SECRET}),
+        (ShareRequest, {"reference": "A", "send_email": SECRET}),
+        (ReportRequest, {"files": ()}),
+        (ReportRequest, {"files": tuple(range(101))}),
+        (ReportRequest, {"files": (1, 1)}),
+        (ReportRequest, {"files": (SECRET,)}),
+        (ReportRequest, {"files": (True,)}),
+        (ReportRequest, {"files": (1,), "filename": ""}),
+        (ReportRequest, {"files": (1,), "settings": {"format": SECRET}}),
+    ],
+)
+def test_what_the_interface_refuses_never_leaves_the_machine(model: type[BaseModel], given: dict[str, Any]) -> None:
+    """A request beyond the limits cannot be made, and the error shows no value."""
+    with pytest.raises(ValidationError) as refused:
+        model(**given)
+    assert SECRET not in str(refused.value)
+    assert SECRET not in repr(refused.value)
+    assert SECRET not in str(refused.value.errors(include_input=False, include_context=False))
+
+
+def test_the_limits_themselves_are_allowed() -> None:
+    """Exactly the interface's largest values can be sent."""
+    assert FileQuery(limit=250).page_size == 250
+    assert FileQuery(limit=50, include=INCLUDES).page_size == 50
+    assert ShareRequest(reference="A" * 255, customer_reference="B" * 255).parameters()
+    assert len(ReportRequest(files=tuple(range(100))).files) == 100

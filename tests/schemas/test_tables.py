@@ -1,0 +1,114 @@
+"""Our tables against the interface and the field notes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+import pytest
+
+from schemas import tables
+from schemas.tables import BY_NAME, RAW, SEQ, TABLES, Table
+
+# Section 2 of the interface, then "Shapes beyond the document" of the field notes.
+FIELDS: Final = {
+    "files": "id scan_code scan_code_format closed created_at updated_at uploads form_submits fields locations"
+    " workflow_runs recent_snap_id snap_count snap_count_with_damage file_id",
+    "uploads": "id device_id created_at scan_date_time upload_type damage_type_desc has_damage document_type_desc"
+    " latitude longitude image_name image_mime comment image_path image_url image_thumb workflow_id"
+    " workflow_description workflow_step_id workflow_step_description file_id tenant_id"
+    " device_nick damage_type_id document_type_id geocoding",
+    "form_submits": "id form_id title form fields answers",
+    "form_answers": "id label name value",
+    "fields": "id field_id donotuse name value snap_id file_id created_at updated_at",
+    "locations": "id location",
+    "workflow_runs": "id workflow_id file_id submit_date_time created_at updated_at completed_at workflow"
+    " workflow_run_steps client_key tenant_id deleted_at started_on_device_at finished_on_device_at",
+    "workflow_run_steps": "id entity_type status entity_ids device_id workflow_step_id workflow_run_id"
+    " submit_date_time created_at updated_at",
+    "workflows": "id name type created_at updated_at steps force order language location_filter"
+    " close_file_after_completion info_url",
+    "workflow_steps": "id workflow_id order description type allow_skip platform_description data deleted_at",
+}
+WITHOUT_COLUMN: Final = {
+    ("files", "uploads"): "rows of uploads",
+    ("files", "form_submits"): "rows of form_submits",
+    ("files", "fields"): "rows of fields",
+    ("files", "locations"): "rows of locations",
+    ("files", "workflow_runs"): "rows of workflow_runs",
+    ("uploads", "file_id"): "the row's file_id; kept in extra where it names another file",
+    ("fields", "file_id"): "the row's file_id; kept in extra where it names another file",
+    ("workflow_runs", "file_id"): "the row's file_id; kept in extra where it names another file",
+    ("form_submits", "form"): "taken apart into form_id and title; the rest is kept in extra",
+    ("form_submits", "fields"): "rows of form_answers",
+    ("form_submits", "answers"): "rows of form_answers",
+    ("form_answers", "name"): "the label, in one of three spellings",
+    ("fields", "donotuse"): "clients must not use it",
+    ("workflow_runs", "workflow"): "a row of workflows",
+    ("workflow_runs", "workflow_run_steps"): "rows of workflow_run_steps",
+    ("workflow_run_steps", "entity_ids"): "rows of workflow_run_step_items",
+    ("workflows", "steps"): "rows of workflow_steps",
+}
+EVERY: Final = pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
+
+
+@pytest.mark.parametrize(("name", "keys"), FIELDS.items())
+def test_every_field_has_a_column_or_a_reason(name: str, keys: str) -> None:
+    """Each field of the interface and of the field notes has a column, or stands here with the reason why not."""
+    table = BY_NAME[name]
+    taken = {column.wire_key for column in table.from_wire}
+    for key in keys.split():
+        assert (key in taken) != ((name, key) in WITHOUT_COLUMN), key
+        assert key in table.known_keys, key
+
+
+def test_no_column_is_invented() -> None:
+    """A column that is read from the service is one of a field the service is known to send."""
+    for name, keys in FIELDS.items():
+        assert {column.wire_key for column in BY_NAME[name].from_wire} <= set(keys.split())
+
+
+@EVERY
+def test_every_table_and_column_says_what_it_is(table: Table) -> None:
+    """Every table and column has a comment and a plain, unique name."""
+    names = [column.name for column in table.columns]
+    assert len(set(names)) == len(names)
+    assert all(name.isascii() and name.islower() and name.isidentifier() for name in [*names, table.name])
+    assert all(line.strip().endswith(".") for line in [table.comment, *(column.comment for column in table.columns)])
+
+
+@EVERY
+def test_keys_and_parents_exist(table: Table) -> None:
+    """Keys are columns; a parent is a table that stands before its children."""
+    assert table.key
+    assert set(table.key) <= {column.name for column in table.columns}
+    before = [each.name for each in TABLES[: TABLES.index(table)]]
+    assert table.parent in ["", *before]
+
+
+@EVERY
+def test_every_row_says_when_and_by_whom(table: Table) -> None:
+    """Every row has the moment and the run of its fetch, and the seq of its version; a child has its file."""
+    assert {"_fetched_at", "_run_id", SEQ} <= set(table.arrow.names)
+    assert ("file_id" in table.arrow.names) == table.by_file
+    assert table is tables.DELETED_FILES or "extra" in table.arrow.names
+
+
+@EVERY
+def test_types_are_those_every_reader_knows(table: Table) -> None:
+    """Columns are 64-bit integers, doubles, booleans, text, or microseconds without a zone."""
+    assert set(table.arrow.types) <= {pa.int64(), pa.float64(), pa.bool_(), pa.string(), pa.timestamp("us")}
+
+
+def test_the_deprecated_id_of_a_field_is_no_key() -> None:
+    """`fields.id` is wrongly mapped upstream: it is kept under another name, and is no key."""
+    assert "id" not in tables.FIELDS.arrow.names
+    assert "deprecated_id" in tables.FIELDS.arrow.names
+    assert "deprecated_id" not in tables.FIELDS.key
+
+
+def test_names_are_unique() -> None:
+    """No two tables share a name, and every one can be had by it."""
+    assert list(BY_NAME) == [table.name for table in TABLES]
+    assert len(BY_NAME) == len(TABLES)
+    assert RAW.names[0] == "file_id"
