@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pipeline.lake.records import Part
     from schemas.versions import Reject, Version
 
+_ENTRY: Final = "import sys; from pipeline.runs.writing import serve; serve(sys.argv[1])"
 _LENGTH: Final = struct.Struct("<Q")
 _WORTH_A_PROCESS: Final = 1_500  # files of one run; below that starting it costs more than it gives
 
@@ -121,7 +122,7 @@ class Writer:
 
 
 def _start(layout: Layout) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "pipeline.runs.writing", str(layout.root)]
+    command = [sys.executable, "-c", _ENTRY, str(layout.root)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603 - our own module
 
 
@@ -144,12 +145,12 @@ def _receive(pipe: IO[bytes] | None) -> Any:
     return pickle.loads(content)  # noqa: S301 - from our own process, through a pipe that nobody else holds
 
 
-def _serve(root: Path) -> None:
+def serve(root: str) -> None:
     """Write what comes in until whoever sends it is gone, however it went."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the sender decides
     answers = sys.stdout.buffer
     sys.stdout = sys.stderr  # nothing else may get between the answers
-    layout = Layout(root)
+    layout = Layout(Path(root))
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
             order = _receive(sys.stdin.buffer)
@@ -158,10 +159,3 @@ def _serve(root: Path) -> None:
             except Exception as error:  # noqa: BLE001 - raised again where it was asked for
                 answer = error
             _send(answers, answer)
-
-
-if __name__ == "__main__":
-    # Under its own name, so that what is pickled here is known there.
-    from pipeline.runs import writing
-
-    writing._serve(Path(sys.argv[1]))  # noqa: SLF001

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,7 +19,7 @@ FILES = 40
 SLOW = {"stall", "drip"}
 FATAL = {"redirect"}
 ONE_BY_ONE = sorted((set(KINDS) | {"500", "502", "503", "504"}) - SLOW - FATAL - {"bomb"})
-PATIENT = {"max_concurrency": 8, "attempts": 12, "request_seconds": 60}
+PATIENT: dict[str, Any] = {"max_concurrency": 8, "attempts": 12, "request_seconds": 60}
 
 
 @pytest.mark.parametrize("kind", ONE_BY_ONE)

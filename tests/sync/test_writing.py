@@ -1,0 +1,88 @@
+"""Batches are written in a process of their own once there is much to do, and it makes no difference but to speed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from pipeline.emulator import Emulator
+from pipeline.errors import ScanlakeError, StorageError
+from pipeline.runs import session
+from pipeline.runs.writing import Writer
+from tests.oracle import differences
+from tests.sync.running import SEED, opened, synced
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let even a small sync use the process."""
+    monkeypatch.setattr(session, "Writer", partial(Writer, worth=1))
+
+
+def children() -> set[int]:
+    """Processes that this one has started and that are alive."""
+    tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    return {int(number) for task in tasks for number in task.read_text().split()}
+
+
+async def test_the_lake_is_the_same(tmp_path: Path) -> None:
+    """A sync through the writing process makes the lake equal to the service, and leaves no process behind."""
+    before = children()
+    async with Emulator(150, seed=SEED) as emulator:
+        await synced(emulator, tmp_path / "lake", commit_files=40)
+        emulator.world.update(emulator.world.some(20))
+        await synced(emulator, tmp_path / "lake")
+        truth = list(emulator.truth())
+    with opened(tmp_path / "lake") as db:
+        assert differences(db, truth) == []
+    assert children() == before
+
+
+async def test_it_is_killed(tmp_path: Path) -> None:
+    """When the writing process is killed the run fails with one line, and the next one converges."""
+    before = children()
+    async with Emulator(200, seed=SEED) as emulator:
+        emulator.set_faults(latency_ms=20.0)
+
+        async def kill() -> None:
+            while emulator.counts["detail"] < 120:
+                await asyncio.sleep(0.01)
+            for number in children() - before:
+                with suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+
+        killer = asyncio.create_task(kill())
+        with pytest.raises(ScanlakeError, match="writing process died"):
+            await synced(emulator, tmp_path / "lake", commit_files=20, max_concurrency=4)
+        await killer
+        emulator.set_faults(latency_ms=0.0)
+        await synced(emulator, tmp_path / "lake")
+        truth = list(emulator.truth())
+    with opened(tmp_path / "lake") as db:
+        assert differences(db, truth) == []
+    assert children() == before
+
+
+async def test_its_errors_arrive(tmp_path: Path) -> None:
+    """An error of the disk in the writing process is the same error in the run."""
+    lake = tmp_path / "lake"
+    async with Emulator(40, seed=SEED) as emulator:
+        await synced(emulator, lake)
+        emulator.world.create(5)
+        uploads = lake / "parts" / "uploads"
+        aside = uploads.rename(lake / "parts" / "elsewhere")
+        uploads.write_text("not a folder")
+        with pytest.raises(StorageError):
+            await synced(emulator, lake)
+        uploads.unlink()
+        aside.rename(uploads)
+        await synced(emulator, lake)
+        truth = list(emulator.truth())
+    with opened(lake) as db:
+        assert differences(db, truth) == []
