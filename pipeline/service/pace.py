@@ -1,6 +1,6 @@
 """How fast to ask: one limiter for the whole process, which tunes itself.
 
-Two limits hold at once. *Concurrency* starts small and doubles while the throughput grows with it; that is
+Two limits hold at once. *Concurrency* starts small and grows fast while the throughput grows with it; that is
 all a service without a limit needs. A *rate* exists from the first 429 on: requests leave evenly spaced, a
 little below what the service was seen to allow; the rate is then raised in steps, with rests in between that
 grow when raising fails. A 429 counts once: answers to requests that left before the last cut are old news.
@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-from pipeline.service.rate import Meter, RateSearch
+from pipeline.service.rate import RateSearch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pipeline.errors import TokenRefused
 
-START: Final = 16  # requests at once in the beginning
+START: Final = 5  # requests at once in the beginning
 _LATE: Final = 0.02  # seconds of spacing that may be made up for: timers are late by that much
 _EPOCH: Final = 0.1  # seconds; concurrency grows no faster than once in this time,
 _UNHURRIED: Final = (0.05, 0.25)  # and where answers come faster than the first, in the second
@@ -69,7 +69,6 @@ class Pacer:
         self._cap = retry_after_cap
         self._limit = max(1, min(max_concurrency, learned.concurrency or START))
         self._rates = RateSearch(ceiling=max_rate, learned=learned.rate)
-        self._meter = Meter()
         self._in_flight = 0
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -80,6 +79,7 @@ class Pacer:
         # The epoch: what is counted between two looks at concurrency.
         self._epoch_at = clock()
         self._epoch_done = 0
+        self._fresh = learned.concurrency is None  # concurrency has met no bound yet
         self._full = False  # somebody waited for concurrency in this epoch
         self._before: tuple[int, float] | None = None  # the limit before it was raised, and its throughput
         self._rest = _REST[0]
@@ -119,14 +119,12 @@ class Pacer:
     def succeeded(self, latency: float) -> None:
         """A request was answered well, after `latency` seconds."""
         now = self._clock()
-        self._meter.count(now)
-        if self._rates.rate is not None:
-            self._rates.look(now, latency)
+        self._rates.look(now, latency)
         self._epoch_done += 1
         # A quick service gives much with little, and its limit, if it has one, is soon met: fewer 429s then.
         least = _EPOCH if latency >= _UNHURRIED[0] else _UNHURRIED[1]
         if self._epoch_done >= self._limit and now - self._epoch_at >= least:
-            self._end_epoch(now)
+            self._end_epoch(now, growth=4 if self._fresh and latency >= _UNHURRIED[0] else 2)
 
     def throttled(
         self, retry_after: float | None = None, *, started: float | None = None, overload: bool = False
@@ -136,9 +134,11 @@ class Pacer:
         if retry_after is not None:
             self._paused_until = max(self._paused_until, now + min(retry_after, self._cap))
         if started is not None and started < self._cut_at:
+            if not overload:
+                self._rates.refused_again()
             return
         self._cut_at = now
-        self._before = None
+        self._before, self._fresh = None, False
         self._start_epoch(now)
         if overload:
             # A struggling service: fewer at once, and a breath. Its rate limit is another matter.
@@ -146,11 +146,10 @@ class Pacer:
             self._rest_until = max(now, self._paused_until) + self._rest
             self._paused_until = max(self._paused_until, now + _OVERLOAD_PAUSE)
             return
-        allowed = self._meter.rate(now, self._rates.cut_at)
         told = None if retry_after is None else self._paused_until - now
-        self._paused_until = max(self._paused_until, now + self._rates.cut(now, allowed=allowed, pause=told))
+        self._paused_until = max(self._paused_until, now + self._rates.cut(now, told=told))
 
-    def _end_epoch(self, now: float) -> None:
+    def _end_epoch(self, now: float, *, growth: int) -> None:
         throughput = self._epoch_done / (now - self._epoch_at)
         full = self._full
         self._start_epoch(now)
@@ -158,13 +157,13 @@ class Pacer:
             limit, former = self._before
             self._before = None
             if full and throughput < former * _GROWS:
-                self._limit = limit
+                self._limit, self._fresh = limit, False
                 self._rest_until, self._rest = now + self._rest, min(self._rest * 2, _REST[1])
                 return
             self._rest = _REST[0]
         if full and now >= self._rest_until and self._limit < self._ceiling:
             self._before = (self._limit, throughput)
-            self._limit = min(self._limit * 2, self._ceiling)
+            self._limit = min(self._limit * growth, self._ceiling)
             self._wake()
 
     def _start_epoch(self, now: float) -> None:

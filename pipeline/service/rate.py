@@ -1,28 +1,38 @@
 """The search for the rate a service allows, from nothing but when it says 429. No clock, no waiting: pure.
 
 Limits are counted in buckets, windows or strict spacing; none of them is told. The search treats them alike.
-It *cruises* at a rate for a rest, then *climbs* in growing steps until the service refuses or requests no
-longer wait. A refusal while climbing leads back to where the climb began; one while cruising says that the
-limit was lowered, or was never known well, and leads to what was measured.
+It *cruises* just below the last rate proven good, for a rest that grows with what the last refusal cost, then
+*climbs* in steps whose distance from where it began doubles within a second, until the service refuses or
+requests no longer wait. A refusal in the beginning of a climb leads back to where it began, a refusal far
+above to what had held for a while; one while cruising says that the limit was lowered, or never known well,
+and leads to what was measured.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Final
 
-_BIN: Final = 0.05
+_BIN: Final = 0.05  # seconds
+_MEMORY: Final = 5.0  # seconds
 _LEAST: Final = 0.5  # requests per second; slower than this is no pace but an outage
 _FIRST: Final = 5.0  # requests per second; the first refusal often overtakes the first successes
-_SOON: Final = 3.0  # seconds; a refusal this soon after the last says that the last cut was too small
-_STEP: Final = (0.02, 0.3)  # the first step of a climb and its largest
-_SEARCHING: Final = 0.5  # each step where nothing is known yet
-_STEEPER: Final = 2.0  # each step over the one before
-_DWELL: Final = 1.1  # seconds on each step
 _MEASURED: Final = 30  # successes from which on their number is a measure
-_REST: Final = 6.0  # seconds of cruising where the limit is well known
-_REST_PER_PAUSE: Final = 18.0  # a refusal that costs a second is risked every 15 seconds at most
-_BREATH: Final = (0.2, 1.0)  # pauses where the service names none: after a step too far, after any other
+_SOON: Final = 3.0  # seconds; a refusal this soon after the last says that the last cut was too small
+_DWELL: Final = 0.5  # seconds on each step of a climb
+_STEP: Final = 0.02  # the first step of a climb
+_LEAP: Final = (0.1, 0.4)  # the first step where little is known yet, or nothing
+_STEEPER: Final = 1.45  # each step's distance from the beginning of the climb over the one before
+_STEEPEST: Final = 1.25  # each rate of a climb over the one before, at most
+_NEAR: Final = 1.15  # a refusal within this of where the climb began says that the limit is as it was
+_EASED: Final = 0.93  # after a refusal while cruising
+_REST: Final = 5.0  # seconds of cruising at least where the limit is well known,
+_REST_PER_PAUSE: Final = 15.0  # and this much for each second that the last refusal cost,
+_BUDGET: Final = 0.006  # and so long that refusals are no more than this share of the answers,
+_LONGEST: Final = (30.0, 300.0)  # but no longer: for their number, for what one costs
+_SETTLING: Final = 1.0  # seconds of cruising where it is not
+_BREATH: Final = (0.2, 0.5, 1.0)  # pauses where the service names none: after a climb, a long one, while cruising
 
 
 class Meter:
@@ -38,17 +48,12 @@ class Meter:
             bins[-1][1] += 1
             return
         bins.append([now, 1])
-        while now - bins[0][0] > 3.0:
+        while now - bins[0][0] > _MEMORY:
             bins.popleft()
 
-    def rate(self, now: float, since: float | None) -> float:
-        """Successes per second since the last refusal, its pause included, for two seconds at most.
-
-        What a service hands out in a pause it adds to what follows, whether it counts in buckets or in
-        windows. Before any refusal a second is the measure, even if less has passed.
-        """
-        span = 1.0 if since is None else min(2.0, max(0.1, now - since))
-        return sum(count for at, count in self._bins if at >= now - span) / span
+    def since(self, then: float) -> float:
+        """How many since then, `_MEMORY` back at most."""
+        return sum(count for at, count in self._bins if at >= then)
 
 
 class RateSearch:
@@ -58,14 +63,21 @@ class RateSearch:
         self.ceiling = ceiling
         self.rate = self._capped(learned) if learned else ceiling
         self.held = False  # a request had to wait for its turn: the rate, and nothing else, was the limit
-        self.cut_at: float | None = None
-        self._resumed_at = 0.0  # when requests flowed again after the last cut
+        self._meter = Meter()
         self._met = learned is not None
+        self._known = self._met  # the rate is near the limit, not somewhere below
+        self._pools = False  # what the service does not hand out in a pause it adds to what follows: a bucket
         self._base: float | None = None  # where the present climb began; None while cruising
-        self._below = 0.0  # the step before the present one
-        self._step = _STEP[0]
-        self._look_at = 0.0
+        self._first = _STEP  # the first step of the next climb
+        self._step = 0.0  # how far above that, as a share of it
+        self._trail: deque[float] = deque(maxlen=4)  # the steps before the present one
         self._fallback: float | None = None  # where to go if the rate after a long climb is refused, too
+        self._cut_at = 0.0
+        self._resumed_at = 0.0  # when requests flowed again after the last cut
+        self._rest = _REST
+        self._look_at: float | None = None
+        self._good = 0  # answers since the last cut
+        self._debt = 0.0  # answers to wait for before refusals are risked again
 
     @property
     def learned(self) -> float | None:
@@ -74,59 +86,106 @@ class RateSearch:
             return None
         return self._base or self.rate
 
-    def cut(self, now: float, *, allowed: float, pause: float | None) -> float:
-        """The service refused: go down. Gives the seconds to pause for.
-
-        `allowed`: successes per second, as measured; `pause`: as the service named it.
-        """
-        rate, base, below = self.rate, self._base, self._below
-        soon = now - self._resumed_at < _SOON
-        fallback, self._fallback = self._fallback, None
-        rest, breath = _REST, _BREATH[1]
-        self._step = _STEP[0]
-        if rate is None or not self._met:
-            rate, rest, self._step = max(allowed * 0.97, _FIRST), 0.5, _SEARCHING
-        elif base is not None and rate <= base * 1.15:
-            rate, breath = max(base * 0.985, below * 0.98), _BREATH[0]
-        elif base is not None:
-            # Far above where the climb began: the limit was raised, or a full bucket ran out. Try the
-            # first; if it is the second, the next refusal comes soon.
-            rate, rest, breath = base**0.25 * below**0.75, 2.0, _BREATH[0]
-            self._fallback = base
-        elif soon and fallback is not None:
-            rate = fallback * 0.985
-        elif soon:
-            rest = 2.0
-            least = 0.3 if allowed >= _MEASURED else 0.65
-            rate = min(max(allowed * 0.95, rate * least), rate * 0.9)
-        else:
-            rate *= 0.93
-        self._met, self._base = True, None
-        self.rate = self._capped(rate)
-        pause = breath if pause is None else pause
-        if rest == _REST:
-            rest = max(rest, _REST_PER_PAUSE * pause)
-        self.cut_at, self._resumed_at = now, now + pause
-        self._look_at = self._resumed_at + rest
-        self.held = False
+    def cut(self, now: float, *, told: float | None) -> float:
+        """The service refused: go down. Gives the seconds to pause for; `told`: as the service named them."""
+        kind = 2 if self._base is None else int((self.rate or 0.0) > self._base * _NEAR)
+        self.rate = self._capped(self._lower(now))
+        pause = _BREATH[kind] if told is None else told
+        rest = _REST if told is None else min(max(_REST, _REST_PER_PAUSE * told), _LONGEST[1])
+        self._met, self._base, self.held, self._good = True, None, False, 0
+        self._debt += self._known / _BUDGET
+        self._cut_at, self._resumed_at = now, now + pause
+        self._rest = rest if self._known else _SETTLING
+        self._look_at = self._resumed_at + self._rest
         return pause
+
+    def refused_again(self) -> None:
+        """One more refusal of the same moment: it lengthens the rest."""
+        self._debt += self._known / _BUDGET
 
     def look(self, now: float, latency: float) -> None:
         """A success: raise the rate when it has held long enough and is what holds requests back."""
-        if now < self._look_at or self.rate is None or self.rate == self.ceiling:
+        self._meter.count(now)
+        self._good += 1
+        self._debt = max(0.0, self._debt - 1)
+        rate = self.rate
+        if rate is None or rate == self.ceiling:
+            return
+        if self._look_at is None:
+            self._look_at = now + self._rest
+        if now < self._look_at:
+            return
+        if self._base is None and self._known and self._debt and now < self._resumed_at + _LONGEST[0]:
             return
         held, self.held = self.held, False
-        searching = self._step >= _SEARCHING
-        least = (_DWELL / 2, 3 / self.rate) if searching else (_DWELL, 8 / self.rate)
-        self._look_at = now + max(*least, 3 * latency)
+        self._look_at = now + max(_DWELL, 5 / rate, 8 * latency)
         if not held:
             return
         if self._base is None:
-            self._base = self.rate
-        self._below = self.rate
-        self.rate = self._capped(self.rate * (1 + self._step))
-        if not searching:
-            self._step = min(self._step * _STEEPER, _STEP[1])
+            self._base, self._step = rate, self._first
+            self._trail.clear()
+        else:
+            self._step = max(self._step + (self._first if self._first > _STEP else 0), self._step * _STEEPER)
+        self._trail.append(rate)
+        self.rate = self._capped(min(self._base * (1 + self._step), rate * max(_STEEPEST, 1 + self._first)))
+
+    def _lower(self, now: float) -> float:
+        """The rate to go on with after a refusal."""
+        rate, base, fallback = self.rate, self._base, self._fallback
+        known, self._known, self._fallback, self._first = self._known, True, None, _STEP
+        if rate is None or not self._met:
+            self._known = False
+            measured = self._meter.since(now - 1.0)
+            self._first = _STEP if measured > _MEASURED else _LEAP[measured < _MEASURED / 3]
+            return min(rate or math.inf, max(measured * 0.97, _FIRST))
+        if base is not None:
+            return self._fallen(now, rate, base, fallback, known=known)
+        if now - self._resumed_at >= _SOON:
+            return self._good / (now - self._cut_at) * 0.97 if self._pools else rate * _EASED
+        return self._sunk(now, rate, fallback or 0.0)
+
+    def _sunk(self, now: float, rate: float, fallback: float) -> float:
+        """The rate after one that was refused soon after the last cut, without a climb."""
+        flowing = now - self._resumed_at
+        if fallback:
+            self._pools = 0.85 < self._good / (now - self._cut_at) / fallback < _NEAR
+        self._known = bool(fallback) and self._pools
+        measured = self._measured(now)
+        least = 0.3 if self._pools or flowing < 1.0 else 0.75 if flowing < 2.0 else 0.9
+        least = max(least, 0.0 if measured > _MEASURED else 0.65) * rate
+        return min(max(measured * 0.97, fallback * 0.985, 0.0 if self._known else least), rate * _EASED)
+
+    def _fallen(self, now: float, rate: float, base: float, fallback: float | None, *, known: bool) -> float:
+        """The rate after a climb from `base` ended at `rate`."""
+        lapsed = now - self._cut_at
+        recent = (self._meter.since(now - _MEMORY) - base) / _MEMORY  # less what a full bucket held
+        allowed = max(self._good / lapsed, recent if lapsed > _MEMORY else 0.0)
+        self._pools = self._pools and allowed > 0.9 * base
+        if self._pools and lapsed > 2.0:
+            self._known = allowed < base * 1.06
+            return min(max(allowed * 0.985, base * 0.97 if rate <= base * _NEAR else 0.0), rate * 0.97)
+        trail = self._trail
+        held, latest = trail[max(-3, -len(trail))], trail[max(-2, -len(trail))]
+        if rate <= base * _NEAR:
+            if not known and now - self._resumed_at < _SOON:
+                self._fallback = fallback  # the base itself is in doubt
+                return base * 0.975
+            return max(base if known and len(trail) > 1 else base * 0.985, held * 0.99)
+        # Far above where the climb began: the limit was raised, or a full bucket ran out. Try the
+        # first; if it is the second, the next refusal comes soon.
+        held = max(held, min(self._meter.since(now - 1.0) * 0.97, latest)) if known else latest
+        self._known, self._fallback = False, base if held > base * 1.02 else None
+        self._first = max(_STEP, (rate - held) / held / 6)
+        return held
+
+    def _measured(self, now: float) -> float:
+        """Successes per second that the service allowed since the last cut.
+
+        What a bucket hands out in a pause it adds to what follows; a window of a second does not.
+        """
+        if now - self._resumed_at < 1.0:
+            return self._meter.since(now - 1.0)
+        return self._good / (now - self._cut_at)
 
     def _capped(self, rate: float) -> float:
         rate = max(rate, _LEAST)

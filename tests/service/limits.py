@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
+import math
 import random
 from collections import deque
 from dataclasses import dataclass, field
@@ -131,3 +133,94 @@ async def drive(
     await asyncio.gather(*(work() for _ in range(workers)))
     tally.seconds = loop.time()
     return tally
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How an allowed rate changes while a run lasts, and which of its seconds count."""
+
+    seconds: float
+    rate: Callable[[float], float]
+    unjudged: tuple[tuple[float, float], ...]  # warm-up, and the time after each change
+
+    def counts(self, now: float) -> bool:
+        """Whether this moment is judged."""
+        return not any(start <= now < end for start, end in self.unjudged)
+
+    @property
+    def allowed(self) -> float:
+        """Requests that were allowed in the judged time."""
+        steps = (number / 100 for number in range(int(self.seconds * 100)))
+        return sum(self.rate(at) for at in steps if self.counts(at)) / 100
+
+
+def told(limit: Limit, now: float, rate: float) -> float:
+    """Seconds until the next request would pass."""
+    if isinstance(limit, FixedWindow):
+        return (limit.window + 1) * limit.length - now
+    if isinstance(limit, SlidingWindow):
+        return max(0.0, limit.passed[0] + 1.0 - now)
+    assert isinstance(limit, Bucket)
+    return (1 - (limit.tokens or 0.0)) / rate
+
+
+@dataclass
+class Simulation:
+    """Endless demand against a limit, without an event loop: a run of a minute takes milliseconds.
+
+    `retry_after`: seconds, None for none, "accurate" for what is true. Timers ring up to a millisecond late.
+    """
+
+    pacer_at: Callable[[Callable[[], float]], Pacer]
+    limit: Limit
+    course: Course
+    latency: float = 0.02
+    retry_after: float | str | None = None
+    seed: int = 7
+    now: float = 0.0
+    tally: Tally = field(default_factory=Tally)
+
+    def run(self) -> Tally:
+        """What came of it; `good_late` counts the judged answers."""
+        chance = random.Random(self.seed)
+        self.pacer = self.pacer_at(lambda: self.now)
+        events: list[tuple[float, int, float, Callable[[float], None] | None]] = []
+        ready, number = 0.0, 0
+
+        def half() -> float:
+            return self.latency * chance.uniform(0.8, 1.2) / 2
+
+        while self.now < self.course.seconds:
+            while self.now >= ready:
+                if delay := self.pacer._delay():
+                    ready = self.now + delay + 0.001 * chance.random()
+                else:
+                    number += 1
+                    heapq.heappush(events, (self.now + half(), number, self.now, None))
+            if not events or ready <= events[0][0]:
+                self.now = ready
+                continue
+            self.now, order, left, answer = heapq.heappop(events)
+            if answer is None:
+                heapq.heappush(events, (self.now + half(), order, left, self._judge()))
+                continue
+            answer(left)
+            self.pacer._in_flight -= 1
+            ready = self.now if math.isinf(ready) else ready
+        return self.tally
+
+    def _judge(self) -> Callable[[float], None]:
+        rate = self.course.rate(self.now)
+        if self.limit.passes(self.now, rate):
+            return self._passed
+        after = told(self.limit, self.now, rate) if isinstance(self.retry_after, str) else self.retry_after
+        return lambda left: self._refused(left, after)
+
+    def _passed(self, left: float) -> None:
+        self.tally.good += 1
+        self.tally.good_late += self.course.counts(self.now)
+        self.pacer.succeeded(self.now - left)
+
+    def _refused(self, left: float, after: float | None) -> None:
+        self.tally.refused += 1
+        self.pacer.throttled(after, started=left)
