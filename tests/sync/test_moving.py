@@ -1,0 +1,46 @@
+"""Files that move while the list is read."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from pipeline.emulator import Emulator
+from pipeline.runs import session
+from pipeline.service.client import Client
+from tests.sync.running import SEED, opened, synced
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from pipeline.service.protocol import ListPage
+    from schemas.requests import FileQuery
+
+
+async def test_a_file_that_moves_behind_our_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that leaves its window before that is read, for the newest one that was read already, still arrives."""
+    async with Emulator(170, seed=SEED) as emulator:
+        oldest = min(emulator.truth(), key=lambda true: int(true["updated"]))["key"]
+        newest_read = asyncio.Event()
+
+        class Slow(Client):
+            """Answers for older windows come only after the newest was read, and the file has moved there."""
+
+            async def list(self, query: FileQuery, *, page: int = 1) -> ListPage:
+                is_window = bool(query.include) and (query.updated_start or query.updated_end) is not None
+                if is_window and query.updated_end is not None:
+                    await newest_read.wait()
+                answer = await super().list(query, page=page)
+                if is_window and query.updated_end is None and not newest_read.is_set():
+                    emulator.world.touch([oldest])
+                    newest_read.set()
+                return answer
+
+        monkeypatch.setattr(session, "Client", Slow)
+        async with asyncio.timeout(30):
+            await synced(emulator, tmp_path / "lake")
+        assert newest_read.is_set()
+    with opened(tmp_path / "lake") as db:
+        assert db.execute("SELECT count(*) FROM files WHERE file_id = ?", [oldest]).fetchall() == [(1,)]
