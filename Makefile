@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types format lock bench clean
+.PHONY: help demo test check lint types format lock soak bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -35,6 +35,10 @@ types: $(STAMP) ## mypy, strict
 
 format: $(STAMP) ## let ruff format the code
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix-only .
+
+soak: $(STAMP) ## the random machines for as long as you like: make soak SOAK_EXAMPLES=1000 SOAK_STEPS=40
+	@SOAK_EXAMPLES=$${SOAK_EXAMPLES:-500} SOAK_STEPS=$${SOAK_STEPS:-30} HYPOTHESIS_PROFILE=soak \
+		$(BIN)/python -m pytest -q --timeout 0 --hypothesis-show-statistics tests/machine
 
 bench: $(STAMP) ## speed and memory, as ratios against a bare fetch
 	@$(BIN)/python -m tests.bench

@@ -52,9 +52,23 @@ VERBS: Final = {
     "compact": Verb(
         "pipeline.commands.compact", "Fold many small parts into few large ones, so that queries stay fast.", _KEEP
     ),
+    "publish": Verb("pipeline.commands.publish", "Publish the lake anew, where it lies now or is mounted.", _KEEP),
+    "snapshots": Verb("pipeline.commands.snapshots", "List the snapshots, and which of them are kept.", _KEEP),
+    "rollback": Verb("pipeline.commands.rollback", "Go back to an earlier snapshot, and pause syncing.", _KEEP),
+    "resume": Verb("pipeline.commands.resume", "Let syncs run again after a rollback.", _KEEP),
+    "check": Verb("pipeline.commands.check", "Find what is damaged in the lake, name it, and mend it.", _KEEP),
+    "replay": Verb("pipeline.commands.replay", "Rebuild all tables from the raw documents alone.", _KEEP),
+    "purge": Verb("pipeline.commands.purge", "Erase files from the lake and from every earlier snapshot.", _KEEP),
+    "backup": Verb("pipeline.commands.backup", "Copy the lake, as it stands, into an empty folder.", _KEEP),
     "status": Verb("pipeline.commands.status", "Say how current and how complete the lake is.", _USE),
     "query": Verb("pipeline.commands.query", "Ask the lake a question in SQL.", _USE),
+    "export": Verb("pipeline.commands.export", "Write the tables to files, or to one database to mail.", _USE),
+    "changes": Verb(
+        "pipeline.commands.changes", "List the files that were added, changed or deleted between two snapshots.", _USE
+    ),
     "tables": Verb("pipeline.commands.tables", "List the tables, or describe one.", _USE),
+    "report": Verb("pipeline.commands.report", "Fetch the PDFs of many files into a folder that proves itself.", _USE),
+    "share": Verb("pipeline.commands.share", "Create links to files; no e-mail is sent unless asked for.", _USE),
     "demo": Verb(
         "pipeline.commands.demo",
         "Show the main job on an emulated service: sync, change, sync again, verify, query.",

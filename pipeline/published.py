@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import duckdb
@@ -13,7 +14,6 @@ from pipeline.errors import Interrupted, LakeBusy, LakeDamaged, SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from pipeline.settings import Settings
 
@@ -28,8 +28,10 @@ def has_catalog(settings: Settings) -> bool:
 
 
 @contextmanager
-def published(settings: Settings) -> Iterator[duckdb.DuckDBPyConnection]:
+def published(settings: Settings, *, writes: Path | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
     """A connection to the published catalog. SQL run on it reaches the lake's own files and nothing else.
+
+    `writes` is a folder that our own statements may write below.
 
     Raises `SettingsError` when there is no lake yet, `LakeBusy` while somebody has the catalog open for
     writing, and `LakeDamaged` when it, or while it is used one of its parts, cannot be read.
@@ -42,10 +44,17 @@ def published(settings: Settings) -> Iterator[duckdb.DuckDBPyConnection]:
     except duckdb.Error as error:
         raise _cannot_open(path, error) from error
     with connection, tempfile.TemporaryDirectory(prefix="scanlake-") as spill:
-        _confine(connection, settings, spill)
+        anchor = _anchor_of(connection)
+        folders = {settings.lake.absolute(), settings.lake.resolve(), *filter(None, [anchor, writes])}
+        _confine(connection, folders, spill)
         try:
             yield connection
         except (duckdb.IOException, duckdb.HTTPException) as error:
+            if anchor is not None and not anchor.is_dir():
+                raise LakeDamaged(
+                    f"The lake was published under {anchor}, which is not there.",
+                    remedy="If it was moved: `scanlake publish` shows it where it lies now.",
+                ) from error
             raise LakeDamaged(f"The lake cannot be read: {first_line(error)}") from error
         except (duckdb.InterruptException, RuntimeError) as error:
             if "interrupt" not in str(error).lower():
@@ -84,9 +93,17 @@ def rows(connection: duckdb.DuckDBPyConnection, sql: str, *values: Any) -> list[
     return [dict(zip(names, row, strict=True)) for row in answer.fetchall()]
 
 
-def _confine(connection: duckdb.DuckDBPyConnection, settings: Settings, spill: str) -> None:
+def _anchor_of(connection: duckdb.DuckDBPyConnection) -> Path | None:
+    """The folder below which the catalog looks for the parts; None in one that does not say."""
+    try:
+        found = connection.execute("SELECT anchor FROM meta.freshness").fetchall()
+    except duckdb.Error:
+        return None
+    return Path(found[0][0]) if found and found[0][0] else None
+
+
+def _confine(connection: duckdb.DuckDBPyConnection, folders: set[Path], spill: str) -> None:
     """Parts may be read, large sorts may spill into a folder of their own; SQL can undo none of this."""
-    folders = {settings.lake.absolute(), settings.lake.resolve(), *filter(None, [settings.anchor])}
     allowed = ", ".join(_quoted(f"{folder}/") for folder in sorted(folders))
     for statement in (
         f"SET temp_directory = {_quoted(spill)}",

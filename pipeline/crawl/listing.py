@@ -191,10 +191,8 @@ class Listing:
                 raise SharedId
 
     async def _is_whole(self, page: ListPage, query: FileQuery, window: Window) -> bool:
-        if page.more or (page.total is not None and page.total > len(page.items)):
-            return False
-        if page.more is False:
-            return True
+        if page.more is not None:
+            return not page.more
         return await self._is_whole_without_hints(page, query, window)
 
     async def _is_whole_without_hints(self, page: ListPage, query: FileQuery, window: Window) -> bool:

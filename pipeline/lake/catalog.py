@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING, Any, Final
 import duckdb
 import pyarrow as pa
 
+from pipeline.errors import StorageError
+from pipeline.lake.compaction import hash_of
 from pipeline.lake.faces import FACES, FRESHNESS, Face
 from pipeline.lake.files import Layout, storage, written_aside
-from pipeline.lake.parts import empty_part
+from pipeline.lake.parts import RAW_TABLE, empty_part
+from pipeline.lake.rebuild import carry
+from pipeline.lake.views import write_views
 from schemas import kinds
-from schemas.tables import DELETED_FILES, FILES, SEQ, TABLES, WORKFLOWS, Table
+from schemas.tables import DELETED_FILES, FILES, RAW, SEQ, TABLES, WORKFLOWS, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from pipeline.lake.ledger import Ledger
@@ -33,6 +37,23 @@ _ARROW: Final = {
     "DOUBLE": pa.float64(),
     "BOOLEAN": pa.bool_(),
     "TIMESTAMP": pa.timestamp("us"),
+}
+_DUCKDB: Final = {arrow: name for name, arrow in _ARROW.items()} | {pa.binary(): "BLOB"}
+_PART_COLUMNS: Final = {
+    "name": "Path below the lake's folder.",
+    "table_name": "Table whose rows it holds, or raw.",
+    "seq_low": "First commit in it.",
+    "seq_high": "Last commit in it.",
+    "rows": "Rows, those that count no more included.",
+    "bytes": "Size of the file.",
+    "sha256": "Hash of the file.",
+}
+_DICTIONARY: Final = {
+    "table_name": "Table.",
+    "column_name": "Column.",
+    "type": "Its type, as Arrow calls it.",
+    "comment": "What it means.",
+    "is_key": "It is one of the columns that tell the table's rows apart.",
 }
 
 
@@ -51,31 +72,38 @@ class Edition:
     anchor: Path
 
 
-def publish(layout: Layout, ledger: Ledger, edition: Edition) -> None:
-    """Build the catalog aside, keep it as a snapshot, swap it in."""
+def publish(layout: Layout, ledger: Ledger, edition: Edition) -> str:
+    """Build the catalog aside, keep it as a snapshot, swap it in. Returns the hash of its file."""
     snapshot = layout.snapshot(edition.snapshot)
     if snapshot.exists():  # of a publish that was killed before the ledger knew of it
         snapshot.unlink()
     with written_aside(snapshot) as aside:
-        _build(aside, layout, ledger, edition)
+        try:
+            _build(aside, layout, ledger, edition)
+        except (duckdb.IOException, duckdb.FatalException) as error:  # a full disk, as DuckDB tells it
+            raise StorageError(f"{snapshot.name}: {str(error).splitlines()[0]}") from error
     with written_aside(layout.catalog) as aside:
         # A copy, not a link: somebody's read-write session must not reach the snapshot through the catalog.
         shutil.copyfile(snapshot, aside)
-        _remove_stale_wal(layout)
+        remove_stale_wal(layout)
     # Once more: a session that opened the former catalog in between may have left another.
-    _remove_stale_wal(layout)
+    remove_stale_wal(layout)
+    return hash_of(snapshot)
 
 
-def references(layout: Layout, file_ids: Sequence[int]) -> dict[int, str | None]:
-    """The references of some files, as the published catalog shows them."""
-    if not layout.catalog.exists():
-        return {}
-    with duckdb.connect(str(layout.catalog), read_only=True) as db:
-        found = db.execute("SELECT file_id, scan_code FROM files WHERE file_id = ANY(?)", [list(file_ids)]).fetchall()
-    return dict(found)
+def references(layout: Layout, ledger: Ledger, versions: Mapping[int, int]) -> dict[int, str | None]:
+    """The references of some files, given as {file_id: seq}: read from the parts, which no reader can lock."""
+    paths = [str(layout.part(part.name)) for part in ledger.parts() if part.table_name == FILES.name]
+    question = (
+        f"SELECT file_id, {SEQ}, scan_code FROM read_parquet($paths, union_by_name = true) WHERE file_id = ANY($ids)"
+    )
+    with duckdb.connect(":memory:") as db:
+        paths.append(str(empty_part(layout, FILES.name)))
+        found = db.execute(question, {"paths": paths, "ids": list(versions)}).fetchall()
+    return {file_id: reference for file_id, seq, reference in found if versions[file_id] == seq}
 
 
-def _remove_stale_wal(layout: Layout) -> None:
+def remove_stale_wal(layout: Layout) -> None:
     """A killed read-write session leaves a log that would replay into, or lock out, the next catalog."""
     with storage(layout.catalog):
         layout.catalog.with_name(f"{layout.catalog.name}.wal").unlink(missing_ok=True)
@@ -85,12 +113,16 @@ def _build(path: Path, layout: Layout, ledger: Ledger, edition: Edition) -> None
     path.unlink(missing_ok=True)
     with duckdb.connect(":memory:") as db:
         db.execute("SET threads = 1")
-        db.execute(f"ATTACH {_quoted(str(path))} AS lake (STORAGE_VERSION '{STORAGE_VERSION}')")
+        db.execute(f"ATTACH {quoted(str(path))} AS lake (STORAGE_VERSION '{STORAGE_VERSION}')")
         db.execute("USE lake")
         db.execute("BEGIN")
         _write_dead(db, ledger)
-        for table in TABLES:
+        _shape(db, RAW)
+        write_views(db, layout, ledger, _history(edition))
+        for table in reversed(TABLES):  # workflow_steps is bound to workflows while that is a stand-in
+            _shape(db, table.arrow)
             _write_view(db, layout, edition, table)
+        _shape(db, FILES.arrow)
         _write_file_version(db, layout, edition)
         _write_parts(db, edition)
         db.execute("CREATE SCHEMA meta")
@@ -98,6 +130,7 @@ def _build(path: Path, layout: Layout, ledger: Ledger, edition: Edition) -> None
             _write_face(db, face, ledger)
         _write_freshness(db, edition, ledger)
         _write_dictionary(db)
+        carry(db, ledger)
         db.execute("COMMIT")
         db.execute("USE memory")
         db.execute("DETACH lake")
@@ -108,7 +141,8 @@ def _write_dead(db: duckdb.DuckDBPyConnection, ledger: Ledger) -> None:
     columns = {"file_id": [row["file_id"] for row in rows], SEQ: [row["seq"] for row in rows]}
     dead = pa.table(columns, schema=pa.schema([("file_id", pa.int64()), (SEQ, pa.int64())]))
     _create(db, "main._dead", dead)
-    db.execute("COMMENT ON TABLE main._dead IS 'Versions of files that count no more, in every table.'")
+    _comment(db, "TABLE", "main._dead", "Versions of files that count no more, in every table.")
+    _comment_columns(db, "main._dead", {"file_id": "The file.", SEQ: "Commit that brought the version."})
 
 
 def _create(db: duckdb.DuckDBPyConnection, name: str, rows: pa.Table) -> None:
@@ -120,15 +154,22 @@ def _create(db: duckdb.DuckDBPyConnection, name: str, rows: pa.Table) -> None:
 # Views of `main`
 
 
+def _shape(db: duckdb.DuckDBPyConnection, schema: pa.Schema) -> None:
+    """Let views that read parts be bound to no rows of this shape: the parts may lie where only readers see them."""
+    columns = ", ".join(f'NULL::{_DUCKDB[field.type]} AS "{field.name}"' for field in schema)
+    macro = f"read_parquet(paths, union_by_name := true) AS TABLE SELECT {columns} WHERE false"
+    db.execute(f"CREATE OR REPLACE TEMP MACRO {macro}")
+
+
 def _write_view(db: duckdb.DuckDBPyConnection, layout: Layout, edition: Edition, table: Table) -> None:
     columns = ", ".join(_spelled(column.name, column.kind) for column in table.columns)
     source = _source(layout, edition, table)
     if not table.by_file:
         source = _latest_definitions(table, source)
+    db.execute(f"DROP TABLE main.{table.name}")  # that stood in for it
     db.execute(f"CREATE VIEW main.{table.name} AS SELECT {columns} FROM {source}")
     _comment(db, "VIEW", f"main.{table.name}", table.comment)
-    for column in table.columns:
-        _comment(db, "COLUMN", f'main.{table.name}."{column.name}"', column.comment)
+    _comment_columns(db, f"main.{table.name}", {column.name: column.comment for column in table.columns})
 
 
 def _spelled(name: str, kind: kinds.Kind) -> str:
@@ -155,8 +196,15 @@ def _read(layout: Layout, edition: Edition, table_name: str, parts: Sequence[Par
         empty_part(layout, table_name).relative_to(layout.root).as_posix(),
         *(part.name for part in parts),
     ]
-    paths = ", ".join(_quoted(str(edition.anchor / name)) for name in names)
+    paths = ", ".join(quoted(str(edition.anchor / name)) for name in names)
     return f"read_parquet([{paths}], union_by_name = true)"
+
+
+def _history(edition: Edition) -> str:
+    paths = ", ".join(quoted(str(edition.anchor / part.name)) for part in edition.parts if part.table_name == RAW_TABLE)
+    if paths:
+        return f"read_parquet([{paths}], union_by_name = true)"
+    return f"(SELECT {', '.join(f'NULL::{_DUCKDB[field.type]} AS {field.name}' for field in RAW)} WHERE false)"
 
 
 def _latest_definitions(table: Table, source: str) -> str:
@@ -174,14 +222,17 @@ def _write_file_version(db: duckdb.DuckDBPyConnection, layout: Layout, edition: 
         f" UNION ALL SELECT file_id, {SEQ}, true FROM {deleted}"
     )
     _comment(db, "VIEW", "main._file_version", "The version of each file that counts, in every table.")
+    says = {"file_id": "The file.", SEQ: "Commit that brought the version.", "deleted": "It is in deleted_files."}
+    _comment_columns(db, "main._file_version", says)
 
 
 def _write_parts(db: duckdb.DuckDBPyConnection, edition: Edition) -> None:
-    names = ("name", "table_name", "seq_low", "seq_high", "rows", "bytes", "sha256")
+    names = tuple(_PART_COLUMNS)
     columns = {name: [getattr(part, name) for part in edition.parts] for name in names}
     types = [pa.string() if name in {"name", "table_name", "sha256"} else pa.int64() for name in names]
     _create(db, "main._parts", pa.table(columns, schema=pa.schema(list(zip(names, types, strict=True)))))
     _comment(db, "TABLE", "main._parts", "The Parquet files this snapshot consists of, with their hashes.")
+    _comment_columns(db, "main._parts", _PART_COLUMNS)
 
 
 # Schema `meta`
@@ -195,8 +246,7 @@ def _write_face(db: duckdb.DuckDBPyConnection, face: Face, ledger: Ledger) -> No
     schema = pa.schema([(name, _ARROW[type_name]) for name, type_name, _ in face.columns])
     _create(db, f"meta.{face.name}", pa.table(columns, schema=schema))
     _comment(db, "TABLE", f"meta.{face.name}", face.comment)
-    for name, _, comment in face.columns:
-        _comment(db, "COLUMN", f'meta.{face.name}."{name}"', comment)
+    _comment_columns(db, f"meta.{face.name}", {name: comment for name, _, comment in face.columns})
 
 
 def _shown(value: Any, type_name: str) -> Any:
@@ -222,6 +272,7 @@ def _write_freshness(db: duckdb.DuckDBPyConnection, edition: Edition, ledger: Le
         "last_run_state": run[0]["state"] if run else None,
         "last_run_ended_at": run[0]["ended_at"] if run else None,
         "last_verify_at": ledger.fact("last_verify_at"),
+        "anchor": str(edition.anchor),
     }
     schema = pa.schema([(name, _ARROW[type_name]) for name, type_name, _ in FRESHNESS if name in facts])
     _create(db, "meta._freshness", pa.table({name: [facts[name]] for name in schema.names}, schema=schema))
@@ -230,8 +281,10 @@ def _write_freshness(db: duckdb.DuckDBPyConnection, edition: Edition, ledger: Le
     )
     db.execute(f"CREATE VIEW meta.freshness AS SELECT {spelled} FROM meta._freshness")
     _comment(db, "VIEW", "meta.freshness", "One row: how current this snapshot is.")
-    for name, _, comment in FRESHNESS:
-        _comment(db, "COLUMN", f"meta.freshness.{name}", comment)
+    _comment(db, "TABLE", "meta._freshness", "What meta.freshness is computed from.")
+    says = {name: comment for name, _, comment in FRESHNESS}
+    _comment_columns(db, "meta.freshness", says)
+    _comment_columns(db, "meta._freshness", {name: says[name] for name in schema.names})
 
 
 def _write_dictionary(db: duckdb.DuckDBPyConnection) -> None:
@@ -240,17 +293,24 @@ def _write_dictionary(db: duckdb.DuckDBPyConnection) -> None:
         for table in TABLES
         for column in table.columns
     ]
-    names = ("table_name", "column_name", "type", "comment", "is_key")
+    names = tuple(_DICTIONARY)
     types = (pa.string(), pa.string(), pa.string(), pa.string(), pa.bool_())
     columns = {name: [row[place] for row in rows] for place, name in enumerate(names)}
     schema = pa.schema(list(zip(names, types, strict=True)))
     _create(db, "meta.data_dictionary", pa.table(columns, schema=schema))
     _comment(db, "TABLE", "meta.data_dictionary", "One row a column of the tables in main.")
+    _comment_columns(db, "meta.data_dictionary", _DICTIONARY)
 
 
 def _comment(db: duckdb.DuckDBPyConnection, kind: str, subject: str, comment: str) -> None:
-    db.execute(f"COMMENT ON {kind} {subject} IS {_quoted(comment)}")
+    db.execute(f"COMMENT ON {kind} {subject} IS {quoted(comment)}")
 
 
-def _quoted(text: str) -> str:
+def _comment_columns(db: duckdb.DuckDBPyConnection, subject: str, comments: Mapping[str, str]) -> None:
+    each = (f'COMMENT ON COLUMN {subject}."{name}" IS {quoted(comment)}' for name, comment in comments.items())
+    db.execute(";".join(each))
+
+
+def quoted(text: str) -> str:
+    """The text as a literal of SQL."""
     return "'" + text.replace("'", "''") + "'"

@@ -144,10 +144,10 @@ def _fold_table(
             db.executemany("INSERT INTO dead VALUES (?, ?)", [(row["file_id"], row["seq"]) for row in rows])
         reader: Any = db.sql(source, params={"paths": paths}).to_arrow_reader(ROW_GROUP)
         folder = layout.parts(table.name)
-        yield from _write_stream(layout, folder, table.name, reader, table.arrow, span=span, mark=mark)
+        yield from write_stream(layout, folder, table.name, reader, table.arrow, span=span, mark=mark)
 
 
-def _write_stream(
+def write_stream(
     layout: Layout,
     folder: Path,
     table_name: str,
@@ -169,7 +169,7 @@ def _write_stream(
                 rows += pending.num_rows
                 pending = next(batches, None)
         name = target.relative_to(layout.root).as_posix()
-        yield Part(name, table_name, *span, rows, target.stat().st_size, _hash(target))
+        yield Part(name, table_name, *span, rows, target.stat().st_size, hash_of(target))
         number += 1
 
 
@@ -197,10 +197,11 @@ def _fold_raw(layout: Layout, old: Sequence[Part], *, mark: str) -> list[Part]:
                     writer.write_batch(batch.cast(RAW))
                     rows += batch.num_rows
     name = target.relative_to(layout.root).as_posix()
-    return [Part(name, RAW_TABLE, *span, rows, target.stat().st_size, _hash(target))]
+    return [Part(name, RAW_TABLE, *span, rows, target.stat().st_size, hash_of(target))]
 
 
-def _hash(path: Path) -> str:
+def hash_of(path: Path) -> str:
+    """The sha256 of a file, read in blocks."""
     with path.open("rb") as content:
         digest = sha256()
         while block := content.read(1 << 20):

@@ -116,7 +116,8 @@ _REPORTS: Final = Face(
     (
         ("job", "VARCHAR", "Job it belongs to."),
         ("batch", "BIGINT", "Batch within the job."),
-        ("state", "VARCHAR", "How it stands."),
+        ("attempt", "BIGINT", "Which order of this batch it is."),
+        ("state", "VARCHAR", "intended, ordered, landing, delivered, ambiguous, unsent, refused, expired, failed."),
         ("files", "BIGINT", "Files in it."),
         ("ordered_at", _INSTANT, "Ordered, UTC."),
         ("delivered_at", _INSTANT, "Delivered, UTC."),
@@ -124,28 +125,44 @@ _REPORTS: Final = Face(
         ("sha256", "VARCHAR", "Hash of the PDF."),
         ("bytes", "BIGINT", "Size of the PDF."),
         ("error", "VARCHAR", "Why it failed."),
+        ("folder", "VARCHAR", "The job's folder."),
     ),
+    "SELECT job, batch, attempt, o.state, files, ordered_at, delivered_at, pdf, sha256, bytes, error, folder"
+    " FROM report_order AS o JOIN report_job USING (job) ORDER BY intended_at DESC, batch LIMIT 100000",
 )
 _REPORT_FILES: Final = Face(
     "report_files",
     "One row a file that a report was asked for.",
     (
         ("job", "VARCHAR", "Job."),
-        ("batch", "BIGINT", "Batch within the job."),
-        ("file_id", "BIGINT", "The file."),
-        ("state", "VARCHAR", "How it stands."),
+        ("batch", "BIGINT", "Batch within the job; NULL: not ordered."),
+        ("file_id", "BIGINT", "The file; NULL for a reference that no file bears."),
+        ("state", "VARCHAR", "That of the batch's last order; open before the first, not ordered without a batch."),
+        ("reference", "VARCHAR", "Its reference when it was selected."),
+        ("pdf", "VARCHAR", "PDF it was ordered in, within the job's folder."),
+        ("reason", "VARCHAR", "Why it is in none."),
     ),
+    "SELECT f.job, f.batch, f.file_id, CASE WHEN f.batch IS NULL THEN 'not ordered' ELSE coalesce(o.state, 'open')"
+    " END, f.reference, o.pdf, coalesce(f.reason, o.error) FROM report_file AS f LEFT JOIN report_order AS o"
+    " ON o.job = f.job AND o.batch = f.batch AND o.attempt = (SELECT max(attempt) FROM report_order AS last"
+    " WHERE last.job = f.job AND last.batch = f.batch) ORDER BY f.job DESC, f.place LIMIT 1000000",
 )
 _SHARES: Final = Face(
     "shares",
     "One row a share link that was asked for.",
     (
         ("reference", "VARCHAR", "Reference."),
-        ("created_at", _INSTANT, "Created, UTC."),
+        ("created_at", _INSTANT, "Asked for, UTC."),
         ("expires_at", _INSTANT, "Expires, UTC; NULL: never."),
-        ("state", "VARCHAR", "created, failed or unknown."),
+        ("state", "VARCHAR", "created, failed, or unknown: it may have been made, the answer never came."),
         ("share_url", "VARCHAR", "The link. Whoever has it sees the file: treat it as a secret."),
+        ("customer_reference", "VARCHAR", "The recipient's reference."),
+        ("send_email", "BOOLEAN", "The service was asked to e-mail the recipient."),
+        ("recipient", "VARCHAR", "E-mail address or DL reference, if one was given."),
+        ("error", "VARCHAR", "Why it failed."),
     ),
+    "SELECT reference, created_at, expires_at, state, share_url, customer_reference, send_email, recipient, error"
+    " FROM share ORDER BY share DESC LIMIT 1000000",
 )
 
 _VERIFICATIONS: Final = Face(
@@ -188,5 +205,6 @@ FRESHNESS: Final = (
     ("last_run_state", "VARCHAR", "How it ended."),
     ("last_run_ended_at", _INSTANT, "When it ended, UTC."),
     ("last_verify_at", _INSTANT, "When the lake was last held against the whole list, UTC."),
+    ("anchor", "VARCHAR", "Folder under which this catalog looks for the lake's parts."),
 )
 """Columns of meta.freshness, the one row that says how current the lake is."""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from pipeline.lake.records import Part
+
 READ_ONLY: Final = 0o444
 _ASIDE: Final = ".aside"
 
@@ -59,6 +61,15 @@ class Layout:
         """A part by the name it has in the ledger: its path below the lake's folder."""
         return self.root / name
 
+    def is_at(self, place: Path) -> bool:
+        """Whether `place` is this very folder, however it is spelled."""
+        return place.exists() and place.samefile(self.root)
+
+    def is_like(self, place: Path, part: Part) -> bool:
+        """Whether a part lies below `place` as it should below the lake's folder."""
+        path = place / part.name
+        return path.is_file() and path.stat().st_size == part.bytes
+
     def make(self, tables: list[str]) -> None:
         """Make the folders that are missing."""
         with storage(self.root):
@@ -87,14 +98,15 @@ def written_aside(target: Path) -> Iterator[Path]:
             aside.rename(target)
             sync_folder(target.parent)
         except BaseException:
-            with suppress(OSError):
-                aside.unlink(missing_ok=True)
+            for left in (aside, aside.with_name(f"{aside.name}.wal")):  # DuckDB's log, of a catalog
+                with suppress(OSError):
+                    left.unlink(missing_ok=True)
             raise
 
 
 def is_aside(path: Path) -> bool:
     """Whether the file is what a killed run left of a write."""
-    return path.name.endswith(_ASIDE)
+    return path.name.endswith((_ASIDE, f"{_ASIDE}.wal"))
 
 
 def sync_file(path: Path) -> None:
@@ -127,8 +139,9 @@ def held(layout: Layout, doing: str) -> Iterator[None]:
             "host": socket.gethostname(),
             "since": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
         }
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, json.dumps(note).encode(), 0)
+        with storage(layout.lock):
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, json.dumps(note).encode(), 0)
         yield
     finally:
         os.close(handle)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
 
 import pyarrow as pa
 
@@ -14,15 +15,20 @@ from pipeline.lake.files import Layout, held
 from pipeline.lake.integrity import Finding, damaged_empties
 from pipeline.lake.ledger import Ledger, flaw
 from pipeline.lake.records import Commit
+from pipeline.lake.views import count_names
 from schemas.tables import DELETED_FILES, TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
     from types import TracebackType
 
     from pipeline.lake.records import FileState, Part, SnapshotRecord, WindowRecord
     from schemas.versions import Reject, Tombstone, Version
+
+
+_ANCHOR: Final = "anchor"
+_PUBLISHED_UNDER: Final = "published_under"
+_LOOKED_AT: Final = 20  # parts that tell whether a place shows this lake
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,7 @@ class Changes:
     """What one commit brings: versions with their rows by table, and the progress that they vouch for.
 
     `written` are the versions' parts where they are on disk already; `digests` go with the versions, in order.
+    `healed` names files that need no further try.
     """
 
     versions: Sequence[Version] = ()
@@ -38,6 +45,7 @@ class Changes:
     digests: Sequence[tuple[bytes, bytes | None]] | None = None
     tombstones: Sequence[Tombstone] = ()
     rejects: Sequence[Reject] = ()
+    healed: Sequence[int] = ()
     drift: Mapping[tuple[str, str, str], int] | None = None
     definitions: Sequence[str] = ()
     windows: Sequence[WindowRecord] = ()
@@ -69,6 +77,7 @@ class Lake:
         self._examine = examine
         self._mend = mend
         self.anchor = anchor or self.layout.root
+        self._anchor = anchor
         self._doing = doing
         self._stack = ExitStack()
         self.ledger: Ledger
@@ -83,6 +92,7 @@ class Lake:
             parts.write_empty_parts(self.layout)
             upkeep.sweep(self.layout, self.ledger)
             catalog.remove_stale_wal(self.layout)
+            self.anchor = self._anchor or self._remembered_anchor() or self.layout.root
             self._stack = stack.pop_all()
         return self
 
@@ -93,10 +103,10 @@ class Lake:
 
     def _look_before_opening(self) -> None:
         ledger = self.layout.ledger
-        if ledger.exists():
-            problem = flaw(ledger) if self._examine else None
+        if rebuild.is_lost(self.layout):
+            problem: str | None = "missing" if not ledger.exists() else "empty"
         else:
-            problem = "missing" if rebuild.is_lost(self.layout) else None
+            problem = flaw(ledger) if self._examine and ledger.exists() else None
         if problem is not None:
             if not self._mend:
                 raise LakeDamaged(f"{ledger.name}: {problem}", remedy="`scanlake check` rebuilds it from the catalog.")
@@ -119,16 +129,19 @@ class Lake:
         written = [
             parts.write_part(self.layout, name, table, seq=seq, mark=mark) for name, table in rows.items() if len(table)
         ]
+        held = [*(changes.written or ()), *written]
         self.ledger.commit(
             Commit(
                 seq=seq,
                 run_id=run_id,
                 at=at,
-                parts=[*(changes.written or ()), *written],
+                parts=held,
+                names=count_names(self.layout, held),
                 digests=changes.digests,
                 versions=changes.versions,
                 tombstones=changes.tombstones,
                 rejects=changes.rejects,
+                healed=changes.healed,
                 drift=changes.drift,
                 definitions=changes.definitions,
                 windows=changes.windows,
@@ -152,7 +165,33 @@ class Lake:
         )
         sha256 = catalog.publish(self.layout, self.ledger, edition)
         self.ledger.end_snapshot(record.snapshot, sha256)
+        if self.ledger.fact(_PUBLISHED_UNDER) != str(self.anchor):
+            self.ledger.set_fact(_PUBLISHED_UNDER, str(self.anchor))
         return record
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether readers miss something that was committed, or are sent to where the lake lies no more."""
+        shown = self.ledger.fact(_PUBLISHED_UNDER)
+        if self.ledger.is_ahead() or shown is None or shown == str(self.anchor):
+            return self.ledger.is_ahead()
+        # Another spelling of the same place will do, until the next publish.
+        return not (self._anchor is None and self.layout.is_at(Path(shown)))
+
+    def move_readers_to(self, anchor: Path) -> None:
+        """Let readers see the lake under `anchor`, from the next publish on and for good.
+
+        Raises `SettingsError` when something else lies there; a place that this machine does not see is believed.
+        """
+        wrong = [part.name for part in self.ledger.parts()[:_LOOKED_AT] if not self.layout.is_like(anchor, part)]
+        if anchor.exists() and wrong:
+            raise SettingsError(f"{anchor} does not show this lake: no {wrong[0]} there", remedy="Mend --anchor.")
+        self.anchor = anchor
+        self.ledger.set_fact(_ANCHOR, None if anchor == self.layout.root else str(anchor))
+
+    def _remembered_anchor(self) -> Path | None:
+        remembered = self.ledger.fact(_ANCHOR)
+        return None if remembered is None else Path(remembered)
 
     def republish(self, *, at: int) -> SnapshotRecord:
         """Publish anew what the last snapshot showed, after its parts or its place have changed."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, fields
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
-from pipeline.errors import SettingsError, StorageError
+from pipeline.errors import LakeDamaged, SettingsError, StorageError
 from pipeline.lake.records import FileState, Part, RunRecord, SnapshotRecord
 from pipeline.lake.statements import (
     count_drift,
@@ -23,6 +24,7 @@ from pipeline.lake.statements import (
     set_fact,
     write_drift,
     write_files,
+    write_names,
     write_rejects,
 )
 
@@ -51,7 +53,7 @@ class Ledger:
             if found == 0:
                 self._db.executescript(_SCHEMA)
         except sqlite3.Error as error:
-            raise StorageError(f"ledger.sqlite: {error}") from error
+            raise _told(error) from error
         self._reader = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
         self._reader.row_factory = sqlite3.Row
         if found > FORMAT:
@@ -67,6 +69,24 @@ class Ledger:
             self._reader.close()
             self._db.close()
 
+    def copy_to(self, path: Path) -> None:
+        """Write a consistent copy of the ledger to a new file."""
+        with self._lock:
+            try:
+                with closing(sqlite3.connect(path)) as copy:
+                    self._db.backup(copy)
+            except sqlite3.DatabaseError as error:
+                raise _told(error) from error
+
+    def overwrite_free_space(self) -> None:
+        """Leave nothing on disk of rows that were deleted: neither in the ledger's file nor in its log."""
+        with self._lock, self._reading:
+            try:
+                for statement in ("PRAGMA secure_delete = ON", "VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
+                    self._db.execute(statement).fetchall()
+            except sqlite3.DatabaseError as error:
+                raise _told(error) from error
+
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """All or nothing, durable when it returns. Raises `StorageError` when the disk will not have it."""
@@ -76,16 +96,25 @@ class Ledger:
                 try:
                     yield self._db
                 except BaseException:
-                    self._db.execute("ROLLBACK")
+                    if self._db.in_transaction:  # a full disk has ended it already
+                        self._db.execute("ROLLBACK")
                     raise
-                self._db.execute("COMMIT")
-            except sqlite3.OperationalError as error:
-                raise StorageError(f"ledger.sqlite: {error}") from error
+                try:
+                    self._db.execute("COMMIT")
+                except BaseException:
+                    if self._db.in_transaction:  # or else every later one would fail
+                        self._db.execute("ROLLBACK")
+                    raise
+            except sqlite3.DatabaseError as error:
+                raise _told(error) from error
 
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[sqlite3.Row]:
         """Rows of a question to the ledger."""
         with self._lock:
-            return self._db.execute(sql, parameters).fetchall()
+            try:
+                return self._db.execute(sql, parameters).fetchall()
+            except sqlite3.DatabaseError as error:
+                raise _told(error) from error
 
     # Single facts
 
@@ -155,6 +184,7 @@ class Ledger:
             )
             write_rejects(db, commit)
             write_drift(db, commit)
+            write_names(db, commit)
             db.executemany(
                 "INSERT INTO window VALUES (?, ?, ?, ?, ?, ?)",
                 [(commit.run_id, w.start, w.end, w.listed_at, w.files, w.proven) for w in commit.windows],
@@ -172,10 +202,10 @@ class Ledger:
             insert(db, "snapshot", {**asdict(record), "state": "building"})
         return record
 
-    def end_snapshot(self, number: int) -> None:
-        """Record that the snapshot is what readers see."""
+    def end_snapshot(self, number: int, sha256: str | None = None) -> None:
+        """Record that the snapshot is what readers see, and the hash of its file."""
         with self.transaction() as db:
-            db.execute("UPDATE snapshot SET state = 'published' WHERE snapshot = ?", (number,))
+            db.execute("UPDATE snapshot SET state = 'published', sha256 = ? WHERE snapshot = ?", (sha256, number))
 
     def last_snapshot(self) -> SnapshotRecord | None:
         """The snapshot that readers see, or None before the first."""
@@ -239,9 +269,17 @@ class Ledger:
         return int(forgotten)
 
     def retired(self) -> list[tuple[str, int, int]]:
-        """Parts that no longer count: name, when they were retired, the last snapshot that shows them."""
-        rows = self.query("SELECT name, retired_at, last_snapshot FROM retired ORDER BY retired_at")
-        return [(row["name"], row["retired_at"], row["last_snapshot"]) for row in rows]
+        """Parts that no longer count: name, since when readers open no catalog that shows it, the last that does.
+
+        A part is retired before the next catalog is there, by a whole compaction or a killed run: until then
+        readers still begin with it, so its time of grace begins with that catalog.
+        """
+        rows = self.query(
+            "SELECT name, last_snapshot, max(retired_at, coalesce((SELECT min(published_at) FROM snapshot"
+            " WHERE state = 'published' AND snapshot > last_snapshot), retired_at)) AS since"
+            " FROM retired ORDER BY since, name"
+        )
+        return [(row["name"], row["since"], row["last_snapshot"]) for row in rows]
 
     def forget_retired(self, names: Sequence[str]) -> None:
         """The files of these parts are removed."""
@@ -265,6 +303,28 @@ class Ledger:
             count_drift(db, ("files", "file_id", "identity"), 1, run_id, at)
             # The parts are the same but what counts in them is not: the catalog must follow.
             set_fact(db, "next_seq", self.next_seq() + 1)
+
+
+def _told(error: sqlite3.Error) -> StorageError | LakeDamaged:
+    """What SQLite says, sorted by what to do: a disk that will not, or a file that is not what was written."""
+    if isinstance(error, sqlite3.ProgrammingError | sqlite3.IntegrityError | sqlite3.InterfaceError):
+        raise error  # a bug of ours
+    if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):
+        return StorageError(f"ledger.sqlite: {error}")
+    return LakeDamaged(f"ledger.sqlite: {error}", remedy="Run `scanlake check`: it rebuilds the ledger.")
+
+
+def flaw(path: Path) -> str | None:
+    """What is wrong with a ledger's file; None when it is whole. It is opened, so recovery from a kill comes first."""
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, timeout=30)) as db:
+            found = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
+            tables = db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'file_version'").fetchone()[0]
+    except sqlite3.Error as error:
+        return str(error)
+    if found != "ok":
+        return str(found).replace("\n", " ")
+    return None if tables else "not a ledger"
 
 
 def _booleans(row: sqlite3.Row) -> dict[str, bool]:

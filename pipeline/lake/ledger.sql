@@ -33,6 +33,11 @@ CREATE TABLE file_version (
     instance INTEGER, run_id TEXT NOT NULL, detail_digest BLOB
 );
 
+CREATE INDEX file_unsettled ON file_version (file_id) WHERE settled = 0 AND deleted = 0;
+
+-- How a run fetched its files: the same for all of them, so that a lost ledger can be rebuilt.
+CREATE TABLE shape (run_id TEXT PRIMARY KEY, shape TEXT NOT NULL) WITHOUT ROWID;
+
 -- Versions that count no more, while parts still hold their rows.
 CREATE TABLE dead (seq INTEGER NOT NULL, file_id INTEGER NOT NULL, PRIMARY KEY (seq, file_id)) WITHOUT ROWID;
 
@@ -61,7 +66,51 @@ CREATE TABLE verification (
 
 CREATE TABLE snapshot (
     snapshot INTEGER PRIMARY KEY, published_at INTEGER NOT NULL, run_id TEXT NOT NULL, complete INTEGER NOT NULL,
-    state TEXT NOT NULL, seq INTEGER NOT NULL, files INTEGER NOT NULL, horizon INTEGER
+    state TEXT NOT NULL, seq INTEGER NOT NULL, files INTEGER NOT NULL, horizon INTEGER, sha256 TEXT
 );
+
+-- Files to fetch again by a run to come: a rollback took back what had come in for them.
+CREATE TABLE owed (file_id INTEGER PRIMARY KEY, updated_at INTEGER);
+
+-- Field names and questions met so far: the columns of the wide views.
+CREATE TABLE wide_name (
+    table_name TEXT NOT NULL, name TEXT NOT NULL, count INTEGER NOT NULL, PRIMARY KEY (table_name, name)
+) WITHOUT ROWID;
+
+-- What was asked of the service that must not be asked twice. A job is a folder, and ids and terms frozen in JSON.
+CREATE TABLE report_job (
+    job TEXT PRIMARY KEY, folder TEXT NOT NULL, terms TEXT NOT NULL, context TEXT NOT NULL,
+    created_at INTEGER NOT NULL, ended_at INTEGER, state TEXT NOT NULL
+);
+
+-- A batch is one PDF. One that is refused is split in two, which have numbers of their own.
+CREATE TABLE report_batch (
+    job TEXT NOT NULL, batch INTEGER NOT NULL, label TEXT NOT NULL, group_name TEXT, split INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (job, batch)
+);
+
+-- A file without a batch is not ordered, for the reason given.
+CREATE TABLE report_file (
+    job TEXT NOT NULL, place INTEGER NOT NULL, file_id INTEGER, reference TEXT, group_name TEXT, batch INTEGER,
+    reason TEXT, PRIMARY KEY (job, place)
+);
+CREATE INDEX report_file_batch ON report_file (job, batch);
+
+-- An order is here as 'intended' before it is sent, and its URL before it is first asked.
+CREATE TABLE report_order (
+    job TEXT NOT NULL, batch INTEGER NOT NULL, attempt INTEGER NOT NULL, name TEXT NOT NULL, state TEXT NOT NULL,
+    files INTEGER NOT NULL, intended_at INTEGER NOT NULL, url TEXT, ordered_at INTEGER, delivered_at INTEGER,
+    pdf TEXT, sha256 TEXT, bytes INTEGER, error TEXT, PRIMARY KEY (job, batch, attempt)
+);
+
+-- A share is here as 'intended' before it is asked for; request is the hash of all that was asked for.
+CREATE TABLE share (
+    share INTEGER PRIMARY KEY, request TEXT NOT NULL, reference TEXT NOT NULL, customer_reference TEXT,
+    state TEXT NOT NULL, created_at INTEGER NOT NULL, expires_at INTEGER, send_email INTEGER NOT NULL,
+    recipient TEXT, share_url TEXT, error TEXT
+);
+CREATE INDEX share_request ON share (request);
+-- Files that were erased on purpose: that, when and by whom, and nothing of what they held.
+CREATE TABLE purge (file_id INTEGER NOT NULL, purged_at INTEGER NOT NULL, purged_by TEXT NOT NULL);
 PRAGMA user_version = 1;
 COMMIT;

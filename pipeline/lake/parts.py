@@ -43,7 +43,7 @@ def encode(rows: pa.Table) -> memoryview:
     """The Parquet file, in memory: a part is bounded by its commit, and a full disk leaves nothing half written."""
     sink = pa.BufferOutputStream()
     pq.write_table(rows, sink, row_group_size=ROW_GROUP, **WRITE_OPTIONS)
-    return memoryview(sink.getvalue())
+    return memoryview(sink.getvalue()).cast("B")  # as bytes: signed ones equal no file
 
 
 def empty_part(layout: Layout, table_name: str) -> Path:

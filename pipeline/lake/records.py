@@ -127,3 +127,5 @@ class Commit:
     windows: Sequence[WindowRecord] = ()
     coverage: Sequence[tuple[int | None, int | None]] | None = None
     digests: Sequence[tuple[bytes, bytes | None]] | None = None
+    healed: Sequence[int] = ()
+    names: Mapping[tuple[str, str], int] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from schemas.versions import digest
 
@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pipeline.lake.records import Commit
+
+
+_MOST_DRIFT: Final = 2_000
+
+_LONGEST_NAME: Final = 1_000
+_MOST_NAMES: Final = 2_000
 
 
 def set_coverage(db: sqlite3.Connection, coverage: Sequence[tuple[int | None, int | None]]) -> None:
@@ -78,6 +84,7 @@ def write_files(db: sqlite3.Connection, commit: Commit) -> None:
 def write_rejects(db: sqlite3.Connection, commit: Commit) -> None:
     """Record a commit's rejects, and forget those it healed."""
     healed = {version.file_id for version in commit.versions}
+    healed |= set(commit.healed)
     healed |= {tombstone.file_id for tombstone in commit.tombstones}
     healed -= {reject.file_id for reject in commit.rejects if reject.file_id is not None}
     db.executemany("DELETE FROM reject WHERE file_id = ?", [(each,) for each in healed])
@@ -98,10 +105,29 @@ def _document_key(document: bytes) -> str:
     return f"document {blake2b(document, digest_size=16).hexdigest()}"
 
 
+def write_names(db: sqlite3.Connection, commit: Commit) -> None:
+    """Count the names that a commit's rows go by. A service that names every row differently is not followed."""
+    for (table, name), count in (commit.names or {}).items():
+        if len(name) <= _LONGEST_NAME:
+            known = db.execute(
+                "UPDATE wide_name SET count = count + ? WHERE table_name = ? AND name = ?", (count, table, name)
+            ).rowcount
+            if not known:
+                db.execute(
+                    "INSERT INTO wide_name SELECT ?, ?, ?"
+                    " WHERE (SELECT count(*) FROM wide_name WHERE table_name = ?) < ?",
+                    (table, name, count, table, _MOST_NAMES),
+                )
+
+
 def write_drift(db: sqlite3.Connection, commit: Commit) -> None:
     """Count what a commit met that the schema did not foresee."""
-    for key, count in (commit.drift or {}).items():
-        count_drift(db, key, count, commit.run_id, commit.at)
+    known = {tuple(row) for row in db.execute("SELECT table_name, key, kind FROM drift")}
+    for (table, key, kind), count in (commit.drift or {}).items():
+        # A service that invents keys without end must not fill the ledger; `extra` holds them all.
+        named = key if (table, key, kind) in known or len(known) < _MOST_DRIFT else "(other keys)"
+        known.add((table, named, kind))
+        count_drift(db, (table, named, kind), count, commit.run_id, commit.at)
 
 
 def count_drift(db: sqlite3.Connection, key: tuple[str, str, str], count: int, run_id: str, at: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from typing import TYPE_CHECKING, Final
 
 from pipeline.lake.files import is_aside, storage
@@ -33,6 +34,7 @@ def sweep(layout: Layout, ledger: Ledger) -> int:
             if orphan or is_aside(path):
                 path.unlink(missing_ok=True)
                 removed += 1
+        shutil.rmtree(layout.root / "spill", ignore_errors=True)
     return removed
 
 
@@ -40,7 +42,13 @@ def _written(layout: Layout) -> Iterator[Path]:
     yield from layout.root.glob("parts/*/*")
     yield from layout.root.glob("raw/*")
     yield from layout.root.glob("snapshots/*")
-    yield from layout.root.glob("*.aside")
+    yield from layout.root.glob("*.aside*")
+
+
+def our_parts(layout: Layout) -> list[Path]:
+    """The files that bear the names of parts."""
+    found = [*layout.root.glob("parts/*/*"), *layout.root.glob("raw/*")]
+    return [path for path in found if _OUR_PART.fullmatch(path.name)]
 
 
 def snapshots(layout: Layout) -> list[tuple[int, Path]]:

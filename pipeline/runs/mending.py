@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pipeline.lake.integrity import Finding
     from pipeline.lake.lake import Lake
     from pipeline.lake.records import Part
+    from pipeline.runs.replaying import Wanted
 
 LOST: Final = "damaged here: its documents in raw/ are lost; the next sync fetches it again"
 LAST: Final = 2**62  # no commit has a greater number
@@ -198,7 +199,7 @@ class _Mending:
     def _commit_rows(self, part: Part) -> pa.Table:
         """The rows that one commit brought to a table, in the order in which it brought them."""
         definitions, tables = Definitions(self._ledger), [BY_NAME[part.table_name].arrow.empty_table()]
-        for each in documents(self._lake.layout, self._around(part), held(self._ledger)):
+        for each in documents(self._lake.layout, self._around(part), self._wanted(part, definitions)):
             if each.seq == part.seq_low:
                 known = definitions.known(each.seq)
                 flat = flatten(each.versions, run_id=each.run_id, seq=each.seq, known_definitions=known)
@@ -212,7 +213,7 @@ class _Mending:
         definitions = Definitions(self._ledger)
         span = (part.seq_low, part.seq_high)
         with Scratch(self._lake.layout) as scratch:
-            for each in documents(self._lake.layout, self._around(part), held(self._ledger)):
+            for each in documents(self._lake.layout, self._around(part), self._wanted(part, definitions)):
                 if not span[0] <= each.seq <= span[1]:
                     continue
                 if part.table_name in DEFINITIONS:
@@ -224,6 +225,12 @@ class _Mending:
                     scratch.add(part.table_name, flat.tables[part.table_name])
             self._forget_definitions(part, definitions)
             return list(scratch.sorted_parts(part.table_name, span=span, mark=mark))
+
+    def _wanted(self, part: Part, definitions: Definitions) -> Wanted:
+        """The versions that the part's rows come from. A definition may have come with one that was folded away."""
+        if part.table_name in DEFINITIONS:
+            return lambda seq, file_ids: file_ids if seq in definitions.seqs else ()
+        return held(self._ledger)
 
     def _around(self, part: Part) -> list[Part]:
         return [raw for raw in self._raw if raw.seq_low <= part.seq_high and raw.seq_high >= part.seq_low]

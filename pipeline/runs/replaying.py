@@ -71,7 +71,7 @@ class Replayed:
 def documents(layout: Layout, parts: Sequence[Part], wanted: Wanted) -> Iterator[Documents]:
     """The versions in raw parts of which `wanted(seq, file_ids)` names the file, commit by commit.
 
-    Raises OSError for a part that is not what was written.
+    Raises OSError or `pa.ArrowException` for a part that is not what was written.
     """
     for part in parts:
         with pq.ParquetFile(layout.part(part.name), page_checksum_verification=True) as file:
@@ -207,7 +207,7 @@ def replay(lake: Lake) -> Replayed:
         definitions = Definitions(ledger)
         try:
             files = _replay_files(lake, raw, scratch, definitions)
-        except OSError as error:
+        except (OSError, pa.ArrowException) as error:
             raise LakeDamaged("raw/ cannot be read: nothing was changed") from error
         _expect(ledger, files)
         for table in TABLES:

@@ -92,8 +92,8 @@ class Session:
     # Before
 
     def _open(self, command: str, moved: bool) -> None:  # noqa: FBT001 - handed through the thread as it is
-        if self.ledger.is_ahead():
-            # A run was killed between its last commit and its publish, or there is no catalog yet.
+        if self.lake.is_behind:
+            # A run was killed between its last commit and its publish, the lake was moved, or there is no catalog yet.
             self.publish(complete=False)
         refuse_while_paused(self.ledger)
         self._pin(moved=moved)
@@ -130,6 +130,13 @@ class Session:
             settle = max(settle, _WITHOUT_CLOCK)
             _log.warning("clock.missing", hint="the service sends no Date; the horizon follows this machine's clock")
         return (now if now is not None else local_us()) // SECOND - settle
+
+    def within_sight(self, promise: int) -> int:
+        """The promise, not beyond the newest stamp seen where the service shows no clock: ours may be fast."""
+        if self.client.clock.now() is not None:
+            return promise
+        newest = self.ledger.query("SELECT max(updated_at) AS newest FROM file_version")[0]["newest"]
+        return promise if newest is None else min(promise, int(newest) // SECOND)
 
     def terms(self) -> Terms:
         """The terms of a crawl as the settings have them."""
@@ -197,11 +204,20 @@ class Session:
     def rejected_files(self) -> list[Revisit]:
         """Files that were rejected, or that a rollback took back, get one try in each run."""
         rows = self.ledger.query(
-            "SELECT reject.file_id, document, updated_at FROM reject LEFT JOIN owed USING (file_id)"
+            "SELECT reject.file_id, reason, document, updated_at FROM reject LEFT JOIN owed USING (file_id)"
             " WHERE reject.file_id IS NOT NULL ORDER BY reject.file_id"
         )
         owed = self.ledger.query("SELECT * FROM owed WHERE file_id NOT IN (SELECT coalesce(file_id, 0) FROM reject)")
-        rejected = [Revisit(row["file_id"], reference_of(row["document"]), row["updated_at"]) for row in rows]
+        rejected = [
+            # Only a list item may stand for one, should the list not show the file any more.
+            Revisit(
+                row["file_id"],
+                reference_of(row["document"]),
+                row["updated_at"],
+                row["document"] if row["reason"].startswith("detail:") else None,
+            )
+            for row in rows
+        ]
         return rejected + [Revisit(row["file_id"], None, row["updated_at"]) for row in owed]
 
     async def _sink(self, batch: Batch) -> None:
@@ -220,6 +236,7 @@ class Session:
             written=written.parts,
             digests=written.digests,
             rejects=[*batch.rejects, *written.rejects],
+            healed=[tombstone.file_id for tombstone in batch.gone],
             drift=written.drift,
             definitions=sorted(written.definitions),
             windows=[
@@ -241,6 +258,8 @@ class Session:
     def _trusted(self, batch: Batch) -> Coverage:
         """The coverage with what this batch's windows vouch for, should the run not live to its end."""
         coverage = self.ledger.coverage()
+        if self.client.clock.now() is None:
+            return coverage  # a window vouches up to when it was listed, and our own clock may be fast
         look_back = int(self.settings.look_back_seconds)
         for done in batch.windows:
             span = trusted(done.window, done.listed_at, look_back) if done.proven else None

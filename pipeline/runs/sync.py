@@ -91,6 +91,7 @@ def _plan(session: Session, chosen: Range) -> list[Window]:
 
 def _finish(session: Session, windows: list[Window], promise: int) -> SnapshotRecord:
     """Move the horizon over what was read whole, and publish."""
+    promise = session.within_sight(promise)
     coverage = session.ledger.coverage()
     for window in windows:
         coverage = cover(coverage, window.start, promise if window.end is None else min(window.end, promise))

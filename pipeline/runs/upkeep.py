@@ -24,8 +24,8 @@ def compact(lake: Lake, settings: Settings, *, everything: bool = False) -> Fold
     """Fold what is due, or everything, and publish; readers go on meanwhile. None when nothing was to be folded."""
     at = time.time_ns() // 1_000
     folded = compaction.compact(lake.layout, lake.ledger, at=at, mark=secrets.token_hex(3), everything=everything)
-    if folded is not None or lake.ledger.is_ahead():
-        lake.republish(at=at)
+    if folded is not None or lake.is_behind:
+        lake.republish(at=time.time_ns() // 1_000)  # folding takes its time
     let_go(
         lake.layout,
         lake.ledger,

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from pipeline.crawl.crawler import Crawl
-from pipeline.crawl.windows import EVERYTHING
+from pipeline.crawl.windows import EVERYTHING, Window
 from pipeline.emulator import Emulator, quirks_of
 from pipeline.errors import ContractBroken
 from pipeline.service.client import Client
-from schemas.instants import SECOND
+from schemas.instants import SECOND, from_datetime
 from tests.crawl.crawling import LIST_ONLY, WITH_DETAILS, Shelf, crawled, differences
 from tests.service.scripted import Asked, answer, scripted
 
@@ -86,7 +87,7 @@ async def test_every_profile(profile: str) -> None:
 
 
 async def test_instances_that_come_one_after_the_other() -> None:
-    """An instance that bears its file's own number and another of that file are two files, in one run or in two."""
+    """A second instance is told apart even when the first, with its file's own number, came in another run."""
 
     def item(file_id: int, stamp: str) -> dict[str, Any]:
         return {"id": 7, "file_id": file_id, "scan_code": "SC", "updated_at": stamp}
@@ -97,8 +98,10 @@ async def test_instances_that_come_one_after_the_other() -> None:
         await crawled(_At(server.base), shelf, LIST_ONLY, client=client)  # type: ignore[arg-type]
         assert set(shelf.known) == {7}
         held.append(item(8, "2024-01-02T00:00:00Z"))
-        await crawled(_At(server.base), shelf, LIST_ONLY, windows=[EVERYTHING], client=client)  # type: ignore[arg-type]
+        second = Window(from_datetime(datetime(2024, 1, 2, tzinfo=UTC)) // SECOND, None)
+        await crawled(_At(server.base), shelf, LIST_ONLY, windows=[second], client=client)  # type: ignore[arg-type]
         assert set(shelf.known) == {7, 8}
+        assert shelf.identity == "file_id"
 
 
 class _At:

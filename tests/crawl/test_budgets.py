@@ -42,6 +42,17 @@ async def test_a_first_sync_whatever_the_answers(profile: str) -> None:
         assert ran.lists <= 6 * 2_000 / page
 
 
+@pytest.mark.parametrize("paging", ["none", "bare"])
+async def test_a_first_sync_without_counts(paging: str) -> None:
+    """Where nothing is counted a full page may not be all, so windows are cut to leave one place free."""
+    async with Emulator(2_000, seed=SEED, quirks=quirks_of("seen", {"paging": paging}), cache_bytes=0) as emulator:
+        shelf = Shelf()
+        ran = await crawled(emulator, shelf, _FAST)
+        print(f"{paging}: {ran.lists} list calls, {ran.lists * PAGE / 2_000:.2f} x files/{PAGE}")
+        assert len(shelf.known) == 2_000
+        assert ran.lists <= 1.8 * 2_000 / PAGE
+
+
 async def test_nothing_changed() -> None:
     """A second sync with nothing changed makes a handful of list calls and no detail call."""
     async with Emulator(400, seed=SEED) as emulator:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from pipeline.crawl.listing import Listing
 from pipeline.crawl.terms import Revisit, reference_of
 from pipeline.emulator import Emulator, Faults, quirks_of
 from pipeline.errors import ContractBroken, ServiceUnavailable, TokenRefused
 from schemas.versions import Reject
 from tests.crawl.crawling import WITH_DETAILS, RestlessEmulator, Shelf, crawled, differences
+
+if TYPE_CHECKING:
+    from pipeline.service.protocol import ListItem
 
 SEED: Final = 21
 FILES: Final = 150
@@ -104,8 +109,15 @@ async def test_a_revisit_of_a_file_that_is_gone() -> None:
         assert shelf.gone == set(poison)
 
 
-async def test_a_poisoned_file_is_tried_once_a_run() -> None:
+async def test_a_poisoned_file_is_tried_once_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that is listed anew and stands among the rejects as well is fetched once."""
+    find = Listing.find
+
+    async def slow(self: Listing, file_id: int, reference: str | None, updated: int | None) -> ListItem | None:
+        await asyncio.sleep(0.3)  # by now the file is committed
+        return await find(self, file_id, reference, updated)
+
+    monkeypatch.setattr(Listing, "find", slow)
     async with Emulator(FILES, seed=SEED) as emulator:
         poison = emulator.world.some(1)
         emulator.set_faults(poison=poison)
@@ -113,7 +125,8 @@ async def test_a_poisoned_file_is_tried_once_a_run() -> None:
         await crawled(emulator, shelf)
         emulator.set_faults(poison=())
         emulator.world.update(poison)
-        assert (await crawled(emulator, shelf, revisits=revisits(shelf))).details == 1
+        quick = replace(WITH_DETAILS, commit_seconds=0.01)
+        assert (await crawled(emulator, shelf, quick, revisits=revisits(shelf))).details == 1
 
 
 @pytest.mark.parametrize("skip", [0, 60])

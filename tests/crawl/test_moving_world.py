@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from pipeline.crawl.flight import Flight
+from pipeline.crawl.terms import Known, Sight, Tally, WindowState
 from pipeline.crawl.windows import EVERYTHING
 from pipeline.emulator import quirks_of
+from pipeline.service.protocol import ListItem
 from schemas.requests import INCLUDES, FileQuery
 from tests.crawl.crawling import (
     LIST_ONLY,
@@ -22,6 +25,11 @@ from tests.crawl.crawling import (
     revisions,
     untouched,
 )
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from pipeline.emulator.wire import Answer
 
 FILES: Final = 260
 ORDERS: Final = ("updated-asc", "updated-desc", "shuffled", "id-asc")
@@ -107,6 +115,44 @@ async def test_a_file_that_never_rests() -> None:
         assert ran.lists < 150
         second = await crawled(emulator, shelf)
         assert second.details <= 20
+
+
+class MovingAway(RestlessEmulator):
+    """Right after the newest window was read for the first time, files of older ones are stamped anew."""
+
+    moved: tuple[int, ...] = ()
+
+    async def _answer(self, request: web.BaseRequest, path: str, query: str, endpoint: str) -> tuple[Answer, str]:
+        answer = await super()._answer(request, path, query, endpoint)
+        if not self.moved and "updated_start" in query and "updated_end" not in query:
+            self.moved = tuple(self.world.update(self.world.some(5)))
+        return answer
+
+
+async def test_files_that_move_behind_the_reader() -> None:
+    """Files that move into the newest window after it was read are in the lake when the run ends, by the sweep."""
+    async with MovingAway(FILES, seed=1) as emulator:
+        shelf = Shelf()
+        await crawled(emulator, shelf)
+        assert len(emulator.moved) == 5
+        assert differences(emulator, shelf) == []
+
+
+@pytest.mark.parametrize("settled", [True, False])
+async def test_a_list_that_waited_too_long(settled: bool) -> None:  # noqa: FBT001
+    """An item that waited for its turn while a later version was committed never replaces it."""
+    later = Known(
+        updated_at=2_000_000, fetched_at=9_000_000, digest=b"", shape="", settled=settled,
+        deleted=False, instance=None, run_id="this",
+    )  # fmt: skip
+    tally = Tally()
+    flight = Flight(WITH_DETAILS, tally, run_id="this", lookup=lambda _: {7: later})
+    state = WindowState(EVERYTHING, sight=Sight(1.0, 2.0, 3_000_000))
+    await flight.issue([ListItem(7, None, 1_000_000, b"{}")], state)
+    assert tally.skipped == int(settled)
+    if not settled:
+        # The two documents of the later version disagreed: the list is asked once more, not believed.
+        assert (await flight.take()).outdated
 
 
 async def test_a_file_from_the_future() -> None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline.crawl.windows import (
@@ -81,7 +81,8 @@ def test_cut_tiles_the_window(window: Window, stamps: list[int], limit: int) -> 
     assert_tiles(window, cut(window, stamps, limit))
 
 
-@given(windows(0, 100_000), spread_lists, st.integers(1, 60))
+@given(st.one_of(windows(), windows(0, 100_000)), st.one_of(stamp_lists, spread_lists), st.integers(1, 12))
+@example(EVERYTHING, [0, 5, 7, 8, 20], 2)
 def test_no_tile_is_asked_for_more_than_fits(window: Window, stamps: list[int], limit: int) -> None:
     """A tile that is not crowded holds at most as many stamps as fit, those of its widened bounds counted in."""
     for tile in cut(window, stamps, limit):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import duckdb
@@ -10,7 +11,7 @@ import pytest
 from pipeline.emulator import Emulator, quirks_of
 from pipeline.errors import LakeBusy, ServiceUnavailable, SettingsError, TokenRefused
 from pipeline.lake.lake import Lake
-from pipeline.runs import Range
+from pipeline.runs import Range, session
 from schemas.instants import SECOND
 from tests.oracle import differences
 from tests.sync.running import SEED, opened, synced
@@ -220,3 +221,42 @@ async def test_definitions_once(tmp_path: Path) -> None:
         runs = db.execute("SELECT count(*) FROM workflow_runs").fetchone()
         assert runs is not None
         assert runs[0] > 100
+
+
+async def test_a_fast_local_clock_promises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a Date header the horizon stays within the stamps seen, however fast this machine's clock is."""
+    tomorrow = time.time_ns() // 1_000 + 86_400 * SECOND
+    monkeypatch.setattr(session, "local_us", lambda: tomorrow)
+    async with Emulator(60, seed=SEED, quirks=quirks_of("seen", {"date_header": "off"})) as emulator:
+        await synced(emulator, tmp_path / "lake")
+        emulator.world.update(emulator.world.some(5))
+        await synced(emulator, tmp_path / "lake")
+        truth = list(emulator.truth())
+    with opened(tmp_path / "lake") as db:
+        assert db.execute("SELECT horizon <= (SELECT max(updated_at) FROM files) FROM meta.freshness").fetchall() == [
+            (True,)
+        ]
+        assert differences(db, truth) == []
+
+
+async def test_a_poisoned_file_heals_or_goes(tmp_path: Path) -> None:
+    """A file whose detail fails is a named reject that holds nothing up; it heals later, or is found to be gone."""
+    lake = tmp_path / "lake"
+    async with Emulator(60, seed=SEED) as emulator:
+        first, second = emulator.world.some(2)
+        emulator.set_faults(poison=(first, second))
+        summary = await synced(emulator, lake, attempts=2)
+        assert (summary.rejects, summary.horizon is not None) == (2, True)
+        with opened(lake) as db:
+            assert db.execute("SELECT count(*) FROM files WHERE NOT _expanded").fetchall() == [(2,)]
+            named = db.execute("SELECT file_id FROM meta.rejects ORDER BY 1").fetchall()
+            assert [row[0] for row in named] == sorted((first, second))
+        emulator.set_faults(poison=(second,))
+        assert (await synced(emulator, lake, attempts=2)).rejects == 1
+        emulator.set_faults(poison=())
+        emulator.world.delete([second])
+        assert (await synced(emulator, lake)).rejects == 0
+        await synced(emulator, lake)
+    with opened(lake) as db:
+        assert db.execute("SELECT count(*) FROM meta.rejects").fetchall() == [(0,)]
+        assert db.execute("SELECT _expanded FROM files WHERE file_id = ?", [first]).fetchall() == [(True,)]

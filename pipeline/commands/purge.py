@@ -1,0 +1,51 @@
+"""`scanlake purge`: erase files from the lake."""
+
+import getpass
+import os
+import secrets
+import socket
+import sys
+import time
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from pipeline.call import Call
+from pipeline.errors import Exit
+from pipeline.lake.erasure import purge
+from pipeline.lake.lake import Lake
+
+
+def run(
+    call: Call,
+    *,
+    file_ids: Annotated[list[int], typer.Argument(metavar="ID...", help="Ids of the files, as files.file_id.")],
+    by: Annotated[str | None, typer.Option("--by", help="Who asked for it; default: who runs this, and where.")] = None,
+) -> Exit:
+    """Erase files from the lake and from every earlier snapshot.
+
+    For those who must forget: tables, raw documents, rejects and ledger hold nothing of the files afterwards,
+    and earlier snapshots are dropped. Recorded are the ids, the time, and who asked for it. A file that the
+    service still holds comes back with the next verify: delete it there first.
+    """
+    settings = call.settings()
+    who = by or _whoever()
+    with Lake(settings.lake, doing="purge", anchor=settings.anchor, must_exist=True) as lake:
+        done = purge(lake, file_ids, by=who, at=time.time_ns() // 1_000, mark=secrets.token_hex(3))
+    if call.as_json:
+        call.print_json({**asdict(done), "by": who})
+        return Exit.DONE
+    sys.stdout.write(
+        f"snapshot {done.snapshot}: {len(done.file_ids):,} files erased, {len(done.known):,} of which the lake held;"
+        f" {done.parts:,} parts written anew, {done.snapshots:,} earlier snapshots dropped\n"
+        "what the service still holds comes back with the next verify: delete it there too\n"
+    )
+    return Exit.DONE
+
+
+def _whoever() -> str:
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (KeyError, OSError):  # a container's user may have no name
+        return f"uid {os.getuid()}@{socket.gethostname()}"

@@ -1,0 +1,259 @@
+"""Whatever is not as it was written is found, named and mended."""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.cli import main
+from pipeline.lake.files import Layout
+from pipeline.lake.lake import Lake
+from pipeline.progress import Silent
+from pipeline.runs.upkeep import compact
+from pipeline.runs.verify import Mode, verify
+from pipeline.settings import Settings
+from tests.lake.damaging import checked, flip, grown, parts
+from tests.oracle import differences
+from tests.sync.running import SEED, opened, synced
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+async def test_a_whole_lake_is_whole(tmp_path: Path) -> None:
+    """A lake that nothing has happened to shows no finding, read to its last page, before and after a compaction."""
+    lake = tmp_path / "lake"
+    async with grown(lake):
+        pass
+    assert checked(lake, read_data=True).damage == []
+    with Lake(lake, doing="compact") as held:
+        compact(held, Settings(lake=lake), everything=True)
+    found = checked(lake, read_data=True)
+    assert (found.damage, found.strangers, found.refetch) == ([], [], [])
+
+
+async def test_a_flipped_bit_in_any_part_is_found_and_mended(tmp_path: Path) -> None:
+    """Any bit of any part: the part, its table, commit and files are named, and it is rebuilt byte for byte."""
+    lake, rng = tmp_path / "lake", random.Random(SEED)
+    print(f"seed {SEED}")
+    async with grown(lake) as emulator:
+        before = {path: flip(path, rng.random()) for path in parts(lake)}
+        requests = emulator.requests
+        found = checked(lake)
+        assert {each["subject"] for each in found.damage} == {path.relative_to(lake).as_posix() for path in before}
+        assert all(each["mended"] == "rebuilt from raw/" for each in found.damage)
+        assert any(each["concerns"] == "uploads, commit 1" and each["file_ids"] for each in found.damage)
+        assert {path: path.read_bytes() for path in before} == before
+        assert emulator.requests == requests
+        with opened(lake) as db:
+            assert differences(db, emulator.truth()) == []
+    assert checked(lake, read_data=True).damage == []
+
+
+async def test_missing_short_and_foreign_parts(tmp_path: Path) -> None:
+    """A missing, a short and a foreign part are each called what they are, and mended."""
+    lake = tmp_path / "lake"
+    async with grown(lake) as emulator:
+        first, second, third, *_ = [path for path in parts(lake) if path.parent.name == "uploads"]
+        first.unlink()
+        second.chmod(0o644)
+        second.write_bytes(second.read_bytes()[:-7])
+        third.chmod(0o644)
+        other = next(path for path in parts(lake) if path.parent.name == "fields")
+        third.write_bytes(other.read_bytes())
+        found = {each["subject"].rpartition("/")[2]: each["problem"] for each in checked(lake).damage}
+        assert found[first.name] == "missing"
+        assert found[second.name].startswith("cut short: ")
+        with opened(lake) as db:
+            assert differences(db, emulator.truth()) == []
+    assert found[third.name].startswith(("replaced by a copy of parts/fields/", "cut short"))
+
+
+async def test_a_damaged_base_part_is_folded_again(tmp_path: Path) -> None:
+    """A part that many commits were folded into is rebuilt with just the versions that it held, sorted."""
+    lake = tmp_path / "lake"
+    async with grown(lake) as emulator:
+        with Lake(lake, doing="compact") as held:
+            compact(held, Settings(lake=lake), everything=True)
+        emulator.world.update(emulator.world.some(6))
+        await synced(emulator, lake)
+        truth = list(emulator.truth())
+        for name in ("files", "uploads", "workflows", "form_answers"):
+            (base,) = (lake / "parts" / name).glob("*-0000.parquet")
+            flip(base)
+            found = checked(lake)
+            assert [each["subject"] for each in found.damage] == [base.relative_to(lake).as_posix()]
+            with opened(lake) as db:
+                assert differences(db, truth) == []
+            if name != "workflows":
+                ids = pq.read_table(base).column("file_id").to_pylist()
+                assert ids == sorted(ids)
+    assert checked(lake, read_data=True).damage == []
+
+
+async def test_damaged_documents_are_fetched_again_just_those(tmp_path: Path) -> None:
+    """Where raw documents are damaged the files stay, stand in meta.rejects, and the next sync fetches just them."""
+    lake = tmp_path / "lake"
+    async with grown(lake) as emulator:
+        raw = sorted((lake / "raw").glob("*.parquet"))[1]
+        flip(raw)
+        found = checked(lake)
+        (damage,) = found.damage
+        assert damage["subject"] == f"raw/{raw.name}"
+        assert 0 < len(found.refetch) == damage["files"] <= 15
+        with opened(lake) as db:
+            assert differences(db, emulator.truth()) == []
+            named = db.execute("SELECT file_id FROM meta.rejects ORDER BY ALL").fetchall()
+            assert named == [(file_id,) for file_id in found.refetch]
+        summary = await synced(emulator, lake)
+        assert summary.files_expanded == len(found.refetch)
+        with opened(lake) as db:
+            assert differences(db, emulator.truth()) == []
+            assert db.execute("FROM meta.rejects").fetchall() == []
+    assert checked(lake, read_data=True).damage == []
+
+
+async def test_rows_and_documents_both_damaged(tmp_path: Path) -> None:
+    """Where rows and documents are both gone, whole files are left out, never halves, and fetched by the next sync."""
+    lake = tmp_path / "lake"
+    async with grown(lake) as emulator:
+        raw = min((lake / "raw").glob("*.parquet"))
+        raw.unlink()
+        for name in ("files", "fields"):
+            flip(lake / "parts" / name / raw.name)
+        found = checked(lake)
+        lost = set(found.refetch)
+        assert lost
+        with opened(lake) as db:
+            for table in ("files", "uploads", "fields", "locations"):
+                assert not lost & {row[0] for row in db.execute(f"SELECT file_id FROM {table}").fetchall()}
+            kept = [true for true in emulator.truth() if true["key"] not in lost]
+            only = [line for line in differences(db, kept) if not line.startswith("workflow")]
+            assert only == []
+        summary = await synced(emulator, lake)
+        assert summary.files_expanded == len(lost)
+        with opened(lake) as db:
+            assert differences(db, emulator.truth()) == []
+    assert checked(lake, read_data=True).damage == []
+
+
+async def test_deleted_files_are_rebuilt_from_the_ledger(tmp_path: Path) -> None:
+    """A damaged part of deleted_files comes back with ids, references and times."""
+    lake = tmp_path / "lake"
+    async with grown(lake) as emulator:
+        emulator.world.delete(emulator.world.some(3))
+        made = Settings(base_url=emulator.base_url, lake=lake)
+        with Lake(lake, doing="verify") as held:
+            await verify(held, made, emulator.token, Mode(), Silent())
+    question = "SELECT file_id, scan_code, updated_at FROM deleted_files ORDER BY ALL"
+    with opened(lake) as db:
+        before = db.execute(question).fetchall()
+    flip(next(path for path in parts(lake) if path.parent.name == "deleted_files"))
+    assert len(checked(lake).damage) == 1
+    with opened(lake) as db:
+        assert db.execute(question).fetchall() == before
+    assert len(before) == 3
+    assert checked(lake, read_data=True).damage == []
+
+
+async def test_damaged_catalogs(tmp_path: Path) -> None:
+    """A damaged catalog is published anew, a damaged snapshot is dropped, and both are named."""
+    lake = tmp_path / "lake"
+    async with grown(lake) as emulator:
+        oldest, *_ = sorted((lake / "snapshots").glob("*.duckdb"))
+        flip(oldest)
+        flip(lake / "catalog.duckdb", 0.3)
+        found = {each["subject"]: each["mended"] for each in checked(lake).damage}
+        assert found.keys() == {"catalog.duckdb", f"snapshots/{oldest.name}"}
+        assert found["catalog.duckdb"].startswith("published anew")
+        assert not oldest.exists()
+        with opened(lake) as db:
+            assert differences(db, emulator.truth()) == []
+    assert checked(lake, read_data=True).damage == []
+
+
+async def test_the_ledger_alone_is_wrong(tmp_path: Path) -> None:
+    """A hash that only the ledger has otherwise is set right from the catalog; the part is left alone."""
+    lake = tmp_path / "lake"
+    async with grown(lake, rounds=0):
+        pass
+    with closing(sqlite3.connect(lake / "ledger.sqlite")) as db:
+        db.execute("UPDATE part SET sha256 = substr(sha256, 2) || '-' WHERE table_name = 'uploads' AND seq_low = 1")
+        db.commit()
+    (damage,) = checked(lake).damage
+    assert damage["subject"] == "ledger.sqlite"
+    assert damage["mended"] == "set right from the catalog"
+    assert checked(lake).damage == []
+
+
+async def test_only_looking_changes_nothing(tmp_path: Path) -> None:
+    """With --no-mend damage is reported with exit code 9, and neither part nor catalog is touched."""
+    lake = tmp_path / "lake"
+    async with grown(lake, rounds=0):
+        pass
+    part = parts(lake)[0]
+    before = flip(part)
+    catalog = (lake / "catalog.duckdb").read_bytes()
+    with pytest.raises(SystemExit) as ended:
+        main(["check", "--no-mend", "--lake", str(lake)])
+    assert ended.value.code == 9
+    assert part.read_bytes() != before
+    assert (lake / "catalog.duckdb").read_bytes() == catalog
+
+
+async def test_strangers_are_named_and_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What lies in the folder and is not ours is named, does not count as damage, and stays."""
+    lake = tmp_path / "lake"
+    async with grown(lake, rounds=0):
+        pass
+    (lake / "parts" / "uploads" / "notes.txt").write_text("mine")
+    (lake / "parts" / "uploads" / "000000000001-abcdef.parquet.bak").write_text("mine")
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main(["check", "--json", "--lake", str(lake)])
+    assert ended.value.code == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["whole"] is True
+    assert told["strangers"] == ["parts/uploads/000000000001-abcdef.parquet.bak", "parts/uploads/notes.txt"]
+    assert (lake / "parts" / "uploads" / "notes.txt").exists()
+
+
+async def test_reading_finds_what_hashes_cannot(tmp_path: Path) -> None:
+    """A part whose very hash was written for wrong rows is found by --read-data, which counts rows and commits."""
+    lake = tmp_path / "lake"
+    async with grown(lake, rounds=0):
+        pass
+    with closing(sqlite3.connect(lake / "ledger.sqlite")) as db:
+        db.execute("UPDATE part SET rows = rows + 1 WHERE table_name = 'uploads' AND seq_low = 1")
+        db.commit()
+    assert checked(lake, mend=False).damage == []
+    (damage,) = checked(lake, read_data=True).damage
+    assert " rows, not " in damage["problem"]
+    assert checked(lake, read_data=True).damage == []
+
+
+async def test_parts_of_earlier_snapshots(tmp_path: Path) -> None:
+    """Damage to a part that only earlier snapshots show costs those snapshots, and nothing else."""
+    lake = tmp_path / "lake"
+    async with grown(lake) as emulator:
+        old = {path.name for path in parts(lake) if path.parent.name == "uploads"}
+        with Lake(lake, doing="compact") as held:
+            compact(held, Settings(lake=lake), everything=True)
+        before = len(list((lake / "snapshots").iterdir()))
+        flip(lake / "parts" / "uploads" / min(old))
+        found = checked(lake)
+        assert [each for each in found.damage if each["concerns"].endswith("earlier snapshots")]
+        assert len(list((lake / "snapshots").iterdir())) < before
+        with opened(lake) as db:
+            assert differences(db, emulator.truth()) == []
+    assert checked(lake).damage == []
+    for path in Layout(lake).root.glob("snapshots/*.duckdb"):
+        with duckdb.connect(str(path), read_only=True) as db:
+            db.execute("SELECT count(*) FROM uploads").fetchall()

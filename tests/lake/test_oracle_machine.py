@@ -1,0 +1,161 @@
+"""Whatever is committed, folded and rolled back, in any order: the views show what a dict of files would show."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import duckdb
+from hypothesis import note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pipeline.lake.history import resume, roll_back
+from pipeline.lake.lake import Lake
+from pipeline.lake.records import RunRecord
+from pipeline.runs.upkeep import compact
+from pipeline.settings import Settings
+from tests.lake.made import AT, commit, counted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+KEYS: Final = st.integers(1, 12)
+COUNTS: Final = st.dictionaries(KEYS, st.integers(0, 3), max_size=6)
+
+
+@dataclass
+class Truth:
+    """The plain oracle: files with the number of their uploads, files that are gone, the latest definitions."""
+
+    files: dict[int, int] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
+    definitions: dict[int, int] = field(default_factory=dict)
+
+
+class LakeOfRows(RuleBasedStateMachine):
+    """A lake fed with made-up rows, published after every step."""
+
+    @initialize()
+    def begin(self) -> None:
+        """An empty lake, published."""
+        self.folder = Path(tempfile.mkdtemp(prefix="rows-"))
+        self.lake = Lake(self.folder / "lake", doing="test")
+        self.lake.__enter__()
+        self.settings = Settings(lake=self.folder / "lake", keep_snapshots=4, grace_hours=0)
+        self.truth = Truth()
+        self.past: dict[int, Truth] = {}
+        self.stamp = 0
+        self.seqs: list[int] = []
+        self.publish()
+
+    def teardown(self) -> None:
+        """Nothing is left lying about."""
+        if hasattr(self, "lake"):
+            self.lake.__exit__(None, None, None)
+            shutil.rmtree(self.folder)
+
+    def publish(self) -> None:
+        """Show what is true now, and remember it."""
+        record = self.lake.publish("run", at=AT + self.stamp, complete=True, horizon=AT + self.stamp * 1_000_000)
+        self.past[record.snapshot] = copy.deepcopy(self.truth)
+
+    @rule(counts=COUNTS, gone=st.sets(KEYS, max_size=3), workflow=st.none() | st.tuples(st.integers(1, 2), KEYS))
+    def commit(self, counts: dict[int, int], gone: set[int], workflow: tuple[int, int] | None) -> None:
+        """Files come in with more or fewer children than before, others are found gone, a definition changes."""
+        gone -= counts.keys()
+        self.stamp += 1
+        children: dict[str, Sequence[dict[str, Any]]] = {
+            "uploads": [
+                {"file_id": key, "id": place, "position": place, "image_name": f"{self.stamp}"}
+                for key, count in counts.items()
+                for place in range(count)
+            ]
+        }
+        if workflow is not None:
+            number, name = workflow
+            key = f"{number}-{name}"
+            if key not in self.lake.ledger.known_definitions():
+                own = {"_content_hash": key}
+                children["workflows"] = [{"id": number, "name": f"{name}", "updated_at": AT + name, **own}]
+                children["workflow_steps"] = [{"id": name, "workflow_id": number, "position": 0, **own}]
+            self.truth.definitions[number] = max(name, self.truth.definitions.get(number, 0))
+        self.seqs.append(commit(self.lake, counts, children, gone=sorted(gone), stamp=self.stamp))
+        assert self.seqs == sorted(set(self.seqs)), "a seq was used twice"
+        self.truth.files |= counts
+        self.truth.gone = (self.truth.gone - counts.keys()) | gone
+        self.truth.files = {key: count for key, count in self.truth.files.items() if key not in gone}
+        self.publish()
+
+    @rule(everything=st.booleans())
+    def compact(self, *, everything: bool) -> None:
+        """Parts are folded, and old snapshots and parts go."""
+        before = self.lake.ledger.next_snapshot()
+        compact(self.lake, self.settings, everything=everything)
+        if self.lake.ledger.next_snapshot() > before:
+            self.past[before] = copy.deepcopy(self.truth)
+
+    @precondition(lambda self: self.kept())
+    @rule(data=st.data())
+    def roll_back(self, data: st.DataObject) -> None:
+        """The lake goes back to a snapshot that is kept, and on from there."""
+        number = data.draw(st.sampled_from(self.kept()))
+        run_id = f"20261121T000000Z-f{self.lake.ledger.next_snapshot():05x}"
+        record = roll_back(self.lake, number, run=RunRecord(run_id, "rollback", "0", AT))
+        assert record.horizon == self.horizon_of(number)
+        assert self.lake.ledger.coverage() == ((None, (record.horizon or 0) // 1_000_000),)
+        resume(self.lake.ledger)
+        self.truth = copy.deepcopy(self.past[number])
+        self.past[record.snapshot] = copy.deepcopy(self.truth)
+
+    def kept(self) -> list[int]:
+        """The snapshots that are kept."""
+        return sorted(int(path.stem) for path in (self.folder / "lake" / "snapshots").glob("*.duckdb"))
+
+    def horizon_of(self, number: int) -> int | None:
+        """What a snapshot promises."""
+        rows = self.lake.ledger.query("SELECT horizon FROM snapshot WHERE snapshot = ?", (number,))
+        return None if rows[0]["horizon"] is None else int(rows[0]["horizon"])
+
+    @invariant()
+    def views_show_the_truth(self) -> None:
+        """The catalog, and every kept snapshot, shows what was true when it was published; nothing else is on disk."""
+        if not hasattr(self, "lake"):
+            return
+        _compare(self.folder / "lake" / "catalog.duckdb", self.truth)
+        for number in self.kept()[:1]:
+            note(f"snapshot {number}")
+            _compare(self.folder / "lake" / "snapshots" / f"{number:06d}.duckdb", self.past[number])
+        states = self.lake.states(range(1, 13))
+        assert {key for key, state in states.items() if not state.deleted} == self.truth.files.keys()
+        assert {key for key, state in states.items() if state.deleted} == self.truth.gone
+
+
+def _compare(path: Path, truth: Truth) -> None:
+    with duckdb.connect(str(path), read_only=True) as db:
+        files = db.execute("SELECT file_id, snap_count FROM files").fetchall()
+        assert counted(files) == counted(truth.files.items())
+        uploads = db.execute("SELECT file_id, id FROM uploads").fetchall()
+        assert counted(uploads) == counted((key, place) for key, count in truth.files.items() for place in range(count))
+        versions = db.execute("SELECT file_id, _seq FROM _file_version WHERE NOT deleted").fetchall()
+        assert {key for key, _ in versions} == truth.files.keys()
+        assert len(versions) == len(truth.files), "two versions of a file count"
+        stamps = db.execute("SELECT file_id, count(DISTINCT image_name) FROM uploads GROUP BY ALL").fetchall()
+        assert all(count == 1 for _, count in stamps), "children of two versions"
+        gone = db.execute("SELECT file_id FROM deleted_files").fetchall()
+        assert counted(gone) == counted((key,) for key in truth.gone)
+        workflows = db.execute("SELECT id, name FROM workflows").fetchall()
+        assert counted(workflows) == counted((key, f"{name}") for key, name in truth.definitions.items())
+        steps = db.execute("SELECT workflow_id, id FROM workflow_steps").fetchall()
+        assert counted(steps) == counted(truth.definitions.items())
+
+
+LakeOfRows.TestCase.settings = settings(
+    max_examples=int(os.environ.get("SCANLAKE_SOAK", "12")), stateful_step_count=10, deadline=None
+)
+TestLakeOfRows = LakeOfRows.TestCase

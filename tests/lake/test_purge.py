@@ -1,0 +1,156 @@
+"""A purged file is nowhere any more."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.cli import main
+from pipeline.lake.erasure import purge
+from pipeline.lake.lake import Lake
+from pipeline.progress import Silent
+from pipeline.runs.upkeep import compact
+from pipeline.runs.verify import Mode, verify
+from pipeline.settings import Settings
+from tests.lake.damaging import checked, grown
+from tests.lake.failing import Disk, Killed, failing
+from tests.oracle import differences
+from tests.sync.running import opened, synced
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pipeline.emulator import Emulator
+
+
+def everything(lake: Path) -> str:
+    """All that the lake's files hold, decompressed, and their bytes as they are."""
+    found = []
+    for path in sorted(path for path in lake.rglob("*") if path.is_file()):
+        found.append(path.read_bytes().decode("latin-1"))
+        if path.suffix == ".parquet":
+            found.append(str(pq.read_table(path).to_pylist()))
+        elif path.suffix == ".duckdb":
+            with duckdb.connect(str(path), read_only=True) as db:
+                tables = db.execute("SELECT schema_name, table_name FROM duckdb_tables()").fetchall()
+                found += [str(db.execute(f'FROM "{schema}"."{name}"').fetchall()) for schema, name in tables]
+        elif path.suffix == ".sqlite":
+            with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as ledger:
+                found += list(ledger.iterdump())
+    return "\n".join(found)
+
+
+def secrets_of(emulator: Emulator, file_id: int) -> list[str]:
+    """What of a file must not be found: its reference, what people wrote, and the names of its images."""
+    (true,) = [true for true in emulator.truth() if true["key"] == file_id]
+    others = json.dumps([[other["item"], other["detail"]] for other in emulator.truth() if other["key"] != file_id])
+    said: list[str] = [true["detail"]["scan_code"]]
+    said += [str(upload["image_name"]) for upload in true["detail"]["uploads"]]
+    said += [str(run["client_key"]) for run in true["detail"]["workflow_runs"]]
+    return [text for text in said if len(text) > 5 and text not in others]
+
+
+def eventful(emulator: Emulator) -> int:
+    """A file with uploads, runs and answers."""
+    found = max(
+        emulator.truth(), key=lambda true: len(json.dumps(true["detail"])) * bool(true["item"].get("form_submits"))
+    )
+    return int(found["key"])
+
+
+def purged(lake: Path, *file_ids: int) -> Any:
+    """Purge as the command does."""
+    with Lake(lake, doing="purge") as held:
+        return purge(held, file_ids, by="the data protection officer", at=1_700_000_000_000_000, mark="abcdef")
+
+
+@pytest.mark.parametrize("folded", [False, True])
+async def test_nothing_of_it_is_found(tmp_path: Path, folded: bool) -> None:  # noqa: FBT001
+    """No file of the lake holds anything of a purged file, decompressed or not; all other files are as they were."""
+    lake = tmp_path / "lake"
+    async with grown(lake) as emulator:
+        file_id = eventful(emulator)
+        words = secrets_of(emulator, file_id)
+        emulator.world.update([file_id])
+        await synced(emulator, lake)
+        words += secrets_of(emulator, file_id)
+        if folded:
+            with Lake(lake, doing="compact") as held:
+                compact(held, Settings(lake=lake), everything=True)
+        with closing(sqlite3.connect(lake / "ledger.sqlite")) as db:
+            reject = f'{{"scan_code": "{words[0]}"}}'.encode()
+            db.execute("INSERT INTO reject VALUES ('x', ?, 'r', ?, NULL, NULL, 'r', 1, 1, 1)", (file_id, reject))
+            db.commit()
+            # A reject that was healed long ago: where SQLite does not overwrite, its bytes are still in the file.
+            db.execute("PRAGMA secure_delete = OFF")
+            db.execute(
+                "INSERT INTO reject VALUES ('y', ?, 'r', ?, NULL, NULL, 'r', 1, 1, 1)", (file_id, b"h3aled" * 900)
+            )
+            db.commit()
+            db.execute("DELETE FROM reject WHERE reject_key = 'y'")
+            db.commit()
+        words.append("h3aled")
+        before = everything(lake)
+        assert len(words) > 5
+        assert all(word in before for word in words)
+        emulator.world.delete([file_id])
+        done = purged(lake, file_id)
+        after = everything(lake)
+        assert [word for word in words if word in after] == []
+        assert done.known == (file_id,)
+        assert done.parts > 3
+        with opened(lake) as db:
+            assert differences(db, emulator.truth()) == []
+        await synced(emulator, lake)
+        made = Settings(base_url=emulator.base_url, lake=lake)
+        with Lake(lake, doing="verify") as held:
+            proof = await verify(held, made, emulator.token, Mode(), Silent())
+        assert proof.equal
+        assert proof.verification.gone == 0
+    assert checked(lake, read_data=True).damage == []
+    with closing(sqlite3.connect(lake / "ledger.sqlite")) as db:
+        assert db.execute("SELECT * FROM purge").fetchall() == [
+            (file_id, 1_700_000_000_000_000, "the data protection officer")
+        ]
+
+
+async def test_a_killed_purge_is_finished_by_the_next(tmp_path: Path) -> None:
+    """Killed anywhere, a purge leaves a lake that is whole; the same purge again leaves nothing of the file."""
+    lake = tmp_path / "lake"
+    async with grown(lake, files=8, rounds=1) as emulator:
+        file_id = eventful(emulator)
+        words = secrets_of(emulator, file_id)
+        truth = list(emulator.truth())
+        left = [true for true in truth if true["key"] != file_id]
+    for at in range(9, 200, 9):
+        with failing(Disk(at, None)) as disk, suppress(Killed):
+            purged(lake, file_id)
+        with opened(lake) as db:
+            # Definitions of workflows belong to no file, and stay.
+            unlike = [line for line in differences(db, left) if not line.startswith("workflow")]
+            assert not unlike or not differences(db, truth), f"torn at {at}"
+        if not disk.struck:
+            break
+    assert at > 20
+    purged(lake, file_id)
+    assert [word for word in words if word in everything(lake)] == []
+    assert checked(lake, read_data=True).damage == []
+
+
+async def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`scanlake purge ID` says what it erased, what it did not find, and who asked for it."""
+    lake = tmp_path / "lake"
+    async with grown(lake, files=8, rounds=0) as emulator:
+        file_id = eventful(emulator)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main(["purge", str(file_id), "7", "--by", "me", "--json", "--lake", str(lake)])
+    told = json.loads(capsys.readouterr().out)
+    assert ended.value.code == 0
+    assert (told["file_ids"], told["known"], told["by"]) == ([7, file_id], [file_id], "me")

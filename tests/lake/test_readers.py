@@ -1,0 +1,124 @@
+"""Readers and writers: neither waits for the other, and whoever reads sees one whole snapshot."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import duckdb
+import pytest
+
+from pipeline.lake.lake import Lake
+from tests.lake.made import AT, commit
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+SEED: Final = 20_261_121
+PUBLISHES: Final = 60
+KILLS: Final = 4
+ANALYST: Final = """
+import duckdb, sys
+db = duckdb.connect(sys.argv[1])
+print("open", flush=True)
+for line in sys.stdin:
+    db.execute("CREATE TABLE hijacked AS SELECT 1 AS x")
+    db.execute("CREATE OR REPLACE VIEW files AS SELECT 666 AS file_id")
+    print("written", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_held_connections_see_whole_snapshots(tmp_path: Path) -> None:
+    """Over dozens of publishes, compactions and kills no reader errs, sees a mix, or goes back in time."""
+    print(f"seed {SEED}")
+    rng = random.Random(SEED)
+    lake, stop = tmp_path / "lake", tmp_path / "stop"
+    with Lake(lake, doing="test") as made:
+        commit(made, {1: 0})
+        made.publish("", at=AT, complete=True, horizon=None)
+    readers = [
+        _process("-m", "tests.lake.checker", str(lake), str(seed), str(stop), stdout=subprocess.PIPE)
+        for seed in range(2)
+    ]
+    try:
+        for kill in range(1, KILLS + 1):
+            writer = _process("-m", "tests.lake.scribe", str(lake), str(rng.randrange(1_000)))
+            ends = time.monotonic() + 30
+            while _newest(lake) < PUBLISHES * kill // KILLS and time.monotonic() < ends:
+                time.sleep(rng.random() * 0.05)
+                assert writer.poll() is None, (writer.communicate(), "the writer died by itself")
+            writer.kill()
+            writer.communicate()
+    finally:
+        stop.touch()
+        told = [reader.communicate(timeout=30) for reader in readers]
+    assert [reader.returncode for reader in readers] == [0, 0], told
+    assert _newest(lake) >= PUBLISHES
+    for out, _ in told:
+        found = json.loads(out)
+        assert found["last"] > PUBLISHES * 3 // 4
+        assert found["reads"] > 20
+        assert found["connections"] > 4
+    assert len(list(lake.glob("parts/files/0*.parquet"))) < PUBLISHES, "nothing was ever let go"
+
+
+def _newest(lake: Path) -> int:
+    return max(int(path.stem) for path in (lake / "snapshots").glob("*.duckdb"))
+
+
+def _process(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, *arguments], cwd=ROOT, stderr=subprocess.PIPE, **options)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    """A published lake of one file."""
+    with Lake(tmp_path / "lake", doing="test") as made:
+        commit(made, {1: 1}, {"uploads": [{"file_id": 1, "position": 0}]})
+        made.publish("", at=AT, complete=True, horizon=None)
+    return tmp_path / "lake"
+
+
+@pytest.mark.parametrize("writes", ["before the publish", "after the publish"])
+def test_a_killed_session_neither_hijacks_nor_bricks(lake: Path, writes: str) -> None:
+    """Whatever an analyst's read-write session leaves behind, the next catalog opens, and shows only what is ours."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    session = _process("-c", ANALYST, str(lake / "catalog.duckdb"), **pipes)
+    assert session.stdin is not None
+    assert session.stdout is not None
+    try:
+        assert session.stdout.readline() == b"open\n"
+        with Lake(lake, doing="test") as made:
+            if writes == "before the publish":
+                _have_it_write(session)
+                assert (lake / "catalog.duckdb.wal").exists()
+            commit(made, {2: 0}, gone=[1])  # reads nothing that the session could have locked
+            made.publish("", at=AT, complete=True, horizon=None)
+        if writes == "after the publish":
+            _have_it_write(session)
+            assert (lake / "catalog.duckdb.wal").exists()
+    finally:
+        session.kill()
+        session.communicate()
+    if writes == "after the publish":
+        with pytest.raises(duckdb.IOException, match="WAL does not match"):  # refused, not replayed
+            duckdb.connect(str(lake / "catalog.duckdb"), read_only=True)
+        with Lake(lake, doing="test"):  # as any run begins
+            pass
+    with duckdb.connect(str(lake / "catalog.duckdb"), read_only=True) as db:
+        assert db.execute("SELECT file_id FROM files").fetchall() == [(2,)]
+        assert db.execute("SELECT file_id, scan_code FROM deleted_files").fetchall() == [(1, "ref 1")]
+        assert db.execute("SELECT count(*) FROM duckdb_tables() WHERE table_name = 'hijacked'").fetchall() == [(0,)]
+    assert not (lake / "catalog.duckdb.wal").exists()
+
+
+def _have_it_write(session: subprocess.Popen[bytes]) -> None:
+    assert session.stdin is not None
+    assert session.stdout is not None
+    session.stdin.write(b"go\n")
+    session.stdin.flush()
+    assert session.stdout.readline() == b"written\n"

@@ -1,0 +1,169 @@
+"""Replay rebuilds every table from raw documents, without the service."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pipeline.cli import main
+from pipeline.errors import LakeDamaged
+from pipeline.flatten import flatten as flattening
+from pipeline.lake import catalog, parts
+from pipeline.lake.lake import Lake
+from pipeline.progress import Silent
+from pipeline.runs import replaying
+from pipeline.runs.replaying import Replayed, replay
+from pipeline.runs.upkeep import compact
+from pipeline.runs.verify import Mode, verify
+from pipeline.settings import Settings
+from schemas import tables
+from tests.lake.damaging import checked, grown
+from tests.lake.failing import Disk, Killed, failing
+from tests.oracle import differences
+from tests.sync.running import opened, synced
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from schemas.tables import Table
+
+
+def replayed(lake: Path) -> Replayed:
+    """Replay as the command does."""
+    with Lake(lake, doing="replay") as held:
+        return replay(held)
+
+
+def rows(lake: Path) -> dict[str, list[str]]:
+    """Every row of every table, `_seq` left out."""
+    with opened(lake) as db:
+        return {
+            table.name: sorted(map(str, db.execute(f"SELECT * FROM {table.name}").fetchall()))
+            for table in tables.TABLES
+        }
+
+
+@pytest.mark.parametrize("folded", [False, True])
+async def test_every_row_is_the_same(tmp_path: Path, folded: bool) -> None:  # noqa: FBT001
+    """After changes, deletions and compactions a replay gives every table row for row, without one request."""
+    lake = tmp_path / "lake"
+    async with grown(lake) as emulator:
+        emulator.world.delete(emulator.world.some(2))
+        made = Settings(base_url=emulator.base_url, lake=lake)
+        with Lake(lake, doing="verify") as held:
+            await verify(held, made, emulator.token, Mode(), Silent())
+        if folded:
+            with Lake(lake, doing="compact") as held:
+                compact(held, Settings(lake=lake), everything=True)
+        emulator.world.update(emulator.world.some(4))
+        await synced(emulator, lake)
+        before, requests = rows(lake), emulator.requests
+        done = replayed(lake)
+        assert emulator.requests == requests
+        assert rows(lake) == before
+        assert len(before["deleted_files"]) == 2
+        assert done.files == len(before["files"])
+        with opened(lake) as db:
+            assert differences(db, emulator.truth()) == []
+            assert db.execute("SELECT count(*) FROM _dead").fetchall() == [(0,)]
+        assert (await synced(emulator, lake)).files_expanded == 0
+        emulator.world.update(emulator.world.some(4))
+        await synced(emulator, lake)
+        with opened(lake) as db:
+            assert differences(db, emulator.truth()) == []
+    assert checked(lake, read_data=True).damage == []
+
+
+@pytest.mark.parametrize(("name", "column"), [("uploads", "comment"), ("workflows", "name")])
+async def test_a_column_declared_later_is_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, column: str
+) -> None:
+    """A lake written by a version that did not know a column shows it empty, and filled after a replay."""
+    lake = tmp_path / "lake"
+    known = tables.BY_NAME[name]
+    columns = tuple(each for each in known.columns if each.name != column)
+    with monkeypatch.context() as patch:
+        _declare(patch, replace(known, columns=columns))
+        async with grown(lake, rounds=1) as emulator:
+            truth = list(emulator.truth())
+    with opened(lake) as db:
+        assert column not in {row[0] for row in db.execute(f"DESCRIBE {name}").fetchall()}
+    with Lake(lake, doing="publish") as held:
+        held.republish(at=1)
+    with opened(lake) as db:
+        assert db.execute(f"SELECT count({column}) FROM {name}").fetchall() == [(0,)]
+    replayed(lake)
+    with opened(lake) as db:
+        assert differences(db, truth) == []
+        assert db.execute(f"SELECT count({column}) > 0 FROM {name}").fetchall() == [(True,)]
+
+
+def _declare(patch: pytest.MonkeyPatch, table: Table) -> None:
+    declared = tuple(table if each.name == table.name else each for each in tables.TABLES)
+    for module in (tables, catalog, parts, replaying):
+        if hasattr(module, "TABLES"):
+            patch.setattr(module, "TABLES", declared)
+        if hasattr(module, "BY_NAME"):
+            patch.setattr(module, "BY_NAME", {each.name: each for each in declared})
+    if hasattr(catalog, table.name.upper()):
+        patch.setattr(catalog, table.name.upper(), table)
+    patch.setattr(flattening, "_FLATTENED", tuple(each for each in declared if each is not tables.DELETED_FILES))
+
+
+async def test_gaps_in_raw_are_refused(tmp_path: Path) -> None:
+    """Where raw documents are missing or damaged a replay changes nothing and sends to `scanlake check`."""
+    lake = tmp_path / "lake"
+    async with grown(lake, rounds=1):
+        pass
+    before = rows(lake)
+    raw = min((lake / "raw").iterdir())
+    raw.chmod(0o644)
+    raw.write_bytes(raw.read_bytes()[:-3] + b"PAR")
+    with pytest.raises(LakeDamaged):
+        replayed(lake)
+    assert checked(lake).refetch
+    with pytest.raises(LakeDamaged, match="holds the documents of"):
+        replayed(lake)
+    assert rows(lake) == before
+    assert not (lake / "spill").exists()
+
+
+async def test_a_killed_replay_changes_nothing(tmp_path: Path) -> None:
+    """Killed anywhere, a replay leaves the tables as they were or as they are to be, which is the same."""
+    lake = tmp_path / "lake"
+    async with grown(lake, files=8, rounds=1):
+        pass
+    before, killed = rows(lake), 0
+    for at in range(12, 400, 12):
+        with failing(Disk(at, None)) as disk:
+            try:
+                replayed(lake)
+            except Killed:
+                killed += 1
+        assert rows(lake) == before, f"torn at {at}"
+        if not disk.struck:
+            break
+    assert killed > 3
+    assert checked(lake, read_data=True).strangers == []
+
+
+async def test_memory_does_not_grow_with_the_lake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A replay holds a batch of documents at a time, however many there are."""
+    lake, peaks = tmp_path / "lake", []
+    for files in (100, 400):
+        async with grown(lake / str(files), files=files, rounds=0):
+            pass
+        tracemalloc.start()
+        replayed(lake / str(files))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.5 * peaks[0] + 2_000_000
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", "--json", "--lake", str(lake / "100")])
+    assert ended.value.code == 0
+    assert json.loads(capsys.readouterr().out)["files"] == 100

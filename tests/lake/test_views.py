@@ -1,0 +1,210 @@
+"""The views for people: wide answers, progress, history, and what the catalog says of itself."""
+
+from __future__ import annotations
+
+import subprocess
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, Final
+
+import duckdb
+import pytest
+
+from pipeline.emulator import Emulator
+from pipeline.lake.lake import Lake
+from pipeline.lake.views import MOST_COLUMNS, columns_of
+from tests.lake.made import AT, commit
+from tests.oracle import expected
+from tests.sync.running import SEED, opened, synced
+
+CLIENT: Final = Path(__file__).resolve().parents[2] / ".venv" / "bin" / "duckdb"
+VIEWS: Final = (
+    "fields_wide form_answers_wide damage_by_month workflow_progress open_workflow_runs file_history"
+).split()
+ODD: Final = (
+    "plain",
+    "Plain ",
+    'quo"ted',
+    "it's",
+    "größe",
+    "Gro\u0308ße",
+    "GRÖSSE",
+    "日本 🙂",
+    "",
+    " ",
+    "a\nb",
+    "n\0ul",
+)
+
+
+def asked(db: duckdb.DuckDBPyConnection, sql: str) -> list[dict[str, Any]]:
+    """The rows of an answer, as dicts."""
+    answer = db.execute(sql)
+    names = [column[0] for column in answer.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in answer.fetchall()]
+
+
+async def test_against_the_service(tmp_path: Path) -> None:
+    """Over a synced world each view says what a plain reading of the service's documents says."""
+    async with Emulator(60, seed=SEED) as emulator:
+        await synced(emulator, tmp_path / "lake")
+        rows = expected(emulator.truth())
+    with opened(tmp_path / "lake") as db:
+        wide = {row["file_id"]: row for row in asked(db, "FROM fields_wide")}
+        assert wide.keys() == {row["file_id"] for row in rows["files"]}
+        newest = defaultdict(list)
+        for row in rows["fields"]:
+            newest[row["file_id"], row["name"]].append((row["updated_at"] or row["created_at"], row["position"], row))
+        for (file_id, name), found in newest.items():
+            assert wide[file_id][name.strip()] == max(found, key=lambda each: each[:2])[2]["value"]
+        assert sum(value is not None for row in wide.values() for value in row.values()) == len(newest) + 2 * len(wide)
+        answers = defaultdict(list)
+        for row in sorted(rows["form_answers"], key=lambda row: row["position"]):
+            if row["value"] is not None:
+                answers[row["file_id"], row["form_submit_id"], row["label"]].append(row["value"])
+        sent = {(row["file_id"], row["form_submit_id"]): row for row in asked(db, "FROM form_answers_wide")}
+        assert len(sent) == len(rows["form_submits"])
+        for (file_id, submit, label), values in answers.items():
+            assert sent[file_id, submit][label] == " | ".join(values)
+        months = asked(db, "FROM damage_by_month")
+        assert sum(row["images"] for row in months) == len(rows["uploads"])
+        assert sum(row["with_damage"] for row in months) == sum(row["has_damage"] is True for row in rows["uploads"])
+        progress = {(row["file_id"], row["workflow_run_id"]): row for row in asked(db, "FROM workflow_progress")}
+        here = [row for row in rows["workflow_runs"] if row["deleted_at"] is None]
+        assert progress.keys() == {(row["file_id"], row["id"]) for row in here}
+        for row in here:
+            _is_right(progress[row["file_id"], row["id"]], row, rows)
+        unfinished = asked(db, "FROM open_workflow_runs")
+        assert len(unfinished) == sum(row["completed_at"] is None for row in here)
+        assert all(row["age_days"] > 0 for row in unfinished)
+
+
+def _is_right(told: dict[str, Any], run: dict[str, Any], rows: dict[str, list[dict[str, Any]]]) -> None:
+    steps = {
+        row["id"]
+        for row in rows["workflow_steps"]
+        if row["workflow_id"] == run["workflow_id"] and row["deleted_at"] is None
+    }
+    mine = [row for row in rows["workflow_run_steps"] if row["workflow_run_id"] == run["id"]]
+    mine = [row for row in mine if row["file_id"] == run["file_id"]]
+    done = {row["workflow_step_id"] for row in mine if row["status"] != "skipped"}
+    skipped = {row["workflow_step_id"] for row in mine} - done
+    wanted = (len(steps), len(done), len(skipped), len(steps - done - skipped))
+    assert (told["steps"], told["done"], told["skipped"], told["open"]) == wanted
+
+
+async def test_history(tmp_path: Path) -> None:
+    """file_history tells every version of a file that was fetched, oldest first, with its documents as text."""
+    async with Emulator(10, seed=SEED) as emulator:
+        key = emulator.world.some(1)[0]
+        for _ in range(3):
+            await synced(emulator, tmp_path / "lake")
+            emulator.world.clock.advance(60)
+            emulator.world.update([key])
+    with opened(tmp_path / "lake") as db:
+        found = asked(db, f"FROM file_history WHERE file_id = {key} ORDER BY seq")
+        assert len(found) == 3
+        assert len({row["updated_at"] for row in found}) == 3
+        assert all(f'"id":{key}' in row["detail"].replace(" ", "") for row in found)
+        live = asked(db, f"SELECT _seq FROM _file_version WHERE file_id = {key}")
+        assert live == [{"_seq": found[-1]["seq"]}]
+
+
+async def test_everything_has_a_comment(tmp_path: Path) -> None:
+    """Every table, view and column of the catalog says what it is."""
+    async with Emulator(10, seed=SEED) as emulator:
+        await synced(emulator, tmp_path / "lake")
+    with opened(tmp_path / "lake") as db:
+        for what in ("duckdb_tables()", "duckdb_views()", "duckdb_columns()"):
+            name = "table_name || '.' || column_name" if "columns" in what else what[7:-3] + "_name"
+            silent = db.execute(
+                f"SELECT {name} FROM {what} WHERE NOT internal AND coalesce(comment, '') = ''"
+            ).fetchall()
+            assert silent == [], what
+        shown = {row[0] for row in db.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()}
+        assert shown >= set(VIEWS)
+
+
+@pytest.mark.parametrize("fill", [True, False])
+def test_older_clients_read_every_view(tmp_path: Path, fill: bool) -> None:  # noqa: FBT001
+    """The DuckDB 1.5 command line opens the catalog and reads every table and view, also when all are empty."""
+    with Lake(tmp_path / "lake", doing="test") as lake:
+        if fill:
+            children = {"fields": _fields(ODD), "form_submits": [{"file_id": 1, "id": "s"}]}
+            children["form_answers"] = [
+                {"file_id": 1, "form_submit_id": "s", "label": name, "value": "v", "position": place}
+                for place, name in enumerate(ODD)
+            ]
+            commit(lake, {1: 0}, children)
+        lake.publish("", at=AT, complete=True, horizon=None)
+    catalog = str(tmp_path / "lake" / "catalog.duckdb")
+    with duckdb.connect(catalog, read_only=True) as db:
+        found = db.execute("SELECT schema_name || '.' || view_name FROM duckdb_views() WHERE NOT internal").fetchall()
+    questions = ";".join(f"SELECT '{name}' AS seen, count(*) FROM (FROM {name})" for (name,) in found)
+    process = subprocess.run(
+        [CLIENT, "-readonly", "-csv", catalog, f"{questions}; FROM fields_wide; FROM form_answers_wide"],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert process.stderr == ""
+    assert process.stdout.count("main.") + process.stdout.count("meta.") == len(found)
+
+
+def _fields(names: tuple[str, ...], **more: Any) -> list[dict[str, Any]]:
+    return [
+        {"file_id": 1, "field_id": place, "name": name, "value": f"v{place}", "position": place, **more}
+        for place, name in enumerate(names)
+    ]
+
+
+def test_odd_names(tmp_path: Path) -> None:
+    """Names that SQL could not tell apart share a column; empty, quoted, Unicode and clashing ones get one each."""
+    names = (*ODD, "file_id", "Scan_Code", "x" * 600)
+    with Lake(tmp_path / "lake", doing="test") as lake:
+        commit(lake, {1: 0, 2: 0}, {"fields": _fields(names)})
+        lake.publish("", at=AT, complete=True, horizon=None)
+    with opened(tmp_path / "lake") as db:
+        first, second = asked(db, "FROM fields_wide ORDER BY file_id")
+    assert second == dict.fromkeys(second) | {"file_id": 2, "scan_code": "ref 2"}
+    assert first["Plain"] == "v1"  # the later of two
+    assert first['quo"ted'] == "v2"
+    assert first["GRÖSSE"] == "v6"
+    assert first["日本 🙂"] == "v7"
+    assert first["(empty)"] == "v9"
+    assert (first["a b"], first["n ul"]) == ("v10", "v11")
+    assert (first["file_id (2)"], first["Scan_Code (2)"], first["x" * 500]) == ("v12", "v13", "v14")
+    assert len(first) == 2 + 11
+
+
+def test_the_latest_value_stands(tmp_path: Path) -> None:
+    """Of several values of one field the one updated last stands in fields_wide, whatever its position."""
+    with Lake(tmp_path / "lake", doing="test") as lake:
+        values = _fields(("a", "a", "a"))
+        for value, stamp in zip(values, (2, 3, 1), strict=True):
+            value["updated_at"] = AT + stamp
+        commit(lake, {1: 0}, {"fields": values})
+        lake.publish("", at=AT, complete=True, horizon=None)
+    with opened(tmp_path / "lake") as db:
+        assert asked(db, "SELECT a FROM fields_wide") == [{"a": "v1"}]
+
+
+def test_no_more_columns_than_fit() -> None:
+    """Of very many names the most frequent become columns, and the columns keep their order."""
+    names = {f"n{number}": number for number in range(2 * MOST_COLUMNS)}
+    columns = [column for column, _ in columns_of(names, [])]
+    assert len(columns) == MOST_COLUMNS
+    assert set(columns) == {f"n{number}" for number in range(MOST_COLUMNS, 2 * MOST_COLUMNS)}
+    assert columns == sorted(columns)
+
+
+def test_names_are_counted_as_they_come(tmp_path: Path) -> None:
+    """A publish asks the ledger for the names; one that never counted any looks once."""
+    with Lake(tmp_path / "lake", doing="test") as lake:
+        commit(lake, {1: 0}, {"fields": _fields(("a", "b"))})
+        commit(lake, {1: 0}, {"fields": _fields(("a",))})
+        rows = lake.ledger.query("SELECT name, count FROM wide_name ORDER BY name")
+        assert [tuple(row) for row in rows] == [("a", 2), ("b", 1)]
+        with lake.ledger.transaction() as db:
+            db.execute("DELETE FROM wide_name")
+        lake.publish("", at=AT, complete=True, horizon=None)
+    with opened(tmp_path / "lake") as db:
+        assert asked(db, "FROM fields_wide") == [{"file_id": 1, "scan_code": "ref 1", "a": "v0", "b": None}]
