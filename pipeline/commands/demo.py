@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -79,28 +80,33 @@ def run(
     del call
     began = time.monotonic()
     _make_room(folder)
+    lake = folder / "lake"
     with _emulator(files, seed) as service:
         _say(f"A file service with {files:,} files runs at {service.base_url} (emulated, in its own process).")
         _say("\n1. The first sync fetches everything: list, details, uploads, forms, fields, workflow runs.")
-        first = _scanlake(service, folder, "sync", "--json")
+        first = _scanlake(service, lake, "sync", "--json")
         _show_run(first)
         _say("\n2. Meanwhile the service changes: 25 files updated, 12 created, 8 closed.")
         for change in _CHANGES:
             _control(service, "world", change)
-        second = _scanlake(service, folder, "sync", "--json")
+        second = _scanlake(service, lake, "sync", "--json")
         _show_run(second)
         _say(
             f"   The first sync needed {first['requests']['total']:,} calls, this one {second['requests']['total']:,}."
         )
         _say("\n3. Five files are deleted there. No incremental list shows that; a verify does, and proves the rest.")
         _control(service, "world", {"op": "delete", "n": 5})
-        _show_proof(_scanlake(service, folder, "verify", "--json"))
-    _say("\n4. The service is gone; the lake answers. What an analyst asks:")
-    _ask(folder, second["run_id"])
+        _show_proof(_scanlake(service, lake, "verify", "--json"))
+        _say(
+            "\n4. An auditor asks for the PDFs of the closed files of the last 90 days, in a folder that proves itself."
+        )
+        _show_folder(_order_reports(service, folder), folder)
+    _say("\n5. The service is gone; the lake answers. What an analyst asks:")
+    _ask(lake, second["run_id"])
     _say(f"\nDone in {time.monotonic() - began:.1f} s. The lake is yours to look at:")
-    _say(f'  scanlake --lake {folder} query "SELECT * FROM meta.freshness"')
-    _say(f"  duckdb -readonly {folder / 'catalog.duckdb'}")
-    connect = f"duckdb.connect('{folder / 'catalog.duckdb'}', read_only=True)"
+    _say(f'  scanlake --lake {lake} query "SELECT * FROM meta.freshness"')
+    _say(f"  duckdb -readonly {lake / 'catalog.duckdb'}")
+    connect = f"duckdb.connect('{lake / 'catalog.duckdb'}', read_only=True)"
     _say(f"  python -c \"import duckdb; {connect}.sql('FROM files').show()\"")
     return Exit.DONE
 
@@ -146,15 +152,15 @@ def _control(service: _Service, route: str, wish: dict[str, Any]) -> None:
         connection.close()
 
 
-def _scanlake(service: _Service, folder: Path, *arguments: str) -> dict[str, Any]:
+def _scanlake(service: _Service, lake: Path, *arguments: str) -> dict[str, Any]:
     """Run the command as a person would, in a process of its own, and read its JSON."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SCANLAKE_")}
     environment |= {
         "SCANLAKE_BASE_URL": service.base_url,
         "SCANLAKE_TOKEN": service.token,
-        "SCANLAKE_LAKE": str(folder.absolute()),
+        "SCANLAKE_LAKE": str(lake.absolute()),
     }
-    _say(f"   $ scanlake {' '.join(arguments)}")
+    _say(f"   $ scanlake {shlex.join(arguments)}")
     command = [sys.executable, "-m", "pipeline", "--quiet", *arguments]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False)  # noqa: S603 - our own
     if done.returncode:
@@ -181,8 +187,18 @@ def _show_proof(proof: dict[str, Any]) -> None:
     )
 
 
-def _ask(folder: Path, run_id: str) -> None:
-    with duckdb.connect(str(folder / "catalog.duckdb"), read_only=True) as db:
+def _order_reports(service: _Service, folder: Path) -> dict[str, Any]:
+    where = "closed AND updated_at > now()::TIMESTAMP - INTERVAL 90 DAY"
+    return _scanlake(service, folder / "lake", "report", "--where", where, "--out", str(folder / "audit"), "--json")
+
+
+def _show_folder(report: dict[str, Any], folder: Path) -> None:
+    _say(f"   {report['delivered']:,} of {report['files']:,} files in {report['pdfs']:,} PDFs, each in exactly one.")
+    _say(f"   {folder / 'audit' / 'index.html'} is the list to look at; `sha256sum -c SHA256SUMS` proves the rest.")
+
+
+def _ask(lake: Path, run_id: str) -> None:
+    with duckdb.connect(str(lake / "catalog.duckdb"), read_only=True) as db:
         changed = "SELECT count(*) FROM files WHERE _run_id = ?"
         ((count,),) = db.execute(changed, [run_id]).fetchall()
         _say(f"   (the second sync brought {count} files: those changed, and no others)")
