@@ -172,12 +172,19 @@ def shown(db: duckdb.DuckDBPyConnection, table: str, names: Iterable[str]) -> li
     ]
 
 
-def differences(db: duckdb.DuckDBPyConnection, truth: Iterable[Row]) -> list[str]:
-    """Where lake and service differ, a line each; empty when they are equal, table by table, value by value."""
+def differences(db: duckdb.DuckDBPyConnection, truth: Iterable[Row], *, history: bool = False) -> list[str]:
+    """Where lake and service differ, a line each; empty when they are equal, table by table, value by value.
+
+    With a `history` the lake may remember definitions that no file embeds any more: deleting a file removes none.
+    """
     wanted = expected(truth)
     found: list[str] = []
     for table in TABLES:
         rows = wanted[table]
+        if history and table in {"workflows", "workflow_steps"}:
+            known = {row["id"] for row in shown(db, "workflows", ["id"])}
+            found += [f"workflow {row['id']} is missing" for row in wanted["workflows"] if row["id"] not in known]
+            continue
         names = list(rows[0]) if rows else ["file_id"] if not table.startswith("workflows") else ["id"]
         here = sorted(map(_spelled, shown(db, table, names)))
         there = sorted(_spelled({name: row[name] for name in names}) for row in rows)

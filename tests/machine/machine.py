@@ -240,7 +240,7 @@ class LakeMachine(RuleBasedStateMachine):
                 held = {row[0] for row in db.execute("SELECT file_id FROM files").fetchall()}
                 assert {true["key"] for true in truth} <= held
             else:
-                assert differences(db, truth) == []
+                assert differences(db, truth, history=True) == []
 
 
 @contextmanager
