@@ -23,7 +23,7 @@ demo: $(STAMP) ## the main job on the embedded emulator: sync, change, sync agai
 	@$(BIN)/scanlake demo
 
 test: $(STAMP) ## the whole test suite
-	@$(BIN)/python -m pytest -q -n 2
+	@$(BIN)/python -m pytest -q -n 3 --dist worksteal
 
 check: lint types test ## lint, types and tests; edits nothing
 

@@ -34,8 +34,9 @@ set_hypothesis_home_dir(ROOT / ".hypothesis")
 _SLOW_IS_FINE: Final = (HealthCheck.too_slow, HealthCheck.function_scoped_fixture)
 settings.register_profile("dev", deadline=None, print_blob=True, suppress_health_check=_SLOW_IS_FINE)
 settings.register_profile(
-    "ci", settings.get_profile("dev"), max_examples=200, derandomize=True, database=None, print_blob=True
+    "ci", settings.get_profile("dev"), max_examples=100, derandomize=True, database=None, print_blob=True
 )
+settings.register_profile("soak", settings.get_profile("dev"), database=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
 
 _guard: Final = Guard(ROOT)

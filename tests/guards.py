@@ -75,7 +75,9 @@ class Guard:
         if not isinstance(path, str | bytes | os.PathLike):
             return  # a descriptor that is open already
         place = Path(os.path.realpath(os.fsdecode(path)))
-        if _CACHES & set(place.parts) or any(place.is_relative_to(folder) for folder in self._free):
+        # The checkout itself may lie in the temporary folder: a clone that is tested and thrown away.
+        is_free = any(place.is_relative_to(folder) for folder in self._free) and not place.is_relative_to(self._root)
+        if is_free or _CACHES & set(place.parts):
             return
         if sys.is_finalizing():
             return
