@@ -9,7 +9,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.machine.machine import LakeMachine
 
-EXAMPLES = int(os.environ.get("SOAK_EXAMPLES", "12"))
+EXAMPLES = int(os.environ.get("SOAK_EXAMPLES", "6"))
 STEPS = int(os.environ.get("SOAK_STEPS", "14"))
 
 
