@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
@@ -11,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 from rich.console import Console
 
-from pipeline import logs, progress
-from pipeline.flags import Flags
-from pipeline.settings import TOKEN_VARIABLE, Settings, load, token_value
+from pipeline import bugs, logs, progress
+from pipeline.flags import Flags, tokens_around
+from pipeline.settings import Settings, token_value
+from pipeline.sources import Given, given, token_variable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +38,17 @@ class Call(Flags):
 
         Raises `SettingsError`.
         """
-        settings = load(self.config, {"lake": self.lake, "log_file": self.log_file, **flags})
+        return self.begin_with(self.given(**flags))
+
+    def given(self, **flags: Any) -> Given:
+        """What was given, with this verb's flags on top, and where each setting comes from."""
+        flags = {"lake": self.lake, "log_file": self.log_file, **flags}
+        return given(self.config, flags, source=self.source)
+
+    def begin_with(self, found: Given) -> Settings:
+        """The settings that were given; the log file is written from here on."""
+        settings = found.settings()
+        bugs.keep_in(settings.lake)
         if settings.token is not None:
             logs.learn_secrets(settings.token.get_secret_value())
         logs.start(self.level, as_json=self.log_json, file=settings.log_file)
@@ -46,13 +56,13 @@ class Call(Flags):
 
     def token(self, settings: Settings) -> str:
         """The token, which from here on no log shows. Raises `SettingsError` when there is none."""
-        token = token_value(settings)
+        token = token_value(settings, variable=token_variable(self.source))
         logs.learn_secrets(token)
         return token
 
     def progress(self) -> progress.Progress:
         """What a long run reports to."""
-        return progress.choose(silent=self.quiet or self.as_json, as_lines=self.log_json)
+        return progress.choose(silent=self.quiet, as_lines=self.log_json)
 
     def console(self) -> Console:
         """Standard output for people: as wide as the terminal, or with whole lines when it is none."""
@@ -66,7 +76,7 @@ class Call(Flags):
 def begin(flags: Flags) -> Call:
     """The call these flags make. From here on events are logged, and the token in the environment is masked."""
     call = Call(**{field.name: getattr(flags, field.name) for field in fields(flags)})
-    logs.learn_secrets(os.environ.get(TOKEN_VARIABLE, ""))
+    logs.learn_secrets(*tokens_around())
     logs.start(call.level, as_json=call.log_json, file=call.log_file)
     return call
 

@@ -26,9 +26,10 @@ from typer.main import get_command
 
 from pipeline import __version__
 from pipeline.errors import Exit, Interrupted, ScanlakeError, SettingsError, StorageError
-from pipeline.flags import Flags
+from pipeline.flags import Flags, tokens_around
 
 NAME: Final = "scanlake"
+_SET: Final = "Set it up"
 _FETCH: Final = "Bring the data in"
 _KEEP: Final = "Keep the lake"
 _USE: Final = "Use the data"
@@ -45,7 +46,16 @@ class Verb:
 
 
 VERBS: Final = {
+    "init": Verb(
+        "pipeline.commands.init", "Set scanlake up: ask for address and token, and write a settings file.", _SET
+    ),
+    "doctor": Verb(
+        "pipeline.commands.doctor", "Look whether everything is in order, and say what to do where not.", _SET
+    ),
+    "settings": Verb("pipeline.commands.settings", "Show every setting, its value, and where that comes from.", _SET),
+    "plan": Verb("pipeline.commands.plan", "Say what a sync would take: files, calls, minutes, rows, disk.", _FETCH),
     "sync": Verb("pipeline.commands.sync", "Bring the lake up to date with the service.", _FETCH),
+    "watch": Verb("pipeline.commands.watch", "Sync again and again, unattended.", _FETCH),
     "verify": Verb(
         "pipeline.commands.verify", "Hold the lake against the service, heal what differs, and prove it.", _FETCH
     ),
@@ -61,12 +71,16 @@ VERBS: Final = {
     "purge": Verb("pipeline.commands.purge", "Erase files from the lake and from every earlier snapshot.", _KEEP),
     "backup": Verb("pipeline.commands.backup", "Copy the lake, as it stands, into an empty folder.", _KEEP),
     "status": Verb("pipeline.commands.status", "Say how current and how complete the lake is.", _USE),
+    "dashboard": Verb(
+        "pipeline.commands.dashboard", "Show the state of the lake on one page that needs nothing but itself.", _USE
+    ),
     "query": Verb("pipeline.commands.query", "Ask the lake a question in SQL.", _USE),
     "export": Verb("pipeline.commands.export", "Write the tables to files, or to one database to mail.", _USE),
     "changes": Verb(
         "pipeline.commands.changes", "List the files that were added, changed or deleted between two snapshots.", _USE
     ),
     "tables": Verb("pipeline.commands.tables", "List the tables, or describe one.", _USE),
+    "catalog": Verb("pipeline.commands.catalog", "Say where the catalog is, or unite those of all sources.", _USE),
     "report": Verb("pipeline.commands.report", "Fetch the PDFs of many files into a folder that proves itself.", _USE),
     "share": Verb("pipeline.commands.share", "Create links to files; no e-mail is sent unless asked for.", _USE),
     "demo": Verb(
@@ -96,9 +110,9 @@ def _run(arguments: list[str]) -> int:
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - the only catch-all: no traceback reaches the screen
-        return _tell(_unwrapped(error), as_json="--json" in arguments)
-    if code == Exit.INTERRUPTED:  # typer turns Ctrl-C into this
-        return _tell(Interrupted("Interrupted."), as_json="--json" in arguments)
+        return _tell(_unwrapped(error), arguments)
+    if code == Exit.INTERRUPTED and not isinstance(code, Exit):  # typer turns Ctrl-C into this
+        return _tell(Interrupted("Interrupted."), arguments)
     return int(code or Exit.DONE)
 
 
@@ -202,9 +216,9 @@ app.callback(invoke_without_command=True)(_root)
 
 
 def _refuse_token(arguments: list[str]) -> None:
-    token = os.environ.get("SCANLAKE_TOKEN", "")
-    if len(token) >= 4 and any(token in argument for argument in arguments):
-        raise _TOKEN_SHOWN
+    for token in tokens_around():
+        if len(token) >= 4 and any(token in argument for argument in arguments):
+            raise _TOKEN_SHOWN
 
 
 _TOKEN_SHOWN: Final = SettingsError(
@@ -221,24 +235,29 @@ def _unwrapped(error: BaseException) -> BaseException:
     return error
 
 
-def _tell(error: BaseException, *, as_json: bool) -> int:
+def _tell(error: BaseException, arguments: Sequence[str]) -> int:
     """One line on stderr, one object on stdout with `--json`, the traceback in the log file. Returns the code."""
     logs = importlib.import_module("pipeline.logs")
-    log_file = None if isinstance(error, TyperException) else logs.keep_traceback(error)
-    failure = _failure(error, log_file)
+    if not isinstance(error, TyperException):
+        logs.keep_traceback(error)
+    failure = _failure(error, arguments)
     message, remedy = logs.one_line(failure.message), logs.one_line(failure.remedy)
     if not message.endswith((".", "?", "!")):
         message += "."
-    if as_json:
-        sys.stdout.write(json.dumps({"error": message, "remedy": remedy, "exit_code": failure.exit_code}) + "\n")
+    told = {"error": message, "remedy": remedy, "exit_code": failure.exit_code}
+    if "--json" in arguments:
+        sys.stdout.write(json.dumps(told) + "\n")
         sys.stdout.flush()
     if os.environ.get("SCANLAKE_DEBUG"):
         sys.stderr.write(logs.traceback_of(error))
-    sys.stderr.write(f"{NAME}: {message} {remedy}".rstrip() + "\n")
+    if "--log-json" in arguments:
+        sys.stderr.write(logs.closing_line(told) + "\n")
+    else:
+        sys.stderr.write(f"{NAME}: {message} {remedy}".rstrip() + "\n")
     return failure.exit_code
 
 
-def _failure(error: BaseException, log_file: Path | None) -> ScanlakeError:
+def _failure(error: BaseException, arguments: Sequence[str]) -> ScanlakeError:
     match error:
         case ScanlakeError():
             return error
@@ -250,7 +269,8 @@ def _failure(error: BaseException, log_file: Path | None) -> ScanlakeError:
             where = f" {error.filename}" if isinstance(error.filename, str) else ""
             return StorageError(f"{error.strerror or type(error).__name__}:{where}." if where else f"{error.strerror}.")
         case _:
-            return _Bug(error, log_file)
+            report = importlib.import_module("pipeline.bugs").write_report(error, arguments, list(VERBS))
+            return _Bug(error, report)
 
 
 _OF_STORAGE: Final = frozenset(
@@ -280,10 +300,10 @@ class _Bug(ScanlakeError):
 
     exit_code = Exit.BUG
 
-    def __init__(self, error: BaseException, log_file: Path | None) -> None:
+    def __init__(self, error: BaseException, report: Path | None) -> None:
         frames = traceback.extract_tb(error.__traceback__)
         place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-        remedy = f"Please report it with the traceback in {log_file}."
-        if log_file is None:
+        remedy = f"Please report it with {report}, which holds none of your data."
+        if report is None:
             remedy = "Run it again with --log-file FILE, and report it with the traceback found there."
         super().__init__(f"A bug in {NAME}: {type(error).__name__}{place}.", remedy=remedy)

@@ -17,7 +17,10 @@ Neither ever holds a token, a URL with a query, or a value out of somebody's fil
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Exit(IntEnum):
@@ -34,6 +37,27 @@ class Exit(IntEnum):
     DAMAGE = 9
     BUG = 70
     INTERRUPTED = 130
+
+
+_WORST_FIRST: Final = (
+    Exit.INTERRUPTED,
+    Exit.BUG,
+    Exit.DAMAGE,
+    Exit.STORAGE,
+    Exit.USAGE,
+    Exit.TOKEN,
+    Exit.CONTRACT,
+    Exit.FAILED,
+    Exit.BUSY,
+    Exit.REJECTS,
+    Exit.DONE,
+)
+
+
+def worst(codes: Iterable[int]) -> Exit:
+    """The code that needs somebody most: what mends itself counts least. An unknown one counts as failed."""
+    known = {Exit(code) if code in Exit.__members__.values() else Exit.FAILED for code in codes}
+    return min(known or {Exit.DONE}, key=_WORST_FIRST.index)
 
 
 class ScanlakeError(Exception):

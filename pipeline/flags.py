@@ -1,6 +1,7 @@
 """The flags that every verb has. They may stand before the verb or after it; after it wins."""
 
 # Annotations are evaluated here: typer reads them. Hence no `from __future__ import annotations`.
+import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
@@ -8,6 +9,15 @@ from typing import Annotated, Any, Final, Self
 import typer
 
 _PANEL: Final = "Options of every command"
+
+
+_TOKEN: Final = "SCANLAKE_TOKEN"  # noqa: S105 - the variable's name, not a token
+_NO_TOKENS: Final = frozenset({"SCANLAKE_TOKEN_FILE", "SCANLAKE_TOKEN_IN"})
+
+
+def tokens_around() -> list[str]:
+    """The tokens in the environment, which no flag may hold: that of the one service, and those of sources."""
+    return [value for name, value in os.environ.items() if name.startswith(_TOKEN) and name not in _NO_TOKENS]
 
 
 def _option(*names: str, says: str, **more: Any) -> Any:
@@ -20,6 +30,9 @@ class Flags:
 
     config: Annotated[
         Path | None, _option("--config", says="Settings file. Default: SCANLAKE_CONFIG, else ./scanlake.toml.")
+    ] = None
+    source: Annotated[
+        str | None, _option("--source", metavar="NAME", says="Source of the settings file. Default: SCANLAKE_SOURCE.")
     ] = None
     lake: Annotated[Path | None, _option("--lake", says="Folder of the lake. Default: ./lake.")] = None
     as_json: Annotated[bool, _option("--json", says="One JSON object on stdout; all else goes to stderr.")] = False

@@ -132,6 +132,12 @@ def keep_traceback(error: BaseException) -> Path | None:
     return kept
 
 
+def closing_line(told: Mapping[str, Any]) -> str:
+    """What a failed command says last, as a line of the log."""
+    at = datetime.now(UTC).isoformat(timespec="milliseconds")
+    return _as_json({"at": at, "event": "command.failed", "level": "error", **told})
+
+
 class _Writer:
     """The last processor: writes the scrubbed event to the screen (stderr, as it is then) and to the file."""
 

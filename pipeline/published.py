@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import tempfile
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import duckdb
 
-from pipeline.errors import Interrupted, LakeBusy, LakeDamaged, SettingsError
+from pipeline.errors import Interrupted, LakeBusy, LakeDamaged, SettingsError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from pipeline.settings import Settings
 
 CATALOG: Final = "catalog.duckdb"
+_PARTS: Final = "parts"
 _AGAIN_SECONDS: Final = 0.05
 _Result = TypeVar("_Result")
 
@@ -46,10 +49,16 @@ def published(settings: Settings, *, writes: Path | None = None) -> Iterator[duc
     with connection, tempfile.TemporaryDirectory(prefix="scanlake-") as spill:
         anchor = _anchor_of(connection)
         folders = {settings.lake.absolute(), settings.lake.resolve(), *filter(None, [anchor, writes])}
+        _look_here(connection, anchor, settings.lake.absolute())
         _confine(connection, folders, spill)
         try:
             yield connection
         except (duckdb.IOException, duckdb.HTTPException) as error:
+            if os.strerror(errno.EMFILE) in str(error):
+                raise StorageError(
+                    "The lake cannot be read: too many open files.",
+                    remedy="Let a process open more of them (`ulimit -n 1024`), or run `scanlake compact`.",
+                ) from error
             if anchor is not None and not anchor.is_dir():
                 raise LakeDamaged(
                     f"The lake was published under {anchor}, which is not there.",
@@ -100,6 +109,20 @@ def _anchor_of(connection: duckdb.DuckDBPyConnection) -> Path | None:
     except duckdb.Error:
         return None
     return Path(found[0][0]) if found and found[0][0] else None
+
+
+def _look_here(connection: duckdb.DuckDBPyConnection, anchor: Path | None, lake: Path) -> None:
+    """Let the views find their parts in the lake's folder, where readers see it under a path that is not ours.
+
+    A macro of this connection stands for the function by which the views read. Only this connection has it: for
+    every other client a lake that was moved has to be published.
+    """
+    if anchor is None or (anchor / _PARTS).is_dir() or not (lake / _PARTS).is_dir():
+        return
+    found, here = _quoted(f"{anchor}/"), _quoted(f"{lake}/")
+    paths = f"list_transform(paths, lambda path: replace(path, {found}, {here}))"
+    macro = f"read_parquet(paths, union_by_name := true) AS TABLE FROM system.main.parquet_scan({paths},"
+    connection.execute(f"CREATE TEMP MACRO {macro} union_by_name := true)")
 
 
 def _confine(connection: duckdb.DuckDBPyConnection, folders: set[Path], spill: str) -> None:

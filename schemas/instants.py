@@ -14,6 +14,7 @@ SECOND: Final = 1_000_000
 DAY: Final = 86_400 * SECOND
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_NAIVE_EPOCH: Final = _EPOCH.replace(tzinfo=None)
 _SHAPE: Final = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)"
     r"(?:[Tt ](\d\d)(?::(\d\d)(?::(\d\d)(?:[.,](\d{1,30}))?)?)?\s?(?:([Zz])|([+-])(\d\d)(?::?(\d\d))?)?)?",
@@ -30,11 +31,16 @@ def parse_instant(value: object) -> int | None:
     rounded, so that no record moves into the next second; `:60` is the following second and `24:00` the
     following midnight. Whole numbers are epoch seconds, or milliseconds from 10^11 on. Years 1 to 9999.
     """
+    if isinstance(value, str):
+        plain = _plain(value)
+        return _any_spelling(value) if plain is None else plain
     if isinstance(value, int) and not isinstance(value, bool):
         return _from_epoch(value)
-    if not isinstance(value, str):
-        return None
-    found = _SHAPE.fullmatch(value.strip())
+    return None
+
+
+def _any_spelling(text: str) -> int | None:
+    found = _SHAPE.fullmatch(text.strip())
     if found is None:
         return None
     year, month, day, hour, minute, second, fraction, _, sign, off_hour, off_minute = found.groups()
@@ -50,6 +56,25 @@ def parse_instant(value: object) -> int | None:
     whole = midnight - _EPOCH + timedelta(hours=parts[0], minutes=parts[1], seconds=parts[2]) - shift
     micros = int((fraction or "0")[:6].ljust(6, "0"))
     return _in_range(whole // timedelta(microseconds=1) + micros)
+
+
+def _plain(text: str) -> int | None:
+    """The instant of the usual spellings in UTC, read by the interpreter's own parser; None for any other."""
+    size = len(text)
+    if (size == 20 and text[19] == "Z") or (size == 25 and text.endswith("+00:00")):
+        text = text[:19]
+    elif size == 27 and text[19] == "." and text[26] == "Z":
+        text = text[:26]
+    elif size != 19:
+        return None
+    # It reads more than we do, weeks and forms without dashes; these marks stand only in ours.
+    if not (text[4] == text[7] == "-" and text[10] in "T " and text[13] == text[16] == ":"):
+        return None
+    try:
+        since = datetime.fromisoformat(text) - _NAIVE_EPOCH
+    except ValueError:
+        return None
+    return (since.days * 86_400 + since.seconds) * SECOND + since.microseconds
 
 
 def _clock_is_sound(parts: tuple[int, int, int], fraction: str | None) -> bool:

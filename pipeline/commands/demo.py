@@ -104,6 +104,7 @@ def run(
     _say("\n5. The service is gone; the lake answers. What an analyst asks:")
     _ask(lake, second["run_id"])
     _say(f"\nDone in {time.monotonic() - began:.1f} s. The lake is yours to look at:")
+    _say(f"  scanlake --lake {lake} dashboard --open")
     _say(f'  scanlake --lake {lake} query "SELECT * FROM meta.freshness"')
     _say(f"  duckdb -readonly {lake / 'catalog.duckdb'}")
     connect = f"duckdb.connect('{lake / 'catalog.duckdb'}', read_only=True)"

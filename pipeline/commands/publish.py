@@ -14,8 +14,8 @@ def run(call: Call, *, anchor: Annotated[Path | None, setting("anchor")] = None)
     """Publish the lake anew, where it lies now or is mounted.
 
     The catalog names its parts by absolute paths: a lake that was moved, or that readers see under another
-    path (a mount on their machines), has to be published for it. --anchor is remembered; that of the lake's
-    own folder ends it. Every run notices a move by itself.
+    path (a mount on their machines), has to be published for it; kept snapshots follow. --anchor is remembered;
+    that of the lake's own folder ends it. Every run notices a move by itself.
     """
     settings = call.settings(anchor=anchor)
     with Lake(settings.lake, doing="publish", anchor=settings.anchor, must_exist=True) as lake:

@@ -23,7 +23,7 @@ from pipeline.lake.files import Layout
 from pipeline.lake.orders import OrderBook, order_book
 from pipeline.logs import one_line
 from pipeline.published import published, until_done
-from pipeline.runs import make_client
+from pipeline.runs.session import make_client
 from pipeline.service.client import Client
 from pipeline.settings import Settings, base_url_value
 
@@ -128,7 +128,7 @@ def run(
             signing(b"")  # better now than after hours
         manner = Manner(wait=wait, max_bytes=max_mb * _MIB, asynchronous=not synchronous)
         client = _client(settings, call.token(settings), book, manner)
-        asked = Commission(settings, folder, terms, manner, partial(_chosen, settings, wish), signing)
+        asked = Commission(settings, folder, terms, manner, partial(_chosen, settings, wish), signing, call.progress())
         done = run_to_end(work(client, book, asked))
     _tell(call, done, folder)
     if done.broken:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     Sink = Callable[[Batch], Awaitable[None]]
 
 _ROOM: Final = 2  # batches' worth of files: one being committed, one being gathered
+# A kill costs what is not committed. So a run's first batches are small, and later ones a part of what it has done.
+_FIRST: Final = 160
+_PART: Final = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +44,9 @@ class Batcher:
         self._finished: list[Finished] = []
         self._listed: set[WindowState] = set()
         self._since: float | None = None
-        self._room = asyncio.Semaphore(_ROOM * terms.commit_files)
+        self._taken = 0
+        self._enough = min(_FIRST, terms.commit_files)  # files that make a batch
+        self._room = asyncio.Semaphore(_ROOM * self._enough)
         self._wake = asyncio.Event()
         self._last_call = False
         self._committing: asyncio.Future[None] | None = None
@@ -102,16 +107,24 @@ class Batcher:
             raise stopped
         return trouble is None
 
+    def _grow(self, taken: int) -> None:
+        """Make batches, and the room for them, a part of what the run has done."""
+        self._taken += taken
+        enough = max(self._enough, min(self._terms.commit_files, self._taken // _PART))
+        for _ in range(_ROOM * (enough - self._enough)):
+            self._room.release()
+        self._enough = enough
+
     def _note(self) -> None:
         if self._since is None:
             self._since = monotonic()
             self._wake.set()
-        elif self._last_call or len(self._finished) >= self._terms.commit_files:
+        elif self._last_call or len(self._finished) >= self._enough:
             self._wake.set()
 
     async def _until_due(self) -> None:
         while True:
-            if len(self._finished) >= self._terms.commit_files:
+            if len(self._finished) >= self._enough:
                 return
             if self._last_call and len(self._finished) == self._in_flight():
                 return
@@ -128,6 +141,7 @@ class Batcher:
     def _take(self) -> tuple[list[Finished], Batch]:
         finished, self._finished = self._finished, []
         self._since = None
+        self._grow(len(finished))
         for each in finished:
             each.owners.taken = True
             for window in each.owners.windows:

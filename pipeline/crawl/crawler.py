@@ -92,6 +92,7 @@ class Crawl:
         """Read all windows, oldest first. True when one response held everything: nothing can have moved."""
         heap = [(_order(window), window) for window in windows]
         heapq.heapify(heap)
+        self.tally.known += len(heap)
         read = 0
         busy = 0
         wake = asyncio.Event()
@@ -121,6 +122,7 @@ class Crawl:
     async def _sweep(self, window: Window, batcher: Batcher) -> None:
         """Read the newest window once more, in order of time, for files that moved there during the crawl."""
         heap = [(_order(window), window)]
+        self.tally.known += 1
         for _ in range(_SWEEP_ROUNDS):
             if not heap:
                 return
@@ -138,6 +140,7 @@ class Crawl:
         state.sight = Sight(asked, monotonic(), self._now_us())
         state.proven = reading.proven
         self.tally.windows += not reading.rest
+        self.tally.known += len(reading.rest) - bool(reading.rest)
         self.tally.unproven += not reading.proven
         await self._flight.issue(reading.items, state)
         if not reading.rest:

@@ -12,7 +12,7 @@ from pipeline.service.faults import RequestFailed
 from pipeline.service.protocol import Detail, Gone
 from schemas.instants import SECOND
 from schemas.requests import FileQuery
-from schemas.versions import Reject, Tombstone, Version, digest
+from schemas.versions import Reject, Tombstone, Version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +45,7 @@ class Expansion:
     def __init__(self, client: Client, terms: Terms, listing: Listing, now_us: Callable[[], int]) -> None:
         self._client = client
         self._terms = terms
+        self._shape, self._tells_all = terms.shape, terms.tells_all
         self._listing = listing
         self._now_us = now_us
         self._answered = 0  # details that came
@@ -131,17 +132,14 @@ class Expansion:
     def _version(self, key: int, item: ListItem, detail: Detail | None, *, agree: bool) -> Version:
         fetched_at = self._now_us()
         # A second change within the stamp's second would not show in a list that tells little.
-        sure = self._terms.tells_all or (
-            item.updated is not None and fetched_at - item.updated > self._terms.settle * SECOND
-        )
+        sure = self._tells_all or (item.updated is not None and fetched_at - item.updated > self._terms.settle * SECOND)
         return Version(
             file_id=key,
             list_item=item.raw,
             detail=None if detail is None else detail.raw,
             updated_at=item.updated,
             fetched_at=fetched_at,
-            digest=digest(item.raw),
-            shape=self._terms.shape,
+            shape=self._shape,
             settled=agree and sure and item.updated is not None,
             instance=item.instance,
         )

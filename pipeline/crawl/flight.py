@@ -57,6 +57,7 @@ class Flight:
         lookup: Callable[[Sequence[int]], Mapping[int, Known]],
     ) -> None:
         self._terms = terms
+        self._shape = terms.shape
         self._tally = tally
         self._run_id = run_id
         self._lookup = lookup
@@ -132,7 +133,7 @@ class Flight:
     def _join(self, ticket: Ticket, item: ListItem, state: WindowState) -> None:
         """A file that is on its way already; another version of it is fetched once that is committed."""
         latest = ticket.again or ticket
-        same = item.updated == latest.item.updated and digest(item.raw) == digest(latest.item.raw)
+        same = item.updated == latest.item.updated and _say_the_same(item, latest.item)
         if same or latest.is_newer_than(item, state.sight):
             if latest.owners.taken:
                 return
@@ -173,8 +174,11 @@ class Flight:
             return False
         if self._terms.stamps_only:
             return known.updated_at == item.updated
-        same = known.updated_at == item.updated and known.digest == digest(item.raw)
-        if not same or known.shape != self._terms.shape:
+        if known.updated_at != item.updated or known.shape != self._shape or known.digest != digest(item.raw):
             return False
         # What this very run has fetched is not fetched again, whatever the terms.
         return known.run_id == self._run_id or (known.settled and self._terms.expand != "always")
+
+
+def _say_the_same(one: ListItem, other: ListItem) -> bool:
+    return one.raw == other.raw or digest(one.raw) == digest(other.raw)

@@ -98,6 +98,7 @@ class Tally:
     rejects: int = 0
     committed: int = 0
     windows: int = 0
+    known: int = 0  # windows, those to be read yet included
     unproven: int = 0
 
     def add(self, other: Tally) -> None:

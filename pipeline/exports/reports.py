@@ -18,6 +18,7 @@ import structlog
 from pipeline.errors import ContractBroken, ScanlakeError, ServiceUnavailable, SettingsError, StorageError, TokenRefused
 from pipeline.exports.batches import stem
 from pipeline.exports.jobs import now_us
+from pipeline.progress import Delivered, Silent, Speed
 from pipeline.service.faults import OutcomeUnknown, RequestFailed, RequestRefused
 from pipeline.service.reports import NotReady
 from schemas.requests import ReportRequest
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pipeline.exports.folder import Folder
     from pipeline.exports.jobs import Terms
     from pipeline.lake.orders import Batch, JobRecord, Order, OrderBook
+    from pipeline.progress import Progress
     from pipeline.service.client import Client
     from pipeline.service.protocol import ReportOrder
 
@@ -60,7 +62,14 @@ class Delivery:
     """One run of a job."""
 
     def __init__(  # noqa: PLR0917 - everything that a run of a job consists of
-        self, client: Client, book: OrderBook, folder: Folder, job: JobRecord, terms: Terms, manner: Manner
+        self,
+        client: Client,
+        book: OrderBook,
+        folder: Folder,
+        job: JobRecord,
+        terms: Terms,
+        manner: Manner,
+        progress: Progress | None = None,
     ) -> None:
         self._client = client
         self._book = book
@@ -68,6 +77,9 @@ class Delivery:
         self._job = job.job
         self._terms = terms
         self._manner = manner
+        self._progress = progress or Silent()
+        self._speed = Speed()
+        self._batches = self._orders = self._polls = 0
         self._slots = asyncio.Semaphore(OUTSTANDING)
         self._todo: deque[Batch] = deque()
         self._last: dict[int, Order] = {}
@@ -83,14 +95,19 @@ class Delivery:
         `SettingsError` when the service refuses every order.
         """
         stopped: ScanlakeError | None = None
-        async with asyncio.TaskGroup() as group:
-            await self._take_stock(group)
-            try:
-                await self._order_all(group)
-            except (StorageError, TokenRefused):
-                raise
-            except ScanlakeError as error:
-                stopped = error  # what was ordered is still fetched
+        self._progress.start()
+        try:
+            async with asyncio.TaskGroup() as group:
+                await self._take_stock(group)
+                try:
+                    await self._order_all(group)
+                except (StorageError, TokenRefused):
+                    raise
+                except ScanlakeError as error:
+                    stopped = error  # what was ordered is still fetched
+        finally:
+            self._tell()
+            self._progress.stop()
         if stopped is not None:
             raise stopped
 
@@ -103,7 +120,9 @@ class Delivery:
         self._accepted = any(order.url for order in orders)
         for batch in await asyncio.to_thread(self._book.batches, self._job):
             if batch.split:
+                self._last.pop(batch.batch, None)
                 continue
+            self._batches += 1
             order = self._last.get(batch.batch)
             if order is not None and order.state == "intended":
                 error = "the run was killed before the answer came"
@@ -201,6 +220,7 @@ class Delivery:
             await self._update(order, state=state, error=error.message)
             raise
         self._accepted, self._unknown = True, 0
+        self._orders += 1
         self._refusals.clear()
         _log.info("report.ordered", report=order.name, files=order.files)
         return await self._update(order, state="ordered", url=made.url, ordered_at=now_us())
@@ -230,7 +250,10 @@ class Delivery:
             _log.warning("report.refused", file=batch.files[0], reason=reason)
             return
         _log.info("report.split", batch=batch.label, files=len(batch.files), reason=reason)
-        self._todo.extendleft(reversed(await asyncio.to_thread(self._book.split, self._job, batch)))
+        halves = await asyncio.to_thread(self._book.split, self._job, batch)
+        self._todo.extendleft(reversed(halves))
+        self._last.pop(batch.batch, None)
+        self._batches += len(halves) - 1
 
     # Fetching: side by side
 
@@ -256,6 +279,8 @@ class Delivery:
     async def _glance(self, batch: Batch, order: Order) -> str | None:
         """Ask once for the report. None when that settled it, else how the service said that it is not there."""
         name = f"{stem(self._terms.name, batch)}.pdf"
+        self._polls += 1
+        self._tell()
         with self._folder.aside(name) as spool:
             try:
                 found = await self._client.fetch_report(
@@ -287,7 +312,26 @@ class Delivery:
     async def _update(self, order: Order, **changes: Any) -> Order:
         changed = await asyncio.to_thread(lambda: self._book.update(self._job, order, **changes))
         self._last[order.batch] = changed
+        self._tell()
         return changed
+
+    def _tell(self) -> None:
+        """Show how far the run is."""
+        states = [order.state for order in self._last.values()]
+        pdfs, waiting = states.count("delivered"), states.count("ordered") + states.count("landing")
+        failed = sum(state in {"failed", "refused", "expired"} for state in states)
+        rate = self._speed.note(pdfs + failed)
+        left = max(self._batches - pdfs - failed, 0)
+        standing = Delivered(
+            pdfs=pdfs,
+            of=self._batches,
+            orders=self._orders,
+            polls=self._polls,
+            waiting=waiting,
+            failed=failed,
+            eta=left / rate if rate else None,
+        )
+        self._progress.update(standing, total=self._batches)
 
 
 def _age(order: Order) -> float:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pipeline.exports.reports import Manner
     from pipeline.exports.selection import Chosen
     from pipeline.lake.orders import JobRecord, OrderBook
+    from pipeline.progress import Progress
     from pipeline.service.client import Client
     from pipeline.settings import Settings
 
@@ -36,6 +37,7 @@ class Commission:
     manner: Manner
     choose: Callable[[], tuple[Sequence[Chosen], dict[str, Any]]]
     sign: Callable[[bytes], bytes] | None = None
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ async def work(client: Client, book: OrderBook, asked: Commission) -> Done:
     """
     with held(asked.out, new_job()) as folder:
         record, resumed = await asyncio.to_thread(begin_or_resume, folder, book, asked.terms, asked.choose)
-        delivery = Delivery(client, book, folder, record, asked.terms, asked.manner)
+        delivery = Delivery(client, book, folder, record, asked.terms, asked.manner, asked.progress)
         try:
             async with client:
                 await delivery.run()

@@ -6,6 +6,8 @@ absolute path, so whoever holds an older catalog open keeps a whole, consistent 
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -14,9 +16,9 @@ import duckdb
 import pyarrow as pa
 
 from pipeline.errors import StorageError
-from pipeline.lake.compaction import hash_of
+from pipeline.lake.compaction import engine, hash_of
 from pipeline.lake.faces import FACES, FRESHNESS, Face
-from pipeline.lake.files import Layout, storage, written_aside
+from pipeline.lake.files import MORE_FILES, Layout, storage, written_aside
 from pipeline.lake.parts import RAW_TABLE, empty_part
 from pipeline.lake.rebuild import carry
 from pipeline.lake.views import write_views
@@ -24,13 +26,14 @@ from schemas import kinds
 from schemas.tables import DELETED_FILES, FILES, RAW, SEQ, TABLES, WORKFLOWS, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     from pipeline.lake.ledger import Ledger
     from pipeline.lake.records import Part
 
 STORAGE_VERSION: Final = "v1.4.0"
+_FEW: Final = 0.5  # rows of clean parts to rows of dirty ones, up to which all are filtered
 _ARROW: Final = {
     "VARCHAR": pa.string(),
     "BIGINT": pa.int64(),
@@ -49,11 +52,12 @@ _PART_COLUMNS: Final = {
     "sha256": "Hash of the file.",
 }
 _DICTIONARY: Final = {
-    "table_name": "Table.",
+    "table_name": "Table, or view for people.",
     "column_name": "Column.",
     "type": "Its type, as Arrow calls it.",
     "comment": "What it means.",
     "is_key": "It is one of the columns that tell the table's rows apart.",
+    "is_view": "It is computed from the tables, for people.",
 }
 
 
@@ -81,7 +85,9 @@ def publish(layout: Layout, ledger: Ledger, edition: Edition) -> str:
         try:
             _build(aside, layout, ledger, edition)
         except (duckdb.IOException, duckdb.FatalException) as error:  # a full disk, as DuckDB tells it
-            raise StorageError(f"{snapshot.name}: {str(error).splitlines()[0]}") from error
+            said = str(error).splitlines()[0]
+            remedy = MORE_FILES if os.strerror(errno.EMFILE) in said else None
+            raise StorageError(f"{snapshot.name}: {said}", remedy=remedy) from error
     with written_aside(layout.catalog) as aside:
         # A copy, not a link: somebody's read-write session must not reach the snapshot through the catalog.
         shutil.copyfile(snapshot, aside)
@@ -97,7 +103,7 @@ def references(layout: Layout, ledger: Ledger, versions: Mapping[int, int]) -> d
     question = (
         f"SELECT file_id, {SEQ}, scan_code FROM read_parquet($paths, union_by_name = true) WHERE file_id = ANY($ids)"
     )
-    with duckdb.connect(":memory:") as db:
+    with engine(layout.root / "spill") as db:
         paths.append(str(empty_part(layout, FILES.name)))
         found = db.execute(question, {"paths": paths, "ids": list(versions)}).fetchall()
     return {file_id: reference for file_id, seq, reference in found if versions[file_id] == seq}
@@ -118,7 +124,7 @@ def _build(path: Path, layout: Layout, ledger: Ledger, edition: Edition) -> None
         db.execute("BEGIN")
         _write_dead(db, ledger)
         _shape(db, RAW)
-        write_views(db, layout, ledger, _history(edition))
+        views = write_views(db, layout, ledger, _history(edition))
         for table in reversed(TABLES):  # workflow_steps is bound to workflows while that is a stand-in
             _shape(db, table.arrow)
             _write_view(db, layout, edition, table)
@@ -129,7 +135,7 @@ def _build(path: Path, layout: Layout, ledger: Ledger, edition: Edition) -> None
         for face in FACES:
             _write_face(db, face, ledger)
         _write_freshness(db, edition, ledger)
-        _write_dictionary(db)
+        _write_dictionary(db, views)
         carry(db, ledger)
         db.execute("COMMIT")
         db.execute("USE memory")
@@ -138,7 +144,7 @@ def _build(path: Path, layout: Layout, ledger: Ledger, edition: Edition) -> None
 
 def _write_dead(db: duckdb.DuckDBPyConnection, ledger: Ledger) -> None:
     rows = ledger.query("SELECT file_id, seq FROM dead ORDER BY seq, file_id")
-    columns = {"file_id": [row["file_id"] for row in rows], SEQ: [row["seq"] for row in rows]}
+    columns = {"file_id": [row[0] for row in rows], SEQ: [row[1] for row in rows]}  # by place: they may be many
     dead = pa.table(columns, schema=pa.schema([("file_id", pa.int64()), (SEQ, pa.int64())]))
     _create(db, "main._dead", dead)
     _comment(db, "TABLE", "main._dead", "Versions of files that count no more, in every table.")
@@ -180,8 +186,11 @@ def _source(layout: Layout, edition: Edition, table: Table) -> str:
     """Rows of a table that count: of each file only the latest version's, whichever table it is."""
     parts = [part for part in edition.parts if part.table_name == table.name]
     dirty = [part for part in parts if table.by_file and part.name in edition.dirty]
-    clean = [part for part in parts if part not in dirty]
-    sources = [f"SELECT * FROM {_read(layout, edition, table.name, clean)}"]
+    clean = [part for part in parts if not (table.by_file and part.name in edition.dirty)]
+    # The union keeps joins from being planned well: filtering a few rows in vain is cheaper.
+    if dirty and sum(part.rows for part in clean) <= _FEW * sum(part.rows for part in dirty):
+        clean, dirty = [], parts
+    sources = [f"SELECT * FROM {_read(layout, edition, table.name, clean)}"] if clean or not dirty else []
     if dirty:
         sources.append(
             f"SELECT part.* FROM {_read(layout, edition, table.name, dirty)} AS part ANTI JOIN main._dead AS dead"
@@ -287,18 +296,27 @@ def _write_freshness(db: duckdb.DuckDBPyConnection, edition: Edition, ledger: Le
     _comment_columns(db, "meta._freshness", {name: says[name] for name in schema.names})
 
 
-def _write_dictionary(db: duckdb.DuckDBPyConnection) -> None:
+def _write_dictionary(db: duckdb.DuckDBPyConnection, views: Collection[str]) -> None:
     rows = [
-        (table.name, column.name, str(column.arrow), column.comment, column.name in table.key)
+        (table.name, column.name, str(column.arrow), column.comment, column.name in table.key, False)
         for table in TABLES
         for column in table.columns
     ]
+    found = db.execute(
+        "SELECT table_name, column_name, data_type, comment FROM duckdb_columns()"
+        " WHERE database_name = 'lake' AND schema_name = 'main' ORDER BY table_name, column_index"
+    ).fetchall()
+    rows += [
+        (view, column, str(_ARROW.get(kind, kind.lower())), comment, False, True)
+        for view, column, kind, comment in found
+        if view in views
+    ]
     names = tuple(_DICTIONARY)
-    types = (pa.string(), pa.string(), pa.string(), pa.string(), pa.bool_())
+    types = (pa.string(), pa.string(), pa.string(), pa.string(), pa.bool_(), pa.bool_())
     columns = {name: [row[place] for row in rows] for place, name in enumerate(names)}
     schema = pa.schema(list(zip(names, types, strict=True)))
     _create(db, "meta.data_dictionary", pa.table(columns, schema=schema))
-    _comment(db, "TABLE", "meta.data_dictionary", "One row a column of the tables in main.")
+    _comment(db, "TABLE", "meta.data_dictionary", "One row a column of the tables and views in main.")
     _comment_columns(db, "meta.data_dictionary", _DICTIONARY)
 
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import duckdb
 import pyarrow.parquet as pq
 
 from pipeline.lake.catalog import quoted
-from pipeline.lake.compaction import MEMORY_LIMIT, hash_of
+from pipeline.lake.compaction import engine, hash_of
 from pipeline.lake.files import storage, sync_folder, written_aside
 from pipeline.lake.parts import RAW_TABLE, WRITE_OPTIONS
 from pipeline.lake.records import Part
@@ -73,6 +72,7 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int, mark: str) -
     with storage(layout.root):
         for path in former:
             path.unlink(missing_ok=True)
+        sync_folder(layout.root / "snapshots")  # before the parts that they name go
         for name in gone:
             layout.part(name).unlink(missing_ok=True)
         for path in layout.root.glob(f"{layout.ledger.name}.damaged-*"):
@@ -94,7 +94,7 @@ def _references(lake: Lake, file_ids: Sequence[int]) -> list[str]:
         "SELECT DISTINCT scan_code FROM read_parquet($paths, union_by_name = true)"
         " WHERE file_id = ANY($ids) AND scan_code IS NOT NULL"
     )
-    with duckdb.connect(":memory:") as db:
+    with engine(lake.layout.root / "spill") as db:
         return [row[0] for row in db.execute(question, {"paths": paths, "ids": list(file_ids)}).fetchall()]
 
 
@@ -118,9 +118,7 @@ def _without(lake: Lake, part: Part, file_ids: Sequence[int], mark: str) -> list
     columns = ", ".join(f'"{name}"' for name in schema.names)
     listed = ", ".join(str(int(file_id)) for file_id in file_ids)
     rows = 0
-    with duckdb.connect(":memory:") as db:
-        db.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
-        db.execute("SET threads = 1")
+    with engine(lake.layout.root / "spill") as db:
         reader: Any = db.sql(
             f"SELECT {columns} FROM read_parquet({quoted(str(source))}) WHERE file_id NOT IN ({listed})"
         ).to_arrow_reader(_ROWS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
     from pipeline.lake.records import Part
 
 READ_ONLY: Final = 0o444
+MORE_FILES: Final = "Let a process open more files (`ulimit -n 1024`), then run again; the published lake is untouched."
+_REMEDIES: Final = {
+    errno.EMFILE: MORE_FILES,
+    errno.ENFILE: MORE_FILES,
+    errno.ENAMETOOLONG: "Give the lake a shorter path (--lake).",
+}
+_LONGEST: Final = 60
 _ASIDE: Final = ".aside"
 
 
@@ -71,10 +79,14 @@ class Layout:
         return path.is_file() and path.stat().st_size == part.bytes
 
     def make(self, tables: list[str]) -> None:
-        """Make the folders that are missing."""
+        """Make the folders that are missing, durably: a part is no safer than the folder that it lies in."""
+        folders = (self.root, self.root / "parts", self.raw, self.root / "snapshots", *map(self.parts, tables))
         with storage(self.root):
-            for folder in (self.raw, self.root / "snapshots", *map(self.parts, tables)):
+            missing = [folder for folder in folders if not folder.is_dir()]
+            for folder in missing:
                 folder.mkdir(parents=True, exist_ok=True)
+            for parent in dict.fromkeys(folder.parent for folder in missing):
+                sync_folder(parent)
 
 
 @contextmanager
@@ -83,7 +95,11 @@ def storage(subject: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(f"{subject.name}: {error.strerror or 'cannot be written'}") from error
+        # A name that is too long would make a line that is too long.
+        name = subject.name if len(subject.name) <= _LONGEST else f"{subject.name[:_LONGEST]}..."
+        raise StorageError(
+            f"{name}: {error.strerror or 'cannot be written'}", remedy=_REMEDIES.get(error.errno or 0)
+        ) from error
 
 
 @contextmanager

@@ -7,6 +7,7 @@ silently. Nothing here writes; what is found is mended by `runs.mending`.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from pipeline.lake.records import Part
 
 _ROWS: Final = 10_000
-_SIDE_FILES: Final = ("ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.sqlite-journal")
+_OUR_BUG: Final = re.compile(r"scanlake-bug-[0-9TZa-f-]+\.txt")  # what the command writes about a bug of its own
+# The last is what the watch remembers of its runs.
+_SIDE_FILES: Final = ("ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.sqlite-journal", "watching.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +223,7 @@ def strangers(layout: Layout, ledger: Ledger) -> list[str]:
     for folder, _, names in os.walk(layout.root):
         here = os.path.relpath(folder, layout.root).replace(os.sep, "/")
         found += [name if here == "." else f"{here}/{name}" for name in names]
-    return sorted(set(found) - ours)
+    return sorted(name for name in set(found) - ours if not _OUR_BUG.fullmatch(name))
 
 
 def _below(layout: Layout, path: Path) -> str:

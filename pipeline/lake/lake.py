@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final, Self
 import pyarrow as pa
 
 from pipeline.errors import LakeDamaged, SettingsError
-from pipeline.lake import catalog, parts, rebuild, upkeep
-from pipeline.lake.files import Layout, held
+from pipeline.lake import anchoring, catalog, parts, rebuild, upkeep
+from pipeline.lake.files import Layout, held, storage
+from pipeline.lake.formats import refuse_newer
 from pipeline.lake.integrity import Finding, damaged_empties
 from pipeline.lake.ledger import Ledger, flaw
 from pipeline.lake.records import Commit
@@ -35,7 +36,8 @@ _LOOKED_AT: Final = 20  # parts that tell whether a place shows this lake
 class Changes:
     """What one commit brings: versions with their rows by table, and the progress that they vouch for.
 
-    `written` are the versions' parts where they are on disk already; `digests` go with the versions, in order.
+    `written` are the versions' parts where they are on disk already; `digests` go with the versions, in order,
+    `names` with the parts.
     `healed` names files that need no further try.
     """
 
@@ -43,6 +45,7 @@ class Changes:
     rows: Mapping[str, pa.Table] | None = None
     written: Sequence[Part] | None = None
     digests: Sequence[tuple[bytes, bytes | None]] | None = None
+    names: Mapping[tuple[str, str], int] | None = None
     tombstones: Sequence[Tombstone] = ()
     rejects: Sequence[Reject] = ()
     healed: Sequence[int] = ()
@@ -71,7 +74,9 @@ class Lake:
         `mend`, a ledger that would have to be rebuilt raises `LakeDamaged`.
         """
         self.layout = Layout(root.absolute())
-        if must_exist and not self.layout.ledger.exists() and not rebuild.is_lost(self.layout):
+        with storage(root):
+            lacking = must_exist and not self.layout.ledger.exists() and not rebuild.is_lost(self.layout)
+        if lacking:
             raise SettingsError(f"there is no lake in {root}", remedy="Run `scanlake sync`, or name another --lake.")
         self.found: list[Finding] = []
         self._examine = examine
@@ -83,6 +88,7 @@ class Lake:
         self.ledger: Ledger
 
     def __enter__(self) -> Self:
+        refuse_newer(self.layout.ledger)
         with ExitStack() as stack:
             self.layout.make([table.name for table in TABLES])
             stack.enter_context(held(self.layout, self._doing))
@@ -136,7 +142,7 @@ class Lake:
                 run_id=run_id,
                 at=at,
                 parts=held,
-                names=count_names(self.layout, held),
+                names=count_names(self.layout, held) if changes.names is None else changes.names,
                 digests=changes.digests,
                 versions=changes.versions,
                 tombstones=changes.tombstones,
@@ -166,6 +172,7 @@ class Lake:
         sha256 = catalog.publish(self.layout, self.ledger, edition)
         self.ledger.end_snapshot(record.snapshot, sha256)
         if self.ledger.fact(_PUBLISHED_UNDER) != str(self.anchor):
+            anchoring.follow(self.layout, self.ledger, self.anchor)
             self.ledger.set_fact(_PUBLISHED_UNDER, str(self.anchor))
         return record
 

@@ -11,11 +11,11 @@ import sqlite3
 import threading
 from contextlib import closing, contextmanager
 from dataclasses import asdict, fields
-from importlib import resources
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from pipeline.errors import LakeDamaged, SettingsError, StorageError
+from pipeline.errors import LakeDamaged, StorageError
+from pipeline.lake.formats import bring_up, refuse_newer
 from pipeline.lake.records import FileState, Part, RunRecord, SnapshotRecord
 from pipeline.lake.statements import (
     count_drift,
@@ -29,12 +29,10 @@ from pipeline.lake.statements import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
     from pathlib import Path
 
     from pipeline.lake.records import Commit, Verification
-
-FORMAT: Final = 1
 
 
 class Ledger:
@@ -44,24 +42,17 @@ class Ledger:
         """Open the ledger, or make it. Raises `SettingsError` for one written by a newer scanlake."""
         self._lock = threading.RLock()
         self._reading = threading.Lock()
+        refuse_newer(path)
         try:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
             self._db.row_factory = sqlite3.Row
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
-            found = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if found == 0:
-                self._db.executescript(_SCHEMA)
+            bring_up(self._db)
         except sqlite3.Error as error:
             raise _told(error) from error
         self._reader = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
         self._reader.row_factory = sqlite3.Row
-        if found > FORMAT:
-            self.close()
-            raise SettingsError(
-                f"the lake was written by a newer scanlake (ledger format {found}, this one knows {FORMAT})",
-                remedy="Use the newer scanlake; nothing was touched.",
-            )
 
     def close(self) -> None:
         """Close the ledger."""
@@ -141,6 +132,10 @@ class Ledger:
             rows = found.fetchall()
         return {row["file_id"]: FileState(**{**dict(row), **_booleans(row)}) for row in rows}
 
+    def count_files(self) -> int:
+        """How many files it has ever held, those found deleted included."""
+        return int(self.query("SELECT count(*) AS n FROM file_version")[0]["n"])
+
     def known_definitions(self) -> frozenset[str]:
         """Content hashes of the workflow definitions that the lake holds."""
         return frozenset(row["hash"] for row in self.query("SELECT hash FROM definition"))
@@ -196,7 +191,8 @@ class Ledger:
         """Take the next snapshot's number. Until `end_snapshot` the catalog is behind the ledger."""
         with self.transaction() as db:
             number = int(db.execute("SELECT coalesce(max(snapshot), 0) + 1 FROM snapshot").fetchone()[0])
-            files = int(db.execute("SELECT count(*) FROM file_version WHERE NOT deleted").fetchone()[0])
+            files = int(db.execute("SELECT count(*) FROM file_version").fetchone()[0])
+            files -= int(db.execute("SELECT count(*) FROM file_version WHERE deleted").fetchone()[0])  # by an index
             record = SnapshotRecord(number, at, run_id, complete, self.next_seq() - 1, files, horizon)
             db.execute("UPDATE snapshot SET state = 'abandoned' WHERE state = 'building'")
             insert(db, "snapshot", {**asdict(record), "state": "building"})
@@ -225,6 +221,12 @@ class Ledger:
             " (SELECT 1 FROM dead WHERE dead.seq BETWEEN part.seq_low AND part.seq_high)"
         )
         return frozenset(row["name"] for row in rows)
+
+    def dead(self, seqs: Collection[int]) -> set[tuple[int, int]]:
+        """The versions of some commits that count no more while parts hold their rows: (file, seq)."""
+        marks = ",".join("?" * len(seqs))
+        rows = self.query(f"SELECT file_id, seq FROM dead WHERE seq IN ({marks})", list(seqs))
+        return {(row["file_id"], row["seq"]) for row in rows}
 
     def record_verification(self, found: Verification) -> None:
         """Record what a verify found, and when."""
@@ -329,6 +331,3 @@ def flaw(path: Path) -> str | None:
 
 def _booleans(row: sqlite3.Row) -> dict[str, bool]:
     return {"deleted": bool(row["deleted"]), "settled": bool(row["settled"])}
-
-
-_SCHEMA: Final = resources.files(__package__).joinpath("ledger.sql").read_text("utf-8")

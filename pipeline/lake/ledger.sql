@@ -1,5 +1,5 @@
--- The ledger's tables, format 1. Instants are microseconds since 1970 UTC, windows and coverage whole seconds.
-BEGIN;
+-- The ledger's tables, format 2; see formats.py. Instants are microseconds since 1970 UTC, windows and coverage whole
+-- seconds.
 CREATE TABLE fact (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 
 CREATE TABLE run (
@@ -34,6 +34,7 @@ CREATE TABLE file_version (
 );
 
 CREATE INDEX file_unsettled ON file_version (file_id) WHERE settled = 0 AND deleted = 0;
+CREATE INDEX file_deleted ON file_version (file_id) WHERE deleted;
 
 -- How a run fetched its files: the same for all of them, so that a lost ledger can be rebuilt.
 CREATE TABLE shape (run_id TEXT PRIMARY KEY, shape TEXT NOT NULL) WITHOUT ROWID;
@@ -112,5 +113,3 @@ CREATE TABLE share (
 CREATE INDEX share_request ON share (request);
 -- Files that were erased on purpose: that, when and by whom, and nothing of what they held.
 CREATE TABLE purge (file_id INTEGER NOT NULL, purged_at INTEGER NOT NULL, purged_by TEXT NOT NULL);
-PRAGMA user_version = 1;
-COMMIT;

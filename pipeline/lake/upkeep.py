@@ -6,7 +6,7 @@ import re
 import shutil
 from typing import TYPE_CHECKING, Final
 
-from pipeline.lake.files import is_aside, storage
+from pipeline.lake.files import is_aside, storage, sync_folder
 from schemas.instants import SECOND
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ def let_go(layout: Layout, ledger: Ledger, *, keep: int, grace: float, now: floa
                 path.unlink(missing_ok=True)
                 kept.remove((number, path))
                 removed += 1
+        if removed:
+            sync_folder(layout.root / "snapshots")  # a snapshot must not come back without its parts
         oldest = kept[0][0] if kept else 0
         past = [
             name

@@ -11,9 +11,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.lake.parts import NAMED, names_in
 from schemas import kinds
 from schemas.tables import FIELDS, FORM_ANSWERS, FORM_SUBMITS, TABLES
 
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from pipeline.lake.files import Layout
     from pipeline.lake.ledger import Ledger
     from pipeline.lake.records import Part
-
-NAMED: Final = {FIELDS.name: "name", FORM_ANSWERS.name: "label"}
-"""Tables whose rows become columns, with the column that names them."""
 
 MOST_COLUMNS: Final = 500
 _LONGEST: Final = 500  # signs of a column's name
@@ -58,25 +55,26 @@ def count_names(layout: Layout, parts: Iterable[Part]) -> Counter[tuple[str, str
     found: Counter[tuple[str, str]] = Counter()
     for part in parts:
         if (column := NAMED.get(part.table_name)) is not None:
-            names = pq.read_table(layout.part(part.name), columns=[column]).column(column).drop_null()
-            for each in pc.value_counts(names).to_pylist():
-                found[part.table_name, each["values"]] += each["counts"]
+            rows = pq.read_table(layout.part(part.name), columns=[column])
+            found.update(names_in({part.table_name: rows}))
     return found
 
 
-def write_views(db: duckdb.DuckDBPyConnection, layout: Layout, ledger: Ledger, history: str) -> None:
-    """Write the views. `history` is the source of the raw documents, as SQL.
+def write_views(db: duckdb.DuckDBPyConnection, layout: Layout, ledger: Ledger, history: str) -> frozenset[str]:
+    """Write the views; returns their names. `history` is the source of the raw documents, as SQL.
 
     A view is bound when it is created: empty tables stand in for those of the base, and are left to be replaced.
     """
     for table in TABLES:
         columns = ", ".join(f'"{column.name}" {_TYPES[column.kind]}' for column in table.columns)
         db.execute(f"CREATE TABLE main.{table.name} ({columns})")
-    for view in _views(layout, ledger, history):
+    views = _views(layout, ledger, history)
+    for view in views:
         db.execute(f"CREATE VIEW main.{view.name} AS {view.sql}")
         db.execute(f"COMMENT ON VIEW main.{view.name} IS {literal(view.comment)}")
         for name, comment in view.columns:
-            db.execute(f"COMMENT ON COLUMN main.{view.name}.{_identifier(name)} IS {literal(comment)}")
+            db.execute(f"COMMENT ON COLUMN main.{view.name}.{identifier(name)} IS {literal(comment)}")
+    return frozenset(view.name for view in views)
 
 
 def _views(layout: Layout, ledger: Ledger, history: str) -> list[View]:
@@ -169,13 +167,13 @@ def _answers_wide(names: Mapping[str, int]) -> View:
 
 
 def _chosen(columns: Sequence[tuple[str, list[str]]]) -> str:
-    return "".join(f", wide.{_identifier(column)}" for column, _ in columns)
+    return "".join(f", wide.{identifier(column)}" for column, _ in columns)
 
 
 def _aggregated(columns: Sequence[tuple[str, list[str]]], aggregate: str, named_by: str) -> str:
     """One aggregate a column, so that a query pays for the columns it names and no others."""
     return "".join(
-        f", {aggregate} FILTER ({named_by} IN ({', '.join(map(literal, spellings))})) AS {_identifier(column)}"
+        f", {aggregate} FILTER ({named_by} IN ({', '.join(map(literal, spellings))})) AS {identifier(column)}"
         for column, spellings in columns
     )
 
@@ -184,7 +182,8 @@ def _told(spellings: Sequence[str]) -> str:
     return ", ".join(repr(name[:_TOLD]) for name in spellings[:5])
 
 
-def _identifier(name: str) -> str:
+def identifier(name: str) -> str:
+    """The name as SQL has it, whatever is in it."""
     return '"' + name.replace('"', '""') + '"'
 
 

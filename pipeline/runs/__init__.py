@@ -1,6 +1,4 @@
-"""Runs: the place where crawl, flatten and lake meet."""
+"""Runs: the place where crawl, flatten and lake meet.
 
-from pipeline.runs.session import make_client
-from pipeline.runs.sync import Range, Summary, sync
-
-__all__ = ["Range", "Summary", "make_client", "sync"]
+Nothing is imported here: the writing process needs a few modules of this package, and not the client.
+"""

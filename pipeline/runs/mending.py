@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline import __version__
 from pipeline.crawl.terms import reference_of
+from pipeline.errors import LakeDamaged
 from pipeline.flatten.flatten import flatten
 from pipeline.lake import catalog, integrity
 from pipeline.lake.files import storage
@@ -276,7 +276,7 @@ class _Mending:
         chosen = sorted(undocumented)
         seqs = {key: seq for key, seq in self._live(0, LAST).items() if key in undocumented}
         references: dict[int, str | None] = {}
-        with suppress(duckdb.Error):  # the part that tells references may be damaged too
+        with suppress(LakeDamaged):  # the part that tells references may be damaged too
             references = catalog.references(self._lake.layout, self._ledger, seqs)
         with self._ledger.transaction() as db:
             for file_id in chosen:

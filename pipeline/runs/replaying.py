@@ -14,18 +14,17 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
-import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import LakeDamaged, SettingsError
 from pipeline.flatten.flatten import flatten
 from pipeline.lake.catalog import quoted
-from pipeline.lake.compaction import MEMORY_LIMIT, write_stream
+from pipeline.lake.compaction import engine, in_order, spread_bytes, write_stream
 from pipeline.lake.files import storage
-from pipeline.lake.parts import RAW_TABLE, ROW_GROUP, WRITE_OPTIONS
+from pipeline.lake.parts import RAW_TABLE, WRITE_OPTIONS
 from schemas.tables import BY_NAME, DELETED_FILES, SEQ, TABLES, WORKFLOW_STEPS, WORKFLOWS
 from schemas.versions import Version
 
@@ -88,7 +87,7 @@ def _versions(batch: pa.RecordBatch) -> Iterator[tuple[int, str, Version]]:
     instants = [batch.column(name).cast(pa.int64()).to_pylist() for name in ("updated_at", "_fetched_at")]
     plain = [batch.column(name).to_pylist() for name in (SEQ, "_run_id", "file_id", "list_item", "detail")]
     for seq, run_id, file_id, item, detail, updated, fetched in zip(*plain, *instants, strict=True):
-        yield seq, run_id, Version(file_id, item, detail, updated, fetched, b"", "")
+        yield seq, run_id, Version(file_id, item, detail, updated, fetched, "")
 
 
 def live(ledger: Ledger) -> Wanted:
@@ -171,23 +170,14 @@ class Scratch:
         sources += [f"SELECT {columns} FROM ({also})"] if also else []
         if not sources:
             return
-        with duckdb.connect(":memory:") as db:
-            db.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
-            db.execute("SET threads = 1")
-            db.execute(f"SET temp_directory = {quoted(str(self._folder / 'sort'))}")
-            rows: Any = db.sql(f"SELECT * FROM ({' UNION ALL '.join(sources)}){_order(table)}")
-            reader = rows.to_arrow_reader(ROW_GROUP)
+        size = sum(map(spread_bytes, [path] * path.exists()))
+        with engine(self._folder / "sort") as db:
+            batches = in_order(db, " UNION ALL ".join(sources), table, size=size)
             folder = self._layout.parts(name)
-            yield from write_stream(self._layout, folder, name, reader, table.arrow, span=span, mark=mark)
+            yield from write_stream(self._layout, folder, name, batches, table.arrow, span=span, mark=mark)
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.parquet"
-
-
-def _order(table: Table) -> str:
-    if not table.by_file:
-        return ""
-    return " ORDER BY file_id" + (", position" if "position" in table.arrow.names else "")
 
 
 # The whole lake

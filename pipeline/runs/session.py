@@ -23,9 +23,8 @@ from pipeline.lake import upkeep
 from pipeline.lake.history import refuse_while_paused
 from pipeline.lake.lake import Changes
 from pipeline.lake.records import RunRecord, WindowRecord
-from pipeline.progress import Standing
+from pipeline.runs.counting import CountingClient, Outlook
 from pipeline.runs.writing import Order, Writer
-from pipeline.service.client import Client
 from pipeline.service.options import ClientOptions
 from pipeline.service.pace import LearnedPace, Pacer
 from schemas.instants import SECOND
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from pipeline.lake.lake import Lake
     from pipeline.lake.records import SnapshotRecord
     from pipeline.progress import Progress
+    from pipeline.service.client import Client
     from pipeline.settings import Settings
 
 _WITHOUT_CLOCK: Final = 600  # seconds the horizon stays behind a clock that is only ours
@@ -61,6 +61,7 @@ class Session:
         self.tally = Tally()
         self.unproven: list[Window] = []
         self._progress = progress
+        self._total: int | None = None  # files in the service
         self._began = time.monotonic()
         self._published = self._began
         self._definitions: set[str] = set()
@@ -123,7 +124,8 @@ class Session:
         Returns the run's promise: the second up to which everything will be in, fixed here once.
         """
         page = await self.client.list(FileQuery(limit=1))
-        self._progress.start(page.total)
+        self._total = page.total
+        self._writer.expect((page.total or 0) - self.ledger.count_files())
         now = self.client.clock.now()
         settle = int(self.settings.settle_seconds)
         if now is None:
@@ -179,7 +181,9 @@ class Session:
         before, self.tally, self.unproven = self.tally, crawl.tally, []
         # Files that are updated during the crawl move to the newest window: it is read once more at the end.
         sweep = Window(promise, None) if any(window.end is None for window in windows) else None
-        watcher = asyncio.create_task(self._watch())
+        outlook = Outlook(self.client, windows, terms, self._total)
+        self._progress.start(self._total)
+        watcher = asyncio.create_task(self._watch(outlook))
         try:
             async with asyncio.timeout(self.settings.max_duration_seconds):
                 await crawl.run(windows, watched, sweep=sweep, revisits=revisits)
@@ -190,7 +194,7 @@ class Session:
             ) from None
         finally:
             watcher.cancel()
-            self._progress.update(self._standing())
+            self._progress.update(*outlook.standing(self.tally))
             self._progress.stop()
             self.tally.add(before)
 
@@ -235,6 +239,7 @@ class Session:
             versions=[version for version in versions if version.file_id not in unreadable],
             written=written.parts,
             digests=written.digests,
+            names=written.names,
             rejects=[*batch.rejects, *written.rejects],
             healed=[tombstone.file_id for tombstone in batch.gone],
             drift=written.drift,
@@ -327,22 +332,10 @@ class Session:
 
     # Around
 
-    async def _watch(self) -> None:
+    async def _watch(self, outlook: Outlook) -> None:
         while True:
-            self._progress.update(self._standing())
+            self._progress.update(*outlook.standing(self.tally))
             await asyncio.sleep(_GLANCE)
-
-    def _standing(self) -> Standing:
-        tally = self.tally
-        return Standing(
-            listed=tally.listed,
-            expanded=tally.expanded,
-            skipped=tally.skipped,
-            gone=tally.gone,
-            rejects=tally.rejects,
-            rate=tally.expanded / max(time.monotonic() - self._began, 1e-3),
-            why=self.client.pacer.state.why,
-        )
 
     def now_us(self) -> int:
         """The service's clock, or ours while it has shown none; microseconds."""
@@ -372,7 +365,7 @@ def make_client(settings: Settings, token: str, *, learned: dict[str, Any] | Non
         retry_after_cap=options.retry_after_cap,
         learned=LearnedPace(**learned) if learned else None,
     )
-    return Client(str(settings.base_url), token, options=options, pacer=pacer)
+    return CountingClient(str(settings.base_url), token, options=options, pacer=pacer)
 
 
 def new_run_id() -> str:

@@ -23,7 +23,14 @@ def is_due(lake: Lake) -> bool:
 def compact(lake: Lake, settings: Settings, *, everything: bool = False) -> Folded | None:
     """Fold what is due, or everything, and publish; readers go on meanwhile. None when nothing was to be folded."""
     at = time.time_ns() // 1_000
-    folded = compaction.compact(lake.layout, lake.ledger, at=at, mark=secrets.token_hex(3), everything=everything)
+    folded = compaction.compact(
+        lake.layout,
+        lake.ledger,
+        at=at,
+        mark=secrets.token_hex(3),
+        everything=everything,
+        raw_keep=settings.raw_keep,
+    )
     if folded is not None or lake.is_behind:
         lake.republish(at=time.time_ns() // 1_000)  # folding takes its time
     let_go(

@@ -122,7 +122,12 @@ class Mask:
 
     def body(self, body: bytes, *, error: bool) -> bytes:
         """The body without the token; `error`: it is shown to people rather than kept as data."""
-        if not (error or self._distinct) or not any(core in body for core in self._cores):
+        if not (error or self._distinct):
+            return body
+        for core in self._cores:  # every body comes by here: a generator would cost as much again
+            if core in body:
+                break
+        else:
             return body
         for spelling in self._bytes:
             if spelling in body:

@@ -9,6 +9,7 @@ grow when raising fails. A 429 counts once: answers to requests that left before
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -22,11 +23,14 @@ if TYPE_CHECKING:
 
     from pipeline.errors import TokenRefused
 
-START: Final = 5  # requests at once in the beginning
+START: Final = 8  # requests at once in the beginning
 _LATE: Final = 0.02  # seconds of spacing that may be made up for: timers are late by that much
-_EPOCH: Final = 0.1  # seconds; concurrency grows no faster than once in this time,
-_UNHURRIED: Final = (0.05, 0.25)  # and where answers come faster than the first, in the second
-_GROWS: Final = 1.15  # a doubled concurrency that gives less than this is no growth
+_SLOW: Final = 0.05  # seconds; against a service that takes longer, concurrency is what counts,
+_QUADRUPLE: Final = 3  # so each answer of a cold start makes room for three more,
+_QUEUED: Final = 2.0  # unless it took so many times as long as the quickest: it stood in a queue there
+_EPOCH: Final = (0.1, 2.0)  # seconds at least, and what concurrency is then raised by, as a factor;
+_UNHURRIED: Final = (0.25, 1.5)  # the same where answers come quickly
+_GROWS: Final = 1.15  # a raised concurrency that gives less than this is no growth
 _REST: Final = (1.0, 30.0)  # seconds between attempts to grow further, first and longest
 _OVERLOAD_PAUSE: Final = 0.5
 
@@ -79,7 +83,8 @@ class Pacer:
         # The epoch: what is counted between two looks at concurrency.
         self._epoch_at = clock()
         self._epoch_done = 0
-        self._fresh = learned.concurrency is None  # concurrency has met no bound yet
+        self._fresh = learned.concurrency is None  # a cold start: concurrency has met no bound yet
+        self._quickest = float("inf")  # seconds
         self._full = False  # somebody waited for concurrency in this epoch
         self._before: tuple[int, float] | None = None  # the limit before it was raised, and its throughput
         self._rest = _REST[0]
@@ -121,10 +126,13 @@ class Pacer:
         now = self._clock()
         self._rates.look(now, latency)
         self._epoch_done += 1
+        self._quickest = min(self._quickest, latency)
+        if self._fresh and self._full and _SLOW <= latency <= self._quickest * _QUEUED:
+            self._limit = min(self._limit + _QUADRUPLE, self._ceiling)
         # A quick service gives much with little, and its limit, if it has one, is soon met: fewer 429s then.
-        least = _EPOCH if latency >= _UNHURRIED[0] else _UNHURRIED[1]
+        least, growth = _EPOCH if latency >= _SLOW else _UNHURRIED
         if self._epoch_done >= self._limit and now - self._epoch_at >= least:
-            self._end_epoch(now, growth=4 if self._fresh and latency >= _UNHURRIED[0] else 2)
+            self._end_epoch(now, growth=growth)
 
     def throttled(
         self, retry_after: float | None = None, *, started: float | None = None, overload: bool = False
@@ -149,7 +157,7 @@ class Pacer:
         told = None if retry_after is None else self._paused_until - now
         self._paused_until = max(self._paused_until, now + self._rates.cut(now, told=told))
 
-    def _end_epoch(self, now: float, *, growth: int) -> None:
+    def _end_epoch(self, now: float, *, growth: float) -> None:
         throughput = self._epoch_done / (now - self._epoch_at)
         full = self._full
         self._start_epoch(now)
@@ -163,7 +171,7 @@ class Pacer:
             self._rest = _REST[0]
         if full and now >= self._rest_until and self._limit < self._ceiling:
             self._before = (self._limit, throughput)
-            self._limit = min(self._limit * growth, self._ceiling)
+            self._limit = min(math.ceil(self._limit * growth), self._ceiling)
             self._wake()
 
     def _start_epoch(self, now: float) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
@@ -107,11 +107,31 @@ class _Peek(msgspec.Struct):
     data: msgspec.Raw = _NOTHING
 
 
+_Id = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class _Plain(msgspec.Struct):
+    """What tells a file, as nearly every service sends it. Whatever does not fit takes the way of `_Peek`."""
+
+    id: _Id
+    file_id: _Id | None = None
+    updated_at: str | None = None
+
+    @property
+    def updated(self) -> int | None:
+        """The stamp, microseconds."""
+        return None if self.updated_at is None else parse_instant(self.updated_at)
+
+
 _peek: Final = msgspec.json.Decoder(_Peek).decode
+_plain: Final = msgspec.json.Decoder(_Plain).decode
 _items: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _Envelope: Final = msgspec.defstruct(
     "_Envelope",
-    [(name, msgspec.Raw, _NOTHING) for name in dict.fromkeys(("data", *HINTS, *ENVELOPE_KEYS))],
+    [
+        ("data", list[msgspec.Raw] | None, None),
+        *((name, msgspec.Raw, _NOTHING) for name in dict.fromkeys((*HINTS, *ENVELOPE_KEYS))),
+    ],
 )
 _envelope: Final = msgspec.json.Decoder(_Envelope).decode
 
@@ -127,15 +147,15 @@ def read_list(reply: Reply, asked: int = 1) -> ListPage:
         raise ContractBroken(f"{what}: {say(reply.status, reply.body)}")
     if reply.status not in {200, 203}:
         raise Fault(f"status-{reply.status}", say(reply.status, reply.body), status=reply.status)
-    given = _members_of(reply.body)
-    data = given.pop("data", b"")
+    given, data = _page_of(reply.body)
     envelope = look_into(given)
-    if data[:1] != b"[" or envelope.failed:
+    is_list = isinstance(data, list) or data[:1] == b"["
+    if not is_list or envelope.failed:
         _refuse_envelope(envelope, what)
-        if data[:1] != b"[":
+        if not is_list:
             raise Fault("shape", "a list without `data`", status=reply.status, contract=True)
         raise Fault("envelope", f"an error in a 200: {envelope.text}", status=reply.status)
-    items = tuple(_list_item(raw) for raw in _elements(data))
+    items = tuple(map(_list_item, data if isinstance(data, list) else _elements(data)))
     hints = {key: _value(raw) for key, raw in given.items() if key in HINTS}
     paging = read_paging(hints, items=len(items), asked=asked)
     return ListPage(items, paging.total, paging.last_page, paging.per_page, paging.more, paging.page)
@@ -165,6 +185,13 @@ def read_detail(reply: Reply, file_id: int) -> Detail | Gone:
 
 
 def _read_file(body: bytes, file_id: int, what: str) -> Detail | Gone:
+    try:
+        plain = _plain(body)
+    except (msgspec.MsgspecError, RecursionError):
+        pass
+    else:
+        if file_id in {plain.id, plain.file_id}:
+            return Detail(plain.id, plain.file_id, plain.updated, body)
     peek = _peek_into(body)
     if peek is not None and not bytes(peek.id) and (data := bytes(peek.data).strip()):
         if _nothing(data) is None:
@@ -272,13 +299,17 @@ def _refuse_envelope(envelope: Envelope, what: str) -> None:
         raise Fault("envelope", f"an error in a 200: {envelope.text}")
 
 
-def _members_of(body: bytes) -> dict[str, bytes]:
-    """The members of a list's object that matter, as bytes."""
+def _page_of(body: bytes) -> tuple[dict[str, bytes], list[bytes] | bytes]:
+    """The members of a list's object that matter, as bytes, and its `data`: cut into its elements where it can be."""
     try:
         found = _envelope(body)
     except (msgspec.MsgspecError, RecursionError):
-        return _cut(body)
-    return {name: raw for name in _Envelope.__struct_fields__ if (raw := bytes(getattr(found, name)))}
+        given = _cut(body)
+        return given, given.pop("data", b"")
+    names = _Envelope.__struct_fields__[1:]
+    given = {name: raw for name in names if (raw := bytes(getattr(found, name)))}
+    data = getattr(found, "data")  # noqa: B009 - the type checker knows no made structs
+    return given, b"" if data is None else [bytes(raw) for raw in data]
 
 
 def _cut(body: bytes) -> dict[str, bytes]:
@@ -314,6 +345,12 @@ def _peek_into(raw: bytes) -> _Peek | None:
 
 
 def _list_item(raw: bytes) -> ListItem:
+    try:
+        plain = _plain(raw)
+    except (msgspec.MsgspecError, RecursionError):
+        pass
+    else:
+        return ListItem(plain.id, plain.file_id, plain.updated, raw)
     try:
         peek = _peek_into(raw)
     except Fault:

@@ -4,8 +4,8 @@ Limits are counted in buckets, windows or strict spacing; none of them is told. 
 It *cruises* just below the last rate proven good, for a rest that grows with what the last refusal cost, then
 *climbs* in steps whose distance from where it began doubles within a second, until the service refuses or
 requests no longer wait. A refusal in the beginning of a climb leads back to where it began, a refusal far
-above to what had held for a while; one while cruising says that the limit was lowered, or never known well,
-and leads to what was measured.
+above to what had held for longer than a window; one while cruising says that the limit was lowered, or never
+known well, and leads to what was measured. After a burst refusals in a row lead down ever faster.
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ _BIN: Final = 0.05  # seconds
 _MEMORY: Final = 5.0  # seconds
 _LEAST: Final = 0.5  # requests per second; slower than this is no pace but an outage
 _FIRST: Final = 5.0  # requests per second; the first refusal often overtakes the first successes
+_TELLING: Final = 0.2  # seconds of flow that say something
 _MEASURED: Final = 30  # successes from which on their number is a measure
 _SOON: Final = 3.0  # seconds; a refusal this soon after the last says that the last cut was too small
-_DWELL: Final = 0.5  # seconds on each step of a climb
+_DWELL: Final = (0.5, 1.0)  # seconds on each step of a climb; far up, so that what held is proven to a window
 _STEP: Final = 0.02  # the first step of a climb
 _LEAP: Final = (0.1, 0.4)  # the first step where little is known yet, or nothing
-_STEEPER: Final = 1.45  # each step's distance from the beginning of the climb over the one before
-_STEEPEST: Final = 1.25  # each rate of a climb over the one before, at most
+_STEEPER: Final = (1.45, 2.0)  # each step's distance from the beginning of the climb over the one before; far up
+_STEEPEST: Final = 1.4  # each rate of a climb over the one before, at most
 _NEAR: Final = 1.15  # a refusal within this of where the climb began says that the limit is as it was
-_EASED: Final = 0.93  # after a refusal while cruising
+_EASED: Final = (0.93, 0.93, 0.7, 0.5)  # after a refusal while cruising, and after more when a burst has ended
 _REST: Final = 5.0  # seconds of cruising at least where the limit is well known,
-_REST_PER_PAUSE: Final = 15.0  # and this much for each second that the last refusal cost,
+_REST_PER_PAUSE: Final = 20.0
 _BUDGET: Final = 0.006  # and so long that refusals are no more than this share of the answers,
 _LONGEST: Final = (30.0, 300.0)  # but no longer: for their number, for what one costs
 _SETTLING: Final = 1.0  # seconds of cruising where it is not
-_BREATH: Final = (0.2, 0.5, 1.0)  # pauses where the service names none: after a climb, a long one, while cruising
+_BREATH: Final = (0.2, 0.5, 1.0)  # pauses where the service names none: after a climb, later ones, the first
+_AGAIN: Final = 0.1  # the pause when a burst has ended, at least; doubled each time
 
 
 class Meter:
@@ -77,6 +79,7 @@ class RateSearch:
         self._rest = _REST
         self._look_at: float | None = None
         self._good = 0  # answers since the last cut
+        self._again = 0  # refusals in a row since a burst has ended
         self._debt = 0.0  # answers to wait for before refusals are risked again
 
     @property
@@ -88,12 +91,17 @@ class RateSearch:
 
     def cut(self, now: float, *, told: float | None) -> float:
         """The service refused: go down. Gives the seconds to pause for; `told`: as the service named them."""
-        kind = 2 if self._base is None else int((self.rate or 0.0) > self._base * _NEAR)
+        soon = self._met and now - self._resumed_at < 1.0
+        # Refusals by mere chance come in a row as well; the end of a burst is one that was faster than this.
+        ended = soon and self._meter.since(now - 1.0) > max(self.rate or 0.0, _MEASURED)
+        self._again = self._again + ended if soon else 0
+        near = self._base is not None and (self.rate or 0.0) <= self._base * _NEAR
+        pause = _BREATH[0 if near else 1 if self._met and not soon else 2] if told is None else told
+        pause = max(pause, min(_AGAIN * 2**self._again, 1.0) if self._again else 0.0)
         self.rate = self._capped(self._lower(now))
-        pause = _BREATH[kind] if told is None else told
         rest = _REST if told is None else min(max(_REST, _REST_PER_PAUSE * told), _LONGEST[1])
+        self._debt += self._met / _BUDGET  # the price of a cold start is paid once
         self._met, self._base, self.held, self._good = True, None, False, 0
-        self._debt += self._known / _BUDGET
         self._cut_at, self._resumed_at = now, now + pause
         self._rest = rest if self._known else _SETTLING
         self._look_at = self._resumed_at + self._rest
@@ -118,14 +126,18 @@ class RateSearch:
         if self._base is None and self._known and self._debt and now < self._resumed_at + _LONGEST[0]:
             return
         held, self.held = self.held, False
-        self._look_at = now + max(_DWELL, 5 / rate, 8 * latency)
-        if not held:
-            return
+        if held:
+            self._climb(rate)
+        far = self._base is not None and (self.rate or 0.0) > self._base * _NEAR
+        self._look_at = now + max(_DWELL[held and far], 5 / rate, 8 * latency)
+
+    def _climb(self, rate: float) -> None:
         if self._base is None:
             self._base, self._step = rate, self._first
             self._trail.clear()
         else:
-            self._step = max(self._step + (self._first if self._first > _STEP else 0), self._step * _STEEPER)
+            steeper = self._step * _STEEPER[rate > self._base * _NEAR]
+            self._step = max(self._step + (self._first if self._first > _STEP else 0), steeper)
         self._trail.append(rate)
         self.rate = self._capped(min(self._base * (1 + self._step), rate * max(_STEEPEST, 1 + self._first)))
 
@@ -136,31 +148,33 @@ class RateSearch:
         if rate is None or not self._met:
             self._known = False
             measured = self._meter.since(now - 1.0)
-            self._first = _STEP if measured > _MEASURED else _LEAP[measured < _MEASURED / 3]
+            self._first = _LEAP[measured < _MEASURED / 3]
             return min(rate or math.inf, max(measured * 0.97, _FIRST))
         if base is not None:
             return self._fallen(now, rate, base, fallback, known=known)
         if now - self._resumed_at >= _SOON:
-            return self._good / (now - self._cut_at) * 0.97 if self._pools else rate * _EASED
+            return self._good / (now - self._cut_at) * 0.97 if self._pools else rate * _EASED[0]
         return self._sunk(now, rate, fallback or 0.0)
 
     def _sunk(self, now: float, rate: float, fallback: float) -> float:
         """The rate after one that was refused soon after the last cut, without a climb."""
         flowing = now - self._resumed_at
-        if fallback:
+        if fallback and flowing > _TELLING:
             self._pools = 0.85 < self._good / (now - self._cut_at) / fallback < _NEAR
         self._known = bool(fallback) and self._pools
         measured = self._measured(now)
         least = 0.3 if self._pools or flowing < 1.0 else 0.75 if flowing < 2.0 else 0.9
         least = max(least, 0.0 if measured > _MEASURED else 0.65) * rate
-        return min(max(measured * 0.97, fallback * 0.985, 0.0 if self._known else least), rate * _EASED)
+        eased = _EASED[min(self._again, len(_EASED) - 1)]
+        return min(max(measured * 0.97, fallback * 0.985, 0.0 if self._known else least), rate * eased)
 
     def _fallen(self, now: float, rate: float, base: float, fallback: float | None, *, known: bool) -> float:
         """The rate after a climb from `base` ended at `rate`."""
         lapsed = now - self._cut_at
         recent = (self._meter.since(now - _MEMORY) - base) / _MEMORY  # less what a full bucket held
         allowed = max(self._good / lapsed, recent if lapsed > _MEMORY else 0.0)
-        self._pools = self._pools and allowed > 0.9 * base
+        # The base is a little below what was measured: a bucket lets the mean get above it, a window never does.
+        self._pools = self._pools and base * 1.005 < allowed < base * _NEAR
         if self._pools and lapsed > 2.0:
             self._known = allowed < base * 1.06
             return min(max(allowed * 0.985, base * 0.97 if rate <= base * _NEAR else 0.0), rate * 0.97)
@@ -173,7 +187,7 @@ class RateSearch:
             return max(base if known and len(trail) > 1 else base * 0.985, held * 0.99)
         # Far above where the climb began: the limit was raised, or a full bucket ran out. Try the
         # first; if it is the second, the next refusal comes soon.
-        held = max(held, min(self._meter.since(now - 1.0) * 0.97, latest)) if known else latest
+        held = (latest if known else trail[-1]) * 0.985
         self._known, self._fallback = False, base if held > base * 1.02 else None
         self._first = max(_STEP, (rate - held) / held / 6)
         return held

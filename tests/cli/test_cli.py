@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
@@ -141,6 +142,7 @@ def test_every_failure_ends_with_its_code_and_one_line(
     error: BaseException,
     code: int,
     says: str,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -150,6 +152,7 @@ def test_every_failure_ends_with_its_code_and_one_line(
         raise error
 
     monkeypatch.setattr(cli, "_refuse_token", fail)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where the report of a bug goes
     with pytest.raises(SystemExit) as end:
         cli.main(["status"])
     assert end.value.code == code

@@ -1,4 +1,4 @@
-"""Progress: a live line for a person, log lines for a log, nothing when asked."""
+"""Progress: live lines for a person, log lines for a log, nothing when asked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from structlog.testing import capture_logs
 
-from pipeline.progress import Lines, Live, Silent, Standing, choose, spell
+from pipeline.progress import Lines, Live, Silent, Speed, Standing, choose, fitting
 
 if TYPE_CHECKING:
     import pytest
@@ -56,9 +56,42 @@ def test_the_live_line_is_drawn_and_taken_away(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_standing_in_words() -> None:
-    """A standing is told in one line; what is nought is left out."""
-    standing = Standing(listed=1200, expanded=30, skipped=2, rejects=1, rate=12.4, eta=3700, why="the service waits")
-    assert spell(standing) == (
-        "1,200 listed, 30 read, 2 skipped, 1 rejects, 12 files/s, 1 h 01 min to go, the service waits"
-    )
-    assert spell(Standing(eta=61)) == "0 listed, 0 read, 0 files/s, 1 min 01 s to go"
+    """A standing is told in three lines, the most important first; what is nought is left out."""
+    standing = Standing(
+        listed=1200, expanded=30, skipped=2, rejects=1, rate=12.4, eta=3700, windows=3, windows_known=9,
+        why="server limit", pace=49.52, at_once=8, paused_for=2.5,
+    )  # fmt: skip
+    assert [", ".join(line) for line in standing.lines()] == [
+        "1 h 01 min to go, 12 files/s",
+        "1,200 listed, 30 read, 1 rejects, 2 skipped, 3/9 windows",
+        "pauses 2 s, 49.5 requests/s, the service's limit, 8 at once",
+    ]
+    assert [", ".join(line) for line in Standing(eta=61).lines()] == [
+        "1 min 01 s to go, 0 files/s",
+        "0 listed, 0 read",
+        "",
+    ]
+
+
+def test_what_does_not_fit_is_left_out() -> None:
+    """On a narrow terminal the words that matter less are missing, and none is cut in two."""
+    words = ["1,200 listed", "30 read", "1 rejects", "2 skipped"]
+    assert [fitting(words, width) for width in (60, 33, 21, 8, 3)] == [
+        "1,200 listed, 30 read, 1 rejects, 2 skipped",
+        "1,200 listed, 30 read, 1 rejects",
+        "1,200 listed, 30 read",
+        "30 read",
+        "",
+    ]
+
+
+def test_the_speed_is_that_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was done at the beginning of a long run says nothing about how long the rest takes."""
+    now = 0.0
+    monkeypatch.setattr("pipeline.progress.time", SimpleNamespace(monotonic=lambda: now))
+    speed = Speed()
+    rates = []
+    for second in range(100):
+        now = float(second)
+        rates.append(speed.note(min(second, 50) * 10))
+    assert (rates[0], rates[30], rates[99]) == (0, 10, 0)

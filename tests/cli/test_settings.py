@@ -10,7 +10,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from pipeline.errors import SettingsError
-from pipeline.settings import Settings, base_url_value, load, token_value
+from pipeline.settings import Settings, base_url_value, token_value
+from pipeline.sources import load
 from schemas.requests import INCLUDES
 
 

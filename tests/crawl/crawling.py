@@ -22,6 +22,7 @@ from pipeline.service.options import ClientOptions
 from pipeline.service.pace import LearnedPace, Pacer
 from schemas.instants import SECOND
 from schemas.requests import INCLUDES, FileQuery
+from schemas.versions import digest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -93,8 +94,9 @@ class Shelf:
         assert len(ids) == len(set(ids)), "a file comes once in a batch"
         for version in batch.versions:
             self.versions[version.file_id] = version
+            said = digest(version.list_item or b"")
             self.known[version.file_id] = Known(
-                version.updated_at, version.fetched_at, version.digest, version.shape, version.settled,
+                version.updated_at, version.fetched_at, said, version.shape, version.settled,
                 deleted=False, instance=version.instance, run_id=run_id,
             )  # fmt: skip
             if version.detail is not None:

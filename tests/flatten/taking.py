@@ -34,7 +34,7 @@ def _spell(value: Any) -> str:
 def version(detail: Any = None, item: Any = None, *, key: int = 17) -> Version:
     """A version of the file `key`; bytes stand for themselves."""
     parts = [None if part is None else part if isinstance(part, bytes) else encode(part) for part in (item, detail)]
-    return Version(key, parts[0], parts[1], None, FETCHED, b"", "shape")
+    return Version(key, parts[0], parts[1], None, FETCHED, "shape")
 
 
 def take(detail: Any = None, item: Any = None, *, known: Container[str] = frozenset()) -> Flattened:

@@ -21,8 +21,9 @@ LAYERS: Final = (
     {"commands"},
     {"call"},
     {"runs"},
-    {"crawl", "exports"},
+    {"crawl", "exports", "watching", "dashboard"},
     {"service", "flatten", "lake", "published"},
+    {"sources", "bugs"},
     {"progress", "logs", "settings", "flags"},
     {"errors"},
 )

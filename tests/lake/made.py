@@ -21,7 +21,7 @@ AT: Final = 1_795_000_000_000_000
 def version(file_id: int, stamp: int) -> Version:
     """A version of a file, without anything in it."""
     said = b'{"id": %d, "stamp": %d}' % (file_id, stamp)
-    return Version(file_id, said, said, AT + stamp, AT + stamp, said, "detail")
+    return Version(file_id, said, said, AT + stamp, AT + stamp, "detail")
 
 
 def rows(table: str, values: Iterable[Mapping[str, Any]], *, run_id: str, seq: int) -> pa.Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import random
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from pipeline.lake.ledger import Ledger
 from pipeline.runs.upkeep import compact
 from pipeline.settings import Settings
 from tests.lake.failing import Disk, Killed, failing
+from tests.lake.made import AT, commit
 from tests.oracle import differences
 from tests.sync.running import SEED, opened, synced
 
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 FILES = 6
+EVERY = 1 if os.environ.get("SOAK_EXAMPLES") else 6
+"""A run of the suite strikes one operation in so many, another one each time; `make soak` strikes every one."""
 SYSCALLS = {"write_bytes", "fsync", "chmod", "rename", "unlink", "copyfile", "transaction"}
 
 
@@ -39,6 +43,13 @@ def litter(lake: Path) -> list[str]:
         named = {part.name for part in held.ledger.parts()} | {name for name, _, _ in held.ledger.retired()}
     on_disk = {path.relative_to(lake).as_posix() for path in [*lake.glob("parts/*/0*"), *lake.glob("raw/*")]}
     return [*found, *sorted(on_disk ^ named)]
+
+
+def first_struck() -> int:
+    """Where this run begins, less a step."""
+    at = random.randrange(EVERY)  # the seed of a failure is the place it names
+    print(f"struck: every {EVERY}th from {at + 1}")
+    return at + 1 - EVERY
 
 
 def unlike(lake: Path, world: Sequence[dict[str, Any]]) -> list[str]:
@@ -60,16 +71,13 @@ def shown(lake: Path, *worlds: Sequence[dict[str, Any]]) -> list[bool]:
 )  # fmt: skip
 async def test_every_file_operation_of_a_sync(tmp_path: Path, error: int | None, late: bool) -> None:  # noqa: FBT001
     """At every file operation of a commit and its publish: old or new whole, exit 7 in one line, healed afterwards."""
-    print(f"seed {SEED}")
     lake, seen, messages = tmp_path / "lake", set(), list[str]()
-    # Every place is struck: odd ones by a full disk, even ones by a broken one, which take the same ways through the
-    # program. To die right after one operation is to die right before the next, so odd ones are enough for both.
-    at = 0 if error == errno.EIO else -1
+    at = first_struck()
     async with Emulator(FILES, seed=SEED) as emulator:
         await synced(emulator, lake)
         worlds = [list(emulator.truth())]  # from the one that readers saw last
         while True:
-            at += 2
+            at += EVERY
             emulator.world.update(emulator.world.some(1))
             worlds.append(list(emulator.truth()))
             with failing(Disk(at, error, late)) as disk:
@@ -85,7 +93,7 @@ async def test_every_file_operation_of_a_sync(tmp_path: Path, error: int | None,
             del worlds[:found]
             if not disk.struck:
                 break
-            if disk.done.count("rename") == 0 or at % 7 == 0:  # the next failing run heals what this one left
+            if disk.done.count("rename") == 0 or at % 3 == 0:  # the next failing run heals what this one left
                 await synced(emulator, lake)
                 assert unlike(lake, worlds[-1]) == [], f"not healed after {at}: {disk.done[at - 1]}"
                 assert litter(lake) == []
@@ -99,11 +107,11 @@ async def test_every_file_operation_of_a_sync(tmp_path: Path, error: int | None,
 @pytest.mark.parametrize("error", [errno.ENOSPC, None], ids=["full", "killed"])
 async def test_every_file_operation_of_a_compaction(tmp_path: Path, error: int | None) -> None:
     """At every file operation of a compaction readers go on, nothing is lost, and the next one finishes it."""
-    lake, at = tmp_path / "lake", 0
+    lake, at = tmp_path / "lake", first_struck()
     async with Emulator(FILES, seed=SEED) as emulator:
         await synced(emulator, lake)
         while True:
-            at += 4
+            at += 2 * EVERY  # most of them are the same for each table
             emulator.world.update(emulator.world.some(1))
             await synced(emulator, lake, keep_snapshots=1, grace_hours=0)
             with failing(Disk(at, error)) as disk:
@@ -157,10 +165,22 @@ async def test_data_before_index_before_pointer(tmp_path: Path, monkeypatch: pyt
 
 _LIMITED = """
 import resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)),) * 2)
+resource.setrlimit(getattr(resource, sys.argv.pop(1)), (int(sys.argv.pop(1)),) * 2)
 from pipeline.cli import main
 main()
 """
+
+
+async def limited(name: str, limit: int, *arguments: str, emulator: Emulator) -> tuple[int | None, str]:
+    """Run the command under a limit of the system: its exit code, and what it told on standard error."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _LIMITED, name, str(limit), *arguments),
+        env={**os.environ, "SCANLAKE_BASE_URL": emulator.base_url, "SCANLAKE_TOKEN": emulator.token},
+        stderr=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    _, err = await process.communicate()
+    return process.returncode, err.decode()
 
 
 @pytest.mark.parametrize("limit", [2_000, 60_000, 400_000, 1_200_000], ids=lambda limit: f"{limit // 1000}k")
@@ -172,22 +192,57 @@ async def test_a_disk_that_is_really_full(tmp_path: Path, limit: int) -> None:
         before = list(emulator.truth())
         emulator.world.update(emulator.world.some(30))
         emulator.world.create(260)
-        command = (sys.executable, "-c", _LIMITED, str(limit), "sync", "--lake", str(lake))
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            env={**os.environ, "SCANLAKE_BASE_URL": emulator.base_url, "SCANLAKE_TOKEN": emulator.token},
-            stderr=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        _, err = await process.communicate()
-        told = [line for line in err.decode().splitlines() if line.startswith("scanlake: ")]
-        assert process.returncode == Exit.STORAGE, err.decode()
+        code, err = await limited("RLIMIT_FSIZE", limit, "sync", "--lake", str(lake), emulator=emulator)
+        told = [line for line in err.splitlines() if line.startswith("scanlake: ")]
+        assert code == Exit.STORAGE, err
         assert len(told) == 1
         assert "Free disk space" in told[0]
-        assert "Traceback" not in err.decode()
+        assert "Traceback" not in err
         assert shown(lake, before) == [True]
         assert not [path for path in lake.rglob("*") if path.name.endswith(".aside")]
         await synced(emulator, lake)
         assert shown(lake, list(emulator.truth())) == [True]
     assert litter(lake) == []
     assert Layout(lake).ledger.exists()
+
+
+async def test_too_few_files_may_be_open(tmp_path: Path) -> None:
+    """With 64 open files a sync gets by; with fewer, or for many parts, exit 7 names the limit; nothing is half."""
+    lake = tmp_path / "lake"
+    async with Emulator(40, seed=SEED) as emulator:
+        code, err = await limited("RLIMIT_NOFILE", 64, "sync", "--lake", str(lake), emulator=emulator)
+        assert code == Exit.DONE, err
+        before = list(emulator.truth())
+        emulator.world.update(emulator.world.some(20))
+        code, err = await limited("RLIMIT_NOFILE", 30, "sync", "--lake", str(lake), emulator=emulator)
+        assert code == Exit.STORAGE, err
+        assert "ulimit -n" in err.splitlines()[-1]
+        assert shown(lake, before) == [True]
+        await synced(emulator, lake)
+        with Lake(lake, doing="test") as held:
+            for number in range(120):
+                commit(held, {number % 60: 0})
+            held.publish("", at=AT, complete=True, horizon=None)
+        question = ("query", "SELECT count(*), max(scan_code) FROM files", "--lake", str(lake))
+        for arguments in (question, ("compact", "--all", "--lake", str(lake))):
+            code, err = await limited("RLIMIT_NOFILE", 40, *arguments, emulator=emulator)
+            assert code == Exit.STORAGE, err
+            assert "ulimit -n" in err.splitlines()[-1]
+    assert litter(lake) == []
+
+
+def test_a_quota_and_a_name_too_long(tmp_path: Path) -> None:
+    """A quota that is reached, and a path that is too long, are one line that says what to do."""
+    lake = tmp_path / "lake"
+    with Lake(lake, doing="test") as held:
+        commit(held, {1: 0})
+        held.publish("", at=AT, complete=True, horizon=None)
+        for at in (1, 3, 5):
+            with failing(Disk(at, errno.EDQUOT)), pytest.raises(StorageError, match="quota exceeded") as told:
+                commit(held, {2: 0})
+            assert "Free disk space" in told.value.remedy
+    assert litter(lake) == []
+    for name in ("y" * 256, "/".join(["y" * 200] * 25)):
+        with pytest.raises(StorageError, match=r"^y{60}\.\.\.: File name too long$") as told:
+            Lake(lake / name, doing="test").__enter__()
+        assert "--lake" in told.value.remedy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from pipeline.lake.history import changes, read_past, resume, roll_back
 from pipeline.lake.lake import Lake
 from pipeline.lake.records import RunRecord
 from pipeline.progress import Silent
-from pipeline.runs import Range
+from pipeline.runs.sync import Range
 from pipeline.runs.upkeep import compact
 from pipeline.runs.verify import Mode, is_due, verify
 from pipeline.settings import Settings
@@ -251,14 +252,17 @@ async def test_changes_between_snapshots(tmp_path: Path) -> None:
     assert list(changes(layout, since, since)) == []
 
 
-async def test_the_verbs(tmp_path: Path) -> None:
+def test_the_verbs(tmp_path: Path) -> None:
     """snapshots, changes, rollback and resume tell people and programs what there is and what they did."""
     lake = tmp_path / "lake"
-    async with Emulator(30, seed=SEED) as emulator:
-        for _ in range(4):
-            await synced(emulator, lake, keep_snapshots=2, grace_hours=0)
-            emulator.world.create(1)
 
+    async def grow() -> None:
+        async with Emulator(30, seed=SEED) as emulator:
+            for _ in range(4):
+                await synced(emulator, lake, keep_snapshots=2, grace_hours=0)
+                emulator.world.create(1)
+
+    asyncio.run(grow())
     listed = json.loads(told(lake, "snapshots", "--json"))["snapshots"]
     assert [row["state"] for row in listed] == ["gone"] * (len(listed) - 2) + ["kept"] * 2
     assert listed[-1]["bytes"] > 1_000

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import shutil
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import duckdb
 import pytest
@@ -11,14 +16,16 @@ from pipeline.errors import SettingsError
 from pipeline.lake.lake import Lake
 from pipeline.runs.upkeep import compact
 from pipeline.settings import Settings
+from tests.lake.damaging import checked
+from tests.lake.failing import Disk, Killed, failing
 from tests.lake.made import AT, commit
 from tests.lake.verbs import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-COUNT = "SELECT count(*) AS n FROM files"
+CLIENT: Final = Path(__file__).resolve().parents[2] / ".venv" / "bin" / "duckdb"
+COUNT: Final = "SELECT count(*) AS n FROM files"
 
 
 @pytest.fixture
@@ -37,15 +44,82 @@ def count(catalog: Path) -> int:
 
 
 def test_a_moved_lake(lake: Path) -> None:
-    """A lake whose folder was moved says so when asked, and after `publish` answers again."""
+    """A lake whose folder was moved answers `query` at once, and every client after `publish`."""
     moved = lake.rename(lake.with_name("it's moved"))
     with pytest.raises(duckdb.IOException):
         count(moved / "catalog.duckdb")
-    assert "scanlake publish" in told(moved, "query", COUNT, code=9)
+    assert told(moved, "query", COUNT, "--format", "csv").split() == ['"n"', "2"]
     assert str(moved) in told(moved, "publish")
     assert count(moved / "catalog.duckdb") == 2
     assert told(moved, "query", COUNT, "--format", "csv").split() == ['"n"', "2"]
     assert told(moved, "changes", "--since", "1").startswith("0 added")  # also of snapshots made before
+
+
+def test_snapshots_move_along(lake: Path) -> None:
+    """Snapshots from before a move show what they showed, in this client and in older ones, whole and commented."""
+    with Lake(lake, doing="test") as made:
+        own = {"_content_hash": "a"}
+        children = {
+            "uploads": [{"file_id": 1, "position": 0, "geocoding": '{"a": 1}'}],
+            "fields": [{"file_id": 1, "name": "it's", "value": "v", "position": 0}],
+            "workflows": [{"id": 1, "name": "w", "updated_at": AT, **own}],
+            "workflow_steps": [{"id": 2, "workflow_id": 1, "position": 0, **own}],
+        }
+        commit(made, {1: 1, 3: 0}, children, gone=[2])
+        made.publish("", at=AT, complete=True, horizon=None)
+        commit(made, {1: 0})
+        made.publish("", at=AT, complete=True, horizon=None)
+    snapshots = sorted((lake / "snapshots").iterdir())
+    before = [_shown(path) for path in snapshots]
+    since = [path.stat().st_mtime_ns for path in snapshots]
+    moved = lake.rename(lake.with_name("it's moved"))
+    told(moved, "publish")
+    after = sorted((moved / "snapshots").iterdir())[: len(snapshots)]
+    assert [_shown(path) for path in after] == before
+    assert [path.stat().st_mtime_ns for path in after] == since
+    for path in after:
+        views = "; ".join(f"SELECT count(*) FROM (FROM {name})" for name in before[0] if "." in name)
+        done = subprocess.run([CLIENT, "-readonly", str(path), views], capture_output=True, text=True, check=False)
+        assert done.stderr == ""
+    assert json.loads(told(moved, "check", "--json", "--read-data"))["whole"]
+    told(moved, "rollback", "2")
+    assert count(moved / "catalog.duckdb") == 2
+
+
+def _shown(path: Path) -> dict[str, object]:
+    with duckdb.connect(str(path), read_only=True) as db:
+        found = db.execute("SELECT schema_name || '.' || view_name FROM duckdb_views() WHERE NOT internal").fetchall()
+        shown: dict[str, object] = {
+            name: sorted(map(repr, db.execute(f"FROM {name}").fetchall()))
+            for (name,) in found
+            if name != "meta.freshness"
+        }
+        for kind in ("views", "tables", "columns"):
+            said = db.execute(f"SELECT COLUMNS('_name$|comment') FROM duckdb_{kind}() WHERE NOT internal").fetchall()
+            shown[kind] = sorted(map(repr, said))
+        return shown
+
+
+def test_a_killed_publish_moves_the_rest_next_time(lake: Path) -> None:
+    """Killed at any file operation while snapshots follow a move, the next publish finishes it."""
+    with Lake(lake, doing="test") as made:
+        made.publish("", at=AT, complete=True, horizon=None)
+    for at in range(9, 200, 8):
+        moved = lake.with_name(f"moved {at}")
+        shutil.copytree(lake, moved)
+        with failing(Disk(at, None)) as disk, suppress(Killed), Lake(moved, doing="publish") as held:
+            held.republish(at=AT)
+        with Lake(moved, doing="publish") as held:
+            if held.is_behind:
+                held.republish(at=AT)
+            assert not held.is_behind
+        for path in (moved / "snapshots").glob("*.duckdb"):
+            with duckdb.connect(str(path), read_only=True) as db:
+                assert db.execute("SELECT anchor FROM meta.freshness").fetchall() == [(str(moved),)]
+        if not disk.struck:
+            break
+    assert 25 < at < 190
+    assert checked(moved).damage == []
 
 
 def test_any_run_notices_a_move(lake: Path) -> None:
@@ -85,12 +159,21 @@ def test_an_anchor_is_remembered(lake: Path) -> None:
 
 
 def test_an_anchor_out_of_sight(lake: Path) -> None:
-    """An anchor that this machine does not see is believed: the lake goes on, and only reading here is refused."""
+    """An anchor that this machine does not see is believed: the lake goes on, and `query` finds the parts here."""
     assert "does not see" in told(lake, "publish", "--anchor", "/mnt/elsewhere/lake")
     with Lake(lake, doing="test") as held:
         commit(held, {1: 1}, gone=[2])
         held.publish("", at=AT, complete=True, horizon=None)
-    assert "/mnt/elsewhere/lake" in told(lake, "query", COUNT, code=9)
+    assert told(lake, "query", COUNT, "--format", "csv").split() == ['"n"', "1"]
+    with pytest.raises(duckdb.IOException, match="/mnt/elsewhere/lake"):
+        count(lake / "catalog.duckdb")
+
+
+def test_parts_that_are_nowhere(lake: Path) -> None:
+    """Where the parts are neither under the anchor nor in the lake's folder, one line says what to do."""
+    told(lake, "publish", "--anchor", "/mnt/elsewhere/lake")
+    (lake / "parts").rename(lake / "away")
+    assert "scanlake publish" in told(lake, "query", COUNT, code=9)
 
 
 @pytest.mark.parametrize("make", [lambda path: path.mkdir(), lambda path: path.touch()])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -17,9 +18,8 @@ from pipeline.lake.lake import Lake
 from tests.lake.made import AT, commit
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-SEED: Final = 20_261_121
-PUBLISHES: Final = 60
-KILLS: Final = 4
+PUBLISHES: Final = 100 if os.environ.get("SOAK_EXAMPLES") else 32
+KILLS: Final = PUBLISHES // 8
 ANALYST: Final = """
 import duckdb, sys
 db = duckdb.connect(sys.argv[1])
@@ -33,9 +33,10 @@ for line in sys.stdin:
 
 @pytest.mark.slow
 def test_held_connections_see_whole_snapshots(tmp_path: Path) -> None:
-    """Over dozens of publishes, compactions and kills no reader errs, sees a mix, or goes back in time."""
-    print(f"seed {SEED}")
-    rng = random.Random(SEED)
+    """Over many publishes, compactions and kills at random no reader errs, sees a mix, or goes back in time."""
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
     lake, stop = tmp_path / "lake", tmp_path / "stop"
     with Lake(lake, doing="test") as made:
         commit(made, {1: 0})
@@ -61,7 +62,7 @@ def test_held_connections_see_whole_snapshots(tmp_path: Path) -> None:
     for out, _ in told:
         found = json.loads(out)
         assert found["last"] > PUBLISHES * 3 // 4
-        assert found["reads"] > 20
+        assert found["reads"] > PUBLISHES // 4
         assert found["connections"] > 4
     assert len(list(lake.glob("parts/files/0*.parquet"))) < PUBLISHES, "nothing was ever let go"
 

@@ -125,6 +125,21 @@ async def test_everything_has_a_comment(tmp_path: Path) -> None:
         assert shown >= set(VIEWS)
 
 
+async def test_the_dictionary_lists_everything_in_main(tmp_path: Path) -> None:
+    """meta.data_dictionary has every column of every table and view that people see, with its comment."""
+    async with Emulator(10, seed=SEED) as emulator:
+        await synced(emulator, tmp_path / "lake")
+    with opened(tmp_path / "lake") as db:
+        listed = db.execute("SELECT table_name, column_name, comment FROM meta.data_dictionary").fetchall()
+        there = db.execute(
+            "SELECT table_name, column_name, comment FROM duckdb_columns()"
+            " WHERE NOT internal AND schema_name = 'main' AND NOT starts_with(table_name, '_')"
+        ).fetchall()
+        assert sorted(listed) == sorted(there)
+        views = db.execute("SELECT DISTINCT table_name FROM meta.data_dictionary WHERE is_view").fetchall()
+        assert {name for (name,) in views} == set(VIEWS)
+
+
 @pytest.mark.parametrize("fill", [True, False])
 def test_older_clients_read_every_view(tmp_path: Path, fill: bool) -> None:  # noqa: FBT001
     """The DuckDB 1.5 command line opens the catalog and reads every table and view, also when all are empty."""

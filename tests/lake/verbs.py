@@ -1,11 +1,16 @@
-"""The command as a real process, for the verbs that keep a lake."""
+"""The command as people give it, for the verbs that keep a lake; in this process, which is a second faster each."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import BytesIO, TextIOWrapper
 from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+import pytest
+
+from pipeline.cli import main
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -13,8 +18,10 @@ if TYPE_CHECKING:
 
 def told(lake: Path, *arguments: str, code: int = 0, **environment: str) -> str:
     """What a verb prints: on standard output, or on standard error when it is to fail with `code`."""
-    command = [sys.executable, "-m", "pipeline", *arguments, "--lake", str(lake)]
-    surroundings = {**os.environ, "NO_COLOR": "1", **environment}
-    process = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=60, check=False)
-    assert process.returncode == code, process.stderr
-    return process.stderr if code else process.stdout
+    out, err = (TextIOWrapper(BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    surroundings = patch.dict(os.environ, {"NO_COLOR": "1", **environment})
+    with surroundings, redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
+        main([*arguments, "--lake", str(lake)])
+    printed = [stream.buffer.getvalue().decode() for stream in (out, err)]
+    assert ended.value.code == code, printed
+    return printed[1] if code else printed[0]

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.machine.machine import LakeMachine
+from tests.machine.machine import DONE, LakeMachine
 
+if TYPE_CHECKING:
+    import pytest
+
+SOAKING = "SOAK_EXAMPLES" in os.environ
 EXAMPLES = int(os.environ.get("SOAK_EXAMPLES", "6"))
 STEPS = int(os.environ.get("SOAK_STEPS", "14"))
 
 
-def test_whatever_happens_nothing_is_lost() -> None:
+def test_whatever_happens_nothing_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever happens to service and lake, in any order: after a quiet sync and a verify they are equal."""
     run_state_machine_as_test(
         LakeMachine,
@@ -28,3 +33,7 @@ def test_whatever_happens_nothing_is_lost() -> None:
             print_blob=True,
         ),
     )
+    assert DONE["comparisons"] >= EXAMPLES
+    if SOAKING:
+        with capsys.disabled():
+            print(", ".join(f"{count:,} {what}" for what, count in sorted(DONE.items())))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from schemas import instants
 from schemas.instants import SECOND, as_datetime, floor_second, from_datetime, parse_instant, spell_instant
 
 _MOMENTS = st.datetimes(timezones=st.just(UTC))
@@ -131,6 +132,27 @@ def test_no_text_raises(text: str) -> None:
     """Any text is a moment or none, and a moment always lies in the years 1 to 9999."""
     read = parse_instant(text)
     assert read is None or 1 <= as_datetime(read).year <= 9999
+
+
+_USUAL = r"(\d{4}-\d\d-\d\d|\d{4}-?W\d\d-?\d|\d{8})[T ._-]\d\d[:.]\d\d[:.]\d\d(\.\d{6})?(Z|z|\+00:00|)"
+
+
+@given(st.from_regex(_USUAL, fullmatch=True) | _MOMENTS.map(lambda moment: moment.isoformat().replace("+00:00", "Z")))
+@example("2023-W46-5T02:22:46Z")
+@example("2024-02-30T00:00:00Z")
+@example("2024-02-29 23:59:60+00:00")
+@example("2023-12-11T24:00:00.000000Z")
+@example("0000-12-11T00:00:00Z")
+def test_the_quick_way_says_what_the_long_one_says(text: str) -> None:
+    """The usual spellings are read by the interpreter's parser, which accepts more than we do: here it does not."""
+    quick = instants._plain(text)
+    assert quick is None or quick == instants._any_spelling(text)
+
+
+def test_the_quick_way_is_taken() -> None:
+    """The spellings seen in the field do not need the long way."""
+    for text in ("2023-12-11T15:02:56.727000Z", "2023-12-11T15:02:51+00:00", "2023-12-11 15:02:51"):
+        assert instants._plain(text) == parse_instant(text) is not None
 
 
 def test_a_naive_datetime_is_utc() -> None:

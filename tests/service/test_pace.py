@@ -56,63 +56,78 @@ def test_what_was_learned_spares_the_search(name: str) -> None:
 
 
 def course(kind: str, rate: float, after: float) -> Course:
-    """A run whose limit stays, is halved, tripled, or drifts; ten seconds to warm up, `after` after each change."""
+    """A run whose limit stays, is halved, raised, or drifts; ten seconds to warm up, `after` after each change."""
     if kind == "stays":
         return Course(70.0, lambda _: rate, ((0.0, 10.0),))
     if kind == "drifts":
         return Course(120.0, lambda now: rate * (1 + 0.2 * math.sin(now / 180 * math.tau)), ((0.0, 10.0),))
-    factor = {"halved": 0.5, "tripled": 3.0}[kind]
-    return Course(75.0 + after, lambda now: rate if now < 40 else rate * factor, ((0.0, 10.0), (40.0, 40.0 + after)))
+    factor = {"halved": 0.5, "doubled": 2.0, "tripled": 3.0}[kind]
+    return Course(85.0 + after, lambda now: rate if now < 40 else rate * factor, ((0.0, 10.0), (40.0, 40.0 + after)))
 
 
-@pytest.mark.parametrize("kind", ["stays", "halved", "tripled", "drifts"])
+@pytest.mark.parametrize("kind", ["stays", "halved", "doubled", "tripled", "drifts"])
 @pytest.mark.parametrize("name", ["bucket of one second", "calendar seconds", "sliding second"])
 @pytest.mark.parametrize("retry_after", [None, "accurate", 1.0])
 def test_a_changing_limit_is_followed(name: str, kind: str, retry_after: float | str | None) -> None:
-    """About nine tenths of what is allowed are used whatever the limit does; under one answer in a hundred is a 429."""
-    judged = course(kind, 200.0, 35.0 if retry_after == 1.0 else 10.0)
-    tally = Simulation(lambda clock: Pacer(clock=clock), LIMITS[name](), judged, retry_after=retry_after).run()
-    # A window gives nothing back for the second that a 429 costs. Each attempt must then last 17 seconds, so a
+    """Nine tenths of what is allowed are used whatever the limit does; under one answer in a hundred is a 429."""
+    judged = course(kind, 200.0, 35.0 if retry_after == 1.0 else 15.0)
+    pacing = Simulation(lambda clock: Pacer(clock=clock), LIMITS[name](), judged, retry_after=retry_after, seed=5)
+    tally = pacing.run()
+    # A window gives nothing back for the second that a 429 costs. Each attempt must then last 20 seconds, so a
     # limit that keeps moving is followed from afar.
-    least = 0.88
-    if retry_after == 1.0 and "bucket" not in name:
-        least = 0.82 if kind == "drifts" else 0.86
+    least = 0.85 if kind == "drifts" and retry_after == 1.0 and "bucket" not in name else 0.9
     assert tally.share(judged.allowed) >= least
     assert tally.refused < 0.01 * (tally.good + tally.refused)
 
 
 @pytest.mark.parametrize("rate", [20.0, 2000.0])
-@pytest.mark.parametrize("name", ["bucket of one second", "calendar seconds", "sliding second"])
+@pytest.mark.parametrize("name", LIMITS)
 def test_slow_and_fast_limits_are_used(name: str, rate: float) -> None:
-    """A limit of 20 and one of 2,000 a second are used to nine tenths; the cold start aside, 429s are rare."""
-    judged = course("stays", rate, 0.0) if rate < 100 else Course(20.0, lambda _: rate, ((0.0, 10.0),))
-    tally = Simulation(
-        lambda clock: Pacer(max_concurrency=256, clock=clock), LIMITS[name](), judged, latency=0.01
-    ).run()
-    assert tally.share(judged.allowed) >= 0.89
-    assert tally.refused - START < 0.01 * tally.good
+    """Limits of 20 and of 2,000 a second are used to nine tenths; of 5,000 answers at 20 a second one in 80 is a 429.
+
+    One in a hundred but for a bucket of ten seconds, which hands out 200 at once and then refuses all that is out.
+    """
+    judged = Course(250.0 if rate < 100 else 20.0, lambda _: rate, ((0.0, 10.0),))
+    tally = Simulation(lambda clock: Pacer(clock=clock), LIMITS[name](), judged, latency=0.01).run()
+    assert tally.share(judged.allowed) >= 0.9
+    assert tally.refused < (0.0125 if name == "bucket of ten seconds" else 0.01) * (tally.good + tally.refused)
 
 
 def test_a_limit_without_any_burst_is_used() -> None:
-    """Where each request must keep its distance, the learned distance is kept."""
-    judged = course("stays", 20.0, 0.0)
+    """Where each request must keep its distance, the learned distance is kept, less what requests vary on their way."""
+    judged = Course(250.0, lambda _: 20.0, ((0.0, 10.0),))
     tally = Simulation(lambda clock: Pacer(clock=clock), Bucket(0.0), judged, latency=0.005).run()
-    assert tally.share(judged.allowed) >= 0.85
-    assert tally.refused < 0.015 * tally.good
+    assert tally.share(judged.allowed) >= 0.9
+    assert tally.refused < 0.01 * tally.good
 
 
-def test_a_slow_service_without_a_limit_is_used_fully() -> None:
-    """Against 100 ms and no limit, the time is at most a tenth above requests x latency / concurrency."""
-    tally, pacer = run(seconds=1e6, total=2_000, latency=0.1)
-    assert tally.seconds <= 2_000 * 0.1 / 64 / 0.9
+def test_refusals_in_a_row_lead_down_fast() -> None:
+    """A pool that is empty after a burst costs few more 429s than were out, though each says: again in a moment."""
+    judged = Course(30.0, lambda _: 200.0, ((0.0, 10.0),))
+    pacing = Simulation(lambda clock: Pacer(clock=clock), Bucket(10.0), judged, retry_after="accurate")
+    assert pacing.run().refused < 200
+
+
+@pytest.mark.parametrize(("requests", "least"), [(1_000, 0.84), (3_000, 0.94), (5_000, 0.96)])
+def test_a_slow_service_without_a_limit_is_used_fully(requests: int, least: float) -> None:
+    """Against 100 ms and no limit, the time is close to requests x latency / concurrency from a cold start on."""
+    tally, pacer = run(seconds=1e6, total=requests, latency=0.1)
+    assert requests * 0.1 / 64 / tally.seconds >= least
     assert pacer.state.concurrency == 64
     assert pacer.learned.rate is None
 
 
 def test_full_concurrency_takes_few_round_trips() -> None:
-    """A cold start against a slow service has everything out within five round trips."""
-    _, pacer = run(seconds=0.5, latency=0.1)
+    """A cold start against a slow service has everything out within three round trips."""
+    _, pacer = run(seconds=0.3, latency=0.1)
     assert pacer.state.concurrency == 64
+
+
+def test_a_service_that_queues_is_not_piled_upon() -> None:
+    """Answers that come ever later end the fast growth: four at once are worked on, and no 64 are ever out."""
+    tally, pacer = run(capacity=4, latency=0.1, seconds=10.0)
+    assert tally.good >= 0.95 * 10 * 4 / 0.1
+    assert pacer.state.concurrency < 64
 
 
 def test_concurrency_stops_growing_where_it_gives_nothing() -> None:

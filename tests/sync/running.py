@@ -8,7 +8,7 @@ import duckdb
 
 from pipeline.lake.lake import Lake
 from pipeline.progress import Silent
-from pipeline.runs import Range, Summary, sync
+from pipeline.runs.sync import Range, Summary, sync
 from pipeline.settings import Settings
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ import pytest
 from pipeline.emulator import Emulator, quirks_of
 from pipeline.errors import LakeBusy, ServiceUnavailable, SettingsError, TokenRefused
 from pipeline.lake.lake import Lake
-from pipeline.runs import Range, session
+from pipeline.runs import session
+from pipeline.runs.sync import Range
 from schemas.instants import SECOND
 from tests.oracle import differences
 from tests.sync.running import SEED, opened, synced

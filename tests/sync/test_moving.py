@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.emulator import Emulator
 from pipeline.runs import session
-from pipeline.service.client import Client
+from pipeline.runs.counting import CountingClient
 from tests.sync.running import SEED, opened, synced
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ async def test_a_file_that_moves_behind_our_back(tmp_path: Path, monkeypatch: py
         oldest = min(emulator.truth(), key=lambda true: int(true["updated"]))["key"]
         newest_read = asyncio.Event()
 
-        class Slow(Client):
+        class Slow(CountingClient):
             """Answers for older windows come only after the newest was read, and the file has moved there."""
 
             async def list(self, query: FileQuery, *, page: int = 1) -> ListPage:
@@ -38,7 +38,7 @@ async def test_a_file_that_moves_behind_our_back(tmp_path: Path, monkeypatch: py
                     newest_read.set()
                 return answer
 
-        monkeypatch.setattr(session, "Client", Slow)
+        monkeypatch.setattr(session, "CountingClient", Slow)
         async with asyncio.timeout(30):
             await synced(emulator, tmp_path / "lake")
         assert newest_read.is_set()

@@ -1,0 +1,247 @@
+"""What the page shows, read from the published catalog. Every answer is bounded, however large the lake."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from datetime import UTC, date, datetime, time, timedelta
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from pipeline.dashboard.facts import (
+    Ages,
+    Counted,
+    Damage,
+    Day,
+    Drift,
+    Facts,
+    Filled,
+    Freshness,
+    Gone,
+    Job,
+    OpenRun,
+    Reason,
+    Run,
+    RunCount,
+    Snapshot,
+    Stored,
+    Totals,
+    Verification,
+)
+from pipeline.published import rows
+
+if TYPE_CHECKING:
+    import duckdb
+
+DAYS: Final = 90
+FEWEST_DAYS: Final = 14
+MONTHS: Final = 24
+RUNS: Final = 50
+TYPES: Final = 5
+NAMES: Final = 12
+AGES: Final = (
+    (1, "under a day"),
+    (7, "1 to 7 days"),
+    (30, "7 to 30 days"),
+    (90, "30 to 90 days"),
+    (365, "90 days to a year"),
+)
+"""Upper bounds of the age classes of open workflow runs, in days; what is older has a class of its own."""
+
+_Kind = TypeVar("_Kind")
+
+
+def read(lake: duckdb.DuckDBPyConnection, name: str, now: datetime) -> Facts:
+    """The facts of the snapshot that the connection sees. `now` has a zone; ages are counted from it."""
+    moment = now.astimezone(UTC).replace(tzinfo=None)
+    fresh = _many(lake, Freshness, f"SELECT {_names(Freshness)} FROM meta.freshness")[0]
+    totals = _many(lake, Totals, _TOTALS)[0]
+    last = (fresh.horizon or fresh.published_at).date()
+    gone, by_month = _gone(lake, last)
+    return Facts(
+        lake=name,
+        now=moment,
+        fresh=fresh,
+        totals=totals,
+        runs=_many(lake, Run, _RUNS, RUNS)[::-1],
+        run_counts=_many(lake, RunCount, _RUN_COUNTS),
+        verifications=_many(
+            lake,
+            Verification,
+            f"SELECT {_names(Verification)} FROM meta.verifications ORDER BY verified_at DESC LIMIT 10",
+        ),
+        days=_many(lake, Day, _DAYS, _first_day(totals, last), last),
+        damage=_many(lake, Damage, _DAMAGE, _months_before(last, MONTHS - 1), _months_before(last, -1), TYPES),
+        damage_kinds=_many(lake, Counted, _DAMAGE_KINDS, NAMES),
+        open_ages=_many(lake, Ages, _OPEN_AGES, moment, [days for days, _ in AGES]),
+        open_workflows=_many(lake, Counted, _OPEN_WORKFLOWS, NAMES),
+        open_oldest=_many(lake, OpenRun, _OPEN_OLDEST, NAMES),
+        fields=_many(lake, Filled, _FIELDS, NAMES, totals.files),
+        forms=_many(lake, Filled, _FORMS, NAMES),
+        questions=_many(lake, Filled, _QUESTIONS, NAMES),
+        reasons=_many(lake, Reason, _REASONS, NAMES),
+        drift=_many(lake, Drift, _DRIFT, 2 * NAMES),
+        gone=gone,
+        gone_by_month=by_month,
+        snapshots=_many(lake, Snapshot, _SNAPSHOTS, 2 * RUNS),
+        stored=_many(lake, Stored, _STORED),
+        jobs=_many(lake, Job, _JOBS, NAMES),
+    )
+
+
+def _many(lake: duckdb.DuckDBPyConnection, kind: type[_Kind], sql: str, *values: Any) -> tuple[_Kind, ...]:
+    return tuple(kind(**row) for row in rows(lake, sql, *values))
+
+
+def _names(kind: type[Any]) -> str:
+    return ", ".join(f'"{field.name}"' for field in fields(kind))
+
+
+# Spans of time
+
+
+def _first_day(totals: Totals, last: date) -> date:
+    """The first day shown: no more days than there are files for, but enough to be a plot."""
+    earliest, latest = last - timedelta(DAYS - 1), last - timedelta(FEWEST_DAYS - 1)
+    first = latest if totals.first_file is None else totals.first_file.date()
+    return min(max(first, earliest), latest)
+
+
+def _months_before(day: date, months: int) -> datetime:
+    """The beginning of the month so many months before a day's."""
+    place = day.year * 12 + day.month - 1 - months
+    return datetime.combine(date(place // 12, place % 12 + 1, 1), time())
+
+
+def _gone(lake: duckdb.DuckDBPyConnection, last: date) -> tuple[tuple[Gone, ...], bool]:
+    """Deletions by day while all were found within the days shown, else by month."""
+    ((first,),) = lake.execute("SELECT min(found_gone_at) FROM deleted_files").fetchall()
+    if first is None:
+        return (), False
+    ((latest,),) = lake.execute("SELECT max(found_gone_at) FROM deleted_files").fetchall()
+    end = max(last, latest.date())
+    if (end - first.date()).days < DAYS:
+        start = min(first.date(), end - timedelta(FEWEST_DAYS - 1))
+        return _many(lake, Gone, _GONE.format(unit="day"), datetime.combine(start, time()), end), False
+    return _many(lake, Gone, _GONE.format(unit="month"), _months_before(end, MONTHS - 1), end), True
+
+
+# Questions
+
+_TOTALS: Final = """
+    SELECT (SELECT count(*) FROM files) AS files, uploads, first_file, last_file, files_undated, uploads_undated
+    FROM (SELECT min(created_at) AS first_file, max(created_at) AS last_file,
+                 count(*) - count(created_at) AS files_undated FROM files),
+         (SELECT count(*) AS uploads, count(*) - count(created_at) AS uploads_undated FROM uploads)
+"""
+_RUNS: Final = """
+    SELECT run_id, command, state, started_at, seconds, files_expanded,
+           coalesce(requests_list, 0) + coalesce(requests_detail, 0) AS calls, rejects, error
+    FROM meta.runs ORDER BY started_at DESC, run_id DESC LIMIT $1
+"""
+_RUN_COUNTS: Final = """
+    SELECT command, state, count(*) AS runs FROM meta.runs GROUP BY ALL ORDER BY command, state
+"""
+_DAYS: Final = """
+    WITH days AS (SELECT unnest(generate_series($1::TIMESTAMP, $2::TIMESTAMP, INTERVAL 1 DAY))::DATE AS day),
+    made AS (SELECT created_at::DATE AS day, count(*) AS files FROM files
+             WHERE created_at >= $1 AND created_at < $2::DATE + 1 GROUP BY ALL),
+    taken AS (SELECT created_at::DATE AS day, count(*) AS uploads FROM uploads
+              WHERE created_at >= $1 AND created_at < $2::DATE + 1 GROUP BY ALL)
+    SELECT day, coalesce(files, 0) AS files, coalesce(uploads, 0) AS uploads
+    FROM days LEFT JOIN made USING (day) LEFT JOIN taken USING (day) ORDER BY day
+"""
+_DAMAGE: Final = """
+    WITH taken AS (
+        SELECT upload_type AS kind, date_trunc('month', coalesce(scan_date_time, created_at))::DATE AS month,
+               count(has_damage) AS told, count(*) FILTER (has_damage) AS damaged
+        FROM uploads WHERE coalesce(scan_date_time, created_at) >= $1 AND coalesce(scan_date_time, created_at) < $2
+        GROUP BY ALL),
+    ranked AS (SELECT kind, row_number() OVER (ORDER BY sum(told) DESC, kind) AS place FROM taken GROUP BY kind),
+    placed AS (SELECT kind, least(place, $3 + 1) AS place FROM ranked)
+    SELECT place, CASE WHEN place <= $3 THEN any_value(taken.kind) END AS kind, (SELECT count(*) FROM ranked) AS kinds,
+           month, sum(told)::BIGINT AS told, sum(damaged)::BIGINT AS damaged
+    FROM taken JOIN placed ON taken.kind IS NOT DISTINCT FROM placed.kind
+    GROUP BY place, month ORDER BY place, month
+"""
+_RANKED: Final = """
+    SELECT name, number, (sum(number) OVER ())::BIGINT AS total, count(*) OVER () AS names
+    FROM ({source}) ORDER BY number DESC, name LIMIT $1
+"""
+_DAMAGE_KINDS: Final = _RANKED.format(
+    source="SELECT damage_type_desc AS name, count(*) AS number FROM uploads WHERE has_damage GROUP BY ALL"
+)
+_OPEN: Final = """
+    SELECT file_id, id, workflow_id, coalesce(started_on_device_at, submit_date_time, created_at) AS started_at
+    FROM workflow_runs WHERE deleted_at IS NULL AND completed_at IS NULL
+"""
+_OPEN_AGES: Final = f"""
+    SELECT CASE WHEN started_at IS NOT NULL
+           THEN len(list_filter($2::BIGINT[], lambda days: started_at <= $1::TIMESTAMP - to_days(days::INTEGER))) END
+           AS place, count(*) AS runs
+    FROM ({_OPEN}) GROUP BY ALL ORDER BY place NULLS LAST
+"""
+_OPEN_WORKFLOWS: Final = _RANKED.format(
+    source=f"""
+    SELECT coalesce(workflows.name, 'workflow ' || workflow_id) AS name, count(*) AS number
+    FROM ({_OPEN}) AS open LEFT JOIN workflows ON workflows.id = open.workflow_id GROUP BY ALL"""
+)
+_OPEN_OLDEST: Final = f"""
+    SELECT oldest.file_id, files.scan_code, coalesce(workflows.name, 'workflow ' || workflow_id) AS workflow,
+           started_at
+    FROM ({_OPEN} ORDER BY started_at, file_id, id LIMIT $1) AS oldest
+    LEFT JOIN files ON files.file_id = oldest.file_id LEFT JOIN workflows ON workflows.id = oldest.workflow_id
+    ORDER BY started_at, oldest.file_id
+"""
+_FIELDS: Final = """
+    SELECT name, filled, $2 AS asked, count(*) OVER () AS names
+    FROM (SELECT name, count(DISTINCT file_id) FILTER (trim(value) <> '') AS filled FROM fields GROUP BY ALL)
+    ORDER BY filled DESC, name LIMIT $1
+"""
+_FORMS: Final = """
+    WITH sent AS (SELECT form_id, max(title) AS title, count(*) AS sent FROM form_submits GROUP BY ALL),
+    answered AS (SELECT form_id, count(*) AS asked, count(*) FILTER (trim(value) <> '') AS filled
+                 FROM form_answers GROUP BY ALL)
+    SELECT coalesce(title, 'form ' || sent.form_id) AS name, coalesce(filled, 0) AS filled,
+           coalesce(asked, 0) AS asked, count(*) OVER () AS names, sent
+    FROM sent LEFT JOIN answered ON answered.form_id IS NOT DISTINCT FROM sent.form_id
+    ORDER BY sent DESC, name LIMIT $1
+"""
+_QUESTIONS: Final = """
+    SELECT label AS name, count(*) FILTER (trim(value) <> '') AS filled, count(*) AS asked, count(*) OVER () AS names
+    FROM form_answers GROUP BY ALL ORDER BY asked DESC, label LIMIT $1
+"""
+_REASONS: Final = """
+    SELECT regexp_replace(reason, '/files/[0-9]+', '/files/(id)', 'g') AS reason, count(*) AS rejects,
+           min(first_seen_at) AS first_seen_at, max(last_tried_at) AS last_tried_at, count(*) OVER () AS reasons
+    FROM meta.rejects GROUP BY 1 ORDER BY rejects DESC, 1 LIMIT $1
+"""
+_DRIFT: Final = """
+    SELECT table_name, key, kind, count, first_seen_at, last_seen_at, count(*) OVER () AS keys
+    FROM meta.schema_drift ORDER BY count DESC, table_name, key LIMIT $1
+"""
+_GONE: Final = """
+    WITH spans AS (SELECT unnest(generate_series($1::TIMESTAMP, $2::TIMESTAMP, INTERVAL 1 {unit}))::DATE AS since),
+    found AS (SELECT date_trunc('{unit}', found_gone_at)::DATE AS since, count(*) AS files
+              FROM deleted_files GROUP BY ALL)
+    SELECT since, coalesce(files, 0) AS files FROM spans LEFT JOIN found USING (since) ORDER BY since
+"""
+_SNAPSHOTS: Final = """
+    WITH grouped AS (SELECT snapshot, published_at, files, count(*) OVER () AS snapshots,
+                            ntile($1) OVER (ORDER BY snapshot) AS place FROM meta.snapshots)
+    SELECT snapshot, published_at, coalesce(files, 0) AS files, snapshots FROM grouped
+    QUALIFY row_number() OVER (PARTITION BY place ORDER BY snapshot DESC) = 1 ORDER BY snapshot
+"""
+_STORED: Final = """
+    SELECT table_name, count(*) AS parts, sum(bytes)::BIGINT AS bytes FROM main._parts GROUP BY ALL
+    ORDER BY bytes DESC, table_name
+"""
+_JOBS: Final = """
+    WITH latest AS (SELECT * FROM meta.reports
+                    QUALIFY row_number() OVER (PARTITION BY job, batch ORDER BY attempt DESC) = 1)
+    SELECT job, min(ordered_at) AS ordered_at, count(*) AS batches,
+           count(*) FILTER (state = 'delivered') AS delivered, coalesce(sum(files), 0)::BIGINT AS files,
+           coalesce(sum(files) FILTER (state = 'delivered'), 0)::BIGINT AS files_delivered,
+           coalesce(sum(bytes) FILTER (state = 'delivered'), 0)::BIGINT AS bytes,
+           count(*) FILTER (state IN ('refused', 'expired', 'failed', 'ambiguous', 'unsent')) AS failed,
+           count(*) OVER () AS jobs
+    FROM latest GROUP BY job ORDER BY job DESC LIMIT $1
+"""

@@ -1,0 +1,130 @@
+"""The documents as received: how many versions of a file are kept, and what folding many wide rows takes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.emulator import Emulator
+from pipeline.lake import compaction
+from pipeline.lake.compaction import beyond_keep
+from pipeline.lake.lake import Lake
+from pipeline.runs.replaying import replay
+from pipeline.runs.upkeep import compact
+from pipeline.settings import Settings
+from tests.lake.damaging import checked
+from tests.lake.made import AT, commit
+from tests.oracle import differences
+from tests.sync.running import SEED, opened, synced
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COMMITS = 22
+
+
+def documents(catalog: Path) -> dict[int, list[int]]:
+    """The commits whose documents of each file are kept, oldest first."""
+    found = defaultdict(list)
+    with duckdb.connect(str(catalog), read_only=True) as db:
+        for file_id, seq in db.execute("SELECT file_id, seq FROM file_history ORDER BY ALL").fetchall():
+            found[file_id].append(seq)
+    return dict(found)
+
+
+def grown(lake: Path) -> Lake:
+    """A lake, held: file 1 came in once, file 2 with every commit, file 3 was deleted, and that is folded."""
+    held = Lake(lake, doing="test").__enter__()
+    for number in range(COMMITS):
+        files = {2: number} | ({1: 0} if number == 0 else {}) | ({3: 0} if number < 5 else {})
+        commit(held, files, gone=[3] if number == 5 else [])
+    held.publish("", at=AT, complete=True, horizon=None)
+    return held
+
+
+@pytest.mark.parametrize("keep", [None, 1, 3])
+@pytest.mark.parametrize("small", [0, 1_000_000], ids=["large parts", "small parts"])
+def test_the_newest_versions_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int | None, small: int
+) -> None:
+    """raw_keep leaves the newest versions of each file, the one that counts always; earlier snapshots keep theirs."""
+    monkeypatch.setattr(compaction, "RAW_SMALL", small)
+    lake = tmp_path / "lake"
+    made = Settings(lake=lake, raw_keep=keep)
+    held = grown(lake)
+    before = documents(lake / "catalog.duckdb")
+    assert [len(before[key]) for key in (1, 2, 3)] == [1, COMMITS, 5]
+    assert compact(held, made, everything=True)
+    last = COMMITS if keep is None else keep
+    wanted = {key: seqs[-last:] for key, seqs in before.items()}
+    assert documents(lake / "catalog.duckdb") == wanted
+    assert documents(lake / "snapshots" / "000001.duckdb") == before
+    assert replay(held).files == 2
+    assert compact(held, made, everything=True) is None
+    held.__exit__(None, None, None)
+    assert checked(lake, read_data=True).damage == []
+
+
+def test_what_counts_or_is_held_stays(tmp_path: Path) -> None:
+    """The version that counts keeps its documents however old it is; a superseded one until its rows are folded."""
+    held = grown(tmp_path / "lake")
+    spill = tmp_path / "spill"
+    folding = (1, COMMITS)
+    assert beyond_keep(held.layout, held.ledger, 1, folding=(0, -1), spill=spill) == {}
+    going = beyond_keep(held.layout, held.ledger, 1, folding=folding, spill=spill)
+    assert {version for some in going.values() for version in some} == {
+        *((2, seq) for seq in range(1, COMMITS)),
+        *((3, seq) for seq in range(1, 5)),
+    }
+    with held.ledger.transaction() as db:
+        db.execute("UPDATE file_version SET seq = 4 WHERE file_id = 2")
+    going = beyond_keep(held.layout, held.ledger, 1, folding=folding, spill=spill)
+    assert (2, 4) not in {version for some in going.values() for version in some}
+    held.__exit__(None, None, None)
+
+
+async def test_a_sync_with_one_version_kept(tmp_path: Path) -> None:
+    """With raw_keep = 1 over many syncs and compactions, tables rebuilt from the documents are the service's."""
+    lake = tmp_path / "lake"
+    made = Settings(lake=lake, raw_keep=1, keep_snapshots=1, grace_hours=0)
+    async with Emulator(25, seed=SEED) as emulator:
+        for _ in range(4):
+            await synced(emulator, lake)
+            emulator.world.update(emulator.world.some(12))
+            with Lake(lake, doing="compact") as held:
+                compact(held, made, everything=True)
+        await synced(emulator, lake)
+        with Lake(lake, doing="compact") as held:
+            compact(held, made, everything=True)
+            replay(held)
+        with opened(lake) as db:
+            assert differences(db, emulator.truth()) == []
+            assert db.execute("SELECT count(*), count(DISTINCT file_id) FROM file_history").fetchall() == [(25, 25)]
+
+
+def test_sorting_goes_a_range_of_files_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folding wide rows with less memory than they take at once succeeds, and the base is sorted by file."""
+    monkeypatch.setattr(compaction, "MEMORY_LIMIT", "40MB")
+    monkeypatch.setattr(compaction, "_RANGE_BYTES", 8_000_000)
+    lake = tmp_path / "lake"
+    with Lake(lake, doing="test") as held:
+        for number in range(4):
+            keys = range(number, 2_000, 4)
+            wide = [
+                {"file_id": key, "position": place, "comment": f"{key}-{place} " * 1_000}
+                for key in keys
+                for place in (1, 0)
+            ]
+            commit(held, dict.fromkeys(keys, 2), {"uploads": wide})
+        commit(held, {5: 0})
+        assert compact(held, Settings(lake=lake), everything=True)
+        parts = [part for part in held.ledger.parts() if part.table_name == "uploads"]
+    read = [pq.read_table(lake / part.name, columns=["file_id", "position"]).to_pylist() for part in parts]
+    rows = [(row["file_id"], row["position"]) for part in read for row in part]
+    assert rows == [(key, place) for key in range(2_000) for place in (0, 1) if key != 5]
+    with duckdb.connect(str(lake / "catalog.duckdb"), read_only=True) as db:
+        assert db.execute("SELECT sum(length(comment)) FROM uploads WHERE file_id = 7").fetchall() == [(8_000,)]

@@ -1,0 +1,330 @@
+"""Several services in one settings file: one chosen, or all side by side, and one catalog for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pytest
+
+from pipeline.commands import side_by_side
+from pipeline.emulator import Emulator
+from pipeline.emulator.options import Faults
+from pipeline.errors import Exit, SettingsError, worst
+from pipeline.runs.uniting import unite
+from pipeline.settings import token_value
+from pipeline.sources import given, load, names, settings_of_all
+from tests.setup.command import called, started
+from tests.sync.running import synced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from tests.setup.command import Answer
+
+    Main = Callable[..., Answer]
+
+DUCKDB_CLI = Path(sys.executable).with_name("duckdb")
+TWO = """
+attempts = 2
+lake = "lakes"
+log_file = "run.log"
+[sources.north]
+base_url = "https://north.example"
+attempts = 3
+[sources.south]
+base_url = "https://south.example"
+lake = "own"
+token_file = "token"
+"""
+
+
+def write(text: str) -> None:
+    """The settings file of the test's folder."""
+    Path("scanlake.toml").write_text(text, encoding="utf-8")
+
+
+def test_a_source_has_what_stands_above_and_its_own() -> None:
+    """What stands above the tables holds for all; a table wins over it, and each has a lake and a log of its own."""
+    write(TWO)
+    north, south = (load(None, {}, source=name) for name in ("north", "South"))
+    assert names(None) == ["north", "south"]
+    assert (north.base_url, north.attempts, north.lake) == ("https://north.example", 3, Path("lakes/north"))
+    assert (south.base_url, south.attempts, south.lake) == ("https://south.example", 2, Path("own"))
+    assert (north.log_file, south.log_file) == (Path("run-north.log"), Path("run-south.log"))
+    origins = given(None, {"lang": "de"}, source="north")
+    assert [origins.origin(name) for name in ("attempts", "lake", "lang", "expand")] == [
+        *("source", "file", "flag", "default")
+    ]
+    assert load(None, {"lake": Path("x")}, source="north").lake == Path("x")
+    assert load(None, {"lake": Path("x")}).attempts == 2, "--lake needs no source"
+
+
+def test_the_environment_reaches_a_source_but_not_what_tells_it_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable wins over any table, but for address, lake and token: it cannot mean several services."""
+    write(TWO)
+    for name, value in (("ATTEMPTS", "7"), ("BASE_URL", "https://other.example"), ("LAKE", "elsewhere")):
+        monkeypatch.setenv(f"SCANLAKE_{name}", value)
+    north, south = (load(None, {}, source=name) for name in ("north", "south"))
+    assert (north.attempts, north.base_url, north.lake) == (7, "https://north.example", Path("elsewhere/north"))
+    assert (south.attempts, south.lake) == (7, Path("own"))
+
+
+def test_each_source_has_its_token(monkeypatch: pytest.MonkeyPatch, canary: str) -> None:
+    """SCANLAKE_TOKEN_NAME is a source's token, then its token_file, and SCANLAKE_TOKEN where it has neither."""
+    write(TWO)
+    Path("token").write_text(canary)
+    Path("token").chmod(0o600)
+    monkeypatch.setenv("SCANLAKE_TOKEN", "of-all")
+    assert token_value(load(None, {}, source="north")) == "of-all"
+    assert token_value(load(None, {}, source="south")) == canary
+    monkeypatch.setenv("SCANLAKE_TOKEN_SOUTH", "of-south")
+    assert token_value(load(None, {}, source="south")) == "of-south"
+    assert token_value(load(None, {}, source="north")) == "of-all"
+    monkeypatch.setenv("SCANLAKE_TOKEN_SUOTH", "x")
+    with pytest.raises(SettingsError, match="SCANLAKE_TOKEN_SUOTH"):
+        load(None, {}, source="south")
+
+
+def test_one_source_needs_not_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single source is taken by itself; of several one has to be named, by the flag or SCANLAKE_SOURCE."""
+    write('[sources.only]\nbase_url = "https://only.example"\n')
+    assert load(None, {}).lake == Path("lake/only")
+    write(TWO)
+    with pytest.raises(SettingsError, match="several sources: north, south") as caught:
+        load(None, {})
+    assert "--source NAME" in caught.value.remedy
+    monkeypatch.setenv("SCANLAKE_SOURCE", "south")
+    assert load(None, {}).lake == Path("own")
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "says"),
+    [
+        (TWO, "nort", "No source nort in scanlake.toml. Did you mean north"),
+        ("attempts = 1", "north", "It has no .sources.NAME. tables"),
+        ('sources = "x"', None, "sources must be tables"),
+        ("[sources.a]\nconcurency = 3", "a", "unknown setting sources.a.concurency .*, did you mean max_concurrency"),
+        ("[sources.a]\nattempts = 0", "a", r"sources.a.attempts \(scanlake.toml\) should be greater"),
+        ('[sources.a]\ntoken = "x"', "a", "the token may not stand in a settings file"),
+        ("[sources.file]\n", "file", "'file' cannot be a source's name"),
+        ('[sources."a/b"]\n', None, "cannot be a source's name"),
+        ("[sources.a-b]\n[sources.A_B]\n", "a-b", "sources a-b and A_B differ too little"),
+        ('[sources.a]\nlake = "x"\n[sources.b]\nlake = "./x"\n', "a", "Sources a and b in .* have the same lake"),
+        ('[sources.a]\n[sources.b]\nlake = "lake/a"\n', "b", "have the same lake"),
+    ],
+)
+def test_a_mistake_in_the_sources_is_one_clear_line(text: str, source: str | None, says: str) -> None:
+    """What is wrong with a source is named, with its table and what would be right."""
+    write(text)
+    with pytest.raises(SettingsError, match=f"(?i){says}") as caught:
+        load(None, {}, source=source)
+    assert caught.value.remedy
+    assert "\n" not in caught.value.message
+
+
+def test_all_need_a_table() -> None:
+    """`--all` without any source says how to write one."""
+    with pytest.raises(SettingsError, match="There are no sources"):
+        settings_of_all(None)
+
+
+def test_the_worst_code_is_what_needs_somebody_most() -> None:
+    """Damage outweighs what mends itself, whatever the numbers say."""
+    assert worst([0, 4, 5, 1]) == Exit.FAILED
+    assert worst([3, 9, 1]) == Exit.DAMAGE
+    assert worst([4, 0]) == Exit.REJECTS
+    assert worst([2, 130]) == Exit.INTERRUPTED
+    assert worst([77]) == Exit.FAILED
+    assert worst([]) == Exit.DONE
+
+
+def left_aside(folder: Path) -> list[Path]:
+    """What a write left behind."""
+    return list(folder.glob("*.aside*"))
+
+
+def sources(*emulators: Emulator, **more: str) -> dict[str, str]:
+    """Write a table for each emulator; returns the variables with their tokens."""
+    tables = [f'[sources.s{place}]\nbase_url = "{each.base_url}"' for place, each in enumerate(emulators)]
+    write("\n".join([*(f"{name} = {value}" for name, value in more.items()), *tables]))
+    return {f"SCANLAKE_TOKEN_S{place}": each.token for place, each in enumerate(emulators)}
+
+
+async def test_all_are_synced_side_by_side(tmp_path: Path) -> None:
+    """Each source is told in one line, the code is the worst, no source waits for a broken one or gets its token."""
+    async with Emulator(40, token="of-the-first") as first, Emulator(20, token="of-the-second") as second:
+        tokens = sources(first, second)
+        done = await called(tmp_path, "sync", "--all", "--json", "--log-json", SCANLAKE_TOKEN="general", **tokens)
+        assert done.code == 0, done.err
+        assert {name: each["files_expanded"] for name, each in done.json["sources"].items()} == {"s0": 40, "s1": 20}
+        events = [json.loads(line) for line in done.err.splitlines()]
+        assert {event["source"] for event in events} == {"s0", "s1"}
+        del tokens["SCANLAKE_TOKEN_S1"]
+        mixed = await called(tmp_path, "sync", "--all", "--jobs", "1", SCANLAKE_TOKEN="general", **tokens)
+    assert mixed.code == 2
+    lines = mixed.out.splitlines()
+    assert lines[0].startswith("s0  snapshot 3, ")
+    assert lines[1].startswith("s1  failed (2): No token. Put it into SCANLAKE_TOKEN_S1")
+    assert "scanlake:" not in mixed.err
+
+
+def test_all_names_no_single_one(main: Main) -> None:
+    """--all together with a flag that names one service or lake is refused."""
+    write(TWO)
+    for flag in ("--source", "--lake", "--base-url", "--token-file"):
+        refused = main("sync", "--all", flag, "north")
+        assert refused.code == 2
+        assert f"{flag} names one" in refused.err
+
+
+async def test_sigterm_is_passed_on_and_waited_for(tmp_path: Path) -> None:
+    """A signal ends every source cleanly: what was whole is committed, and a source not begun is named."""
+    slow = Faults(latency_ms=150.0)
+    async with Emulator(400, faults=slow) as first, Emulator(400, faults=slow) as second, Emulator(9) as third:
+        tokens = sources(first, second, third, commit_seconds="0.2", max_concurrency="2")
+        process = await started(tmp_path, "sync", "--all", "--jobs", "2", "--json", **tokens)
+        ledgers = [tmp_path / "lake" / name / "ledger.sqlite" for name in ("s0", "s1")]
+        async with asyncio.timeout(40):
+            while not all(list(ledger.parent.glob("raw/*.parquet")) for ledger in ledgers):
+                await asyncio.sleep(0.05)
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        out, err = await process.communicate()
+    assert process.returncode == 130, err.decode()
+    assert time.monotonic() - began < 20
+    ended = json.loads(out)["sources"]
+    assert {name: each["exit_code"] for name, each in ended.items()} == {"s0": 130, "s1": 130, "s2": None}
+    for lake in ("s0", "s1"):
+        with duckdb.connect(str(tmp_path / "lake" / lake / "catalog.duckdb"), read_only=True) as db:
+            assert db.sql("SELECT state FROM meta.runs").fetchall() == [("interrupted",)]
+            assert db.sql("SELECT count(*) > 0 FROM files").fetchall() == [(True,)]
+
+
+def test_a_source_that_says_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that dies without a word is a line of its own, and counts as failed or interrupted."""
+    killed = side_by_side.Ended("north", -9)
+    assert "without a word" in side_by_side.tell(killed, 5)
+    assert killed.exit_code == 130
+    assert side_by_side.tell(side_by_side.Ended("south"), 6) == "south   not started\n"
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    assert side_by_side.default_jobs() == 3
+
+
+# The union
+
+
+@pytest.fixture
+def stock() -> Callable[[Path, str], Coroutine[Any, Any, list[dict[str, Any]]]]:
+    """A question to a stock client of DuckDB, older than ours: rows as JSON."""
+
+    async def ask(path: Path, question: str) -> list[dict[str, Any]]:
+        process = await asyncio.create_subprocess_exec(
+            *(DUCKDB_CLI, "-readonly", "-json", path, question), stdout=-1, stderr=-1
+        )
+        out, err = await process.communicate()
+        assert process.returncode == 0, err.decode()
+        found = json.loads(out)
+        assert isinstance(found, list)
+        return found
+
+    return ask
+
+
+async def test_the_union_shows_all_sources_to_a_stock_client(tmp_path: Path, stock: Any) -> None:
+    """Schema main has every table and view with `_source`, each source a schema of its name, and deltas count once."""
+    async with Emulator(30, seed=1) as first, Emulator(20, seed=2) as second:
+        tokens = sources(first, second)
+        await synced(first, tmp_path / "lake" / "s0")
+        await synced(second, tmp_path / "lake" / "s1")
+        first.world.update(first.world.some(10))
+        second.world.delete(second.world.some(2))
+        await synced(first, tmp_path / "lake" / "s0")  # now with superseded versions
+        union = tmp_path / "lake" / "union.duckdb"
+        made = await asyncio.to_thread(unite, {name: tmp_path / "lake" / name for name in ("s0", "s1")}, union)
+        assert (made.path, made.snapshots, made.missing) == (union, {"s0": 3, "s1": 2}, [])
+        counted = "SELECT _source, count(*) AS n, count(DISTINCT file_id) AS ids FROM {} GROUP BY ALL ORDER BY ALL"
+        assert await stock(union, counted.format("files")) == [
+            {"_source": "s0", "n": 30, "ids": 30},
+            {"_source": "s1", "n": 20, "ids": 20},
+        ]
+        for name in ("s0", "s1"):
+            question = "SELECT count(*) AS n, sum(file_id % 97) AS mark FROM {}"
+            own = await stock(tmp_path / "lake" / name / "catalog.duckdb", question.format("uploads"))
+            assert own == await stock(union, question.format(f"uploads WHERE _source = '{name}'"))
+            assert own == await stock(union, question.format(f"{name}.uploads"))
+        views = "SELECT count(*) AS n FROM (FROM main.{} LIMIT 5)"
+        for view in ("fields_wide", "workflow_progress", "damage_by_month", "file_history", "workflow_steps"):
+            assert await stock(union, views.format(view))
+        fresh = await stock(union, "SELECT _source, snapshot, age_seconds > 0 AS ages FROM meta.freshness ORDER BY 1")
+        assert [(row["_source"], row["snapshot"]) for row in fresh] == [("s0", 3), ("s1", 2)]
+        said = await stock(
+            union, "SELECT comment FROM duckdb_columns() WHERE table_name = 'files' AND column_name = '_source'"
+        )
+        assert "Source the row comes from" in said[0]["comment"]
+        # It follows: after the next round of all sources it shows what they then published.
+        assert (await called(tmp_path, "sync", "--all", **tokens)).code == 0
+        fresh = await stock(union, "SELECT snapshot FROM meta.freshness ORDER BY _source")
+        own = [tmp_path / "lake" / name / "catalog.duckdb" for name in ("s0", "s1")]
+        assert fresh == [(await stock(path, "SELECT snapshot FROM meta.freshness"))[0] for path in own]
+        assert fresh[0]["snapshot"] > 3
+
+
+async def test_the_union_is_whole_while_sources_publish(tmp_path: Path) -> None:
+    """Made and read while its sources publish, the union never mixes two snapshots and never breaks."""
+    lakes = {name: tmp_path / name for name in ("a", "b")}
+    out = tmp_path / "union.duckdb"
+    async with Emulator(60, seed=1) as first, Emulator(40, seed=2) as second:
+        pairs = list(zip(lakes.values(), (first, second), strict=True))
+        for lake, emulator in pairs:
+            await synced(emulator, lake)
+        done = asyncio.Event()
+
+        async def publish() -> None:
+            for _ in range(2):
+                for lake, emulator in pairs:
+                    emulator.world.create(5)
+                    await synced(emulator, lake)
+            done.set()
+
+        made = 0
+        publisher = asyncio.create_task(publish())
+        while not done.is_set():
+            await asyncio.to_thread(unite, lakes, out)
+            with duckdb.connect(str(out), read_only=True) as db:
+                says = dict(db.sql("SELECT _source, files FROM meta.freshness").fetchall())
+                shows = dict(db.sql("SELECT _source, count(*) FROM files GROUP BY 1").fetchall())
+                uploads = dict(db.sql("SELECT _source, count(DISTINCT file_id) FROM uploads GROUP BY 1").fetchall())
+            assert says == shows
+            assert all(uploads[name] <= shows[name] for name in lakes)
+            made += 1
+        await publisher
+    assert made >= 2
+    assert not left_aside(tmp_path)
+
+
+def test_what_cannot_be_united_is_said(tmp_path: Path, main: Main) -> None:
+    """Without any catalog, or onto a source's own, one line says why; a source without one is named as missing."""
+
+    async def make() -> None:
+        async with Emulator(5) as emulator:
+            await synced(emulator, tmp_path / "own")
+
+    write(TWO)
+    empty = main("catalog", "--union")
+    assert (empty.code, empty.err.count("\n")) == (2, 1)
+    assert "scanlake sync --all" in empty.err
+    asyncio.run(make())
+    assert main("catalog", "--union", "--out", "own/catalog.duckdb").code == 2
+    made = main("catalog", "--union", "--out", "both.duckdb")
+    assert made.code == 0, made.err
+    assert "nothing published yet: north" in made.out
+    one = main("catalog", "--source", "south")
+    assert one.out == f"{tmp_path / 'own' / 'catalog.duckdb'}\n"
