@@ -5,10 +5,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types format lock soak bench clean
+.PHONY: help demo test check lint types format lock soak bench bench-peers clean
 
 help: ## list the targets
-	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 # Set up once, and again only when the lock or the project file changed.
 $(STAMP): requirements.lock pyproject.toml
@@ -38,15 +38,19 @@ format: $(STAMP) ## let ruff format the code
 
 soak: $(STAMP) ## the random machines for as long as you like: make soak SOAK_EXAMPLES=1000 SOAK_STEPS=40
 	@SOAK_EXAMPLES=$${SOAK_EXAMPLES:-500} SOAK_STEPS=$${SOAK_STEPS:-30} HYPOTHESIS_PROFILE=soak \
-		$(BIN)/python -m pytest -q --timeout 0 --hypothesis-show-statistics tests/machine
+		$(BIN)/python -m pytest -q --timeout 0 --hypothesis-show-statistics tests/machine tests/sync/test_kill_steps.py \
+		tests/lake/test_oracle_machine.py tests/lake/test_crash.py tests/lake/test_readers.py tests/lake/test_power.py
 
 bench: $(STAMP) ## speed and memory, as ratios against a bare fetch
 	@$(BIN)/python -m tests.bench
+
+bench-peers: $(STAMP) ## a first sync beside dlt and PyAirbyte, each in an environment of its own
+	@$(BIN)/python -m tests.bench.peers
 
 lock: ## pin every dependency anew (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 		--group dev pyproject.toml --output-file requirements.lock
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-lake
+	rm -rf $(VENV) .bench-peers build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-lake
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

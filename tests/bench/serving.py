@@ -1,0 +1,112 @@
+"""What every case needs: the emulated service in a process of its own, the command as a whole process, a bare fetch."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, urlsplit
+from urllib.request import Request, urlopen
+
+import aiohttp
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+INCLUDES: Final = "uploads geocoding forms fields locations workflows".split()
+WORKERS: Final = 64
+
+
+@dataclass(frozen=True)
+class Service:
+    """A running emulator: its address, its token, its routes of control."""
+
+    base_url: str
+    token: str
+    control: str
+
+    def wish(self, route: str, wish: dict[str, Any]) -> dict[str, Any]:
+        """Ask its control for something, and give its answer."""
+        address = f"{self.control}{route}"
+        assert urlsplit(address).hostname == "127.0.0.1"
+        with urlopen(Request(address, json.dumps(wish).encode(), method="POST")) as reply:
+            answer = json.loads(reply.read() or b"{}")
+        return answer if isinstance(answer, dict) else {"answer": answer}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of a command that uses it."""
+        return {**os.environ, "SCANLAKE_BASE_URL": self.base_url, "SCANLAKE_TOKEN": self.token}
+
+
+@contextmanager
+def service(files: int, *arguments: str) -> Iterator[Service]:
+    """The emulator with so many files, as its own process."""
+    command = [sys.executable, "-m", "pipeline.emulator", "--files", str(files), "--seed", "3", *arguments]
+    with subprocess.Popen([*command, "--until-stdin-closes"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            described = json.loads(process.stdout.readline())
+            yield Service(described["base_url"], described["token"], described["control"])
+        finally:
+            process.terminate()
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One run of the command: what it printed, seconds as a whole process, processor seconds, peak memory in MB.
+
+    Processor seconds are those of all its processes, memory that of the largest.
+    """
+
+    said: dict[str, Any]
+    seconds: float
+    cpu: float
+    mb: float
+
+
+def scanlake(service: Service, lake: Path, *arguments: str) -> Ran:
+    """Run the command to its end; it must succeed."""
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pipeline", *arguments, "--json", "--quiet"],
+        env={**service.environment, "SCANLAKE_LAKE": str(lake)},
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    out = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0, out
+    cpu = usage.ru_utime + usage.ru_stime
+    return Ran(json.loads(out), time.perf_counter() - began, cpu, usage.ru_maxrss / 1024)
+
+
+async def bare_fetch(service: Service, files: int) -> float:
+    """Seconds that a bare client takes for the calls of a first sync, bodies read and discarded."""
+    base, token = f"{service.base_url}/api/v2/files", quote(service.token, safe="")
+    includes = "".join(f"&include[]={name}" for name in INCLUDES)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=WORKERS), auto_decompress=False) as session:
+        began = time.perf_counter()
+        ids: list[int] = []
+        for page in range(1, -(-files // 250) + 1):
+            async with session.get(f"{base}?token={token}&limit=250&page={page}") as reply:
+                ids += [item["id"] for item in msgspec.json.decode(await reply.read())["data"]]
+        urls = [f"{base}?token={token}&limit=50&page={page}{includes}" for page in range(1, -(-files // 50) + 1)]
+        urls += [f"{base}/{number}?token={token}" for number in ids]
+
+        async def worker() -> None:
+            while urls:
+                async with session.get(urls.pop()) as reply:
+                    await reply.read()
+
+        await asyncio.gather(*(worker() for _ in range(WORKERS)))
+        return time.perf_counter() - began

@@ -1,0 +1,81 @@
+"""Syncs beside a bare fetch: the first one, the next ones, their memory."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Final
+
+import uvloop
+
+from tests.bench.serving import bare_fetch, scanlake, service
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_LATER: Final = 3  # runs of what is short, of which the median counts
+
+
+def first_and_later(folder: Path, files: int) -> dict[str, float]:
+    """A first sync between two bare fetches of the same calls; then nothing changed, 100 changed, and a verify."""
+    found: dict[str, float] = {}
+    with service(files, "--prerender") as emulated:
+        before = uvloop.run(bare_fetch(emulated, files))
+        first = scanlake(emulated, folder / "lake", "sync")
+        after = uvloop.run(bare_fetch(emulated, files))
+        fetch = (before + after) / 2
+        found["bare fetch, calls/s"] = (files + files / 50 + files / 250) / fetch
+        found["first sync, files/s"] = files / first.seconds
+        found["first sync / bare fetch"] = fetch / first.seconds
+        found["first sync, CPU us/file"] = first.cpu / files * 1e6
+        found["first sync, list calls x 50 / files"] = first.said["requests"]["list"] * 50 / files
+        found["first sync, MB"] = first.mb
+        nothing = [scanlake(emulated, folder / "lake", "sync").seconds for _ in range(_LATER)]
+        found["nothing changed, s"] = statistics.median(nothing)
+        emulated.wish("world", {"op": "update", "n": 100})
+        hundred = scanlake(emulated, folder / "lake", "sync")
+        found["100 changed, s"] = hundred.seconds
+        found["100 changed, calls"] = hundred.said["requests"]["total"]
+        proof = scanlake(emulated, folder / "lake", "verify")
+        found["verify, s"] = proof.seconds
+        found["verify, calls"] = proof.said["requests"]["total"]
+    return found
+
+
+def memory(folder: Path, files: int) -> dict[str, float]:
+    """Peak memory of a first sync of five times as many files, over that of so many."""
+    peaks = []
+    for times in (1, 5):
+        with service(files * times, "--prerender") as emulated:
+            peaks.append(scanlake(emulated, folder / f"memory-{times}", "sync").mb)
+    return {"five times the files, MB": peaks[1], "five times the files / one time, MB": peaks[1] / peaks[0]}
+
+
+def latency(folder: Path, files: int) -> dict[str, float]:
+    """A service that takes 100 ms for every answer, against requests x latency / concurrency."""
+    with service(files, "--prerender", "--fault", "latency_ms=100") as emulated:
+        slow = scanlake(emulated, folder / "slow", "sync")
+    ideal = slow.said["requests"]["total"] * 0.1 / 64
+    return {"100 ms latency, ideal / real": ideal / slow.said["seconds"]}
+
+
+def start_up() -> dict[str, float]:
+    """Seconds until `scanlake --help` has said it all."""
+    import subprocess  # noqa: PLC0415 - one case's needs
+    import sys  # noqa: PLC0415
+    import time  # noqa: PLC0415
+
+    taken = []
+    for _ in range(5):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "pipeline", "--help"], stdout=subprocess.DEVNULL, check=True)
+        taken.append(time.perf_counter() - began)
+    return {"scanlake --help, s": statistics.median(taken)}
+
+
+def reports(folder: Path, files: int) -> dict[str, float]:
+    """The PDFs of so many files, ordered, downloaded and proven."""
+    with service(files, "--prerender") as emulated:
+        scanlake(emulated, folder / "audited", "sync")
+        out = folder / "audit"
+        done = scanlake(emulated, folder / "audited", "report", "--where", "true", "--out", str(out))
+    return {"report, files/s": files / done.seconds, "report, s": done.seconds, "report, MB": done.mb}
