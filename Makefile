@@ -42,10 +42,10 @@ soak: $(STAMP) ## the random machines for as long as you like: make soak SOAK_EX
 		tests/lake/test_oracle_machine.py tests/lake/test_crash.py tests/lake/test_readers.py tests/lake/test_power.py
 
 bench: $(STAMP) ## speed and memory, as ratios against a bare fetch
-	@$(BIN)/python -m tests.bench
+	@$(BIN)/python -m tests.bench $(ARGS)
 
 bench-peers: $(STAMP) ## a first sync beside dlt and PyAirbyte, each in an environment of its own
-	@$(BIN)/python -m tests.bench.peers
+	@$(BIN)/python -m tests.bench.peers $(ARGS)
 
 lock: ## pin every dependency anew (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
