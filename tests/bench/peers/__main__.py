@@ -27,6 +27,8 @@ import uvloop
 from tests.bench.serving import bare_fetch, service
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tests.bench.serving import Service
 
 HERE: Final = Path(__file__).parent
@@ -74,9 +76,10 @@ def load(peer: str, emulated: Service, folder: Path) -> tuple[list[str], dict[st
     )
 
 
-def run(peer: str, files: int, folder: Path, *, churn: float) -> Load:
+def run(peer: str, files: int, folder: Path, *, churn: float, quirks: Sequence[str]) -> Load:
     """One load into `folder`, of a world that changes `churn` times a second."""
-    with service(files, "--prerender", "--churn", str(churn)) as emulated:
+    spelled = [word for quirk in quirks for word in ("--quirk", quirk)]
+    with service(files, "--prerender", "--churn", str(churn), *spelled) as emulated:
         command, environment, database, schema = load(peer, emulated, folder)
         began_at = time.time()
         began = time.perf_counter()
@@ -142,6 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench-peers", description=__doc__)
     parser.add_argument("--files", type=int, default=4_500)
     parser.add_argument("--only", nargs="+", choices=("scanlake", *PEERS), default=("scanlake", *PEERS))
+    parser.add_argument("--quirk", action="append", default=[], help="as of `scanlake serve`: order=updated-desc")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     with service(given.files, "--prerender") as emulated:
@@ -152,8 +156,8 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="bench-peers-"))
     try:
         for peer in given.only:
-            still = run(peer, given.files, folder / f"{peer}-still", churn=0)
-            moving = run(peer, given.files, folder / f"{peer}-moving", churn=given.files / _CHURN)
+            still = run(peer, given.files, folder / f"{peer}-still", churn=0, quirks=given.quirk)
+            moving = run(peer, given.files, folder / f"{peer}-moving", churn=given.files / _CHURN, quirks=given.quirk)
             share = moving.lost / moving.untouched
             print(
                 f"{peer:10} {still.seconds:8.1f} {still.seconds / bare:7.1f} {still.mb:7,.0f} {still.rows:9,}"
