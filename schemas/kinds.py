@@ -35,10 +35,11 @@ class Misfit(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of value: its name, what it becomes in a table, and its judge."""
+    """A kind of value: its name, what it becomes in a table, its type in SQL, and its judge."""
 
     name: str
     meaning: str
+    sql: str
     judge: Callable[[object], object]
 
     def __get_pydantic_core_schema__(self, _source: Any, _handler: Any) -> core_schema.CoreSchema:
@@ -140,10 +141,10 @@ def _judge_json(value: object) -> str | None:
     return None if value is None else spell_json(value)
 
 
-ID: Final = Kind("id", "exact 64-bit integer", _judge_integer)
-COUNT: Final = Kind("count", "integer", _judge_integer)
-INSTANT: Final = Kind("instant", "UTC, microseconds", _judge_instant)
-FLAG: Final = Kind("flag", "true or false", _judge_flag)
-TEXT: Final = Kind("text", "text", _judge_text)
-NUMBER: Final = Kind("number", "number", _judge_number)
-JSON: Final = Kind("json", "JSON", _judge_json)
+ID: Final = Kind("id", "exact 64-bit integer", "BIGINT", _judge_integer)
+COUNT: Final = Kind("count", "integer", "BIGINT", _judge_integer)
+INSTANT: Final = Kind("instant", "UTC, microseconds", "TIMESTAMP", _judge_instant)
+FLAG: Final = Kind("flag", "true or false", "BOOLEAN", _judge_flag)
+TEXT: Final = Kind("text", "text", "VARCHAR", _judge_text)
+NUMBER: Final = Kind("number", "number", "DOUBLE", _judge_number)
+JSON: Final = Kind("json", "JSON", "JSON", _judge_json)

@@ -1,7 +1,7 @@
 """`scanlake tables`: the data dictionary, from the declared schema; row counts where there is a lake."""
 
 import difflib
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,18 +11,7 @@ from rich.text import Text
 from pipeline.call import Call
 from pipeline.errors import Exit, SettingsError
 from pipeline.published import has_catalog, published, rows
-from schemas import kinds
 from schemas.tables import BY_NAME, TABLES, Table
-
-_TYPES: Final = {
-    kinds.ID: "BIGINT",
-    kinds.COUNT: "BIGINT",
-    kinds.INSTANT: "TIMESTAMP",
-    kinds.FLAG: "BOOLEAN",
-    kinds.TEXT: "VARCHAR",
-    kinds.NUMBER: "DOUBLE",
-    kinds.JSON: "JSON",
-}
 
 
 def run(
@@ -64,7 +53,7 @@ def _described(table: Table, count: int | None) -> dict[str, Any]:
         "columns": [
             {
                 "name": column.name,
-                "type": _TYPES[column.kind],
+                "type": column.kind.sql,
                 "comment": column.comment,
                 "is_key": column.name in table.key,
             }
@@ -90,5 +79,5 @@ def _show_one(console: Console, table: Table, count: int | None) -> None:
     console.print(Text(f"Key: {', '.join(table.key)}.{hangs}"))
     grid = Grid("column", "type", "meaning", box=None)
     for column in table.columns:
-        grid.add_row(Text(column.name), _TYPES[column.kind], Text(column.comment))
+        grid.add_row(Text(column.name), column.kind.sql, Text(column.comment))
     console.print(grid)

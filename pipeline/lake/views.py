@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 import pyarrow.parquet as pq
 
 from pipeline.lake.parts import NAMED, names_in
-from schemas import kinds
 from schemas.tables import FIELDS, FORM_ANSWERS, FORM_SUBMITS, TABLES
 
 if TYPE_CHECKING:
@@ -29,15 +28,6 @@ if TYPE_CHECKING:
 MOST_COLUMNS: Final = 500
 _LONGEST: Final = 500  # signs of a column's name
 _TOLD: Final = 100
-_TYPES: Final = {
-    kinds.ID: "BIGINT",
-    kinds.COUNT: "BIGINT",
-    kinds.INSTANT: "TIMESTAMP",
-    kinds.FLAG: "BOOLEAN",
-    kinds.TEXT: "VARCHAR",
-    kinds.NUMBER: "DOUBLE",
-    kinds.JSON: "JSON",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +56,7 @@ def write_views(db: duckdb.DuckDBPyConnection, layout: Layout, ledger: Ledger, h
     A view is bound when it is created: empty tables stand in for those of the base, and are left to be replaced.
     """
     for table in TABLES:
-        columns = ", ".join(f'"{column.name}" {_TYPES[column.kind]}' for column in table.columns)
+        columns = ", ".join(f'"{column.name}" {column.kind.sql}' for column in table.columns)
         db.execute(f"CREATE TABLE main.{table.name} ({columns})")
     views = _views(layout, ledger, history)
     for view in views:

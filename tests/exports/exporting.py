@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import sqlite3
 import subprocess
-import sys
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -73,34 +71,6 @@ async def reported(
     with order_book(Layout(lake)) as book:
         asked = Commission(settings, out, frozen, manner, choosing, sign)
         return await work(client or quick_client(emulator), book, asked)
-
-
-async def started(
-    emulator: Emulator, lake: Path, *arguments: str, stdin: int = asyncio.subprocess.DEVNULL, **environment: str
-) -> asyncio.subprocess.Process:
-    """Start the command as a real process."""
-    given = {
-        **os.environ,
-        "SCANLAKE_BASE_URL": emulator.base_url,
-        "SCANLAKE_TOKEN": emulator.token,
-        "SCANLAKE_LAKE": str(lake),
-        **environment,
-    }
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "pipeline", *arguments),
-        env=given,
-        stdin=stdin,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-
-
-async def ended(process: asyncio.subprocess.Process, within: float = 60) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr."""
-    async with asyncio.timeout(within):
-        out, err = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
 
 
 def an_hour_later(lake: Path) -> None:

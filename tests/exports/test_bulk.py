@@ -21,13 +21,12 @@ from tests.exports.exporting import (
     an_hour_later,
     check_folder,
     check_orders,
-    ended,
     listed,
     manifest,
     quick_client,
     reported,
-    started,
 )
+from tests.processes import ended, started
 from tests.sync.running import opened
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from pipeline.exports.manifest import _csv
 from pipeline.exports.page import page
 from pipeline.exports.proof import prove
 from pipeline.exports.signing import sign
-from tests.exports.exporting import EVERY, SEED, Wish, check_folder, ended, listed, manifest, reported, started
+from tests.exports.exporting import EVERY, SEED, Wish, check_folder, listed, manifest, reported
+from tests.processes import ended, started
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,12 +18,11 @@ from tests.exports.exporting import (
     an_hour_later,
     check_folder,
     check_orders,
-    ended,
     listed,
     quick_client,
     reported,
-    started,
 )
+from tests.processes import ended, started
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,7 +20,8 @@ from pipeline.exports.shares import ShareOutcome, Sharing, read_file, recipients
 from pipeline.lake.files import Layout
 from pipeline.lake.orders import order_book
 from schemas.instants import SECOND
-from tests.exports.exporting import SEED, ended, listed, quick_client, started
+from tests.exports.exporting import SEED, listed, quick_client
+from tests.processes import ended, started, started_at
 from tests.sync.running import opened
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ async def test_a_person_is_asked(tmp_path: Path, says: bytes, code: int, sent: i
         ours, theirs = pty.openpty()
         try:
             command = ("share", references(emulator, 1)[0], "--send-email", "--email", "a@x.example")
-            process = await started(emulator, tmp_path / "lake", *command, stdin=theirs)
+            process = await started_at(theirs, emulator, tmp_path / "lake", *command)
             os.write(ours, says)
             found, _, err = await ended(process)
         finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 import signal
 import sys
@@ -17,37 +16,13 @@ import pytest
 
 from pipeline.emulator import Emulator
 from tests.oracle import differences
+from tests.processes import ended, started
 from tests.sync.running import SEED, opened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 DUCKDB_CLI = Path(sys.executable).with_name("duckdb")
-
-
-async def started(emulator: Emulator, lake: Path, *arguments: str, **environment: str) -> asyncio.subprocess.Process:
-    """Start the command with the three variables set."""
-    given = {
-        **os.environ,
-        "SCANLAKE_BASE_URL": emulator.base_url,
-        "SCANLAKE_TOKEN": emulator.token,
-        "SCANLAKE_LAKE": str(lake),
-        **environment,
-    }
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "pipeline", *arguments),
-        env=given,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-
-
-async def ended(process: asyncio.subprocess.Process, within: float = 60) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr."""
-    async with asyncio.timeout(within):
-        out, err = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
 
 
 async def test_environment_drives_it(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from pipeline.progress import Silent
 from pipeline.runs.verify import Mode, Proof, verify
 from pipeline.settings import Settings
 from tests.oracle import differences
+from tests.processes import ended, started
 from tests.sync.running import SEED, opened, synced
-from tests.sync.test_command import ended, started
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import re
-import sys
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Final
+
+from tests.processes import ended, launched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,28 +25,9 @@ LABEL: Final = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\\n]|\\["\\n])*)"')
 ESCAPED: Final = {r"\"": '"', r"\\": "\\", r"\n": "\n"}
 
 
-async def started(emulator: Emulator, *arguments: str, **environment: str) -> asyncio.subprocess.Process:
-    """Start the command, told of the service by its environment."""
-    given = {**os.environ, "SCANLAKE_BASE_URL": emulator.base_url, "SCANLAKE_TOKEN": emulator.token, **environment}
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "pipeline", *arguments),
-        env=given,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-
-
-async def ended(process: asyncio.subprocess.Process, within: float = 60) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr."""
-    async with asyncio.timeout(within):
-        out, err = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
-
-
 async def scanlake(emulator: Emulator, *arguments: str, **environment: str) -> tuple[int, str, str]:
     """Run the command to its end."""
-    return await ended(await started(emulator, *arguments, **environment))
+    return await ended(await launched(emulator, *arguments, **environment))
 
 
 def parsed(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:

@@ -24,8 +24,10 @@ from pipeline.lake.history import resume, roll_back
 from pipeline.lake.lake import Lake
 from pipeline.lake.records import RunRecord
 from pipeline.runs import uniting
+from tests.processes import ended
+from tests.processes import launched as started
 from tests.sync.running import opened, synced
-from tests.watching.running import Collector, ended, parsed, scanlake, started
+from tests.watching.running import Collector, parsed, scanlake
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -1,0 +1,50 @@
+"""The command as people run it: a real process that is told of the service by its environment."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from pipeline.emulator import Emulator
+
+
+async def launched(emulator: Emulator, *arguments: str, **environment: str) -> asyncio.subprocess.Process:
+    """Start the command, told where the service is and what its token is, with nothing to read."""
+    return await _launch(emulator, arguments, environment, asyncio.subprocess.DEVNULL)
+
+
+async def started(emulator: Emulator, lake: Path, *arguments: str, **environment: str) -> asyncio.subprocess.Process:
+    """Start the command on a lake, with nothing to read."""
+    return await launched(emulator, *arguments, **{"SCANLAKE_LAKE": str(lake), **environment})
+
+
+async def started_at(terminal: int, emulator: Emulator, lake: Path, *arguments: str) -> asyncio.subprocess.Process:
+    """Start the command on a lake, where a person sits at a terminal."""
+    return await _launch(emulator, arguments, {"SCANLAKE_LAKE": str(lake)}, terminal)
+
+
+async def _launch(
+    emulator: Emulator, arguments: Sequence[str], environment: Mapping[str, str], stdin: int
+) -> asyncio.subprocess.Process:
+    service = {"SCANLAKE_BASE_URL": emulator.base_url, "SCANLAKE_TOKEN": emulator.token}
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "pipeline", *arguments),
+        env={**os.environ, **service, **environment},
+        stdin=stdin,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def ended(process: asyncio.subprocess.Process, within: float = 60) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr."""
+    async with asyncio.timeout(within):
+        out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
