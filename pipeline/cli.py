@@ -232,7 +232,11 @@ def _unwrapped(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         ours = error.subgroup(ScanlakeError)
         error = (ours or error).exceptions[0]
-    return error
+    # What could not be tidied up after the machine said no hides what it said.
+    hidden = error
+    while isinstance(hidden, RuntimeError) and hidden.__context__ is not None:
+        hidden = hidden.__context__
+    return hidden if isinstance(hidden, OSError) else error
 
 
 def _tell(error: BaseException, arguments: Sequence[str]) -> int:
@@ -266,8 +270,7 @@ def _failure(error: BaseException, arguments: Sequence[str]) -> ScanlakeError:
         case KeyboardInterrupt() | typer.Abort():
             return Interrupted("Interrupted.")
         case OSError() if error.errno in _OF_STORAGE:
-            where = f" {error.filename}" if isinstance(error.filename, str) else ""
-            return StorageError(f"{error.strerror or type(error).__name__}:{where}." if where else f"{error.strerror}.")
+            return StorageError.of(error.filename if isinstance(error.filename, str) else None, error.errno)
         case _:
             report = importlib.import_module("pipeline.bugs").write_report(error, arguments, list(VERBS))
             return _Bug(error, report)

@@ -16,6 +16,8 @@ Neither ever holds a token, a URL with a query, or a value out of somebody's fil
 
 from __future__ import annotations
 
+import errno
+import os
 from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -111,6 +113,22 @@ class StorageError(ScanlakeError):
 
     exit_code = Exit.STORAGE
     default_remedy = "Free disk space or mend the permissions, then run again; the published lake is untouched."
+
+    @classmethod
+    def of(cls, subject: str | None, number: int | None) -> StorageError:
+        """What the system says by a number of `errno`, about a file or in general, with what to do."""
+        said = os.strerror(number) if number else "cannot be written"
+        return cls(f"{subject}: {said}" if subject else said, remedy=_REMEDIES.get(number or 0))
+
+
+_MORE_FILES: Final = (
+    "Let a process open more files (`ulimit -n 1024`), then run again; the published lake is untouched."
+)
+_REMEDIES: Final = {
+    errno.EMFILE: _MORE_FILES,
+    errno.ENFILE: _MORE_FILES,
+    errno.ENAMETOOLONG: "Give the lake a shorter path (--lake).",
+}
 
 
 class LakeDamaged(ScanlakeError):

@@ -6,8 +6,6 @@ absolute path, so whoever holds an older catalog open keeps a whole, consistent 
 
 from __future__ import annotations
 
-import errno
-import os
 import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +16,7 @@ import pyarrow as pa
 from pipeline.errors import StorageError
 from pipeline.lake.compaction import engine, hash_of
 from pipeline.lake.faces import FACES, FRESHNESS, Face
-from pipeline.lake.files import MORE_FILES, Layout, storage, written_aside
+from pipeline.lake.files import Layout, lack_in, storage, written_aside
 from pipeline.lake.parts import RAW_TABLE, empty_part
 from pipeline.lake.rebuild import carry
 from pipeline.lake.views import write_views
@@ -84,10 +82,12 @@ def publish(layout: Layout, ledger: Ledger, edition: Edition) -> str:
     with written_aside(snapshot) as aside:
         try:
             _build(aside, layout, ledger, edition)
-        except (duckdb.IOException, duckdb.FatalException) as error:  # a full disk, as DuckDB tells it
-            said = str(error).splitlines()[0]
-            remedy = MORE_FILES if os.strerror(errno.EMFILE) in said else None
-            raise StorageError(f"{snapshot.name}: {said}", remedy=remedy) from error
+        except duckdb.Error as error:
+            if lack := lack_in(snapshot.name, error):
+                raise lack from error
+            if isinstance(error, (duckdb.IOException, duckdb.FatalException)):
+                raise StorageError(f"{snapshot.name}: {str(error).splitlines()[0]}") from error
+            raise
     with written_aside(layout.catalog) as aside:
         # A copy, not a link: somebody's read-write session must not reach the snapshot through the catalog.
         shutil.copyfile(snapshot, aside)

@@ -7,8 +7,6 @@ under a memory limit, while readers go on with the parts they have.
 
 from __future__ import annotations
 
-import errno
-import os
 import shutil
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import LakeDamaged, StorageError
-from pipeline.lake.files import MORE_FILES, written_aside
+from pipeline.lake.files import lack_in, written_aside
 from pipeline.lake.parts import BATCH, RAW_OPTIONS, RAW_TABLE, ROW_GROUP, empty_part, options_for, row_groups
 from pipeline.lake.records import Part
 from pipeline.lake.views import literal
@@ -240,8 +238,8 @@ def engine(spill: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 def _told(error: duckdb.Error) -> StorageError | LakeDamaged:
     """What DuckDB says, sorted by what to do."""
     said = str(error).splitlines()[0]
-    if os.strerror(errno.EMFILE) in said:
-        return StorageError(said, remedy=MORE_FILES)
+    if lack := lack_in("the lake", error):
+        return lack
     if isinstance(error, duckdb.IOException) and not any(sign in said for sign in _WRITING):
         return LakeDamaged(f"a part of the lake cannot be read: {said}", remedy="Run `scanlake check`.")
     return StorageError(said)

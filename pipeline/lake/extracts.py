@@ -17,7 +17,7 @@ import duckdb
 
 from pipeline.errors import SettingsError, StorageError
 from pipeline.lake.catalog import STORAGE_VERSION, quoted
-from pipeline.lake.files import storage
+from pipeline.lake.files import lack_in, storage
 from schemas.tables import BY_NAME, TABLES
 
 if TYPE_CHECKING:
@@ -96,8 +96,10 @@ def _folder_aside(target: Path) -> Iterator[Path]:
         try:
             yield aside
             aside.rename(target)
-        except duckdb.IOException as error:
-            if "No space" in str(error) or "write" in str(error):
+        except duckdb.Error as error:
+            if lack := lack_in(target.name, error):
+                raise lack from error
+            if isinstance(error, duckdb.IOException) and "write" in str(error):
                 raise StorageError(f"{target.name}: {str(error).splitlines()[0]}") from error
             raise
         finally:

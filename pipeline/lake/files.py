@@ -21,12 +21,7 @@ if TYPE_CHECKING:
     from pipeline.lake.records import Part
 
 READ_ONLY: Final = 0o444
-MORE_FILES: Final = "Let a process open more files (`ulimit -n 1024`), then run again; the published lake is untouched."
-_REMEDIES: Final = {
-    errno.EMFILE: MORE_FILES,
-    errno.ENFILE: MORE_FILES,
-    errno.ENAMETOOLONG: "Give the lake a shorter path (--lake).",
-}
+_LACKS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _LONGEST: Final = 60
 _ASIDE: Final = ".aside"
 
@@ -97,9 +92,15 @@ def storage(subject: Path) -> Iterator[None]:
     except OSError as error:
         # A name that is too long would make a line that is too long.
         name = subject.name if len(subject.name) <= _LONGEST else f"{subject.name[:_LONGEST]}..."
-        raise StorageError(
-            f"{name}: {error.strerror or 'cannot be written'}", remedy=_REMEDIES.get(error.errno or 0)
-        ) from error
+        raise StorageError.of(name, error.errno) from error
+
+
+def lack_in(subject: str, error: Exception) -> StorageError | None:
+    """What the machine lacks (disk, quota, open files), where DuckDB's error about `subject` says so."""
+    for number in _LACKS:
+        if os.strerror(number) in str(error):
+            return StorageError.of(subject, number)
+    return None
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from pipeline.errors import LakeDamaged, SettingsError
 from pipeline.lake import anchoring, catalog, parts, rebuild, upkeep
-from pipeline.lake.files import Layout, held, storage
+from pipeline.lake.files import Layout, held, storage, sync_folder
 from pipeline.lake.formats import refuse_newer
 from pipeline.lake.integrity import Finding, damaged_empties
 from pipeline.lake.ledger import Ledger, flaw
@@ -93,8 +93,11 @@ class Lake:
             self.layout.make([table.name for table in TABLES])
             stack.enter_context(held(self.layout, self._doing))
             self._look_before_opening()
+            is_new = not self.layout.ledger.exists()
             self.ledger = Ledger(self.layout.ledger)
             stack.callback(self.ledger.close)
+            if is_new:
+                sync_folder(self.layout.root)  # parts without a ledger would be a lake that lost it
             parts.write_empty_parts(self.layout)
             upkeep.sweep(self.layout, self.ledger)
             catalog.remove_stale_wal(self.layout)

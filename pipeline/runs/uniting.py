@@ -15,7 +15,7 @@ import duckdb
 
 from pipeline.errors import LakeDamaged, SettingsError, StorageError
 from pipeline.lake.catalog import STORAGE_VERSION, quoted
-from pipeline.lake.files import storage, written_aside
+from pipeline.lake.files import lack_in, storage, written_aside
 from pipeline.published import CATALOG, first_line
 
 if TYPE_CHECKING:
@@ -57,8 +57,12 @@ def unite(lakes: Mapping[str, Path], out: Path) -> United:
         try:
             with duckdb.connect(":memory:") as db:
                 views, snapshots = _build(db, aside, there)
-        except (duckdb.FatalException, duckdb.IOException) as error:
-            raise StorageError(f"{out.name}: {first_line(error)}") from error
+        except duckdb.Error as error:
+            if lack := lack_in(out.name, error):
+                raise lack from error
+            if isinstance(error, (duckdb.IOException, duckdb.FatalException)):
+                raise StorageError(f"{out.name}: {first_line(error)}") from error
+            raise
     with storage(out):  # a session that wrote to the former one left it; it would replay into this one
         out.with_name(f"{out.name}.wal").unlink(missing_ok=True)
     return United(out.absolute(), snapshots, missing, views)

@@ -156,11 +156,15 @@ def _send(pipe: IO[bytes] | None, value: object) -> None:
 def _receive(pipe: IO[bytes] | None) -> Any:
     if pipe is None:
         raise EOFError
-    head = pipe.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        raise EOFError
-    content = pipe.read(*_LENGTH.unpack(head))
+    content = _exactly(pipe, *_LENGTH.unpack(_exactly(pipe, _LENGTH.size)))
     return pickle.loads(content)  # noqa: S301 - from our own process, through a pipe that nobody else holds
+
+
+def _exactly(pipe: IO[bytes], length: int) -> bytes:
+    content = pipe.read(length)
+    if len(content) < length:  # whoever sent it was killed while sending
+        raise EOFError
+    return content
 
 
 def serve(root: str) -> None:

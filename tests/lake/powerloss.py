@@ -8,7 +8,8 @@ a transaction that was committed stays, and one that was not never was.
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+import sqlite3
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -18,9 +19,9 @@ import pytest
 from pipeline.lake.ledger import Ledger
 
 if TYPE_CHECKING:
-    import sqlite3
     from collections.abc import Iterator
 
+LEDGER: Final = "ledger.sqlite"
 LOST: Final = b""
 """What is left of a file that was never synced."""
 
@@ -56,8 +57,15 @@ class Log:
         path = Path(f"/proc/self/fd/{handle}").readlink()
         if path.is_dir():
             self.done.append(self.below(path))
+            if path == self.root and (path / LEDGER).exists():
+                self.copy_ledger()
         else:
             self.synced[self.below(path)] = path.read_bytes()
+
+    def copy_ledger(self) -> None:
+        """What the ledger holds is on disk."""
+        with closing(sqlite3.connect(self.root / LEDGER)) as ledger:
+            self.done.append(ledger.serialize())
 
     def rename(self, source: Path, target: Path) -> None:
         """A file gets another name. Its content goes with it as far as it was synced."""
@@ -96,10 +104,7 @@ def recorded(root: Path) -> Iterator[Log]:
     def transaction(ledger: Ledger) -> Iterator[sqlite3.Connection]:
         with real_transaction(ledger) as db:
             yield db
-        copy = root.with_name("ledger.copy")
-        ledger.copy_to(copy)
-        log.done.append(copy.read_bytes())
-        real["unlink"](copy)
+        log.copy_ledger()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", sync)
@@ -132,7 +137,7 @@ def _durable(done: list[Entry | str | bytes]) -> tuple[Tree, list[Entry]]:
         if isinstance(each, Entry):
             pending.append(each)
         elif isinstance(each, bytes):
-            tree["ledger.sqlite"] = each
+            tree[LEDGER] = each
         else:
             tree = _applied(tree, [entry for entry in pending if entry.folder == each])
             pending = [entry for entry in pending if entry.folder != each]

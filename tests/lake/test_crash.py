@@ -209,26 +209,39 @@ async def test_a_disk_that_is_really_full(tmp_path: Path, limit: int) -> None:
 async def test_too_few_files_may_be_open(tmp_path: Path) -> None:
     """With 64 open files a sync gets by; with fewer, or for many parts, exit 7 names the limit; nothing is half."""
     lake = tmp_path / "lake"
+    sync = ("sync", "--lake", str(lake))
     async with Emulator(40, seed=SEED) as emulator:
-        code, err = await limited("RLIMIT_NOFILE", 64, "sync", "--lake", str(lake), emulator=emulator)
+        code, err = await limited("RLIMIT_NOFILE", 64, *sync, emulator=emulator)
         assert code == Exit.DONE, err
-        before = list(emulator.truth())
-        emulator.world.update(emulator.world.some(20))
-        code, err = await limited("RLIMIT_NOFILE", 30, "sync", "--lake", str(lake), emulator=emulator)
-        assert code == Exit.STORAGE, err
-        assert "ulimit -n" in err.splitlines()[-1]
-        assert shown(lake, before) == [True]
-        await synced(emulator, lake)
+        # How many a run needs depends on the machine: on its speed, for one, and so on the connections at once.
+        ends = []
+        for limit in (32, 26, 20, 14):
+            emulator.world.update(emulator.world.some(20))
+            before = list(emulator.truth())
+            ends.append(await short_of_files(limit, *sync, emulator=emulator))
+            assert litter(lake) == []
+            await synced(emulator, lake)
+            assert shown(lake, before) == [True]
+        assert Exit.STORAGE in ends
         with Lake(lake, doing="test") as held:
             for number in range(120):
                 commit(held, {number % 60: 0})
             held.publish("", at=AT, complete=True, horizon=None)
         question = ("query", "SELECT count(*), max(scan_code) FROM files", "--lake", str(lake))
         for arguments in (question, ("compact", "--all", "--lake", str(lake))):
-            code, err = await limited("RLIMIT_NOFILE", 40, *arguments, emulator=emulator)
-            assert code == Exit.STORAGE, err
-            assert "ulimit -n" in err.splitlines()[-1]
+            ends = [await short_of_files(limit, *arguments, emulator=emulator) for limit in (40, 20)]
+            assert Exit.STORAGE in ends
     assert litter(lake) == []
+
+
+async def short_of_files(limit: int, *arguments: str, emulator: Emulator) -> int:
+    """Run the command with so many open files: it gets by, or says with exit 7 what to raise; its exit code."""
+    code, err = await limited("RLIMIT_NOFILE", limit, *arguments, emulator=emulator)
+    assert code in {Exit.DONE, Exit.STORAGE}, err
+    if code == Exit.STORAGE:
+        (told,) = [line for line in err.splitlines() if line.startswith("scanlake: ")]
+        assert "ulimit -n" in told
+    return Exit(code)
 
 
 def test_a_quota_and_a_name_too_long(tmp_path: Path) -> None:

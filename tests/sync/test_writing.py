@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import struct
+import subprocess
+import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -86,3 +89,17 @@ async def test_its_errors_arrive(tmp_path: Path) -> None:
         truth = list(emulator.truth())
     with opened(lake) as db:
         assert differences(db, truth) == []
+
+
+@pytest.mark.parametrize("sent", [b"", b"123", struct.pack("<Q", 1_000_000) + b"cut"], ids=["none", "head", "content"])
+def test_the_sender_is_killed(tmp_path: Path, sent: bytes) -> None:
+    """When the run is killed, however much of an order it had sent, the writing process ends without a word."""
+    lake = tmp_path / "lake"
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from pipeline.runs.writing import serve; serve(sys.argv[1])",
+        str(lake),
+    ]
+    done = subprocess.run(command, input=sent, capture_output=True, check=True, timeout=60)
+    assert (done.stdout, done.stderr) == (b"", b"")
