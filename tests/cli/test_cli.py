@@ -132,7 +132,7 @@ def test_no_lake_says_what_to_do(scanlake: Scanlake) -> None:
         (LakeBusy("pid 7 holds it."), 5, "pid 7 holds it. Wait"),
         (KeyboardInterrupt(), 130, "Interrupted. Run the same command again"),
         (Interrupted("Stopped."), 130, "Stopped."),
-        (OSError(28, "No space left on device", "/x/part"), 7, "No space left on device: /x/part. Free disk"),
+        (OSError(28, "No space left on device", "/x/part"), 7, "/x/part: No space left on device. Free disk"),
         (PermissionError(13, "Permission denied"), 7, "Permission denied. Free disk"),
         (ExceptionGroup("both", [ValueError("x"), LakeBusy("pid 7 holds it.")]), 5, "pid 7 holds it."),
         (RuntimeError("with somebody's data"), 70, "A bug in scanlake: RuntimeError at test_cli.py:"),
