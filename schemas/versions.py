@@ -68,3 +68,8 @@ def digest(raw: bytes) -> bytes:
         pieces[1::2] = [b'"' if digits is None else b"." + digits + b'"' for digits in pieces[1::2]]
         said = b"".join(pieces)
     return blake2b(said, digest_size=16).digest()
+
+
+def say_the_same(one: bytes, other: bytes) -> bool:
+    """Whether two documents differ in nothing but what changes from answer to answer."""
+    return one == other or digest(one) == digest(other)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pipeline.crawl.terms import Owners, SharedId
-from schemas.versions import Reject, digest
+from schemas.versions import Reject, digest, say_the_same
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -133,7 +133,7 @@ class Flight:
     def _join(self, ticket: Ticket, item: ListItem, state: WindowState) -> None:
         """A file that is on its way already; another version of it is fetched once that is committed."""
         latest = ticket.again or ticket
-        same = item.updated == latest.item.updated and _say_the_same(item, latest.item)
+        same = item.updated == latest.item.updated and say_the_same(item.raw, latest.item.raw)
         if same or latest.is_newer_than(item, state.sight):
             if latest.owners.taken:
                 return
@@ -178,7 +178,3 @@ class Flight:
             return False
         # What this very run has fetched is not fetched again, whatever the terms.
         return known.run_id == self._run_id or (known.settled and self._terms.expand != "always")
-
-
-def _say_the_same(one: ListItem, other: ListItem) -> bool:
-    return one.raw == other.raw or digest(one.raw) == digest(other.raw)

@@ -14,7 +14,7 @@ import duckdb
 import pyarrow as pa
 
 from pipeline.errors import StorageError
-from pipeline.lake.compaction import engine, hash_of
+from pipeline.lake.compaction import hash_of
 from pipeline.lake.faces import FACES, FRESHNESS, Face
 from pipeline.lake.files import Layout, lack_in, storage, written_aside
 from pipeline.lake.parts import RAW_TABLE, empty_part
@@ -95,18 +95,6 @@ def publish(layout: Layout, ledger: Ledger, edition: Edition) -> str:
     # Once more: a session that opened the former catalog in between may have left another.
     remove_stale_wal(layout)
     return hash_of(snapshot)
-
-
-def references(layout: Layout, ledger: Ledger, versions: Mapping[int, int]) -> dict[int, str | None]:
-    """The references of some files, given as {file_id: seq}: read from the parts, which no reader can lock."""
-    paths = [str(layout.part(part.name)) for part in ledger.parts() if part.table_name == FILES.name]
-    question = (
-        f"SELECT file_id, {SEQ}, scan_code FROM read_parquet($paths, union_by_name = true) WHERE file_id = ANY($ids)"
-    )
-    with engine(layout.root / "spill") as db:
-        paths.append(str(empty_part(layout, FILES.name)))
-        found = db.execute(question, {"paths": paths, "ids": list(versions)}).fetchall()
-    return {file_id: reference for file_id, seq, reference in found if versions[file_id] == seq}
 
 
 def remove_stale_wal(layout: Layout) -> None:

@@ -251,8 +251,8 @@ def _restore_versions(db: sqlite3.Connection, past_db: duckdb.DuckDBPyConnection
     db.execute("DELETE FROM file_version WHERE file_id NOT IN (SELECT file_id FROM temp.past)")
     db.execute(
         "INSERT OR REPLACE INTO file_version (file_id, seq, deleted, updated_at, fetched_at, digest, shape, settled,"
-        " instance, run_id, detail_digest) SELECT p.file_id, p.seq, p.deleted, p.updated_at, coalesce(p.fetched_at, 0),"
-        " x'', '', 0, p.instance, coalesce(p.run_id, ''), NULL FROM temp.past AS p LEFT JOIN file_version AS v"
+        " instance, run_id) SELECT p.file_id, p.seq, p.deleted, p.updated_at, coalesce(p.fetched_at, 0),"
+        " x'', '', 0, p.instance, coalesce(p.run_id, '') FROM temp.past AS p LEFT JOIN file_version AS v"
         " ON v.file_id = p.file_id WHERE v.seq IS NOT p.seq OR v.deleted IS NOT p.deleted"
     )
     db.execute("DROP TABLE temp.past")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Self
 import pyarrow as pa
 
 from pipeline.errors import LakeDamaged, SettingsError
-from pipeline.lake import anchoring, catalog, parts, rebuild, upkeep
+from pipeline.lake import anchoring, catalog, lookups, parts, rebuild, upkeep
 from pipeline.lake.files import Layout, held, storage, sync_folder
 from pipeline.lake.formats import refuse_newer
 from pipeline.lake.integrity import Finding, damaged_empties
@@ -36,15 +36,14 @@ _LOOKED_AT: Final = 20  # parts that tell whether a place shows this lake
 class Changes:
     """What one commit brings: versions with their rows by table, and the progress that they vouch for.
 
-    `written` are the versions' parts where they are on disk already; `digests` go with the versions, in order,
-    `names` with the parts.
-    `healed` names files that need no further try.
+    `written` are the versions' parts where they are on disk already; `digests` of the list items
+    go with the versions, in order, `names` with the parts. `healed` names files that need no further try.
     """
 
     versions: Sequence[Version] = ()
     rows: Mapping[str, pa.Table] | None = None
     written: Sequence[Part] | None = None
-    digests: Sequence[tuple[bytes, bytes | None]] | None = None
+    digests: Sequence[bytes] | None = None
     names: Mapping[tuple[str, str], int] | None = None
     tombstones: Sequence[Tombstone] = ()
     rejects: Sequence[Reject] = ()
@@ -216,7 +215,7 @@ class Lake:
 
     def _tombstone_rows(self, tombstones: Sequence[Tombstone], *, run_id: str, seq: int) -> pa.Table:
         known = self.states([tombstone.file_id for tombstone in tombstones])
-        references = catalog.references(self.layout, self.ledger, {key: state.seq for key, state in known.items()})
+        references = lookups.references(self.layout, self.ledger, {key: state.seq for key, state in known.items()})
         columns = {
             "file_id": [tombstone.file_id for tombstone in tombstones],
             "scan_code": [references.get(tombstone.file_id) for tombstone in tombstones],

@@ -11,7 +11,7 @@ import sqlite3
 import threading
 from contextlib import closing, contextmanager
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from pipeline.errors import LakeDamaged, StorageError
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.lake.records import Commit, Verification
+
+
+_STATE: Final = ", ".join(field.name for field in fields(FileState))
 
 
 class Ledger:
@@ -128,8 +131,8 @@ class Ledger:
         marks = ",".join("?" * len(file_ids))
         # On a connection of its own: a commit that waits for the disk does not hold up the crawl.
         with self._reading:
-            found = self._reader.execute(f"SELECT * FROM file_version WHERE file_id IN ({marks})", list(file_ids))
-            rows = found.fetchall()
+            question = f"SELECT {_STATE} FROM file_version WHERE file_id IN ({marks})"
+            rows = self._reader.execute(question, list(file_ids)).fetchall()
         return {row["file_id"]: FileState(**{**dict(row), **_booleans(row)}) for row in rows}
 
     def count_files(self) -> int:
@@ -247,6 +250,11 @@ class Ledger:
             if not rows:
                 return
             last = rows[-1]["file_id"]
+
+    def live_seqs(self) -> list[tuple[int, int]]:
+        """Every file that the lake holds and has not found deleted, by commit: (id, seq)."""
+        found = self.query("SELECT file_id, seq FROM file_version WHERE NOT deleted ORDER BY seq, file_id")
+        return [(row["file_id"], row["seq"]) for row in found]
 
     def next_snapshot(self) -> int:
         """The number that the next snapshot will have."""

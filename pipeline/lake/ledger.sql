@@ -30,7 +30,7 @@ CREATE TABLE retired (name TEXT PRIMARY KEY, retired_at INTEGER NOT NULL, last_s
 CREATE TABLE file_version (
     file_id INTEGER PRIMARY KEY, seq INTEGER NOT NULL, deleted INTEGER NOT NULL, updated_at INTEGER,
     fetched_at INTEGER NOT NULL, digest BLOB NOT NULL, shape TEXT NOT NULL, settled INTEGER NOT NULL,
-    instance INTEGER, run_id TEXT NOT NULL, detail_digest BLOB
+    instance INTEGER, run_id TEXT NOT NULL
 );
 
 CREATE INDEX file_unsettled ON file_version (file_id) WHERE settled = 0 AND deleted = 0;

@@ -194,19 +194,10 @@ def _take_digests(into: sqlite3.Connection, layout: Layout, names: Sequence[str]
     for name in names:
         try:
             with pq.ParquetFile(layout.part(name), page_checksum_verification=True) as file:
-                for batch in file.iter_batches(_ROWS, columns=["file_id", SEQ, "list_item", "detail"]):
+                for batch in file.iter_batches(_ROWS, columns=["file_id", SEQ, "list_item"]):
                     into.executemany(
-                        "UPDATE file_version SET digest = ?, detail_digest = ?, settled = 1"
-                        " WHERE file_id = ? AND seq = ? AND deleted = 0",
-                        [
-                            (
-                                digest(row["list_item"] or b""),
-                                None if row["detail"] is None else digest(row["detail"]),
-                                row["file_id"],
-                                row[SEQ],
-                            )
-                            for row in batch.to_pylist()
-                        ],
+                        "UPDATE file_version SET digest = ?, settled = 1 WHERE file_id = ? AND seq = ? AND deleted = 0",
+                        [(digest(row["list_item"] or b""), row["file_id"], row[SEQ]) for row in batch.to_pylist()],
                     )
         except (OSError, pa.ArrowException) as error:
             _log.warning("raw.unreadable", part=name, error=str(error).splitlines()[0])

@@ -62,7 +62,6 @@ class FileState:
     settled: bool
     instance: int | None
     run_id: str
-    detail_digest: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +125,6 @@ class Commit:
     definitions: Sequence[str] = ()
     windows: Sequence[WindowRecord] = ()
     coverage: Sequence[tuple[int | None, int | None]] | None = None
-    digests: Sequence[tuple[bytes, bytes | None]] | None = None
+    digests: Sequence[bytes] | None = None
     healed: Sequence[int] = ()
     names: Mapping[tuple[str, str], int] | None = None

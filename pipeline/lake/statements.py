@@ -43,9 +43,7 @@ def write_files(db: sqlite3.Connection, commit: Commit) -> None:
     """Make a commit's versions and tombstones the ones that count."""
     digests = commit.digests
     if digests is None:
-        digests = [
-            (digest(v.list_item or b""), None if v.detail is None else digest(v.detail)) for v in commit.versions
-        ]
+        digests = [digest(version.list_item or b"") for version in commit.versions]
     shapes = {(commit.run_id, version.shape) for version in commit.versions}
     db.executemany("INSERT OR IGNORE INTO shape VALUES (?, ?)", shapes)
     gone = [(tombstone.file_id,) for tombstone in commit.tombstones]
@@ -54,21 +52,10 @@ def write_files(db: sqlite3.Connection, commit: Commit) -> None:
     db.executemany("INSERT OR IGNORE INTO dead SELECT seq, file_id FROM file_version WHERE file_id = ?", touched)
     db.executemany(
         "INSERT OR REPLACE INTO file_version (file_id, seq, deleted, updated_at, fetched_at, digest, shape, settled,"
-        " instance, run_id, detail_digest) VALUES (?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?)",
+        " instance, run_id) VALUES (?, ?, 0, ?, ?, ?, ?, ?, ?, ?)",
         [
-            (
-                v.file_id,
-                commit.seq,
-                v.updated_at,
-                v.fetched_at,
-                listed,
-                v.shape,
-                v.settled,
-                v.instance,
-                commit.run_id,
-                detailed,
-            )
-            for v, (listed, detailed) in zip(commit.versions, digests, strict=True)
+            (v.file_id, commit.seq, v.updated_at, v.fetched_at, said, v.shape, v.settled, v.instance, commit.run_id)
+            for v, said in zip(commit.versions, digests, strict=True)
         ],
     )
     db.executemany(

@@ -21,7 +21,7 @@ from pipeline import __version__
 from pipeline.crawl.terms import reference_of
 from pipeline.errors import LakeDamaged
 from pipeline.flatten.flatten import flatten
-from pipeline.lake import catalog, integrity
+from pipeline.lake import integrity, lookups
 from pipeline.lake.files import storage
 from pipeline.lake.parts import RAW_TABLE, write_file
 from pipeline.lake.records import RunRecord
@@ -277,7 +277,7 @@ class _Mending:
         seqs = {key: seq for key, seq in self._live(0, LAST).items() if key in undocumented}
         references: dict[int, str | None] = {}
         with suppress(LakeDamaged):  # the part that tells references may be damaged too
-            references = catalog.references(self._lake.layout, self._ledger, seqs)
+            references = lookups.references(self._lake.layout, self._ledger, seqs)
         with self._ledger.transaction() as db:
             for file_id in chosen:
                 db.execute(

@@ -21,13 +21,14 @@ from pipeline.crawl.terms import Known, Revisit, SharedId, Terms
 from pipeline.crawl.windows import EVERYTHING, Window, cut
 from pipeline.errors import ContractBroken, ScanlakeError, SettingsError
 from pipeline.lake.lake import Changes
+from pipeline.lake.lookups import details
 from pipeline.lake.records import Verification
 from pipeline.runs.session import Session, local_us, make_client
 from pipeline.service.faults import RequestFailed
 from pipeline.service.protocol import Detail, Gone
 from schemas.instants import DAY, SECOND
 from schemas.requests import MAX_LIMIT
-from schemas.versions import Tombstone, digest
+from schemas.versions import Tombstone, say_the_same
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -277,17 +278,16 @@ class _Verify:
         low = int(ledger.fact("deep_position", 0)) if self._mode.deep < 1 else 0
         high = low + max(1, round(self._mode.deep * _SHARES))
         chosen = [
-            file_id
-            for file_id, _ in ledger.live_files()
+            (file_id, seq)
+            for file_id, seq in await session.on_thread(ledger.live_seqs)
             if low <= file_id % _SHARES < high or file_id % _SHARES < high - _SHARES
         ]
         for start in range(0, len(chosen), _AT_ONCE):
-            chunk = [file_id for file_id in chosen[start : start + _AT_ONCE] if file_id not in self._found.gone]
-            states = session.lake.states(chunk)
-            for file_id, answer in zip(chunk, await self._ask(chunk), strict=True):
+            chunk = {key: seq for key, seq in chosen[start : start + _AT_ONCE] if key not in self._found.gone}
+            held = await session.on_thread(details, session.lake.layout, ledger, chunk)
+            for file_id, answer in zip(chunk, await self._ask(list(chunk)), strict=True):
                 self._found.deep_checked += isinstance(answer, Detail)
-                held = states[file_id]
-                if isinstance(answer, Detail) and held.detail_digest != digest(answer.raw):
+                if isinstance(answer, Detail) and not say_the_same(held.get(file_id) or b"", answer.raw):
                     self._found.deep.append(Revisit(file_id, reference_of(answer.raw), answer.updated))
         if not self._mode.check_only:
             await session.on_thread(ledger.set_fact, "deep_position", high % _SHARES)

@@ -53,10 +53,10 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What came of it: parts on disk, digests (list item, detail) in the order of the versions, and findings."""
+    """What came of it: parts on disk, digests of the list items in the order of the versions, and findings."""
 
     parts: tuple[Part, ...]
-    digests: tuple[tuple[bytes, bytes | None], ...]
+    digests: tuple[bytes, ...]
     rejects: tuple[Reject, ...]
     drift: Mapping[tuple[str, str, str], int]
     names: Mapping[tuple[str, str], int]
@@ -77,13 +77,7 @@ def write(layout: Layout, order: Order) -> Written:
     ]
     return Written(
         parts=tuple(written),
-        digests=tuple(
-            (
-                digest(version.list_item or b""),
-                None if version.detail is None else digest(version.detail),
-            )
-            for version in versions
-        ),
+        digests=tuple(digest(version.list_item or b"") for version in versions),
         rejects=flat.rejects,
         drift={(drift.table, drift.key, drift.kind): count for drift, count in flat.drift.items()},
         names=parts.names_in(flat.tables),

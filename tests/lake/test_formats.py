@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _AGED = """
 DROP TABLE wide_name; DROP TABLE owed; DROP TABLE purge; DROP TABLE shape; DROP TABLE verification;
 DROP INDEX file_deleted; DROP INDEX file_unsettled; DROP TABLE share;
-ALTER TABLE file_version DROP COLUMN detail_digest; ALTER TABLE file_version DROP COLUMN instance;
+ALTER TABLE file_version DROP COLUMN instance;
 ALTER TABLE snapshot DROP COLUMN sha256; ALTER TABLE report_batch DROP COLUMN split;
 INSERT INTO report_batch (job, batch, label) VALUES ('j', 1, 'a');
 PRAGMA user_version = 1;

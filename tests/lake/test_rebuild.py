@@ -49,7 +49,7 @@ async def test_a_lost_ledger_comes_back_as_it_was(tmp_path: Path) -> None:
             compact(held, Settings(lake=lake), everything=True)
         emulator.world.update(emulator.world.some(4))
         await synced(emulator, lake)
-        files = "SELECT file_id, seq, deleted, updated_at, digest, shape, settled, instance, detail_digest, run_id"
+        files = "SELECT file_id, seq, deleted, updated_at, digest, shape, settled, instance, run_id"
         questions = (
             f"{files} FROM file_version WHERE NOT deleted ORDER BY 1",
             "SELECT file_id, seq FROM file_version WHERE deleted ORDER BY 1",

@@ -170,7 +170,7 @@ async def test_absence_needs_a_second_witness(tmp_path: Path) -> None:
         new = emulator.world.create(5)
         with tampered(lake) as ledger:
             for key in new:
-                ledger.execute("INSERT INTO file_version SELECT ?, 1, 0, 0, 0, x'', '', 1, NULL, '', NULL", (key,))
+                ledger.execute("INSERT INTO file_version SELECT ?, 1, 0, 0, 0, x'', '', 1, NULL, ''", (key,))
         proof = await verified(emulator, lake)
     assert (proof.verification.gone, proof.verification.unlisted) == (0, 5)
     with Lake(lake, doing="test") as held:
@@ -182,15 +182,15 @@ async def test_deep_compares_contents(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     async with Emulator(60, seed=SEED) as emulator:
         await synced(emulator, lake)
-        with tampered(lake) as ledger:
-            ledger.execute("UPDATE file_version SET detail_digest = zeroblob(16) WHERE file_id % 7 = 0")
-            wrong = ledger.execute("SELECT count(*) FROM file_version WHERE file_id % 7 = 0").fetchone()[0]
+        changed = [key for key in emulator.world.some(60) if key % 7 == 0]
+        for key in changed:
+            emulator.world.edit(key, "add-upload", at=emulator.world.records[key].updated)
         plain = await verified(emulator, lake)
         deep = await verified(emulator, lake, Mode(deep=1.0))
         again = await verified(emulator, lake, Mode(deep=1.0))
         truth = list(emulator.truth())
     assert plain.verification.deep_different == 0
-    assert (deep.verification.deep_checked, deep.verification.deep_different) == (60, wrong)
+    assert (deep.verification.deep_checked, deep.verification.deep_different) == (60, len(changed))
     assert again.verification.deep_different == 0
     with opened(lake) as db:
         assert differences(db, truth) == []
