@@ -23,7 +23,7 @@ from pipeline.lake.files import Layout
 from pipeline.lake.orders import OrderBook, order_book
 from pipeline.logs import one_line
 from pipeline.published import published, until_done
-from pipeline.runs.session import make_client
+from pipeline.runs.clients import make_client
 from pipeline.service.client import Client
 from pipeline.settings import Settings, base_url_value
 

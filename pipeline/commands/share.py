@@ -25,7 +25,7 @@ from pipeline.exports.shares import FIELDS, ShareOutcome, Sharing, read_file, re
 from pipeline.lake.files import Layout
 from pipeline.lake.orders import order_book
 from pipeline.published import published, until_done
-from pipeline.runs.session import make_client
+from pipeline.runs.clients import make_client
 from pipeline.service.client import Client
 from pipeline.settings import Settings, base_url_value
 from schemas.requests import ShareRequest

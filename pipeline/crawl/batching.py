@@ -1,4 +1,8 @@
-"""Gathers finished files into batches and hands them to the sink; a window is done when its files are."""
+"""Gathers finished files into batches and hands them to the sink; a window is done when its files are.
+
+Three batches are on their way at most: one is gathered, one is being written, one is being made true. They are
+made true one after the other, in the order in which they were gathered.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,14 @@ from pipeline.crawl.terms import Batch
 from pipeline.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from typing import Any
 
     from pipeline.crawl.expansion import Expanded
     from pipeline.crawl.terms import Owners, Terms, WindowState
 
-    Sink = Callable[[Batch], Awaitable[None]]
+    Commit = Callable[[], Coroutine[Any, Any, None]]
+    Sink = Callable[[Batch], Awaitable[Commit | None]]
 
 _ROOM: Final = 2  # batches' worth of files: one being committed, one being gathered
 # A kill costs what is not committed. So a run's first batches are small, and later ones a part of what it has done.
@@ -34,10 +40,13 @@ class Finished:
 
 
 class Batcher:
-    """The committer stage. One batch is being committed while the next one is gathered."""
+    """The committer stage."""
 
     def __init__(self, terms: Terms, in_flight: Callable[[], int], sink: Sink) -> None:
-        """`in_flight` counts the files that are issued and not committed."""
+        """`in_flight` counts the files that are issued and not committed.
+
+        `sink` writes a batch and returns what makes it true; None when it has done that as well.
+        """
         self._terms = terms
         self._in_flight = in_flight
         self._sink = sink
@@ -49,7 +58,10 @@ class Batcher:
         self._room = asyncio.Semaphore(_ROOM * self._enough)
         self._wake = asyncio.Event()
         self._last_call = False
+        self._writing: asyncio.Future[Commit | None] | None = None
         self._committing: asyncio.Future[None] | None = None
+        self._trouble: BaseException | None = None  # met while closing
+        self._stopped: asyncio.CancelledError | None = None  # asked for once more, while closing
 
     async def put(self, finished: Finished) -> None:
         """Take one finished file; waits while the sink is far behind."""
@@ -71,40 +83,77 @@ class Batcher:
         """Commit batch after batch until the last call, and everything, is through."""
         while not (self._last_call and not self._finished and not self._listed and not self._in_flight()):
             await self._until_due()
-            finished, batch = self._take()
-            if batch:
-                # Cancelled or not, a commit that has begun is carried to its end; `close` waits for it.
-                self._committing = asyncio.ensure_future(self._sink(batch))
-                await asyncio.shield(self._committing)
-                self._committing = None
-            for _ in finished:
-                self._room.release()
-            committed(finished)
+            if self._is_committed():
+                await self._former_commit()
+                continue
+            # Not more than is enough, or there would be no room to gather the next one meanwhile.
+            finished, batch = self._take(self._enough)
+            if not batch:
+                self._land(finished, committed)
+                continue
+            # Cancelled or not, what has begun is carried to its end; `close` waits for it.
+            self._writing = asyncio.ensure_future(self._sink(batch))
+            commit = await asyncio.shield(self._writing)
+            await self._former_commit()
+            self._writing = None
+            self._committing = asyncio.ensure_future(self._make_true(commit, finished, committed))
+            self._committing.add_done_callback(lambda _: self._wake.set())
+        await self._former_commit()
+
+    def _is_committed(self) -> bool:
+        return self._committing is not None and self._committing.done()
+
+    async def _former_commit(self) -> None:
+        if self._committing is not None:
+            await asyncio.shield(self._committing)
+            self._committing = None
+
+    async def _make_true(
+        self, commit: Commit | None, finished: Sequence[Finished], committed: Callable[[Sequence[Finished]], None]
+    ) -> None:
+        if commit is not None:
+            await commit()
+        self._land(finished, committed)
+
+    def _land(self, finished: Sequence[Finished], committed: Callable[[Sequence[Finished]], None]) -> None:
+        for _ in finished:
+            self._room.release()
+        committed(finished)
 
     async def close(self, failure: BaseException | None) -> None:
-        """After a failure, or None for a stop on request: carry the commit that has begun to its end, commit the rest.
+        """After a failure, or None for a stop on request: carry what has begun to its end, commit the rest.
 
         After a failure of the disk nothing more is committed. Raises a commit's own failure, unless it is `failure`.
         """
-        if self._committing is not None and not await self._carried_out(self._committing, failure):
-            return
-        _, batch = self._take()
-        if batch and not isinstance(failure, OSError | StorageError):
-            await self._carried_out(asyncio.ensure_future(self._sink(batch)), failure)
+        went_well = await self._carried_out(self._committing, failure)
+        if self._writing is not None:
+            went_well = await self._written_and_true(self._writing, failure, wanted=went_well)
+        if went_well and self._stopped is None and not isinstance(failure, OSError | StorageError):
+            _, batch = self._take()
+            if batch:
+                await self._written_and_true(asyncio.ensure_future(self._sink(batch)), failure)
+        if (reason := self._trouble or self._stopped) is not None:
+            raise reason
 
-    async def _carried_out(self, commit: asyncio.Future[None], failure: BaseException | None) -> bool:
-        """Wait for the end of a commit, even when told to stop meanwhile: no task is left behind."""
-        stopped: asyncio.CancelledError | None = None
-        while not commit.done():
+    async def _written_and_true(
+        self, writing: asyncio.Future[Commit | None], failure: BaseException | None, *, wanted: bool = True
+    ) -> bool:
+        """Wait for what is being written, and make it true if that is `wanted`."""
+        if not await self._carried_out(writing, failure) or not wanted:
+            return False
+        commit = writing.result()
+        return commit is None or await self._carried_out(asyncio.ensure_future(commit()), failure)
+
+    async def _carried_out(self, work: asyncio.Future[Any] | None, failure: BaseException | None) -> bool:
+        """Wait for the end of it, even when told to stop meanwhile: no task is left behind."""
+        while work is not None and not work.done():
             try:
-                await asyncio.wait({commit})
+                await asyncio.wait({work})
             except asyncio.CancelledError as error:
-                stopped = error
-        trouble = commit.exception()
-        if trouble is not None and trouble is not failure:
-            raise trouble
-        if stopped is not None:
-            raise stopped
+                self._stopped = error
+        trouble = work.exception() if work is not None else None
+        if trouble is not failure:
+            self._trouble = self._trouble or trouble
         return trouble is None
 
     def _grow(self, taken: int) -> None:
@@ -124,7 +173,7 @@ class Batcher:
 
     async def _until_due(self) -> None:
         while True:
-            if len(self._finished) >= self._enough:
+            if len(self._finished) >= self._enough or self._is_committed():
                 return
             if self._last_call and len(self._finished) == self._in_flight():
                 return
@@ -138,9 +187,9 @@ class Batcher:
             except TimeoutError:
                 return
 
-    def _take(self) -> tuple[list[Finished], Batch]:
-        finished, self._finished = self._finished, []
-        self._since = None
+    def _take(self, most: int | None = None) -> tuple[list[Finished], Batch]:
+        finished, self._finished = self._finished[:most], self._finished[len(self._finished[:most]) :]
+        self._since = monotonic() if self._finished else None
         self._grow(len(finished))
         for each in finished:
             each.owners.taken = True

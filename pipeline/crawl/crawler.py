@@ -22,9 +22,10 @@ from pipeline.service.protocol import ListItem
 from schemas.instants import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from pipeline.crawl.terms import Batch, Known, Revisit, Terms
+    from pipeline.crawl.batching import Sink
+    from pipeline.crawl.terms import Known, Revisit, Terms
     from pipeline.service.client import Client
 
 _LISTERS: Final = 6
@@ -54,12 +55,12 @@ class Crawl:
     async def run(
         self,
         windows: Iterable[Window],
-        sink: Callable[[Batch], Awaitable[None]],
+        sink: Sink,
         *,
         sweep: Window | None = None,
         revisits: Sequence[Revisit] = (),
     ) -> Tally:
-        """Read every window, then `sweep` for what moved meanwhile, and hand batches to `sink`.
+        """Read every window, then `sweep` for what moved meanwhile, and hand batches to `sink` (see `Batcher`).
 
         Whatever was finished is handed on even when the crawl fails or is cancelled. Raises the first
         `ScanlakeError`, or `SharedId` when the key of a file must be its instance.

@@ -88,9 +88,12 @@ class Rows:
             self._flush()
         if not self._chunks:
             return None
-        whole = pa.concat_tables(self._chunks).combine_chunks()
+        whole = pa.concat_tables(self._chunks)
         rows = whole.num_rows
-        constant = {"_run_id": pa.repeat(pa.scalar(run_id), rows), "_seq": pa.repeat(pa.scalar(seq, pa.int64()), rows)}
+        constant = {
+            "_run_id": pa.repeat(pa.scalar(run_id, pa.string()), rows),
+            "_seq": pa.repeat(pa.scalar(seq, pa.int64()), rows),
+        }
         arrays = [constant[name] if name in constant else whole[name] for name in self.table.arrow.names]
         return pa.table(arrays, schema=self.table.arrow)
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 from pipeline.crawl.terms import Terms
 from pipeline.crawl.windows import EVERYTHING, Window, cut, gaps, uncover
 from pipeline.lake.files import Layout
+from pipeline.runs.clients import make_client
 from pipeline.runs.looking import looked_at
 from pipeline.runs.sampling import NOTHING, Weight, weigh_lake, weigh_sample
-from pipeline.runs.session import local_us, make_client
+from pipeline.runs.session import local_us
 from schemas.instants import DAY, SECOND
 from schemas.requests import FileQuery
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from pipeline.errors import Exit, ScanlakeError
+from pipeline.runs.clients import make_client
 from pipeline.runs.finding import Finding, fault, ok, told, warning
-from pipeline.runs.session import local_us, make_client
+from pipeline.runs.session import local_us
 from schemas.instants import SECOND
 from schemas.requests import FileQuery
 

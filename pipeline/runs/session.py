@@ -23,16 +23,15 @@ from pipeline.lake import upkeep
 from pipeline.lake.history import refuse_while_paused
 from pipeline.lake.lake import Changes
 from pipeline.lake.records import RunRecord, WindowRecord
-from pipeline.runs.counting import CountingClient, Outlook
-from pipeline.runs.writing import Order, Writer
-from pipeline.service.options import ClientOptions
-from pipeline.service.pace import LearnedPace, Pacer
+from pipeline.runs.counting import Outlook
+from pipeline.runs.writing import Order, Writer, Written
 from schemas.instants import SECOND
 from schemas.requests import FileQuery
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
+    from pipeline.crawl.batching import Commit, Sink
     from pipeline.crawl.terms import Batch
     from pipeline.crawl.windows import Coverage
     from pipeline.lake.lake import Lake
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from pipeline.settings import Settings
 
 _WITHOUT_CLOCK: Final = 600  # seconds the horizon stays behind a clock that is only ours
-_ONE_TRY: Final = 60.0  # seconds, of the time that a request has with all its tries
 _GLANCE: Final = 0.25  # seconds between two looks at the progress
 
 _log = structlog.get_logger()
@@ -50,7 +48,10 @@ _Result = TypeVar("_Result")
 
 
 class Session:
-    """One run on a lake that is held for writing. All work on the lake happens on one thread of its own."""
+    """One run on a lake that is held for writing.
+
+    All work on ledger and catalog happens on one thread of its own, the writing of parts on another.
+    """
 
     def __init__(self, lake: Lake, settings: Settings, client: Client, progress: Progress) -> None:
         self.lake = lake
@@ -66,12 +67,15 @@ class Session:
         self._published = self._began
         self._definitions: set[str] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lake")
+        self._writing = ThreadPoolExecutor(1, thread_name_prefix="writing")
         self._writer = Writer(lake.layout)
+        self._caught_up = False
+        self._seq = 0  # of the last commit that was ordered
 
     @asynccontextmanager
     async def running(self, command: str, *, moved: bool = False) -> AsyncIterator[None]:
         """The run's frame: what fails inside is recorded, and what was committed by then is published."""
-        with self._thread:
+        with self._thread, self._writing:
             await self.on_thread(self._open, command, moved)
             try:
                 yield
@@ -82,7 +86,7 @@ class Session:
                 await self.on_thread(self._fail, error)
                 raise
             finally:
-                await self.on_thread(self._writer.close)
+                await asyncio.get_running_loop().run_in_executor(self._writing, self._writer.close)
                 with suppress(StorageError):
                     self.ledger.set_fact("learned_pace", asdict(self.client.pacer.learned))
 
@@ -93,9 +97,6 @@ class Session:
     # Before
 
     def _open(self, command: str, moved: bool) -> None:  # noqa: FBT001 - handed through the thread as it is
-        if self.lake.is_behind:
-            # A run was killed between its last commit and its publish, the lake was moved, or there is no catalog yet.
-            self.publish(complete=False)
         refuse_while_paused(self.ledger)
         self._pin(moved=moved)
         self._definitions = set(self.ledger.known_definitions())
@@ -159,12 +160,25 @@ class Session:
 
     async def crawl(self, windows: Sequence[Window], *, promise: int, revisits: Sequence[Revisit] = ()) -> None:
         """Read `windows` and commit what comes, batch by batch. `unproven` says what could not be proven."""
-        await self.walk(windows, self._sink, self.known, promise=promise, terms=self.terms(), revisits=revisits)
+        catching_up = asyncio.ensure_future(self.on_thread(self._catch_up))
+        try:
+            await self.walk(windows, self._sink, self.known, promise=promise, terms=self.terms(), revisits=revisits)
+        finally:
+            await catching_up
+
+    def _catch_up(self) -> None:
+        """Before the first commit, and while the first files are fetched, show readers what is there by now.
+
+        A run was killed between its last commit and its publish, the lake was moved, or there is no catalog yet.
+        """
+        if not self._caught_up and self.lake.is_behind:
+            self.publish(complete=False)
+        self._caught_up = True
 
     async def walk(
         self,
         windows: Sequence[Window],
-        sink: Callable[[Batch], Awaitable[None]],
+        sink: Sink,
         lookup: Callable[[Sequence[int]], Mapping[int, Known]],
         *,
         promise: int,
@@ -173,9 +187,9 @@ class Session:
     ) -> None:
         """Read `windows` on given terms and hand what the lake does not hold to `sink`."""
 
-        async def watched(batch: Batch) -> None:
+        async def watched(batch: Batch) -> Commit | None:
             self.unproven += [done.window for done in batch.windows if not done.proven]
-            await sink(batch)
+            return await sink(batch)
 
         crawl = Crawl(self.client, terms, run_id=self.run_id, lookup=lookup, now_us=self.now_us)
         before, self.tally, self.unproven = self.tally, crawl.tally, []
@@ -224,19 +238,29 @@ class Session:
         ]
         return rejected + [Revisit(row["file_id"], None, row["updated_at"]) for row in owed]
 
-    async def _sink(self, batch: Batch) -> None:
-        await self.on_thread(self._commit, batch)
-        if time.monotonic() - self._published > self.settings.publish_every_seconds:
-            await self.on_thread(lambda: self.publish(complete=False))
+    async def _sink(self, batch: Batch) -> Commit:
+        """Write a batch while the one before is committed; the commit is what remains."""
+        order, written = await asyncio.get_running_loop().run_in_executor(self._writing, self._write, batch)
 
-    def _commit(self, batch: Batch) -> None:
-        seq = self.ledger.next_seq()
+        async def commit() -> None:
+            await self.on_thread(self._commit, batch, order, written)
+            if time.monotonic() - self._published > self.settings.publish_every_seconds:
+                await self.on_thread(lambda: self.publish(complete=False))
+
+        return commit
+
+    def _write(self, batch: Batch) -> tuple[Order, Written]:
+        self._seq = max(self._seq + 1, self.ledger.next_seq())  # the one before may not be in the ledger yet
         versions = sorted(batch.versions, key=lambda version: version.file_id)
-        order = Order(tuple(versions), self.run_id, seq, frozenset(self._definitions))
+        order = Order(tuple(versions), self.run_id, self._seq, frozenset(self._definitions))
         written = self._writer.write(order)
+        self._definitions |= written.definitions
+        return order, written
+
+    def _commit(self, batch: Batch, order: Order, written: Written) -> None:
         unreadable = {reject.file_id for reject in written.rejects}
         changes = Changes(
-            versions=[version for version in versions if version.file_id not in unreadable],
+            versions=[version for version in order.versions if version.file_id not in unreadable],
             written=written.parts,
             digests=written.digests,
             names=written.names,
@@ -250,8 +274,7 @@ class Session:
             ],
             coverage=self._trusted(batch),
         )
-        self.commit(changes, seq=seq)
-        self._definitions |= written.definitions
+        self.commit(changes, seq=order.seq)
         self.tally.committed += len(changes.versions)
         self.tally.rejects += len(written.rejects)
 
@@ -292,7 +315,7 @@ class Session:
         """Record the failure and publish what was committed; a full disk may prevent either."""
         with suppress(StorageError):
             state = "interrupted" if isinstance(error, Interrupted) else "failed"
-            if isinstance(error, StorageError) or not self.ledger.is_ahead():
+            if isinstance(error, StorageError) or not self.lake.is_behind:
                 self.ledger.update_run(self.run_id, **self.facts(state, error.message))
             else:
                 self.close(state, error.message)
@@ -346,26 +369,6 @@ class Session:
         """Several instances share an id: from now on the instance is the file, and everything is read again."""
         _log.warning("identity.switched", hint="several files share one id; their file_id is the key from now on")
         await self.on_thread(self.ledger.switch_identity, self.run_id, local_us())
-
-
-def make_client(settings: Settings, token: str, *, learned: dict[str, Any] | None = None) -> Client:
-    """The client that the settings describe."""
-    options = ClientOptions(
-        max_concurrency=settings.max_concurrency,
-        max_requests_per_second=settings.max_requests_per_second,
-        attempts=settings.attempts,
-        max_seconds=settings.request_seconds,
-        total_timeout=min(_ONE_TRY, settings.request_seconds),
-        token_in=settings.token_in,
-        user_agent=f"scanlake/{__version__}",
-    )
-    pacer = Pacer(
-        max_concurrency=options.max_concurrency,
-        max_rate=options.max_requests_per_second,
-        retry_after_cap=options.retry_after_cap,
-        learned=LearnedPace(**learned) if learned else None,
-    )
-    return CountingClient(str(settings.base_url), token, options=options, pacer=pacer)
 
 
 def new_run_id() -> str:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline.crawl.terms import SharedId
 from pipeline.crawl.windows import EVERYTHING, Window, cover, gaps, horizon, uncover
 from pipeline.lake.lake import Changes
-from pipeline.runs.session import Session, make_client
+from pipeline.runs.clients import make_client
+from pipeline.runs.session import Session
 from schemas.instants import as_datetime
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from pipeline.errors import ContractBroken, ScanlakeError, SettingsError
 from pipeline.lake.lake import Changes
 from pipeline.lake.lookups import details
 from pipeline.lake.records import Verification
-from pipeline.runs.session import Session, local_us, make_client
+from pipeline.runs.clients import make_client
+from pipeline.runs.session import Session, local_us
 from pipeline.service.faults import RequestFailed
 from pipeline.service.protocol import Detail, Gone
 from schemas.instants import DAY, SECOND

@@ -25,10 +25,11 @@ from schemas.requests import INCLUDES, FileQuery
 from schemas.versions import digest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from aiohttp import web
 
+    from pipeline.crawl.batching import Commit, Sink
     from pipeline.crawl.terms import Identity
     from pipeline.emulator.wire import Answer
     from pipeline.service.protocol import ListItem
@@ -154,7 +155,7 @@ async def crawled(
     *,
     windows: Sequence[Window] | None = None,
     revisits: Sequence[Revisit] = (),
-    sink: Callable[[Batch], Awaitable[None]] | None = None,
+    sink: Sink | None = None,
     client: Client | None = None,
     **options: Any,
 ) -> Ran:
@@ -178,11 +179,16 @@ async def crawled(
     chosen = list(windows) if windows is not None else gaps(shelf.coverage, None, None)
     unproven: list[Window] = []
 
-    async def commit(batch: Batch) -> None:
-        if sink is not None:
-            await sink(batch)
-        unproven.extend(done.window for done in batch.windows if not done.proven)
-        shelf.commit(batch, run_id)
+    async def write(batch: Batch) -> Commit:
+        rest = None if sink is None else await sink(batch)
+
+        async def commit() -> None:
+            if rest is not None:
+                await rest()
+            unproven.extend(done.window for done in batch.windows if not done.proven)
+            shelf.commit(batch, run_id)
+
+        return commit
 
     def made(identity: Identity) -> Crawl:
         shelf.identity = identity
@@ -192,12 +198,12 @@ async def crawled(
     crawl = made(shelf.identity)
     with _recorded(shelf):
         try:
-            await crawl.run(chosen, commit, sweep=Window(promise, None), revisits=revisits)
+            await crawl.run(chosen, write, sweep=Window(promise, None), revisits=revisits)
         except SharedId:
             shelf.known.clear()
             shelf.versions.clear()
             chosen, crawl = [EVERYTHING], made("file_id")
-            await crawl.run(chosen, commit, sweep=Window(promise, None))
+            await crawl.run(chosen, write, sweep=Window(promise, None))
     for window in chosen:
         shelf.coverage = cover(shelf.coverage, window.start, min(window.end or promise, promise))
     for window in unproven:

@@ -18,6 +18,7 @@ from schemas.instants import SECOND
 from tests.crawl.crawling import LIST_ONLY, WITH_DETAILS, Shelf, client_of, crawled, differences
 
 if TYPE_CHECKING:
+    from pipeline.crawl.batching import Commit
     from pipeline.crawl.terms import Batch
 
 FILES: Final = 220
@@ -75,6 +76,98 @@ async def test_cancelled_during_a_commit() -> None:
         assert crawl_tasks() == []
         assert ended
         assert sum(ended) == len(shelf.known)
+
+
+async def test_one_is_written_while_another_is_made_true() -> None:
+    """Writing a batch and making the one before true overlap; they are made true in the order they were gathered."""
+    async with Emulator(FILES, seed=8) as emulator:
+        told: list[tuple[str, int]] = []
+
+        async def sink(_: Batch) -> Commit:
+            number = sum(word == "write" for word, _ in told)
+            told.append(("write", number))
+            await asyncio.sleep(0.01)
+            told.append(("written", number))
+
+            async def commit() -> None:
+                told.append(("commit", number))
+                await asyncio.sleep(0.03)
+                told.append(("true", number))
+
+            return commit
+
+        shelf = Shelf()
+        await crawled(emulator, shelf, replace(_SMALL, commit_files=10), sink=sink)
+        assert differences(emulator, shelf) == []
+        assert crawl_tasks() == []
+        ordered = [(word, number) for word, number in told if word in {"commit", "true"}]
+        assert ordered == [(word, number) for number in range(len(ordered) // 2) for word in ("commit", "true")]
+        places = {entry: place for place, entry in enumerate(told)}
+        assert any(places["write", number + 1] < places["true", number] for number in range(5))
+
+
+async def test_nothing_is_made_true_after_what_failed() -> None:
+    """When making one batch true fails, the one that was written meanwhile is not made true."""
+    async with Emulator(FILES, seed=9) as emulator:
+        written: list[int] = []
+        true: list[int] = []
+
+        async def sink(_: Batch) -> Commit:
+            number = len(written)
+            written.append(number)
+
+            async def commit() -> None:
+                await asyncio.sleep(0.05)
+                if number == 2:
+                    raise StorageError("ledger.sqlite: disk full")
+                true.append(number)
+
+            return commit
+
+        shelf = Shelf()
+        with pytest.raises(StorageError, match="disk full"):
+            await crawled(emulator, shelf, replace(_SMALL, commit_files=10), sink=sink)
+        assert true == [0, 1]
+        assert len(written) >= 3
+        assert crawl_tasks() == []
+        await crawled(emulator, shelf, _SMALL)
+        assert differences(emulator, shelf) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_stopped_with_two_on_their_way(seed: int) -> None:
+    """A stop at a random moment, asked for twice, leaves no batch written and not made true, and no task."""
+    rng = random.Random(seed)
+    async with Emulator(FILES, seed=seed) as emulator:
+        written: list[int] = []
+        true: list[int] = []
+
+        async def sink(_: Batch) -> Commit:
+            await asyncio.sleep(0.01)
+            number = len(written)
+            written.append(number)
+
+            async def commit() -> None:
+                await asyncio.sleep(0.02)
+                true.append(number)
+
+            return commit
+
+        shelf = Shelf()
+        task = asyncio.create_task(crawled(emulator, shelf, replace(_SMALL, commit_files=10), sink=sink))
+        while len(written) < 3:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(rng.random() * 0.05)
+        task.cancel()
+        await asyncio.sleep(rng.random() * 0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        print(f"seed {seed}: {len(written)} written")
+        assert true == written
+        assert crawl_tasks() == []
+        await crawled(emulator, shelf, _SMALL)
+        assert differences(emulator, shelf) == []
 
 
 @pytest.mark.parametrize("after", [1, 3])

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from pipeline.emulator import Emulator
-from pipeline.runs import session
+from pipeline.runs import clients
 from pipeline.runs.counting import CountingClient
 from tests.sync.running import SEED, opened, synced
 
@@ -38,7 +38,7 @@ async def test_a_file_that_moves_behind_our_back(tmp_path: Path, monkeypatch: py
                     newest_read.set()
                 return answer
 
-        monkeypatch.setattr(session, "CountingClient", Slow)
+        monkeypatch.setattr(clients, "CountingClient", Slow)
         async with asyncio.timeout(30):
             await synced(emulator, tmp_path / "lake")
         assert newest_read.is_set()
