@@ -125,7 +125,8 @@ async def test_it_outlives_trouble_and_holds_nothing(tmp_path: Path) -> None:
     assert usage.most_children == 1
     assert len(usage.beside) >= 4
     _, first, *_, third, fourth = usage.beside.values()  # what is opened once is there after the first run
-    last = [min(pair) for pair in zip(third, fourth, strict=True)]  # one alone may have been seen only while something was open for a moment
+    # One alone may have been seen only while something was open for a moment.
+    last = [min(pair) for pair in zip(third, fourth, strict=True)]
     assert last[0] <= first[0], "descriptors"
     assert last[1] <= first[1], "threads"
     assert last[2] <= first[2] + 4_000, "memory"
