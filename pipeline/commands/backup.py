@@ -11,6 +11,7 @@ from pipeline.call import Call
 from pipeline.errors import Exit
 from pipeline.lake.lake import Lake
 from pipeline.runs.copying import backup
+from pipeline.wording import many
 
 
 def run(
@@ -33,7 +34,7 @@ def run(
         call.print_json(asdict(done))
     else:
         sys.stdout.write(
-            f"{done.files:,} files in {done.parts:,} parts ({done.bytes / 1e6:,.1f} MB) to {done.folder}:"
+            f"{many(done.files, 'file')} in {many(done.parts, 'part')} ({done.bytes / 1e6:,.1f} MB) to {done.folder}:"
             f" {done.linked:,} linked, {done.copied:,} copied\n"
         )
     return Exit.DONE

@@ -10,6 +10,7 @@ from pipeline.call import Call
 from pipeline.errors import Exit
 from pipeline.lake.lake import Lake
 from pipeline.runs.mending import Checked, check
+from pipeline.wording import many
 
 
 def run(
@@ -42,7 +43,8 @@ def run(
 def _told(checked: Checked, *, mended: bool) -> str:
     lines = []
     for each in checked.damage:
-        concerns = f" [{each['concerns']}; {each['files']:,} files]" if each["files"] else f" [{each['concerns']}]"
+        files = f"; {many(each['files'], 'file')}" if each["files"] else ""
+        concerns = f" [{each['concerns']}{files}]"
         lines.append(f"{each['subject']}: {each['problem']}{concerns if each['concerns'] else ''}")
         if each["file_ids"]:
             shown = ", ".join(map(str, each["file_ids"][:10]))
@@ -50,7 +52,7 @@ def _told(checked: Checked, *, mended: bool) -> str:
         if each["mended"]:
             lines.append(f"  {each['mended']}")
     lines += [f"{name}: not ours, left alone" for name in checked.strangers]
-    held = f"{checked.parts:,} parts, {checked.bytes / 1e6:,.1f} MB, {checked.snapshots:,} snapshots"
+    held = f"{many(checked.parts, 'part')}, {checked.bytes / 1e6:,.1f} MB, {many(checked.snapshots, 'snapshot')}"
     if not checked.damage:
         return "\n".join([*lines, f"whole: {held}"]) + "\n"
     lines.append(f"DAMAGED: {len(checked.damage):,} findings in {held}")

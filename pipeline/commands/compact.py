@@ -10,6 +10,7 @@ from pipeline.call import Call
 from pipeline.errors import Exit
 from pipeline.lake.lake import Lake
 from pipeline.runs.upkeep import compact
+from pipeline.wording import many
 
 
 def run(
@@ -33,8 +34,8 @@ def run(
         sys.stdout.write("nothing to fold\n")
     else:
         sys.stdout.write(
-            f"{folded.parts_before:,} parts of {folded.layers:,} commits folded into {folded.parts_after:,};"
-            f" {folded.dead:,} superseded versions left out\n"
+            f"{many(folded.parts_before, 'part')} of {many(folded.layers, 'commit')}"
+            f" folded into {folded.parts_after:,}; {folded.dead:,} superseded versions left out\n"
             f"{folded.bytes_before / 1e6:,.1f} MB -> {folded.bytes_after / 1e6:,.1f} MB\n"
         )
     return Exit.DONE

@@ -14,8 +14,11 @@ from pipeline.runs import diagnosis, reaching
 from pipeline.runs.finding import Finding, ok, told, warning
 from pipeline.settings import Settings, base_url_value
 from pipeline.sources import salvaged
+from pipeline.wording import many
 
 _MARKS: Final = {"ok": "ok     ", "warning": "warning", "fault": "FAULT  "}
+_WIDTH: Final = len("permissions")  # the longest name of a check
+_INDENT: Final = len("warning  ") + _WIDTH + 1
 
 
 def run(
@@ -43,7 +46,8 @@ def run(
     if call.as_json:
         call.print_json({"exit_code": code, "counts": counts, "findings": [asdict(each) for each in findings]})
     else:
-        sys.stdout.write(f"{counts['fault']} faults, {counts['warning']} warnings, {counts['ok']} in order\n")
+        faults, warnings = many(counts["fault"], "fault"), many(counts["warning"], "warning")
+        sys.stdout.write(f"{faults}, {warnings}, {counts['ok']} in order\n")
     return code
 
 
@@ -86,5 +90,5 @@ def _service(call: Call, settings: Settings) -> Iterator[Finding]:
 
 
 def _line(finding: Finding) -> str:
-    remedy = f"\n{'':20}{one_line(finding.remedy)}" if finding.remedy else ""
-    return f"{_MARKS[finding.state]}  {finding.check:10} {one_line(finding.message)}{remedy}\n"
+    remedy = f"\n{'':{_INDENT}}{one_line(finding.remedy)}" if finding.remedy else ""
+    return f"{_MARKS[finding.state]}  {finding.check:{_WIDTH}} {one_line(finding.message)}{remedy}\n"

@@ -9,6 +9,7 @@ from pipeline.commands.running import run_to_end
 from pipeline.errors import Exit
 from pipeline.runs.planning import Plan, plan
 from pipeline.settings import base_url_value
+from pipeline.wording import many
 
 
 def run(
@@ -50,7 +51,7 @@ def _told(found: Plan) -> str:
     disk = found.disk
     parts = f"parts {_size(disk.parts)}, catalogs {_size(disk.catalogs)}, ledger {_size(disk.ledger)}"
     lines = [
-        f"{head} would fetch {about}{found.files_to_fetch:,} files{there}:",
+        f"{head} would fetch {about}{many(found.files_to_fetch, 'file')}{there}:",
         f"  calls    {about}{found.list_calls:,} list and {found.detail_calls:,} detail",
         f"  time     {_time(found)}",
         f"  rows     about {found.rows:,}, told from {found.weight.basis}",
@@ -58,7 +59,7 @@ def _told(found: Plan) -> str:
     ]
     if found.verify_calls:
         lines.append(f"  verify   is due and comes on top: about {found.verify_calls:,} list calls")
-    return "\n".join([*lines, *found.notes, f"This plan took {found.asked:,} calls."]) + "\n"
+    return "\n".join([*lines, *found.notes, f"This plan took {many(found.asked, 'call')}."]) + "\n"
 
 
 def _time(found: Plan) -> str:

@@ -8,6 +8,7 @@ from pipeline.call import Call, setting
 from pipeline.errors import Exit
 from pipeline.lake.lake import Lake
 from pipeline.runs.session import local_us
+from pipeline.wording import many
 
 
 def run(call: Call, *, anchor: Annotated[Path | None, setting("anchor")] = None) -> Exit:
@@ -27,5 +28,5 @@ def run(call: Call, *, anchor: Annotated[Path | None, setting("anchor")] = None)
         call.print_json({"snapshot": record.snapshot, "files": record.files, "anchor": str(shown)})
     else:
         seen = "" if shown.is_dir() else " (which this machine does not see)"
-        sys.stdout.write(f"snapshot {record.snapshot}: {record.files:,} files, read from {shown}{seen}\n")
+        sys.stdout.write(f"snapshot {record.snapshot}: {many(record.files, 'file')}, read from {shown}{seen}\n")
     return Exit.DONE

@@ -15,6 +15,7 @@ from pipeline.call import Call
 from pipeline.errors import Exit
 from pipeline.lake.erasure import purge
 from pipeline.lake.lake import Lake
+from pipeline.wording import many
 
 
 def run(
@@ -37,8 +38,9 @@ def run(
         call.print_json({**asdict(done), "by": who})
         return Exit.DONE
     sys.stdout.write(
-        f"snapshot {done.snapshot}: {len(done.file_ids):,} files erased, {len(done.known):,} of which the lake held;"
-        f" {done.parts:,} parts written anew, {done.snapshots:,} earlier snapshots dropped\n"
+        f"snapshot {done.snapshot}: {many(len(done.file_ids), 'file')} erased,"
+        f" {len(done.known):,} of which the lake held;"
+        f" {many(done.parts, 'part')} written anew, {done.snapshots:,} earlier snapshots dropped\n"
         "what the service still holds comes back with the next verify: delete it there too\n"
     )
     return Exit.DONE

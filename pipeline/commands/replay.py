@@ -7,6 +7,7 @@ from pipeline.call import Call
 from pipeline.errors import Exit
 from pipeline.lake.lake import Lake
 from pipeline.runs.replaying import replay
+from pipeline.wording import many
 
 
 def run(call: Call) -> Exit:
@@ -22,7 +23,8 @@ def run(call: Call) -> Exit:
         call.print_json(asdict(done))
     else:
         sys.stdout.write(
-            f"snapshot {done.snapshot}: {done.files:,} files, {done.rows:,} rows rebuilt in {done.seconds:.1f} s\n"
-            f"{done.parts_before:,} parts -> {done.parts_after:,}\n"
+            f"snapshot {done.snapshot}: {many(done.files, 'file')}, {many(done.rows, 'row')}"
+            f" rebuilt in {done.seconds:.1f} s\n"
+            f"{many(done.parts_before, 'part')} -> {done.parts_after:,}\n"
         )
     return Exit.DONE

@@ -26,6 +26,7 @@ from pipeline.published import published, until_done
 from pipeline.runs.clients import make_client
 from pipeline.service.client import Client
 from pipeline.settings import Settings, base_url_value
+from pipeline.wording import many
 
 _SHOWN: Final = 20
 _MIB: Final = 1024 * 1024
@@ -241,11 +242,11 @@ def _tell_plan(call: Call, chosen: Sequence[Chosen], terms: Terms, seconds: floa
             {"files": len(files), "not_ordered": missing, "batches": plan, "orders": len(batches), "seconds": time}
         )
     else:
-        lines = [f"{each['pdf']}  {each['files']:,} files" for each in plan[:_SHOWN]]
+        lines = [f"{each['pdf']}  {many(int(each['files'] or 0), 'file')}" for each in plan[:_SHOWN]]
         lines += [f"... and {len(plan) - _SHOWN:,} more"] if len(plan) > _SHOWN else []
         lines.append(
-            f"{len(files) - missing:,} files in {len(batches):,} PDFs: {len(batches):,} orders,"
-            f" {2 * len(batches):,} calls or more: each report is asked for until it is there"
+            f"{many(len(files) - missing, 'file')} in {many(len(batches), 'PDF')}: {many(len(batches), 'order')},"
+            f" {many(2 * len(batches), 'call')} or more: each report is asked for until it is there"
         )
         lines.append(
             "how long the service takes is known after the first job"
@@ -279,8 +280,9 @@ def _tell(call: Call, done: Done, folder: Path) -> None:
         )
         return
     size = sum(order.bytes or 0 for order in found.pdfs) / 1e6
+    there = f"{len(found.files) - len(failed):,} of {many(len(found.files), 'file')}"
     lines = [
-        f"{len(found.files) - len(failed):,} of {len(found.files):,} files in {len(found.pdfs):,} PDFs, {size:,.1f} MB",
+        f"{there} in {many(len(found.pdfs), 'PDF')}, {size:,.1f} MB",
         f"{folder}: manifest.csv, manifest.json, index.html, SHA256SUMS",
     ]
     lines += [f"ordered twice, as no answer came: {order.name}" for order in ambiguous]
@@ -307,7 +309,7 @@ def _verify(call: Call, folder: Path, signers: Path | None) -> Exit:
             lines.append(f"signed by {one_line(verdict.signer)}")
         elif not verdict.signed:
             lines.append("not signed")
-        held_ = f"{verdict.files:,} files, {verdict.pdfs:,} PDFs, {verdict.failed:,} files named as failed"
+        held_ = f"{many(verdict.files, 'file')}, {many(verdict.pdfs, 'PDF')}, {verdict.failed:,} named as failed"
         lines.append(f"{'DAMAGED' if verdict.flaws else 'whole'}: job {one_line(verdict.job)}, {held_}")
         sys.stdout.write("\n".join(lines) + "\n")
     return Exit.DAMAGE if verdict.flaws else Exit.DONE

@@ -12,6 +12,7 @@ from pipeline.lake.history import roll_back
 from pipeline.lake.lake import Lake
 from pipeline.lake.records import RunRecord
 from pipeline.runs.session import local_us, new_run_id
+from pipeline.wording import many
 
 
 def run(
@@ -34,7 +35,7 @@ def run(
         call.print_json({"rolled_back_to": number, "snapshot": record.snapshot, "files": record.files})
     else:
         sys.stdout.write(
-            f"snapshot {record.snapshot} shows what snapshot {number} showed: {record.files:,} files\n"
+            f"snapshot {record.snapshot} shows what snapshot {number} showed: {many(record.files, 'file')}\n"
             "syncing is paused; `scanlake resume` lets it go on\n"
         )
     return Exit.DONE

@@ -16,6 +16,7 @@ from pipeline.commands.running import run_to_end
 from pipeline.errors import Exit, Interrupted
 from pipeline.logs import one_line
 from pipeline.settings import TOKEN_VARIABLE
+from pipeline.wording import many
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -153,6 +154,6 @@ def tell(each: Ended, width: int) -> str:
         return f"{name}  failed ({each.code}): {one_line(str(answer['error']))} {one_line(str(answer['remedy']))}\n"
     if each.code < 0 or "snapshot" not in answer:
         return f"{name}  ended with {each.code} and without a word\n"
-    rejects = f", {answer['rejects']:,} rejects" if answer["rejects"] else ""
-    done = f"snapshot {answer['snapshot']}, {answer['files_expanded']:,} files fetched{rejects}"
+    rejects = f", {many(answer['rejects'], 'reject')}" if answer["rejects"] else ""
+    done = f"snapshot {answer['snapshot']}, {many(answer['files_expanded'], 'file')} fetched{rejects}"
     return f"{name}  {done}, horizon {answer['horizon'] or 'not reached yet'} ({each.seconds:.1f} s)\n"

@@ -12,6 +12,7 @@ from pipeline.call import Call
 from pipeline.errors import Exit
 from pipeline.logs import one_line
 from pipeline.published import published, rows
+from pipeline.wording import many
 from schemas.tables import TABLES
 
 _SHOWN_REASONS: Final = 10
@@ -95,7 +96,7 @@ def _headline(state: dict[str, Any]) -> list[str]:
         current = f"Everything updated before {_moment(horizon)} is in ({_ago(age)})."
     whole = "" if fresh["complete"] else ", published while a run was going on"
     lines = [
-        f"Lake {state['lake']}: {fresh['files']:,} files.",
+        f"Lake {state['lake']}: {many(fresh['files'], 'file')}.",
         f"Snapshot {fresh['snapshot']}, published {_moment(fresh['published_at'])}{whole}.",
         current,
     ]

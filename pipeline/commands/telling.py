@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.logs import one_line
 from pipeline.progress import pace_words
+from pipeline.wording import many
 from schemas.instants import spell_instant
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def tell_sync(summary: Summary, came: Brought, lake: Mapping[str, Any]) -> str:
     """The closing lines for a person; `lake` is what `lake_facts` says."""
     rate = summary.files_expanded / summary.seconds if summary.seconds else 0.0
     requests = summary.requests
-    files = [f"{summary.files_expanded:,} files fetched", f"{summary.files_skipped:,} unchanged"]
+    files = [f"{many(summary.files_expanded, 'file')} fetched", f"{summary.files_skipped:,} unchanged"]
     files += [f"{came.added:,} of them new"] if came.added else []
     files += [f"{summary.files_gone:,} gone meanwhile"] if summary.files_gone else []
     calls = [f"{requests['list']:,} list and {requests['detail']:,} detail", f"{summary.retries:,} retries"]
@@ -36,7 +37,7 @@ def tell_sync(summary: Summary, came: Brought, lake: Mapping[str, Any]) -> str:
         "calls": ", ".join(calls),
         "pace": ", ".join(pace_words(came.rate, came.concurrency, came.why)),
         "rejects": _rejects(summary, came),
-        "lake": f"snapshot {summary.snapshot}, {lake['files'] or 0:,} files, {size(lake['bytes'])}",
+        "lake": f"snapshot {summary.snapshot}, {many(lake['files'] or 0, 'file')}, {size(lake['bytes'])}",
         "next": _next(summary, came, lake),
     }
     return "".join(f"{name:<8} {text}\n" for name, text in lines.items() if text)
@@ -73,7 +74,7 @@ def tell_proof(proof: Proof) -> str:
     """The proof for a person."""
     found = proof.verification
     verb = "" if found.mode.startswith("check") else " (healed)"
-    lines = [f"{found.files_there:,} files in the service's list, {found.files_here:,} in the lake"]
+    lines = [f"{many(found.files_there, 'file')} in the service's list, {found.files_here:,} in the lake"]
     kinds = (
         (found.missing, f"missing here{verb}"),
         (found.stale, f"stale here{verb}"),
@@ -86,5 +87,5 @@ def tell_proof(proof: Proof) -> str:
     lines += [f"  {count:,} {what}" for count, what in kinds if count]
     verdict = "equal" if found.equal else "NOT equal"
     horizon = "-" if found.horizon is None else spell_instant(found.horizon)
-    lines.append(f"{verdict} in ids and update times, horizon {horizon}; {proof.requests['total']:,} calls")
+    lines.append(f"{verdict} in ids and update times, horizon {horizon}; {many(proof.requests['total'], 'call')}")
     return "\n".join(lines) + "\n"

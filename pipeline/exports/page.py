@@ -8,6 +8,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
+from pipeline.wording import many
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -47,11 +49,11 @@ def page(facts: Mapping[str, Any]) -> str:
 </head>
 <body>
 <h1>Reports {escape(facts["job"])}</h1>
-<p>{counts["files"]:,} files selected, {counts["delivered"]:,} in {counts["pdfs"]:,} PDFs{failed}.</p>
+<p>{many(counts["files"], "file")} selected, {counts["delivered"]:,} in {many(counts["pdfs"], "PDF")}{failed}.</p>
 <p class="muted">From {escape(facts["service"])}, lake snapshot {escape(str(facts["snapshot"]))}, horizon
 {escape(str(facts["horizon"]))}. Written {escape(facts["written_at"])}. The sums are in SHA256SUMS.</p>
 <input id="search" type="search" placeholder="Search by id, reference, PDF, reason" autofocus>
-<p id="count" class="muted">{counts["files"]:,} files</p>
+<p id="count" class="muted">{many(counts["files"], "file")}</p>
 <table>
 <thead><tr>{"".join(f"<th>{name}</th>" for name in head)}</tr></thead>
 <tbody>

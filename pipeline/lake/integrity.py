@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from pipeline.lake.compaction import hash_of
 from pipeline.lake.parts import RAW_TABLE, empty_part, encode
 from pipeline.lake.upkeep import snapshots
+from pipeline.wording import many
 from schemas.tables import SEQ, TABLES
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def _unreadable(path: Path, part: Part) -> str | None:
                     return "rows of other commits"
     except (OSError, pa.ArrowException, KeyError) as error:
         return f"cannot be read: {str(error).splitlines()[0]}"
-    return None if rows == part.rows else f"{rows:,} rows, not {part.rows:,}"
+    return None if rows == part.rows else f"{many(rows, 'row')}, not {part.rows:,}"
 
 
 # Catalogs

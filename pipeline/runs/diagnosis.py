@@ -19,6 +19,7 @@ from pipeline.lake.upkeep import our_parts
 from pipeline.published import published, rows
 from pipeline.runs.finding import Finding, fault, ok, told, warning
 from pipeline.runs.looking import Outdated, looked_at
+from pipeline.wording import many
 from schemas.instants import DAY, SECOND, as_datetime
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ def _ledger(look: Look, settings: Settings, *, held: bool) -> Iterator[Finding]:
     if flaw != "ok":
         raise LakeDamaged(f"ledger.sqlite: {flaw}", remedy=_CHECK)
     files = look.number("SELECT count(*) FROM file_version WHERE NOT deleted")
-    yield ok("ledger", f"whole: {files:,} files, format {look.number('PRAGMA user_version')}")
+    yield ok("ledger", f"whole: {many(files, 'file')}, format {look.number('PRAGMA user_version')}")
     source, lang = look.fact("source"), look.fact("lang")
     if source is not None and settings.base_url is not None and source != settings.base_url:
         remedy = "Use another lake for another service; if the service has moved, sync once with --moved."
@@ -237,13 +238,15 @@ def _catalog(layout: Layout, look: Look, settings: Settings, *, held: bool) -> I
     if not held and last and last[0]["sha256"] and hash_of(layout.catalog) != last[0]["sha256"]:
         yield fault("catalog", "catalog.duckdb is not what was published", _CHECK, Exit.DAMAGE)
     elif counted != shown["files"]:
-        message = f"the catalog shows {counted:,} files and says {shown['files']:,}"
+        message = f"the catalog shows {many(counted, 'file')} and says {shown['files']:,}"
         yield fault("catalog", message, _CHECK, Exit.DAMAGE)
     elif look.fact("anchor") is None and not layout.is_at(Path(shown["anchor"])):
         message = f"readers are sent to {shown['anchor']}, where the lake lies no more"
         yield fault("catalog", message, "Run `scanlake publish`.", Exit.DAMAGE)
     else:
-        yield ok("catalog", f"snapshot {shown['snapshot']}: {shown['files']:,} files, read from {shown['anchor']}")
+        yield ok(
+            "catalog", f"snapshot {shown['snapshot']}: {many(shown['files'], 'file')}, read from {shown['anchor']}"
+        )
     ahead = not last or last[0]["seq"] < int(look.fact("next_seq", 1)) - 1
     if not held and (ahead or last[0]["snapshot"] != shown["snapshot"]):
         message = "something was committed that readers do not see yet"
@@ -257,7 +260,7 @@ def _leftovers(layout: Layout, look: Look) -> Iterator[Finding]:
     left = [*orphans, *asides]
     if left:
         size = sum(max(0, _size(path)) for path in left)
-        message = f"{len(left):,} files that a killed run left ({size / 1e6:,.1f} MB)"
+        message = f"{many(len(left), 'file')} that a killed run left ({size / 1e6:,.1f} MB)"
         yield warning("leftovers", message, _NEXT_RUN)
     log = layout.catalog.with_name(f"{layout.catalog.name}.wal")
     if log.exists():

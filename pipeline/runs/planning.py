@@ -16,6 +16,7 @@ from pipeline.runs.clients import make_client
 from pipeline.runs.looking import looked_at
 from pipeline.runs.sampling import NOTHING, Weight, weigh_lake, weigh_sample
 from pipeline.runs.session import local_us
+from pipeline.wording import many
 from schemas.instants import DAY, SECOND
 from schemas.requests import FileQuery
 
@@ -158,7 +159,7 @@ def _learned(look: Look) -> Pace | None:
     if not telling:
         return None
     best = max(telling, key=lambda run: int(run["calls"]))
-    return Pace(best["calls"] / best["seconds"], f"run {best['run_id']} had ({best['calls']:,} calls)")
+    return Pace(best["calls"] / best["seconds"], f"run {best['run_id']} had ({many(best['calls'], 'call')})")
 
 
 class _Planner:
@@ -224,7 +225,7 @@ class _Planner:
             found = await self._client.list(query, page=number)
             seen.items += found.items
             seen.pages.append(_stamps(found.items))
-        self._notes.append(f"{len(seen.items):,} of {seen.total:,} files were looked at; the rest is scaled up.")
+        self._notes.append(f"{len(seen.items):,} of {many(seen.total, 'file')} were looked at; the rest is scaled up.")
         return seen
 
     async def _walk(self, query: FileQuery, seen: Seen) -> Seen:

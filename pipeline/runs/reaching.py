@@ -13,6 +13,7 @@ from pipeline.errors import Exit, ScanlakeError
 from pipeline.runs.clients import make_client
 from pipeline.runs.finding import Finding, fault, ok, told, warning
 from pipeline.runs.session import local_us
+from pipeline.wording import many
 from schemas.instants import SECOND
 from schemas.requests import FileQuery
 
@@ -123,7 +124,7 @@ async def ask(settings: Settings, token: str) -> list[Finding]:
         except ScanlakeError as error:
             return [told("token", error)]
         taken = time.monotonic() - began
-        counted = "" if page.total is None else f"; the service has {page.total:,} files"
+        counted = "" if page.total is None else f"; the service has {many(page.total, 'file')}"
         findings = [ok("token", f"taken: a list call was answered in {taken * 1000:,.0f} ms{counted}")]
         findings.append(_skew(client.clock.now()))
     return findings

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 RESULTS: Final = Path(__file__).with_name("results.json")
 CASES: Final[dict[str, Callable[[Path, int], dict[str, float]]]] = {
     "sync": syncing.first_and_later,
-    "latency": lambda folder, files: syncing.latency(folder, files // 4),
+    "latency": syncing.latency,
     "memory": syncing.memory,
     "pace": lambda _folder, _files: pace.measure(),
     "lake": lambda _folder, files: lake.measure(files * 5),

@@ -213,7 +213,7 @@ async def test_batches_keep_the_order_of_versions() -> None:
     terms = replace(WITH_DETAILS, commit_files=7, commit_seconds=0.01)
     async with restless(6) as emulator:
         shelf = Shelf()
-        emulator.make_restless(6, pace=1.0)
+        emulator.make_restless(6, pace=0.7)
         await crawled(emulator, shelf, terms, windows=[EVERYTHING])
         latest: dict[int, int] = {}
         for batch in shelf.batches:

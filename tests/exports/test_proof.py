@@ -71,7 +71,7 @@ async def test_ids_that_cannot_be_ordered_are_named_before_anything_is(tmp_path:
         command = ("report", "--ids", str(tmp_path / "ids"))
         plan = await ended(await started(emulator, tmp_path / "lake", *command, "--dry-run"))
         assert plan[0] == 4
-        assert "1 files in 1 PDFs" in plan[1]
+        assert "1 file in 1 PDF" in plan[1]
         assert emulator.counts["report"] == 0
         code, _, err = await ended(await started(emulator, tmp_path / "lake", *command, "--out", str(tmp_path / "out")))
         assert code == 4

@@ -25,7 +25,7 @@ LAYERS: Final = (
     {"service", "flatten", "lake", "published"},
     {"sources", "bugs"},
     {"progress", "logs", "settings", "flags"},
-    {"errors"},
+    {"errors", "wording"},
 )
 """From top to bottom. A unit may import what stands below it, never its neighbours; schemas lie below them all."""
 
