@@ -89,6 +89,11 @@ class Settings(BaseSettings):
         le=512,
         description="Requests in flight, at most; scanlake finds the number that suits the service below this.",
     )
+    proxy: str | None = Field(
+        default=None,
+        description="Proxy to the service, for https alone; those of the environment are not used.",
+        examples=["http://proxy.example:3128"],
+    )
     max_requests_per_second: Annotated[float, Field(gt=0, le=10_000)] | None = Field(
         default=None,
         description="Requests a second, at most; unset: scanlake finds the rate that suits the service.",
@@ -227,6 +232,20 @@ class Settings(BaseSettings):
     @classmethod
     def _endpoint_is_an_address(cls, url: str | None) -> str | None:
         return None if url is None else _address(url)
+
+    @field_validator("proxy")
+    @classmethod
+    def _proxy_is_an_address(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        try:
+            parts = urlsplit(url)
+            plain = parts.scheme == "http" and parts.hostname and parts.port is not None
+        except ValueError:
+            plain = False
+        if not plain or "@" in url or parts.path not in {"", "/"} or re.search(r"[\s?#\x00-\x1f\x7f]", url):
+            raise ValueError("must look like http://proxy.example:3128, without user or password")
+        return url.rstrip("/")
 
     @field_validator("on_failure")
     @classmethod

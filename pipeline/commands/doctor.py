@@ -79,7 +79,7 @@ def _service(call: Call, settings: Settings) -> Iterator[Finding]:
     except SettingsError as error:
         yield told("address", error)
         return
-    reached = reaching.reach(address)
+    reached = reaching.reach(address, settings.proxy)
     yield from reached
     if any(finding.state == "fault" for finding in reached):
         if token is not None:

@@ -25,6 +25,7 @@ def make_client(settings: Settings, token: str, *, learned: dict[str, Any] | Non
         max_seconds=settings.request_seconds,
         total_timeout=min(_ONE_TRY, settings.request_seconds),
         token_in=settings.token_in,
+        proxy=settings.proxy,
         user_agent=f"scanlake/{__version__}",
     )
     pacer = Pacer(

@@ -25,6 +25,7 @@ _ASK_SECONDS: Final = 30.0
 _SKEW: Final = (5.0, 60.0)  # seconds: worth a word, worth a warning
 _EXPIRES_SOON: Final = 14 * 86_400
 _CONTROL: Final = "Check base_url, and whether a firewall or proxy lies between."
+_LONGEST_REPLY: Final = 16_384
 _ISSUER: Final = "If it is your own authority, name its certificates in SSL_CERT_FILE; else have it replaced."
 _CERTIFICATES: Final = {
     9: ("is not valid yet", "Check this machine's clock; else the service's certificate has to be replaced."),
@@ -46,27 +47,61 @@ _OLD: Final = frozenset(
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})
 
 
-def reach(base_url: str) -> list[Finding]:
+def reach(base_url: str, proxy: str | None = None) -> list[Finding]:
     """The way to the service's door: its name, a connection, its certificate. Ends at the first fault."""
     parts = urlsplit(base_url)
     host = parts.hostname or ""
     port = parts.port or (443 if parts.scheme == "https" else 80)
+    if proxy is not None and parts.scheme == "https":
+        door = urlsplit(proxy)
+        findings, line = _line_to(door.hostname or "", door.port or 80, "proxy")
+        refusal = _tunnelled(line, host, port) if line is not None else None
+        if refusal is not None:
+            findings.append(fault("proxy", refusal, "Ask who runs the proxy, or mend `proxy`.", Exit.FAILED))
+    else:
+        findings, line = _line_to(host, port, "base_url")
+    if line is not None:
+        with line:
+            if parts.scheme == "https" and not any(finding.state == "fault" for finding in findings):
+                findings.append(_secured(line, host))
+    return findings
+
+
+def _line_to(host: str, port: int, setting: str) -> tuple[list[Finding], socket.socket | None]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        remedy = "Check base_url for a typing error, and this machine's DNS."
-        return [fault("address", f"the name {host} cannot be resolved", remedy, Exit.FAILED)]
+        remedy = f"Check {setting} for a typing error, and this machine's DNS."
+        return [fault("address", f"the name {host} cannot be resolved", remedy, Exit.FAILED)], None
     addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
     findings = [ok("address", f"{host} is {', '.join(addresses[:3])}")]
     line, reason = _connected(addresses, port)
     if line is None:
-        findings.append(fault("connect", f"no connection to {host}, port {port}: {reason}", _CONTROL, Exit.FAILED))
-        return findings
-    findings.append(ok("connect", f"port {port} answers"))
-    with line:
-        if parts.scheme == "https":
-            findings.append(_secured(line, host))
-    return findings
+        control = f"Check {setting}, and whether a firewall or proxy lies between."
+        findings.append(fault("connect", f"no connection to {host}, port {port}: {reason}", control, Exit.FAILED))
+    else:
+        findings.append(ok("connect", f"port {port} answers"))
+    return findings, line
+
+
+def _tunnelled(line: socket.socket, host: str, port: int) -> str | None:
+    """Ask a proxy for the way to a host: None when it is open, else why not."""
+    name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        line.sendall(f"CONNECT {name} HTTP/1.1\r\nHost: {name}\r\n\r\n".encode("ascii"))
+        reply = b""
+        while b"\r\n\r\n" not in reply and len(reply) < _LONGEST_REPLY:
+            part = line.recv(1_024)
+            if not part:
+                break
+            reply += part
+    except (OSError, UnicodeError):
+        reply = b""
+    status = reply.split(None, 2)[1:2]
+    if status == [b"200"]:
+        return None
+    told_ = status[0].decode("ascii", "replace") if status and status[0].isdigit() else "nothing that is HTTP"
+    return f"the proxy does not open the way to {host}: it answers {told_}"
 
 
 def _connected(addresses: list[str], port: int) -> tuple[socket.socket | None, str]:

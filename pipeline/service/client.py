@@ -1,12 +1,12 @@
-"""The service's client: the one module that knows the HTTP library.
+"""The service's client: the one module that asks by the HTTP library.
 
-Nothing of the library leaves it: its exceptions and URLs hold the token, so every failure is translated here
-and raised `from None`. What an answer means is `protocol`'s; how fast is `pace`'s; how often again `retry`'s.
+Nothing of the library leaves it: its exceptions and URLs hold the token, so every failure is translated
+(`translating`) and raised `from None`. What an answer means is `protocol`'s; how fast is `pace`'s; how often
+again `retry`'s.
 """
 
 from __future__ import annotations
 
-import ssl
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, cast
@@ -48,6 +48,7 @@ from pipeline.service.protocol import (
 from pipeline.service.reports import NotReady, ReportFile, ReportSink
 from pipeline.service.resolving import GuardedResolver, PrivateAddress
 from pipeline.service.retry import RetryPolicy, Seams
+from pipeline.service.translating import LIBRARY, never_twice, translated
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -107,8 +108,9 @@ class Client:
         self._asker = Asker(self._send, pacer=self.pacer, policy=self._policy, counts=self.counts, mask=self._mask)
         self._session: aiohttp.ClientSession | None = None
         self._outside: aiohttp.ClientSession | None = None
-        self._resolver = GuardedResolver(origin(self._base)[1])
+        self._resolver = GuardedResolver(origin(self._base)[1], proxy=options.proxy)
         self._files = f"{self._base}{API}/files"
+        self._proxy = options.proxy if origin(self._base)[0] == "https" else None
         self._detail_tail = f"?{self._query}" if self._query else ""
 
     def __repr__(self) -> str:
@@ -121,10 +123,10 @@ class Client:
             aiohttp.ClientSession,
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
-            trust_env=options.trust_env,
-            middlewares=(_never_twice,),
+            middlewares=(never_twice,),
         )
         self._session = session(
+            proxy=self._proxy,
             connector=aiohttp.TCPConnector(limit=options.max_concurrency + 8, ttl_dns_cache=60),
             timeout=aiohttp.ClientTimeout(total=options.total_timeout, sock_connect=connect),
             headers={
@@ -241,12 +243,14 @@ class Client:
             sink.begin()
             try:
                 await self._resolver.learn()
-                async with self._outside.get(URL(target, encoded=True), allow_redirects=False) as response:
+                proxy = await self._proxy_to(target)
+                request = partial(self._outside.get, allow_redirects=False, proxy=proxy)
+                async with request(URL(target, encoded=True)) as response:
                     status, headers = response.status, response.headers
                     start = await self._pour(response, sink) if status == 200 else b""
-            except _LIBRARY as error:
-                fault = _translate(error)
-                private = isinstance(getattr(error, "os_error", None), PrivateAddress)
+            except LIBRARY as error:
+                fault = translated(error)
+                private = isinstance(getattr(error, "os_error", error), PrivateAddress)
             else:
                 if not 300 <= status < 400:
                     reply = Reply(status, headers, start)
@@ -262,6 +266,14 @@ class Client:
                 raise ContractBroken("the service named a report host at a private address")
             raise fault
         raise ContractBroken(f"GET report: redirected more than {_REDIRECTS} times")
+
+    async def _proxy_to(self, target: str) -> str | None:
+        """The proxy on the way to a report. Names are the proxy's to resolve; private ones are refused here."""
+        scheme, host, _ = origin(target)
+        if self._proxy is None or scheme != "https":
+            return None
+        await self._resolver.refuse_private(host)
+        return self._proxy
 
     async def _pour(self, response: aiohttp.ClientResponse, sink: ReportSink) -> bytes:
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
@@ -301,8 +313,8 @@ class Client:
                 ) as response:
                     status, headers = response.status, response.headers
                     body = await self._read(response)
-            except _LIBRARY as error:
-                fault = _translate(error)
+            except LIBRARY as error:
+                fault = translated(error)
             else:
                 self._policy.contacted = True
                 self.clock.observe(headers.get("Date"))
@@ -361,40 +373,7 @@ class Client:
 
 
 _JSON: Final = {"Content-Type": "application/json"}
-_LIBRARY: Final = (aiohttp.ClientError, TimeoutError, OSError, ValueError)
-
-
-async def _never_twice(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-    # aiohttp sends a GET a second time by itself when the connection is lost: a share would be made twice.
-    try:
-        return await handler(request)
-    except aiohttp.ClientConnectorError:
-        raise
-    except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-        pass
-    raise Fault("closed", "the connection was lost before an answer")  # out here: no context to leak
 
 
 def _framed(headers: Any) -> bool:
     return "Content-Length" in headers or "chunked" in headers.get("Transfer-Encoding", "").lower()
-
-
-def _translate(error: BaseException) -> Fault:
-    """The library's exception as ours, by its cause; its text and its URL stay behind."""
-    for kinds, kind, detail, reached in _FAULTS:
-        if isinstance(error, kinds):
-            return Fault(kind, detail, again=kind != "tls", reached=reached)
-    return Fault("malformed", "an exchange that the HTTP library gave up")
-
-
-# In this order: several of these are kinds of each other.
-_FAULTS: Final[tuple[tuple[tuple[type[BaseException], ...], str, str, bool], ...]] = (
-    ((aiohttp.ClientSSLError, ssl.SSLError), "tls", "TLS failed: certificate or protocol refused", False),
-    ((aiohttp.ClientConnectorDNSError,), "dns", "the host's name cannot be resolved", False),
-    ((aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError), "connect", "no connection", False),
-    ((TimeoutError,), "timeout", "no whole answer in time", True),
-    ((aiohttp.ClientPayloadError,), "cut", "an answer that is cut off or damaged", True),
-    # The library says "status 400" here, for what was no HTTP at all.
-    ((aiohttp.ClientResponseError,), "malformed", "an answer that is not proper HTTP", True),
-    ((OSError, aiohttp.ServerDisconnectedError), "closed", "the connection was lost", True),
-)

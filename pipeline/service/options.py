@@ -26,7 +26,7 @@ class ClientOptions:
     token_in: Literal["query", "header"] = "query"  # noqa: S105 - the place, not the token
     retry_after_cap: float = 900.0
     user_agent: str = "scanlake"
-    trust_env: bool = False  # proxies and ~/.netrc of the environment
+    proxy: str | None = None  # for https alone: what is not encrypted would show it the token
 
     def __post_init__(self) -> None:
         low = {

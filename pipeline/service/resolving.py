@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from typing import Any
+from urllib.parse import urlsplit
 
 from pipeline.service.address import is_loopback
 from pipeline.service.hosts import Address, literal_address, may_ask
@@ -20,15 +21,16 @@ class GuardedResolver:
     The addresses it gives are those that are connected to, so a name cannot change its mind in between.
     """
 
-    def __init__(self, service_host: str) -> None:
+    def __init__(self, service_host: str, *, proxy: str | None = None) -> None:
         self._service_host = service_host
+        self._proxy_host = None if proxy is None else urlsplit(proxy).hostname
         self.service: Address | None = literal_address(service_host)
         if self.service is None and is_loopback(service_host):
             self.service = literal_address("127.0.0.1")
 
     async def learn(self) -> None:
-        """Find out where the service is, when its host is a name."""
-        if self.service is None:
+        """Find out where the service is, when its host is a name and no proxy goes there for us."""
+        if self.service is None and self._proxy_host is None:
             found = await self._look_up(self._service_host, 0, socket.AF_UNSPEC)
             self.service = literal_address(found[0]["host"])
 
@@ -37,11 +39,25 @@ class GuardedResolver:
     ) -> list[dict[str, Any]]:
         """The host's addresses, in the library's form. Raises `PrivateAddress` when one of them must not be asked."""
         found = await self._look_up(host, port, family)
+        if host != self._proxy_host:
+            self._judge(found)
+        return found
+
+    async def refuse_private(self, host: str) -> None:
+        """Raise `PrivateAddress` for a name that is known here and must not be asked, not even by a proxy."""
+        if host == self._service_host:
+            return
+        try:
+            found = await self._look_up(host, 0, socket.AF_UNSPEC)
+        except OSError:  # behind a proxy hardly any name is known
+            return
+        self._judge(found)
+
+    def _judge(self, found: list[dict[str, Any]]) -> None:
         for one in found:
             address = literal_address(one["host"])
             if address is None or not may_ask(address, self.service):
                 raise PrivateAddress
-        return found
 
     async def close(self) -> None:
         """Nothing is held."""
