@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pipeline import __version__, logs
+from pipeline.errors import Elsewhere
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -85,6 +86,8 @@ def _told(error: BaseException, depth: int, seen: set[int]) -> Iterator[str]:
     yield f"{type(error).__module__}.{type(error).__qualname__}"
     for frame in traceback.extract_tb(error.__traceback__):
         yield f"  {_short(frame.filename)}:{frame.lineno} in {frame.name}: {frame.line or ''}"
+    if isinstance(error, Elsewhere):
+        yield from (f"  {_short(filename)}:{line} in {name}" for filename, line, name in error.frames)
     if isinstance(error, BaseExceptionGroup):
         for each in error.exceptions:
             yield "together with"

@@ -22,7 +22,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 
 class Exit(IntEnum):
@@ -119,6 +119,14 @@ class StorageError(ScanlakeError):
         """What the system says by a number of `errno`, about a file or in general, with what to do."""
         said = os.strerror(number) if number else "cannot be written"
         return cls(f"{subject}: {said}" if subject else said, remedy=_REMEDIES.get(number or 0))
+
+
+class Elsewhere(Exception):
+    """Where another process of ours was when an error came up: (file, line, function), outermost first."""
+
+    def __init__(self, frames: Sequence[tuple[str, int, str]]) -> None:
+        super().__init__("in another process")
+        self.frames = frames
 
 
 _MORE_FILES: Final = (

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from pipeline.crawl.expansion import Expanded
     from pipeline.crawl.terms import Owners, Terms, WindowState
+    from schemas.versions import Tombstone
 
     Commit = Callable[[], Coroutine[Any, Any, None]]
     Sink = Callable[[Batch], Awaitable[Commit | None]]
@@ -52,6 +53,7 @@ class Batcher:
         self._sink = sink
         self._finished: list[Finished] = []
         self._listed: set[WindowState] = set()
+        self._gone: list[Tombstone] = []
         self._since: float | None = None
         self._taken = 0
         self._enough = min(_FIRST, terms.commit_files)  # files that make a batch
@@ -74,6 +76,11 @@ class Batcher:
         self._listed.add(state)
         self._note()
 
+    def found_gone(self, tombstone: Tombstone) -> None:
+        """Take a file that needs no further try, because the service has none of its key."""
+        self._gone.append(tombstone)
+        self._note()
+
     def last_call(self) -> None:
         """Nothing more will be issued: commit the rest as soon as it is here."""
         self._last_call = True
@@ -81,7 +88,7 @@ class Batcher:
 
     async def run(self, committed: Callable[[Sequence[Finished]], None]) -> None:
         """Commit batch after batch until the last call, and everything, is through."""
-        while not (self._last_call and not self._finished and not self._listed and not self._in_flight()):
+        while not (self._last_call and not self._holds_any() and not self._in_flight()):
             await self._until_due()
             if self._is_committed():
                 await self._former_commit()
@@ -99,6 +106,9 @@ class Batcher:
             self._committing = asyncio.ensure_future(self._make_true(commit, finished, committed))
             self._committing.add_done_callback(lambda _: self._wake.set())
         await self._former_commit()
+
+    def _holds_any(self) -> bool:
+        return bool(self._finished or self._listed or self._gone)
 
     def _is_committed(self) -> bool:
         return self._committing is not None and self._committing.done()
@@ -201,5 +211,6 @@ class Batcher:
         rejects = [each.reject for each in expanded if each.reject is not None]
         rejects += [reject for state in done for reject in state.rejects]
         versions = [each.version for each in expanded if each.version is not None]
-        gone = [each.gone for each in expanded if each.gone is not None]
+        gone = self._gone + [each.gone for each in expanded if each.gone is not None]
+        self._gone = []
         return finished, Batch(versions, rejects, [state.done() for state in done], gone)

@@ -71,7 +71,7 @@ class Crawl:
                 committer = group.create_task(batcher.run(self._flight.landed))
                 workers = [group.create_task(self._expand_all(batcher)) for _ in range(self._terms.workers)]
                 whole = await self._list_all(windows, batcher)
-                await self._revisit_all(revisits)
+                await self._revisit_all(revisits, batcher)
                 if sweep is not None and not whole:
                     await self._sweep(sweep, batcher)
                 batcher.last_call()
@@ -81,7 +81,7 @@ class Crawl:
         except BaseExceptionGroup as failures:
             first = _first(failures)
             await batcher.close(first)
-            raise first from None
+            raise first from first.__cause__  # without the group around it
         except asyncio.CancelledError:
             await batcher.close(None)
             raise
@@ -150,18 +150,18 @@ class Crawl:
             batcher.window_listed(state)
         return reading.rest
 
-    async def _revisit_all(self, revisits: Sequence[Revisit]) -> None:
+    async def _revisit_all(self, revisits: Sequence[Revisit], batcher: Batcher) -> None:
         left = iter(revisits)
 
         async def reviser() -> None:
             for revisit in left:
-                await self._revisit(revisit)
+                await self._revisit(revisit, batcher)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(_LISTERS):
                 group.create_task(reviser())
 
-    async def _revisit(self, revisit: Revisit) -> None:
+    async def _revisit(self, revisit: Revisit, batcher: Batcher) -> None:
         key, state = revisit.file_id, WindowState(Window(None, None))
         asked = monotonic()
         item = await self._listing.find(key, revisit.reference, revisit.updated_at)
@@ -171,6 +171,8 @@ class Crawl:
             item = ListItem(key, None, revisit.updated_at, revisit.document)
         if item is not None:
             await self._flight.issue_again(key, item, state)
+        elif (gone := await self._expansion.gone(key)) is not None:
+            batcher.found_gone(gone)
 
     def _count_reject(self) -> None:
         self.tally.rejects += 1

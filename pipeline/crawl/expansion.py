@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pipeline.crawl.listing import Listing
-    from pipeline.crawl.terms import Terms
+    from pipeline.crawl.terms import Identity, Terms
     from pipeline.service.client import Client
     from pipeline.service.protocol import ListItem
 
@@ -81,12 +81,20 @@ class Expansion:
         return detail
 
     async def _detail(self, key: int, item: ListItem) -> Detail | Gone:
-        detail = await self._client.get(key, lang=self._terms.lang)
+        detail = answer_for(key, self._terms.identity, await self._client.get(key, lang=self._terms.lang))
         if isinstance(detail, Gone) and item.id is not None and item.id != key:
             # An instance that cannot be asked for by its own number may be what its file's number answers.
             other = await self._client.get(item.id, lang=self._terms.lang)
             return other if isinstance(other, Detail) and other.instance == key else detail
         return detail
+
+    async def gone(self, key: int) -> Tombstone | None:
+        """What shows that the service has no file of this key; None when it has, or does not say."""
+        try:
+            answer = answer_for(key, self._terms.identity, await self._client.get(key, lang=self._terms.lang))
+        except RequestFailed:
+            return None
+        return Tombstone(key, self._now_us(), answer.witness) if isinstance(answer, Gone) else None
 
     async def _call_witnesses(self, key: int, failure: RequestFailed) -> None:
         """Return when the detail of another file comes, after this one failed; raise `failure` when none does."""
@@ -143,6 +151,13 @@ class Expansion:
             settled=agree and sure and item.updated is not None,
             instance=item.instance,
         )
+
+
+def answer_for(key: int, identity: Identity, answer: Detail | Gone) -> Detail | Gone:
+    """What the service says of a file: where the instance is the key, its number may be another file's id."""
+    if identity == "file_id" and isinstance(answer, Detail) and answer.instance not in {None, key}:
+        return Gone("its number is the id of another file")
+    return answer
 
 
 def _agree(listed: int | None, detailed: int | None) -> bool:

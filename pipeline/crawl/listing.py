@@ -108,7 +108,8 @@ class Listing:
                 if file_id in {item.instance, item.id}:
                     if item.instance in {file_id, None}:
                         return item
-                    shared = shared or item
+                    # Where the instance is the key, this is another file whose id is the same number.
+                    shared = shared or (None if self._terms.identity == "file_id" else item)
             if page.more is False or not page.items:
                 break
             if reference is not None and all(reference_of(item.raw) != reference for item in page.items):

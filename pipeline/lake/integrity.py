@@ -31,8 +31,11 @@ if TYPE_CHECKING:
 
 _ROWS: Final = 10_000
 _OUR_BUG: Final = re.compile(r"scanlake-bug-[0-9TZa-f-]+\.txt")  # what the command writes about a bug of its own
-# The last is what the watch remembers of its runs.
-_SIDE_FILES: Final = ("ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.sqlite-journal", "watching.json")
+# The last two: what the watch remembers of its runs, and what keeps two jobs of shares apart.
+_SIDE_FILES: Final = (
+    *("ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.sqlite-journal"),
+    *("watching.json", "SHARES.LOCK"),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,8 @@ class Changes:
     """What one commit brings: versions with their rows by table, and the progress that they vouch for.
 
     `written` are the versions' parts where they are on disk already; `digests` of the list items
-    go with the versions, in order, `names` with the parts. `healed` names files that need no further try.
+    go with the versions, in order, `names` with the parts. `healed` names files that need no further try,
+    `owed` those that the next run tries again: (id, updated_at in microseconds).
     """
 
     versions: Sequence[Version] = ()
@@ -48,6 +49,7 @@ class Changes:
     tombstones: Sequence[Tombstone] = ()
     rejects: Sequence[Reject] = ()
     healed: Sequence[int] = ()
+    owed: Sequence[tuple[int, int | None]] = ()
     drift: Mapping[tuple[str, str, str], int] | None = None
     definitions: Sequence[str] = ()
     windows: Sequence[WindowRecord] = ()
@@ -146,6 +148,7 @@ class Lake:
                 parts=held,
                 names=count_names(self.layout, held) if changes.names is None else changes.names,
                 digests=changes.digests,
+                owed=changes.owed,
                 versions=changes.versions,
                 tombstones=changes.tombstones,
                 rejects=changes.rejects,
@@ -207,7 +210,8 @@ class Lake:
         last = self.ledger.last_snapshot()
         if last is None:
             return self.publish("", at=at, complete=False, horizon=None)
-        return self.publish(last.run_id, at=at, complete=last.complete, horizon=last.horizon)
+        complete = last.complete and not self.ledger.has_versions_since(last.seq)  # of a run that was killed
+        return self.publish(last.run_id, at=at, complete=complete, horizon=last.horizon)
 
     def states(self, file_ids: Sequence[int]) -> dict[int, FileState]:
         """What the lake holds of some files."""

@@ -52,10 +52,10 @@ class Ledger:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             bring_up(self._db)
+            self._reader = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
+            self._reader.row_factory = sqlite3.Row
         except sqlite3.Error as error:
             raise _told(error) from error
-        self._reader = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
-        self._reader.row_factory = sqlite3.Row
 
     def close(self) -> None:
         """Close the ledger."""
@@ -132,7 +132,10 @@ class Ledger:
         # On a connection of its own: a commit that waits for the disk does not hold up the crawl.
         with self._reading:
             question = f"SELECT {_STATE} FROM file_version WHERE file_id IN ({marks})"
-            rows = self._reader.execute(question, list(file_ids)).fetchall()
+            try:
+                rows = self._reader.execute(question, list(file_ids)).fetchall()
+            except sqlite3.DatabaseError as error:
+                raise _told(error) from error
         return {row["file_id"]: FileState(**{**dict(row), **_booleans(row)}) for row in rows}
 
     def count_files(self) -> int:
@@ -303,6 +306,10 @@ class Ledger:
             return True
         return int(rows[0]["seq"]) < self.next_seq() - 1
 
+    def has_versions_since(self, seq: int) -> bool:
+        """Whether files came, changed or went after a commit."""
+        return bool(self.query("SELECT 1 FROM file_version WHERE seq > ? LIMIT 1", (seq,)))
+
     def switch_identity(self, run_id: str, at: int) -> None:
         """Make the instance the key of a file: every row keyed by the shared id goes, the crawl begins anew."""
         with self.transaction() as db:
@@ -310,6 +317,10 @@ class Ledger:
             db.execute("INSERT OR IGNORE INTO dead SELECT seq, file_id FROM file_version")
             db.execute("DELETE FROM file_version")
             db.execute("DELETE FROM coverage")
+            # Everything is read again: no horizon holds, and what was owed or rejected under a shared id is no file.
+            db.execute("DELETE FROM fact WHERE name = 'horizon'")
+            db.execute("DELETE FROM owed")
+            db.execute("DELETE FROM reject WHERE file_id IS NOT NULL")
             count_drift(db, ("files", "file_id", "identity"), 1, run_id, at)
             # The parts are the same but what counts in them is not: the catalog must follow.
             set_fact(db, "next_seq", self.next_seq() + 1)

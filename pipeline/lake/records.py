@@ -127,4 +127,5 @@ class Commit:
     coverage: Sequence[tuple[int | None, int | None]] | None = None
     digests: Sequence[bytes] | None = None
     healed: Sequence[int] = ()
+    owed: Sequence[tuple[int, int | None]] = ()
     names: Mapping[tuple[str, str], int] | None = None

@@ -65,7 +65,8 @@ def write_files(db: sqlite3.Connection, commit: Commit) -> None:
         " seq = excluded.seq, deleted = 1, settled = 0, run_id = excluded.run_id",
         [(each.file_id, commit.seq, each.found_gone_at, commit.run_id) for each in commit.tombstones],
     )
-    db.executemany("DELETE FROM owed WHERE file_id = ?", touched)
+    db.executemany("DELETE FROM owed WHERE file_id = ?", [*touched, *((each,) for each in commit.healed)])
+    db.executemany("INSERT OR REPLACE INTO owed VALUES (?, ?)", commit.owed)
 
 
 def write_rejects(db: sqlite3.Connection, commit: Commit) -> None:

@@ -55,6 +55,7 @@ def backup(lake: Lake, folder: Path, *, copy: bool = False) -> Copied:
         aside.rename(target.ledger)
         sync_folder(target.root)
     with Lake(target.root, doing="backup") as made:
+        made.move_readers_to(target.root)  # wherever those of the lake see it
         made.ledger.forget_retired([name for name, _, _ in made.ledger.retired()])  # they were left behind
         record = made.republish(at=time.time_ns() // 1_000)
     size = sum(part.bytes for part in parts)

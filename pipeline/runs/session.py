@@ -24,7 +24,8 @@ from pipeline.lake.history import refuse_while_paused
 from pipeline.lake.lake import Changes
 from pipeline.lake.records import RunRecord, WindowRecord
 from pipeline.runs.counting import Outlook
-from pipeline.runs.writing import Order, Writer, Written
+from pipeline.runs.writer import Writer
+from pipeline.runs.writing import Order
 from schemas.instants import SECOND
 from schemas.requests import FileQuery
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from pipeline.lake.lake import Lake
     from pipeline.lake.records import SnapshotRecord
     from pipeline.progress import Progress
+    from pipeline.runs.writing import Written
     from pipeline.service.client import Client
     from pipeline.settings import Settings
 
@@ -161,10 +163,20 @@ class Session:
     async def crawl(self, windows: Sequence[Window], *, promise: int, revisits: Sequence[Revisit] = ()) -> None:
         """Read `windows` and commit what comes, batch by batch. `unproven` says what could not be proven."""
         catching_up = asyncio.ensure_future(self.on_thread(self._catch_up))
+
+        async def sink(batch: Batch) -> Commit:
+            if catching_up.done():
+                catching_up.result()  # a catalog that cannot be written ends the run before more is fetched
+            return await self._sink(batch)
+
         try:
-            await self.walk(windows, self._sink, self.known, promise=promise, terms=self.terms(), revisits=revisits)
-        finally:
-            await catching_up
+            await self.walk(windows, sink, self.known, promise=promise, terms=self.terms(), revisits=revisits)
+        except BaseException:
+            await asyncio.wait({catching_up})  # what stopped the run is what is told
+            if not catching_up.cancelled():
+                catching_up.exception()
+            raise
+        await catching_up
 
     def _catch_up(self) -> None:
         """Before the first commit, and while the first files are fetched, show readers what is there by now.
@@ -266,6 +278,7 @@ class Session:
             names=written.names,
             rejects=[*batch.rejects, *written.rejects],
             healed=[tombstone.file_id for tombstone in batch.gone],
+            owed=[(version.file_id, version.updated_at) for version in order.versions if version.file_id in unreadable],
             drift=written.drift,
             definitions=sorted(written.definitions),
             windows=[

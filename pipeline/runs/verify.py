@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from pipeline.crawl.expansion import reference_of
+from pipeline.crawl.expansion import answer_for, reference_of
 from pipeline.crawl.terms import Known, Revisit, SharedId, Terms
 from pipeline.crawl.windows import EVERYTHING, Window, cut
 from pipeline.errors import ContractBroken, ScanlakeError, SettingsError
@@ -142,6 +142,11 @@ class Census:
 
 async def verify(lake: Lake, settings: Settings, token: str, mode: Mode, progress: Progress) -> Proof:
     """Hold the lake against the service. Raises a `ScanlakeError`; what was healed by then is published."""
+    if mode.deep and settings.expand == "never":
+        raise SettingsError(
+            'a deep verify compares details, and expand = "never" fetches none',
+            remedy="Verify without --deep, or change expand.",
+        )
     async with make_client(settings, token, learned=lake.ledger.fact("learned_pace")) as client:
         session = Session(lake, settings, client, progress)
         async with session.running("verify"):
@@ -261,11 +266,11 @@ class _Verify:
 
     async def _ask(self, file_ids: Sequence[int]) -> list[Detail | Gone | None]:
         """Files by id, side by side; None where the service failed every try."""
-        lang = self._session.settings.lang
+        lang, identity = self._session.settings.lang, self._session.ledger.fact("identity", "id")
 
         async def one(file_id: int) -> Detail | Gone | None:
             try:
-                return await self._session.client.get(file_id, lang=lang)
+                return answer_for(file_id, identity, await self._session.client.get(file_id, lang=lang))
             except RequestFailed:
                 return None
 

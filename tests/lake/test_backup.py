@@ -13,6 +13,7 @@ from pipeline.errors import SettingsError, StorageError
 from pipeline.lake.lake import Lake
 from pipeline.runs.copying import Copied, backup
 from tests.lake.damaging import checked, grown
+from tests.lake.made import AT
 from tests.oracle import differences
 from tests.sync.running import opened, synced
 
@@ -43,6 +44,21 @@ async def test_it_opens_by_itself_and_syncs_on(tmp_path: Path, copy: bool) -> No
         with opened(folder) as db:
             assert differences(db, emulator.truth()) == []
     assert checked(folder, read_data=True).strangers == []
+
+
+async def test_of_a_lake_that_is_read_elsewhere(tmp_path: Path) -> None:
+    """The copy of a lake that readers see under another path is read where the copy lies."""
+    lake, folder, mount = tmp_path / "lake", tmp_path / "backup", tmp_path / "mount"
+    async with grown(lake) as emulator:
+        mount.symlink_to(lake)
+        with Lake(lake, doing="publish") as held:
+            held.move_readers_to(mount)
+            held.republish(at=AT)
+        saved(lake, folder, copy=True)
+        mount.unlink()
+        shutil.rmtree(lake)
+        with opened(folder) as db:
+            assert differences(db, emulator.truth()) == []
 
 
 async def test_the_two_lakes_do_not_touch(tmp_path: Path) -> None:

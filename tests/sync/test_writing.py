@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -14,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import bugs
 from pipeline.emulator import Emulator
 from pipeline.errors import ScanlakeError, StorageError
-from pipeline.runs import session
-from pipeline.runs.writing import Writer
+from pipeline.runs import session, writer
+from pipeline.runs.writer import Writer
 from tests.oracle import differences
 from tests.sync.running import SEED, opened, synced
 
@@ -89,6 +91,20 @@ async def test_its_errors_arrive(tmp_path: Path) -> None:
         truth = list(emulator.truth())
     with opened(lake) as db:
         assert differences(db, truth) == []
+
+
+async def test_a_bug_in_it_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report of a bug in the writing process names the line that it came up in, and nothing that was written."""
+    monkeypatch.setattr(writer, "_ENTRY", f"import pipeline.runs.writing as w\nw.flatten = None\n{writer._ENTRY}")
+    async with Emulator(20, seed=SEED) as emulator:
+        with pytest.raises(TypeError) as raised:
+            await synced(emulator, tmp_path / "lake")
+    bugs.keep_in(tmp_path)
+    report = bugs.write_report(raised.value, ["sync"], ["sync"])
+    assert report is not None
+    text = report.read_text(encoding="utf-8")
+    assert re.search(r"pipeline/runs/writing\.py:\d+ in write\n", text)
+    assert "NoneType" not in text
 
 
 @pytest.mark.parametrize("sent", [b"", b"123", struct.pack("<Q", 1_000_000) + b"cut"], ids=["none", "head", "content"])
