@@ -215,7 +215,7 @@ async def test_too_few_files_may_be_open(tmp_path: Path) -> None:
         assert code == Exit.DONE, err
         # How many a run needs depends on the machine: on its speed, for one, and so on the connections at once.
         ends = []
-        for limit in (32, 26, 20, 14):
+        for limit in (32, 20, 14):
             emulator.world.update(emulator.world.some(20))
             before = list(emulator.truth())
             ends.append(await short_of_files(limit, *sync, emulator=emulator))
