@@ -95,7 +95,22 @@ VERBS: Final = {
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and end the process with one of the codes in `Exit`."""
+    _fill_closed()
     sys.exit(_run(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def _fill_closed() -> None:
+    """Let what is written to a closed stdout or stderr vanish, and let no file of ours get its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is not None:
+            continue
+        mode = os.O_RDONLY if name == "stdin" else os.O_WRONLY
+        nowhere = os.open(os.devnull, mode)
+        if nowhere != number:
+            os.dup2(nowhere, number)
+            os.close(nowhere)
+        os.set_inheritable(number, True)  # noqa: FBT003
+        setattr(sys, name, open(number, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: PTH123, SIM115
 
 
 def _run(arguments: list[str]) -> int:
@@ -177,11 +192,20 @@ def _front(run: Callable[..., Exit | None]) -> Callable[..., Exit | None]:
         call = importlib.import_module("pipeline.call").begin(given.over(context.obj))
         return run(call, **options) if takes_call else run(**options)
 
-    front.__doc__ = run.__doc__
+    front.__doc__ = _with_joined_lines(run.__doc__ or "")
     front.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [_CONTEXT, *(own[1:] if takes_call else own), *_FLAGS]
     )
     return front
+
+
+def _with_joined_lines(text: str) -> str:
+    """The paragraphs, each on one line: the help breaks them where the terminal ends. Lists keep their lines."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    is_list = [any(line.startswith((" ", "- ", "* ")) for line in each.splitlines()) for each in paragraphs]
+    return "\n\n".join(
+        each if kept else " ".join(each.splitlines()) for each, kept in zip(paragraphs, is_list, strict=True)
+    )
 
 
 def _show_version(asked: bool) -> None:  # noqa: FBT001 - typer calls it

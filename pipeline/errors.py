@@ -150,4 +150,4 @@ class Interrupted(ScanlakeError):
     """The person or the system asked the run to stop."""
 
     exit_code = Exit.INTERRUPTED
-    default_remedy = "Run the same command again; it goes on where this one stopped."
+    default_remedy = "Run the same command again."

@@ -214,6 +214,15 @@ class Settings(BaseSettings):
     def _includes_in_order(cls, given: tuple[Include, ...]) -> tuple[Include, ...]:
         return tuple(name for name in INCLUDES if name in given)
 
+    @field_validator("lake", "anchor", mode="before")
+    @classmethod
+    def _path_is_no_pattern(cls, path: Any) -> Any:
+        if isinstance(path, str) and not path.strip():
+            raise ValueError("is empty: name a folder, or . for this one")
+        if path is not None and re.search(r"[*?\[\\]", str(Path(path).absolute())):
+            raise ValueError("lies under a name with * ? [ or \\, which DuckDB takes for a pattern: use another folder")
+        return path
+
     @field_validator("anchor")
     @classmethod
     def _anchor_is_absolute(cls, anchor: Path | None) -> Path | None:

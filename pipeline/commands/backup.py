@@ -26,6 +26,7 @@ def run(
 
     The copy is a lake: it opens by itself, and a sync goes on with it. On the same file system parts are hard
     links, which take neither time nor space; they are never written again, so the two lakes do not touch.
+    What a backup left that was killed, the next one to the same folder replaces.
     """
     settings = call.settings()
     with Lake(settings.lake, doing="backup", anchor=settings.anchor, must_exist=True) as lake:

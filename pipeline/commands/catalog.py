@@ -9,7 +9,7 @@ import typer
 from pipeline.call import Call
 from pipeline.errors import Exit, SettingsError
 from pipeline.published import CATALOG, has_catalog
-from pipeline.runs.uniting import NAME, unite
+from pipeline.runs.uniting import NAME, refuse_foreign, unite
 from pipeline.sources import settings_of_all, shared_folder
 
 
@@ -44,6 +44,8 @@ def run(
             sys.stdout.write(f"{path}\n")
         return Exit.DONE
     lakes = {name: settings.lake for name, settings in settings_of_all(call.config).items()}
+    if out is not None:
+        refuse_foreign(out)
     made = unite(lakes, out or shared_folder(call.config) / NAME)
     if call.as_json:
         call.print_json({"union": str(made.path), "snapshots": made.snapshots, "missing": made.missing})

@@ -52,12 +52,17 @@ def _told(checked: Checked, *, mended: bool) -> str:
         if each["mended"]:
             lines.append(f"  {each['mended']}")
     lines += [f"{name}: not ours, left alone" for name in checked.strangers]
+    lines += [
+        f"{name}: kept by scanlake when the ledger was rebuilt; delete it when you need it no more"
+        for name in checked.kept
+    ]
     held = f"{many(checked.parts, 'part')}, {checked.bytes / 1e6:,.1f} MB, {many(checked.snapshots, 'snapshot')}"
     if not checked.damage:
         return "\n".join([*lines, f"whole: {held}"]) + "\n"
-    lines.append(f"DAMAGED: {len(checked.damage):,} findings in {held}")
+    lines.append(f"DAMAGED: {many(len(checked.damage), 'finding')} in {held}")
     if checked.refetch:
-        lines.append(f"{len(checked.refetch):,} files are to be fetched again: run `scanlake sync`")
+        what = f"{many(len(checked.refetch), 'file')} {'is' if len(checked.refetch) == 1 else 'are'}"
+        lines.append(f"{what} to be fetched again: run `scanlake sync`")
     elif not mended:
         lines.append("nothing was changed; without --no-mend it is mended")
     else:

@@ -1,5 +1,6 @@
 """`scanlake export`: the lake's tables as files, or as one database to mail."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ import typer
 from pipeline.call import Call
 from pipeline.errors import Exit, SettingsError
 from pipeline.lake.extracts import Shape, export, plan
-from pipeline.published import CATALOG, has_catalog, published, until_done
+from pipeline.published import has_catalog, published, until_done
 
 
 def run(
@@ -41,15 +42,15 @@ def run(
     settings = call.settings()
     if not has_catalog(settings):
         raise SettingsError(f"No lake at {settings.lake}.", remedy="Run `scanlake sync` first, or mend --lake.")
-    folder = target.absolute()
-    if folder.resolve().is_relative_to(settings.lake.resolve()):
+    folder = Path(os.path.realpath(target))  # where it really is: that is what SQL may write below
+    if folder.is_relative_to(settings.lake.resolve()):
         raise SettingsError(f"{target} lies within the lake.", remedy="Export to somewhere else.")
     named = [name.strip() for name in (tables or "").split(",") if name.strip()]
-    wanted = plan(settings.lake.absolute() / CATALOG, shape, named, partition_by, raw=raw)
     with published(settings, writes=folder.parent) as lake:
+        wanted = plan(lake, shape, named, partition_by, raw=raw)
         counts = until_done(lake, lambda: export(lake, folder, wanted))
     if call.as_json:
-        call.print_json({"out": str(folder), "format": shape.value, "rows": counts})
+        call.print_json({"out": str(target.absolute()), "format": shape.value, "rows": counts})
     else:
         for name, count in counts.items():
             sys.stdout.write(f"{count:>12,} rows of {name}\n")

@@ -13,7 +13,7 @@ import typer
 
 from pipeline.call import Call
 from pipeline.errors import Exit
-from pipeline.lake.erasure import purge
+from pipeline.lake.erasure import LAST_ID, purge
 from pipeline.lake.lake import Lake
 from pipeline.wording import many
 
@@ -21,14 +21,17 @@ from pipeline.wording import many
 def run(
     call: Call,
     *,
-    file_ids: Annotated[list[int], typer.Argument(metavar="ID...", help="Ids of the files, as files.file_id.")],
+    file_ids: Annotated[list[int], typer.Argument(metavar="ID...", min=1, max=LAST_ID, help="Ids of the files.")],
     by: Annotated[str | None, typer.Option("--by", help="Who asked for it; default: who runs this, and where.")] = None,
 ) -> Exit:
     """Erase files from the lake and from every earlier snapshot.
 
     For those who must forget: tables, raw documents, rejects and ledger hold nothing of the files afterwards,
     and earlier snapshots are dropped. Recorded are the ids, the time, and who asked for it. A file that the
-    service still holds comes back with the next verify: delete it there first.
+    service still holds may come back with the next sync: delete it there first. One that is killed is finished
+    by the next run that publishes.
+
+    Ids are those of files.file_id. One that the lake never held ends it with exit code 2, and nothing is erased.
     """
     settings = call.settings()
     who = by or _whoever()
@@ -37,11 +40,12 @@ def run(
     if call.as_json:
         call.print_json({**asdict(done), "by": who})
         return Exit.DONE
+    before = len(done.file_ids) - len(done.known)
     sys.stdout.write(
-        f"snapshot {done.snapshot}: {many(len(done.file_ids), 'file')} erased,"
-        f" {len(done.known):,} of which the lake held;"
+        f"snapshot {done.snapshot}: {many(len(done.known), 'file')} erased"
+        f"{f', {before:,} had been erased before' if before else ''};"
         f" {many(done.parts, 'part')} written anew, {done.snapshots:,} earlier snapshots dropped\n"
-        "what the service still holds comes back with the next verify: delete it there too\n"
+        "what the service still holds may come back with the next sync: delete it there too\n"
     )
     return Exit.DONE
 

@@ -24,8 +24,9 @@ from rich.text import Text
 from pipeline.call import Call
 from pipeline.errors import Exit, SettingsError
 from pipeline.logs import one_line
-from pipeline.published import first_line, published, until_done
+from pipeline.published import failure_of, first_line, published, until_done
 
+_STANDARD_OUTPUT: Final = Path("-")
 _BATCH_ROWS: Final = 20_000
 _TABLE_ROWS: Final = 1_000
 _ENDLESS: Final = 100_000  # columns: what is not a screen gets its lines whole
@@ -59,7 +60,8 @@ def run(
         typer.Option("--format", help="Default: by the ending of --out, else table.", show_default=False),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Write the answer to this file.", show_default=False)
+        Path | None,
+        typer.Option("--out", "-o", help="Write the answer to this file; - is standard output.", show_default=False),
     ] = None,
 ) -> Exit:
     """Ask the lake a question in SQL.
@@ -68,16 +70,19 @@ def run(
     empty text is two quotation marks. A table shows the first 1,000 rows; every other format writes all.
     """
     settings = call.settings()
+    if out is not None and _is_standard_output(out):
+        out = None
     shape = _format(format_, out, as_json=call.as_json)
     question = _question(sql, file)
-    if out is not None and out.resolve().is_relative_to(settings.lake.resolve()):
-        raise SettingsError(f"--out {out} lies within the lake.", remedy="Write the answer somewhere else.")
+    place = None if out is None else _place(out, settings.lake)
     with published(settings) as lake:
         try:
-            count = until_done(lake, lambda: _answer(lake, question, shape, out))
-        except (duckdb.IOException, duckdb.HTTPException):
-            raise  # not the question's fault
+            count = until_done(lake, lambda: _answer(lake, question, shape, place))
+        except duckdb.InterruptException:
+            raise
         except duckdb.Error as error:
+            if failure_of(error) is not None:
+                raise  # not the question's fault
             raise SettingsError(first_line(error), remedy="`scanlake tables` lists tables and columns.") from error
     if call.as_json and out is not None:
         call.print_json({"out": str(out), "format": shape.value, "rows": count})
@@ -117,7 +122,10 @@ def _question(sql: str | None, file: Path | None) -> str:
 
 def _text_of(sql: str | None, file: Path | None) -> str:
     if file is not None:
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except OSError as error:
+            raise SettingsError(f"--file {file}: {error.strerror}.", remedy="Name a file that can be read.") from None
     return sys.stdin.read() if sql == "-" else str(sql)
 
 
@@ -140,13 +148,47 @@ def _answer(lake: duckdb.DuckDBPyConnection, question: str, shape: Format, out: 
         return _WRITERS[shape](answer, target)
 
 
+def _place(out: Path, lake: Path) -> Path:
+    """Where --out leads, behind links: a file, a device or a pipe. Raises `SettingsError` where none can be."""
+    try:
+        place = out if _is_stream(out) else out.resolve()
+    except RuntimeError:
+        raise SettingsError(f"--out {out} is a link in a circle.", remedy="Write the answer elsewhere.") from None
+    if place.is_relative_to(lake.resolve()):
+        raise SettingsError(f"--out {out} lies within the lake.", remedy="Write the answer somewhere else.")
+    if place.is_dir():
+        raise SettingsError(f"--out {out} is a folder.", remedy="Name a file in it.")
+    if not place.parent.is_dir():
+        raise SettingsError(f"--out {out}: there is no folder {out.parent}.", remedy="Make it, or name another one.")
+    return place
+
+
+def _is_standard_output(out: Path) -> bool:
+    """Also /dev/stdout, where that is a file: it may hold what somebody wrote before."""
+    if out == _STANDARD_OUTPUT:
+        return True
+    try:
+        return os.path.samestat(out.stat(), os.fstat(sys.stdout.fileno()))
+    except (OSError, ValueError):
+        return False
+
+
+def _is_stream(out: Path) -> bool:
+    """Whether something is there that no file can stand for: a device, a pipe, a terminal."""
+    return out.exists() and not (out.is_file() or out.is_dir())
+
+
 @contextmanager
 def _target(out: Path | None) -> Iterator[IO[bytes]]:
-    """Standard output, or a file that has its name only once it is whole."""
+    """Standard output, a device or a pipe, or a file that has its name only once it is whole."""
     if out is None:
         sys.stdout.flush()
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
+        return
+    if _is_stream(out):
+        with out.open("wb") as target:
+            yield target
         return
     aside = out.with_name(f".{out.name}.{os.getpid()}.aside")
     try:
@@ -224,8 +266,7 @@ def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
         except StopIteration:
             return
         except (OSError, pa.ArrowException) as error:  # Arrow hands on what DuckDB raises while the query runs
-            text = str(error)
-            raise (duckdb.IOException if text.startswith("IO Error") else duckdb.Error)(text) from None
+            raise duckdb.Error(str(error)) from None
         yield batch
 
 

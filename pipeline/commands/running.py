@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import structlog
 
-from pipeline.errors import Interrupted
+from pipeline.errors import Exit, Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -41,11 +41,20 @@ def run_to_end(work: Coroutine[Any, Any, _Result]) -> _Result:
 
 
 def in_own_process(call: Call, lake: Path, *arguments: str) -> None:
-    """Run another verb on the lake in a process of its own, with memory of its own; a failure is logged."""
+    """Run another verb on the lake in a process of its own, with memory of its own; a failure is logged.
+
+    That another run holds the lake is none: what was due stays due, and the next run does it.
+    """
     command = [sys.executable, "-m", "pipeline", *arguments, "--lake", str(lake), "--quiet"]
     if call.config is not None:
         command += ["--config", str(call.config)]
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)  # noqa: S603 - our own command
+    done = subprocess.run(  # noqa: S603 - our own command
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", check=False
+    )
+    if done.returncode == Exit.BUSY:
+        _log.info("upkeep.later", verb=arguments[0], reason="another run holds the lake")
+        return
+    sys.stderr.write(done.stderr)
     if done.returncode:
         _log.warning("upkeep.failed", verb=arguments[0], exit_code=done.returncode)
 
@@ -67,7 +76,10 @@ async def _interruptible(work: Coroutine[Any, Any, _Result]) -> _Result:
     try:
         return await task
     except asyncio.CancelledError:
-        raise Interrupted("stopped on request; what was whole is committed and published") from None
+        raise Interrupted(
+            "stopped on request; what was whole is committed and published",
+            remedy="Run the same command again; it goes on where this one stopped.",
+        ) from None
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)

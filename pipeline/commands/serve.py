@@ -1,6 +1,8 @@
 """`scanlake serve`: the emulated service, to try scanlake or any other client against."""
 
-from typing import Annotated
+import errno
+import os
+from typing import Annotated, Final
 
 import typer
 
@@ -17,7 +19,9 @@ from pipeline.emulator.options import (
 )
 from pipeline.emulator.server import DEFAULT_TOKEN
 from pipeline.emulator.serving import Serving, faults_of, serve
+from pipeline.errors import SettingsError
 
+_PORT_REFUSED: Final = frozenset({errno.EADDRINUSE, errno.EACCES, errno.EPERM, errno.EADDRNOTAVAIL})
 _WORLD, _ANSWERS, _TROUBLE, _PROCESS = "World", "Answers", "Misbehaviour", "Process"
 
 
@@ -44,7 +48,10 @@ def _list_options(wanted: bool) -> None:  # noqa: FBT001 (typer hands the flag o
 
 def run(
     *,
-    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 takes a free one.", rich_help_panel=_PROCESS)] = 8765,
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes a free one.", rich_help_panel=_PROCESS),
+    ] = 8765,
     files: Annotated[int, typer.Option(min=0, help="How many files there are.", rich_help_panel=_WORLD)] = 2000,
     seed: Annotated[int, typer.Option(help="The same seed grows the same files.", rich_help_panel=_WORLD)] = 0,
     days: Annotated[int, typer.Option(min=1, help="Age of the oldest file.", rich_help_panel=_WORLD)] = 1095,
@@ -128,4 +135,12 @@ def run(
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    serve(serving)
+    try:
+        serve(serving)
+    except OSError as error:
+        if error.errno not in _PORT_REFUSED:
+            raise
+        raise SettingsError(
+            f"Port {port} cannot be listened on: {os.strerror(error.errno or 0)}.",
+            remedy="Name another one with --port.",
+        ) from None

@@ -93,7 +93,9 @@ def run(
     layout = Layout(settings.lake.absolute())
     if not layout.ledger.exists():
         raise SettingsError(f"No lake at {settings.lake}.", remedy="Run `scanlake sync` first, or mend --lake.")
-    requests = requests_of(_wanted(settings, reference, where, file, given), send_email=send_email, now=now_us())
+    wanted = _wanted(settings, reference, where, file, given)
+    table = None if file is None else str(file)
+    requests = requests_of(wanted, send_email=send_email, now=now_us(), source=table)
     if not requests:
         raise SettingsError("No reference is selected.", remedy="Nothing was shared; mend the selection.")
     token = call.token(settings)

@@ -78,6 +78,8 @@ def run(
     }
     if all_:
         return _sync_all(call, flags | {"since": since, "until": until, "full": full, "moved": moved}, jobs)
+    if jobs is not None:
+        raise SettingsError("--jobs goes with --all.", remedy="Leave it out, or sync every source with --all.")
     settings = call.settings(**flags)
     base_url_value(settings)
     with accounted(settings, "sync", call.source or "") as account:

@@ -27,8 +27,11 @@ def tell_sync(summary: Summary, came: Brought, lake: Mapping[str, Any]) -> str:
     files = [f"{many(summary.files_expanded, 'file')} fetched", f"{summary.files_skipped:,} unchanged"]
     files += [f"{came.added:,} of them new"] if came.added else []
     files += [f"{summary.files_gone:,} gone meanwhile"] if summary.files_gone else []
-    calls = [f"{requests['list']:,} list and {requests['detail']:,} detail", f"{summary.retries:,} retries"]
-    calls += [f"{came.throttled:,} times told to wait (429)"] if came.throttled else []
+    calls = [
+        f"{requests['list']:,} list and {requests['detail']:,} detail",
+        f"{summary.retries:,} {'retry' if summary.retries == 1 else 'retries'}",
+    ]
+    calls += [f"{many(came.throttled, 'time')} told to wait (429)"] if came.throttled else []
     lines = {
         "horizon": f"{summary.horizon or 'not reached yet'}: everything updated before it is in the lake",
         "files": ", ".join(files),
@@ -48,7 +51,7 @@ def _rejects(summary: Summary, came: Brought) -> str:
         return ""
     reasons = [f"{count:,} x {one_line(reason)}" for reason, count in list(came.rejected.items())[:_SHOWN_REASONS]]
     more = len(came.rejected) - _SHOWN_REASONS
-    return "; ".join([f"{summary.rejects:,}", *reasons, *([f"{more:,} other reasons"] if more > 0 else [])])
+    return "; ".join([f"{summary.rejects:,}", *reasons, *([many(more, "other reason")] if more > 0 else [])])
 
 
 def _next(summary: Summary, came: Brought, lake: Mapping[str, Any]) -> str:
@@ -85,6 +88,8 @@ def tell_proof(proof: Proof) -> str:
         (found.unproven, "windows whose list could not be proven complete"),
     )
     lines += [f"  {count:,} {what}" for count, what in kinds if count]
+    if found.deep_checked and not found.deep_different:
+        lines.append(f"  the details of {many(found.deep_checked, 'file')} were read again: all equal")
     verdict = "equal" if found.equal else "NOT equal"
     horizon = "-" if found.horizon is None else spell_instant(found.horizon)
     lines.append(f"{verdict} in ids and update times, horizon {horizon}; {many(proof.requests['total'], 'call')}")

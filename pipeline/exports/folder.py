@@ -40,9 +40,15 @@ def held(path: Path, new_job: str) -> Iterator[Folder]:
 
     Raises `SettingsError` for a folder that holds something else, `LakeBusy` while another run works in it.
     """
+    made = not path.exists()
     with _storage(path.name):
-        path.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except (FileExistsError, NotADirectoryError):
+            raise SettingsError(
+                f"--out {path} is a file, or lies below one.", remedy="Name a new folder, or an earlier job's."
+            ) from None
     try:
         names = _listed(handle)
         if MARKER not in names and names:
@@ -50,7 +56,7 @@ def held(path: Path, new_job: str) -> Iterator[Folder]:
                 f"--out {path} is not empty, and no job's folder.", remedy="Name a new folder, or an earlier job's."
             )
         with _marked(handle, new_job) as job:
-            yield Folder(handle, path, job)
+            yield Folder(handle, path, job, made=made, begun=MARKER not in names)
     finally:
         os.close(handle)
 
@@ -66,6 +72,8 @@ def _marked(handle: int, new_job: str) -> Iterator[str]:
             raise LakeBusy(
                 "another run works in this folder", remedy="Wait for it to end; the lock goes with its process."
             ) from None
+        if not os.fstat(marker).st_nlink:  # between our look and our lock, a run that began nothing removed it
+            raise LakeBusy("another run has just left this folder", remedy="Run the same command again.")
         try:
             job = str(json.loads(os.pread(marker, 4096, 0))["job"])
         except (ValueError, KeyError, TypeError):  # new, or of a run that was killed while it wrote this
@@ -83,10 +91,21 @@ def _marked(handle: int, new_job: str) -> Iterator[str]:
 class Folder:
     """A job's folder, held. Names are plain: made by us, never by the service."""
 
-    def __init__(self, handle: int, path: Path, job: str) -> None:
+    def __init__(self, handle: int, path: Path, job: str, *, made: bool, begun: bool) -> None:
         self._handle = handle
         self.path = path
         self.job = job
+        self._made = made
+        self._begun = begun
+
+    def abandon(self) -> None:
+        """Leave no trace of a job that could not be begun: the marker goes, and the folder, if this run made them."""
+        if not self._begun:
+            return
+        with suppress(OSError):
+            os.unlink(MARKER, dir_fd=self._handle)
+            if self._made:
+                self.path.rmdir()
 
     def names(self) -> list[str]:
         """What lies in the folder, without what is hidden."""
@@ -146,6 +165,22 @@ class Folder:
                 f"{spool.name} is there already, and not ours: it is not overwritten.",
                 remedy=f"Move it out of {self.path}, then run the same command again.",
             ) from None
+
+    def set_aside(self, name: str) -> str | None:
+        """Give what has a PDF's name another one, and overwrite nothing. Returns that, None when nothing had the name.
+
+        It may be somebody's work on the PDF as well as damage: it is kept.
+        """
+        there = set(_listed(self._handle))
+        if name not in there:
+            return None
+        kept, number = f"{name}.damaged", 2
+        while kept in there:
+            kept, number = f"{name}.damaged-{number}", number + 1
+        with _storage(name):
+            os.rename(name, kept, src_dir_fd=self._handle, dst_dir_fd=self._handle)
+            os.fsync(self._handle)
+        return kept
 
     def write(self, name: str, content: bytes) -> None:
         """Write a small file of ours, in place of its former self."""

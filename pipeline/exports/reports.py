@@ -83,6 +83,7 @@ class Delivery:
         self._slots = asyncio.Semaphore(OUTSTANDING)
         self._todo: deque[Batch] = deque()
         self._last: dict[int, Order] = {}
+        self._brought: set[str] = set()  # PDFs that this job brought: what has such a name is ours, or was
         self._accepted = False
         self._refusals: list[str] = []
         self._unknown = 0
@@ -117,6 +118,7 @@ class Delivery:
         await asyncio.to_thread(self._folder.sweep)
         orders = await asyncio.to_thread(self._book.orders, self._job)
         self._last = {order.batch: order for order in orders}
+        self._brought = {order.pdf for order in orders if order.pdf is not None and order.delivered_at is not None}
         self._accepted = any(order.url for order in orders)
         for batch in await asyncio.to_thread(self._book.batches, self._job):
             if batch.split:
@@ -297,6 +299,8 @@ class Delivery:
                 return None
             if isinstance(found, NotReady):
                 return found.witness
+            if name in self._brought and (kept := await asyncio.to_thread(self._folder.set_aside, name)):
+                _log.warning("report.replaced", pdf=name, kept=kept, hint="delete it when you need it no more")
             order = await self._update(
                 order, state="landing", pdf=name, sha256=found.sha256, bytes=found.bytes, error=None
             )

@@ -11,7 +11,7 @@ import duckdb
 import pyarrow as pa
 
 from pipeline.errors import SettingsError
-from pipeline.published import first_line, rows
+from pipeline.published import failure_of, first_line, rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -76,9 +76,9 @@ def choose(lake: duckdb.DuckDBPyConnection, wish: Wish) -> tuple[Chosen, ...]:
         lake.execute(f"CREATE TEMP TABLE wished AS {_wished(lake, wish)}")
         lake.execute(_found(wish))
         found = lake.fetchall()
-    except (duckdb.IOException, duckdb.HTTPException):
-        raise  # not the wish's fault
     except duckdb.Error as error:
+        if _is_no_fault_of(error):
+            raise
         raise SettingsError(first_line(error), remedy="`scanlake tables` lists tables and columns.") from error
     finally:
         lake.execute("DROP TABLE IF EXISTS temp.wished")
@@ -94,11 +94,16 @@ def references(lake: duckdb.DuckDBPyConnection, where: str) -> tuple[str, ...]:
         found = lake.execute(
             f"SELECT DISTINCT scan_code FROM files WHERE ({where}\n) AND scan_code <> '' ORDER BY scan_code"
         ).fetchall()
-    except (duckdb.IOException, duckdb.HTTPException):
-        raise
     except duckdb.Error as error:
+        if _is_no_fault_of(error):
+            raise
         raise SettingsError(first_line(error), remedy="`scanlake tables files` lists the columns.") from error
     return tuple(row[0] for row in found)
+
+
+def _is_no_fault_of(error: duckdb.Error) -> bool:
+    """Whether it is not the statement that is wrong; `published` tells what is."""
+    return isinstance(error, duckdb.InterruptException) or failure_of(error) is not None
 
 
 def standing(lake: duckdb.DuckDBPyConnection) -> dict[str, Any]:

@@ -71,16 +71,27 @@ def read_file(lines: Iterable[str], source: str, defaults: Mapping[str, Any]) ->
         found = []
         for row in table:
             if None in row or None in row.values():
-                raise SettingsError(f"{source}, line {table.line_num}: as many cells as the head has.")
+                raise SettingsError(
+                    f"{source}, line {table.line_num}: not as many cells as the head has.",
+                    remedy="Mend that line: a cell for each column; it may be empty.",
+                )
             given = {name: cell.strip() for name, cell in row.items() if cell.strip()}
             found.append({**defaults, **given})
     except csv.Error as error:
-        raise SettingsError(f"{source}, line {table.line_num}: {error}.") from None
+        raise SettingsError(
+            f"{source}, line {table.reader.line_num}: {error}.",
+            remedy='Mend that line: a cell with a comma, a quote or a line break stands in "", quotes in it doubled.',
+        ) from None
     return found
 
 
-def requests_of(wanted: Iterable[Mapping[str, Any]], *, send_email: bool, now: int) -> list[ShareRequest]:
-    """The requests, each once and all checked before the first is made. Raises `SettingsError`."""
+def requests_of(
+    wanted: Iterable[Mapping[str, Any]], *, send_email: bool, now: int, source: str | None = None
+) -> list[ShareRequest]:
+    """The requests, each once and all checked before the first is made; `source` names the table they come from.
+
+    Raises `SettingsError`.
+    """
     made: dict[str, ShareRequest] = {}
     for place, each in enumerate(wanted, 1):
         given = {name: value for name, value in each.items() if value is not None}
@@ -91,13 +102,19 @@ def requests_of(wanted: Iterable[Mapping[str, Any]], *, send_email: bool, now: i
         except ValidationError as error:
             problem = error.errors(include_input=False)[0]
             name = problem["loc"][0] if problem["loc"] else "share"
-            raise SettingsError(f"share {place}: {name}: {problem['msg']}.") from None
+            raise SettingsError(f"share {place}: {name}: {problem['msg']}.", remedy=_mend(place, source)) from None
         if send_email and not (request.email or request.dl):
             raise SettingsError(
                 f"share {place}: --send-email, and nobody to send it to.", remedy="Give --email or --dl, or the column."
             )
         made.setdefault(fingerprint(request), request)
     return list(made.values())
+
+
+def _mend(place: int, source: str | None) -> str:
+    if source is None:
+        return "Nothing was shared; mend the reference or the option in the command."
+    return f"Nothing was shared; mend row {place} below the head of {source}, or the option that stands in for it."
 
 
 def _moment(text: str, place: int, now: int) -> Any:

@@ -55,7 +55,11 @@ async def work(client: Client, book: OrderBook, asked: Commission) -> Done:
     Raises what `held`, `begin_or_resume` and `Delivery.run` raise; what was delivered by then stays.
     """
     with held(asked.out, new_job()) as folder:
-        record, resumed = await asyncio.to_thread(begin_or_resume, folder, book, asked.terms, asked.choose)
+        try:
+            record, resumed = await asyncio.to_thread(begin_or_resume, folder, book, asked.terms, asked.choose)
+        except ScanlakeError:
+            folder.abandon()
+            raise
         delivery = Delivery(client, book, folder, record, asked.terms, asked.manner, asked.progress)
         try:
             async with client:

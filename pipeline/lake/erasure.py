@@ -1,33 +1,48 @@
 """Erasure: a file leaves the tables, raw/, the kept snapshots and the ledger, and nothing of it stays on disk.
 
 New parts without it are written and published first, and what still holds it is removed only then: a kill in
-between leaves a lake that is whole, and the same purge finishes it. Snapshots from before are dropped, since
+between leaves a lake that is whole, and the next publish finishes it. Snapshots from before are dropped, since
 their parts hold the file; readers who have one open right now keep it until they close it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.errors import LakeDamaged, SettingsError
 from pipeline.lake.catalog import quoted
 from pipeline.lake.compaction import engine, hash_of
 from pipeline.lake.files import storage, sync_folder, written_aside
+from pipeline.lake.integrity import require_parts, witnesses
 from pipeline.lake.parts import RAW_TABLE, WRITE_OPTIONS
 from pipeline.lake.records import Part
-from pipeline.lake.statements import set_fact
+from pipeline.lake.statements import insert, set_fact
 from pipeline.lake.upkeep import snapshots
 from schemas.tables import BY_NAME, DELETED_FILES, FILES, RAW
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import sqlite3
+    from collections.abc import Collection, Sequence
+    from pathlib import Path
 
+    from pipeline.lake.files import Layout
     from pipeline.lake.lake import Lake
+    from pipeline.lake.ledger import Ledger
 
+BEGUN: Final = "purge_begun"
+"""The fact that names the files of a purge whose commit is done and whose removals may not be."""
+LAST_ID: Final = 2**63 - 1
 _BY_FILE: Final = ("file_version", "dead", "reject", "owed", "report_file")
 _ROWS: Final = 1_000
+_NAMED: Final = "*[^0-9]{}[^0-9]*"  # an id in the JSON of a verify's record
+_TOLD: Final = 10  # unknown ids that are named
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,36 +57,50 @@ class Purged:
 
 
 def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int, mark: str) -> Purged:
-    """Erase files. `by` is who asked for it, `at` when, in microseconds. Idempotent."""
+    """Erase files. `by` is who asked for it, `at` when, in microseconds. Idempotent.
+
+    Raises `SettingsError` when one of them was never held, and `LakeDamaged` when a part cannot be read: then
+    nothing has changed.
+    """
     ledger, layout = lake.ledger, lake.layout
     chosen = tuple(sorted(set(file_ids)))
-    marks = ",".join("?" * len(chosen))
-    known = tuple(
-        row["file_id"] for row in ledger.query(f"SELECT file_id FROM file_version WHERE file_id IN ({marks})", chosen)
-    )
-    old: list[Part] = []
-    new: list[Part] = []
-    for part in ledger.parts():
-        if _holds(lake, part, chosen):
-            old.append(part)
-            new += _without(lake, part, chosen, mark)
+    if any(not 1 <= file_id <= LAST_ID for file_id in chosen):
+        raise SettingsError("the id of a file is a whole number from 1 on", remedy="files.file_id has the ids.")
+    require_parts(layout, ledger.parts())
+    within = {part: _found(layout.part(part.name), chosen) for part in ledger.parts()}
+    held = set().union(*within.values()) | _in_ledger(ledger, chosen)
+    held |= _in_snapshots(lake, set(chosen) - held)
+    begun = {int(file_id) for file_id in ledger.fact(BEGUN, [])}
+    _refuse_unknown(ledger, set(chosen) - held - begun)
+    last = ledger.last_snapshot()
+    if not held and not begun:  # all was done before
+        return Purged(chosen, (), 0, 0, last.snapshot if last is not None else 0)
+    old = [part for part, ids in within.items() if ids]
+    new = [made for part in old for made in _without(lake, part, chosen, mark)]
     references = _references(lake, chosen)
-    former = [path for _, path in snapshots(layout)]
-    ledger.replace_parts(old, new, dead_span=(0, -1), at=at)
+    former = len(snapshots(layout))
     with ledger.transaction() as db:
+        _replace(db, old, new, at=at)
         for table in _BY_FILE:
-            db.execute(f"DELETE FROM {table} WHERE file_id IN ({marks})", chosen)
+            db.executemany(f"DELETE FROM {table} WHERE file_id = ?", [(file_id,) for file_id in chosen])
         # Ids stand in a verify's record; of a purged file not even that it differed is kept.
         for file_id in chosen:
-            db.execute("UPDATE verification SET ids = '{}' WHERE ids GLOB ?", (f"*[^0-9]{file_id}[^0-9]*",))
+            db.execute("UPDATE verification SET ids = '{}' WHERE ids GLOB ?", (_NAMED.format(file_id),))
             db.execute("INSERT INTO purge VALUES (?, ?, ?)", (file_id, at, by))
         db.executemany("DELETE FROM share WHERE reference = ?", [(each,) for each in references])
+        set_fact(db, BEGUN, sorted(begun.union(chosen)))
         set_fact(db, "next_seq", ledger.next_seq() + 1)  # the catalog must follow
-    record = lake.republish(at=at)
+    record = lake.republish(at=at)  # which finishes it
+    return Purged(chosen, tuple(sorted(held)), len(old), former, record.snapshot)
+
+
+def finish(layout: Layout, ledger: Ledger, snapshot: int) -> None:
+    """Remove what still holds the files of a purge that has begun, now that readers are shown `snapshot`."""
     gone = [name for name, _, _ in ledger.retired()]
     with storage(layout.root):
-        for path in former:
-            path.unlink(missing_ok=True)
+        for number, path in snapshots(layout):
+            if number != snapshot:
+                path.unlink(missing_ok=True)
         sync_folder(layout.root / "snapshots")  # before the parts that they name go
         for name in gone:
             layout.part(name).unlink(missing_ok=True)
@@ -81,7 +110,79 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int, mark: str) -
             sync_folder(folder)
     ledger.forget_retired(gone)
     ledger.overwrite_free_space()
-    return Purged(chosen, known, len(old), len(former), record.snapshot)
+    with ledger.transaction() as db:
+        db.execute("DELETE FROM fact WHERE name = ?", (BEGUN,))
+
+
+def _replace(db: sqlite3.Connection, old: Sequence[Part], new: Sequence[Part], *, at: int) -> None:
+    """Let the new parts stand for the old, in the transaction that erases the files' other rows."""
+    shown = int(db.execute("SELECT coalesce(max(snapshot), 0) FROM snapshot").fetchone()[0])
+    for part in old:
+        db.execute("DELETE FROM part WHERE name = ?", (part.name,))
+        db.execute("INSERT INTO retired VALUES (?, ?, ?)", (part.name, at, shown))
+    for part in new:
+        insert(db, "part", asdict(part))
+
+
+# Who holds what
+
+
+def _refuse_unknown(ledger: Ledger, file_ids: Collection[int]) -> None:
+    before = {row["file_id"] for row in ledger.query("SELECT DISTINCT file_id FROM purge")}
+    if unknown := sorted(set(file_ids) - before):
+        named = ", ".join(map(str, unknown[:_TOLD])) + (f" and {len(unknown) - _TOLD:,} more" * (len(unknown) > _TOLD))
+        raise SettingsError(
+            f"the lake has never held file {named}: nothing was erased",
+            remedy="Name ids as files.file_id and deleted_files.file_id have them.",
+        )
+
+
+def _in_ledger(ledger: Ledger, file_ids: Sequence[int]) -> set[int]:
+    """Those of the ids that stand in the ledger itself."""
+    found = set()
+    for file_id in file_ids:
+        asked = " UNION ALL ".join(f"SELECT 1 FROM {table} WHERE file_id = ?" for table in _BY_FILE)
+        values = (_NAMED.format(file_id), *[file_id] * len(_BY_FILE))
+        if ledger.query(f"SELECT 1 FROM verification WHERE ids GLOB ? UNION ALL {asked} LIMIT 1", values):
+            found.add(file_id)
+    return found
+
+
+def _in_snapshots(lake: Lake, file_ids: Collection[int]) -> set[int]:
+    """Those of the ids that only kept snapshots, or parts that count no more, still hold."""
+    layout, found = lake.layout, set[int]()
+    if not file_ids:
+        return found
+    kept = [path for _, path in snapshots(layout)]
+    names = {name for name, _, _ in lake.ledger.retired()} | set(witnesses(kept))
+    for path in map(layout.part, names - {part.name for part in lake.ledger.parts()}):
+        with suppress(LakeDamaged):  # it is to go, and `scanlake check` names it
+            found |= _found(path, file_ids)
+    for path in kept:
+        with suppress(duckdb.Error), duckdb.connect(str(path), read_only=True) as db:
+            tables = db.execute(
+                "SELECT schema_name, table_name FROM duckdb_tables() JOIN duckdb_columns()"
+                " USING (schema_name, table_name) WHERE column_name = 'file_id'"
+            ).fetchall()
+            for schema, table in tables:
+                asked = f'SELECT DISTINCT file_id FROM "{schema}"."{table}" WHERE file_id = ANY($ids)'
+                found.update(row[0] for row in db.execute(asked, {"ids": list(file_ids)}).fetchall())
+    return found
+
+
+def _found(path: Path, file_ids: Collection[int]) -> set[int]:
+    """Those of the ids that a part holds rows of. Raises `LakeDamaged` when it cannot be read."""
+    wanted, found = pa.array(file_ids, pa.int64()), set()
+    try:
+        with pq.ParquetFile(path) as file:
+            if "file_id" not in file.schema_arrow.names:
+                return set()
+            for batch in file.iter_batches(columns=["file_id"]):
+                ids = batch.column(0)
+                found.update(ids.filter(pc.is_in(ids, value_set=wanted)).to_pylist())
+    except (OSError, pa.ArrowException) as error:
+        raise LakeDamaged(f"{path.parent.name}/{path.name} cannot be read") from error
+    return found
 
 
 def _references(lake: Lake, file_ids: Sequence[int]) -> list[str]:
@@ -96,17 +197,6 @@ def _references(lake: Lake, file_ids: Sequence[int]) -> list[str]:
     )
     with engine(lake.layout.root / "spill") as db:
         return [row[0] for row in db.execute(question, {"paths": paths, "ids": list(file_ids)}).fetchall()]
-
-
-def _holds(lake: Lake, part: Part, file_ids: Sequence[int]) -> bool:
-    if part.table_name != RAW_TABLE and not BY_NAME[part.table_name].by_file:
-        return False
-    wanted = set(file_ids)
-    with pq.ParquetFile(lake.layout.part(part.name)) as file:
-        for batch in file.iter_batches(columns=["file_id"]):
-            if not wanted.isdisjoint(batch.column(0).to_pylist()):
-                return True
-    return False
 
 
 def _without(lake: Lake, part: Part, file_ids: Sequence[int], mark: str) -> list[Part]:

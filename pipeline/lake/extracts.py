@@ -1,15 +1,20 @@
 """Extracts: the lake's tables as files, or as one database to mail, all from one open catalog.
 
-Written into a folder aside that is renamed when all is there: a folder that bears the name is whole.
+Written into a folder aside, of a name that nobody else has, and renamed when all is there: a folder that was not
+there before is whole. Into one that was, empty, the files are moved: it may be a mount point, or a link.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+import tempfile
 import zipfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from xml.sax.saxutils import escape
 
@@ -22,11 +27,12 @@ from schemas.tables import BY_NAME, TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 _FORMULA: Final = "^[=+\\-@\t\r]"
 _SHEET_ROWS: Final = 1_048_575  # below the heading; what a spreadsheet holds
 _CELL_SIGNS: Final = 32_767
+_ASIDE: Final = ".scanlake-export-"
+_TAKEN: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
 _FRESHNESS: Final = "freshness"
 _AT_ONCE: Final = 20_000
 _NUMBERS: Final = frozenset({"BIGINT", "DOUBLE", "INTEGER"})
@@ -52,10 +58,11 @@ class Plan:
     raw: bool = False
 
 
-def plan(catalog: Path, shape: Shape, tables: Sequence[str], partition_by: str | None, *, raw: bool) -> Plan:
-    """What is to be written, checked against the catalog. Raises `SettingsError`."""
-    with duckdb.connect(str(catalog), read_only=True) as db:
-        found = db.execute("SELECT table_name, column_name FROM duckdb_columns() WHERE schema_name = 'main'").fetchall()
+def plan(
+    db: duckdb.DuckDBPyConnection, shape: Shape, tables: Sequence[str], partition_by: str | None, *, raw: bool
+) -> Plan:
+    """What is to be written, checked against the open catalog. Raises `SettingsError`."""
+    found = db.execute("SELECT table_name, column_name FROM duckdb_columns() WHERE schema_name = 'main'").fetchall()
     known = {name for name, _ in found if not name.startswith("_")}
     chosen = tuple(dict.fromkeys(tables)) or tuple(table.name for table in TABLES)
     for name in chosen:
@@ -87,15 +94,15 @@ def export(db: duckdb.DuckDBPyConnection, target: Path, wanted: Plan) -> dict[st
 @contextmanager
 def _folder_aside(target: Path) -> Iterator[Path]:
     with storage(target):
-        if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise SettingsError(f"{target} is not empty.", remedy="Name a folder that is empty or not there yet.")
-        aside = target.with_name(f"{target.name}.aside")
+        target = Path(os.path.realpath(target))
+        _refuse_full(target)
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
+        ours = Path(tempfile.mkdtemp(prefix=_ASIDE, dir=target if target.exists() else target.parent))
         try:
+            aside = ours / "made"  # within, since `mkdtemp` makes what its owner alone may open
+            aside.mkdir()
             yield aside
-            aside.rename(target)
+            _settle(aside, target)
         except duckdb.Error as error:
             if lack := lack_in(target.name, error):
                 raise lack from error
@@ -103,7 +110,36 @@ def _folder_aside(target: Path) -> Iterator[Path]:
                 raise StorageError(f"{target.name}: {str(error).splitlines()[0]}") from error
             raise
         finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(ours, ignore_errors=True)
+
+
+def _refuse_full(target: Path) -> None:
+    if not target.exists():
+        return
+    held = list(target.iterdir()) if target.is_dir() else [target]
+    if held and all(path.name.startswith(_ASIDE) for path in held):
+        raise SettingsError(
+            f"{target} holds {held[0].name}, of an export that is at it or was killed.",
+            remedy="Remove that when no export is at it, or name another folder.",
+        )
+    if held:
+        raise SettingsError(f"{target} is not empty.", remedy="Name a folder that is empty or not there yet.")
+
+
+def _settle(made: Path, target: Path) -> None:
+    """Give what was made its place. Raises `SettingsError` when somebody else has taken it meanwhile."""
+    within = made.parent.parent == target
+    is_taken = within and len(list(target.iterdir())) > 1
+    if not is_taken:
+        try:
+            for path in sorted(made.iterdir()) if within else [made]:
+                path.rename(target / path.name if within else target)
+        except OSError as error:
+            if error.errno not in _TAKEN:
+                raise
+            is_taken = True
+    if is_taken:
+        raise SettingsError(f"{target} was filled by somebody else meanwhile.", remedy="Export to another folder.")
 
 
 def _columns(db: duckdb.DuckDBPyConnection, name: str) -> list[tuple[str, str]]:

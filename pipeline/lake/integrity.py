@@ -15,7 +15,9 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.errors import LakeDamaged
 from pipeline.lake.compaction import hash_of
+from pipeline.lake.files import storage
 from pipeline.lake.parts import RAW_TABLE, empty_part, encode
 from pipeline.lake.upkeep import snapshots
 from pipeline.wording import many
@@ -63,6 +65,28 @@ class Witness:
     table: str
     bytes: int
     sha256: str
+
+
+def lost_parts(layout: Layout, sizes: Iterable[tuple[str, int]]) -> list[str]:
+    """The parts, given as (name, bytes), that are gone or have another size. Nothing is read: 3 us a part."""
+    root = str(layout.root)  # a path object for each would take twice as long
+    return [name for name, size in sizes if _size(f"{root}/{name}") != size]
+
+
+def require_parts(layout: Layout, parts: Iterable[Part]) -> None:
+    """Raise `LakeDamaged` when a part is gone, or is not the size it was: what names it could not be read."""
+    with storage(layout.root):
+        lost = lost_parts(layout, ((part.name, part.bytes) for part in parts))
+    if lost:
+        more = f" (and {len(lost) - 1:,} more)" if len(lost) > 1 else ""
+        raise LakeDamaged(f"{lost[0]}{more} is gone, or is not the size it was")
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size  # noqa: PTH116 - see `lost_parts`
+    except (FileNotFoundError, NotADirectoryError):
+        return -1
 
 
 def damaged_empties(layout: Layout) -> list[Finding]:

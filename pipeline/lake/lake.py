@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final, Self
 import pyarrow as pa
 
 from pipeline.errors import LakeDamaged, SettingsError
-from pipeline.lake import anchoring, catalog, lookups, parts, rebuild, upkeep
+from pipeline.lake import anchoring, catalog, erasure, lookups, parts, rebuild, upkeep
 from pipeline.lake.files import Layout, held, storage, sync_folder
 from pipeline.lake.formats import refuse_newer
-from pipeline.lake.integrity import Finding, damaged_empties
+from pipeline.lake.integrity import Finding, damaged_empties, require_parts
 from pipeline.lake.ledger import Ledger, flaw
 from pipeline.lake.records import Commit
 from pipeline.lake.views import count_names
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _ANCHOR: Final = "anchor"
 _PUBLISHED_UNDER: Final = "published_under"
+UNFINISHED: Final = "backup.unfinished"
+"""The mark of a folder that a backup is filling, or was when it was killed."""
 _LOOKED_AT: Final = 20  # parts that tell whether a place shows this lake
 
 
@@ -94,6 +96,9 @@ class Lake:
             self.layout.make([table.name for table in TABLES])
             stack.enter_context(held(self.layout, self._doing))
             self._look_before_opening()
+            if self._doing != "backup" and (mark := self.layout.root / UNFINISHED).exists():
+                with storage(mark):
+                    mark.unlink(missing_ok=True)  # it is in use now: no later backup may take its place
             is_new = not self.layout.ledger.exists()
             self.ledger = Ledger(self.layout.ledger)
             stack.callback(self.ledger.close)
@@ -161,7 +166,12 @@ class Lake:
         )
 
     def publish(self, run_id: str, *, at: int, complete: bool, horizon: int | None) -> SnapshotRecord:
-        """Show readers what the ledger holds; instants in microseconds."""
+        """Show readers what the ledger holds; instants in microseconds.
+
+        Raises `LakeDamaged` when a part is gone or has another size; then nothing has changed. A purge that was
+        killed after its commit is finished here.
+        """
+        require_parts(self.layout, self.ledger.parts())
         record = self.ledger.begin_snapshot(run_id, at, complete=complete, horizon=horizon)
         edition = catalog.Edition(
             snapshot=record.snapshot,
@@ -179,6 +189,8 @@ class Lake:
         if self.ledger.fact(_PUBLISHED_UNDER) != str(self.anchor):
             anchoring.follow(self.layout, self.ledger, self.anchor)
             self.ledger.set_fact(_PUBLISHED_UNDER, str(self.anchor))
+        if self.ledger.fact(erasure.BEGUN) is not None:
+            erasure.finish(self.layout, self.ledger, record.snapshot)
         return record
 
     @property

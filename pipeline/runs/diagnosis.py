@@ -11,12 +11,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import duckdb
+
 from pipeline.errors import Exit, LakeDamaged, ScanlakeError
 from pipeline.lake.compaction import hash_of
 from pipeline.lake.files import Layout, is_aside
 from pipeline.lake.history import PAUSED
 from pipeline.lake.upkeep import our_parts
-from pipeline.published import published, rows
+from pipeline.published import first_line, published, rows
 from pipeline.runs.finding import Finding, fault, ok, told, warning
 from pipeline.runs.looking import Outdated, looked_at
 from pipeline.wording import many
@@ -106,6 +108,8 @@ def _guarded(check: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Find
         yield from look()
     except ScanlakeError as error:
         yield told(check, error)
+    except duckdb.Error as error:
+        yield fault(check, first_line(error).rstrip("."), _CHECK, Exit.DAMAGE)
     except OSError as error:
         yield fault(check, f"{error.strerror}: {error.filename}", "Mend its permissions.", Exit.STORAGE)
 

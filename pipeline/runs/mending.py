@@ -45,11 +45,15 @@ _NAMED: Final = 1_000
 
 @dataclass(slots=True)
 class Checked:
-    """What a check found and did. `files` are the ids concerned: the first thousand of each finding."""
+    """What a check found and did. `files` are the ids concerned: the first thousand of each finding.
+
+    `strangers` are files that are not scanlake's, `kept` damaged ledgers that it gave another name.
+    """
 
     damage: list[dict[str, Any]] = field(default_factory=list)
     refetch: list[int] = field(default_factory=list)
     strangers: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
     parts: int = 0
     bytes: int = 0
     snapshots: int = 0
@@ -81,7 +85,9 @@ def check(lake: Lake, *, read_data: bool = False, mend: bool = True) -> Checked:
     witnesses = integrity.witnesses([lake.layout.catalog, *kept])
     _Mending(lake, checked, witnesses, mend=mend).run(read_data=read_data)
     _check_catalogs(lake, checked, witnesses, mend=mend)
-    checked.strangers = integrity.strangers(lake.layout, lake.ledger)
+    ours = f"{lake.layout.ledger.name}.damaged-"
+    for name in integrity.strangers(lake.layout, lake.ledger):
+        (checked.kept if name.startswith(ours) else checked.strangers).append(name)
     parts = lake.ledger.parts()
     checked.parts, checked.bytes = len(parts), sum(part.bytes for part in parts)
     checked.snapshots = len(kept)

@@ -21,6 +21,7 @@ from pipeline.crawl.windows import Window, cover, trusted
 from pipeline.errors import Interrupted, ScanlakeError, SettingsError, StorageError
 from pipeline.lake import upkeep
 from pipeline.lake.history import refuse_while_paused
+from pipeline.lake.integrity import require_parts
 from pipeline.lake.lake import Changes
 from pipeline.lake.records import RunRecord, WindowRecord
 from pipeline.runs.counting import Outlook
@@ -100,6 +101,7 @@ class Session:
 
     def _open(self, command: str, moved: bool) -> None:  # noqa: FBT001 - handed through the thread as it is
         refuse_while_paused(self.ledger)
+        require_parts(self.lake.layout, self.ledger.parts())  # else what is equal to the service could not be read
         self._pin(moved=moved)
         self._definitions = set(self.ledger.known_definitions())
         self.ledger.begin_run(RunRecord(self.run_id, command, __version__, local_us()))

@@ -7,6 +7,7 @@ published when it was made, whole; it has to be made anew to follow them.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -66,6 +67,36 @@ def unite(lakes: Mapping[str, Path], out: Path) -> United:
     with storage(out):  # a session that wrote to the former one left it; it would replay into this one
         out.with_name(f"{out.name}.wal").unlink(missing_ok=True)
     return United(out.absolute(), snapshots, missing, views)
+
+
+def refuse_foreign(out: Path) -> None:
+    """Raise `SettingsError` for what is there already and is not a union: it would be lost."""
+    if not os.path.lexists(out):
+        return
+    reason = ""
+    try:
+        with duckdb.connect(":memory:") as db:
+            db.execute(f"ATTACH {quoted(str(out.absolute()))} AS former (TYPE duckdb, READ_ONLY)")
+            found = db.execute(
+                "SELECT count(*) FROM duckdb_columns() WHERE database_name = 'former' AND schema_name = 'meta'"
+                " AND table_name = '_freshness' AND column_name = '_source' AND comment = ?",
+                [_SAYS],
+            ).fetchall()
+    except duckdb.Error as error:
+        found, reason = [(0,)], f" ({first_line(error).rstrip('.')})" if _is_database(out) else ""
+    if out.is_symlink() or found == [(0,)]:
+        raise SettingsError(
+            f"{out} is there already, and not a union of scanlake's{reason}: it is not overwritten.",
+            remedy="Name a new file, or move that one away.",
+        )
+
+
+def _is_database(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(12)[8:] == b"DUCK"
+    except OSError:
+        return False
 
 
 def _build(

@@ -247,6 +247,40 @@ def test_tables_with_a_lake(scanlake: Scanlake, lake: Path) -> None:
     assert "Did you mean uploads?" in answer.err
 
 
+def test_tables_know_views_and_meta(scanlake: Scanlake, lake: Path) -> None:
+    """With a lake, views and tables of meta are listed, described with the catalog's comments, and offered as near."""
+    with duckdb.connect(str(lake / "catalog.duckdb")) as db:
+        db.execute("CREATE VIEW main.damage_by_month AS SELECT file_id AS n, scan_code FROM main.files")
+        db.execute("COMMENT ON VIEW main.damage_by_month IS 'Damage, month by month.'")
+        db.execute("COMMENT ON COLUMN main.damage_by_month.n IS 'How many.'")
+        db.execute("COMMENT ON TABLE meta.runs IS 'One row a run.'")
+        db.execute("CREATE TABLE main._parts (name VARCHAR)")
+    (view,) = json.loads(scanlake("tables", "main.damage_by_month", "--json").out)["views"]
+    assert (view["name"], view["comment"]) == ("damage_by_month", "Damage, month by month.")
+    assert view["columns"][0] == {"name": "n", "type": "BIGINT", "comment": "How many."}
+    assert [column["name"] for column in view["columns"]] == ["n", "scan_code"]
+    told = scanlake("tables", "meta.runs").out
+    assert "meta.runs: One row a run." in told
+    assert "started_at" in told
+    everything = json.loads(scanlake("tables", "--json").out)
+    assert len(everything["tables"]) == len(TABLES)
+    names = {each["name"] for each in everything["views"]}
+    assert {"damage_by_month", "meta.runs", "meta.freshness"} <= names
+    assert not names & ({"_parts"} | {table.name for table in TABLES})
+    assert "Damage, month by month." in scanlake("tables").out
+    for wrong, near in (("damage_by_mont", "damage_by_month"), ("meta.run", "meta.runs"), ("runs", "meta.runs")):
+        assert f"Did you mean {near}?" in scanlake("tables", wrong).err
+    assert scanlake("tables", "_parts").code == Exit.USAGE
+
+
+def test_tables_of_meta_need_a_lake(scanlake: Scanlake) -> None:
+    """Without a lake a view is unknown, and the message says when it would be."""
+    answer = scanlake("tables", "meta.runs")
+    assert answer.code == Exit.USAGE
+    assert "where there is a lake" in answer.err
+    assert len(answer.lines) == 1
+
+
 @pytest.fixture
 def _ctrl_c_counts() -> Iterator[None]:
     """A suite that runs in a shell's background ignores Ctrl-C, and so would the processes it starts."""

@@ -138,6 +138,47 @@ async def test_a_finished_job_orders_nothing(tmp_path: Path) -> None:
     assert len(done.standing.orders) == 2
 
 
+async def test_a_damaged_pdf_is_fetched_again_and_kept_aside(tmp_path: Path) -> None:
+    """One PDF changed and one gone: both are fetched, not ordered, and what stood there is kept under another name."""
+    command = ("report", "--where", "TRUE", "--out", str(tmp_path / "out"))
+    async with Emulator(120, seed=SEED) as emulator:
+        await listed(emulator, tmp_path / "lake")
+        assert (await ended(await started(emulator, tmp_path / "lake", *command)))[0] == 0
+        damaged = tmp_path / "out" / "report-0001.pdf"
+        for number in (1, 2):
+            whole = damaged.read_bytes()
+            damaged.chmod(0o644)
+            damaged.write_bytes(whole + b"x" * number)
+            (tmp_path / "out" / "report-0002.pdf").unlink(missing_ok=True)
+            emulator.reset()
+            code, _, err = await ended(await started(emulator, tmp_path / "lake", *command))
+            assert code == 0, err
+            assert (emulator.counts["report"], emulator.counts["download"]) == (0, 2)
+            assert damaged.read_bytes() == whole
+            assert len(check_folder(tmp_path / "out")) == 120
+    kept = sorted(path.name for path in (tmp_path / "out").glob("*.damaged*"))
+    assert kept == ["report-0001.pdf.damaged", "report-0001.pdf.damaged-2"]
+    assert [(tmp_path / "out" / name).read_bytes() for name in kept] == [whole + b"x", whole + b"xx"]
+
+
+async def test_a_damaged_pdf_whose_report_is_gone_is_ordered_anew(tmp_path: Path) -> None:
+    """The service has the report no more: it is given up, the damaged PDF stays, and the next run replaces it."""
+    async with Emulator(30, seed=SEED) as emulator:
+        await listed(emulator, tmp_path / "lake")
+        await reported(emulator, tmp_path / "lake", tmp_path / "out")
+        damaged = tmp_path / "out" / "report-0001.pdf"
+        damaged.chmod(0o644)
+        damaged.write_bytes(b"x")
+        emulator.reports.made.clear()
+        an_hour_later(tmp_path / "lake")
+        first = await reported(emulator, tmp_path / "lake", tmp_path / "out", manner=_impatient())
+        assert len(first.standing.failed) == 30
+        assert damaged.read_bytes() == b"x"
+        await reported(emulator, tmp_path / "lake", tmp_path / "out")
+        assert len(check_folder(tmp_path / "out")) == 30
+    assert (tmp_path / "out" / "report-0001.pdf.damaged").read_bytes() == b"x"
+
+
 async def test_a_report_that_has_its_name_is_not_fetched_again(tmp_path: Path) -> None:
     """Killed between the rename and its record, the next run knows the PDF by its hash."""
     async with Emulator(30, seed=SEED) as emulator:

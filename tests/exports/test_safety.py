@@ -112,6 +112,31 @@ async def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> 
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["letter.txt"]
 
 
+async def test_a_job_that_is_not_begun_leaves_nothing(tmp_path: Path) -> None:
+    """A selection of no file leaves no folder; one that was there stays, empty; a job that was begun keeps its own."""
+    (tmp_path / "there").mkdir()
+    async with Emulator(30, seed=SEED) as emulator:
+        await listed(emulator, tmp_path / "lake")
+        for out in (tmp_path / "new", tmp_path / "there"):
+            with pytest.raises(SettingsError, match="empty"):
+                await reported(emulator, tmp_path / "lake", out, Wish("where", sql="FALSE"))
+        assert not (tmp_path / "new").exists()
+        assert list((tmp_path / "there").iterdir()) == []
+        await reported(emulator, tmp_path / "lake", tmp_path / "there")
+        with pytest.raises(SettingsError, match="another selection"):
+            await reported(emulator, tmp_path / "lake", tmp_path / "there", Wish("where", sql="FALSE"))
+        assert len(check_folder(tmp_path / "there")) == 30
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    """A file in place of the folder, or above it, is a mistake in the command, and stays as it is."""
+    (tmp_path / "letter.txt").write_text("dear")
+    for out in (tmp_path / "letter.txt", tmp_path / "letter.txt" / "below"):
+        with pytest.raises(SettingsError, match="is a file"), held(out, new_job()):
+            pass
+    assert (tmp_path / "letter.txt").read_text() == "dear"
+
+
 def test_a_folder_is_held_by_one_run(tmp_path: Path) -> None:
     """A second run in the same folder is told so at once."""
     with held(tmp_path / "out", new_job()), pytest.raises(LakeBusy), held(tmp_path / "out", new_job()):

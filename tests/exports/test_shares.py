@@ -223,18 +223,22 @@ async def test_by_condition(tmp_path: Path) -> None:
         ("email\nb@x\n", "reference"),
         ("reference,email\nA\n", "line 2"),
         ("reference,email\nA,b,c\n", "line 2"),
+        ('reference,email\n"A"b,c\n', "line 2"),
     ],
 )
 def test_a_table_that_is_none_is_refused_before_anything_is_shared(text: str, says: str) -> None:
     """What is wrong is named with its line."""
-    with pytest.raises(SettingsError, match=says):
+    with pytest.raises(SettingsError, match=says) as caught:
         read_file(io.StringIO(text), "--file x.csv", {})
+    assert ("Mend that line" in caught.value.remedy) == ("line 2" in says)
+    assert "scanlake.toml" not in caught.value.remedy
 
 
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
         ({"reference": "A" * 256}, "reference"),
+        ({"reference": ""}, "share 2: reference"),
         ({"reference": "A", "language": "deutsch"}, "language"),
         ({"reference": "A", "expires": "soon"}, "not a moment"),
         ({"reference": "A", "expires": "2020-01-01"}, "in the past"),
@@ -242,8 +246,12 @@ def test_a_table_that_is_none_is_refused_before_anything_is_shared(text: str, sa
 )
 def test_what_the_interface_forbids_is_not_sent(wanted: dict[str, Any], says: str) -> None:
     """Every request is checked before the first is made, and the message shows no value."""
-    with pytest.raises(SettingsError, match=says):
-        requests_of([{"reference": "fine"}, wanted], send_email=False, now=now_us())
+    for source in (None, "x.csv"):
+        with pytest.raises(SettingsError, match=says) as caught:
+            requests_of([{"reference": "fine"}, wanted], send_email=False, now=now_us(), source=source)
+        assert "scanlake.toml" not in caught.value.remedy
+        if says.endswith(("reference", "language")):
+            assert ("row 2 below the head of x.csv" in caught.value.remedy) == (source is not None)
 
 
 def test_requests_are_made_once_and_count_their_recipients() -> None:

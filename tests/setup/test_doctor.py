@@ -279,3 +279,16 @@ async def test_a_lake_that_was_moved(tmp_path: Path) -> None:
     [catalog] = found(diagnosis.lake(Settings(lake=tmp_path / "moved")))["catalog"]
     assert catalog.state == "fault"
     assert "scanlake publish" in catalog.remedy
+
+
+async def test_truncated_parts_do_not_stop_it(tmp_path: Path) -> None:
+    """Parts that were cut off are findings: doctor goes on to its summary, and ends with 9."""
+    async with Emulator(10) as emulator:
+        await synced(emulator, tmp_path / "lake")
+        for part in (tmp_path / "lake" / "parts" / "files").iterdir():
+            part.chmod(0o644)
+            os.truncate(part, 900)
+        answer = await called(tmp_path, "doctor", SCANLAKE_BASE_URL=emulator.base_url, SCANLAKE_TOKEN=emulator.token)
+    assert answer.code == 9
+    assert "magic bytes" in answer.out
+    assert answer.out.splitlines()[-1].startswith("2 faults")

@@ -185,6 +185,14 @@ def test_all_names_no_single_one(main: Main) -> None:
         assert f"{flag} names one" in refused.err
 
 
+def test_jobs_are_for_all(main: Main) -> None:
+    """--jobs without --all is refused, as it would change nothing."""
+    write(TWO)
+    refused = main("sync", "--source", "north", "--jobs", "3")
+    assert refused.code == 2
+    assert "--jobs goes with --all" in refused.err
+
+
 async def test_sigterm_is_passed_on_and_waited_for(tmp_path: Path) -> None:
     """A signal ends every source cleanly: what was whole is committed, and a source not begun is named."""
     slow = Faults(latency_ms=150.0)
@@ -326,5 +334,33 @@ def test_what_cannot_be_united_is_said(tmp_path: Path, main: Main) -> None:
     made = main("catalog", "--union", "--out", "both.duckdb")
     assert made.code == 0, made.err
     assert "nothing published yet: north" in made.out
+    remade = main("catalog", "--union", "--out", "both.duckdb")
+    assert remade.code == 0, remade.err
     one = main("catalog", "--source", "south")
     assert one.out == f"{tmp_path / 'own' / 'catalog.duckdb'}\n"
+
+
+def test_a_union_overwrites_nothing_else(tmp_path: Path, main: Main) -> None:
+    """What is at --out and is no union - a text, a catalog, a link, a folder - is refused in one line and stays."""
+
+    async def make() -> None:
+        async with Emulator(5) as emulator:
+            await synced(emulator, tmp_path / "own")
+
+    write(TWO)
+    asyncio.run(make())
+    Path("token").write_text("precious")
+    Path("copy.duckdb").write_bytes((tmp_path / "own" / "catalog.duckdb").read_bytes())
+    Path("empty").touch()
+    Path("folder").mkdir()
+    Path("lost").symlink_to("nowhere")
+    assert main("catalog", "--union", "--out", "both.duckdb").code == 0
+    Path("linked").symlink_to("both.duckdb")
+    before = {name: Path(name).read_bytes() for name in ("token", "copy.duckdb", "empty", "linked")}
+    for name in (*before, "folder", "lost"):
+        refused = main("catalog", "--union", "--out", name)
+        assert (refused.code, refused.err.count("\n")) == (2, 1), name
+        assert "not overwritten" in refused.err
+    assert {name: Path(name).read_bytes() for name in before} == before
+    assert Path("linked").is_symlink()
+    assert not left_aside(tmp_path)

@@ -1,0 +1,150 @@
+"""What readers say when the lake itself is at fault: damage, a copy, and files that they may not read."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.errors import Exit, LakeBusy, LakeDamaged, StorageError
+from pipeline.published import failure_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.cli.conftest import Answer
+
+    Scanlake = Callable[..., Answer]
+
+_NOBODY: Final = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+READERS: Final = {
+    "status": ("status", "--json"),
+    "dashboard": ("dashboard", "--out", "page.html"),
+    "query": ("query", "SELECT * FROM files, uploads", "--format", "jsonl"),
+    "export": ("export", "out", "--format", "csv"),
+}
+
+
+def flip(path: Path, share: float) -> None:
+    """Change one byte at this share of the file."""
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * share)] ^= 0xFF
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_truncated_parts_are_damage(reader: str, scanlake: Scanlake, lake: Path) -> None:
+    """Parts that were cut off end every reader with 9 and the way to `scanlake check`, on one line."""
+    for part in (lake / "parts").iterdir():
+        os.truncate(part, part.stat().st_size // 2)
+    answer = scanlake(*READERS[reader])
+    assert answer.code == Exit.DAMAGE, answer.err
+    assert len(answer.lines) == 1
+    assert answer.err.endswith("Run `scanlake check`.\n")
+
+
+@pytest.mark.parametrize("share", [0, 0.5, 0.6, 0.9, 0.95])
+def test_a_damaged_catalog_is_damage(share: float, scanlake: Scanlake, lake: Path) -> None:
+    """A wrong byte anywhere in the catalog is damage: neither a bug, nor somebody who writes."""
+    flip(lake / "catalog.duckdb", share)
+    answers = [
+        scanlake("status"),
+        scanlake("query", "FROM meta.freshness, meta.runs, meta.rejects, meta.schema_drift", "--format", "jsonl"),
+    ]
+    assert {answer.code for answer in answers} <= {Exit.DONE, Exit.DAMAGE}
+    assert Exit.DAMAGE in {answer.code for answer in answers}, [answer.out for answer in answers]
+    assert not any("open for writing" in answer.err for answer in answers)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("TProtocolException: Invalid data", LakeDamaged),
+        ('Invalid Input Error: Failed to read file "/l/p.parquet": ZSTD Decompression failure', LakeDamaged),
+        ("Serialization Error: Failed to deserialize", LakeDamaged),
+        ("Corrupt database file: computed checksum 1 in b-lock-", LakeDamaged),
+        ('IO Error: Could not set lock on file "/l/catalog.duckdb": Conflicting lock is held', LakeBusy),
+        ('IO Error: Cannot open file "/l/p.parquet": Permission denied', StorageError),
+        ("Invalid Input Error: half-way", type(None)),
+        ('Binder Error: Referenced column "lock" not found in FROM clause!', type(None)),
+        ("Conversion Error: Could not convert string 'magic bytes' to INT32", type(None)),
+    ],
+)
+def test_a_wrong_question_is_told_from_a_wrong_lake(said: str, kind: type) -> None:
+    """What DuckDB says of files is the lake's trouble, what it says of a statement is the statement's."""
+    assert type(failure_of(duckdb.Error(said))) is kind
+
+
+def test_damage_shows_no_value() -> None:
+    """What a damaged part holds stays out of the message."""
+    said = 'Invalid Input Error: Invalid string encoding found in Parquet file "/l/p.parquet": value "secret" is not'
+    failure = failure_of(duckdb.InvalidInputException(said))
+    assert failure is not None
+    assert "secret" not in failure.message
+
+
+def test_a_copy_is_read_by_itself(scanlake: Scanlake, lake: Path, tmp_path: Path) -> None:
+    """A plain copy of a lake shows its own parts, also while those of the original are there and differ."""
+    with duckdb.connect(str(lake / "catalog.duckdb")) as db:
+        db.execute("UPDATE meta.freshness SET anchor = ?", [str(lake)])
+    shutil.copytree(lake, tmp_path / "copy")
+    part = lake / "parts" / "files.parquet"
+    pq.write_table(pq.read_table(part).slice(0, 1), part)
+    question = ("query", "SELECT count(*) AS n FROM files", "--format", "jsonl")
+    assert json.loads(scanlake(*question).out) == {"n": 1}
+    assert json.loads(scanlake("--lake", "copy", *question).out) == {"n": 3}
+    shutil.rmtree(tmp_path / "copy" / "parts")  # a catalog by itself sends its readers where it was published
+    assert json.loads(scanlake("--lake", "copy", *question).out) == {"n": 1}
+
+
+def test_a_copy_reaches_nothing_of_the_original(scanlake: Scanlake, lake: Path, tmp_path: Path) -> None:
+    """SQL on a copy of the lake cannot read the original's files."""
+    with duckdb.connect(str(lake / "catalog.duckdb")) as db:
+        db.execute("UPDATE meta.freshness SET anchor = ?", [str(lake)])
+    shutil.copytree(lake, tmp_path / "copy")
+    answer = scanlake("--lake", "copy", "query", f"FROM parquet_scan('{lake}/parts/files.parquet')")
+    assert answer.code == Exit.USAGE
+    assert "Permission Error" in answer.err
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user of the machine can reach, and a test's own folder is not."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+@pytest.mark.parametrize("closed", ["parts", "parts/files.parquet", "catalog.duckdb", "."])
+def test_no_permission_is_not_damage(closed: str, lake: Path, open_folder: Path) -> None:
+    """What a reader may not read ends with 7 and the system's words, not as damage."""
+    with duckdb.connect(str(lake / "catalog.duckdb")) as db:
+        db.execute("UPDATE meta.freshness SET anchor = ?", [str(lake)])
+    root = open_folder / "lake"
+    shutil.copytree(lake, root)
+    command = [*_NOBODY, sys.executable, "-m", "pipeline", "--lake", str(root)]
+
+    def ask(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, *arguments], cwd=open_folder, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    if shutil.which("setpriv") is None or ask("query", "SELECT 1 FROM files").returncode != 0:
+        pytest.skip("nobody else can run Python here")
+    (root / closed).chmod(0)
+    for arguments in (("status",), ("query", "SELECT * FROM files")):
+        answer = ask(*arguments)
+        assert answer.returncode == Exit.STORAGE, answer.stderr
+        assert "Permission denied" in answer.stderr
+        assert len(answer.stderr.splitlines()) == 1
