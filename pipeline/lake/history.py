@@ -14,6 +14,7 @@ import duckdb
 
 from pipeline.errors import LakeDamaged, SettingsError
 from pipeline.lake.catalog import quoted
+from pipeline.lake.erasure import BEGUN
 from pipeline.lake.parts import empty_part
 from pipeline.lake.records import Part, RunRecord
 from pipeline.lake.statements import insert, set_coverage, set_fact
@@ -198,6 +199,11 @@ def roll_back(lake: Lake, number: int, *, run: RunRecord) -> SnapshotRecord:
     Raises `SettingsError` when that snapshot, or a part of it, is not kept any more; then nothing has changed.
     """
     layout, ledger = lake.layout, lake.ledger
+    if ledger.fact(BEGUN) is not None:
+        raise SettingsError(
+            "a purge was killed before it was finished, and an earlier snapshot would bring back what it erased",
+            remedy="Run `scanlake publish`, which finishes it, first.",
+        )
     past = read_past(kept(layout, number))
     if gone := missing(layout, past):
         raise SettingsError(

@@ -12,14 +12,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.cli import main
-from pipeline.lake.erasure import purge
+from pipeline.errors import SettingsError
+from pipeline.lake.erasure import BEGUN, purge
+from pipeline.lake.history import roll_back
 from pipeline.lake.lake import Lake
+from pipeline.lake.records import RunRecord
 from pipeline.progress import Silent
 from pipeline.runs.upkeep import compact
 from pipeline.runs.verify import Mode, verify
 from pipeline.settings import Settings
 from tests.lake.damaging import checked, grown
 from tests.lake.failing import Disk, Killed, failing
+from tests.lake.made import AT
 from tests.oracle import differences
 from tests.sync.running import opened, synced
 
@@ -141,6 +145,27 @@ async def test_a_killed_purge_is_finished_by_the_next(tmp_path: Path) -> None:
     purged(lake, file_id)
     assert [word for word in words if word in everything(lake)] == []
     assert checked(lake, read_data=True).damage == []
+
+
+async def test_no_rollback_behind_a_purge(tmp_path: Path) -> None:
+    """After a purge that was killed before it published, no rollback brings the file back; a publish finishes it."""
+    lake = tmp_path / "lake"
+    async with grown(lake, files=8, rounds=1) as emulator:
+        file_id = eventful(emulator)
+        words = secrets_of(emulator, file_id)
+    for at in range(3, 200, 3):
+        with failing(Disk(at, None)), suppress(Killed):
+            purged(lake, file_id)
+        with Lake(lake, doing="test") as held:
+            if held.ledger.fact(BEGUN) is not None:
+                break
+    with Lake(lake, doing="rollback") as held:
+        run = RunRecord("20260101T000000Z-abcdef", "rollback", "0", AT)
+        with pytest.raises(SettingsError, match="a purge was killed"):
+            roll_back(held, 1, run=run)
+        held.republish(at=AT)
+        assert held.ledger.fact(BEGUN) is None
+    assert [word for word in words if word in everything(lake)] == []
 
 
 async def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
