@@ -24,11 +24,14 @@ CASES: Final[dict[str, Callable[[Path, int], dict[str, float]]]] = {
     "latency": syncing.latency,
     "memory": syncing.memory,
     "pace": lambda _folder, _files: pace.measure(),
-    "lake": lambda _folder, files: lake.measure(files * 5),
     "reports": lambda folder, files: syncing.reports(folder, files // 4),
     "start": lambda _folder, _files: syncing.start_up(),
+    "lake": lambda _folder, files: lake.measure(files * 5),
 }
-"""Each takes a folder of its own and the number of files, and gives its figures by name."""
+"""Each takes a folder of its own and the number of files, and gives its figures by name.
+
+The lake comes last: it grows this process, and a child's peak memory counts what its parent had when it began.
+"""
 
 _MOVED: Final = 1.15  # a ratio beyond this, or below its inverse, is pointed out
 

@@ -295,7 +295,7 @@ def measure(files: int) -> dict[str, float]:
                 found["states of 1,000 files, s"] = best(lambda: lake.states(ids.pop()))
             for name, value in small.items():
                 found[f"{name}: times that of a tenth"] = found[name] / value
-            found["nothing changed, s"] = started(grown)
+            found["a run without its fetch and publish, s"] = started(grown)
             _note(found, "10 deltas", queries(grown.root, beside, files))
             found |= folded(grown.root)
             _note(found, "folded", queries(grown.root, beside, files))
