@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from pipeline.emulator import Emulator
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a process left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The one object on stdout."""
+        found = json.loads(self.out)
+        assert isinstance(found, dict)
+        return found
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines on stderr."""
+        return self.err.splitlines()
 
 
 async def launched(emulator: Emulator, *arguments: str, **environment: str) -> asyncio.subprocess.Process:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Commit = Callable[[], Coroutine[Any, Any, None]]
     Sink = Callable[[Batch], Awaitable[Commit | None]]
 
-_ROOM: Final = 2  # batches' worth of files: one being committed, one being gathered
+_ROOM: Final = 2  # batches' worth of files: what is being made true is short, and leaves its room to the next
 # A kill costs what is not committed. So a run's first batches are small, and later ones a part of what it has done.
 _FIRST: Final = 160
 _PART: Final = 8

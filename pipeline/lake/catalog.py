@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 import duckdb
 import pyarrow as pa
 
-from pipeline.errors import StorageError
 from pipeline.lake.compaction import hash_of
 from pipeline.lake.faces import FACES, FRESHNESS, Face
-from pipeline.lake.files import Layout, lack_in, storage, written_aside
+from pipeline.lake.files import Layout, storage, storage_by_duckdb, written_aside
 from pipeline.lake.parts import RAW_TABLE, empty_part
 from pipeline.lake.rebuild import carry
 from pipeline.lake.views import write_views
@@ -79,15 +78,8 @@ def publish(layout: Layout, ledger: Ledger, edition: Edition) -> str:
     snapshot = layout.snapshot(edition.snapshot)
     if snapshot.exists():  # of a publish that was killed before the ledger knew of it
         snapshot.unlink()
-    with written_aside(snapshot) as aside:
-        try:
-            _build(aside, layout, ledger, edition)
-        except duckdb.Error as error:
-            if lack := lack_in(snapshot.name, error):
-                raise lack from error
-            if isinstance(error, (duckdb.IOException, duckdb.FatalException)):
-                raise StorageError(f"{snapshot.name}: {str(error).splitlines()[0]}") from error
-            raise
+    with written_aside(snapshot) as aside, storage_by_duckdb(snapshot.name):
+        _build(aside, layout, ledger, edition)
     with written_aside(layout.catalog) as aside:
         # A copy, not a link: somebody's read-write session must not reach the snapshot through the catalog.
         shutil.copyfile(snapshot, aside)

@@ -8,7 +8,7 @@ their parts hold the file; readers who have one open right now keep it until the
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
@@ -23,12 +23,11 @@ from pipeline.lake.files import storage, sync_folder, written_aside
 from pipeline.lake.integrity import require_parts, witnesses
 from pipeline.lake.parts import RAW_TABLE, WRITE_OPTIONS
 from pipeline.lake.records import Part
-from pipeline.lake.statements import insert, set_fact
+from pipeline.lake.statements import replace_parts, set_fact
 from pipeline.lake.upkeep import snapshots
 from schemas.tables import BY_NAME, DELETED_FILES, FILES, RAW
 
 if TYPE_CHECKING:
-    import sqlite3
     from collections.abc import Collection, Sequence
     from pathlib import Path
 
@@ -80,7 +79,7 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int, mark: str) -
     references = _references(lake, chosen)
     former = len(snapshots(layout))
     with ledger.transaction() as db:
-        _replace(db, old, new, at=at)
+        replace_parts(db, old, new, at=at)
         for table in _BY_FILE:
             db.executemany(f"DELETE FROM {table} WHERE file_id = ?", [(file_id,) for file_id in chosen])
         # Ids stand in a verify's record; of a purged file not even that it differed is kept.
@@ -112,16 +111,6 @@ def finish(layout: Layout, ledger: Ledger, snapshot: int) -> None:
     ledger.overwrite_free_space()
     with ledger.transaction() as db:
         db.execute("DELETE FROM fact WHERE name = ?", (BEGUN,))
-
-
-def _replace(db: sqlite3.Connection, old: Sequence[Part], new: Sequence[Part], *, at: int) -> None:
-    """Let the new parts stand for the old, in the transaction that erases the files' other rows."""
-    shown = int(db.execute("SELECT coalesce(max(snapshot), 0) FROM snapshot").fetchone()[0])
-    for part in old:
-        db.execute("DELETE FROM part WHERE name = ?", (part.name,))
-        db.execute("INSERT INTO retired VALUES (?, ?, ?)", (part.name, at, shown))
-    for part in new:
-        insert(db, "part", asdict(part))
 
 
 # Who holds what

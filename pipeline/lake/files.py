@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+import duckdb
+
 from pipeline.errors import LakeBusy, StorageError
 
 if TYPE_CHECKING:
@@ -101,6 +103,19 @@ def lack_in(subject: str, error: Exception) -> StorageError | None:
         if os.strerror(number) in str(error):
             return StorageError.of(subject, number)
     return None
+
+
+@contextmanager
+def storage_by_duckdb(subject: str) -> Iterator[None]:
+    """Turn DuckDB's errors about what it writes into one line that says what to do."""
+    try:
+        yield
+    except duckdb.Error as error:
+        if lack := lack_in(subject, error):
+            raise lack from error
+        if isinstance(error, (duckdb.IOException, duckdb.FatalException)):
+            raise StorageError(f"{subject}: {str(error).splitlines()[0]}") from error
+        raise
 
 
 @contextmanager

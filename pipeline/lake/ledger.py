@@ -20,6 +20,7 @@ from pipeline.lake.records import FileState, Part, RunRecord, SnapshotRecord
 from pipeline.lake.statements import (
     count_drift,
     insert,
+    replace_parts,
     set_coverage,
     set_fact,
     write_drift,
@@ -271,12 +272,7 @@ class Ledger:
     def replace_parts(self, old: Sequence[Part], new: Sequence[Part], *, dead_span: tuple[int, int], at: int) -> int:
         """Let folded parts stand for others, which are retired. Returns how many dead versions are forgotten."""
         with self.transaction() as db:
-            shown = int(db.execute("SELECT coalesce(max(snapshot), 0) FROM snapshot").fetchone()[0])
-            for part in old:
-                db.execute("DELETE FROM part WHERE name = ?", (part.name,))
-                db.execute("INSERT INTO retired VALUES (?, ?, ?)", (part.name, at, shown))
-            for part in new:
-                insert(db, "part", asdict(part))
+            replace_parts(db, old, new, at=at)
             forgotten = db.execute("DELETE FROM dead WHERE seq BETWEEN ? AND ?", dead_span).rowcount
             set_fact(db, "next_seq", self.next_seq() + 1)  # the catalog must follow
         return int(forgotten)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Mapping, Sequence
 
-    from pipeline.lake.records import Commit
+    from pipeline.lake.records import Commit, Part
 
 
 _MOST_DRIFT: Final = 2_000
@@ -67,6 +68,16 @@ def write_files(db: sqlite3.Connection, commit: Commit) -> None:
     )
     db.executemany("DELETE FROM owed WHERE file_id = ?", [*touched, *((each,) for each in commit.healed)])
     db.executemany("INSERT OR REPLACE INTO owed VALUES (?, ?)", commit.owed)
+
+
+def replace_parts(db: sqlite3.Connection, old: Sequence[Part], new: Sequence[Part], *, at: int) -> None:
+    """Let new parts stand for old ones, which are retired."""
+    shown = int(db.execute("SELECT coalesce(max(snapshot), 0) FROM snapshot").fetchone()[0])
+    for part in old:
+        db.execute("DELETE FROM part WHERE name = ?", (part.name,))
+        db.execute("INSERT INTO retired VALUES (?, ?, ?)", (part.name, at, shown))
+    for part in new:
+        insert(db, "part", asdict(part))
 
 
 def write_rejects(db: sqlite3.Connection, commit: Commit) -> None:

@@ -17,6 +17,7 @@ from pipeline.errors import Exit, LakeDamaged, ScanlakeError
 from pipeline.lake.compaction import hash_of
 from pipeline.lake.files import Layout, is_aside
 from pipeline.lake.history import PAUSED
+from pipeline.lake.integrity import lost_parts
 from pipeline.lake.upkeep import our_parts
 from pipeline.published import first_line, published, rows
 from pipeline.runs.finding import Finding, fault, ok, told, warning
@@ -220,7 +221,7 @@ def _history(look: Look, settings: Settings, *, held: bool) -> Iterator[Finding]
 
 def _parts(layout: Layout, look: Look) -> Iterator[Finding]:
     named = look.query("SELECT name, bytes FROM part")
-    wrong = [row["name"] for row in named if _size(layout.part(row["name"])) != row["bytes"]]
+    wrong = lost_parts(layout, ((row["name"], row["bytes"]) for row in named))
     if wrong:
         some = f"{wrong[0]}" + (f" and {len(wrong) - 1:,} more" if len(wrong) > 1 else "")
         yield fault("parts", f"{some}: gone, or not the size it was", _CHECK, Exit.DAMAGE)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 import duckdb
 
-from pipeline.errors import LakeDamaged, SettingsError, StorageError
+from pipeline.errors import LakeDamaged, SettingsError
 from pipeline.lake.catalog import STORAGE_VERSION, quoted
-from pipeline.lake.files import lack_in, storage, written_aside
+from pipeline.lake.files import storage, storage_by_duckdb, written_aside
 from pipeline.published import CATALOG, first_line
 
 if TYPE_CHECKING:
@@ -55,15 +55,8 @@ def unite(lakes: Mapping[str, Path], out: Path) -> United:
         out.parent.mkdir(parents=True, exist_ok=True)
     with written_aside(out.absolute()) as aside:
         aside.unlink(missing_ok=True)
-        try:
-            with duckdb.connect(":memory:") as db:
-                views, snapshots = _build(db, aside, there)
-        except duckdb.Error as error:
-            if lack := lack_in(out.name, error):
-                raise lack from error
-            if isinstance(error, (duckdb.IOException, duckdb.FatalException)):
-                raise StorageError(f"{out.name}: {first_line(error)}") from error
-            raise
+        with storage_by_duckdb(out.name), duckdb.connect(":memory:") as db:
+            views, snapshots = _build(db, aside, there)
     with storage(out):  # a session that wrote to the former one left it; it would replay into this one
         out.with_name(f"{out.name}.wal").unlink(missing_ok=True)
     return United(out.absolute(), snapshots, missing, views)

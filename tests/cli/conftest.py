@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +15,7 @@ import pytest
 
 from pipeline.lake.faces import FACES, FRESHNESS
 from schemas.tables import TABLES
+from tests.processes import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,20 +23,6 @@ if TYPE_CHECKING:
 
 NOON: Final = datetime(2024, 3, 31, 12)  # noqa: DTZ001 - the lake's times are UTC without saying so
 HOSTILE: Final = "=cmd|' /C calc'!A0\x1b[31m, \"quoted\"\nsecond line"
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a process left behind."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def lines(self) -> list[str]:
-        """The lines on stderr."""
-        return self.err.splitlines()
 
 
 @pytest.fixture

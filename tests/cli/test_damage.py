@@ -21,7 +21,7 @@ from pipeline.published import failure_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.cli.conftest import Answer
+    from tests.processes import Answer
 
     Scanlake = Callable[..., Answer]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import sys
 import threading
 import warnings
 from pathlib import Path
@@ -19,6 +18,7 @@ from hypothesis import strategies as st
 
 from pipeline import logs
 from tests.guards import spellings
+from tests.undisturbed import logging_as_before
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,15 +29,8 @@ LOG = Path("run.log")
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     """Logging is the process's own; each test leaves it as it was."""
-    root = logging.getLogger()
-    hooks, handlers, level = (sys.unraisablehook, threading.excepthook), list(root.handlers), root.level
-    yield
-    logs.stop()
-    structlog.reset_defaults()
-    logging.captureWarnings(capture=False)
-    sys.unraisablehook, threading.excepthook = hooks
-    root.handlers[:] = handlers
-    root.setLevel(level)
+    with logging_as_before():
+        yield
 
 
 def kept() -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.cli.conftest import Answer
+    from tests.processes import Answer
 
     Scanlake = Callable[..., Answer]
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.cli.conftest import Answer
+    from tests.processes import Answer
 
     Scanlake = Callable[..., Answer]
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.cli.conftest import Answer
     from tests.dashboard.browser import Tab
+    from tests.processes import Answer
 
     Scanlake = Callable[..., Answer]
 

@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tests.processes import Answer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.emulator import Emulator
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a process left behind."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict[str, Any]:
-        """The one object on stdout."""
-        found = json.loads(self.out)
-        assert isinstance(found, dict)
-        return found
 
 
 async def started(folder: Path, *arguments: str, **environment: str) -> asyncio.subprocess.Process:

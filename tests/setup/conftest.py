@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-import sys
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
-import structlog
 
-from pipeline import bugs, cli, logs
-from tests.setup.command import Answer
+from pipeline import bugs, cli
+from tests.processes import Answer
+from tests.undisturbed import logging_as_before
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,8 +17,6 @@ if TYPE_CHECKING:
 @pytest.fixture
 def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Answer]]:
     """Runs the command line here: what a process would do, without its start. Keywords are environment variables."""
-    root = logging.getLogger()
-    hooks, handlers, level = (sys.unraisablehook, threading.excepthook), list(root.handlers), root.level
     place = bugs._place
 
     def call(*arguments: str, **environment: str) -> Answer:
@@ -35,11 +30,6 @@ def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         assert isinstance(end.value.code, int)
         return Answer(end.value.code, shown.out, shown.err)
 
-    yield call
-    logs.stop()
-    structlog.reset_defaults()
-    logging.captureWarnings(capture=False)
-    sys.unraisablehook, threading.excepthook = hooks
-    root.handlers[:] = handlers
-    root.setLevel(level)
+    with logging_as_before():
+        yield call
     bugs._place = place

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pipeline.runs.finding import Finding
-    from tests.setup.command import Answer
+    from tests.processes import Answer
 
 CERTIFICATES = Path(__file__).with_name("certificates")
 

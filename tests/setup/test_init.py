@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.setup.command import Answer
+    from tests.processes import Answer
 
     Main = Callable[..., Answer]
 

@@ -27,7 +27,7 @@ from tests.sync.running import synced
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from tests.setup.command import Answer
+    from tests.processes import Answer
 
     Main = Callable[..., Answer]
 
