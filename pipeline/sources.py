@@ -262,9 +262,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _placed(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Relative paths of a settings file start at its folder."""
+    """Relative paths of a settings file start at its folder. Raises `SettingsError` for one that names no place."""
     for name in _PATHS:
         if isinstance(values.get(name), str):
+            if not values[name].strip():
+                raise SettingsError(f"{name} ({path}) is empty.", remedy="Name a place, or leave the line out.")
             values[name] = path.parent / Path(values[name]).expanduser()
     return values
 

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from pipeline.call import Call
+from pipeline.commands.side_by_side import renew_union
 from pipeline.errors import Exit
 from pipeline.lake.erasure import LAST_ID, purge
 from pipeline.lake.lake import Lake
@@ -37,6 +38,7 @@ def run(
     who = by or _whoever()
     with Lake(settings.lake, doing="purge", anchor=settings.anchor, must_exist=True) as lake:
         done = purge(lake, file_ids, by=who, at=time.time_ns() // 1_000, mark=secrets.token_hex(3))
+    renew_union(call.config)  # it reads parts that are no more
     if call.as_json:
         call.print_json({**asdict(done), "by": who})
         return Exit.DONE

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 from pipeline.commands.running import run_to_end
 from pipeline.errors import Exit, Interrupted
 from pipeline.logs import one_line
+from pipeline.runs.uniting import NAME, unite
 from pipeline.settings import TOKEN_VARIABLE
+from pipeline.sources import names, settings_of_all, shared_folder
 from pipeline.wording import many
 
 if TYPE_CHECKING:
@@ -26,6 +28,15 @@ if TYPE_CHECKING:
 
 _PATIENCE: Final = 30.0  # seconds for the processes to end after they were asked to; a run needs ten at most
 _LINE_BYTES: Final = 16_000_000
+
+
+def renew_union(config: Path | None) -> None:
+    """Write the union of all sources' catalogs anew, where there is one in `lake`: a source has published."""
+    if not names(config):
+        return
+    union = shared_folder(config) / NAME
+    if union.exists():
+        unite({name: settings.lake for name, settings in settings_of_all(config).items()}, union)
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ import duckdb
 
 from pipeline.errors import Exit, LakeDamaged, ScanlakeError
 from pipeline.lake.compaction import hash_of
+from pipeline.lake.erasure import BEGUN
 from pipeline.lake.files import Layout, is_aside
 from pipeline.lake.history import PAUSED
 from pipeline.lake.integrity import lost_parts
@@ -188,6 +189,9 @@ def _ledger(look: Look, settings: Settings, *, held: bool) -> Iterator[Finding]:
         number = look.fact(PAUSED)["to"]
         message = f"syncing is paused since the lake was rolled back to snapshot {number}"
         yield warning("paused", message, "Run `scanlake resume` when syncs may go on.")
+    if erased := look.fact(BEGUN):
+        message = f"a purge of {many(len(erased), 'file')} was killed: their documents may still be on disk"
+        yield warning("purge", message, "Run `scanlake publish`: it finishes what was begun.")
     yield from _history(look, settings, held=held)
 
 

@@ -119,6 +119,8 @@ def test_one_source_needs_not_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None
         ("[sources.a-b]\n[sources.A_B]\n", "a-b", "sources a-b and A_B differ too little"),
         ('[sources.a]\nlake = "x"\n[sources.b]\nlake = "./x"\n', "a", "Sources a and b in .* have the same lake"),
         ('[sources.a]\n[sources.b]\nlake = "lake/a"\n', "b", "have the same lake"),
+        ('lake = ""', None, r"lake \(scanlake.toml\) is empty"),
+        ('[sources.a]\nlog_file = " "', "a", r"log_file \(scanlake.toml\) is empty"),
     ],
 )
 def test_a_mistake_in_the_sources_is_one_clear_line(text: str, source: str | None, says: str) -> None:
@@ -283,6 +285,10 @@ async def test_the_union_shows_all_sources_to_a_stock_client(tmp_path: Path, sto
         own = [tmp_path / "lake" / name / "catalog.duckdb" for name in ("s0", "s1")]
         assert fresh == [(await stock(path, "SELECT snapshot FROM meta.freshness"))[0] for path in own]
         assert fresh[0]["snapshot"] > 3
+        # So it does after a purge, which removes parts at once.
+        gone = (await stock(union, "SELECT min(id) AS id FROM s0.files"))[0]["id"]
+        assert (await called(tmp_path, "purge", str(gone), "--source", "s0", **tokens)).code == 0
+        assert (await stock(union, counted.format("files")))[0] == {"_source": "s0", "n": 29, "ids": 29}
 
 
 async def test_the_union_is_whole_while_sources_publish(tmp_path: Path) -> None:
