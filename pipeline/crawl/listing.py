@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from schemas.requests import FileQuery
 
 _PASSES: Final = 5
-_SIDE_BY_SIDE: Final = 8
+_SIDE_BY_SIDE: Final = 32
 _EMPTY_PAGES: Final = 3
 _MOST_PAGES: Final = 4_000  # of one list: a million files, or a service that does not come to an end
 _MOST_SKETCHED: Final = 50_000  # files; a window with more is cut by time first, so that memory stays flat
