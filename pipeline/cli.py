@@ -8,6 +8,7 @@ the verb is called. A verb is a line in `VERBS` and a function `run` in its modu
 # Annotations are evaluated here: typer reads them. Hence no `from __future__ import annotations`.
 import difflib
 import errno
+import gc
 import importlib
 import inspect
 import json
@@ -93,9 +94,14 @@ VERBS: Final = {
 """Every verb, in the order of the help. A new verb is one line here."""
 
 
+_RARELY: Final = (20_000, 20, 20)
+"""When to look for cycles: seldom. Imports make none, and a crawl thousands of objects a second, hardly any in one."""
+
+
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and end the process with one of the codes in `Exit`."""
     _fill_closed()
+    gc.set_threshold(*_RARELY)
     sys.exit(_run(list(sys.argv[1:] if arguments is None else arguments)))
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
@@ -26,16 +25,12 @@ with contextlib.suppress(ImportError):  # there are platforms without it
 
     _new_loop = uvloop.new_event_loop
 
-_RARELY: Final = (20_000, 20, 20)
-"""When to look for cycles. A crawl makes thousands of objects a second, hardly any in cycles: seldom is enough."""
-
 _Result = TypeVar("_Result")
 _log = structlog.get_logger()
 
 
 def run_to_end(work: Coroutine[Any, Any, _Result]) -> _Result:
     """Run `work`. The first SIGTERM or Ctrl-C cancels it, which commits what is whole; raises `Interrupted`."""
-    gc.set_threshold(*_RARELY)
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         return runner.run(_interruptible(work))
 

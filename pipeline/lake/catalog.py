@@ -14,8 +14,9 @@ import duckdb
 import pyarrow as pa
 
 from pipeline.lake.compaction import hash_of
+from pipeline.lake.engine import storage_by_duckdb
 from pipeline.lake.faces import FACES, FRESHNESS, Face
-from pipeline.lake.files import Layout, storage, storage_by_duckdb, written_aside
+from pipeline.lake.files import Layout, storage, written_aside
 from pipeline.lake.parts import RAW_TABLE, empty_part
 from pipeline.lake.rebuild import carry
 from pipeline.lake.views import write_views

@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import LakeDamaged, StorageError
-from pipeline.lake.files import lack_in, written_aside
+from pipeline.lake.engine import lack_in
+from pipeline.lake.files import written_aside
 from pipeline.lake.parts import BATCH, RAW_OPTIONS, RAW_TABLE, ROW_GROUP, empty_part, options_for, row_groups
 from pipeline.lake.records import Part
 from pipeline.lake.views import literal

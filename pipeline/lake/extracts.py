@@ -22,7 +22,8 @@ import duckdb
 
 from pipeline.errors import SettingsError, StorageError
 from pipeline.lake.catalog import STORAGE_VERSION, quoted
-from pipeline.lake.files import lack_in, storage
+from pipeline.lake.engine import lack_in
+from pipeline.lake.files import storage
 from schemas.tables import BY_NAME, TABLES
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -11,8 +10,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
-
-import duckdb
 
 from pipeline.errors import LakeBusy, StorageError
 
@@ -23,7 +20,6 @@ if TYPE_CHECKING:
     from pipeline.lake.records import Part
 
 READ_ONLY: Final = 0o444
-_LACKS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _LONGEST: Final = 60
 _ASIDE: Final = ".aside"
 
@@ -95,27 +91,6 @@ def storage(subject: Path) -> Iterator[None]:
         # A name that is too long would make a line that is too long.
         name = subject.name if len(subject.name) <= _LONGEST else f"{subject.name[:_LONGEST]}..."
         raise StorageError.of(name, error.errno) from error
-
-
-def lack_in(subject: str, error: Exception) -> StorageError | None:
-    """What the machine lacks (disk, quota, open files), where DuckDB's error about `subject` says so."""
-    for number in _LACKS:
-        if os.strerror(number) in str(error):
-            return StorageError.of(subject, number)
-    return None
-
-
-@contextmanager
-def storage_by_duckdb(subject: str) -> Iterator[None]:
-    """Turn DuckDB's errors about what it writes into one line that says what to do."""
-    try:
-        yield
-    except duckdb.Error as error:
-        if lack := lack_in(subject, error):
-            raise lack from error
-        if isinstance(error, (duckdb.IOException, duckdb.FatalException)):
-            raise StorageError(f"{subject}: {str(error).splitlines()[0]}") from error
-        raise
 
 
 @contextmanager

@@ -26,6 +26,7 @@ NAMED: Final = {FIELDS.name: "name", FORM_ANSWERS.name: "label"}
 ROW_GROUP: Final = 51_200  # rows, 25 of DuckDB's vectors; halves point look-ups against its own 122,880
 BATCH: Final = ROW_GROUP // 5  # rows that are asked of a query at once
 GROUP_BYTES: Final = 16 * 1024 * 1024
+_DOCUMENTS: Final = 250  # files whose documents make a row group; who asks for one reads no more than these
 WRITE_OPTIONS: Final[dict[str, Any]] = {
     "compression": "zstd",
     "write_page_checksum": True,
@@ -55,24 +56,55 @@ def names_in(tables: Mapping[str, pa.Table]) -> Counter[tuple[str, str]]:
 
 def write_part(layout: Layout, table_name: str, rows: pa.Table, *, seq: int, mark: str) -> Part:
     """Write `rows` as the part of commit `seq`; `mark` keeps apart the parts of a killed run and the next."""
-    folder = layout.raw if table_name == RAW_TABLE else layout.parts(table_name)
-    target = folder / f"{seq:012d}-{mark}.parquet"
-    return write_file(layout, target, table_name, rows, (seq, seq))
+    return write_file(layout, _place(layout.parts(table_name), seq, mark), table_name, rows, (seq, seq))
+
+
+def write_documents(layout: Layout, versions: Sequence[Version], *, run_id: str, seq: int) -> Part:
+    """Write the documents of some versions as the raw part of commit `seq`."""
+    content = encode_documents(versions, run_id=run_id, seq=seq)
+    name, size, hash_ = _keep(layout, _place(layout.raw, seq, mark_of(run_id)), content)
+    return Part(name, RAW_TABLE, seq, seq, len(versions), size, hash_)
 
 
 def write_file(layout: Layout, target: Path, table_name: str, rows: pa.Table, seqs: tuple[int, int]) -> Part:
     """Write `rows` to `target`, durably, and say what stands in it."""
     content = encode(rows, RAW_OPTIONS if table_name == RAW_TABLE else WRITE_OPTIONS)
+    name, size, hash_ = _keep(layout, target, content)
+    return Part(name, table_name, *seqs, rows.num_rows, size, hash_)
+
+
+def mark_of(run_id: str) -> str:
+    """What keeps apart the parts of a killed run and the next."""
+    return run_id.rpartition("-")[2]
+
+
+def _place(folder: Path, seq: int, mark: str) -> Path:
+    return folder / f"{seq:012d}-{mark}.parquet"
+
+
+def _keep(layout: Layout, target: Path, content: memoryview) -> tuple[str, int, str]:
+    """Put a part on disk, durably: its name, size and hash."""
     with written_aside(target) as aside:
         aside.write_bytes(content)
-    name = target.relative_to(layout.root).as_posix()
-    return Part(name, table_name, *seqs, rows.num_rows, len(content), sha256(content).hexdigest())
+    return target.relative_to(layout.root).as_posix(), len(content), sha256(content).hexdigest()
 
 
 def encode(rows: pa.Table, options: Mapping[str, Any] = WRITE_OPTIONS) -> memoryview:
     """The Parquet file, in memory: a part is bounded by its commit, and a full disk leaves nothing half written."""
+    return _encoded([rows], rows.schema, options)
+
+
+def encode_documents(versions: Sequence[Version], *, run_id: str, seq: int) -> memoryview:
+    """The Parquet file of some versions' documents. Few at a time are in memory a second time."""
+    some = (versions[first : first + _DOCUMENTS] for first in range(0, len(versions), _DOCUMENTS))
+    return _encoded((_raw_rows(each, run_id=run_id, seq=seq) for each in some), RAW, RAW_OPTIONS)
+
+
+def _encoded(chunks: Iterable[pa.Table], schema: pa.Schema, options: Mapping[str, Any]) -> memoryview:
     sink = pa.BufferOutputStream()
-    pq.write_table(rows, sink, row_group_size=ROW_GROUP, **options)
+    with pq.ParquetWriter(sink, schema, **options) as writer:
+        for rows in chunks:
+            writer.write_table(rows, row_group_size=ROW_GROUP)
     return memoryview(sink.getvalue()).cast("B")  # as bytes: signed ones equal no file
 
 
@@ -119,7 +151,7 @@ def write_empty_parts(layout: Layout) -> None:
                 aside.write_bytes(content)
 
 
-def raw_rows(versions: Sequence[Version], *, run_id: str, seq: int) -> pa.Table:
+def _raw_rows(versions: Sequence[Version], *, run_id: str, seq: int) -> pa.Table:
     """The documents of some versions, as received."""
     columns = {
         "file_id": [version.file_id for version in versions],

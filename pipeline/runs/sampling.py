@@ -144,9 +144,9 @@ def _definitions(versions: Sequence[Version]) -> int:
 
 
 def _bytes(versions: Sequence[Version]) -> int:
-    tables = dict(flatten(versions, run_id="sample", seq=1).tables)
-    tables[parts.RAW_TABLE] = parts.raw_rows(versions, run_id="sample", seq=1)
-    return sum(len(parts.encode(rows)) for rows in tables.values())
+    tables = flatten(versions, run_id="sample", seq=1).tables
+    documents = parts.encode_documents(versions, run_id="sample", seq=1)
+    return len(documents) + sum(len(parts.encode(rows)) for rows in tables.values())
 
 
 def _footer_bytes() -> dict[str, int]:

@@ -16,7 +16,8 @@ import duckdb
 
 from pipeline.errors import LakeDamaged, SettingsError
 from pipeline.lake.catalog import STORAGE_VERSION, quoted
-from pipeline.lake.files import storage, storage_by_duckdb, written_aside
+from pipeline.lake.engine import storage_by_duckdb
+from pipeline.lake.files import storage, written_aside
 from pipeline.published import CATALOG, first_line
 
 if TYPE_CHECKING:

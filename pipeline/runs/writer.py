@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from pipeline.errors import Elsewhere, ScanlakeError
-from pipeline.runs.writing import Failed, Order, Written, receive, send, write
+from pipeline.runs.writing import BUFFER, Failed, Order, Written, receive, send, write
 
 if TYPE_CHECKING:
     from pipeline.lake.files import Layout
@@ -90,5 +90,5 @@ def _start(layout: Layout) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", _ENTRY, str(layout.root)]
     environment = {**os.environ, **_MEMORY}
     return subprocess.Popen(  # noqa: S603 - our own module
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        command, bufsize=BUFFER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
     )

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import pickle
 import signal
-import struct
 import sys
 import traceback
 from dataclasses import dataclass
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from pipeline.lake.records import Part
     from schemas.versions import Reject, Version
 
-_LENGTH: Final = struct.Struct("<Q")
+BUFFER: Final = 2 * 1024**2
+"""Bytes that go through a pipe at once: each time the crawl's interpreter is left, and has to be waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,30 +66,30 @@ def write(layout: Layout, order: Order) -> Written:
     flat = flatten(order.versions, run_id=order.run_id, seq=order.seq, known_definitions=order.definitions)
     unreadable = {reject.file_id for reject in flat.rejects}
     versions = [version for version in order.versions if version.file_id not in unreadable]
-    mark = order.run_id.rpartition("-")[2]
-    rows = dict(flat.tables)
-    if versions:
-        rows[parts.RAW_TABLE] = parts.raw_rows(versions, run_id=order.run_id, seq=order.seq)
+    mark = parts.mark_of(order.run_id)
+    names = parts.names_in(flat.tables)
     written = [
-        parts.write_part(layout, name, table, seq=order.seq, mark=mark) for name, table in rows.items() if len(table)
+        # Each is let go of before the documents, which are as large as all of them.
+        parts.write_part(layout, name, flat.tables.pop(name), seq=order.seq, mark=mark)
+        for name in tuple(flat.tables)
     ]
+    if versions:
+        written.append(parts.write_documents(layout, versions, run_id=order.run_id, seq=order.seq))
     return Written(
         parts=tuple(written),
         digests=tuple(digest(version.list_item or b"") for version in versions),
         rejects=flat.rejects,
         drift={(drift.table, drift.key, drift.kind): count for drift, count in flat.drift.items()},
-        names=parts.names_in(flat.tables),
+        names=names,
         definitions=flat.definitions,
     )
 
 
 def send(pipe: IO[bytes] | None, value: object) -> None:
-    """Send a value of ours through a pipe."""
-    content = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    """Send a value of ours through a pipe, piece by piece: a batch is never in memory once more."""
     if pipe is None:
         raise EOFError
-    pipe.write(_LENGTH.pack(len(content)))
-    pipe.write(content)
+    pickle.dump(value, pipe, protocol=pickle.HIGHEST_PROTOCOL)
     pipe.flush()
 
 
@@ -96,28 +97,23 @@ def receive(pipe: IO[bytes] | None) -> Any:
     """The next value from a pipe. Raises `EOFError` when whoever sends is gone, even in the middle of one."""
     if pipe is None:
         raise EOFError
-    content = _exactly(pipe, *_LENGTH.unpack(_exactly(pipe, _LENGTH.size)))
-    return pickle.loads(content)  # noqa: S301 - from our own process, through a pipe that nobody else holds
-
-
-def _exactly(pipe: IO[bytes], length: int) -> bytes:
-    content = pipe.read(length)
-    if len(content) < length:  # whoever sent it was killed while sending
-        raise EOFError
-    return content
+    try:
+        return pickle.load(pipe)  # noqa: S301 - from our own process, through a pipe that nobody else holds
+    except pickle.UnpicklingError as error:  # whoever sent it was killed while sending
+        raise EOFError from error
 
 
 def serve(root: str) -> None:
     """Write what comes in until whoever sends it is gone, however it went."""
     for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C and systemd reach the whole group; the sender decides
         signal.signal(number, signal.SIG_IGN)
-    answers = sys.stdout.buffer
+    orders, answers = os.fdopen(0, "rb", BUFFER), sys.stdout.buffer
     sys.stdout = sys.stderr  # nothing else may get between the answers
     layout = Layout(Path(root))
     gc.disable()  # documents hold no cycles, and looking for some took a tenth of the time
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
-            order = receive(sys.stdin.buffer)
+            order = receive(orders)
             try:
                 answer: object = write(layout, order)
             except Exception as error:  # noqa: BLE001 - raised again where it was asked for

@@ -45,6 +45,7 @@ STEPS: Final = (
     (files, "sync_file"),
     (files, "sync_folder"),
     (parts, "write_part"),
+    (parts, "write_documents"),
     (Ledger, "commit"),
     (Ledger, "begin_snapshot"),
     (Ledger, "end_snapshot"),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import math
 import os
 import re
 import signal
-import struct
 import subprocess
 import sys
 from contextlib import suppress
@@ -20,6 +21,8 @@ from pipeline.emulator import Emulator
 from pipeline.errors import ScanlakeError, StorageError
 from pipeline.runs import session, writer
 from pipeline.runs.writer import Writer
+from pipeline.runs.writing import Order, receive, send
+from schemas.versions import Version
 from tests.oracle import differences
 from tests.sync.running import SEED, opened, synced
 
@@ -107,8 +110,16 @@ async def test_a_bug_in_it_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "NoneType" not in text
 
 
-@pytest.mark.parametrize("sent", [b"", b"123", struct.pack("<Q", 1_000_000) + b"cut"], ids=["none", "head", "content"])
-def test_the_sender_is_killed(tmp_path: Path, sent: bytes) -> None:
+def order() -> bytes:
+    """A batch as it is sent to the writing process; larger than what goes through the pipe in one frame."""
+    versions = tuple(Version(number, b"{}", b"{" + b" " * 9_000 + b"}", None, 0, "") for number in range(20))
+    sent = io.BytesIO()
+    send(sent, Order(versions, "20260101T000000Z-abcdef", 1, frozenset({"d"})))
+    return sent.getvalue()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.00001, 0.4, 0.99999], ids=["nothing", "a few bytes", "some", "nearly all"])
+def test_the_sender_is_killed(tmp_path: Path, share: float) -> None:
     """When the run is killed, however much of an order it had sent, the writing process ends without a word."""
     lake = tmp_path / "lake"
     command = [
@@ -117,5 +128,17 @@ def test_the_sender_is_killed(tmp_path: Path, sent: bytes) -> None:
         "import sys; from pipeline.runs.writing import serve; serve(sys.argv[1])",
         str(lake),
     ]
-    done = subprocess.run(command, input=sent, capture_output=True, check=True, timeout=60)
+    sent = order()
+    cut = sent[: math.ceil(share * len(sent))]
+    done = subprocess.run(command, input=cut, capture_output=True, check=True, timeout=60)
     assert (done.stdout, done.stderr) == (b"", b"")
+    assert not lake.exists()
+
+
+def test_what_is_cut_is_never_taken() -> None:
+    """Of an order that is cut anywhere nothing is taken; whole it comes as it was sent."""
+    sent = order()
+    assert receive(io.BytesIO(sent)).versions[7].detail == b"{" + b" " * 9_000 + b"}"
+    for length in [*range(400), *range(400, len(sent), 997), *range(len(sent) - 400, len(sent))]:
+        with pytest.raises(EOFError):
+            receive(io.BytesIO(sent[:length]))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from urllib.request import urlopen
 import duckdb
 import uvloop
 
-from tests.bench.serving import bare_fetch, service
+from tests.bench.serving import bare_fetch, memory, service
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +35,7 @@ ROOT: Final = HERE.parents[2]
 ENVIRONMENTS: Final = ROOT / ".bench-peers"
 PEERS: Final = {"dlt": "dlt[duckdb]==1.31.0", "airbyte": "airbyte"}
 _CHURN: Final = 50  # files for each change a second
-_SAMPLE: Final = 0.05  # seconds between two looks at memory
+_SAMPLE: Final = 0.2  # seconds between two looks at memory
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def run(peer: str, files: int, folder: Path, *, churn: float, quirks: Sequence[s
         with log.open("wb") as out, subprocess.Popen(command, env=environment, stdout=out, stderr=out) as process:
             peak = 0.0
             while process.poll() is None:
-                peak = max(peak, _memory(process.pid))
+                peak = max(peak, memory(process.pid))
                 time.sleep(_SAMPLE)
         seconds = time.perf_counter() - began
         if process.returncode:
@@ -123,21 +122,6 @@ def _truth(emulated: Service) -> list[tuple[int, float]]:
     with urlopen(address) as reply:
         rows: list[dict[str, Any]] = [json.loads(line) for line in reply]
     return [(row["id"], float(row["updated"]) / 1e6) for row in rows]
-
-
-def _memory(pid: int) -> float:
-    """Resident memory of a process and all below it, MB. What they share counts for each."""
-    pages, stack = 0, [pid]
-    while stack:
-        process = Path("/proc") / str(stack.pop())
-        try:
-            pages += int((process / "statm").read_text().split()[1])
-            stack += [
-                int(child) for task in (process / "task").iterdir() for child in (task / "children").read_text().split()
-            ]
-        except (OSError, ValueError):
-            continue
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def main() -> None:
