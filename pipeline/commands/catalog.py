@@ -28,8 +28,8 @@ def run(
 
     The union is a DuckDB file like any catalog: open it read-only. main.files and all other tables have a column
     _source; each source's own tables are in a schema of its name. It shows what was published when it was written,
-    and reads the same parts; `scanlake sync --all` writes the one in `lake` anew after every round. Write another
-    one anew after syncs, and before grace_hours have passed.
+    and reads the same parts; `scanlake sync --all` and `scanlake purge` write the one in `lake` anew at their end.
+    Write another one anew after syncs and purges, and before grace_hours have passed.
     """
     if not union:
         if out is not None:

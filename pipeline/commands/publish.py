@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Annotated
 
 from pipeline.call import Call, setting
+from pipeline.commands.side_by_side import follow_union
 from pipeline.errors import Exit
+from pipeline.lake.erasure import BEGUN
 from pipeline.lake.lake import Lake
 from pipeline.runs.session import local_us
 from pipeline.wording import many
@@ -22,6 +24,7 @@ def run(call: Call, *, anchor: Annotated[Path | None, setting("anchor")] = None)
     with Lake(settings.lake, doing="publish", anchor=settings.anchor, must_exist=True) as lake:
         if anchor is not None and settings.anchor is not None:
             lake.move_readers_to(settings.anchor)
+        purge_begun = lake.ledger.fact(BEGUN) is not None
         record = lake.republish(at=local_us())
         shown = lake.anchor
     if call.as_json:
@@ -29,4 +32,6 @@ def run(call: Call, *, anchor: Annotated[Path | None, setting("anchor")] = None)
     else:
         seen = "" if shown.is_dir() else " (which this machine does not see)"
         sys.stdout.write(f"snapshot {record.snapshot}: {many(record.files, 'file')}, read from {shown}{seen}\n")
+    if purge_begun:  # and is finished now
+        follow_union(call.config)
     return Exit.DONE

@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 
 from pipeline.call import Call
-from pipeline.commands.side_by_side import renew_union
+from pipeline.commands.side_by_side import follow_union
 from pipeline.errors import Exit
-from pipeline.lake.erasure import LAST_ID, purge
+from pipeline.lake.erasure import LAST_ID, Purged, purge
 from pipeline.lake.lake import Lake
 from pipeline.wording import many
 
@@ -38,10 +38,15 @@ def run(
     who = by or _whoever()
     with Lake(settings.lake, doing="purge", anchor=settings.anchor, must_exist=True) as lake:
         done = purge(lake, file_ids, by=who, at=time.time_ns() // 1_000, mark=secrets.token_hex(3))
-    renew_union(call.config)  # it reads parts that are no more
+    _tell(call, done, who)
+    follow_union(call.config)  # it reads parts that are no more
+    return Exit.DONE
+
+
+def _tell(call: Call, done: Purged, who: str) -> None:
     if call.as_json:
         call.print_json({**asdict(done), "by": who})
-        return Exit.DONE
+        return
     before = len(done.file_ids) - len(done.known)
     sys.stdout.write(
         f"snapshot {done.snapshot}: {many(len(done.known), 'file')} erased"
@@ -49,7 +54,6 @@ def run(
         f" {many(done.parts, 'part')} written anew, {done.snapshots:,} earlier snapshots dropped\n"
         "what the service still holds may come back with the next sync: delete it there too\n"
     )
-    return Exit.DONE
 
 
 def _whoever() -> str:

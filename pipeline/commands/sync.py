@@ -91,10 +91,10 @@ def _sync_all(call: Call, flags: Mapping[str, Any], jobs: int | None) -> Exit:
     for flag, given in {"--source": call.source, "--lake": call.lake, **_of_one_service(flags)}.items():
         if given is not None:
             raise SettingsError(f"--all syncs every source, {flag} names one.", remedy="Give one or the other.")
-    sources = list(settings_of_all(call.config))
+    lakes = {name: settings.lake for name, settings in settings_of_all(call.config).items()}
     arguments = ["sync", *_spelled(flags)]
-    ended = side_by_side(call, sources, arguments, jobs=jobs or default_jobs())
-    renew_union(call.config)
+    ended = side_by_side(call, list(lakes), arguments, jobs=jobs or default_jobs())
+    renew_union(call.config, lakes)
     code = worst(each.exit_code for each in ended)
     if call.as_json:
         told = {
@@ -102,7 +102,7 @@ def _sync_all(call: Call, flags: Mapping[str, Any], jobs: int | None) -> Exit:
         }
         call.print_json({"exit_code": code, "sources": told})
     else:
-        width = max(map(len, sources))
+        width = max(map(len, lakes))
         sys.stdout.writelines(tell(each, width) for each in ended)
     return code
 

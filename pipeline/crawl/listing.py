@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from pipeline.crawl.terms import SharedId, reference_of
 from pipeline.crawl.windows import FIRST, LAST, NARROW, Window, cut, halve
@@ -29,6 +29,7 @@ _MOST_PIECES: Final = 16
 _FIND_PAGES: Final = 8
 _SINGLY: Final = 10
 _Key = tuple[int | None, int | None]
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class Listing:
         self._counts = False  # the service has counted files, or pages
         self._tells_of_more = False  # it has said that there is more
         self._filter_is_proven = False
+        self._sketching = asyncio.Semaphore(_SIDE_BY_SIDE)  # for all sketches together
 
     async def read(self, window: Window) -> Reading:
         """Read `window`, or say into which windows it must be cut."""
@@ -141,11 +143,10 @@ class Listing:
             last = min(-(-page.total // len(page.items)), _MOST_PAGES)
             for first in range(2, last + 1, _SIDE_BY_SIDE):
                 numbers = range(first, min(first + _SIDE_BY_SIDE, last + 1))
-                pages = await _gather(self._page(query, number, window) for number in numbers)
-                for each in pages:
-                    stamps.extend(_stamps(each.items))
-                    self._check_instances(each.items, instances)
-                if not any(each.items for each in pages):
+                found = await _gather(self._stamps_of(query, number, window, instances) for number in numbers)
+                for each in found:
+                    stamps.extend(each or ())
+                if all(each is None for each in found):
                     break  # fewer than were counted
         else:
             seen = set[int]()
@@ -159,6 +160,15 @@ class Listing:
                 stamps.extend(_stamps(page.items))
                 self._check_instances(page.items, instances)
         return array("q", sorted(stamps))
+
+    async def _stamps_of(
+        self, query: FileQuery, number: int, window: Window, instances: dict[int, int]
+    ) -> array[int] | None:
+        """The stamps on one page, which itself is let go of; None where it is empty."""
+        async with self._sketching:
+            page = await self._page(query, number, window)
+        self._check_instances(page.items, instances)
+        return array("q", _stamps(page.items)) if page.items else None
 
     def _limit(self, *, cheap: bool) -> int:
         asked = self._terms.query(cheap=cheap).page_size
@@ -333,7 +343,7 @@ def _stamps(items: Iterable[ListItem]) -> list[int]:
     return [item.updated // SECOND for item in items if item.updated is not None]
 
 
-async def _gather(calls: Iterable[Coroutine[None, None, ListPage]]) -> list[ListPage]:
+async def _gather(calls: Iterable[Coroutine[None, None, _Result]]) -> list[_Result]:
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(call) for call in calls]
     return [task.result() for task in tasks]

@@ -154,6 +154,19 @@ def held(layout: Layout, doing: str) -> Iterator[None]:
         os.close(handle)
 
 
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Wait until nobody else is at this in `folder`. The kernel frees it with the process; no file is left."""
+    with storage(folder):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with storage(folder):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def _holder(handle: int) -> str:
     try:
         note = json.loads(os.pread(handle, 4096, 0))

@@ -189,8 +189,8 @@ def _ledger(look: Look, settings: Settings, *, held: bool) -> Iterator[Finding]:
         number = look.fact(PAUSED)["to"]
         message = f"syncing is paused since the lake was rolled back to snapshot {number}"
         yield warning("paused", message, "Run `scanlake resume` when syncs may go on.")
-    if erased := look.fact(BEGUN):
-        message = f"a purge of {many(len(erased), 'file')} was killed: their documents may still be on disk"
+    if not held and (erased := look.fact(BEGUN)):
+        message = f"a purge of {many(len(erased), 'file')} was not finished: their documents may still be on disk"
         yield warning("purge", message, "Run `scanlake publish`: it finishes what was begun.")
     yield from _history(look, settings, held=held)
 

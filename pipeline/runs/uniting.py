@@ -17,7 +17,7 @@ import duckdb
 from pipeline.errors import LakeDamaged, SettingsError
 from pipeline.lake.catalog import STORAGE_VERSION, quoted
 from pipeline.lake.engine import storage_by_duckdb
-from pipeline.lake.files import storage, written_aside
+from pipeline.lake.files import one_at_a_time, storage, written_aside
 from pipeline.published import CATALOG, first_line
 
 if TYPE_CHECKING:
@@ -54,12 +54,13 @@ def unite(lakes: Mapping[str, Path], out: Path) -> United:
         raise SettingsError(f"{out} is the catalog of a source.", remedy="Choose another --out.")
     with storage(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-    with written_aside(out.absolute()) as aside:
-        aside.unlink(missing_ok=True)
-        with storage_by_duckdb(out.name), duckdb.connect(":memory:") as db:
-            views, snapshots = _build(db, aside, there)
-    with storage(out):  # a session that wrote to the former one left it; it would replay into this one
-        out.with_name(f"{out.name}.wal").unlink(missing_ok=True)
+    with one_at_a_time(out.absolute().parent):  # or one that has read what is no more could end last
+        with written_aside(out.absolute()) as aside:
+            aside.unlink(missing_ok=True)
+            with storage_by_duckdb(out.name), duckdb.connect(":memory:") as db:
+                views, snapshots = _build(db, aside, there)
+        with storage(out):  # a session that wrote to the former one left it; it would replay into this one
+            out.with_name(f"{out.name}.wal").unlink(missing_ok=True)
     return United(out.absolute(), snapshots, missing, views)
 
 

@@ -23,6 +23,7 @@ _ENTRY: Final = "import sys; from pipeline.runs.writing import serve; serve(sys.
 # Every batch wants the same memory again: what one gives back the next takes, and not the system in between.
 _MEMORY: Final = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "MALLOC_ARENA_MAX": "1",
     "MALLOC_TRIM_THRESHOLD_": str(256 * 1024**2),
     "MALLOC_MMAP_THRESHOLD_": str(64 * 1024**2),
 }
@@ -60,6 +61,9 @@ class Writer:
                 f"the writing process died (exit code {process.poll()})",
                 remedy="Run again; nothing is lost. If it happens again, the machine may be short of memory.",
             ) from None
+        except BaseException:
+            process.kill()  # half a batch may be in its pipe, with which the next one would be mixed
+            raise
         if isinstance(answer, Failed):
             raise answer.error from Elsewhere(answer.frames)
         assert isinstance(answer, Written)  # noqa: S101 - our own process sends nothing else

@@ -12,6 +12,7 @@ import pickle
 import signal
 import sys
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 BUFFER: Final = 2 * 1024**2
 """Bytes that go through a pipe at once: each time the crawl's interpreter is left, and has to be waited for."""
+_AT_ONCE: Final = 4  # parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +64,26 @@ class Failed:
 
 
 def write(layout: Layout, order: Order) -> Written:
-    """Flatten and write one batch; raises `StorageError`. A version that cannot be read is a reject."""
+    """Flatten and write one batch; raises `StorageError`. A version that cannot be read is a reject.
+
+    Parts are written side by side: each waits for the disk twice, and none for another.
+    """
     flat = flatten(order.versions, run_id=order.run_id, seq=order.seq, known_definitions=order.definitions)
     unreadable = {reject.file_id for reject in flat.rejects}
     versions = [version for version in order.versions if version.file_id not in unreadable]
-    mark = parts.mark_of(order.run_id)
-    names = parts.names_in(flat.tables)
-    written = [
-        # Each is let go of before the documents, which are as large as all of them.
-        parts.write_part(layout, name, flat.tables.pop(name), seq=order.seq, mark=mark)
-        for name in tuple(flat.tables)
-    ]
-    if versions:
-        written.append(parts.write_documents(layout, versions, run_id=order.run_id, seq=order.seq))
+    mark, names = parts.mark_of(order.run_id), parts.names_in(flat.tables)
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="disk") as disk:
+        begun = [
+            # Each table is let go of once it is written; the documents, which come last, are as large as all of them.
+            disk.submit(parts.write_part, layout, name, flat.tables.pop(name), seq=order.seq, mark=mark)
+            for name in tuple(flat.tables)
+        ]
+        if versions:
+            begun.append(disk.submit(parts.write_documents, layout, versions, run_id=order.run_id, seq=order.seq))
+        digests = tuple(digest(version.list_item or b"") for version in versions)
     return Written(
-        parts=tuple(written),
-        digests=tuple(digest(version.list_item or b"") for version in versions),
+        parts=tuple(each.result() for each in begun),
+        digests=digests,
         rejects=flat.rejects,
         drift={(drift.table, drift.key, drift.kind): count for drift, count in flat.drift.items()},
         names=names,
@@ -107,11 +113,11 @@ def serve(root: str) -> None:
     """Write what comes in until whoever sends it is gone, however it went."""
     for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C and systemd reach the whole group; the sender decides
         signal.signal(number, signal.SIG_IGN)
-    orders, answers = os.fdopen(0, "rb", BUFFER), sys.stdout.buffer
+    answers = sys.stdout.buffer
     sys.stdout = sys.stderr  # nothing else may get between the answers
     layout = Layout(Path(root))
     gc.disable()  # documents hold no cycles, and looking for some took a tenth of the time
-    with contextlib.suppress(EOFError, BrokenPipeError):
+    with os.fdopen(0, "rb", BUFFER, closefd=False) as orders, contextlib.suppress(EOFError, BrokenPipeError):
         while True:
             order = receive(orders)
             try:

@@ -6,6 +6,7 @@ import asyncio
 import io
 import math
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -19,9 +20,11 @@ import pytest
 from pipeline import bugs
 from pipeline.emulator import Emulator
 from pipeline.errors import ScanlakeError, StorageError
+from pipeline.lake.files import Layout
 from pipeline.runs import session, writer
 from pipeline.runs.writer import Writer
 from pipeline.runs.writing import Order, receive, send
+from schemas.tables import TABLES
 from schemas.versions import Version
 from tests.oracle import differences
 from tests.sync.running import SEED, opened, synced
@@ -108,6 +111,22 @@ async def test_a_bug_in_it_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     text = report.read_text(encoding="utf-8")
     assert re.search(r"pipeline/runs/writing\.py:\d+ in write\n", text)
     assert "NoneType" not in text
+
+
+def test_half_an_order_is_mixed_with_no_other(tmp_path: Path) -> None:
+    """When an order cannot be sent to its end the process that has the half of it takes no other."""
+    before = children()
+    layout = Layout(tmp_path)
+    layout.make([table.name for table in TABLES])
+    held = Writer(layout, worth=1)
+    whole = Version(1, b"{}", b'{"id":1}' + b" " * 3_000_000, None, 0, "")
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        held.write(Order((whole, whole._replace(shape=lambda: 0)), "r-abcdef", 1, frozenset()))  # type: ignore[arg-type]
+    with pytest.raises(ScanlakeError, match="writing process died"):
+        held.write(Order((whole,), "r-abcdef", 2, frozenset()))
+    held.close()
+    assert children() == before
+    assert not list(tmp_path.rglob("*-abcdef.parquet"))
 
 
 def order() -> bytes:
