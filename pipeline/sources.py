@@ -29,6 +29,7 @@ TABLES: Final = "sources"
 NOT_SETTINGS: Final = frozenset({"SCANLAKE_CONFIG", "SCANLAKE_DEBUG", "SCANLAKE_SOURCE"})
 """Variables that are ours without being settings."""
 
+_UNION: Final = "union.duckdb"
 _PATHS: Final = ("lake", "token_file", "anchor", "log_file", "liveness_file", "metrics_file")
 _ONE_EACH: Final = frozenset({"base_url", "token_file", "lake", "anchor", "log_file"})
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
@@ -125,6 +126,16 @@ def settings_of_all(config: Path | None) -> dict[str, Settings]:
             "There are no sources.", remedy="Write a table [sources.NAME] for each service into the settings file."
         )
     return {name: load(config, {}, source=name) for name in found}
+
+
+def union_of_all(config: Path | None) -> Path:
+    """Where the sources' union lies unless another file is asked for."""
+    return shared_folder(config) / _UNION
+
+
+def lakes_of_all(config: Path | None) -> dict[str, Path]:
+    """The lake of every source. Raises as `settings_of_all` does."""
+    return {name: settings.lake for name, settings in settings_of_all(config).items()}
 
 
 def shared_folder(config: Path | None) -> Path:

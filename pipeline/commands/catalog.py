@@ -9,8 +9,8 @@ import typer
 from pipeline.call import Call
 from pipeline.errors import Exit, SettingsError
 from pipeline.published import CATALOG, has_catalog
-from pipeline.runs.uniting import NAME, refuse_foreign, unite
-from pipeline.sources import settings_of_all, shared_folder
+from pipeline.runs.uniting import refuse_foreign, unite
+from pipeline.sources import lakes_of_all, union_of_all
 
 
 def run(
@@ -43,10 +43,10 @@ def run(
         else:
             sys.stdout.write(f"{path}\n")
         return Exit.DONE
-    lakes = {name: settings.lake for name, settings in settings_of_all(call.config).items()}
+    lakes = lakes_of_all(call.config)
     if out is not None:
         refuse_foreign(out)
-    made = unite(lakes, out or shared_folder(call.config) / NAME)
+    made = unite(lakes, out or union_of_all(call.config))
     if call.as_json:
         call.print_json({"union": str(made.path), "snapshots": made.snapshots, "missing": made.missing})
     else:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 from pipeline.call import Call, setting
-from pipeline.commands.side_by_side import follow_union
+from pipeline.commands import union
 from pipeline.errors import Exit
 from pipeline.lake.erasure import BEGUN
 from pipeline.lake.lake import Lake
@@ -33,5 +33,5 @@ def run(call: Call, *, anchor: Annotated[Path | None, setting("anchor")] = None)
         seen = "" if shown.is_dir() else " (which this machine does not see)"
         sys.stdout.write(f"snapshot {record.snapshot}: {many(record.files, 'file')}, read from {shown}{seen}\n")
     if purge_begun:  # and is finished now
-        follow_union(call.config)
+        union.follow(call.config)
     return Exit.DONE

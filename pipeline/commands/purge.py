@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from pipeline.call import Call
-from pipeline.commands.side_by_side import follow_union
+from pipeline.commands import union
 from pipeline.errors import Exit
 from pipeline.lake.erasure import LAST_ID, Purged, purge
 from pipeline.lake.lake import Lake
@@ -39,7 +39,7 @@ def run(
     with Lake(settings.lake, doing="purge", anchor=settings.anchor, must_exist=True) as lake:
         done = purge(lake, file_ids, by=who, at=time.time_ns() // 1_000, mark=secrets.token_hex(3))
     _tell(call, done, who)
-    follow_union(call.config)  # it reads parts that are no more
+    union.follow(call.config)  # it reads parts that are no more
     return Exit.DONE
 
 

@@ -12,44 +12,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-import structlog
-
 from pipeline.commands.running import run_to_end
-from pipeline.errors import Exit, Interrupted, ScanlakeError
+from pipeline.errors import Exit, Interrupted
 from pipeline.logs import one_line
-from pipeline.runs.uniting import NAME, unite
 from pipeline.settings import TOKEN_VARIABLE
-from pipeline.sources import names, settings_of_all, shared_folder
 from pipeline.wording import many
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from pipeline.call import Call
 
 _PATIENCE: Final = 30.0  # seconds for the processes to end after they were asked to; a run needs ten at most
 _LINE_BYTES: Final = 16_000_000
-_log = structlog.get_logger()
-
-
-def renew_union(config: Path | None, lakes: Mapping[str, Path]) -> None:
-    """Write the union of the sources' catalogs anew, where there is one in `lake`: sources have published."""
-    union = shared_folder(config) / NAME
-    if union.exists():
-        unite(lakes, union)
-
-
-def follow_union(config: Path | None) -> None:
-    """Renew the union after a purge. Where that fails it goes: it would show, and hold, what is no more."""
-    if not names(config):
-        return
-    try:
-        renew_union(config, {name: settings.lake for name, settings in settings_of_all(config).items()})
-    except ScanlakeError as error:
-        union = shared_folder(config) / NAME
-        union.unlink(missing_ok=True)
-        _log.warning("union.removed", union=str(union), reason=error.message, hint="scanlake catalog --union")
 
 
 @dataclass(slots=True)

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from pipeline.call import Call, setting
+from pipeline.commands import union
 from pipeline.commands.running import in_own_process, run_to_end
-from pipeline.commands.side_by_side import default_jobs, renew_union, side_by_side, tell
+from pipeline.commands.side_by_side import default_jobs, side_by_side, tell
 from pipeline.commands.telling import tell_proof, tell_sync
 from pipeline.errors import Exit, SettingsError, worst
 from pipeline.lake.lake import Lake
@@ -17,7 +18,7 @@ from pipeline.runs.sync import Range, sync
 from pipeline.runs.upkeep import is_due as compaction_is_due
 from pipeline.runs.verify import Mode, is_due, verify
 from pipeline.settings import Settings, base_url_value
-from pipeline.sources import settings_of_all
+from pipeline.sources import lakes_of_all
 from pipeline.watching.aftermath import Account, accounted
 from pipeline.watching.facts import Before, brought, lake_facts
 from schemas.instants import SECOND, parse_instant
@@ -91,10 +92,10 @@ def _sync_all(call: Call, flags: Mapping[str, Any], jobs: int | None) -> Exit:
     for flag, given in {"--source": call.source, "--lake": call.lake, **_of_one_service(flags)}.items():
         if given is not None:
             raise SettingsError(f"--all syncs every source, {flag} names one.", remedy="Give one or the other.")
-    lakes = {name: settings.lake for name, settings in settings_of_all(call.config).items()}
+    lakes = lakes_of_all(call.config)
     arguments = ["sync", *_spelled(flags)]
     ended = side_by_side(call, list(lakes), arguments, jobs=jobs or default_jobs())
-    renew_union(call.config, lakes)
+    union.renew(call.config, lakes)
     code = worst(each.exit_code for each in ended)
     if call.as_json:
         told = {

@@ -4,7 +4,7 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
@@ -12,15 +12,13 @@ from pipeline.call import Call, setting
 from pipeline.commands.running import run_to_end
 from pipeline.errors import Exit, SettingsError, worst
 from pipeline.settings import TOKEN_VARIABLE, Settings, base_url_value
-from pipeline.sources import names, shared_folder
+from pipeline.sources import names, union_of_all
 from pipeline.watching.liveness import flaw_of
 from pipeline.watching.notify import Notifier
 from pipeline.watching.office import watch
 from pipeline.watching.schedule import Timetable, seconds_of
 from pipeline.watching.telemetry import refuse_without_extra
 from pipeline.watching.watcher import VERB, Post, Watcher
-
-UNION: Final = "union.duckdb"  # as runs.uniting has it, which is too heavy for a process that only waits
 
 
 def run(
@@ -126,7 +124,7 @@ def _command(call: Call, source: str | None, flags: dict[str, Any]) -> list[str]
 
 def _union(call: Call) -> list[str]:
     """What writes the catalog of all sources anew, where there is one."""
-    if not (shared_folder(call.config) / UNION).exists():
+    if not union_of_all(call.config).exists():
         return []
     words = [sys.executable, "-m", "pipeline", "catalog", "--union", "--json"]
     return words + ([] if call.config is None else ["--config", str(call.config)])

@@ -135,12 +135,13 @@ class Lake:
 
         `seq` is `ledger.next_seq()`, as the rows bear it; `at` is the time of the commit, microseconds.
         """
-        mark = parts.mark_of(run_id)
         rows = dict(changes.rows or {})
         if changes.tombstones:
             rows[DELETED_FILES.name] = self._tombstone_rows(changes.tombstones, run_id=run_id, seq=seq)
         written = [
-            parts.write_part(self.layout, name, table, seq=seq, mark=mark) for name, table in rows.items() if len(table)
+            parts.write_part(self.layout, name, table, run_id=run_id, seq=seq)
+            for name, table in rows.items()
+            if len(table)
         ]
         if changes.versions and changes.written is None:
             written.append(parts.write_documents(self.layout, changes.versions, run_id=run_id, seq=seq))

@@ -54,15 +54,15 @@ def names_in(tables: Mapping[str, pa.Table]) -> Counter[tuple[str, str]]:
     return found
 
 
-def write_part(layout: Layout, table_name: str, rows: pa.Table, *, seq: int, mark: str) -> Part:
-    """Write `rows` as the part of commit `seq`; `mark` keeps apart the parts of a killed run and the next."""
-    return write_file(layout, _place(layout.parts(table_name), seq, mark), table_name, rows, (seq, seq))
+def write_part(layout: Layout, table_name: str, rows: pa.Table, *, run_id: str, seq: int) -> Part:
+    """Write `rows` as a run's part of commit `seq`."""
+    return write_file(layout, _place(layout.parts(table_name), run_id, seq), table_name, rows, (seq, seq))
 
 
 def write_documents(layout: Layout, versions: Sequence[Version], *, run_id: str, seq: int) -> Part:
-    """Write the documents of some versions as the raw part of commit `seq`."""
+    """Write the documents of some versions as a run's raw part of commit `seq`."""
     content = encode_documents(versions, run_id=run_id, seq=seq)
-    name, size, hash_ = _keep(layout, _place(layout.raw, seq, mark_of(run_id)), content)
+    name, size, hash_ = _keep(layout, _place(layout.raw, run_id, seq), content)
     return Part(name, RAW_TABLE, seq, seq, len(versions), size, hash_)
 
 
@@ -73,12 +73,8 @@ def write_file(layout: Layout, target: Path, table_name: str, rows: pa.Table, se
     return Part(name, table_name, *seqs, rows.num_rows, size, hash_)
 
 
-def mark_of(run_id: str) -> str:
-    """What keeps apart the parts of a killed run and the next."""
-    return run_id.rpartition("-")[2]
-
-
-def _place(folder: Path, seq: int, mark: str) -> Path:
+def _place(folder: Path, run_id: str, seq: int) -> Path:
+    mark = run_id.rpartition("-")[2]  # keeps apart the parts of a killed run and the next
     return folder / f"{seq:012d}-{mark}.parquet"
 
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-NAME: Final = "union.duckdb"
 _TEXT_OR_MAIN: Final = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|\bmain\.""")
 _CARRIED: Final = frozenset({"_dead"})  # tables that the views of a source read, beside its parts
 _NOT_SHOWN: Final = frozenset({"_ledger", "_parts", "_dead"})

@@ -14,6 +14,7 @@ import sys
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -71,11 +72,12 @@ def write(layout: Layout, order: Order) -> Written:
     flat = flatten(order.versions, run_id=order.run_id, seq=order.seq, known_definitions=order.definitions)
     unreadable = {reject.file_id for reject in flat.rejects}
     versions = [version for version in order.versions if version.file_id not in unreadable]
-    mark, names = parts.mark_of(order.run_id), parts.names_in(flat.tables)
+    names = parts.names_in(flat.tables)
+    write_part = partial(parts.write_part, layout, run_id=order.run_id, seq=order.seq)
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="disk") as disk:
         begun = [
             # Each table is let go of once it is written; the documents, which come last, are as large as all of them.
-            disk.submit(parts.write_part, layout, name, flat.tables.pop(name), seq=order.seq, mark=mark)
+            disk.submit(write_part, name, flat.tables.pop(name))
             for name in tuple(flat.tables)
         ]
         if versions:
