@@ -57,8 +57,9 @@ class Writer:
             send(process.stdin, order)
             answer = receive(process.stdout)
         except (OSError, EOFError):
+            process.kill()  # if it is not dead, what it sends is not ours
             raise ScanlakeError(
-                f"the writing process died (exit code {process.poll()})",
+                f"the writing process died (exit code {process.wait()})",
                 remedy="Run again; nothing is lost. If it happens again, the machine may be short of memory.",
             ) from None
         except BaseException:

@@ -69,7 +69,7 @@ async def test_it_is_killed(tmp_path: Path) -> None:
                     os.kill(number, signal.SIGKILL)
 
         killer = asyncio.create_task(kill())
-        with pytest.raises(ScanlakeError, match="writing process died"):
+        with pytest.raises(ScanlakeError, match=r"writing process died \(exit code -9\)"):
             await synced(emulator, tmp_path / "lake", commit_files=20, max_concurrency=4)
         await killer
         emulator.set_faults(latency_ms=0.0)
