@@ -1,56 +1,69 @@
-# scanlake: `make help` lists what can be done. The first call of any target sets up .venv by itself.
+# scanlake: `make help` lists the targets. The first call of a target sets up .venv automatically.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
+# Tests start the command hundreds of times. Without bytecode files each start would compile all modules again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types format lock soak bench bench-peers clean
+.PHONY: help demo test test-fast coverage check lint types format docs lock soak bench bench-peers clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-# Set up once, and again only when the lock or the project file changed.
+# Set up once, and again when the lock or the project file has changed.
 $(STAMP): requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "scanlake needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "scanlake requires Python 3.11 or newer; use make PYTHON=python3.12 ..."; exit 1; }
 	@echo "setting up $(VENV) (once) ..."
 	@rm -rf $(VENV) && $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --require-hashes -r requirements.lock
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: $(STAMP) ## the main job on the embedded emulator: sync, change, sync again, query (under a minute)
+demo: $(STAMP) ## run the main workflow against the emulator: sync, change, sync, verify, report, query (under a minute)
 	@$(BIN)/scanlake demo
 
-test: $(STAMP) ## the whole test suite
+test: $(STAMP) ## run the whole test suite
 	@$(BIN)/python -m pytest -q -n 3 --dist worksteal
 
-check: lint types test ## lint, types and tests; edits nothing
+test-fast: $(STAMP) ## run the tests without slow ones (under a minute)
+	@$(BIN)/python -m pytest -q -n 3 --dist worksteal -m "not slow"
 
-lint: $(STAMP) ## ruff, rules and format
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+coverage: $(STAMP) ## run the whole test suite with branch coverage; fails below the floor in pyproject.toml
+	@$(BIN)/python -m pytest -q -n 3 --dist worksteal --cov --cov-report=term
 
-types: $(STAMP) ## mypy, strict
+check: lint types test docs ## run lint, types, tests and docs; changes no file
+
+lint: $(STAMP) ## run ruff (rules and format) and codespell
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/codespell
+
+types: $(STAMP) ## run mypy in strict mode
 	@$(BIN)/mypy
 
-format: $(STAMP) ## let ruff format the code
+format: $(STAMP) ## format the code with ruff and apply safe fixes
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix-only .
 
-soak: $(STAMP) ## the random machines for as long as you like: make soak SOAK_EXAMPLES=1000 SOAK_STEPS=40
-	@SOAK_EXAMPLES=$${SOAK_EXAMPLES:-500} SOAK_STEPS=$${SOAK_STEPS:-30} HYPOTHESIS_PROFILE=soak \
-		$(BIN)/python -m pytest -q --timeout 0 --hypothesis-show-statistics tests/machine tests/sync/test_kill_steps.py \
-		tests/lake/test_oracle_machine.py tests/lake/test_crash.py tests/lake/test_readers.py tests/lake/test_power.py
+docs: $(STAMP) ## generate docs/settings.md and docs/cli.md, and build the site into build/site (strict, offline)
+	@$(BIN)/python -m tests.docs.generate
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-bench: $(STAMP) ## speed and memory, as ratios against a bare fetch
+soak: $(STAMP) ## run the stateful tests with more examples: make soak SOAK_EXAMPLES=1000 SOAK_STEPS=40
+	@SOAK_EXAMPLES=$${SOAK_EXAMPLES:-500} SOAK_STEPS=$${SOAK_STEPS:-30} HYPOTHESIS_PROFILE=soak \
+		$(BIN)/python -m pytest -q --timeout 0 --hypothesis-show-statistics tests/stateful tests/sync/test_kill_steps.py \
+		tests/lake/test_oracle_machine.py tests/lake/test_crash.py tests/lake/test_readers.py tests/lake/test_power_loss.py
+
+bench: $(STAMP) ## measure speed and memory as ratios to a minimal client
 	@$(BIN)/python -m tests.bench $(ARGS)
 
-bench-peers: $(STAMP) ## a first sync beside dlt and PyAirbyte, each in an environment of its own
+bench-peers: $(STAMP) ## compare a first sync with dlt and PyAirbyte, each in a separate environment
 	@$(BIN)/python -m tests.bench.peers $(ARGS)
 
-lock: ## pin every dependency anew (needs uv)
+lock: ## update requirements.lock (requires uv)
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-		--group dev pyproject.toml --output-file requirements.lock
+		--group dev --group docs pyproject.toml --output-file requirements.lock
 
-clean: ## remove what the other targets made
+clean: ## remove all generated files
 	rm -rf $(VENV) .bench-peers build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-lake
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

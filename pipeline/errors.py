@@ -1,153 +1,208 @@
-"""Every way scanlake can fail, sorted by what to do next.
+"""All errors that scanlake raises, sorted by what the operator does next.
 
-    ScanlakeError              exit  what to do
-    |-- SettingsError            2   mend the settings
-    |-- TokenRefused             3   get a valid token
-    |-- ServiceUnavailable       1   run again later; nothing is lost
-    |-- LakeBusy                 5   wait for the other run
-    |-- ContractBroken           6   look: the service has changed, or it is not the service
-    |-- StorageError             7   free disk, mend permissions
-    |-- LakeDamaged              9   `scanlake check` names and mends it
-    `-- Interrupted            130   run again; what was whole is committed
+    ScanlakeError                   exit  what to do
+    |-- SettingsError                 2   correct the settings
+    |   `-- LakePausedError           2   run `scanlake unpause`
+    |-- AuthenticationError           3   get a valid token
+    |-- ServiceUnavailableError       1   run again later; nothing is lost
+    |-- LakeLockedError               5   wait for the other run
+    |-- ProtocolError                 6   check base_url; the service may have changed
+    |-- StorageError                  7   free disk space, correct permissions
+    |-- LakeCorruptedError            9   `scanlake check` finds and repairs the damage
+    |-- BugError                     70   report it
+    `-- RunInterrupted              130   run again; all completed work is committed
 
-A message is one line and says what happened, to what, after how many tries; `remedy` says what to do next.
-Neither ever holds a token, a URL with a query, or a value out of somebody's file.
+A message is one full sentence with the subject, the problem and the number of attempts. `hint` is one imperative
+sentence. Neither contains a token, a URL with a query, or a value from a file's data.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import traceback
 from enum import IntEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-class Exit(IntEnum):
-    """What the exit codes of the command mean."""
+class ExitCode(IntEnum):
+    """The exit codes of the command."""
 
-    DONE = 0
+    OK = 0
     FAILED = 1
     USAGE = 2
-    TOKEN = 3
+    AUTH = 3
     REJECTS = 4
-    BUSY = 5
-    CONTRACT = 6
+    LOCKED = 5
+    PROTOCOL = 6
     STORAGE = 7
     DAMAGE = 9
     BUG = 70
     INTERRUPTED = 130
 
 
-_WORST_FIRST: Final = (
-    Exit.INTERRUPTED,
-    Exit.BUG,
-    Exit.DAMAGE,
-    Exit.STORAGE,
-    Exit.USAGE,
-    Exit.TOKEN,
-    Exit.CONTRACT,
-    Exit.FAILED,
-    Exit.BUSY,
-    Exit.REJECTS,
-    Exit.DONE,
+_BY_SEVERITY: Final = (
+    ExitCode.INTERRUPTED,
+    ExitCode.BUG,
+    ExitCode.DAMAGE,
+    ExitCode.STORAGE,
+    ExitCode.USAGE,
+    ExitCode.AUTH,
+    ExitCode.PROTOCOL,
+    ExitCode.FAILED,
+    ExitCode.LOCKED,
+    ExitCode.REJECTS,
+    ExitCode.OK,
 )
 
 
-def worst(codes: Iterable[int]) -> Exit:
-    """The code that needs somebody most: what mends itself counts least. An unknown one counts as failed."""
-    known = {Exit(code) if code in Exit.__members__.values() else Exit.FAILED for code in codes}
-    return min(known or {Exit.DONE}, key=_WORST_FIRST.index)
+def most_severe(codes: Iterable[int]) -> ExitCode:
+    """Return the exit code that needs the operator most; an unknown code counts as FAILED."""
+    known = {ExitCode(code) if code in ExitCode.__members__.values() else ExitCode.FAILED for code in codes}
+    return min(known or {ExitCode.OK}, key=_BY_SEVERITY.index)
 
 
 class ScanlakeError(Exception):
-    """The root. `exit_code` is what the command ends with, `remedy` what the person can do."""
+    """The base of all errors: `exit_code` of the command, and a `hint` for the operator."""
 
-    exit_code: ClassVar[Exit] = Exit.FAILED
-    default_remedy: ClassVar[str] = "Run the same command again; nothing is lost."
+    exit_code: ClassVar[ExitCode] = ExitCode.FAILED
+    default_hint: ClassVar[str] = "Run the same command again; nothing is lost."
 
-    def __init__(self, message: str, *, remedy: str | None = None) -> None:
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
-        self.remedy = self.default_remedy if remedy is None else remedy
+        self.hint = self.default_hint if hint is None else hint
 
 
 class SettingsError(ScanlakeError):
-    """A setting is missing, unknown or unusable."""
+    """A setting or an option is missing, unknown or unusable."""
 
-    exit_code = Exit.USAGE
-    default_remedy = "Mend the setting; `scanlake --help` and configs/scanlake.toml list them all."
+    exit_code = ExitCode.USAGE
+    default_hint = "Correct the setting; `scanlake --help` and configs/scanlake.toml list all settings."
 
 
-class TokenRefused(ScanlakeError):
+class LakePausedError(SettingsError):
+    """The lake was rolled back, and syncing is paused until `scanlake unpause`."""
+
+    default_hint = "Run `scanlake unpause`."
+
+
+class AuthenticationError(ScanlakeError):
     """The service answered 401 or 403."""
 
-    exit_code = Exit.TOKEN
-    default_remedy = "Check SCANLAKE_TOKEN or token_file; nothing more was asked of the service."
+    exit_code = ExitCode.AUTH
+    default_hint = "Check SCANLAKE_TOKEN or token_file; scanlake stopped calling the service."
 
 
-class ServiceUnavailable(ScanlakeError):
-    """The service cannot be reached, or failed every try."""
+class ServiceUnavailableError(ScanlakeError):
+    """The service cannot be reached, or every attempt failed."""
 
-    default_remedy = "Run the same command again later; what was committed stays, the rest is fetched then."
-
-
-class ContractBroken(ScanlakeError):
-    """The service answered something the interface does not allow and a further try cannot change."""
-
-    exit_code = Exit.CONTRACT
-    default_remedy = "Check base_url; if it is right, the service has changed."
+    default_hint = "Run the same command again later; committed files stay, the others are fetched then."
 
 
-class LakeBusy(ScanlakeError):
-    """Another run holds the lake."""
+class ProtocolError(ScanlakeError):
+    """The service's response breaks the interface, and another attempt cannot change that."""
 
-    exit_code = Exit.BUSY
-    default_remedy = "Wait for it to end; the lock goes with its process."
+    exit_code = ExitCode.PROTOCOL
+    default_hint = "Check base_url; if it is right, the service has changed."
+
+
+class LakeLockedError(ScanlakeError):
+    """Another run holds the lake's lock."""
+
+    exit_code = ExitCode.LOCKED
+    default_hint = "Wait until that run ends; its process releases the lock."
 
 
 class StorageError(ScanlakeError):
-    """The disk is full, or a file may not be read or written."""
+    """The disk is full, or a file cannot be read or written."""
 
-    exit_code = Exit.STORAGE
-    default_remedy = "Free disk space or mend the permissions, then run again; the published lake is untouched."
+    exit_code = ExitCode.STORAGE
+    default_hint = "Free disk space or correct the permissions, then run again; the published lake is unchanged."
 
     @classmethod
-    def of(cls, subject: str | None, number: int | None) -> StorageError:
-        """What the system says by a number of `errno`, about a file or in general, with what to do."""
-        said = os.strerror(number) if number else "cannot be written"
-        return cls(f"{subject}: {said}" if subject else said, remedy=_REMEDIES.get(number or 0))
+    def from_errno(cls, subject: str | None, number: int | None) -> StorageError:
+        """Return the error for an `errno` number about a file, or about storage in general."""
+        problem = os.strerror(number) if number else "Cannot be written"
+        return cls(f"{subject}: {problem}." if subject else f"{problem}.", hint=_ERRNO_HINTS.get(number or 0))
 
 
-class Elsewhere(Exception):
-    """Where another process of ours was when an error came up: (file, line, function), outermost first."""
+_OPEN_FILES_HINT: Final = "Allow more open files (`ulimit -n 1024`), then run again; the published lake is unchanged."
+_ERRNO_HINTS: Final = {
+    errno.EMFILE: _OPEN_FILES_HINT,
+    errno.ENFILE: _OPEN_FILES_HINT,
+    errno.ENAMETOOLONG: "Use a shorter path for the lake (--lake).",
+}
+
+
+class LakeCorruptedError(ScanlakeError):
+    """A file of the lake differs from what was written."""
+
+    exit_code = ExitCode.DAMAGE
+    default_hint = "Run `scanlake check`."
+
+
+class BugError(ScanlakeError):
+    """An unforeseen exception. Its text may contain data, so the message has only its type and code line."""
+
+    exit_code = ExitCode.BUG
+    default_hint = "Run it again with --log-file FILE, and report it with the traceback in FILE."
+
+    def __init__(self, error: BaseException) -> None:
+        frames = traceback.extract_tb(error.__traceback__)
+        line = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+        super().__init__(f"A bug in scanlake: {type(error).__name__}{line}.")
+
+
+class RunInterrupted(ScanlakeError):  # noqa: N818 - it ends a run on request
+    """The operator or the system asked the run to stop."""
+
+    exit_code = ExitCode.INTERRUPTED
+    default_hint = "Run the same command again."
+
+
+class RemoteTraceback(Exception):  # noqa: N818 - the name that concurrent.futures uses
+    """The frames of another scanlake process at its error: (file, line, function), outermost first."""
 
     def __init__(self, frames: Sequence[tuple[str, int, str]]) -> None:
         super().__init__("in another process")
         self.frames = frames
 
 
-_MORE_FILES: Final = (
-    "Let a process open more files (`ulimit -n 1024`), then run again; the published lake is untouched."
+_STORAGE_ERRNOS: Final = frozenset(
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM),
+        *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
+        *(errno.EMFILE, errno.ENFILE, errno.ESTALE),
+    }
 )
-_REMEDIES: Final = {
-    errno.EMFILE: _MORE_FILES,
-    errno.ENFILE: _MORE_FILES,
-    errno.ENAMETOOLONG: "Give the lake a shorter path (--lake).",
-}
 
 
-class LakeDamaged(ScanlakeError):
-    """Something in the lake is not what was written."""
+def to_scanlake_error(error: BaseException) -> ScanlakeError:
+    """Return the error to report for any exception: the one mapping to exit codes and messages."""
+    error = root_cause(error)
+    match error:
+        case ScanlakeError():
+            return error
+        case KeyboardInterrupt():
+            return RunInterrupted("Interrupted.")
+        case OSError() if error.errno in _STORAGE_ERRNOS:
+            return StorageError.from_errno(error.filename if isinstance(error.filename, str) else None, error.errno)
+        case _:
+            return BugError(error)
 
-    exit_code = Exit.DAMAGE
-    default_remedy = "Run `scanlake check`."
 
-
-class Interrupted(ScanlakeError):
-    """The person or the system asked the run to stop."""
-
-    exit_code = Exit.INTERRUPTED
-    default_remedy = "Run the same command again."
+def root_cause(error: BaseException) -> BaseException:
+    """Return the first ScanlakeError of an exception group, else its first member; other errors unchanged."""
+    while isinstance(error, BaseExceptionGroup):
+        own_errors = error.subgroup(ScanlakeError)
+        error = (own_errors or error).exceptions[0]
+    # A clean-up that fails after an error of the system raises RuntimeError and hides that error.
+    hidden = error
+    while isinstance(hidden, RuntimeError) and hidden.__context__ is not None:
+        hidden = hidden.__context__
+    return hidden if isinstance(hidden, OSError) else error

@@ -1,13 +1,12 @@
-"""The log: `noun.verb` events with values as fields, on the screen and in a file, never with a secret.
+"""The log: events with fields, on the screen and in a file, without secrets.
 
-Everything that is logged passes `scrub`, whatever its sender: ours, or a library's through the standard
-library's logging. Exceptions reach the file alone, as text without local variables. On the screen, values
-are shown without control characters, so that no file name and no comment can forge a line.
+Every event passes `redact`, whether scanlake or a library logs it. Tracebacks are written to the file only, as text
+without local variables. On the screen values are shown without control characters, so that no file name and no
+comment can forge a line.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
 import os
@@ -17,29 +16,169 @@ import threading
 import traceback
 from collections.abc import Iterable, Mapping, MutableMapping
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import IO, Any, Final
-from urllib.parse import quote, quote_plus
 
 import structlog
+from structlog.stdlib import ProcessorFormatter
 
-MASK: Final = "[secret]"
+from pipeline.tokens import MIN_SECRET_CHARS, encoded_forms
+
+REDACTED: Final = "[secret]"
 QUIET: Final = logging.WARNING
 NORMAL: Final = logging.INFO
 VERBOSE: Final = logging.DEBUG
 
-_SHORTEST_SECRET: Final = 4  # anything shorter would blot out half the log
-_FILE_BYTES: Final = 20_000_000
-_FILES_KEPT: Final = 3
+_MAX_FILE_BYTES: Final = 20_000_000
+_MAX_OLD_FILES: Final = 3
 _ANSI: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _URL_QUERY: Final = re.compile(r"""((?:https?://|/)[^\s'"<>?]*)\?[^\s'"<>]+""")
 _URL_USER: Final = re.compile(r"(https?://)[^\s/@'\"]+@")
-_PLAIN: Final = re.compile(r"[^\s\"'=\\]+")
+_UNQUOTED: Final = re.compile(r"[^\s\"'=\\]+")
+_add_timestamp: Final = structlog.processors.TimeStamper(fmt="iso", utc=True, key="at")
 
 
-class _PrivateFile(RotatingFileHandler):
+# Redaction
+
+
+class _Redactor:
+    """The secrets of this process in every encoding in which they are sent."""
+
+    def __init__(self) -> None:
+        self._pattern: re.Pattern[str] | None = None
+        self._encoded: set[str] = set()
+
+    def register(self, secrets: Iterable[str]) -> None:
+        for secret in secrets:
+            if len(secret) >= MIN_SECRET_CHARS:
+                self._encoded |= encoded_forms(secret)
+        longest_first = sorted(self._encoded, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+    def redact(self, text: str) -> str:
+        if self._pattern is not None:
+            text = self._pattern.sub(REDACTED, text)
+        return _URL_USER.sub(r"\1", _URL_QUERY.sub(r"\1?...", text))
+
+
+_redactor: Final = _Redactor()
+
+
+def register_secrets(*secrets: str) -> None:
+    """Keep these out of all later output, plain, URL-encoded and in base64."""
+    _redactor.register(secrets)
+
+
+def redact(text: str) -> str:
+    """Return the text without registered secrets and without the query of any URL."""
+    return _redactor.redact(text)
+
+
+def to_one_line(text: str) -> str:
+    """Return the text redacted on one line, without terminal sequences, control characters escaped."""
+    stripped = " ".join(_ANSI.sub("", redact(text)).split())
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in stripped)
+
+
+# Configuration
+
+
+def configure(level: int = NORMAL, *, as_json: bool = False, file: Path | None = None) -> None:
+    """Send every event of this process to the screen and, as JSON lines, to `file`.
+
+    The file also gets tracebacks, and all events from `NORMAL` on even if the screen is quieter. The last of several
+    calls decides. Raises OSError if the file cannot be opened.
+    """
+    screen = _ScreenHandler(level)
+    screen.setFormatter(_formatter(_drop_traceback, _to_json if as_json else _format_console_line))
+    handlers: list[logging.Handler] = [screen]
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handlers.append(_PrivateFileHandler(file, maxBytes=_MAX_FILE_BYTES, backupCount=_MAX_OLD_FILES))
+        handlers[-1].setFormatter(_formatter(_to_json))
+    close()
+    own_logger, root = logging.getLogger("scanlake"), logging.getLogger()
+    own_logger.setLevel(level if file is None else min(level, NORMAL))
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            _add_timestamp,
+            ProcessorFormatter.wrap_for_formatter,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(own_logger.level),
+        logger_factory=lambda *_: own_logger,
+        cache_logger_on_first_use=False,  # `configure` may be called again
+    )
+    root.handlers[:] = [*(handler for handler in root.handlers if not isinstance(handler, _OWN_HANDLERS)), *handlers]
+    root.setLevel(logging.WARNING)  # of the libraries
+    logging.captureWarnings(capture=True)
+    sys.unraisablehook = _log_unraisable
+    threading.excepthook = _log_thread_exception
+
+
+def close() -> None:
+    """Close the log file, if there is one."""
+    root = logging.getLogger()
+    for handler in [handler for handler in root.handlers if isinstance(handler, _PrivateFileHandler)]:
+        root.removeHandler(handler)
+        with suppress(OSError):  # a full disk loses the last lines, not the run
+            handler.close()
+
+
+def log_traceback(error: BaseException) -> Path | None:
+    """Write the failure with its traceback to the log file only; return the file, None without one."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _PrivateFileHandler):
+            event = {**_failure_event(), "error": str(error), "exc_info": error}
+            handler.handle(logging.makeLogRecord({"msg": event, "_logger": None, "_name": "error"}))
+            return Path(handler.baseFilename)
+    return None
+
+
+def format_failure_event(fields: Mapping[str, Any]) -> str:
+    """Return the last line of a failed command as a JSON event."""
+    return _to_json(None, "error", {**_failure_event(), **fields})
+
+
+def format_traceback(error: BaseException) -> str:
+    """Return the traceback as redacted text without local variables."""
+    return redact("".join(traceback.TracebackException.from_exception(error).format()))
+
+
+def _failure_event() -> dict[str, Any]:
+    return dict(_add_timestamp(None, "error", {"event": "command.failed", "level": "error"}))
+
+
+def _log_unraisable(problem: Any) -> None:
+    structlog.get_logger().error("exception.ignored", exc_info=problem.exc_value, problem=repr(problem.exc_value))
+
+
+def _log_thread_exception(problem: threading.ExceptHookArgs) -> None:
+    structlog.get_logger().error("thread.died", exc_info=problem.exc_value, problem=repr(problem.exc_value))
+
+
+# Handlers and formatting
+
+
+class _ScreenHandler(logging.StreamHandler[Any]):
+    """Writes to stderr as it is at that moment: a live progress display replaces it."""
+
+    def __init__(self, level: int) -> None:
+        logging.Handler.__init__(self, level)
+
+    @property
+    def stream(self) -> IO[str] | None:
+        """The present stderr."""
+        return sys.stderr
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Ignore it: a run goes on when its screen is closed."""
+
+
+class _PrivateFileHandler(RotatingFileHandler):
     """A log file of limited size that only its owner can read; a full disk never stops the run."""
 
     def _open(self) -> Any:
@@ -49,222 +188,71 @@ class _PrivateFile(RotatingFileHandler):
         return open(self.baseFilename, self.mode, encoding="utf-8", errors="backslashreplace", opener=opener)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Say nothing: the run matters more than its log."""
+        """Ignore it: the run matters more than its log."""
 
 
-class _Redactor:
-    """Knows the secrets of this process in every spelling they are sent in."""
-
-    def __init__(self) -> None:
-        self._pattern: re.Pattern[str] | None = None
-        self._spellings: set[str] = set()
-
-    def learn(self, secrets: Iterable[str]) -> None:
-        for secret in secrets:
-            if len(secret) >= _SHORTEST_SECRET:
-                self._spellings |= _spellings(secret)
-        longest_first = sorted(self._spellings, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
-
-    def clean(self, text: str) -> str:
-        if self._pattern is not None:
-            text = self._pattern.sub(MASK, text)
-        return _URL_USER.sub(r"\1", _URL_QUERY.sub(r"\1?...", text))
+_OWN_HANDLERS: Final = (_ScreenHandler, _PrivateFileHandler)
 
 
-_redactor: Final = _Redactor()
-
-
-def learn_secrets(*secrets: str) -> None:
-    """From now on no sink shows these, be it plain, URL-encoded or in base64."""
-    _redactor.learn(secrets)
-
-
-def scrub(text: str) -> str:
-    """The text without any known secret and without the query of any URL."""
-    return _redactor.clean(text)
-
-
-def one_line(text: str) -> str:
-    """The text on one line, scrubbed, with terminal sequences removed and control characters escaped."""
-    stripped = " ".join(_ANSI.sub("", scrub(text)).split())
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in stripped)
-
-
-def start(level: int = NORMAL, *, as_json: bool = False, file: Path | None = None) -> None:
-    """Send every event of this process to the screen and, as JSON lines, to `file`.
-
-    The file also gets the tracebacks, and everything from `NORMAL` on even if the screen is quieter. May be
-    called again; the later call wins. Raises OSError when the file cannot be opened.
-    """
-    handler = None
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handler = _PrivateFile(file, maxBytes=_FILE_BYTES, backupCount=_FILES_KEPT, encoding="utf-8")
-    stop()
-    lowest = level if handler is None else min(level, NORMAL)
-    structlog.configure(
-        processors=[
+def _formatter(*last: Any) -> ProcessorFormatter:
+    return ProcessorFormatter(
+        foreign_pre_chain=[
             structlog.contextvars.merge_contextvars,
+            _rename_foreign_event,
             structlog.processors.add_log_level,
-            _Writer(level, as_json=as_json, file=handler),
+            _add_timestamp,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(lowest),
-        logger_factory=structlog.ReturnLoggerFactory(),
-        cache_logger_on_first_use=False,  # `start` may be called again
+        processors=[ProcessorFormatter.remove_processors_meta, _add_traceback, _redact_event, *last],
     )
-    _take_over_standard_logging()
 
 
-def stop() -> None:
-    """Close the log file, if there is one."""
-    for processor in structlog.get_config()["processors"]:
-        if isinstance(processor, _Writer):
-            processor.close()
+def _rename_foreign_event(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Make the text of a library a field: aiohttp and asyncio put whole URLs into it."""
+    return {**event, "event": "stdlib.message", "logger": event["_record"].name, "message": event["event"]}
 
 
-def keep_traceback(error: BaseException) -> Path | None:
-    """Write the failure with its traceback to the log file alone. Returns the file, None without one."""
-    kept = None
-    for processor in structlog.get_config()["processors"]:
-        if isinstance(processor, _Writer):
-            kept = processor.keep(error)
-    return kept
+def _add_traceback(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    error = event.pop("exc_info", None)
+    if error is True:
+        error = sys.exc_info()
+    if isinstance(error, tuple):
+        error = error[1]
+    return {**event, "traceback": format_traceback(error)} if isinstance(error, BaseException) else event
 
 
-def closing_line(told: Mapping[str, Any]) -> str:
-    """What a failed command says last, as a line of the log."""
-    at = datetime.now(UTC).isoformat(timespec="milliseconds")
-    return _as_json({"at": at, "event": "command.failed", "level": "error", **told})
+def _drop_traceback(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    event.pop("traceback", None)
+    return event
 
 
-class _Writer:
-    """The last processor: writes the scrubbed event to the screen (stderr, as it is then) and to the file."""
-
-    def __init__(self, level: int, *, as_json: bool, file: _PrivateFile | None) -> None:
-        self._level = level
-        self._as_json = as_json
-        self._file = file
-        self._lock = threading.Lock()
-
-    def __call__(self, _logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
-        fields = {"at": datetime.now(UTC).isoformat(timespec="milliseconds"), **event}
-        failure = _traceback(fields.pop("exc_info", None))
-        clean = {scrub(name): _scrubbed(value) for name, value in fields.items()}
-        with self._lock:
-            if logging.getLevelNamesMapping()[str(event["level"]).upper()] >= self._level:
-                _print(_as_json(clean) if self._as_json else _for_people(clean), sys.stderr)
-            self._append(clean if failure is None else {**clean, "traceback": failure})
-        raise structlog.DropEvent
-
-    def keep(self, error: BaseException) -> Path | None:
-        if self._file is None:
-            return None
-        at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        fields = {"at": at, "event": "command.failed", "level": "error", "error": scrub(str(error))}
-        with self._lock:
-            self._append({**fields, "traceback": traceback_of(error)})
-        return Path(self._file.baseFilename)
-
-    def _append(self, event: Mapping[str, Any]) -> None:
-        if self._file is not None:
-            self._file.handle(logging.makeLogRecord({"msg": _as_json(event)}))
-
-    def close(self) -> None:
-        with self._lock:
-            if self._file is not None:
-                with suppress(OSError):  # a full disk: the last lines are lost, the run is not
-                    self._file.close()
-            self._file = None
+def _redact_event(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> dict[str, Any]:
+    """Redact all keys and values; this is the one way to the screen and to the file."""
+    first = {"at": event.pop("at"), "event": event.pop("event"), "level": event.pop("level")}
+    return {redact(str(key)): _redact_value(value) for key, value in {**first, **event}.items()}
 
 
-def _print(line: str, stream: IO[str] | None) -> None:
-    if stream is None:
-        return
-    try:
-        stream.write(line + "\n")
-        stream.flush()
-    except (OSError, ValueError):
-        pass  # nobody is listening any more; the run goes on
+def _redact_value(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {redact(str(key)): _redact_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_redact_value(item) for item in value]
+    return redact(str(value))
 
 
-def _as_json(event: Mapping[str, Any]) -> str:
-    return json.dumps(event, ensure_ascii=True, separators=(", ", ": "))
+def _to_json(_logger: Any, _method: str, event: Mapping[str, Any]) -> str:
+    return json.dumps(event, ensure_ascii=True)
 
 
-def _for_people(event: Mapping[str, Any]) -> str:
+def _format_console_line(_logger: Any, _method: str, event: Mapping[str, Any]) -> str:
     fields = dict(event)
     clock = datetime.fromisoformat(fields.pop("at")).astimezone().strftime("%H:%M:%S")
-    level, name = fields.pop("level"), one_line(str(fields.pop("event")))
-    words = [f"{one_line(key)}={_spell(value)}" for key, value in fields.items()]
+    level, name = fields.pop("level"), to_one_line(fields.pop("event"))
+    words = [f"{to_one_line(key)}={_format_value(value)}" for key, value in fields.items()]
     return "  ".join([clock, f"{level:<7}", name, *([" ".join(words)] if words else [])])
 
 
-def _spell(value: object) -> str:
-    text = one_line(value) if isinstance(value, str) else json.dumps(value)
-    return text if not isinstance(value, str) or _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
-
-
-def _scrubbed(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    if isinstance(value, str):
-        return scrub(value)
-    if isinstance(value, Mapping):
-        return {scrub(str(key)): _scrubbed(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_scrubbed(item) for item in value]
-    return scrub(str(value))
-
-
-def traceback_of(error: BaseException) -> str:
-    """The traceback as text, without local variables and scrubbed."""
-    return scrub("".join(traceback.TracebackException.from_exception(error).format()))
-
-
-def _traceback(exc_info: Any) -> str | None:
-    if exc_info is True:
-        exc_info = sys.exc_info()
-    if isinstance(exc_info, tuple):
-        exc_info = exc_info[1]
-    return traceback_of(exc_info) if isinstance(exc_info, BaseException) else None
-
-
-class _Bridge(logging.Handler):
-    """Brings what libraries log to our sinks: aiohttp and asyncio put whole URLs into their messages."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        log = structlog.get_logger().bind(logger=record.name, message=record.getMessage())
-        log.log(record.levelno, "library.said", exc_info=record.exc_info or None)
-
-
-def _take_over_standard_logging() -> None:
-    root = logging.getLogger()
-    for handler in [handler for handler in root.handlers if isinstance(handler, _Bridge)]:
-        root.removeHandler(handler)
-    root.addHandler(_Bridge())
-    root.setLevel(logging.WARNING)
-    logging.captureWarnings(capture=True)
-    sys.unraisablehook = _on_unraisable
-    threading.excepthook = _on_thread_death
-
-
-def _on_unraisable(problem: Any) -> None:
-    structlog.get_logger().error("exception.ignored", exc_info=problem.exc_value, problem=repr(problem.exc_value))
-
-
-def _on_thread_death(problem: threading.ExceptHookArgs) -> None:
-    structlog.get_logger().error("thread.died", exc_info=problem.exc_value, problem=repr(problem.exc_value))
-
-
-def _spellings(secret: str) -> set[str]:
-    """The secret as it is, URL-encoded, JSON-escaped, and in base64 at each of the three alignments."""
-    found = {secret, quote(secret, safe=""), quote(secret), quote_plus(secret), json.dumps(secret)[1:-1]}
-    found |= {spelling.replace("%2B", "%2b").replace("%2F", "%2f").replace("%3D", "%3d") for spelling in found}
-    raw = secret.encode()
-    for shift in range(3):
-        coded = base64.b64encode(b"\0" * shift + raw).decode()
-        # Only whole sextets of the secret stay the same whatever stands before and behind it.
-        inner = coded[-(-shift * 8 // 6) : (shift + len(raw)) * 8 // 6]
-        found |= {inner, inner.translate(str.maketrans("+/", "-_"))}
-    return {spelling for spelling in found if len(spelling) >= _SHORTEST_SECRET}
+def _format_value(value: object) -> str:
+    text = to_one_line(value) if isinstance(value, str) else json.dumps(value)
+    return text if not isinstance(value, str) or _UNQUOTED.fullmatch(text) else json.dumps(text, ensure_ascii=False)

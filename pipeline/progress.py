@@ -1,4 +1,4 @@
-"""How far a run is: live lines on a terminal, a log line every ten seconds elsewhere, nothing when asked."""
+"""Progress of a run: live lines on a terminal, a log line every ten seconds elsewhere, nothing with --quiet."""
 
 from __future__ import annotations
 
@@ -10,290 +10,294 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 from rich.console import Console
-from rich.live import Live as Display
-from rich.progress_bar import ProgressBar
-from rich.spinner import Spinner
-from rich.table import Table
+from rich.progress import BarColumn, ProgressColumn, SpinnerColumn
+from rich.progress import Progress as RichProgress
 from rich.text import Text
 
+from pipeline.formatting import format_duration
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from rich.console import ConsoleOptions, RenderResult
+    from rich.console import RenderableType
+    from rich.progress import Task
 
-LINE_EVERY_SECONDS: Final = 10.0
-_REDRAWN_A_SECOND: Final = 4
-_MEMORY: Final = 20.0  # seconds that a rate looks back
-_BAR: Final = (8, 24)  # columns
-_WHY: Final = {
-    "server limit": "the service's limit",
-    "latency": "the service's answering time",
-    "ceiling": "our own ceiling",
+LOG_INTERVAL_SECONDS: Final = 10.0
+_REFRESH_PER_SECOND: Final = 4
+_RATE_WINDOW_SECONDS: Final = 20.0
+_BAR_WIDTH_RANGE: Final = (8, 24)  # columns
+_LIMIT_LABELS: Final = {
+    "server limit": "the service's rate limit",
+    "latency": "the service's latency",
+    "ceiling": "max_concurrency",
 }
-"""The pacer's words for what sets the pace, for people."""
-_SELDOM: Final = frozenset({"windows_known", "paused_for", "throttled", "at_once"})
-"""Of these nought is not worth a word in the log."""
+"""What limits the rate: the rate limiter's reasons, and the words on the screen."""
+_OMIT_WHEN_ZERO: Final = frozenset({"windows_known", "paused_seconds", "throttled", "concurrency"})
+"""Fields that the log omits while they are zero."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """Where a crawl stands. Counts are files; `rate` is files a second, `eta` seconds still to go, if known.
+class CrawlProgress:
+    """Progress of a crawl. Counts are files; `windows_known` is 0 if nothing counts the windows.
 
-    `pace` is requests a second where they are limited, `at_once` requests in flight at most, and `why` says in a
-    few words what sets them. `windows_known` is 0 where nobody counts them.
+    `max_requests_per_second` and `concurrency` are the present limits, `limited_by` the reason for them.
     """
 
     listed: int = 0
-    expanded: int = 0
+    details_fetched: int = 0
     skipped: int = 0
-    gone: int = 0
+    deleted: int = 0
     rejects: int = 0
-    rate: float = 0.0
-    why: str = ""
-    eta: float | None = None
+    files_per_second: float = 0.0
+    limited_by: str = ""
+    eta_seconds: float | None = None
     windows: int = 0
     windows_known: int = 0
     retries: int = 0
     throttled: int = 0
-    pace: float | None = None
-    at_once: int = 0
-    paused_for: float = 0.0
+    max_requests_per_second: float | None = None
+    concurrency: int = 0
+    paused_seconds: float = 0.0
 
     @property
     def done(self) -> int:
-        """Files dealt with."""
-        return self.expanded + self.skipped + self.gone + self.rejects
+        """Files that need no further work."""
+        return self.details_fetched + self.skipped + self.deleted + self.rejects
 
-    def lines(self) -> tuple[Sequence[str], ...]:
-        """For people: lines of words, the most important first."""
-        first = [f"{self.rate:,.0f} files/s"]
-        if self.eta is not None:
-            first.insert(0, f"{duration(self.eta)} to go")
-        counts = [f"{self.listed:,} listed", f"{self.expanded:,} read"]
-        named = (("rejects", self.rejects), ("skipped", self.skipped), ("gone", self.gone), ("retries", self.retries))
-        counts += [f"{count:,} {name}" for name, count in named if count]
+    def status_lines(self) -> tuple[Sequence[str], ...]:
+        """Return three lines of phrases, the most important first."""
+        first = [f"{self.files_per_second:,.0f} files/s"]
+        if self.eta_seconds is not None:
+            first.insert(0, f"{format_duration(round(self.eta_seconds))} left")
+        counts = [f"{self.listed:,} listed", f"{self.details_fetched:,} fetched"]
+        optional = {
+            "rejects": self.rejects, "unchanged": self.skipped, "deleted": self.deleted, "retries": self.retries
+        }  # fmt: skip
+        counts += [f"{count:,} {name}" for name, count in optional.items() if count]
         if self.windows:
             known = f"/{self.windows_known:,}" if self.windows_known else ""
             counts.append(f"{self.windows:,}{known} windows")
-        return first, counts, pace_words(self.pace, self.at_once, self.why, self.paused_for)
+        limits = format_rate(self.max_requests_per_second, self.concurrency, self.limited_by, self.paused_seconds)
+        return first, counts, limits
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
-    """Where a job of reports stands. Counts are PDFs, orders, and asks for whether one is there."""
+class ReportProgress:
+    """Progress of a report job. Counts are PDFs, orders, and polls of the service for finished PDFs."""
 
     pdfs: int = 0
-    of: int = 0
+    total: int = 0
     orders: int = 0
     polls: int = 0
     waiting: int = 0
     failed: int = 0
-    eta: float | None = None
+    eta_seconds: float | None = None
 
     @property
     def done(self) -> int:
-        """PDFs that need no further look."""
+        """PDFs that need no further work."""
         return self.pdfs + self.failed
 
-    def lines(self) -> tuple[Sequence[str], ...]:
-        """For people: lines of words, the most important first."""
-        first = [f"{self.pdfs:,} of {self.of:,} PDFs"]
-        if self.eta is not None:
-            first.append(f"{duration(self.eta)} to go")
-        counts = [f"{self.orders:,} ordered", f"{self.waiting:,} in the making"]
+    def status_lines(self) -> tuple[Sequence[str], ...]:
+        """Return two lines of phrases, the most important first."""
+        first = [f"{self.pdfs:,} of {self.total:,} PDFs"]
+        if self.eta_seconds is not None:
+            first.append(f"{format_duration(round(self.eta_seconds))} left")
+        counts = [f"{self.orders:,} ordered", f"{self.waiting:,} in preparation"]
         counts += [f"{self.failed:,} failed"] if self.failed else []
-        return first, [*counts, f"asked {self.polls:,} times"]
+        return first, [*counts, f"polled {self.polls:,} times"]
 
 
-class Stage(Protocol):
-    """What a standing must be able to say."""
-
-    @property
-    def done(self) -> int:
-        """How much of the total is dealt with."""
-
-    @property
-    def eta(self) -> float | None:
-        """Seconds still to go, if known."""
-
-    def lines(self) -> tuple[Sequence[str], ...]:
-        """For people: lines of words, the most important first."""
+ProgressState = CrawlProgress | ReportProgress
 
 
 class Progress(Protocol):
-    """What a run reports to. `total` is a hint: how many there are to be dealt with, if it is known."""
+    """The receiver of a run's progress. `total` is a hint: the number of files or PDFs, if known."""
 
-    last: Stage | None
+    last: ProgressState | None
 
     def start(self, total: int | None = None) -> None:
-        """The run begins, or its next stage does."""
+        """Begin the run, or its next stage."""
 
-    def update(self, standing: Stage, total: int | None = None) -> None:
-        """The run stands here now. Cheap: may be called for every file."""
+    def update(self, state: ProgressState, total: int | None = None) -> None:
+        """Report the present state. Cheap: may be called for every file."""
 
     def stop(self) -> None:
-        """The stage has ended; may be called twice."""
+        """End the stage; may be called twice."""
 
 
-def choose(*, silent: bool, as_lines: bool) -> Progress:
-    """The live lines when a person watches stderr, else log lines; nothing when `silent`."""
+def create_progress(*, silent: bool, as_lines: bool) -> Progress:
+    """Return live lines if stderr is a terminal, else log lines; nothing if `silent`."""
     if silent:
-        return Silent()
+        return NullProgress()
     console = Console(stderr=True)
-    return Lines() if as_lines or not console.is_terminal or console.is_dumb_terminal else Live(console)
+    return LogProgress() if as_lines or not console.is_terminal or console.is_dumb_terminal else LiveProgress(console)
 
 
-class Silent:
-    """Says nothing."""
+class NullProgress:
+    """Shows nothing."""
 
     def __init__(self) -> None:
-        self.last: Stage | None = None
+        self.last: ProgressState | None = None
 
     def start(self, total: int | None = None) -> None:
-        """The run begins."""
+        """Begin the run."""
 
-    def update(self, standing: Stage, total: int | None = None) -> None:  # noqa: ARG002
-        """The run stands here now."""
-        self.last = standing
+    def update(self, state: ProgressState, total: int | None = None) -> None:  # noqa: ARG002
+        """Keep the present state."""
+        self.last = state
 
     def stop(self) -> None:
-        """The run has ended."""
+        """End the run."""
 
 
-class Lines:
+class LogProgress:
     """Logs `run.progress` every ten seconds, and once at the end."""
 
     def __init__(self) -> None:
-        self.last: Stage | None = None
+        self.last: ProgressState | None = None
         self._log = structlog.get_logger()
-        self._next = 0.0
-        self._pending: tuple[Stage, int | None] | None = None
+        self._next_at = 0.0
+        self._pending: tuple[ProgressState, int | None] | None = None
 
     def start(self, total: int | None = None) -> None:
-        """The run begins."""
-        self._next = time.monotonic() + LINE_EVERY_SECONDS
-        self._pending = (Standing(), total)
+        """Begin the run."""
+        self._next_at = time.monotonic() + LOG_INTERVAL_SECONDS
+        self._pending = (CrawlProgress(), total)
 
-    def update(self, standing: Stage, total: int | None = None) -> None:
-        """The run stands here now."""
-        self.last = standing
-        self._pending = (standing, total)
-        if time.monotonic() >= self._next:
+    def update(self, state: ProgressState, total: int | None = None) -> None:
+        """Log the present state if ten seconds have passed."""
+        self.last = state
+        self._pending = (state, total)
+        if time.monotonic() >= self._next_at:
             self._write()
 
     def stop(self) -> None:
-        """The run has ended."""
-        if self._pending is not None:
-            self._write()
+        """Log the last state, if it has not been logged."""
+        self._write()
 
     def _write(self) -> None:
         if self._pending is not None:
-            standing, total = self._pending
+            state, total = self._pending
+            fields = asdict(state) | {"total": total}
             known = {
                 name: round(value, 1) if isinstance(value, float) else value
-                for name, value in asdict(standing).items()  # type: ignore[call-overload]
-                if value is not None and value != "" and (value or name not in _SELDOM)
+                for name, value in fields.items()
+                if value is not None and value != "" and (value or name not in _OMIT_WHEN_ZERO)
             }
-            self._log.info("run.progress", **known, **({} if total is None else {"total": total}))
+            self._log.info("run.progress", **known)
         self._pending = None
-        self._next = time.monotonic() + LINE_EVERY_SECONDS
+        self._next_at = time.monotonic() + LOG_INTERVAL_SECONDS
 
 
-class Live:
-    """A few lines at the foot of the terminal, drawn anew a few times a second; the log scrolls by above them."""
+class LiveProgress:
+    """Shows a few lines at the bottom of the terminal; log lines scroll by above them."""
 
     def __init__(self, console: Console) -> None:
-        self.last: Stage | None = None
+        self.last: ProgressState | None = None
         self._console = console
-        self._display: Display | None = None
-        self._spinner = Spinner("dots" if console.encoding.startswith("utf") else "line")
-        self._total: int | None = None
+        self._display: _StatusDisplay | None = None
 
     def start(self, total: int | None = None) -> None:
-        """The run begins."""
+        """Begin the run."""
         self.stop()
-        self._total, self.last = total, None
-        self._display = Display(
-            self,
-            console=self._console,
-            transient=True,
-            refresh_per_second=_REDRAWN_A_SECOND,
-            redirect_stdout=False,  # stdout belongs to the command's result
-        )
+        self.last = None
+        self._display = _StatusDisplay(self._console, total)
         self._display.start()
 
-    def update(self, standing: Stage, total: int | None = None) -> None:
-        """The run stands here now; it is drawn when its time comes."""
-        self.last = standing
-        if total is not None:
-            self._total = total
+    def update(self, state: ProgressState, total: int | None = None) -> None:
+        """Keep the present state for the next refresh."""
+        self.last = state
+        if self._display is not None:
+            self._display.state = state
+            self._display.total = self._display.total if total is None else total
 
     def stop(self) -> None:
-        """The run has ended."""
+        """Remove the lines."""
         if self._display is not None:
             self._display.stop()
             self._display = None
         sys.stderr.flush()
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The lines, each as wide as the terminal is at this moment: what does not fit is left out."""
-        width = options.max_width - 1
-        words = self.last.lines() if self.last is not None else (["starting"],)
-        bar = min(max(width // 4, _BAR[0]), _BAR[1])
-        done = self.last.done if self.last is not None else 0
-        head = Table.grid(padding=(0, 1))
-        share = [] if not self._total else [f"{min(done / self._total, 1):.0%}"]
-        first = Text(fitting([*share, *words[0]], width - bar - 4), no_wrap=True, overflow="crop")
-        head.add_row(self._spinner, ProgressBar(self._total, min(done, self._total or done), width=bar), first)
-        yield head
-        for line in words[1:]:
-            if line:
-                yield Text(f"  {fitting(line, width - 2)}", no_wrap=True, overflow="crop")
+
+class _StatusDisplay(RichProgress):
+    """A bar with the first status line, and the other status lines below it, at the terminal's present width."""
+
+    def __init__(self, console: Console, total: int | None) -> None:
+        self.state: ProgressState | None = None
+        self.total = total
+        self._bar = BarColumn()
+        super().__init__(
+            SpinnerColumn("dots" if console.encoding.startswith("utf") else "line"),
+            self._bar,
+            _StatusColumn(),
+            console=console,
+            transient=True,
+            refresh_per_second=_REFRESH_PER_SECOND,
+            redirect_stdout=False,  # stdout belongs to the command's result
+        )
+        self.add_task("", total=total)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """Yield the lines with the phrases that fit."""
+        if not self.tasks:
+            return
+        width = self.console.width - 1
+        lines = self.state.status_lines() if self.state is not None else (["starting"],)
+        bar_width = min(max(width // 4, _BAR_WIDTH_RANGE[0]), _BAR_WIDTH_RANGE[1])
+        done = self.state.done if self.state is not None else 0
+        percent = [f"{min(done / self.total, 1):.0%}"] if self.total else []
+        self._bar.bar_width = bar_width
+        first = join_to_width([*percent, *lines[0]], width - bar_width - 4)
+        self.update(
+            self.task_ids[0], total=self.total, completed=min(done, self.total or done), description=first
+        )  # fmt: skip
+        yield self.make_tasks_table(self.tasks)
+        for line in filter(None, lines[1:]):
+            yield Text(f"  {join_to_width(line, width - 2)}", no_wrap=True, overflow="crop")
+
+
+class _StatusColumn(ProgressColumn):
+    """The description, uncoloured and on one line."""
+
+    def render(self, task: Task) -> Text:
+        """Return the description."""
+        return Text(task.description, no_wrap=True, overflow="crop")
 
 
 @dataclass(slots=True)
-class Speed:
-    """How fast something goes, by what was done in the last seconds."""
+class RateEstimator:
+    """The rate of the last seconds."""
 
-    _seen: deque[tuple[float, int]] = field(default_factory=deque)
+    _samples: deque[tuple[float, int]] = field(default_factory=deque)
 
-    def note(self, done: int) -> float:
-        """So many are done now; how many a second that is."""
+    def update(self, done: int) -> float:
+        """Add the present total and return the rate per second."""
         now = time.monotonic()
-        self._seen.append((now, done))
-        while now - self._seen[0][0] > _MEMORY:
-            self._seen.popleft()
-        then, before = self._seen[0]
-        return (done - before) / (now - then) if now > then else 0.0
+        self._samples.append((now, done))
+        while now - self._samples[0][0] > _RATE_WINDOW_SECONDS:
+            self._samples.popleft()
+        first_at, first_done = self._samples[0]
+        return (done - first_done) / (now - first_at) if now > first_at else 0.0
 
 
-def fitting(words: Sequence[str], width: int) -> str:
-    """As many of the words, from the first on, as fit side by side."""
+def join_to_width(phrases: Sequence[str], width: int) -> str:
+    """Return the phrases that fit on one line, in order; a phrase is never cut."""
     line = ""
-    for word in words:
-        longer = f"{line}, {word}" if line else word
-        if len(longer) > width:
-            continue
-        line = longer
+    for phrase in phrases:
+        longer = f"{line}, {phrase}" if line else phrase
+        if len(longer) <= width:
+            line = longer
     return line
 
 
-def pace_words(pace: float | None, at_once: int, why: str, paused_for: float = 0.0) -> list[str]:
-    """The pace and what sets it, for people: the most important first."""
-    words = [_WHY.get(why, why)] if why else []
-    if pace is not None:
-        words.insert(0, f"{pace:,.1f} requests/s")
-    elif at_once:
-        words.insert(0, f"{at_once:,} at once")
-    if paused_for >= 1:
-        words.insert(0, f"pauses {duration(paused_for)}")
-    return [*words, f"{at_once:,} at once"] if pace is not None and at_once else words
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them."""
-    minutes, rest = divmod(max(0, round(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02} min"
-    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+def format_rate(
+    max_requests_per_second: float | None, concurrency: int, limited_by: str, paused_seconds: float = 0.0
+) -> list[str]:
+    """Return the present limits and their reason as phrases, the most important first."""
+    phrases = [f"paused for {format_duration(round(paused_seconds))}"] if paused_seconds >= 1 else []
+    parallel = [f"{concurrency:,} concurrent"] if concurrency else []
+    reason = [_LIMIT_LABELS.get(limited_by, limited_by)] if limited_by else []
+    if max_requests_per_second is None:
+        return [*phrases, *parallel, *reason]
+    return [*phrases, f"{max_requests_per_second:,.1f} requests/s", *reason, *parallel]

@@ -1,13 +1,12 @@
-"""The settings: what there is to set, what is allowed, and the words that describe it everywhere.
+"""The settings: names, types, defaults, descriptions and validation.
 
-`sources.load` is the way to them. The token is never part of a file that is kept with the code nor of a
-command line that others can list: it comes from SCANLAKE_TOKEN or from the file that `token_file` names.
-No message holds a value, since anybody may put a secret where it does not belong.
+`config.load` loads them. The token is never in a settings file or on a command line, where others can read it. It is
+in SCANLAKE_TOKEN or in the file that `token_file` names. No message contains a value, because a value can be a secret
+in the wrong setting.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import shlex
 import stat
@@ -21,18 +20,20 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from pipeline.errors import SettingsError
+from pipeline.tokens import find_token_problem
+from pipeline.urls import normalize_base_url, validate_url
 from schemas.requests import INCLUDES, Include
 
 PREFIX: Final = "SCANLAKE_"
 TOKEN_VARIABLE: Final = "SCANLAKE_TOKEN"  # noqa: S105 - the variable's name, not a token
-_DAY: Final = 86_400
+_DAY_SECONDS: Final = 86_400
 _log = structlog.get_logger()
 
-Seconds = Annotated[float, Field(gt=0, le=_DAY)]
+Seconds = Annotated[float, Field(gt=0, le=_DAY_SECONDS)]
 
 
 class Settings(BaseSettings):
-    """Every setting of scanlake. Built by `load`; by itself it reads neither files nor the environment."""
+    """Every setting of scanlake. `config.load` builds it; the class itself reads no files and no environment."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
@@ -45,41 +46,40 @@ class Settings(BaseSettings):
 
     base_url: str | None = Field(
         default=None,
-        description="Address of the service, without /api/v2; https, but for this machine.",
+        description="Base URL of the service, without /api/v2. Must be https, except on this machine.",
         examples=["https://service.example"],
     )
-    token: SecretStr | None = Field(default=None, description="Token of the service; only from SCANLAKE_TOKEN.")
+    token: SecretStr | None = Field(default=None, description="Token of the service. Only from SCANLAKE_TOKEN.")
     token_file: Path | None = Field(
-        default=None, description="File that holds the token, and nothing else.", examples=["/etc/scanlake/token"]
+        default=None, description="File that contains only the token.", examples=["/etc/scanlake/token"]
     )
-    token_in: Literal["query", "header"] = Field(
+    token_location: Literal["query", "header"] = Field(
         default="query",
-        description='Where the token is sent: "query" (the interface\'s way), or "header" (out of URLs).',
+        description='Where the token is sent: "query" (as the API describes) or "header" (not in URLs).',
     )
-    lake: Path = Field(default=Path("lake"), description="Folder of the lake; analysts open its catalog.duckdb.")
-    anchor: Path | None = Field(
+    lake: Path = Field(default=Path("lake"), description="Folder of the lake. Readers open its catalog.duckdb.")
+    reader_root: Path | None = Field(
         default=None,
-        description="Path under which readers see the lake, if not that of `lake`: a mount on another machine.",
+        description="Absolute path of the lake for readers, if it differs from `lake` (a mount on other machines).",
         examples=["/mnt/lake"],
     )
     log_file: Path | None = Field(
         default=None,
-        description="File for the log: JSON lines with tracebacks, readable by its owner only, limited in size.",
+        description="Log file: JSON lines with tracebacks, mode 600, limited in size.",
         examples=["scanlake.log"],
     )
 
-    expand: Literal["changed", "always", "never"] = Field(
+    fetch_details: Literal["changed", "always", "never"] = Field(
         default="changed",
-        description='Which files are read in full: "changed", "always", or "never" (the list alone: far fewer calls).',
+        description='Files whose details are fetched: "changed", "always" or "never" (lists only, far fewer calls).',
     )
     includes: Annotated[tuple[Include, ...], NoDecode] = Field(
         default=INCLUDES,
-        description="What list items carry, in the interface's words; none is the leanest. "
-        "geocoding comes only with uploads.",
+        description="Parts of the list items, in the API's names; all or none are allowed. geocoding requires uploads.",
     )
     lang: Annotated[str, Field(pattern=r"^[A-Za-z]{2,3}([-_][A-Za-z]{2,4})?$")] | None = Field(
         default=None,
-        description="Language of the service's texts; fixed for a lake once it holds files.",
+        description="Language of the service's texts. Fixed once the lake contains files.",
         examples=["en"],
     )
 
@@ -87,97 +87,101 @@ class Settings(BaseSettings):
         default=64,
         ge=1,
         le=512,
-        description="Requests in flight, at most; scanlake finds the number that suits the service below this.",
+        description="Maximum number of concurrent requests. scanlake adapts the number below this limit.",
     )
     proxy: str | None = Field(
         default=None,
-        description="Proxy to the service, for https alone; those of the environment are not used.",
+        description="Proxy for the service, https only. Proxy variables of the environment are ignored.",
         examples=["http://proxy.example:3128"],
     )
     max_requests_per_second: Annotated[float, Field(gt=0, le=10_000)] | None = Field(
         default=None,
-        description="Requests a second, at most; unset: scanlake finds the rate that suits the service.",
+        description="Maximum request rate. Unset: scanlake adapts the rate to the service.",
         examples=[50.0],
     )
-    attempts: int = Field(default=6, ge=1, le=50, description="Tries of one request before it counts as failed.")
-    request_seconds: Seconds = Field(default=300, description="Time one request may take, with all its tries.")
-    max_duration_seconds: Annotated[float, Field(gt=0, le=30 * _DAY)] | None = Field(
+    max_attempts: int = Field(default=6, ge=1, le=50, description="Maximum attempts of one request.")
+    request_timeout_seconds: Seconds = Field(
+        default=300, description="Time limit of one request, in seconds, including all attempts."
+    )
+    max_duration_seconds: Annotated[float, Field(gt=0, le=30 * _DAY_SECONDS)] | None = Field(
         default=None,
-        description="Time after which a run stops cleanly, and the next goes on; unset: it runs until it is done.",
+        description="Time limit of a run, in seconds. The run stops cleanly; the next one continues. Unset: no limit.",
         examples=[3600.0],
     )
     max_rejects: Annotated[int, Field(ge=0)] | None = Field(
         default=None,
-        description="New rejects that stop a run; unset: none does, it ends with exit code 4.",
+        description="New rejects that stop a run. Unset: no limit; the run ends with exit code 4.",
         examples=[100],
     )
 
     settle_seconds: float = Field(
         default=30,
         ge=0,
-        le=_DAY,
-        description="The horizon (everything updated before it is in) stays this far behind the service's clock.",
+        le=_DAY_SECONDS,
+        description="Seconds that the watermark stays behind the service's clock, because the service can commit late.",
     )
-    look_back_seconds: float = Field(
+    lookback_seconds: float = Field(
         default=600,
         ge=0,
-        le=30 * _DAY,
-        description="A run starts this far before the last horizon: services commit late, clocks differ.",
+        le=30 * _DAY_SECONDS,
+        description="Seconds before the last watermark that a run reads again, because the service can commit late.",
     )
     verify_every_days: float = Field(
         default=7,
         ge=0,
         le=3650,
-        description="Syncs compare the whole lake with the service this often, which finds deletions; "
-        "0: only when asked.",
+        description="Days between automatic verifications, which detect deletions. 0: only on request.",
     )
 
-    commit_files: int = Field(
-        default=1000, ge=1, le=100_000, description="Files after which a run commits: what a kill costs, at most."
+    commit_every_files: int = Field(
+        default=1000, ge=1, le=100_000, description="Files per commit. A killed run repeats at most this many files."
     )
-    commit_seconds: Seconds = Field(default=3, description="Time after which a run commits, with fewer files too.")
+    commit_every_seconds: Seconds = Field(default=3, description="Maximum time between two commits, in seconds.")
     publish_every_seconds: Seconds = Field(
-        default=600, description="How often a long run publishes a snapshot for readers."
+        default=600, description="Time between two publishes during a long run, in seconds."
     )
-    keep_snapshots: int = Field(default=3, ge=1, le=10_000, description="Earlier snapshots kept, at least.")
-    grace_hours: float = Field(
+    keep_snapshots: int = Field(default=3, ge=1, le=10_000, description="Minimum number of earlier snapshots to keep.")
+    retention_hours: float = Field(
         default=24,
         ge=0,
         le=24 * 3650,
-        description="Time that replaced parts stay, for readers that still use them.",
+        description="Hours that replaced parts and old snapshots stay on disk, for readers that still use them.",
     )
-    raw_keep: Annotated[int, Field(ge=1)] | None = Field(
+    keep_raw_versions: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
-        description="Versions of each file kept in raw/, from which `replay` rebuilds every table; unset: all.",
+        description="Versions of each file to keep in raw/, from which `replay` rebuilds the tables. Unset: all.",
         examples=[2],
     )
 
-    interval: str = Field(default="15m", description="How often `scanlake watch` syncs: 90s, 15m, 6h, 1d.")
+    watch_interval: str = Field(
+        default="15m", description="Time between two syncs of `scanlake watch`: 90s, 15m, 6h, 1d."
+    )
     liveness_file: Path | None = Field(
         default=None,
-        description="File in which `scanlake watch` shows every few seconds that it lives, with its state as JSON.",
+        description="Heartbeat file of `scanlake watch`, JSON, updated every 10 seconds.",
         examples=["/run/scanlake/liveness.json"],
     )
     metrics_file: Path | None = Field(
         default=None,
-        description="File that every sync fills with metrics in Prometheus' text format, for a textfile collector; "
-        "of a source: with -NAME before its ending.",
+        description="Metrics file in Prometheus text format, written after every sync. "
+        "With several sources: -NAME before the extension.",
         examples=["/var/lib/node_exporter/scanlake.prom"],
     )
     otel_endpoint: str | None = Field(
         default=None,
-        description="Collector that gets the same metrics by OTLP over HTTP; needs `pip install 'scanlake[otel]'`.",
+        description="OpenTelemetry collector for the same metrics (OTLP over HTTP). "
+        "Requires `pip install 'scanlake[otel]'`.",
         examples=["http://127.0.0.1:4318"],
     )
     on_failure: str | None = Field(
         default=None,
-        description="Command, run without a shell, when a sync fails and once when syncs work again; "
-        "ALARM_TEXT and other variables tell it why.",
-        examples=["/usr/local/bin/page-somebody scanlake"],
+        description="Command that runs once per kind of failure and once after recovery, without a shell. "
+        "It receives variables SCANLAKE_ALERT_*.",
+        examples=["/usr/local/bin/page-operator scanlake"],
     )
-    on_failure_url: SecretStr | None = Field(
+    on_failure_webhook: SecretStr | None = Field(
         default=None,
-        description="Webhook that gets the same as JSON; https, but for this machine.",
+        description="Webhook that receives the same alerts as JSON. Must be https, except on this machine.",
         examples=["https://chat.example/hooks/scanlake"],
     )
 
@@ -190,61 +194,63 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Take only what `load` hands over, so that no test and no import reads the environment unasked."""
+        """Accept only arguments, so that no test and no import reads the environment by accident."""
         return (init_settings,)
 
     @field_validator("base_url")
     @classmethod
-    def _base_url_is_an_address(cls, url: str | None) -> str | None:
-        return None if url is None else _address(url)
+    def _check_base_url(cls, url: str | None) -> str | None:
+        if url is not None and re.search(r"/api/v\d+/?$", url):
+            raise ValueError("must not end in /api/v2; scanlake adds it")
+        return None if url is None else normalize_base_url(url)
 
     @field_validator("includes", mode="before")
     @classmethod
-    def _includes_from_text(cls, given: Any) -> Any:
-        if isinstance(given, str):
-            given = [name.strip() for name in given.split(",") if name.strip()]
-        if isinstance(given, Sequence):
-            if list(given) == ["all"]:
+    def _parse_includes(cls, names: Any) -> Any:
+        if isinstance(names, str):
+            names = [name.strip() for name in names.split(",") if name.strip()]
+        if isinstance(names, Sequence):
+            if list(names) == ["all"]:
                 return INCLUDES
-            return () if list(given) == ["none"] else given
-        return given
+            return () if list(names) == ["none"] else names
+        return names
 
     @field_validator("includes")
     @classmethod
-    def _includes_in_order(cls, given: tuple[Include, ...]) -> tuple[Include, ...]:
-        return tuple(name for name in INCLUDES if name in given)
+    def _sort_includes(cls, names: tuple[Include, ...]) -> tuple[Include, ...]:
+        return tuple(name for name in INCLUDES if name in names)
 
-    @field_validator("lake", "anchor", mode="before")
+    @field_validator("lake", "reader_root", mode="before")
     @classmethod
-    def _path_is_no_pattern(cls, path: Any) -> Any:
+    def _check_path_has_no_pattern(cls, path: Any) -> Any:
         if isinstance(path, str) and not path.strip():
-            raise ValueError("is empty: name a folder, or . for this one")
+            raise ValueError("is empty; give a folder, or . for the current folder")
         if path is not None and re.search(r"[*?\[\\]", str(Path(path).absolute())):
-            raise ValueError("lies under a name with * ? [ or \\, which DuckDB takes for a pattern: use another folder")
+            raise ValueError("contains * ? [ or \\, which DuckDB reads as a pattern; use another folder")
         return path
 
-    @field_validator("anchor")
+    @field_validator("reader_root")
     @classmethod
-    def _anchor_is_absolute(cls, anchor: Path | None) -> Path | None:
-        if anchor is not None and not anchor.is_absolute():
+    def _check_reader_root(cls, reader_root: Path | None) -> Path | None:
+        if reader_root is not None and not reader_root.is_absolute():
             raise ValueError("must be an absolute path")
-        return anchor
+        return reader_root
 
-    @field_validator("interval")
+    @field_validator("watch_interval")
     @classmethod
-    def _interval_is_a_duration(cls, text: str) -> str:
+    def _check_watch_interval(cls, text: str) -> str:
         if not re.fullmatch(r"(\d+(\.\d+)?[smhd])+", text):
             raise ValueError("must be a duration: 90s, 15m, 6h or 1d")
         return text
 
     @field_validator("otel_endpoint")
     @classmethod
-    def _endpoint_is_an_address(cls, url: str | None) -> str | None:
-        return None if url is None else _address(url)
+    def _check_otel_endpoint(cls, url: str | None) -> str | None:
+        return None if url is None else validate_url(url).geturl().rstrip("/")
 
     @field_validator("proxy")
     @classmethod
-    def _proxy_is_an_address(cls, url: str | None) -> str | None:
+    def _check_proxy(cls, url: str | None) -> str | None:
         if url is None:
             return None
         try:
@@ -258,113 +264,68 @@ class Settings(BaseSettings):
 
     @field_validator("on_failure")
     @classmethod
-    def _command_can_be_split(cls, command: str | None) -> str | None:
+    def _check_on_failure(cls, command: str | None) -> str | None:
         try:
             words = ["none"] if command is None else shlex.split(command)
         except ValueError as error:
             raise ValueError(f"is not a command: {str(error).lower()}") from None
         if not words:
-            raise ValueError("must name a command")
+            raise ValueError("must be a command")
         return command
 
-    @field_validator("on_failure_url")
+    @field_validator("on_failure_webhook")
     @classmethod
-    def _webhook_is_an_address(cls, url: SecretStr | None) -> SecretStr | None:
+    def _check_on_failure_webhook(cls, url: SecretStr | None) -> SecretStr | None:
         if url is not None:
-            _address(url.get_secret_value().partition("?")[0])  # hooks may need a query
+            validate_url(url.get_secret_value().partition("?")[0])  # a webhook can have a query
         return url
 
     @model_validator(mode="after")
-    def _geocoding_needs_uploads(self) -> Self:
+    def _check_geocoding(self) -> Self:
         if "geocoding" in self.includes and "uploads" not in self.includes:
-            raise ValueError("includes: geocoding comes only together with uploads; add uploads")
+            raise ValueError("includes: geocoding requires uploads; add uploads")
         return self
 
 
-def base_url_value(settings: Settings) -> str:
-    """The service's address, without a trailing slash. Raises `SettingsError` when there is none."""
+def require_base_url(settings: Settings) -> str:
+    """Return the base URL without a trailing slash. Raises `SettingsError` if there is none."""
     if settings.base_url is None:
         raise SettingsError(
-            "No base_url: scanlake does not know the service.",
-            remedy="Set base_url in scanlake.toml, SCANLAKE_BASE_URL or --base-url.",
+            "base_url is required.",
+            hint="Set base_url in scanlake.toml, SCANLAKE_BASE_URL or --base-url.",
         )
     return settings.base_url
 
 
-def token_value(settings: Settings, *, variable: str = TOKEN_VARIABLE) -> str:
-    """The token, from the environment or from `token_file`. Raises `SettingsError` when there is none.
+def load_token(settings: Settings, *, variable: str = TOKEN_VARIABLE) -> str:
+    """Return the token from the environment or from `token_file`. Raises `SettingsError` if there is none.
 
-    `variable` is how messages name where it should stand in the environment.
+    Messages name `variable` as the environment variable of the token.
     """
     if settings.token is not None:
-        return checked_token(settings.token.get_secret_value(), variable)
-    remedy = token_remedy(variable)
+        return validate_token(settings.token.get_secret_value(), variable)
+    hint = token_hint(variable)
     if settings.token_file is None:
-        raise SettingsError("No token.", remedy=remedy)
+        raise SettingsError("No token is set.", hint=hint)
     path = settings.token_file
     try:
         text = path.read_text(encoding="utf-8")
         mode = path.stat().st_mode
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text"
-        raise SettingsError(f"token_file {path}: {reason}.", remedy=remedy) from None
+        raise SettingsError(f"token_file {path}: {reason}.", hint=hint) from None
     if mode & (stat.S_IROTH | stat.S_IWOTH):
-        _log.warning("token_file.open_to_all", path=str(path), remedy=f"chmod 600 {path}")
-    return checked_token(text.strip(), f"token_file {path}")
+        _log.warning("token_file.open_to_all", path=str(path), hint=f"chmod 600 {path}")
+    return validate_token(text.strip(), f"token_file {path}")
 
 
-def token_remedy(variable: str = TOKEN_VARIABLE) -> str:
-    """Where a token may stand."""
-    return f"Put it into {variable}, or into a file of mode 600 that token_file names."
+def token_hint(variable: str = TOKEN_VARIABLE) -> str:
+    """Return the hint that names where to put the token."""
+    return f"Put the token into {variable}, or into a file of mode 600 that token_file names."
 
 
-def checked_token(token: str, source: str) -> str:
-    """The token as it is. Raises `SettingsError` that names `source`, never the value."""
-    flaw = _flaw_of_token(token)
-    if flaw:
-        raise SettingsError(f"{source} {flaw}.", remedy="Give the bare token, without quotes or a prefix.")
+def validate_token(token: str, source: str) -> str:
+    """Return the token unchanged. Raises `SettingsError` that names `source`, never the value."""
+    if problem := find_token_problem(token):
+        raise SettingsError(f"{source} {problem}.", hint="Use the bare token, without quotes and without a prefix.")
     return token
-
-
-def _flaw_of_token(token: str) -> str | None:
-    if not token:
-        return "is empty"
-    if token.lower().startswith("bearer "):
-        return "starts with `Bearer`"
-    if re.search(r"\s", token):
-        return "holds white space"
-    if re.search(r"[\"'`]", token):
-        return "holds a quotation mark"
-    if not (token.isascii() and token.isprintable()):
-        return "holds characters that no token has"
-    return None
-
-
-def _address(url: str) -> str:
-    if re.search(r"[\s\x00-\x1f\x7f]", url):
-        raise ValueError("holds white space or control characters")
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
-    except ValueError:
-        raise ValueError("is not a URL") from None
-    if parts.scheme not in {"http", "https"} or not host:
-        raise ValueError("must look like https://service.example")
-    if "@" in parts.netloc:
-        raise ValueError("must not hold a user or password; the token has its own setting")
-    if parts.query or parts.fragment:
-        raise ValueError("must not hold a query or a fragment; the token has its own setting")
-    if re.search(r"/api/v\d+/?$", parts.path):
-        raise ValueError("must be given without /api/v2, which scanlake adds")
-    if parts.scheme == "http" and not _is_loopback(host):
-        raise ValueError("must be https; http is for this machine (127.0.0.1) only")
-    return url.rstrip("/")
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -1,1 +1,1 @@
-"""What the service sends (wire), what we send (requests), and our tables (tables)."""
+"""Models of the service's objects (wire), requests and lake tables."""

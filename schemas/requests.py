@@ -1,4 +1,4 @@
-"""What we send. The interface's limits are enforced here, before anything leaves the machine."""
+"""Requests to the service. The models enforce the interface's limits before a call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from schemas.instants import SECOND, from_datetime, parse_instant, spell_instant
+from schemas.timestamps import SECOND, format_instant, from_datetime, parse_instant
 
 Include = Literal["uploads", "geocoding", "forms", "fields", "locations", "workflows"]
 INCLUDES: Final[tuple[Include, ...]] = ("uploads", "geocoding", "forms", "fields", "locations", "workflows")
@@ -33,41 +33,41 @@ Reference = Annotated[str, StringConstraints(min_length=1, max_length=MAX_REFERE
 
 
 class Request(BaseModel):
-    """A request. Errors of validation never show the value; unknown arguments are refused."""
+    """A request. Validation errors never show the value; unknown arguments are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
-def _is_date(text: str) -> str:
+def _validate_date(text: str) -> str:
     if parse_instant(text) is None:
-        raise ValueError("no such day")
+        raise ValueError("the date does not exist")
     return text
 
 
-def _moment(name: str, value: datetime | str) -> str:
-    # A date alone is sent as it is: the service reads it as the start or end of the day, as the bound has it.
+def _format_moment(name: str, value: datetime | str) -> str:
+    # A date stays a date: the service reads it as the start or the end of the day, depending on the bound.
     if isinstance(value, str):
         return value
     instant = from_datetime(value)
-    # The service takes whole seconds. A fraction widens the range: it never takes a file out of it.
-    return spell_instant(instant + SECOND - 1 if name in _UPPER else instant)
+    # The service reads whole seconds. Rounding widens the range, so no file drops out of it.
+    return format_instant(instant + SECOND - 1 if name in _UPPER_BOUNDS else instant)
 
 
-_UPPER: Final = frozenset({"enddate", "updated_end"})
-_Date = Annotated[str, StringConstraints(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"), AfterValidator(_is_date)]
+_UPPER_BOUNDS: Final = frozenset({"enddate", "updated_end"})
+_Date = Annotated[str, StringConstraints(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"), AfterValidator(_validate_date)]
 Moment = datetime | _Date
-"""A moment (without a zone: UTC), or a date alone."""
+"""An instant (UTC without a zone), or a date."""
 
 
-def _by_number(given: Any) -> Any:
-    # Checked here because pydantic's own message would show the key.
-    if isinstance(given, dict) and not all(re.fullmatch("[0-9]{1,19}", str(key)) for key in given):
-        raise ValueError("a custom field is named by its number")
-    return given
+def _validate_field_numbers(values: Any) -> Any:
+    # pydantic's own message would show the key.
+    if isinstance(values, dict) and not all(re.fullmatch("[0-9]{1,19}", str(key)) for key in values):
+        raise ValueError("the key of a custom field must be a number")
+    return values
 
 
 class FileQuery(Request):
-    """The parameters of `GET /files` (4.1). Without a limit the largest the service allows is asked for."""
+    """Parameters of `GET /files` (4.1). The default limit is the service's maximum."""
 
     reference: Reference | None = None
     find: str | None = None
@@ -78,22 +78,22 @@ class FileQuery(Request):
     updated_end: Moment | None = None
     limit: Annotated[int, Field(ge=1, le=MAX_LIMIT)] | None = None
     include: tuple[Include, ...] = ()
-    field_id: Annotated[dict[int, str], BeforeValidator(_by_number)] = Field(default_factory=dict)
+    field_id: Annotated[dict[int, str], BeforeValidator(_validate_field_numbers)] = Field(default_factory=dict)
     lang: str | None = None
 
     @model_validator(mode="after")
-    def _limit_suits_includes(self) -> Self:
+    def _validate_limit(self) -> Self:
         if self.include and self.limit is not None and self.limit > MAX_LIMIT_WITH_INCLUDES:
             raise ValueError(f"limit: at most {MAX_LIMIT_WITH_INCLUDES} with include")
         return self
 
     @property
     def page_size(self) -> int:
-        """The limit that is sent."""
+        """The limit in the query."""
         return self.limit or (MAX_LIMIT_WITH_INCLUDES if self.include else MAX_LIMIT)
 
     def parameters(self) -> Query:
-        """The query in the interface's words, without token and page."""
+        """Return the query with the interface's names, without token and page."""
         query: Query = [("limit", str(self.page_size)), ("format", "json")]
         for name in ("reference", "find", "lang"):
             if (text := getattr(self, name)) is not None:
@@ -102,14 +102,14 @@ class FileQuery(Request):
             query.append(("closed", "1" if self.closed else "0"))
         for name in ("startdate", "enddate", "updated_start", "updated_end"):
             if (moment := getattr(self, name)) is not None:
-                query.append((name, _moment(name, moment)))
+                query.append((name, _format_moment(name, moment)))
         query += [("include[]", name) for name in self.include]
         query += [(f"field_id[{number}]", value) for number, value in self.field_id.items()]
         return query
 
 
 class ShareRequest(Request):
-    """The parameters of `GET /share` (4.3). No e-mail is sent unless `send_email` says so."""
+    """Parameters of `GET /share` (4.3). The service sends e-mail only with `send_email`."""
 
     reference: Reference
     customer_reference: Reference | None = None
@@ -120,21 +120,26 @@ class ShareRequest(Request):
     send_email: bool = False
     timezone: str | None = None
     username: str | None = None
-    lang: str | None = None
 
     def parameters(self) -> Query:
-        """The query, without token. `send_email` is always sent: silence would mean yes."""
+        """Return the query without token.
+
+        The query always has `send_email`, because the service's default is true.
+        """
         query: Query = [("reference", self.reference), ("send_email", str(self.send_email).lower())]
         if self.expires is not None:
-            query.append(("expires", _moment("expires", self.expires)))
-        for name in ("customer_reference", "language", "dl", "email", "timezone", "username", "lang"):
+            query.append(("expires", _format_moment("expires", self.expires)))
+        for name in ("customer_reference", "language", "dl", "email", "timezone", "username"):
             if (text := getattr(self, name)) is not None:
                 query.append((name, text))
+        if self.language is not None:
+            # The interface lists both keys for the language: `language` with a rule, `lang` in an example (4.3).
+            query.append(("lang", self.language))
         return query
 
 
 class ReportSettings(Request):
-    """Settings of a report. Only what is given is sent; the rest is the service's default."""
+    """Settings of a report. The service has a default for every absent setting."""
 
     locale: str | None = None
     format: Literal["pdf"] | None = None
@@ -142,18 +147,18 @@ class ReportSettings(Request):
     datetime_format: str | None = None
 
     def body(self) -> dict[str, Any]:
-        """The `settings` object in the interface's words."""
-        given: dict[str, Any] = {
+        """Return the `settings` object with the interface's names."""
+        settings: dict[str, Any] = {
             name: text for name in ("locale", "format") if (text := getattr(self, name)) is not None
         }
         date_time = {"zone": self.timezone, "format": self.datetime_format}
         if any(date_time.values()):
-            given["dateTime"] = {name: text for name, text in date_time.items() if text is not None}
-        return given
+            settings["dateTime"] = {name: text for name, text in date_time.items() if text is not None}
+        return settings
 
 
 class ReportRequest(Request):
-    """The body of `POST /reports` (4.4): 1 to 100 different files."""
+    """Body of `POST /reports` (4.4): 1 to 100 different files."""
 
     files: Annotated[tuple[StrictInt, ...], Field(min_length=1, max_length=MAX_REPORT_FILES)]
     template: int | None = None
@@ -162,13 +167,13 @@ class ReportRequest(Request):
     asynchronous: bool = True
 
     @model_validator(mode="after")
-    def _files_differ(self) -> Self:
+    def _validate_files(self) -> Self:
         if len(set(self.files)) < len(self.files):
-            raise ValueError("files: each file once")
+            raise ValueError("files: a file must not occur twice")
         return self
 
     def body(self) -> dict[str, Any]:
-        """The JSON body in the interface's words."""
+        """Return the JSON body with the interface's names."""
         body: dict[str, Any] = {"files": list(self.files), "asynchronous": self.asynchronous}
         if self.template is not None:
             body["template"] = self.template

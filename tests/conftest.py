@@ -1,7 +1,7 @@
 """Guards for the whole suite: the network, the environment, the file system, the token.
 
 No connection leaves this machine, nobody's settings are seen, nothing is written outside the temporary folder
-and no token is left lying about. `tests/house/test_guards.py` shows that each of them bites.
+and no token is left lying about. `tests/architecture/test_guards.py` shows that each of them bites.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ async def _launch(
     )
 
 
-async def ended(process: asyncio.subprocess.Process, within: float = 60) -> tuple[int, str, str]:
+async def ended(process: asyncio.subprocess.Process, within: float = 300) -> tuple[int, str, str]:
     """Exit code, stdout and stderr."""
     async with asyncio.timeout(within):
         out, err = await process.communicate()

@@ -1,4 +1,4 @@
-"""`scanlake backup`: a copy of the lake that opens by itself and syncs on."""
+"""`scanlake backup`: a copy of the lake that can be opened and synced."""
 
 import sys
 from dataclasses import asdict
@@ -7,35 +7,35 @@ from typing import Annotated
 
 import typer
 
-from pipeline.call import Call
-from pipeline.errors import Exit
+from pipeline.context import CommandContext
+from pipeline.errors import ExitCode
+from pipeline.formatting import format_bytes, pluralize
 from pipeline.lake.lake import Lake
-from pipeline.runs.copying import backup
-from pipeline.wording import many
+from pipeline.maintenance.backup import backup
 
 
 def run(
-    call: Call,
+    context: CommandContext,
     *,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="An empty folder, or one that is not there yet.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for the copy. It must be empty or not exist.")],
     copy: Annotated[
-        bool, typer.Option("--copy", help="Copy every part, also where a hard link would do: for a backup to move.")
+        bool, typer.Option("--copy", help="Copy every part instead of using hard links. Use it for a backup to move.")
     ] = False,
-) -> Exit:
-    """Copy the lake, as it stands, into an empty folder.
+) -> ExitCode:
+    """Copy the lake into an empty folder.
 
-    The copy is a lake: it opens by itself, and a sync goes on with it. On the same file system parts are hard
-    links, which take neither time nor space; they are never written again, so the two lakes do not touch.
-    What a backup left that was killed, the next one to the same folder replaces.
+    The copy is a lake: it can be opened and synced. On the same file system the parts are hard links, which take no
+    time and no space. Parts are never written again, so the two lakes are independent. A backup replaces an
+    interrupted backup in the same folder.
     """
-    settings = call.settings()
-    with Lake(settings.lake, doing="backup", anchor=settings.anchor, must_exist=True) as lake:
-        done = backup(lake, folder, copy=copy)
-    if call.as_json:
-        call.print_json(asdict(done))
+    settings = context.settings()
+    with Lake(settings.lake, doing="backup", is_backup=True, reader_root=settings.reader_root, must_exist=True) as lake:
+        result = backup(lake, folder, copy=copy)
+    if context.as_json:
+        context.print_json(asdict(result))
     else:
         sys.stdout.write(
-            f"{many(done.files, 'file')} in {many(done.parts, 'part')} ({done.bytes / 1e6:,.1f} MB) to {done.folder}:"
-            f" {done.linked:,} linked, {done.copied:,} copied\n"
+            f"{pluralize(result.files, 'file')} in {pluralize(result.parts, 'part')} ({format_bytes(result.bytes)})"
+            f" to {result.folder}: {result.linked:,} linked, {result.copied:,} copied\n"
         )
-    return Exit.DONE
+    return ExitCode.OK

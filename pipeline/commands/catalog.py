@@ -1,4 +1,4 @@
-"""`scanlake catalog`: where the catalog is, and one catalog for all sources."""
+"""`scanlake catalog`: the path of the catalog, and one catalog for all sources."""
 
 import sys
 from pathlib import Path
@@ -6,52 +6,55 @@ from typing import Annotated
 
 import typer
 
-from pipeline.call import Call
-from pipeline.errors import Exit, SettingsError
-from pipeline.published import CATALOG, has_catalog
-from pipeline.runs.uniting import refuse_foreign, unite
-from pipeline.sources import lakes_of_all, union_of_all
+from pipeline.config import lake_paths, union_path
+from pipeline.context import CommandContext, require_catalog
+from pipeline.errors import ExitCode, SettingsError
+from pipeline.lake.reader import CATALOG
+from pipeline.maintenance.union import check_is_union_file, write_union
 
 
 def run(
-    call: Call,
+    context: CommandContext,
     *,
     union: Annotated[
-        bool, typer.Option("--union", help="Write one catalog with the tables of all sources, and a column _source.")
+        bool, typer.Option("--union", help="Write one catalog with the tables of all sources and a column _source.")
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Where to write the union. Default: union.duckdb in `lake`."),
+        typer.Option("--out", metavar="FILE", help="File of the union catalog. Default: union.duckdb in `lake`."),
     ] = None,
-) -> Exit:
-    """Say where the catalog is, or unite those of all sources.
+) -> ExitCode:
+    """Print the path of the catalog, or write one catalog for all sources.
 
-    The union is a DuckDB file like any catalog: open it read-only. main.files and all other tables have a column
-    _source; each source's own tables are in a schema of its name. It shows what was published when it was written,
-    and reads the same parts; `scanlake sync --all` and `scanlake purge` write the one in `lake` anew at their end.
-    Write another one anew after syncs and purges, and before grace_hours have passed.
+    The union catalog is a DuckDB file: open it read-only. Every table in `main` has a column _source. Each source
+    also has a schema with its own tables. The union catalog shows the snapshots that were current when it was
+    written, and it reads the same parts. `scanlake sync --all` and `scanlake purge` rebuild the union catalog in
+    `lake`. Rebuild a file given with --out after syncs and purges, and within retention_hours.
     """
-    if not union:
-        if out is not None:
-            raise SettingsError("--out is for --union.", remedy="Give both.")
-        settings = call.settings()
-        path = (settings.lake / CATALOG).absolute()
-        if not has_catalog(settings):
-            raise SettingsError(f"No lake at {settings.lake}.", remedy="Run `scanlake sync` first, or mend --lake.")
-        if call.as_json:
-            call.print_json({"catalog": str(path)})
-        else:
-            sys.stdout.write(f"{path}\n")
-        return Exit.DONE
-    lakes = lakes_of_all(call.config)
+    if union:
+        return _write_union(context, out)
     if out is not None:
-        refuse_foreign(out)
-    made = unite(lakes, out or union_of_all(call.config))
-    if call.as_json:
-        call.print_json({"union": str(made.path), "snapshots": made.snapshots, "missing": made.missing})
+        raise SettingsError("--out requires --union.", hint="Add --union, or leave out --out.")
+    settings = context.settings()
+    require_catalog(settings)
+    path = (settings.lake / CATALOG).absolute()
+    if context.as_json:
+        context.print_json({"catalog": str(path)})
     else:
-        shown = ", ".join(f"{name} (snapshot {number})" for name, number in made.snapshots.items())
-        sys.stdout.write(f"{made.path}: {shown}\n")
-        if made.missing:
-            sys.stdout.write(f"nothing published yet: {', '.join(made.missing)}\n")
-    return Exit.DONE
+        sys.stdout.write(f"{path}\n")
+    return ExitCode.OK
+
+
+def _write_union(context: CommandContext, out: Path | None) -> ExitCode:
+    lakes = lake_paths(context.config)
+    if out is not None:
+        check_is_union_file(out)
+    result = write_union(lakes, out or union_path(context.config))
+    if context.as_json:
+        context.print_json({"union": str(result.path), "snapshots": result.snapshots, "missing": result.missing})
+    else:
+        snapshots = ", ".join(f"{name} (snapshot {number})" for name, number in result.snapshots.items())
+        sys.stdout.write(f"{result.path}: {snapshots}\n")
+        if result.missing:
+            sys.stdout.write(f"nothing published yet: {', '.join(result.missing)}\n")
+    return ExitCode.OK

@@ -1,4 +1,4 @@
-"""`scanlake changes`: what differs between two snapshots, file by file."""
+"""`scanlake changes`: the differences between two snapshots, file by file."""
 
 import csv
 import sys
@@ -10,74 +10,81 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.call import Call
-from pipeline.errors import Exit, SettingsError
-from pipeline.lake.files import Layout
-from pipeline.lake.history import Change, changes, kept, read_past
-from pipeline.logs import one_line
-from pipeline.published import has_catalog
-from schemas.instants import as_datetime
+from pipeline.context import CommandContext, require_catalog
+from pipeline.errors import ExitCode, SettingsError
+from pipeline.lake.layout import LakeLayout
+from pipeline.lake.snapshots import Change, diff_snapshots, read_snapshot, require_snapshot
+from pipeline.logs import to_one_line
+from schemas.timestamps import to_datetime
 
 _COLUMNS = ("change", "file_id", "scan_code", "updated_at")
+_KINDS = ("added", "changed", "deleted")
 
 
-class Format(StrEnum):
-    """How the changes are written."""
+class ChangesFormat(StrEnum):
+    """Output formats of the list of changes."""
 
     TEXT = "text"
     CSV = "csv"
 
 
 def run(
-    call: Call,
+    context: CommandContext,
     *,
-    since: Annotated[int, typer.Option("--since", metavar="N", min=1, help="The earlier snapshot.")],
+    since: Annotated[int, typer.Option("--since", metavar="N", min=1, help="Number of the earlier snapshot.")],
     until: Annotated[
         int | None,
-        typer.Option("--until", metavar="M", min=1, help="The later snapshot. Default: now.", show_default=False),
+        typer.Option(
+            "--until", metavar="M", min=1, help="Number of the later snapshot. Default: the newest.", show_default=False
+        ),
     ] = None,
-    format_: Annotated[Format, typer.Option("--format", help="Lines for people, or CSV (exact).")] = Format.TEXT,
-) -> Exit:
+    output_format: Annotated[
+        ChangesFormat, typer.Option("--format", help="Aligned text, or CSV with exact values.")
+    ] = ChangesFormat.TEXT,
+) -> ExitCode:
     """List the files that were added, changed or deleted between two snapshots.
 
-    A file counts as changed when it was fetched anew because it differed. `scanlake snapshots` lists the numbers.
+    A file is changed if it was fetched again with different content. `scanlake snapshots` lists the numbers.
     """
-    settings = call.settings()
-    if not has_catalog(settings):
-        raise SettingsError(f"No lake at {settings.lake}.", remedy="Run `scanlake sync` first, or mend --lake.")
-    layout = Layout(settings.lake.absolute())
-    before = read_past(kept(layout, since))
-    later = read_past(layout.catalog if until is None else kept(layout, until))
+    settings = context.settings()
+    require_catalog(settings)
+    layout = LakeLayout(settings.lake.absolute())
+    before = read_snapshot(require_snapshot(layout, since))
+    later = read_snapshot(layout.catalog if until is None else require_snapshot(layout, until))
     if later.snapshot < before.snapshot:
-        raise SettingsError("--until is before --since", remedy="Give the earlier snapshot as --since.")
-    found = changes(layout, before, later)
-    if call.as_json:
-        listed = list(found)
-        numbers = {"since": before.snapshot, "until": later.snapshot, "counts": _counts(listed)}
-        call.print_json(numbers | {"files": [_told(change) for change in listed]})
-    elif format_ is Format.CSV:
-        lines = csv.writer(sys.stdout, lineterminator="\n")
-        lines.writerow(_COLUMNS)
-        lines.writerows(_told(change).values() for change in found)
+        raise SettingsError("--until is before --since.", hint="Give the earlier snapshot as --since.")
+    changes = diff_snapshots(layout, before, later)
+    if context.as_json:
+        listed = list(changes)
+        numbers = {"since": before.snapshot, "until": later.snapshot, "counts": _count_kinds(listed)}
+        context.print_json(numbers | {"files": [_to_json(change) for change in listed]})
+    elif output_format is ChangesFormat.CSV:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(_COLUMNS)
+        writer.writerows(_to_json(change).values() for change in changes)
     else:
-        counts: Counter[str] = Counter()
-        for change in found:
-            counts[change.change] += 1
-            told = _told(change)
-            reference = one_line(told["scan_code"] or "-")
-            sys.stdout.write(f"{change.change:8} {change.file_id:>20} {told['updated_at'] or '-':27} {reference}\n")
-        summary = ", ".join(f"{counts[kind]:,} {kind}" for kind in ("added", "changed", "deleted"))
+        counts = _count_kinds(_print_lines(changes))
+        summary = ", ".join(f"{counts[kind]:,} {kind}" for kind in _KINDS)
         sys.stdout.write(f"{summary} from snapshot {before.snapshot} to {later.snapshot}\n")
-    return Exit.DONE
+    return ExitCode.OK
 
 
-def _counts(found: Iterable[Change]) -> dict[str, int]:
-    counts = Counter(change.change for change in found)
-    return {kind: counts[kind] for kind in ("added", "changed", "deleted")}
+def _print_lines(changes: Iterable[Change]) -> Iterable[Change]:
+    """Print each change and pass it on, so that a long list is never in memory."""
+    for change in changes:
+        row = _to_json(change)
+        reference = to_one_line(row["scan_code"] or "-")
+        sys.stdout.write(f"{change.change:8} {change.file_id:>20} {row['updated_at'] or '-':27} {reference}\n")
+        yield change
 
 
-def _told(change: Change) -> dict[str, Any]:
-    told = asdict(change)
+def _count_kinds(changes: Iterable[Change]) -> dict[str, int]:
+    counts = Counter(change.change for change in changes)
+    return {kind: counts[kind] for kind in _KINDS}
+
+
+def _to_json(change: Change) -> dict[str, Any]:
+    row = asdict(change)
     if change.updated_at is not None:
-        told["updated_at"] = f"{as_datetime(change.updated_at):%Y-%m-%dT%H:%M:%S.%fZ}"
-    return told
+        row["updated_at"] = f"{to_datetime(change.updated_at):%Y-%m-%dT%H:%M:%S.%fZ}"
+    return row

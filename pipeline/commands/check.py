@@ -1,4 +1,4 @@
-"""`scanlake check`: find what is damaged in the lake, name it, and mend it."""
+"""`scanlake check`: check the lake's own files and repair damage."""
 
 import sys
 from dataclasses import asdict
@@ -6,65 +6,73 @@ from typing import Annotated
 
 import typer
 
-from pipeline.call import Call
-from pipeline.errors import Exit
+from pipeline.context import CommandContext
+from pipeline.errors import ExitCode
+from pipeline.formatting import format_bytes, pluralize
 from pipeline.lake.lake import Lake
-from pipeline.runs.mending import Checked, check
-from pipeline.wording import many
+from pipeline.maintenance.repair import CheckResult, check_and_repair
+
+_MAX_LISTED_IDS = 10
 
 
 def run(
-    call: Call,
+    context: CommandContext,
     *,
     read_data: Annotated[
-        bool, typer.Option("--read-data", help="Also read every page of every part, and look for gaps in raw/.")
+        bool, typer.Option("--read-data", help="Also read every page of every part, and find gaps in raw/.")
     ] = False,
-    no_mend: Annotated[bool, typer.Option("--no-mend", help="Only report; change nothing.")] = False,
-) -> Exit:
-    """Find what is damaged in the lake, name it, and mend it.
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Report damage, but change nothing.")] = False,
+) -> ExitCode:
+    """Check the lake's own files and repair damage (`verify` compares with the service).
 
-    Holds every part against the hash it was written with, and opens the catalog and every kept snapshot. A
-    damaged part is rebuilt from raw/; where the raw documents are damaged too, the next sync fetches just
-    those files again. Files that are not scanlake's are named and left alone.
+    Compares every part with its recorded hash, and opens the catalog and every kept snapshot. A damaged table part is
+    rebuilt from raw/. If raw documents are damaged too, the next sync fetches only those files. Files that scanlake
+    did not write are reported and not changed.
 
-    Exit codes: 0 nothing is damaged, 9 damage was found (also when it was mended).
+    Exit codes: 0 no damage, 9 damage (also if it was repaired).
     """
-    settings = call.settings()
-    lake = Lake(settings.lake, doing="check", anchor=settings.anchor, must_exist=True, examine=True, mend=not no_mend)
+    settings = context.settings()
+    lake = Lake(
+        settings.lake,
+        doing="check",
+        reader_root=settings.reader_root,
+        must_exist=True,
+        check_before_open=True,
+        repair=not dry_run,
+    )
     with lake:
-        checked = check(lake, read_data=read_data, mend=not no_mend)
-    if call.as_json:
-        call.print_json({"whole": not checked.damage, **asdict(checked)})
+        result = check_and_repair(lake, read_data=read_data, repair=not dry_run)
+    if context.as_json:
+        context.print_json({"ok": not result.damage, **asdict(result)})
     else:
-        sys.stdout.write(_told(checked, mended=not no_mend))
-    return Exit.DAMAGE if checked.damage else Exit.DONE
+        sys.stdout.write(_format_result(result, repaired=not dry_run))
+    return ExitCode.DAMAGE if result.damage else ExitCode.OK
 
 
-def _told(checked: Checked, *, mended: bool) -> str:
+def _format_result(result: CheckResult, *, repaired: bool) -> str:
     lines = []
-    for each in checked.damage:
-        files = f"; {many(each['files'], 'file')}" if each["files"] else ""
-        concerns = f" [{each['concerns']}{files}]"
-        lines.append(f"{each['subject']}: {each['problem']}{concerns if each['concerns'] else ''}")
-        if each["file_ids"]:
-            shown = ", ".join(map(str, each["file_ids"][:10]))
-            lines.append(f"  files {shown}{', ...' if each['files'] > 10 else ''}")
-        if each["mended"]:
-            lines.append(f"  {each['mended']}")
-    lines += [f"{name}: not ours, left alone" for name in checked.strangers]
+    for issue in result.damage:
+        files = f"; {pluralize(issue.files, 'file')}" if issue.files else ""
+        concerns = f" [{issue.concerns}{files}]" if issue.concerns else ""
+        lines.append(f"{issue.subject}: {issue.problem}{concerns}")
+        if issue.file_ids:
+            file_ids = ", ".join(map(str, issue.file_ids[:_MAX_LISTED_IDS]))
+            lines.append(f"  files {file_ids}{', ...' if issue.files > _MAX_LISTED_IDS else ''}")
+        if issue.repaired:
+            lines.append(f"  {issue.repaired}")
+    lines += [f"{name}: unknown file, not changed" for name in result.unknown_files]
     lines += [
-        f"{name}: kept by scanlake when the ledger was rebuilt; delete it when you need it no more"
-        for name in checked.kept
+        f"{name}: damaged ledger, replaced by a rebuilt one; delete it when not needed"
+        for name in result.replaced_ledgers
     ]
-    held = f"{many(checked.parts, 'part')}, {checked.bytes / 1e6:,.1f} MB, {many(checked.snapshots, 'snapshot')}"
-    if not checked.damage:
-        return "\n".join([*lines, f"whole: {held}"]) + "\n"
-    lines.append(f"DAMAGED: {many(len(checked.damage), 'finding')} in {held}")
-    if checked.refetch:
-        what = f"{many(len(checked.refetch), 'file')} {'is' if len(checked.refetch) == 1 else 'are'}"
-        lines.append(f"{what} to be fetched again: run `scanlake sync`")
-    elif not mended:
-        lines.append("nothing was changed; without --no-mend it is mended")
+    size = f"{pluralize(result.parts, 'part')}, {format_bytes(result.bytes)}, {pluralize(result.snapshots, 'snapshot')}"
+    if not result.damage:
+        return "\n".join([*lines, f"ok: {size}"]) + "\n"
+    lines.append(f"DAMAGED: {pluralize(len(result.damage), 'finding')} in {size}")
+    if result.refetch:
+        lines.append(f"{pluralize(len(result.refetch), 'file')} to fetch again: run `scanlake sync`")
+    elif repaired:
+        lines.append("repaired; run `scanlake check` again to confirm")
     else:
-        lines.append("mended; run `scanlake check` again to see that it holds")
+        lines.append("nothing was changed; run without --dry-run to repair")
     return "\n".join(lines) + "\n"

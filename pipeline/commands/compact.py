@@ -1,4 +1,4 @@
-"""`scanlake compact`: fold many small parts into few large ones."""
+"""`scanlake compact`: merge many small parts into few large parts."""
 
 import sys
 from dataclasses import asdict
@@ -6,36 +6,34 @@ from typing import Annotated
 
 import typer
 
-from pipeline.call import Call
-from pipeline.errors import Exit
+from pipeline.context import CommandContext
+from pipeline.errors import ExitCode
+from pipeline.formatting import format_bytes, pluralize
 from pipeline.lake.lake import Lake
-from pipeline.runs.upkeep import compact
-from pipeline.wording import many
+from pipeline.maintenance.compact import run_compaction
 
 
 def run(
-    call: Call,
+    context: CommandContext,
     *,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Fold everything into one base, also when it is not due.")
-    ] = False,
-) -> Exit:
-    """Fold many small parts into few large ones, so that queries stay fast.
+    full: Annotated[bool, typer.Option("--full", help="Merge all parts, even if compaction is not due.")] = False,
+) -> ExitCode:
+    """Merge small parts into large parts, so that queries stay fast.
 
-    Syncs do it by themselves when it is due. Readers are not disturbed: they keep the parts they have, which
-    stay on disk for the time of grace (grace_hours).
+    Syncs do this automatically when it is due. Readers are not disturbed: the replaced parts stay on disk for
+    retention_hours.
     """
-    settings = call.settings()
-    with Lake(settings.lake, doing="compact", anchor=settings.anchor, must_exist=True) as lake:
-        folded = compact(lake, settings, everything=everything)
-    if call.as_json:
-        call.print_json({"folded": None if folded is None else asdict(folded)})
-    elif folded is None:
-        sys.stdout.write("nothing to fold\n")
+    settings = context.settings()
+    with Lake(settings.lake, doing="compact", reader_root=settings.reader_root, must_exist=True) as lake:
+        result = run_compaction(lake, settings, everything=full)
+    if context.as_json:
+        context.print_json({"compacted": None if result is None else asdict(result)})
+    elif result is None:
+        sys.stdout.write("nothing to compact\n")
     else:
         sys.stdout.write(
-            f"{many(folded.parts_before, 'part')} of {many(folded.layers, 'commit')}"
-            f" folded into {folded.parts_after:,}; {folded.dead:,} superseded versions left out\n"
-            f"{folded.bytes_before / 1e6:,.1f} MB -> {folded.bytes_after / 1e6:,.1f} MB\n"
+            f"{pluralize(result.parts_before, 'part')} of {pluralize(result.part_groups, 'commit')}"
+            f" merged into {result.parts_after:,}; {pluralize(result.superseded, 'superseded version')} removed\n"
+            f"{format_bytes(result.bytes_before)} -> {format_bytes(result.bytes_after)}\n"
         )
-    return Exit.DONE
+    return ExitCode.OK

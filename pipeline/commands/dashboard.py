@@ -1,86 +1,86 @@
-"""`scanlake dashboard`: one self-contained page about the lake, as a file or live on this machine."""
+"""`scanlake dashboard`: one self-contained page about the lake, as a file or served on this machine."""
 
 import asyncio
 import sys
 import webbrowser
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from pipeline.call import Call
-from pipeline.dashboard.page import page
-from pipeline.dashboard.queries import read
-from pipeline.dashboard.serving import Edition, serve
-from pipeline.dashboard.writing import may_write, write
-from pipeline.errors import Exit, SettingsError
-from pipeline.published import CATALOG, published, until_done
+from pipeline.context import CommandContext
+from pipeline.dashboard.page import render_page
+from pipeline.dashboard.queries import load_dashboard_data
+from pipeline.dashboard.server import CachedPage, serve
+from pipeline.dashboard.writing import check_writable, write_page
+from pipeline.errors import ExitCode, SettingsError
+from pipeline.lake.reader import CATALOG, open_catalog, run_interruptibly
 from pipeline.settings import Settings
+
+_DEFAULT_PORT: Final = 8787
 
 
 def run(
-    call: Call,
+    context: CommandContext,
     *,
     out: Annotated[
-        Path | None, typer.Option("--out", help="The file. Default: dashboard.html.", show_default=False)
+        Path | None, typer.Option("--out", help="File of the page. Default: dashboard.html.", show_default=False)
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is not a dashboard.")] = False,
     live: Annotated[
-        bool, typer.Option("--serve", help="Serve it on 127.0.0.1 instead; it renews itself after each publish.")
+        bool, typer.Option("--serve", help="Serve the page on 127.0.0.1; it reloads after each publish.")
     ] = False,
     port: Annotated[
         int | None,
-        typer.Option(
-            min=0, max=65_535, help="Port for --serve. Default: 8787; 0 takes a free one.", show_default=False
-        ),
+        typer.Option(min=0, max=65_535, help="Port of --serve; 0 uses a free port. Default: 8787.", show_default=False),
     ] = None,
-    show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
-) -> Exit:
-    """Show the state of the lake on one page that needs nothing but itself.
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> ExitCode:
+    """Write or serve a self-contained HTML page about the lake.
 
-    It is made from one snapshot of the published lake: it asks nothing of the service and disturbs no run. The
-    file needs no network and can be mailed; it shows references, names of fields and questions, and errors, but
-    no answers, links or documents. What --serve shows can be seen by everyone who works on this machine.
+    The page shows one published snapshot. It makes no calls to the service and does not disturb runs. The file needs
+    no network and can be mailed. It contains references, names of fields and questions, and errors, but no answers,
+    links or documents. All users of this machine can read what --serve serves.
     """
-    settings = call.settings()
+    settings = context.settings()
     if live:
         if out is not None or force:
-            raise SettingsError("--serve writes no file.", remedy="Leave out --out and --force, or --serve.")
-        return _serve(call, settings, 8787 if port is None else port, show=show)
+            raise SettingsError("--serve writes no file.", hint="Leave out --out and --force, or leave out --serve.")
+        return _serve(context, settings, _DEFAULT_PORT if port is None else port, open_browser=open_browser)
     if port is not None:
-        raise SettingsError("--port is for --serve.", remedy="Add --serve, or leave out --port.")
+        raise SettingsError("--port requires --serve.", hint="Add --serve, or leave out --port.")
     target = (out or Path("dashboard.html")).absolute()
     if target.resolve().is_relative_to(settings.lake.resolve()):
-        raise SettingsError(f"{target} lies within the lake.", remedy="Write it somewhere else with --out.")
-    may_write(target, force=force)
-    size = write(target, _made(settings, None))
-    if call.as_json:
-        call.print_json({"out": str(target), "bytes": size})
+        raise SettingsError(f"--out {target} is in the lake.", hint="Choose a file outside the lake with --out.")
+    check_writable(target, force=force)
+    size = write_page(target, _render_page(settings, None))
+    if context.as_json:
+        context.print_json({"out": str(target), "bytes": size})
     else:
         sys.stdout.write(f"{target}: {size:,} bytes\n")
-    if show:
+    if open_browser:
         webbrowser.open(target.as_uri())
-    return Exit.DONE
+    return ExitCode.OK
 
 
-def _made(settings: Settings, version: str | None) -> str:
-    with published(settings) as lake:
+def _render_page(settings: Settings, version: str | None) -> str:
+    with open_catalog(settings) as lake:
         name = settings.lake.resolve().name
-        facts = until_done(lake, lambda: read(lake, name, datetime.now(UTC)))
-    return page(facts, version)
+        data = run_interruptibly(lake, lambda: load_dashboard_data(lake, name, datetime.now(UTC)))
+    return render_page(data, version)
 
 
-def _serve(call: Call, settings: Settings, port: int, *, show: bool) -> Exit:
-    def ready(address: str) -> None:
-        if call.as_json:
-            call.print_json({"address": address})
+def _serve(context: CommandContext, settings: Settings, port: int, *, open_browser: bool) -> ExitCode:
+    def announce(url: str) -> None:
+        if context.as_json:
+            context.print_json({"address": url})
         else:
-            sys.stdout.write(f"{address} shows the lake until Ctrl-C.\n")
+            sys.stdout.write(f"{url} shows the lake. Press Ctrl-C to stop.\n")
         sys.stdout.flush()
-        if show:
-            webbrowser.open(address)
+        if open_browser:
+            webbrowser.open(url)
 
-    edition = Edition(settings.lake.absolute() / CATALOG, lambda version: _made(settings, version))
-    asyncio.run(serve(edition, port, ready))
-    return Exit.DONE
+    page = CachedPage(settings.lake.absolute() / CATALOG, lambda version: _render_page(settings, version))
+    asyncio.run(serve(page, port, announce))
+    return ExitCode.OK

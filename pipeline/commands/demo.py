@@ -1,4 +1,4 @@
-"""`scanlake demo`: the main job from end to end, against the emulated service in a process of its own."""
+"""`scanlake demo`: the main workflow from end to end, against the emulator in a separate process."""
 
 import http.client
 import json
@@ -18,14 +18,14 @@ from urllib.parse import urlsplit
 import duckdb
 import typer
 
-from pipeline.call import Call
-from pipeline.errors import Exit, ScanlakeError, SettingsError
+from pipeline.context import CommandContext
+from pipeline.errors import ExitCode, ScanlakeError, SettingsError
 
 _MARKER: Final = "made-by-scanlake-demo"
 _CHANGES: Final = ({"op": "update", "n": 25}, {"op": "create", "n": 12}, {"op": "close", "n": 8})
-_WAIT: Final = 30  # seconds for the emulator to be ready
+_TIMEOUT_SECONDS: Final = 30
 
-_QUESTIONS: Final = (
+_DEMO_QUERIES: Final = (
     (
         "Damage rate by month and type of upload",
         """
@@ -38,14 +38,14 @@ _QUESTIONS: Final = (
     (
         "Open workflow runs with skipped steps, oldest first",
         """
-        SELECT files.scan_code, workflows.name AS workflow, runs.created_at AS begun,
+        SELECT files.scan_code, workflows.name AS workflow, runs.created_at AS started,
                count(*) FILTER (steps.status = 'skipped') AS skipped, count(*) AS steps
         FROM workflow_runs AS runs
         JOIN workflow_run_steps AS steps ON steps.workflow_run_id = runs.id AND steps.file_id = runs.file_id
         JOIN files ON files.file_id = runs.file_id
         LEFT JOIN workflows ON workflows.id = runs.workflow_id
         WHERE runs.completed_at IS NULL
-        GROUP BY ALL HAVING skipped > 0 ORDER BY begun LIMIT 5
+        GROUP BY ALL HAVING skipped > 0 ORDER BY started LIMIT 5
         """,
     ),
     (
@@ -61,65 +61,68 @@ _QUESTIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Service:
-    """The emulator as its first line describes it."""
+    """Base URL and token from the emulator's first line."""
 
     base_url: str
     token: str
 
 
 def run(
-    call: Call,
+    context: CommandContext,
     *,
-    files: Annotated[int, typer.Option(min=10, max=200_000, help="How many files the service holds.")] = 4000,
-    seed: Annotated[int, typer.Option(help="The same seed grows the same files.")] = 7,
-    folder: Annotated[Path, typer.Option(help="Where the lake is left; an earlier demo's is replaced.")] = Path(
+    files: Annotated[int, typer.Option(min=10, max=200_000, help="Number of files in the emulated service.")] = 4000,
+    seed: Annotated[int, typer.Option(help="Seed of the generated files.")] = 7,
+    folder: Annotated[Path, typer.Option(help="Folder of the lake. Replaces the folder of an earlier demo.")] = Path(
         "demo-lake"
     ),
-) -> Exit:
-    """Show the main job on an emulated service: sync, change, sync again, verify, query."""
-    del call
-    began = time.monotonic()
-    _make_room(folder)
+) -> ExitCode:
+    """Run the main workflow against the emulator: sync, change, sync, verify, report, query."""
+    del context
+    started = time.monotonic()
+    _reset_folder(folder)
     lake = folder / "lake"
     with _emulator(files, seed) as service:
-        _say(f"A file service with {files:,} files runs at {service.base_url} (emulated, in its own process).")
-        _say("\n1. The first sync fetches everything: list, details, uploads, forms, fields, workflow runs.")
+        _print(f"A file service with {files:,} files runs at {service.base_url} (emulator, separate process).")
+        _print("\n1. The first sync fetches everything: list, details, uploads, forms, fields, workflow runs.")
         first = _scanlake(service, lake, "sync", "--json")
         _show_run(first)
-        _say("\n2. Meanwhile the service changes: 25 files updated, 12 created, 8 closed.")
+        _print("\n2. The service changes: 25 files updated, 12 created, 8 closed.")
         for change in _CHANGES:
-            _control(service, "world", change)
+            _post_control(service, "world", change)
         second = _scanlake(service, lake, "sync", "--json")
         _show_run(second)
-        _say(
+        _print(
             f"   The first sync needed {first['requests']['total']:,} calls, this one {second['requests']['total']:,}."
         )
-        _say("\n3. Five files are deleted there. No incremental list shows that; a verify does, and proves the rest.")
-        _control(service, "world", {"op": "delete", "n": 5})
-        _show_proof(_scanlake(service, lake, "verify", "--json"))
-        _say(
-            "\n4. An auditor asks for the PDFs of the closed files of the last 90 days, in a folder that proves itself."
+        _print(
+            "\n3. Five files are deleted in the service."
+            " An incremental list does not show deletions; verify detects them."
         )
-        _show_folder(_order_reports(service, folder), folder)
-    _say("\n5. The service is gone; the lake answers. What an analyst asks:")
-    _ask(lake, second["run_id"])
-    _say(f"\nDone in {time.monotonic() - began:.1f} s. The lake is yours to look at:")
-    _say(f"  scanlake --lake {lake} dashboard --open")
-    _say(f'  scanlake --lake {lake} query "SELECT * FROM meta.freshness"')
-    _say(f"  duckdb -readonly {lake / 'catalog.duckdb'}")
+        _post_control(service, "world", {"op": "delete", "n": 5})
+        _print_verification(_scanlake(service, lake, "verify", "--json"))
+        _print("\n4. An auditor needs the PDFs of the closed files of the last 90 days, in a folder with a manifest.")
+        _print_report(_run_report(service, folder), folder)
+    _print("\n5. The service is stopped. An analyst queries the lake:")
+    _run_queries(lake, second["run_id"])
+    _print(f"\nDone in {time.monotonic() - started:.1f} s. Open the lake:")
+    _print(f"  scanlake --lake {lake} dashboard --open")
+    _print(f'  scanlake --lake {lake} query "SELECT * FROM meta.freshness"')
+    _print(f"  duckdb -readonly {lake / 'catalog.duckdb'}")
     connect = f"duckdb.connect('{lake / 'catalog.duckdb'}', read_only=True)"
-    _say(f"  python -c \"import duckdb; {connect}.sql('FROM files').show()\"")
-    return Exit.DONE
+    _print(f"  python -c \"import duckdb; {connect}.sql('FROM files').show()\"")
+    return ExitCode.OK
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
-def _make_room(folder: Path) -> None:
+def _reset_folder(folder: Path) -> None:
     if folder.exists() and not (folder / _MARKER).exists():
-        raise SettingsError(f"{folder} exists and is not an earlier demo's", remedy="Name another one with --folder.")
+        raise SettingsError(
+            f"{folder} exists and is not from an earlier demo.", hint="Choose another folder with --folder."
+        )
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / _MARKER).touch()
@@ -128,86 +131,89 @@ def _make_room(folder: Path) -> None:
 @contextmanager
 def _emulator(files: int, seed: int) -> Iterator[_Service]:
     arguments = ("--port", "0", "--files", str(files), "--seed", str(seed), "--until-stdin-closes")
-    command = [sys.executable, "-m", "pipeline.emulator", *arguments, "--max-seconds", "600"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:  # noqa: S603 - our own
+    command = [sys.executable, "-m", "pipeline", "emulator", *arguments, "--max-seconds", "1800"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:  # noqa: S603 - own program
         try:
             line = process.stdout.readline() if process.stdout else b""
             if not line:
-                raise ScanlakeError("the emulator did not start", remedy="`scanlake serve` shows why.")
-            described = json.loads(line)
-            yield _Service(described["base_url"], described["token"])
+                raise ScanlakeError("The emulator did not start.", hint="Run `scanlake emulator` to see the cause.")
+            description = json.loads(line)
+            yield _Service(description["base_url"], description["token"])
         finally:
             process.terminate()
-            process.wait(_WAIT)
+            process.wait(_TIMEOUT_SECONDS)
 
 
-def _control(service: _Service, route: str, wish: dict[str, Any]) -> None:
-    address = urlsplit(service.base_url)
-    connection = http.client.HTTPConnection(address.hostname or "127.0.0.1", address.port, timeout=_WAIT)
+def _post_control(service: _Service, route: str, body: dict[str, Any]) -> None:
+    url = urlsplit(service.base_url)
+    connection = http.client.HTTPConnection(url.hostname or "127.0.0.1", url.port, timeout=_TIMEOUT_SECONDS)
     try:
-        connection.request("POST", f"/_emulator/{route}", json.dumps(wish), {"Content-Type": "application/json"})
-        reply = connection.getresponse()
-        if reply.status != http.HTTPStatus.OK:
-            raise ScanlakeError(f"the emulator refused a change (HTTP {reply.status})")
+        connection.request("POST", f"/_emulator/{route}", json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        if response.status != http.HTTPStatus.OK:
+            raise ScanlakeError(f"The emulator refused a change (HTTP {response.status}).")
     finally:
         connection.close()
 
 
 def _scanlake(service: _Service, lake: Path, *arguments: str) -> dict[str, Any]:
-    """Run the command as a person would, in a process of its own, and read its JSON."""
+    """Run a command in a separate process, as a user does, and return its JSON."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SCANLAKE_")}
     environment |= {
         "SCANLAKE_BASE_URL": service.base_url,
         "SCANLAKE_TOKEN": service.token,
         "SCANLAKE_LAKE": str(lake.absolute()),
     }
-    _say(f"   $ scanlake {shlex.join(arguments)}")
+    _print(f"   $ scanlake {shlex.join(arguments)}")
     command = [sys.executable, "-m", "pipeline", "--quiet", *arguments]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False)  # noqa: S603 - our own
-    if done.returncode:
-        raise ScanlakeError(f"scanlake {arguments[0]} ended with exit code {done.returncode}")
-    result: dict[str, Any] = json.loads(done.stdout)
+    process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False)  # noqa: S603 - own program
+    if process.returncode:
+        raise ScanlakeError(f"`scanlake {arguments[0]}` ended with exit code {process.returncode}.")
+    result: dict[str, Any] = json.loads(process.stdout)
     return result
 
 
 def _show_run(summary: dict[str, Any]) -> None:
     requests = summary["requests"]
-    rate = summary["files_expanded"] / max(summary["seconds"], 0.001)
-    _say(
-        f"   {summary['files_expanded']:,} files fetched in {summary['seconds']:.1f} s ({rate:,.0f} files/s) with"
+    rate = summary["details_fetched"] / max(summary["seconds"], 0.001)
+    _print(
+        f"   {summary['details_fetched']:,} files fetched in {summary['seconds']:.1f} s ({rate:,.0f} files/s) with"
         f" {requests['list']:,} list and {requests['detail']:,} detail calls."
     )
-    _say(f"   Snapshot {summary['snapshot']}: everything updated before {summary['horizon']} is in.")
+    _print(f"   Snapshot {summary['snapshot']}: everything updated before {summary['watermark']} is in the lake.")
 
 
-def _show_proof(proof: dict[str, Any]) -> None:
-    _say(
-        f"   {proof['gone']} gone, {proof['missing']} missing, {proof['stale']} stale; now {proof['files_there']:,}"
-        f" files there and {proof['files_here']:,} here: {'equal' if proof['equal'] else 'NOT equal'},"
-        f" shown by {proof['requests']['total']:,} calls."
+def _print_verification(result: dict[str, Any]) -> None:
+    _print(
+        f"   {result['deleted']} deleted, {result['missing']} missing, {result['stale']} stale;"
+        f" {result['files_in_service']:,} files in the service, {result['files_in_lake']:,} in the lake:"
+        f" {'consistent' if result['consistent'] else 'NOT consistent'}, {result['requests']['total']:,} calls."
     )
 
 
-def _order_reports(service: _Service, folder: Path) -> dict[str, Any]:
+def _run_report(service: _Service, folder: Path) -> dict[str, Any]:
     where = "closed AND updated_at > now()::TIMESTAMP - INTERVAL 90 DAY"
     return _scanlake(service, folder / "lake", "report", "--where", where, "--out", str(folder / "audit"), "--json")
 
 
-def _show_folder(report: dict[str, Any], folder: Path) -> None:
-    _say(f"   {report['delivered']:,} of {report['files']:,} files in {report['pdfs']:,} PDFs, each in exactly one.")
-    _say(f"   {folder / 'audit' / 'index.html'} is the list to look at; `sha256sum -c SHA256SUMS` proves the rest.")
+def _print_report(report: dict[str, Any], folder: Path) -> None:
+    _print(
+        f"   {report['delivered']:,} of {report['files']:,} files in {report['pdfs']:,} PDFs,"
+        " every file in exactly one."
+    )
+    _print(f"   {folder / 'audit' / 'index.html'} lists the files; `sha256sum -c SHA256SUMS` verifies the folder.")
 
 
-def _ask(lake: Path, run_id: str) -> None:
+def _run_queries(lake: Path, run_id: str) -> None:
     with duckdb.connect(str(lake / "catalog.duckdb"), read_only=True) as db:
         changed = "SELECT count(*) FROM files WHERE _run_id = ?"
         ((count,),) = db.execute(changed, [run_id]).fetchall()
-        _say(f"   (the second sync brought {count} files: those changed, and no others)")
-        most = "SELECT name FROM fields GROUP BY name ORDER BY count(*) DESC, name LIMIT 1"
-        name = "".join(row[0] for row in db.execute(most).fetchall()).replace("'", "''")
-        for title, question in _QUESTIONS:
-            began = time.monotonic()
-            answer = db.sql(question.format(field=name))
-            _say(f"\n   {title}:")
-            _say(str(answer))
-            _say(f"   ({1000 * (time.monotonic() - began):.0f} ms)")
+        _print(f"   (the second sync fetched {count} files: the changed files and no others)")
+        most_frequent = "SELECT name FROM fields GROUP BY name ORDER BY count(*) DESC, name LIMIT 1"
+        name = "".join(row[0] for row in db.execute(most_frequent).fetchall()).replace("'", "''")
+        for title, query in _DEMO_QUERIES:
+            started = time.monotonic()
+            result = db.sql(query.format(field=name))
+            _print(f"\n   {title}:")
+            _print(str(result))
+            _print(f"   ({1000 * (time.monotonic() - started):.0f} ms)")

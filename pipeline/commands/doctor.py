@@ -1,94 +1,88 @@
-"""`scanlake doctor`: is everything in order, and what to do where it is not."""
+"""`scanlake doctor`: check the whole set-up, with a hint for every problem."""
 
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
-from pipeline.call import Call, setting
-from pipeline.commands.running import run_to_end
-from pipeline.errors import Exit, SettingsError, worst
-from pipeline.logs import one_line
-from pipeline.runs import diagnosis, reaching
-from pipeline.runs.finding import Finding, ok, told, warning
-from pipeline.settings import Settings, base_url_value
-from pipeline.sources import salvaged
-from pipeline.wording import many
+from pipeline.config import load_valid_settings_only
+from pipeline.context import CommandContext, setting_options
+from pipeline.doctor import connection_checks, lake_checks
+from pipeline.doctor.finding import Finding, from_error, ok, warning
+from pipeline.errors import ExitCode, SettingsError, most_severe
+from pipeline.formatting import pluralize
+from pipeline.logs import to_one_line
+from pipeline.process import run_async
+from pipeline.settings import Settings, require_base_url
 
-_MARKS: Final = {"ok": "ok     ", "warning": "warning", "fault": "FAULT  "}
-_WIDTH: Final = len("permissions")  # the longest name of a check
+_MARKS: Final = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
+_WIDTH: Final = len("permissions")  # the longest check name
 _INDENT: Final = len("warning  ") + _WIDTH + 1
 
 
-def run(
-    call: Call,
-    *,
-    base_url: Annotated[str | None, setting("base_url")] = None,
-    token_file: Annotated[Path | None, setting("token_file")] = None,
-) -> Exit:
-    """Look whether everything is in order, and say what to do where not.
+@setting_options("base_url", "token_file")
+def run(context: CommandContext) -> ExitCode:
+    """Check settings, network, token, clock, disk and lake; every problem has a hint.
 
-    Looks at settings, permissions, the way to the service, token, clocks, disk and the lake; goes on after a fault
-    where that makes sense. Changes nothing, and asks the service one cheap question.
+    Also checks permissions. Continues after an error if possible. Changes nothing, and makes one list call.
 
-    Exit codes: 0 in order (warnings included), else that of the worst fault: 9 damage, 7 disk or permission,
+    Exit codes: 0 no error (warnings are allowed), otherwise the most severe error: 9 damage, 7 disk or permission,
     2 settings, 3 token refused, 6 not the service, 1 not reachable.
     """
     findings: list[Finding] = []
-    for finding in _findings(call, {"base_url": base_url, "token_file": token_file}):
+    for finding in _run_checks(context):
         findings.append(finding)
-        if not call.as_json:
-            sys.stdout.write(_line(finding))
+        if not context.as_json:
+            sys.stdout.write(_format_finding(finding))
             sys.stdout.flush()
-    code = worst(finding.exit_code for finding in findings)
+    code = most_severe(finding.exit_code for finding in findings)
     counts = {state: sum(finding.state == state for finding in findings) for state in _MARKS}
-    if call.as_json:
-        call.print_json({"exit_code": code, "counts": counts, "findings": [asdict(each) for each in findings]})
+    if context.as_json:
+        context.print_json({"exit_code": code, "counts": counts, "findings": [asdict(item) for item in findings]})
     else:
-        faults, warnings = many(counts["fault"], "fault"), many(counts["warning"], "warning")
-        sys.stdout.write(f"{faults}, {warnings}, {counts['ok']} in order\n")
+        errors, warnings = pluralize(counts["error"], "error"), pluralize(counts["warning"], "warning")
+        sys.stdout.write(f"{errors}, {warnings}, {counts['ok']} ok\n")
     return code
 
 
-def _findings(call: Call, flags: dict[str, str | Path | None]) -> Iterator[Finding]:
-    path: Path | None = None
+def _run_checks(context: CommandContext) -> Iterator[Finding]:
+    path = None
     try:
-        given = call.given(**flags)
-        path = given.path
-        settings = call.begin_with(given)
-        chosen = f", source {given.source}" if given.source else ""
-        yield ok("settings", f"{path or 'no settings file'}{chosen}")
+        layers = context.load_layers()
+        path = layers.path
+        settings = context.use_settings(layers)
+        source = f", source {layers.source}" if layers.source else ""
+        yield ok("settings", f"{path or 'no settings file'}{source}")
     except SettingsError as error:
-        yield told("settings", error)
-        settings = salvaged(call.config, {"lake": call.lake, **flags})
-    yield from diagnosis.permissions(path, settings)
-    yield from _service(call, settings)
-    yield from diagnosis.place(settings)
-    yield from diagnosis.lake(settings)
+        yield from_error("settings", error)
+        settings = load_valid_settings_only(context.config, {"lake": context.lake, **context.setting_flags})
+    yield from lake_checks.check_permissions(path, settings)
+    yield from _check_service(context, settings)
+    yield from lake_checks.check_folder(settings)
+    yield from lake_checks.check_lake(settings)
 
 
-def _service(call: Call, settings: Settings) -> Iterator[Finding]:
+def _check_service(context: CommandContext, settings: Settings) -> Iterator[Finding]:
     token = None
     try:
-        token = call.token(settings)
+        token = context.token(settings)
     except SettingsError as error:
-        yield told("token", error)
+        yield from_error("token", error)
     try:
-        address = base_url_value(settings)
+        address = require_base_url(settings)
     except SettingsError as error:
-        yield told("address", error)
+        yield from_error("address", error)
         return
-    reached = reaching.reach(address, settings.proxy)
-    yield from reached
-    if any(finding.state == "fault" for finding in reached):
+    findings = connection_checks.check_connection(address, settings.proxy)
+    yield from findings
+    if any(finding.state == "error" for finding in findings):
         if token is not None:
-            yield warning("token", "could not be tried", "Mend the way to the service first.")
+            yield warning("token", "not checked, because the service is not reachable", "Fix the connection first.")
         return
     if token is not None:
-        yield from run_to_end(reaching.ask(settings, token))
+        yield from run_async(connection_checks.check_token(settings, token))
 
 
-def _line(finding: Finding) -> str:
-    remedy = f"\n{'':{_INDENT}}{one_line(finding.remedy)}" if finding.remedy else ""
-    return f"{_MARKS[finding.state]}  {finding.check:{_WIDTH}} {one_line(finding.message)}{remedy}\n"
+def _format_finding(finding: Finding) -> str:
+    hint = f"\n{'':{_INDENT}}{to_one_line(finding.hint)}" if finding.hint else ""
+    return f"{_MARKS[finding.state]}  {finding.check:{_WIDTH}} {to_one_line(finding.message)}{hint}\n"

@@ -1,4 +1,4 @@
-"""`scanlake export`: the lake's tables as files, or as one database to mail."""
+"""`scanlake export`: tables as files, or as one workbook or database."""
 
 import os
 import sys
@@ -7,51 +7,52 @@ from typing import Annotated
 
 import typer
 
-from pipeline.call import Call
-from pipeline.errors import Exit, SettingsError
-from pipeline.lake.extracts import Shape, export, plan
-from pipeline.published import has_catalog, published, until_done
+from pipeline.context import CommandContext, require_catalog
+from pipeline.errors import ExitCode, SettingsError
+from pipeline.lake.export import ExportFormat, plan_export, run_export
+from pipeline.lake.reader import open_catalog, run_interruptibly
 
 
 def run(
-    call: Call,
+    context: CommandContext,
     *,
-    target: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is empty or not there yet.")],
-    shape: Annotated[Shape, typer.Option("--format", help="Files a table, or one workbook or database.")],
+    target: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder. It must be empty or not exist.")],
+    output_format: Annotated[
+        ExportFormat, typer.Option("--format", help="One file per table, or one workbook or database.")
+    ],
     tables: Annotated[
         str | None,
         typer.Option(
-            "--tables", metavar="A,B", help="These tables or views. Default: every table.", show_default=False
+            "--tables", metavar="A,B", help="Tables or views to export. Default: all tables.", show_default=False
         ),
     ] = None,
     partition_by: Annotated[
         str | None,
         typer.Option(
-            "--partition-by", metavar="COLUMN", help="Split tables that have it by this column.", show_default=False
+            "--partition-by", metavar="COLUMN", help="Partition the tables that have this column.", show_default=False
         ),
     ] = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Leave CSV exact: do not guard spreadsheets against formulas.")
+    no_formula_escape: Annotated[
+        bool, typer.Option("--no-formula-escape", help="Write CSV values unchanged, also spreadsheet formulas.")
     ] = False,
-) -> Exit:
-    """Write the tables to files, or to one database to mail.
+) -> ExitCode:
+    """Write tables to files, or to one workbook or database.
 
-    All is of one snapshot. In CSV, text that a spreadsheet would take for a formula (it begins with = + - @,
-    a tab or a line's end) gets a ' before it; --raw leaves it exact. The other formats need no guard.
+    All rows come from one snapshot. A spreadsheet reads CSV text as a formula if it begins with = + - @, a tab or a
+    line end. Such text gets a leading '; --no-formula-escape leaves it unchanged. The other formats are always exact.
     """
-    settings = call.settings()
-    if not has_catalog(settings):
-        raise SettingsError(f"No lake at {settings.lake}.", remedy="Run `scanlake sync` first, or mend --lake.")
-    folder = Path(os.path.realpath(target))  # where it really is: that is what SQL may write below
+    settings = context.settings()
+    require_catalog(settings)
+    folder = Path(os.path.realpath(target))  # the real path is the one that SQL is allowed to write below
     if folder.is_relative_to(settings.lake.resolve()):
-        raise SettingsError(f"{target} lies within the lake.", remedy="Export to somewhere else.")
-    named = [name.strip() for name in (tables or "").split(",") if name.strip()]
-    with published(settings, writes=folder.parent) as lake:
-        wanted = plan(lake, shape, named, partition_by, raw=raw)
-        counts = until_done(lake, lambda: export(lake, folder, wanted))
-    if call.as_json:
-        call.print_json({"out": str(target.absolute()), "format": shape.value, "rows": counts})
+        raise SettingsError(f"{target} is in the lake.", hint="Choose a folder outside the lake.")
+    names = [name.strip() for name in (tables or "").split(",") if name.strip()]
+    with open_catalog(settings, writes=folder.parent) as lake:
+        plan = plan_export(lake, output_format, names, partition_by, escape_formulas=not no_formula_escape)
+        counts = run_interruptibly(lake, lambda: run_export(lake, folder, plan))
+    if context.as_json:
+        context.print_json({"out": str(target.absolute()), "format": output_format.value, "rows": counts})
     else:
         for name, count in counts.items():
             sys.stdout.write(f"{count:>12,} rows of {name}\n")
-    return Exit.DONE
+    return ExitCode.OK

@@ -1,161 +1,192 @@
-"""`scanlake init`: a settings file, and the token where only its owner can read it."""
+"""`scanlake init`: a settings file, and a token file that only its owner can read."""
 
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from pipeline import logs
-from pipeline.call import Call, setting
-from pipeline.commands.template import settings_file
-from pipeline.errors import Exit, SettingsError, StorageError
-from pipeline.settings import TOKEN_VARIABLE, checked_token
-from pipeline.sources import CONFIG_NAME, Given
+from pipeline.atomic_files import write_file
+from pipeline.config import CONFIG_NAME, SettingsLayers
+from pipeline.context import CommandContext, setting_options
+from pipeline.errors import ExitCode, SettingsError, StorageError
+from pipeline.settings import TOKEN_VARIABLE, validate_token
+from pipeline.settings_template import render_settings_file
 
 _TOKEN_NAME: Final = "token"  # noqa: S105 - the file's name, not a token
-_TRIES: Final = 3
+_MAX_PROMPTS: Final = 3
 _PRIVATE: Final = 0o600
-_ADDRESS: Final = "SCANLAKE_BASE_URL"
-_TOKEN_FILE: Final = "SCANLAKE_TOKEN_FILE"  # noqa: S105
+_BASE_URL_VARIABLE: Final = "SCANLAKE_BASE_URL"
+_TOKEN_FILE_VARIABLE: Final = "SCANLAKE_TOKEN_FILE"  # noqa: S105
 
 
+@dataclass(frozen=True, slots=True)
+class InitPlan:
+    """What options and environment decide. None: prompt for it."""
+
+    config: Path
+    base_url: str | None
+    token_file: Path | None  # None: the token stays in the environment
+    token: str | None
+    writes_token: bool
+    lake: Path | None
+
+
+@setting_options("base_url", "token_file")
 def run(
-    call: Call,
+    context: CommandContext,
     *,
-    base_url: Annotated[str | None, setting("base_url")] = None,
-    token_file: Annotated[Path | None, setting("token_file")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite what is there.")] = False,
-) -> Exit:
-    """Set scanlake up: ask for address and token, and write a settings file.
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
+) -> ExitCode:
+    """Create the settings file; prompt for base URL and token.
 
-    Writes ./scanlake.toml (or --config) with every setting explained. The token goes to a file beside it that only
-    its owner can read, unless --token-file names one that is there or SCANLAKE_TOKEN holds it. On a terminal what is
-    missing is asked for; elsewhere it has to be given.
+    Writes ./scanlake.toml (or --config), which explains every setting. Writes the token to a file beside it that only
+    its owner can read. Does not write the token if --token-file names an existing file or SCANLAKE_TOKEN is set.
+    Without a terminal, base URL and token must be given by options or variables.
     """
-    config = call.config or Path(os.environ.get("SCANLAKE_CONFIG") or CONFIG_NAME)
-    if config.exists() and not force:
-        raise SettingsError(f"{config} is there already.", remedy="Edit it, or overwrite it with --force.")
-    base_url = base_url or os.environ.get(_ADDRESS) or None
-    address = _asked_address() if base_url is None else _judged(base_url)
-    named = token_file or (Path(os.environ[_TOKEN_FILE]) if os.environ.get(_TOKEN_FILE) else None)
-    chosen: dict[str, str] = {"base_url": address}
-    written = [config]
-    kept: Path | None = None
-    if named is not None and named.exists():
-        checked_token(_read(named), f"token_file {named}")
-        kept = named
-    elif named is None and os.environ.get(TOKEN_VARIABLE):
-        checked_token(os.environ[TOKEN_VARIABLE], TOKEN_VARIABLE)
-    else:
-        kept = named or config.parent / _TOKEN_NAME
-        if kept.exists() and not force:
-            raise SettingsError(
-                f"{kept} is there already.", remedy=f"Use it with --token-file {kept}, or overwrite it with --force."
-            )
-        held = os.environ.get(TOKEN_VARIABLE)
-        token = checked_token(held, TOKEN_VARIABLE) if held else _asked_token()
-        _write(kept, token + "\n", mode=_PRIVATE, force=force)
-        written.append(kept)
-    if kept is not None:
-        chosen["token_file"] = _seen_from(config, kept)
-    if call.lake is not None:
-        chosen["lake"] = _seen_from(config, call.lake)
-    _write(config, settings_file(chosen), mode=0o644, force=force)
-    _say(call, config, written, kept)
-    return Exit.DONE
+    plan = _resolve(context, os.environ)
+    for path in (plan.config, plan.token_file if plan.writes_token else None):
+        if path is not None and path.exists() and not force:
+            option = "" if path == plan.config else f", or use it with --token-file {path}"
+            raise SettingsError(f"{path} exists already.", hint=f"Overwrite it with --force{option}.")
+    base_url = plan.base_url or _prompt_base_url()
+    token = plan.token or (_prompt_token() if plan.writes_token else None)
+    written = _write(plan, base_url, token, force=force)
+    _print_result(context, plan, written)
+    return ExitCode.OK
 
 
-def _say(call: Call, config: Path, written: list[Path], token_file: Path | None) -> None:
-    option = "" if config == Path(CONFIG_NAME) else f" --config {config}"
-    following = [f"scanlake {verb}{option}" for verb in ("doctor", "plan", "sync")]
-    if call.as_json:
-        place = "environment" if token_file is None else str(token_file)
-        call.print_json({"written": [str(path) for path in written], "token": place, "next": following})
+def _resolve(context: CommandContext, environment: Mapping[str, str]) -> InitPlan:
+    """Return what options and environment decide. Raises `SettingsError` for an invalid value."""
+    config = context.config or Path(environment.get("SCANLAKE_CONFIG") or CONFIG_NAME)
+    base_url = context.setting_flags["base_url"] or environment.get(_BASE_URL_VARIABLE) or None
+    if base_url is not None:
+        base_url = _validate_base_url(base_url)
+    token_file = context.setting_flags["token_file"]
+    if token_file is None and environment.get(_TOKEN_FILE_VARIABLE):
+        token_file = Path(environment[_TOKEN_FILE_VARIABLE])
+    if token_file is not None and token_file.exists():
+        validate_token(_read_token(token_file), f"token_file {token_file}")
+        return InitPlan(config, base_url, token_file, None, writes_token=False, lake=context.lake)
+    token = environment.get(TOKEN_VARIABLE)
+    if token:
+        validate_token(token, TOKEN_VARIABLE)
+    in_environment = token_file is None and bool(token)
+    return InitPlan(
+        config,
+        base_url,
+        token_file=None if in_environment else token_file or config.parent / _TOKEN_NAME,
+        token=token or None,
+        writes_token=not in_environment,
+        lake=context.lake,
+    )
+
+
+def _print_result(context: CommandContext, plan: InitPlan, written: list[Path]) -> None:
+    option = "" if plan.config == Path(CONFIG_NAME) else f" --config {plan.config}"
+    next_commands = [f"scanlake {name}{option}" for name in ("doctor", "plan", "sync")]
+    if context.as_json:
+        token = "environment" if plan.token_file is None else str(plan.token_file)
+        context.print_json({"written": [str(path) for path in written], "token": token, "next": next_commands})
         return
     for path in written:
-        sys.stdout.write(f"written: {path}{'' if path == config else ' (only you can read it)'}\n")
-    if token_file is None:
-        sys.stdout.write(f"the token stays in the environment: {TOKEN_VARIABLE} has to be set for every run\n")
-    says = ("is everything in order?", "what will it cost?", "fetch")
-    width = max(map(len, following))
+        sys.stdout.write(f"written: {path}{'' if path == plan.config else ' (only you can read it)'}\n")
+    if plan.token_file is None:
+        sys.stdout.write(f"the token is not written: set {TOKEN_VARIABLE} for every run\n")
+    purposes = ("check settings, network, token and disk", "estimate calls, time and disk", "fetch")
+    width = max(map(len, next_commands))
     sys.stdout.write("next:\n")
-    sys.stdout.writelines(f"  {each:{width}}  # {said}\n" for each, said in zip(following, says, strict=True))
+    sys.stdout.writelines(
+        f"  {command:{width}}  # {purpose}\n" for command, purpose in zip(next_commands, purposes, strict=True)
+    )
 
 
-# Questions
+# Prompts
 
 
-def _asked_address() -> str:
-    _refuse_unless_asked("address", f"--base-url or {_ADDRESS}")
-    for _ in range(_TRIES):
-        answer = str(typer.prompt("Address of the service", err=True)).strip()
+def _prompt_base_url() -> str:
+    _require_tty("base_url", f"--base-url or {_BASE_URL_VARIABLE}")
+    return _prompt("Address of the service", "address", _validate_base_url)
+
+
+def _prompt_token() -> str:
+    _require_tty("The token", f"{TOKEN_VARIABLE} or --token-file")
+
+    def validate(token: str) -> str:
+        logs.register_secrets(token)
+        return validate_token(token, "The token")
+
+    return _prompt("Token (not shown)", "token", validate, hide_input=True)
+
+
+def _prompt(text: str, subject: str, validate: Callable[[str], str], *, hide_input: bool = False) -> str:
+    for _ in range(_MAX_PROMPTS):
+        value = str(typer.prompt(text, hide_input=hide_input, err=True)).strip()
         try:
-            return _judged(answer)
+            return validate(value)
         except SettingsError as error:
             sys.stderr.write(f"{error.message}\n")
-    raise SettingsError("No usable address.", remedy="Run `scanlake init` again.")
+    raise SettingsError(f"No valid {subject} was entered.", hint="Run `scanlake init` again.")
 
 
-def _asked_token() -> str:
-    _refuse_unless_asked("token", f"{TOKEN_VARIABLE} or --token-file")
-    for _ in range(_TRIES):
-        answer = str(typer.prompt("Token (not shown)", hide_input=True, err=True)).strip()
-        logs.learn_secrets(answer)
-        try:
-            return checked_token(answer, "The token")
-        except SettingsError as error:
-            sys.stderr.write(f"{error.message}\n")
-    raise SettingsError("No usable token.", remedy="Run `scanlake init` again.")
-
-
-def _refuse_unless_asked(what: str, where: str) -> None:
+def _require_tty(subject: str, options: str) -> None:
     if not sys.stdin.isatty():
-        raise SettingsError(f"No {what}, and nobody to ask.", remedy=f"Give it in {where}, or run init on a terminal.")
+        raise SettingsError(f"{subject} is required and there is no terminal to prompt for it.", hint=f"Use {options}.")
 
 
-def _judged(address: str) -> str:
-    found = Given(None, None, (("flag", {"base_url": address}),)).settings().base_url
-    return str(found)
+def _validate_base_url(base_url: str) -> str:
+    return str(SettingsLayers(None, None, (("flag", {"base_url": base_url}),)).settings().base_url)
 
 
-def _read(path: Path) -> str:
+def _read_token(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text"
-        raise SettingsError(f"token_file {path}: {reason}.", remedy="Mend it, or name another.") from None
+        raise SettingsError(f"token_file {path}: {reason}.", hint="Correct the file, or use another file.") from None
 
 
 # Files
 
 
-def _seen_from(config: Path, path: Path) -> str:
-    """The path as the settings file is to name it: below its own folder by the rest, elsewhere in full."""
-    folder, whole = Path(os.path.abspath(config.parent)), Path(os.path.abspath(path))  # noqa: PTH100 - links stay
-    return str(whole.relative_to(folder)) if whole.is_relative_to(folder) else str(whole)
+def _write(plan: InitPlan, base_url: str, token: str | None, *, force: bool) -> list[Path]:
+    """Write the token file, if the token is not elsewhere, and the settings file. Return the written paths."""
+    written = [plan.config]
+    values: dict[str, str] = {"base_url": base_url}
+    if plan.token_file is not None:
+        values["token_file"] = _relative_to_config(plan.config, plan.token_file)
+        if token is not None:
+            _write_new_file(plan.token_file, token + "\n", mode=_PRIVATE, force=force)
+            written.append(plan.token_file)
+    if plan.lake is not None:
+        values["lake"] = _relative_to_config(plan.config, plan.lake)
+    _write_new_file(plan.config, render_settings_file(values), mode=_settings_file_mode(), force=force)
+    return written
 
 
-def _write(target: Path, text: str, *, mode: int, force: bool) -> None:
-    """Write the whole file or nothing. What is there stays, unless `force`."""
-    aside = target.with_name(f".{target.name}.{os.getpid()}.aside")
+def _settings_file_mode() -> int:
+    """Return the mode that the umask allows, without write permission for the group: `doctor` warns about that."""
+    umask = os.umask(0o022)
+    os.umask(umask)
+    return 0o644 & ~umask
+
+
+def _relative_to_config(config: Path, path: Path) -> str:
+    """Return the path relative to the settings file if it is below its folder, otherwise the absolute path."""
+    folder, absolute = Path(os.path.abspath(config.parent)), Path(os.path.abspath(path))  # noqa: PTH100 - keeps links
+    return str(absolute.relative_to(folder)) if absolute.is_relative_to(folder) else str(absolute)
+
+
+def _write_new_file(target: Path, text: str, *, mode: int, force: bool) -> None:
+    """Write the file completely or not at all. Without `force` an existing file stays."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        if force:
-            aside.replace(target)
-        else:
-            target.hardlink_to(aside)  # unlike a rename it never takes the place of what came meanwhile
+        write_file(target, text, mode=mode, overwrite=force)
     except FileExistsError:
-        raise SettingsError(f"{target} is there already.", remedy="Overwrite it with --force.") from None
+        raise SettingsError(f"{target} exists already.", hint="Overwrite it with --force.") from None
     except OSError as error:
         raise StorageError(f"{target}: {error.strerror or 'cannot be written'}.") from error
-    finally:
-        with suppress(OSError):
-            aside.unlink(missing_ok=True)

@@ -1,37 +1,36 @@
-"""`scanlake publish`: show readers the lake where it lies now, or under the path they see it by."""
+"""`scanlake publish`: publish the lake again, after a move or for readers that use another path."""
 
 import sys
-from pathlib import Path
-from typing import Annotated
 
-from pipeline.call import Call, setting
-from pipeline.commands import union
-from pipeline.errors import Exit
-from pipeline.lake.erasure import BEGUN
+from pipeline.context import CommandContext, setting_options
+from pipeline.errors import ExitCode
+from pipeline.formatting import pluralize
 from pipeline.lake.lake import Lake
-from pipeline.runs.session import local_us
-from pipeline.wording import many
+from pipeline.maintenance import union
+from schemas.timestamps import now_us
 
 
-def run(call: Call, *, anchor: Annotated[Path | None, setting("anchor")] = None) -> Exit:
-    """Publish the lake anew, where it lies now or is mounted.
+@setting_options("reader_root")
+def run(context: CommandContext) -> ExitCode:
+    """Publish the lake again, under its current path or the path that readers see.
 
-    The catalog names its parts by absolute paths: a lake that was moved, or that readers see under another
-    path (a mount on their machines), has to be published for it; kept snapshots follow. --anchor is remembered;
-    that of the lake's own folder ends it. Every run notices a move by itself.
+    The catalog contains absolute paths of the parts. Publish after moving the lake, or if readers use another path
+    (a mount on their machines). Kept snapshots are updated too. The lake stores --reader-root; use the lake's own
+    folder to remove it. Every run detects a move automatically.
     """
-    settings = call.settings(anchor=anchor)
-    with Lake(settings.lake, doing="publish", anchor=settings.anchor, must_exist=True) as lake:
-        if anchor is not None and settings.anchor is not None:
-            lake.move_readers_to(settings.anchor)
-        purge_begun = lake.ledger.fact(BEGUN) is not None
-        record = lake.republish(at=local_us())
-        shown = lake.anchor
-    if call.as_json:
-        call.print_json({"snapshot": record.snapshot, "files": record.files, "anchor": str(shown)})
+    settings = context.settings()
+    with Lake(settings.lake, doing="publish", reader_root=settings.reader_root, must_exist=True) as lake:
+        if context.setting_flags["reader_root"] is not None and settings.reader_root is not None:
+            lake.set_reader_root(settings.reader_root)
+        finishes_purge = lake.ledger.properties.purge_in_progress is not None
+        snapshot = lake.republish(at=now_us())
+        reader_root = lake.reader_root
+    if context.as_json:
+        context.print_json({"snapshot": snapshot.snapshot, "files": snapshot.files, "reader_root": str(reader_root)})
     else:
-        seen = "" if shown.is_dir() else " (which this machine does not see)"
-        sys.stdout.write(f"snapshot {record.snapshot}: {many(record.files, 'file')}, read from {shown}{seen}\n")
-    if purge_begun:  # and is finished now
-        union.follow(call.config)
-    return Exit.DONE
+        files = pluralize(snapshot.files, "file")
+        note = "" if reader_root.is_dir() else " (not reachable from this machine)"
+        sys.stdout.write(f"snapshot {snapshot.snapshot}: {files}, read from {reader_root}{note}\n")
+    if finishes_purge:
+        union.refresh_after_purge(context.config)
+    return ExitCode.OK

@@ -5,59 +5,63 @@ import os
 import secrets
 import socket
 import sys
-import time
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from pipeline.call import Call
-from pipeline.commands import union
-from pipeline.errors import Exit
-from pipeline.lake.erasure import LAST_ID, Purged, purge
+from pipeline.context import CommandContext
+from pipeline.errors import ExitCode
+from pipeline.formatting import pluralize
 from pipeline.lake.lake import Lake
-from pipeline.wording import many
+from pipeline.lake.purge import MAX_FILE_ID, PurgeResult, purge
+from pipeline.maintenance import union
+from schemas.timestamps import now_us
 
 
 def run(
-    call: Call,
+    context: CommandContext,
     *,
-    file_ids: Annotated[list[int], typer.Argument(metavar="ID...", min=1, max=LAST_ID, help="Ids of the files.")],
-    by: Annotated[str | None, typer.Option("--by", help="Who asked for it; default: who runs this, and where.")] = None,
-) -> Exit:
+    file_ids: Annotated[
+        list[int], typer.Argument(metavar="ID...", min=1, max=MAX_FILE_ID, help="Ids of the files (files.file_id).")
+    ],
+    requested_by: Annotated[
+        str | None,
+        typer.Option("--requested-by", help="Person who requested the purge. Default: current user and host."),
+    ] = None,
+) -> ExitCode:
     """Erase files from the lake and from every earlier snapshot.
 
-    For those who must forget: tables, raw documents, rejects and ledger hold nothing of the files afterwards,
-    and earlier snapshots are dropped. Recorded are the ids, the time, and who asked for it. A file that the
-    service still holds may come back with the next sync: delete it there first. One that is killed is finished
-    by the next run that publishes.
+    Afterwards tables, raw documents, rejects and ledger contain nothing of the files, and earlier snapshots are
+    deleted. The lake records the ids, the time and --requested-by. A file that the service still has can return with
+    the next sync: delete it in the service first. The next run that publishes finishes an interrupted purge.
 
-    Ids are those of files.file_id. One that the lake never held ends it with exit code 2, and nothing is erased.
+    If the lake never had one of the files, the command ends with exit code 2 and erases nothing.
     """
-    settings = call.settings()
-    who = by or _whoever()
-    with Lake(settings.lake, doing="purge", anchor=settings.anchor, must_exist=True) as lake:
-        done = purge(lake, file_ids, by=who, at=time.time_ns() // 1_000, mark=secrets.token_hex(3))
-    _tell(call, done, who)
-    union.follow(call.config)  # it reads parts that are no more
-    return Exit.DONE
+    settings = context.settings()
+    requester = requested_by or _current_user()
+    with Lake(settings.lake, doing="purge", reader_root=settings.reader_root, must_exist=True) as lake:
+        result = purge(lake, file_ids, by=requester, at=now_us(), mark=secrets.token_hex(3))
+    _print_result(context, result, requester)
+    union.refresh_after_purge(context.config)  # the union catalog refers to deleted parts
+    return ExitCode.OK
 
 
-def _tell(call: Call, done: Purged, who: str) -> None:
-    if call.as_json:
-        call.print_json({**asdict(done), "by": who})
+def _print_result(context: CommandContext, result: PurgeResult, requester: str) -> None:
+    if context.as_json:
+        context.print_json({**asdict(result), "requested_by": requester})
         return
-    before = len(done.file_ids) - len(done.known)
+    earlier = len(result.file_ids) - len(result.known)
     sys.stdout.write(
-        f"snapshot {done.snapshot}: {many(len(done.known), 'file')} erased"
-        f"{f', {before:,} had been erased before' if before else ''};"
-        f" {many(done.parts, 'part')} written anew, {done.snapshots:,} earlier snapshots dropped\n"
-        "what the service still holds may come back with the next sync: delete it there too\n"
+        f"snapshot {result.snapshot}: {pluralize(len(result.known), 'file')} erased"
+        f"{f', {earlier:,} already erased' if earlier else ''};"
+        f" {pluralize(result.parts, 'part')} rewritten, {pluralize(result.snapshots, 'earlier snapshot')} deleted\n"
+        "files that the service still has can return with the next sync: delete them in the service\n"
     )
 
 
-def _whoever() -> str:
+def _current_user() -> str:
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
-    except (KeyError, OSError):  # a container's user may have no name
+    except (KeyError, OSError):  # a container's user can have no name
         return f"uid {os.getuid()}@{socket.gethostname()}"

@@ -1,11 +1,11 @@
-"""`scanlake query`: SQL on the published catalog, read-only, its answer streamed."""
+"""`scanlake query`: SQL on the published catalog, read-only, with a streamed result."""
 
 import io
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -21,22 +21,26 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.call import Call
-from pipeline.errors import Exit, SettingsError
-from pipeline.logs import one_line
-from pipeline.published import failure_of, first_line, published, until_done
+from pipeline.atomic_files import atomic_write
+from pipeline.context import CommandContext
+from pipeline.errors import ExitCode, SettingsError
+from pipeline.formatting import pluralize
+from pipeline.lake.duckdb_errors import classify_read_error, short_message
+from pipeline.lake.reader import open_catalog, run_interruptibly
+from pipeline.lake.sql import sql_identifier
+from pipeline.logs import to_one_line
 
 _STANDARD_OUTPUT: Final = Path("-")
 _BATCH_ROWS: Final = 20_000
 _TABLE_ROWS: Final = 1_000
-_ENDLESS: Final = 100_000  # columns: what is not a screen gets its lines whole
-_PLAIN_TYPES: Final = frozenset(
+_UNLIMITED_WIDTH: Final = 100_000  # characters; without a terminal lines are not wrapped
+_CSV_TYPES: Final = frozenset(
     {"BIGINT", "INTEGER", "SMALLINT", "TINYINT", "BOOLEAN", "DOUBLE", "VARCHAR", "TIMESTAMP", "DATE"}
 )
 
 
-class Format(StrEnum):
-    """How an answer is written."""
+class QueryFormat(StrEnum):
+    """Output formats of a result."""
 
     TABLE = "table"
     CSV = "csv"
@@ -46,125 +50,126 @@ class Format(StrEnum):
 
 
 def run(
-    call: Call,
+    context: CommandContext,
     *,
     sql: Annotated[
         str | None,
-        typer.Argument(metavar="SQL", help="The question; - reads it from standard input.", show_default=False),
+        typer.Argument(metavar="SQL", help="Query; - reads it from standard input.", show_default=False),
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="Read the question from this file.", show_default=False)
+        Path | None, typer.Option("--file", "-f", help="Read the query from this file.", show_default=False)
     ] = None,
-    format_: Annotated[
-        Format | None,
-        typer.Option("--format", help="Default: by the ending of --out, else table.", show_default=False),
+    output_format: Annotated[
+        QueryFormat | None,
+        typer.Option(
+            "--format", help="Output format. Default: by the extension of --out, otherwise table.", show_default=False
+        ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Write the answer to this file; - is standard output.", show_default=False),
+        typer.Option("--out", "-o", help="Write the result to this file; - is standard output.", show_default=False),
     ] = None,
-) -> Exit:
-    """Ask the lake a question in SQL.
+) -> ExitCode:
+    """Query the lake with SQL.
 
-    The lake is opened read-only, and SQL reaches no file but the lake's own. CSV is exact: NULL is empty, an
-    empty text is two quotation marks. A table shows the first 1,000 rows; every other format writes all.
+    The lake is opened read-only, and SQL can read no files except the lake's. CSV is exact: NULL is empty, an empty
+    text is two quotation marks. A table shows the first 1,000 rows; all other formats write all rows.
     """
-    settings = call.settings()
+    settings = context.settings()
     if out is not None and _is_standard_output(out):
         out = None
-    shape = _format(format_, out, as_json=call.as_json)
-    question = _question(sql, file)
-    place = None if out is None else _place(out, settings.lake)
-    with published(settings) as lake:
+    chosen_format = _choose_format(output_format, out, as_json=context.as_json)
+    query = _read_sql(sql, file)
+    target = None if out is None else _resolve_output(out, settings.lake)
+    with open_catalog(settings) as lake:
         try:
-            count = until_done(lake, lambda: _answer(lake, question, shape, place))
+            count = run_interruptibly(lake, lambda: _write_result(lake, query, chosen_format, target))
         except duckdb.InterruptException:
             raise
         except duckdb.Error as error:
-            if failure_of(error) is not None:
-                raise  # not the question's fault
-            raise SettingsError(first_line(error), remedy="`scanlake tables` lists tables and columns.") from error
-    if call.as_json and out is not None:
-        call.print_json({"out": str(out), "format": shape.value, "rows": count})
-    return Exit.DONE
-
-
-def _format(given: Format | None, out: Path | None, *, as_json: bool) -> Format:
-    if given is None and out is not None:
-        by_name = {f".{shape}": shape for shape in Format}
-        given = by_name.get(out.suffix.lower())
-    if as_json and out is None:
-        if given not in {None, Format.JSON}:
+            if classify_read_error(error) is not None:
+                raise  # not caused by the query
             raise SettingsError(
-                "--json and another --format exclude each other.", remedy="Leave one out, or add --out."
-            )
-        return Format.JSON
-    if given is Format.PARQUET and out is None:
-        raise SettingsError("Parquet needs a file.", remedy="Add --out FILE.")
-    return given or Format.TABLE
+                short_message(error), hint="Run `scanlake tables` to list tables and columns."
+            ) from error
+    if context.as_json and out is not None:
+        context.print_json({"out": str(out), "format": chosen_format.value, "rows": count})
+    return ExitCode.OK
 
 
-def _question(sql: str | None, file: Path | None) -> str:
+def _choose_format(requested: QueryFormat | None, out: Path | None, *, as_json: bool) -> QueryFormat:
+    if requested is None and out is not None:
+        requested = {f".{item}": item for item in QueryFormat}.get(out.suffix.lower())
+    if as_json and out is None:
+        if requested not in {None, QueryFormat.JSON}:
+            raise SettingsError("--json and another --format exclude each other.", hint="Leave one out, or add --out.")
+        return QueryFormat.JSON
+    if requested is QueryFormat.PARQUET and out is None:
+        raise SettingsError("Parquet needs a file.", hint="Add --out FILE.")
+    return requested or QueryFormat.TABLE
+
+
+def _read_sql(sql: str | None, file: Path | None) -> str:
     if (sql is None) == (file is None):
         raise SettingsError(
-            "Give one question.", remedy='Say `scanlake query "SQL"`, or - for standard input, or --file.'
+            "One query is required.", hint='Use `scanlake query "SQL"`, - for standard input, or --file.'
         )
     try:
-        text = _text_of(sql, file)
+        text = _read_sql_text(sql, file)
         text.encode()
     except UnicodeError:
-        raise SettingsError("The question is not UTF-8.", remedy="Save it, or set the terminal, as UTF-8.") from None
-    text = _without_tail(text)
+        raise SettingsError("The query is not UTF-8.", hint="Use UTF-8 for the file or the terminal.") from None
+    text = _strip_trailing_semicolon(text)
     if not text.strip():
-        raise SettingsError("The question is empty.", remedy="`scanlake tables` lists what can be asked.")
+        raise SettingsError("The query is empty.", hint="Run `scanlake tables` to list the tables.")
     return text
 
 
-def _text_of(sql: str | None, file: Path | None) -> str:
+def _read_sql_text(sql: str | None, file: Path | None) -> str:
     if file is not None:
         try:
             return file.read_text(encoding="utf-8")
         except OSError as error:
-            raise SettingsError(f"--file {file}: {error.strerror}.", remedy="Name a file that can be read.") from None
+            raise SettingsError(f"--file {file}: {error.strerror}.", hint="Use a readable file.") from None
     return sys.stdin.read() if sql == "-" else str(sql)
 
 
-def _without_tail(question: str) -> str:
-    """The question without what closes it: DuckDB puts it into parentheses as it stands."""
-    raw = question.encode()
+def _strip_trailing_semicolon(query: str) -> str:
+    """Return the query without its last semicolon: DuckDB puts the text into parentheses unchanged."""
+    raw = query.encode()
     end = len(raw)
-    for offset, kind in reversed(duckdb.tokenize(question)):  # offsets count bytes
+    for offset, kind in reversed(duckdb.tokenize(query)):  # offsets count bytes
         if kind != duckdb.token_type.comment and raw[offset : offset + 1] != b";":
             break
         end = offset
     return raw[:end].decode()
 
 
-def _answer(lake: duckdb.DuckDBPyConnection, question: str, shape: Format, out: Path | None) -> int:
-    answer = lake.sql(question)
-    if answer is None:
-        raise SettingsError("That is no question: it has no rows.", remedy="Ask with SELECT, FROM, DESCRIBE or SHOW.")
-    with _target(out) as target:
-        return _WRITERS[shape](answer, target)
+def _write_result(lake: duckdb.DuckDBPyConnection, query: str, output_format: QueryFormat, out: Path | None) -> int:
+    result = lake.sql(query)
+    if result is None:
+        raise SettingsError("The statement returns no rows.", hint="Use SELECT, FROM, DESCRIBE or SHOW.")
+    with _open_output(out) as target:
+        return _WRITERS[output_format](result, target)
 
 
-def _place(out: Path, lake: Path) -> Path:
-    """Where --out leads, behind links: a file, a device or a pipe. Raises `SettingsError` where none can be."""
+def _resolve_output(out: Path, lake: Path) -> Path:
+    """Return the file, device or pipe behind --out, links resolved. Raises `SettingsError` if it is not allowed."""
     try:
-        place = out if _is_stream(out) else out.resolve()
+        path = out if _is_stream(out) else out.resolve()
     except RuntimeError:
-        raise SettingsError(f"--out {out} is a link in a circle.", remedy="Write the answer elsewhere.") from None
-    if place.is_relative_to(lake.resolve()):
-        raise SettingsError(f"--out {out} lies within the lake.", remedy="Write the answer somewhere else.")
-    if place.is_dir():
-        raise SettingsError(f"--out {out} is a folder.", remedy="Name a file in it.")
-    if not place.parent.is_dir():
-        raise SettingsError(f"--out {out}: there is no folder {out.parent}.", remedy="Make it, or name another one.")
-    return place
+        raise SettingsError(f"--out {out} is a link that refers to itself.", hint="Use another file.") from None
+    if path.is_relative_to(lake.resolve()):
+        raise SettingsError(f"--out {out} is in the lake.", hint="Use a file outside the lake.")
+    if path.is_dir():
+        raise SettingsError(f"--out {out} is a folder.", hint="Use a file in this folder.")
+    if not path.parent.is_dir():
+        raise SettingsError(f"--out {out}: folder {out.parent} does not exist.", hint="Create it, or use another file.")
+    return path
 
 
 def _is_standard_output(out: Path) -> bool:
-    """Also /dev/stdout, where that is a file: it may hold what somebody wrote before."""
+    """Return whether this is standard output, also as /dev/stdout redirected to a file with earlier content."""
     if out == _STANDARD_OUTPUT:
         return True
     try:
@@ -174,13 +179,13 @@ def _is_standard_output(out: Path) -> bool:
 
 
 def _is_stream(out: Path) -> bool:
-    """Whether something is there that no file can stand for: a device, a pipe, a terminal."""
+    """Return whether this is a device, a pipe or a terminal, which a rename would replace."""
     return out.exists() and not (out.is_file() or out.is_dir())
 
 
 @contextmanager
-def _target(out: Path | None) -> Iterator[IO[bytes]]:
-    """Standard output, a device or a pipe, or a file that has its name only once it is whole."""
+def _open_output(out: Path | None) -> Iterator[IO[bytes]]:
+    """Open standard output, a device or a pipe, or a file that is renamed when it is complete."""
     if out is None:
         sys.stdout.flush()
         yield sys.stdout.buffer
@@ -190,33 +195,26 @@ def _target(out: Path | None) -> Iterator[IO[bytes]]:
         with out.open("wb") as target:
             yield target
         return
-    aside = out.with_name(f".{out.name}.{os.getpid()}.aside")
-    try:
-        with aside.open("xb") as target:
-            yield target
-        aside.replace(out)
-    except BaseException:
-        with suppress(OSError):
-            aside.unlink()
-        raise
+    with atomic_write(out, durable=False) as temp, temp.open("xb") as target:
+        yield target
 
 
-# Writers: an answer to bytes; each returns the number of rows
+# Writers: a result to bytes; each returns the number of rows
 
 
-def _write_csv(answer: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
-    reader = _as_text(answer, _PLAIN_TYPES).to_arrow_reader(_BATCH_ROWS)
+def _write_csv(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
+    reader = _cast_to_text(result, _CSV_TYPES).to_arrow_reader(_BATCH_ROWS)
     with pyarrow.csv.CSVWriter(target, reader.schema) as writer:
-        return _pass_on(reader, writer)
+        return _copy_batches(reader, writer)
 
 
-def _write_parquet(answer: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
-    reader = answer.to_arrow_reader(_BATCH_ROWS)
+def _write_parquet(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
+    reader = result.to_arrow_reader(_BATCH_ROWS)
     with pyarrow.parquet.ParquetWriter(target, reader.schema, compression="zstd") as writer:
-        return _pass_on(reader, writer)
+        return _copy_batches(reader, writer)
 
 
-def _pass_on(reader: pa.RecordBatchReader, writer: Any) -> int:
+def _copy_batches(reader: pa.RecordBatchReader, writer: Any) -> int:
     count = 0
     for batch in _batches(reader):
         writer.write_batch(batch)
@@ -224,39 +222,39 @@ def _pass_on(reader: pa.RecordBatchReader, writer: Any) -> int:
     return count
 
 
-def _write_jsonl(answer: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
+def _write_jsonl(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
     count = 0
-    for line in _json_rows(answer):
+    for line in _json_rows(result):
         target.write(line + b"\n")
         count += 1
     return count
 
 
-def _write_json(answer: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
-    columns = [{"name": name, "type": str(kind)} for name, kind in zip(answer.columns, answer.types, strict=True)]
+def _write_json(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
+    columns = [{"name": name, "type": str(kind)} for name, kind in zip(result.columns, result.types, strict=True)]
     target.write(b'{"columns": ' + json.dumps(columns).encode() + b', "rows": [')
     count = 0
-    for line in _json_rows(answer):
+    for line in _json_rows(result):
         target.write((b",\n" if count else b"\n") + line)
         count += 1
     target.write(b'\n], "count": ' + str(count).encode() + b"}\n")
     return count
 
 
-def _write_table(answer: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
-    cells = _rows_of(_as_text(answer, frozenset()))
-    shown = list(islice(cells, _TABLE_ROWS))
-    table = Table(*(escape(one_line(name)) for name in answer.columns), box=None)
-    for row in shown:
-        table.add_row(*(Text("NULL", "dim") if cell is None else Text(one_line(cell)) for cell in row))
-    more = ", the first ones; --format shows all" if next(cells, None) is not None else ""
+def _write_table(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
+    rows = _iter_rows(_cast_to_text(result, frozenset()))
+    first_rows = list(islice(rows, _TABLE_ROWS))
+    table = Table(*(escape(to_one_line(name)) for name in result.columns), box=None)
+    for row in first_rows:
+        table.add_row(*(Text("NULL", "dim") if cell is None else Text(to_one_line(cell)) for cell in row))
+    note = ", the first rows of more; use --format for all rows" if next(rows, None) is not None else ""
     page = io.StringIO()
     on_screen = target is sys.stdout.buffer and sys.stdout.isatty()
-    console = Console(file=page, force_terminal=True) if on_screen else Console(file=page, width=_ENDLESS)
+    console = Console(file=page, force_terminal=True) if on_screen else Console(file=page, width=_UNLIMITED_WIDTH)
     console.print(table)
-    console.print(Text(f"{len(shown):,} {'row' if len(shown) == 1 else 'rows'}{more}", "dim"))
+    console.print(Text(f"{pluralize(len(first_rows), 'row')}{note}", "dim"))
     target.write(page.getvalue().encode("utf-8", "backslashreplace"))
-    return len(shown)
+    return len(first_rows)
 
 
 def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
@@ -265,35 +263,37 @@ def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
             batch = reader.read_next_batch()
         except StopIteration:
             return
-        except (OSError, pa.ArrowException) as error:  # Arrow hands on what DuckDB raises while the query runs
+        except (OSError, pa.ArrowException) as error:  # Arrow wraps DuckDB's errors during the query
             raise duckdb.Error(str(error)) from None
         yield batch
 
 
-def _rows_of(answer: duckdb.DuckDBPyRelation) -> Iterator[tuple[Any, ...]]:
-    for batch in _batches(answer.to_arrow_reader(_BATCH_ROWS)):
+def _iter_rows(result: duckdb.DuckDBPyRelation) -> Iterator[tuple[Any, ...]]:
+    for batch in _batches(result.to_arrow_reader(_BATCH_ROWS)):
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
-def _json_rows(answer: duckdb.DuckDBPyRelation) -> Iterator[bytes]:
-    for (line,) in _rows_of(answer.set_alias("answer").project("to_json(answer)::VARCHAR AS line")):
+def _json_rows(result: duckdb.DuckDBPyRelation) -> Iterator[bytes]:
+    # The alias is a name that no column has: to_json(x) would take a column x instead of the row.
+    row = sql_identifier("scanlake row")
+    for (line,) in _iter_rows(result.set_alias("scanlake row").project(f"to_json({row})::VARCHAR AS line")):
         yield line.encode()
 
 
-def _as_text(answer: duckdb.DuckDBPyRelation, plain: frozenset[str]) -> duckdb.DuckDBPyRelation:
-    """The same rows, with every column as DuckDB spells it, but for those of the `plain` types."""
+def _cast_to_text(result: duckdb.DuckDBPyRelation, unchanged_types: frozenset[str]) -> duckdb.DuckDBPyRelation:
+    """Return the rows with every column cast to DuckDB's text, except for columns of `unchanged_types`."""
     columns = (
-        f"#{place}" if str(kind) in plain else f"CAST(#{place} AS VARCHAR)"
-        for place, kind in enumerate(answer.types, start=1)
+        f"#{index}" if str(kind) in unchanged_types else f"CAST(#{index} AS VARCHAR)"
+        for index, kind in enumerate(result.types, start=1)
     )
-    names = ('"' + name.replace('"', '""') + '"' for name in answer.columns)
-    return answer.project(", ".join(f"{column} AS {name}" for column, name in zip(columns, names, strict=True)))
+    names = map(sql_identifier, result.columns)
+    return result.project(", ".join(f"{column} AS {name}" for column, name in zip(columns, names, strict=True)))
 
 
-_WRITERS: Final[dict[Format, Callable[[duckdb.DuckDBPyRelation, IO[bytes]], int]]] = {
-    Format.TABLE: _write_table,
-    Format.CSV: _write_csv,
-    Format.JSON: _write_json,
-    Format.JSONL: _write_jsonl,
-    Format.PARQUET: _write_parquet,
+_WRITERS: Final[dict[QueryFormat, Callable[[duckdb.DuckDBPyRelation, IO[bytes]], int]]] = {
+    QueryFormat.TABLE: _write_table,
+    QueryFormat.CSV: _write_csv,
+    QueryFormat.JSON: _write_json,
+    QueryFormat.JSONL: _write_jsonl,
+    QueryFormat.PARQUET: _write_parquet,
 }

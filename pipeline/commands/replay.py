@@ -3,28 +3,28 @@
 import sys
 from dataclasses import asdict
 
-from pipeline.call import Call
-from pipeline.errors import Exit
+from pipeline.context import CommandContext
+from pipeline.errors import ExitCode
+from pipeline.formatting import pluralize
 from pipeline.lake.lake import Lake
-from pipeline.runs.replaying import replay
-from pipeline.wording import many
+from pipeline.maintenance.replay import replay
 
 
-def run(call: Call) -> Exit:
-    """Rebuild all tables from the raw documents alone.
+def run(context: CommandContext) -> ExitCode:
+    """Rebuild all tables from the raw documents, without calls to the service.
 
-    For a version of scanlake that reads more out of the documents than the one that fetched them: a new
-    column is filled for every file. Everything appears at once, in one new snapshot.
+    Use it after an upgrade of scanlake that reads more from the documents: it fills a new column for every file.
+    All tables change in one new snapshot.
     """
-    settings = call.settings()
-    with Lake(settings.lake, doing="replay", anchor=settings.anchor, must_exist=True) as lake:
-        done = replay(lake)
-    if call.as_json:
-        call.print_json(asdict(done))
+    settings = context.settings()
+    with Lake(settings.lake, doing="replay", reader_root=settings.reader_root, must_exist=True) as lake:
+        result = replay(lake)
+    if context.as_json:
+        context.print_json(asdict(result))
     else:
         sys.stdout.write(
-            f"snapshot {done.snapshot}: {many(done.files, 'file')}, {many(done.rows, 'row')}"
-            f" rebuilt in {done.seconds:.1f} s\n"
-            f"{many(done.parts_before, 'part')} -> {done.parts_after:,}\n"
+            f"snapshot {result.snapshot}: {pluralize(result.files, 'file')}, {pluralize(result.rows, 'row')}"
+            f" rebuilt in {result.seconds:.1f} s\n"
+            f"{pluralize(result.parts_before, 'part')} -> {result.parts_after:,}\n"
         )
-    return Exit.DONE
+    return ExitCode.OK

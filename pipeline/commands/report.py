@@ -1,315 +1,348 @@
-"""`scanlake report`: the PDFs of many files, in a folder that proves itself."""
+"""`scanlake report`: order and download the PDFs of many files."""
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
-from pipeline.call import Call, setting
-from pipeline.commands.running import run_to_end
-from pipeline.errors import Exit, SettingsError
-from pipeline.exports.batches import checked_pattern, cut, stem
-from pipeline.exports.jobs import FileOutcome, Terms
-from pipeline.exports.proof import prove
-from pipeline.exports.reports import OUTSTANDING, Manner
-from pipeline.exports.selection import Chosen, Wish, choose, in_words, read_ids, standing
-from pipeline.exports.signing import sign
-from pipeline.exports.work import Commission, Done, work
-from pipeline.lake.files import Layout
-from pipeline.lake.orders import OrderBook, order_book
-from pipeline.logs import one_line
-from pipeline.published import published, until_done
-from pipeline.runs.clients import make_client
-from pipeline.service.client import Client
-from pipeline.settings import Settings, base_url_value
-from pipeline.wording import many
+from pipeline.client.client import Client
+from pipeline.client.factory import create_client
+from pipeline.context import CommandContext, setting_option
+from pipeline.errors import ExitCode, SettingsError
+from pipeline.formatting import format_bytes, pluralize
+from pipeline.lake.layout import LakeLayout
+from pipeline.lake.reader import open_catalog, run_interruptibly
+from pipeline.lake.request_log import RequestLog, open_request_log
+from pipeline.logs import to_one_line
+from pipeline.process import run_async
+from pipeline.reports.batches import make_batches, pdf_stem, validate_name_pattern
+from pipeline.reports.delivery import MAX_OUTSTANDING_REPORTS, RunOptions
+from pipeline.reports.job import JobRequest, JobResult, run_job
+from pipeline.reports.models import FileOutcome, JobOptions
+from pipeline.reports.selection import (
+    CatalogState,
+    SelectedFile,
+    Selection,
+    describe_unorderable,
+    read_catalog_state,
+    read_ids,
+    select_files,
+)
+from pipeline.reports.signing import sign
+from pipeline.settings import Settings, require_base_url
 
-_SHOWN: Final = 20
+_MAX_LINES: Final = 20
 _MIB: Final = 1024 * 1024
-_WHICH, _WHAT, _HOW = "Which files", "What the PDFs are", "How it is done"
+_GROUP_SELECTION, _GROUP_CONTENT, _GROUP_RUN = "Files", "Content of the PDFs", "Run"
 
 
 def run(
-    call: Call,
+    call: CommandContext,
     *,
     where: Annotated[
-        str | None, typer.Option(metavar="SQL", help="Files that meet a condition on `files`.", rich_help_panel=_WHICH)
+        str | None,
+        typer.Option(
+            metavar="SQL", help="Select files by a condition on the table files.", rich_help_panel=_GROUP_SELECTION
+        ),
     ] = None,
     sql: Annotated[
         str | None,
-        typer.Option("--sql", metavar="SQL", help="Files of any query with a column file_id.", rich_help_panel=_WHICH),
+        typer.Option(
+            metavar="SQL", help="Select files by a query with a column file_id.", rich_help_panel=_GROUP_SELECTION
+        ),
     ] = None,
     ids: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Ids, one a line; - reads them here.", rich_help_panel=_WHICH)
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Select files by id: one per line; - reads stdin.", rich_help_panel=_GROUP_SELECTION
+        ),
     ] = None,
     reference: Annotated[
-        list[str] | None, typer.Option(help="All files of this reference; may be repeated.", rich_help_panel=_WHICH)
+        list[str] | None,
+        typer.Option(
+            metavar="REF", help="Select all files of a reference; repeatable.", rich_help_panel=_GROUP_SELECTION
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the job.", rich_help_panel=_HOW)] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="DIR", help="Folder for the PDFs and the manifest.", rich_help_panel=_GROUP_RUN
+        ),
+    ] = None,
     group_by: Annotated[
         str | None,
-        typer.Option(metavar="SQL", help="No PDF mixes two values of this over `files`.", rich_help_panel=_WHAT),
+        typer.Option(
+            metavar="SQL", help="Expression over files; each PDF has one value of it.", rich_help_panel=_GROUP_CONTENT
+        ),
     ] = None,
-    template: Annotated[int | None, typer.Option(help="Template id.", rich_help_panel=_WHAT)] = None,
-    locale: Annotated[str | None, typer.Option(help="Locale, en-US for example.", rich_help_panel=_WHAT)] = None,
-    format_: Annotated[str | None, typer.Option("--format", help="pdf.", rich_help_panel=_WHAT)] = None,
-    timezone: Annotated[str | None, typer.Option(help="Time zone, Europe/Berlin.", rich_help_panel=_WHAT)] = None,
-    datetime_format: Annotated[str | None, typer.Option(help="Pattern, Y-m-d H:i:s.", rich_help_panel=_WHAT)] = None,
+    template: Annotated[
+        int | None,
+        typer.Option(metavar="ID", help="Report template. Default: the service's.", rich_help_panel=_GROUP_CONTENT),
+    ] = None,
+    locale: Annotated[
+        str | None,
+        typer.Option(
+            help="Language and formats, for example en-US. Default: the service's.", rich_help_panel=_GROUP_CONTENT
+        ),
+    ] = None,
+    format_: Annotated[
+        str | None,
+        typer.Option("--format", help="File format; the service has only pdf.", rich_help_panel=_GROUP_CONTENT),
+    ] = None,
+    timezone: Annotated[
+        str | None,
+        typer.Option(
+            help="Time zone of dates, for example Europe/Berlin. Default: the service's.",
+            rich_help_panel=_GROUP_CONTENT,
+        ),
+    ] = None,
+    datetime_format: Annotated[
+        str | None,
+        typer.Option(
+            help="Pattern of dates, for example Y-m-d H:i:s. Default: the service's.", rich_help_panel=_GROUP_CONTENT
+        ),
+    ] = None,
     name: Annotated[
         str | None,
-        typer.Option(metavar="PATTERN", help="PDFs' names, of {batch} {group} {count}.", rich_help_panel=_WHAT),
+        typer.Option(
+            metavar="PATTERN",
+            help="Names of the PDFs, with {batch}, {group} and {count}. Default: report-{batch}, or {group}-{batch}.",
+            rich_help_panel=_GROUP_CONTENT,
+        ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show batches, calls and time; order nothing.", rich_help_panel=_HOW)
+        bool,
+        typer.Option("--dry-run", help="Show the batches, calls and time; order nothing.", rich_help_panel=_GROUP_RUN),
     ] = False,
-    wait: Annotated[
-        float, typer.Option(min=0, help="Seconds from an order until its report is given up.", rich_help_panel=_HOW)
+    timeout: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait for a report after its order.", rich_help_panel=_GROUP_RUN)
     ] = 1_800,
     synchronous: Annotated[
-        bool, typer.Option("--synchronous", help="For services that make reports only so.", rich_help_panel=_HOW)
+        bool,
+        typer.Option("--synchronous", help="For a service without asynchronous reports.", rich_help_panel=_GROUP_RUN),
     ] = False,
-    max_mb: Annotated[int, typer.Option(min=1, help="Largest PDF, in MiB.", rich_help_panel=_HOW)] = 1024,
+    max_mb: Annotated[
+        int, typer.Option(min=1, help="Maximum size of a PDF, in MiB.", rich_help_panel=_GROUP_RUN)
+    ] = 1024,
     sign_with: Annotated[
-        Path | None, typer.Option("--sign", metavar="KEY", help="Sign SHA256SUMS: SSH key.", rich_help_panel=_HOW)
-    ] = None,
-    verify: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Check a folder; needs neither lake nor service.", rich_help_panel=_HOW),
+        typer.Option("--sign", metavar="KEY", help="Sign SHA256SUMS with this SSH key.", rich_help_panel=_GROUP_RUN),
     ] = None,
-    signers: Annotated[
-        Path | None, typer.Option(help="With --verify: ssh's allowed_signers file.", rich_help_panel=_HOW)
-    ] = None,
-    base_url: Annotated[str | None, setting("base_url")] = None,
-    token_file: Annotated[Path | None, setting("token_file")] = None,
-    max_concurrency: Annotated[int | None, setting("max_concurrency")] = None,
-    max_requests_per_second: Annotated[float | None, setting("max_requests_per_second")] = None,
-) -> Exit:
-    """Fetch the PDFs of many files into a folder that proves itself.
+    base_url: Annotated[str | None, setting_option("base_url")] = None,
+    token_file: Annotated[Path | None, setting_option("token_file")] = None,
+    max_concurrency: Annotated[int | None, setting_option("max_concurrency")] = None,
+    max_requests_per_second: Annotated[float | None, setting_option("max_requests_per_second")] = None,
+) -> ExitCode:
+    """Download the PDFs of many files into a folder with a manifest.
 
-    Files are ordered in batches of at most 100. The same command resumes a job that was stopped or killed,
-    and tries again what failed; a changed selection or setting in the same folder is refused. The folder holds
-    the PDFs, manifest.csv, manifest.json, index.html and SHA256SUMS.
+    Files are ordered in batches of at most 100. The same command resumes an interrupted job and orders failed reports
+    again. A changed selection or option in the same folder is refused. The folder has the PDFs, manifest.csv,
+    manifest.json, index.html and SHA256SUMS; `scanlake report verify DIR` checks it.
 
-    Exit codes: 0 every file is in a PDF, 4 some are named as failed, 1 the service failed (run again),
-    3 token refused, 5 another run works in the folder, 6 a report's address must not be asked, 9 damage found.
+    Exit codes: 0 every file is in a PDF, 4 some files are named as failed, 1 the service failed (run again),
+    3 token refused, 5 another run uses the folder, 6 the URL of a report must not be requested.
     """
-    if verify is not None:
-        return _verify(call, verify, signers)
     settings = call.settings(
         base_url=base_url,
         token_file=token_file,
         max_concurrency=max_concurrency,
         max_requests_per_second=max_requests_per_second,
     )
-    wish = _wish(where, sql, ids, reference, group_by)
-    terms = Terms(
-        service=base_url_value(settings),
-        selection=wish.words(),
-        name=checked_pattern(name, grouped=group_by is not None),
+    selection = _parse_selection(where, sql, ids, reference, group_by)
+    options = JobOptions(
+        service=require_base_url(settings),
+        selection=selection.to_json(),
+        name=validate_name_pattern(name, grouped=group_by is not None),
         template=template,
         locale=locale,
-        format=_pdf(format_),
+        format=_validate_format(format_),
         timezone=timezone,
         datetime_format=datetime_format,
     )
-    layout = Layout(settings.lake.absolute())
+    layout = LakeLayout(settings.lake.absolute())
     if not layout.ledger.exists():
-        raise SettingsError(f"No lake at {settings.lake}.", remedy="Run `scanlake sync` first, or mend --lake.")
-    with order_book(layout) as book:
+        raise SettingsError(f"No lake at {settings.lake}.", hint="Run `scanlake sync` first, or correct --lake.")
+    with open_request_log(layout) as request_log:
         if dry_run:
-            return _tell_plan(call, _selected(settings, wish)[0], terms, book.seconds_a_report())
-        folder = _out(out, settings)
-        _same_service(book, settings)
-        signing = None if sign_with is None else partial(sign, sign_with)
-        if signing is not None:
-            signing(b"")  # better now than after hours
-        manner = Manner(wait=wait, max_bytes=max_mb * _MIB, asynchronous=not synchronous)
-        client = _client(settings, call.token(settings), book, manner)
-        asked = Commission(settings, folder, terms, manner, partial(_chosen, settings, wish), signing, call.progress())
-        done = run_to_end(work(client, book, asked))
-    _tell(call, done, folder)
-    if done.broken:
-        return Exit.CONTRACT
-    return Exit.REJECTS if done.standing.failed else Exit.DONE
+            selected, _ = _select_files(settings, selection)
+            return _print_dry_run(call, selected, options, request_log.mean_report_seconds())
+        folder = _validate_output_folder(out, settings)
+        _require_same_service(request_log, settings)
+        run_options = RunOptions(timeout, max_pdf_bytes=max_mb * _MIB, asynchronous=not synchronous)
+        request = JobRequest(
+            settings,
+            folder,
+            options,
+            run_options,
+            partial(_select_and_warn, settings, selection),
+            None if sign_with is None else partial(sign, sign_with),
+            call.progress(),
+        )
+        if request.sign is not None:
+            request.sign(b"")  # a key that cannot sign must fail now, not after hours
+        client = _create_client(settings, call.token(settings), request_log, run_options)
+        result = run_async(run_job(client, request_log, request))
+    _print_result(call, result, folder)
+    if result.had_protocol_errors:
+        return ExitCode.PROTOCOL
+    return ExitCode.REJECTS if result.status.failed else ExitCode.OK
 
 
-# What was asked for
-
-
-def _wish(
+def _parse_selection(
     where: str | None, sql: str | None, ids: str | None, references: list[str] | None, group_by: str | None
-) -> Wish:
-    given = [flag for flag in (where, sql, ids, references or None) if flag is not None]
-    if len(given) != 1:
+) -> Selection:
+    options = [option for option in (where, sql, ids, references or None) if option is not None]
+    if len(options) != 1:
         raise SettingsError(
-            "Say which files." if not given else "One way of selecting files excludes the others.",
-            remedy="Give one of --where, --sql, --ids and --reference.",
+            "No files are selected." if not options else "More than one option selects files.",
+            hint="Use one of --where, --sql, --ids and --reference.",
         )
     if where is not None:
-        return Wish("where", sql=where, group_by=group_by)
+        return Selection("where", sql=where, group_by=group_by)
     if sql is not None:
-        return Wish("sql", sql=sql, group_by=group_by)
+        return Selection("sql", sql=sql, group_by=group_by)
     if ids is not None:
-        return Wish("ids", ids=_ids(ids), group_by=group_by)
-    return Wish("reference", references=tuple(references or ()), group_by=group_by)
+        return Selection("ids", ids=_read_ids(ids), group_by=group_by)
+    return Selection("reference", references=tuple(references or ()), group_by=group_by)
 
 
-def _ids(source: str) -> tuple[int, ...]:
+def _read_ids(source: str) -> tuple[int, ...]:
     if source == "-":
         return read_ids(sys.stdin, "--ids -")
     try:
         with Path(source).open(encoding="utf-8-sig") as lines:
             return read_ids(lines, f"--ids {source}")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not text"
-        raise SettingsError(f"--ids {source}: {reason}.", remedy="Name a file with one id a line.") from None
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise SettingsError(f"--ids {source}: {reason}.", hint="Use a text file with one id per line.") from None
 
 
-def _pdf(given: str | None) -> str | None:
-    if given not in {None, "pdf"}:
-        raise SettingsError("--format: the service makes pdf only.", remedy="Leave it out.")
-    return given
+def _validate_format(value: str | None) -> str | None:
+    if value not in {None, "pdf"}:
+        raise SettingsError(f"--format {value}: the service has only pdf.", hint="Omit --format.")
+    return value
 
 
-def _out(out: Path | None, settings: Settings) -> Path:
+def _validate_output_folder(out: Path | None, settings: Settings) -> Path:
     if out is None:
-        raise SettingsError(
-            "No --out: where shall the PDFs go?", remedy="Name a new folder, or one of a job begun before."
-        )
+        raise SettingsError("--out is required.", hint="Use --out with a new folder or the folder of an earlier job.")
     if out.resolve().is_relative_to(settings.lake.resolve()):
-        raise SettingsError(f"--out {out} lies within the lake.", remedy="Name a folder somewhere else.")
+        raise SettingsError(f"--out {out} is in the lake.", hint="Use a folder outside the lake.")
     return out
 
 
-def _same_service(book: OrderBook, settings: Settings) -> None:
-    source = book.fact("source")
+def _require_same_service(request_log: RequestLog, settings: Settings) -> None:
+    source = request_log.properties.source
     if source is not None and source != str(settings.base_url):
         raise SettingsError(
-            f"this lake holds the files of {source}, not of {settings.base_url}",
-            remedy="Name the lake of this service: ids of one mean other files in another.",
+            f"The lake holds the files of {source}, not of {settings.base_url}.",
+            hint="Use the lake of this service: its ids name other files in another service.",
         )
 
 
-def _selected(settings: Settings, wish: Wish) -> tuple[Sequence[Chosen], dict[str, Any]]:
-    with published(settings) as lake:
-        chosen = until_done(lake, lambda: choose(lake, wish))
-        return chosen, standing(lake)
+def _select_files(settings: Settings, selection: Selection) -> tuple[Sequence[SelectedFile], CatalogState]:
+    with open_catalog(settings) as lake:
+        selected = run_interruptibly(lake, lambda: select_files(lake, selection))
+        return selected, read_catalog_state(lake)
 
 
-def _chosen(settings: Settings, wish: Wish) -> tuple[Sequence[Chosen], dict[str, Any]]:
-    """The selection, with those named that cannot be ordered: before anything is."""
-    chosen, context = _selected(settings, wish)
-    _name_missing(chosen)
-    return chosen, context
+def _select_and_warn(settings: Settings, selection: Selection) -> tuple[Sequence[SelectedFile], CatalogState]:
+    """Select the files and name those that cannot be ordered, before the first order."""
+    selected, state = _select_files(settings, selection)
+    _print_unorderable(selected)
+    return selected, state
 
 
-def _name_missing(chosen: Sequence[Chosen]) -> None:
-    missing = in_words(chosen)
-    for line in missing[:_SHOWN]:
-        sys.stderr.write(f"not ordered: {one_line(line)}\n")
-    if len(missing) > _SHOWN:
-        sys.stderr.write(f"not ordered: {len(missing) - _SHOWN:,} more; the manifest names them all\n")
+def _print_unorderable(selected: Sequence[SelectedFile]) -> None:
+    lines = describe_unorderable(selected)
+    for line in lines[:_MAX_LINES]:
+        sys.stderr.write(f"not ordered: {to_one_line(line)}\n")
+    if len(lines) > _MAX_LINES:
+        sys.stderr.write(f"not ordered: {len(lines) - _MAX_LINES:,} more, all in the manifest\n")
 
 
-def _client(settings: Settings, token: str, book: OrderBook, manner: Manner) -> Client:
-    client = make_client(settings, token, learned=book.fact("learned_pace"))
-    if manner.asynchronous:
+def _create_client(settings: Settings, token: str, request_log: RequestLog, run_options: RunOptions) -> Client:
+    client = create_client(settings, token, learned=request_log.properties.learned_limits)
+    if run_options.asynchronous:
         return client
-    # A synchronous order is answered when the report is made: that may take minutes.
-    patient = replace(
-        client.options, total_timeout=manner.wait, max_seconds=max(manner.wait, client.options.max_seconds)
+    # The response to a synchronous order comes when the report is ready: that may take minutes.
+    timeout = run_options.timeout_seconds
+    options = replace(
+        client.options,
+        attempt_timeout_seconds=timeout,
+        total_deadline_seconds=max(timeout, client.options.total_deadline_seconds),
     )
-    return Client(str(settings.base_url), token, options=patient, pacer=client.pacer)
+    return Client(str(settings.base_url), token, options=options, rate_limiter=client.rate_limiter)
 
 
-# What is told
-
-
-def _tell_plan(call: Call, chosen: Sequence[Chosen], terms: Terms, seconds: float | None) -> Exit:
-    files, batches = cut(chosen)
-    _name_missing(chosen)
-    missing = sum(file.batch is None for file in files)
-    plan = [
-        {"pdf": f"{stem(terms.name, each)}.pdf", "files": len(each.files), "group": each.group_name} for each in batches
-    ]
-    time = None if seconds is None else round(seconds * max(1, len(batches) / OUTSTANDING), 1)
+def _print_dry_run(
+    call: CommandContext, selected: Sequence[SelectedFile], options: JobOptions, mean_seconds: float | None
+) -> ExitCode:
+    files, batches = make_batches(selected)
+    _print_unorderable(selected)
+    not_ordered = sum(file.batch is None for file in files)
+    names = [f"{pdf_stem(options.name, batch)}.pdf" for batch in batches]
+    seconds = None if mean_seconds is None else round(mean_seconds * max(1, len(batches) / MAX_OUTSTANDING_REPORTS), 1)
     if call.as_json:
-        call.print_json(
-            {"files": len(files), "not_ordered": missing, "batches": plan, "orders": len(batches), "seconds": time}
-        )
-    else:
-        lines = [f"{each['pdf']}  {many(int(each['files'] or 0), 'file')}" for each in plan[:_SHOWN]]
-        lines += [f"... and {len(plan) - _SHOWN:,} more"] if len(plan) > _SHOWN else []
-        lines.append(
-            f"{many(len(files) - missing, 'file')} in {many(len(batches), 'PDF')}: {many(len(batches), 'order')},"
-            f" {many(2 * len(batches), 'call')} or more: each report is asked for until it is there"
-        )
-        lines.append(
-            "how long the service takes is known after the first job"
-            if time is None
-            else f"about {time:,.0f} s, as earlier jobs had it"
-        )
-        lines.append("nothing was ordered")
-        sys.stdout.write("\n".join(lines) + "\n")
-    return Exit.REJECTS if missing else Exit.DONE
+        plan = [
+            {"pdf": name, "files": len(batch.files), "group": batch.group_name}
+            for name, batch in zip(names, batches, strict=True)
+        ]
+        totals = {"files": len(files), "not_ordered": not_ordered, "orders": len(batches), "seconds": seconds}
+        call.print_json(totals | {"batches": plan})
+        return ExitCode.REJECTS if not_ordered else ExitCode.OK
+    lines = [f"{name}  {pluralize(len(batch.files), 'file')}" for name, batch in zip(names, batches, strict=True)]
+    if len(lines) > _MAX_LINES:
+        lines[_MAX_LINES:] = [f"... and {len(lines) - _MAX_LINES:,} more"]
+    counts = f"{pluralize(len(files) - not_ordered, 'file')} in {pluralize(len(batches), 'PDF')}"
+    calls = f"{pluralize(len(batches), 'order')}, at least {pluralize(2 * len(batches), 'call')}"
+    time = "unknown before the first job" if seconds is None else f"about {seconds:,.0f} s, as in earlier jobs"
+    lines += [f"{counts}: {calls}", f"time: {time}", "nothing was ordered"]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return ExitCode.REJECTS if not_ordered else ExitCode.OK
 
 
-def _tell(call: Call, done: Done, folder: Path) -> None:
-    found = done.standing
-    failed, ambiguous = found.failed, found.ambiguous
+def _print_result(call: CommandContext, result: JobResult, folder: Path) -> None:
+    status = result.status
+    failed, unknown_orders = status.failed, status.unknown_orders
+    delivered = len(status.files) - len(failed)
     if call.as_json:
         call.print_json(
             {
-                "job": found.record.job,
+                "job": status.job.job,
                 "folder": str(folder),
-                "resumed": done.resumed,
-                "files": len(found.files),
-                "delivered": len(found.files) - len(failed),
-                "pdfs": len(found.pdfs),
-                "orders": len(found.orders),
-                "ambiguous_orders": [order.name for order in ambiguous],
+                "resumed": result.resumed,
+                "files": len(status.files),
+                "delivered": delivered,
+                "pdfs": len(status.pdfs),
+                "orders": len(status.orders),
+                "unknown_orders": [order.name for order in unknown_orders],
                 "failed": [
-                    {"file_id": each.file.file_id, "reference": each.file.reference, "reason": each.reason}
-                    for each in failed
+                    {"file_id": outcome.file.file_id, "reference": outcome.file.reference, "reason": outcome.reason}
+                    for outcome in failed
                 ],
             }
         )
         return
-    size = sum(order.bytes or 0 for order in found.pdfs) / 1e6
-    there = f"{len(found.files) - len(failed):,} of {many(len(found.files), 'file')}"
+    size = sum(order.bytes or 0 for order in status.pdfs)
+    total = pluralize(len(status.files), "file")
     lines = [
-        f"{there} in {many(len(found.pdfs), 'PDF')}, {size:,.1f} MB",
+        f"{delivered:,} of {total} in {pluralize(len(status.pdfs), 'PDF')}, {format_bytes(size)}",
         f"{folder}: manifest.csv, manifest.json, index.html, SHA256SUMS",
     ]
-    lines += [f"ordered twice, as no answer came: {order.name}" for order in ambiguous]
-    lines += [f"failed: {_of_file(each)}: {one_line(each.reason or '')}" for each in failed[:_SHOWN]]
-    if len(failed) > _SHOWN:
-        lines.append(f"... and {len(failed) - _SHOWN:,} more, all in manifest.csv")
+    lines += [f"ordered twice, because the response was lost: {order.name}" for order in unknown_orders]
+    lines += [
+        f"failed: {_describe_file(outcome)}: {to_one_line(outcome.reason or '')}" for outcome in failed[:_MAX_LINES]
+    ]
+    if len(failed) > _MAX_LINES:
+        lines.append(f"... and {len(failed) - _MAX_LINES:,} more, all in manifest.csv")
     sys.stdout.write("\n".join(lines) + "\n")
 
 
-def _of_file(each: FileOutcome) -> str:
-    return (
-        f"reference {one_line(each.file.reference or '')}" if each.file.file_id is None else f"file {each.file.file_id}"
-    )
-
-
-def _verify(call: Call, folder: Path, signers: Path | None) -> Exit:
-    verdict = prove(folder, signers)
-    if call.as_json:
-        call.print_json(asdict(verdict))
-    else:
-        lines = [f"flaw: {one_line(flaw)}" for flaw in verdict.flaws]
-        lines += [f"not of this job: {one_line(name)}" for name in verdict.foreign]
-        if verdict.signer:
-            lines.append(f"signed by {one_line(verdict.signer)}")
-        elif not verdict.signed:
-            lines.append("not signed")
-        held_ = f"{many(verdict.files, 'file')}, {many(verdict.pdfs, 'PDF')}, {verdict.failed:,} named as failed"
-        lines.append(f"{'DAMAGED' if verdict.flaws else 'whole'}: job {one_line(verdict.job)}, {held_}")
-        sys.stdout.write("\n".join(lines) + "\n")
-    return Exit.DAMAGE if verdict.flaws else Exit.DONE
+def _describe_file(outcome: FileOutcome) -> str:
+    file = outcome.file
+    return f"reference {to_one_line(file.reference or '')}" if file.file_id is None else f"file {file.file_id}"

@@ -1,4 +1,4 @@
-"""`scanlake rollback`: show readers what an earlier snapshot showed, and pause syncing."""
+"""`scanlake rollback`: publish an earlier snapshot again, and pause syncs."""
 
 import sys
 from typing import Annotated
@@ -6,36 +6,39 @@ from typing import Annotated
 import typer
 
 from pipeline import __version__
-from pipeline.call import Call
-from pipeline.errors import Exit
-from pipeline.lake.history import roll_back
+from pipeline.context import CommandContext
+from pipeline.errors import ExitCode
+from pipeline.formatting import pluralize
 from pipeline.lake.lake import Lake
-from pipeline.lake.records import RunRecord
-from pipeline.runs.session import local_us, new_run_id
-from pipeline.wording import many
+from pipeline.lake.models import RunRecord
+from pipeline.lake.snapshots import roll_back
+from schemas.timestamps import new_run_id, now_us
 
 
 def run(
-    call: Call,
+    context: CommandContext,
     *,
-    number: Annotated[int, typer.Argument(metavar="N", min=1, help="The snapshot; `scanlake snapshots` lists them.")],
-) -> Exit:
-    """Go back to an earlier snapshot, and pause syncing.
+    number: Annotated[
+        int, typer.Argument(metavar="N", min=1, help="Number of the snapshot (see `scanlake snapshots`).")
+    ],
+) -> ExitCode:
+    """Publish an earlier snapshot again and pause syncs.
 
-    What the snapshot showed is published as a new one, with its horizon. Later parts stay for the time of
-    grace, so a rollback can itself be rolled back. Syncs are refused until `scanlake resume`: else the next
-    one would repeat the mistake.
+    Publishes the content and the watermark of the snapshot as a new snapshot. Later parts stay for retention_hours,
+    so a rollback can be rolled back. Syncs are refused until `scanlake unpause`, because the next sync could repeat
+    the mistake.
     """
-    settings = call.settings()
-    at = local_us()
-    made = RunRecord(new_run_id(), "rollback", __version__, at, state="done", ended_at=at)
-    with Lake(settings.lake, doing="rollback", anchor=settings.anchor, must_exist=True) as lake:
-        record = roll_back(lake, number, run=made)
-    if call.as_json:
-        call.print_json({"rolled_back_to": number, "snapshot": record.snapshot, "files": record.files})
+    settings = context.settings()
+    at = now_us()
+    run_record = RunRecord(new_run_id(), "rollback", __version__, at, state="done", ended_at=at)
+    with Lake(settings.lake, doing="rollback", reader_root=settings.reader_root, must_exist=True) as lake:
+        published = roll_back(lake, number, run=run_record)
+    if context.as_json:
+        context.print_json({"rolled_back_to": number, "snapshot": published.snapshot, "files": published.files})
     else:
         sys.stdout.write(
-            f"snapshot {record.snapshot} shows what snapshot {number} showed: {many(record.files, 'file')}\n"
-            "syncing is paused; `scanlake resume` lets it go on\n"
+            f"snapshot {published.snapshot} has the content of snapshot {number}:"
+            f" {pluralize(published.files, 'file')}\n"
+            "syncs are paused; run `scanlake unpause` to allow them\n"
         )
-    return Exit.DONE
+    return ExitCode.OK

@@ -1,4 +1,4 @@
-"""`scanlake settings`: every setting with its value and where that comes from."""
+"""`scanlake settings`: every setting with its value and its origin."""
 
 import sys
 from typing import Annotated, Any, Final
@@ -8,14 +8,14 @@ from pydantic import SecretStr
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.call import Call
-from pipeline.commands.template import settings_file
-from pipeline.errors import Exit
-from pipeline.logs import MASK, one_line, scrub
+from pipeline.config import source_names
+from pipeline.context import CommandContext
+from pipeline.errors import ExitCode
+from pipeline.logs import REDACTED, redact, to_one_line
 from pipeline.settings import Settings
-from pipeline.sources import names
+from pipeline.settings_template import render_settings_file
 
-_ORIGINS: Final = {
+_ORIGIN_LABELS: Final = {
     "default": "default",
     "file": "settings file",
     "source": "source's table",
@@ -25,50 +25,48 @@ _ORIGINS: Final = {
 
 
 def run(
-    call: Call,
+    context: CommandContext,
     *,
     template: Annotated[
-        bool, typer.Option("--template", help="Print a settings file with every setting, explained, and nothing set.")
+        bool, typer.Option("--template", help="Print a settings file with all settings as comments.")
     ] = False,
-) -> Exit:
-    """Show every setting, its value, and where that comes from.
+) -> ExitCode:
+    """Show every setting with its value and its origin.
 
-    Shows what a run would go by: scanlake.toml, then SCANLAKE_* variables, then flags; the later wins. Secrets
-    are masked.
+    Shows the values that a run uses: from scanlake.toml, SCANLAKE_* variables and flags. Later layers override
+    earlier layers. Secrets are redacted.
     """
     if template:
-        sys.stdout.write(settings_file({}))
-        return Exit.DONE
-    given = call.given()
-    settings = call.begin_with(given)
-    shown = {name: _shown(getattr(settings, name)) for name in Settings.model_fields}
-    if call.as_json:
-        call.print_json(
+        sys.stdout.write(render_settings_file({}))
+        return ExitCode.OK
+    layers = context.load_layers()
+    settings = context.use_settings(layers)
+    sources = source_names(context.config)
+    values = {name: _to_json(getattr(settings, name)) for name in Settings.model_fields}
+    if context.as_json:
+        context.print_json(
             {
-                "file": None if given.path is None else str(given.path),
-                "source": given.source,
-                "sources": names(call.config),
-                "settings": {name: {"value": value, "origin": given.origin(name)} for name, value in shown.items()},
+                "file": None if layers.path is None else str(layers.path),
+                "source": layers.source,
+                "sources": sources,
+                "settings": {name: {"value": value, "origin": layers.origin(name)} for name, value in values.items()},
             }
         )
-        return Exit.DONE
-    console = call.console()
-    console.print(Text(f"Settings file: {given.path or 'none'}." + _told(given.source, names(call.config))))
-    grid = Table("setting", "value", "from", box=None)
-    for name, value in shown.items():
-        spelled = "-" if value is None else ", ".join(value) if isinstance(value, list) else one_line(str(value))
-        grid.add_row(name, Text(spelled), _ORIGINS[given.origin(name)])
+        return ExitCode.OK
+    console = context.console()
+    source = f" Source {layers.source} of {', '.join(sources)}." if layers.source else ""
+    console.print(Text(f"Settings file: {layers.path or 'none'}.{source}"))
+    grid = Table("setting", "value", "origin", box=None)
+    for name, value in values.items():
+        text = "-" if value is None else ", ".join(value) if isinstance(value, list) else to_one_line(str(value))
+        grid.add_row(name, Text(text), _ORIGIN_LABELS[layers.origin(name)])
     console.print(grid)
-    return Exit.DONE
+    return ExitCode.OK
 
 
-def _told(source: str | None, sources: list[str]) -> str:
-    return f" Source {source} of {', '.join(sources)}." if source else ""
-
-
-def _shown(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     if isinstance(value, SecretStr):
-        return MASK
+        return REDACTED
     if isinstance(value, tuple):
         return list(value)
-    return value if value is None or isinstance(value, bool | int | float) else scrub(str(value))
+    return value if value is None or isinstance(value, bool | int | float) else redact(str(value))

@@ -1,4 +1,4 @@
-"""`scanlake share`: links to files, made once, and e-mailed only when asked."""
+"""`scanlake share`: create share links; e-mails only on request."""
 
 import csv
 import io
@@ -15,27 +15,36 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.call import Call, setting
-from pipeline.commands.running import run_to_end
-from pipeline.errors import Exit, ScanlakeError, SettingsError
-from pipeline.exports.jobs import now_us
-from pipeline.exports.publishing import publish
-from pipeline.exports.selection import references
-from pipeline.exports.shares import FIELDS, ShareOutcome, Sharing, read_file, recipients, requests_of, sharing
-from pipeline.lake.files import Layout
-from pipeline.lake.orders import order_book
-from pipeline.published import published, until_done
-from pipeline.runs.clients import make_client
-from pipeline.service.client import Client
-from pipeline.settings import Settings, base_url_value
+from pipeline.client.client import Client
+from pipeline.client.factory import create_client
+from pipeline.context import CommandContext, setting_option
+from pipeline.errors import ExitCode, ScanlakeError, SettingsError
+from pipeline.formatting import pluralize
+from pipeline.lake.layout import LakeLayout
+from pipeline.lake.reader import open_catalog, run_interruptibly
+from pipeline.lake.request_log import ShareState, open_request_log
+from pipeline.process import run_async
+from pipeline.reports.job import publish_if_unlocked
+from pipeline.reports.selection import select_references
+from pipeline.settings import Settings, require_base_url
+from pipeline.shares import (
+    FIELDS,
+    ShareOutcome,
+    ShareRun,
+    build_requests,
+    count_recipients,
+    lock_shares,
+    read_share_csv,
+)
 from schemas.requests import ShareRequest
+from schemas.timestamps import now_us
 
 _COLUMNS: Final = tuple(field.name for field in fields(ShareOutcome))
-_WHICH, _WHAT, _HOW = "Which files", "What the links are", "How it is done"
+_GROUP_SELECTION, _GROUP_LINK, _GROUP_RUN = "Files", "Share link", "Run"
 
 
-class Format(StrEnum):
-    """How the links are written."""
+class ShareFormat(StrEnum):
+    """Output format of the links."""
 
     TABLE = "table"
     CSV = "csv"
@@ -43,141 +52,182 @@ class Format(StrEnum):
 
 
 def run(
-    call: Call,
+    call: CommandContext,
     *,
-    reference: Annotated[list[str] | None, typer.Argument(metavar="REF...", help="References.")] = None,
+    reference: Annotated[
+        list[str] | None, typer.Argument(metavar="REF...", help="References of the files to share.")
+    ] = None,
     where: Annotated[
         str | None,
-        typer.Option(metavar="SQL", help="References of files that meet a condition.", rich_help_panel=_WHICH),
+        typer.Option(
+            metavar="SQL", help="Share files by a condition on the table files.", rich_help_panel=_GROUP_SELECTION
+        ),
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option(metavar="CSV", help=f"Columns {', '.join(FIELDS)}.", rich_help_panel=_WHICH),
+        typer.Option(
+            metavar="CSV", help=f"Share the rows of a CSV: {', '.join(FIELDS)}.", rich_help_panel=_GROUP_SELECTION
+        ),
     ] = None,
-    expires: Annotated[str | None, typer.Option(help="When the links end (UTC).", rich_help_panel=_WHAT)] = None,
-    language: Annotated[str | None, typer.Option(help="Of the shared view: en, de.", rich_help_panel=_WHAT)] = None,
-    lang: Annotated[str | None, typer.Option(help="The service's other way to say so.", rich_help_panel=_WHAT)] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="End of the links (ISO 8601, UTC). Default: never.", rich_help_panel=_GROUP_LINK
+        ),
+    ] = None,
+    language: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CODE", help="Language of the shared view (ISO 639-1, for example en).", rich_help_panel=_GROUP_LINK
+        ),
+    ] = None,
     customer_reference: Annotated[
-        str | None, typer.Option(help="The recipient's reference.", rich_help_panel=_WHAT)
+        str | None,
+        typer.Option(metavar="REF", help="The recipient's reference for the file.", rich_help_panel=_GROUP_LINK),
     ] = None,
-    dl: Annotated[str | None, typer.Option(help="DL reference: several recipients.", rich_help_panel=_WHAT)] = None,
-    email: Annotated[str | None, typer.Option(help="The recipient's address.", rich_help_panel=_WHAT)] = None,
-    timezone: Annotated[str | None, typer.Option(help="Time zone, Europe/Berlin.", rich_help_panel=_WHAT)] = None,
-    username: Annotated[str | None, typer.Option(help="In whose name.", rich_help_panel=_WHAT)] = None,
+    dl: Annotated[
+        str | None, typer.Option(metavar="REF", help="DL reference: several recipients.", rich_help_panel=_GROUP_LINK)
+    ] = None,
+    email: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="E-mail address of the recipient.", rich_help_panel=_GROUP_LINK),
+    ] = None,
+    timezone: Annotated[
+        str | None,
+        typer.Option(
+            help="Time zone of dates, for example Europe/Berlin. Default: the service's.", rich_help_panel=_GROUP_LINK
+        ),
+    ] = None,
+    username: Annotated[
+        str | None, typer.Option(help="User who shares. Default: the service's API user.", rich_help_panel=_GROUP_LINK)
+    ] = None,
     send_email: Annotated[
-        bool, typer.Option("--send-email", help="E-mail the recipients; otherwise nobody is.", rich_help_panel=_HOW)
+        bool,
+        typer.Option("--send-email", help="E-mail the recipients (default: no e-mail).", rich_help_panel=_GROUP_RUN),
     ] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Do not ask before e-mails are sent.", rich_help_panel=_HOW)
+        bool, typer.Option("--yes", help="Send e-mails without confirmation.", rich_help_panel=_GROUP_RUN)
     ] = False,
-    new: Annotated[
-        bool, typer.Option("--new", help="New links, also where one is valid still.", rich_help_panel=_HOW)
+    force_new: Annotated[
+        bool,
+        typer.Option(
+            "--force-new", help="Create a link even if a link is valid or unknown.", rich_help_panel=_GROUP_RUN
+        ),
     ] = False,
-    format_: Annotated[Format, typer.Option("--format", rich_help_panel=_HOW)] = Format.TABLE,
-    base_url: Annotated[str | None, setting("base_url")] = None,
-    token_file: Annotated[Path | None, setting("token_file")] = None,
-) -> Exit:
-    """Create links to files; no e-mail is sent unless asked for.
+    format_: Annotated[
+        ShareFormat, typer.Option("--format", help="Output format.", rich_help_panel=_GROUP_RUN)
+    ] = ShareFormat.TABLE,
+    base_url: Annotated[str | None, setting_option("base_url")] = None,
+    token_file: Annotated[Path | None, setting_option("token_file")] = None,
+) -> ExitCode:
+    """Create share links to files, by default without e-mail.
 
-    A link that is valid still is used again. A call whose answer never came is reported as unknown and not made
-    again, not even by the next run: --new does that, once you have looked at the service.
+    A link that is still valid is reused. A call whose response was lost has the state unknown. No run repeats it,
+    except with --force-new: check the service first.
 
-    Exit codes: 0 every link stands, 4 some failed or are unknown, 1 the service failed, 3 token refused.
+    Exit codes: 0 every link exists, 4 some failed or are unknown, 1 the service failed, 3 token refused.
     """
     settings = call.settings(base_url=base_url, token_file=token_file)
-    base_url_value(settings)
-    given = {
-        "expires": expires, "language": language, "lang": lang, "customer_reference": customer_reference,
-        "dl": dl, "email": email, "timezone": timezone, "username": username,
+    require_base_url(settings)
+    defaults = {
+        "expires": expires, "language": language, "customer_reference": customer_reference, "dl": dl, "email": email,
+        "timezone": timezone, "username": username,
     }  # fmt: skip
-    layout = Layout(settings.lake.absolute())
+    layout = LakeLayout(settings.lake.absolute())
     if not layout.ledger.exists():
-        raise SettingsError(f"No lake at {settings.lake}.", remedy="Run `scanlake sync` first, or mend --lake.")
-    wanted = _wanted(settings, reference, where, file, given)
-    table = None if file is None else str(file)
-    requests = requests_of(wanted, send_email=send_email, now=now_us(), source=table)
+        raise SettingsError(f"No lake at {settings.lake}.", hint="Run `scanlake sync` first, or correct --lake.")
+    shares = _collect_shares(settings, reference, where, file, defaults)
+    source = None if file is None else str(file)
+    requests = build_requests(shares, send_email=send_email, now=now_us(), source=source)
     if not requests:
-        raise SettingsError("No reference is selected.", remedy="Nothing was shared; mend the selection.")
+        raise SettingsError("No reference is selected.", hint="Correct the selection; nothing was shared.")
     token = call.token(settings)
     if send_email:
         _confirm(requests, yes=yes)
-    with sharing(layout), order_book(layout) as book:
-        client = make_client(settings, token, learned=book.fact("learned_pace"))
-        work = Sharing(client, book, renew=new)
+    with lock_shares(layout), open_request_log(layout) as request_log:
+        client = create_client(settings, token, learned=request_log.properties.learned_limits)
+        share_run = ShareRun(client, request_log, force_new=force_new)
         try:
-            run_to_end(_share(client, work, requests))
+            run_async(_create_shares(client, share_run, requests))
         except BaseException:
-            sys.stderr.write(_csv(work.outcomes))  # what was created by then is not to be lost
-            with suppress(ScanlakeError):  # what stopped the run is what is told
-                publish(settings, "share")
+            sys.stderr.write(_format_csv(share_run.outcomes))  # the links that exist must not be lost
+            with suppress(ScanlakeError):  # the error that stopped the run is more important
+                publish_if_unlocked(settings, "share")
             raise
-        publish(settings, "share")
-    _tell(call, work.outcomes, format_)
-    good = all(each.state in {"created", "reused"} for each in work.outcomes)
-    return Exit.DONE if good else Exit.REJECTS
+        publish_if_unlocked(settings, "share")
+    _print_result(call, share_run.outcomes, format_)
+    is_complete = all(outcome.state in {ShareState.CREATED, ShareState.REUSED} for outcome in share_run.outcomes)
+    return ExitCode.OK if is_complete else ExitCode.REJECTS
 
 
-async def _share(client: Client, work: Sharing, requests: Sequence[ShareRequest]) -> None:
+async def _create_shares(client: Client, share_run: ShareRun, requests: Sequence[ShareRequest]) -> None:
     async with client:
-        await work.run(requests, now_us())
+        await share_run.run(requests, now_us())
 
 
-def _wanted(
-    settings: Settings, given: list[str] | None, where: str | None, file: Path | None, defaults: dict[str, Any]
+def _collect_shares(
+    settings: Settings,
+    references: Sequence[str] | None,
+    where: str | None,
+    file: Path | None,
+    defaults: dict[str, Any],
 ) -> list[dict[str, Any]]:
-    if sum(bool(way) for way in (given, where, file)) != 1:
-        raise SettingsError("Say which files, in one way.", remedy="Give references, or --where, or --file.")
+    if sum(bool(option) for option in (references, where, file)) != 1:
+        raise SettingsError(
+            "No files are selected, or more than one option selects files.",
+            hint="Use references, or --where, or --file.",
+        )
     if file is not None:
         try:
             with file.open(encoding="utf-8-sig", newline="") as lines:
-                return read_file(lines, f"--file {file}", defaults)
+                return read_share_csv(lines, f"--file {file}", defaults)
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not text"
-            raise SettingsError(f"--file {file}: {reason}.", remedy="Name a CSV file in UTF-8.") from None
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+            raise SettingsError(f"--file {file}: {reason}.", hint="Use a CSV file in UTF-8.") from None
     if where is not None:
-        with published(settings) as lake:
-            return [{**defaults, "reference": each} for each in until_done(lake, lambda: references(lake, where))]
-    return [{**defaults, "reference": each} for each in given or ()]
+        with open_catalog(settings) as lake:
+            references = run_interruptibly(lake, lambda: select_references(lake, where))
+    return [{**defaults, "reference": reference} for reference in references or ()]
 
 
 def _confirm(requests: Sequence[ShareRequest], *, yes: bool) -> None:
-    """Nobody is written to by mistake: a person says yes to the number, a script says --yes."""
-    addresses, lists = recipients(requests)
-    who = f"{addresses:,} {'recipient' if addresses == 1 else 'recipients'}"
+    """Prompt for the number of recipients, so that no one gets an e-mail by mistake. Scripts use --yes."""
+    addresses, lists = count_recipients(requests)
+    recipients = pluralize(addresses, "recipient")
     if lists:
-        who += f" and the recipients of {lists:,} DL {'reference' if lists == 1 else 'references'}"
-    what = f"E-mails about {len(requests):,} {'link' if len(requests) == 1 else 'links'} go to {who}."
+        recipients += f" and the recipients of {pluralize(lists, 'DL reference')}"
+    question = f"{pluralize(len(requests), 'link')} would be e-mailed to {recipients}."
     if yes:
-        sys.stderr.write(f"{what}\n")
+        sys.stderr.write(f"{pluralize(len(requests), 'link')} will be e-mailed to {recipients}.\n")
         return
     if not sys.stdin.isatty():
-        raise SettingsError(what, remedy="Nothing was shared. Add --yes if that is what you want.")
-    if not typer.confirm(f"{what} Send them?", err=True):
-        raise SettingsError("Nothing was shared.", remedy="Leave --send-email out to create links alone.")
+        raise SettingsError(f"{question} Nothing was shared.", hint="Add --yes to send them.")
+    if not typer.confirm(f"{question} Send them?", err=True):
+        raise SettingsError("Nothing was shared.", hint="Omit --send-email to create links without e-mail.")
 
 
-def _tell(call: Call, outcomes: Sequence[ShareOutcome], shape: Format) -> None:
-    counts = Counter(each.state for each in outcomes)
-    if call.as_json or shape is Format.JSON:
-        call.print_json({"shares": [asdict(each) for each in outcomes], "counts": dict(counts)})
-    elif shape is Format.CSV:
-        sys.stdout.write(_csv(outcomes))
+def _print_result(call: CommandContext, outcomes: Sequence[ShareOutcome], format_: ShareFormat) -> None:
+    counts = Counter(outcome.state for outcome in outcomes)
+    if call.as_json or format_ is ShareFormat.JSON:
+        call.print_json({"shares": [asdict(outcome) for outcome in outcomes], "counts": dict(counts)})
+    elif format_ is ShareFormat.CSV:
+        sys.stdout.write(_format_csv(outcomes))
     elif outcomes:
-        used = [name for name in _COLUMNS if any(getattr(each, name) for each in outcomes)]
-        table = Table(*used, box=None)
-        for each in outcomes:
-            table.add_row(*(Text(_printable(getattr(each, name)), overflow="fold") for name in used))
+        columns = [name for name in _COLUMNS if any(getattr(outcome, name) for outcome in outcomes)]
+        table = Table(*columns, box=None)
+        for outcome in outcomes:
+            table.add_row(*(Text(_replace_unprintable(getattr(outcome, name)), overflow="fold") for name in columns))
         call.console().print(table)
         call.console().print(Text(", ".join(f"{count:,} {state}" for state, count in counts.items()), "dim"))
 
 
-def _csv(outcomes: Sequence[ShareOutcome]) -> str:
-    page = io.StringIO(newline="")
-    writer = csv.writer(page, lineterminator="\n")
+def _format_csv(outcomes: Sequence[ShareOutcome]) -> str:
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(_COLUMNS)
-    writer.writerows([getattr(each, name) for name in _COLUMNS] for each in outcomes)
-    return page.getvalue()
+    writer.writerows([getattr(outcome, name) for name in _COLUMNS] for outcome in outcomes)
+    return buffer.getvalue()
 
 
-def _printable(text: str | None) -> str:
-    return "".join(sign if sign.isprintable() else "?" for sign in text or "")
+def _replace_unprintable(text: str | None) -> str:
+    return "".join(character if character.isprintable() else "?" for character in text or "")

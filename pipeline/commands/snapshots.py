@@ -5,55 +5,56 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.call import Call
-from pipeline.errors import Exit, LakeDamaged
-from pipeline.lake.files import Layout
-from pipeline.lake.history import missing, read_past
-from pipeline.lake.upkeep import snapshots
-from pipeline.published import published, rows
+from pipeline.context import CommandContext
+from pipeline.errors import ExitCode, LakeCorruptedError
+from pipeline.formatting import UNKNOWN, format_bytes
+from pipeline.lake.layout import LakeLayout
+from pipeline.lake.reader import fetch_dicts, open_catalog
+from pipeline.lake.retention import list_snapshots
+from pipeline.lake.snapshots import missing_parts, read_snapshot
 
 
-def run(call: Call) -> Exit:
-    """List the snapshots, and which of them are kept.
+def run(context: CommandContext) -> ExitCode:
+    """List the published snapshots and their state.
 
-    A kept one is opened as snapshots/NNNNNN.duckdb, by any DuckDB client, and shows the lake as it was then.
-    The size is that of the parts it shows; snapshots share them.
+    Open a kept snapshot as snapshots/NNNNNN.duckdb with any DuckDB client. It shows the lake as it was then. The size
+    is the size of the parts that it refers to; snapshots share parts.
     """
-    settings = call.settings()
-    layout = Layout(settings.lake.absolute())
-    with published(settings) as lake:
-        found = rows(lake, "SELECT * FROM meta.snapshots ORDER BY snapshot")
-    here = dict(snapshots(layout))
-    for row in found:
-        path = here.get(row["snapshot"])
-        row.update({"state": "gone", "bytes": None} if path is None else _size(layout, row["snapshot"]))
+    settings = context.settings()
+    layout = LakeLayout(settings.lake.absolute())
+    with open_catalog(settings) as lake:
+        rows = fetch_dicts(lake, "SELECT * FROM meta.snapshots ORDER BY snapshot")
+    paths = dict(list_snapshots(layout))
+    for row in rows:
+        path = paths.get(row["snapshot"])
+        row.update({"state": "deleted", "bytes": None} if path is None else _snapshot_state(layout, row["snapshot"]))
         row["path"] = None if path is None else str(path)
-    if call.as_json:
-        call.print_json({"snapshots": found})
-        return Exit.DONE
-    grid = Table("snapshot", "published (UTC)", "horizon (UTC)", "files", "", "state", "size", "run", box=None)
-    for row in found:
-        grid.add_row(*map(Text, _cells(row)))
-    call.console().print(grid)
-    return Exit.DONE
+    if context.as_json:
+        context.print_json({"snapshots": rows})
+        return ExitCode.OK
+    grid = Table("snapshot", "published (UTC)", "watermark (UTC)", "files", "", "state", "size", "run", box=None)
+    for row in rows:
+        grid.add_row(*map(Text, _format_row(row)))
+    context.console().print(grid)
+    return ExitCode.OK
 
 
-def _size(layout: Layout, number: int) -> dict[str, Any]:
+def _snapshot_state(layout: LakeLayout, number: int) -> dict[str, Any]:
     try:
-        past = read_past(layout.snapshot(number))
-    except LakeDamaged:
+        snapshot = read_snapshot(layout.snapshot_path(number))
+    except LakeCorruptedError:
         return {"state": "damaged", "bytes": None}
-    return {"state": "not whole" if missing(layout, past) else "kept", "bytes": past.bytes}
+    return {"state": "incomplete" if missing_parts(layout, snapshot) else "kept", "bytes": snapshot.bytes}
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _format_row(row: dict[str, Any]) -> list[str]:
     return [
         str(row["snapshot"]),
         f"{row['published_at']:%Y-%m-%d %H:%M:%S}",
-        "-" if row["horizon"] is None else f"{row['horizon']:%Y-%m-%d %H:%M:%S}",
+        "-" if row["watermark"] is None else f"{row['watermark']:%Y-%m-%d %H:%M:%S}",
         f"{row['files']:,}",
         "" if row["complete"] else "during a run",
         row["state"],
-        "-" if row["bytes"] is None else f"{row['bytes'] / 1e6:,.1f} MB",
+        UNKNOWN if row["bytes"] is None else format_bytes(row["bytes"]),
         row["run_id"],
     ]

@@ -1,140 +1,179 @@
 """`scanlake status`: freshness, counts, runs, rejects and drift, from the published catalog."""
 
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypedDict, cast
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.call import Call
-from pipeline.errors import Exit
-from pipeline.logs import one_line
-from pipeline.published import published, rows
-from pipeline.wording import many
+from pipeline.context import CommandContext
+from pipeline.errors import ExitCode
+from pipeline.formatting import format_age, format_instant, pluralize
+from pipeline.lake.reader import fetch_dicts, open_catalog
+from pipeline.logs import to_one_line
 from schemas.tables import TABLES
 
-_SHOWN_REASONS: Final = 10
+_MAX_REASONS: Final = 10
+
+
+class _Freshness(TypedDict):
+    """The columns of meta.freshness that the text shows."""
+
+    snapshot: int
+    published_at: datetime
+    complete: bool
+    files: int
+    watermark: datetime | None
+    age_seconds: float
+    last_verify_at: datetime | None
+
+
+class _RunRow(TypedDict):
+    """The columns of meta.runs that the text shows."""
+
+    run_id: str
+    command: str
+    state: str
+    started_at: datetime
+    seconds: float | None
+    files_listed: int | None
+    details_fetched: int | None
+    files_skipped: int | None
+    rejects: int | None
+    error: str | None
+
+
+class _RejectGroup(TypedDict):
+    """The rejects with one reason."""
+
+    reason: str
+    files: int
+    first_seen_at: datetime
+    last_tried_at: datetime
+    file_ids: list[int | None]
+
+
+class _DriftRow(TypedDict):
+    """The columns of meta.schema_drift that the text shows."""
+
+    table_name: str
+    key: str
+    kind: str
+    count: int
+
+
+class _Status(TypedDict):
+    """The output of `--json`; the rows have all columns of their tables."""
+
+    lake: str
+    freshness: _Freshness
+    tables: dict[str, int]
+    runs: list[_RunRow]
+    rejects: list[_RejectGroup]
+    drift: list[_DriftRow]
 
 
 def run(
-    call: Call,
+    context: CommandContext,
     *,
-    runs: Annotated[int, typer.Option("--runs", min=0, max=1000, help="How many of the last runs to show.")] = 5,
-) -> Exit:
-    """Say how current and how complete the lake is.
+    runs: Annotated[int, typer.Option("--runs", min=0, max=1000, help="Number of recent runs to show.")] = 5,
+) -> ExitCode:
+    """Show how current and how complete the lake is.
 
-    Reads the published catalog alone: it asks nothing of the service and disturbs no run.
+    Reads only the published catalog: it makes no calls to the service and does not disturb runs.
     """
-    settings = call.settings()
-    with published(settings) as lake:
+    settings = context.settings()
+    with open_catalog(settings) as lake:
         counts = " UNION ALL ".join(
             f"SELECT '{table.name}' AS name, count(*) AS n FROM {table.name}" for table in TABLES
         )
-        state: dict[str, Any] = {
+        status: _Status = {
             "lake": str(settings.lake),
-            "freshness": rows(lake, "FROM meta.freshness")[0],
-            "tables": {row["name"]: row["n"] for row in rows(lake, counts)},
-            "runs": rows(lake, "FROM meta.runs ORDER BY started_at DESC LIMIT ?", runs),
-            "rejects": rows(lake, _REJECTS),
-            "drift": rows(lake, "FROM meta.schema_drift ORDER BY table_name, key"),
+            "freshness": cast("_Freshness", fetch_dicts(lake, "FROM meta.freshness")[0]),
+            "tables": {row["name"]: row["n"] for row in fetch_dicts(lake, counts)},
+            "runs": cast("list[_RunRow]", fetch_dicts(lake, "FROM meta.runs ORDER BY started_at DESC LIMIT ?", runs)),
+            "rejects": cast("list[_RejectGroup]", fetch_dicts(lake, _REJECTS_SQL)),
+            "drift": cast("list[_DriftRow]", fetch_dicts(lake, "FROM meta.schema_drift ORDER BY table_name, key")),
         }
-    if call.as_json:
-        call.print_json(_spelled(state))
+    if context.as_json:
+        context.print_json(_to_json(status))
     else:
-        _show(call.console(), state)
-    return Exit.DONE
+        _print_status(context.console(), status)
+    return ExitCode.OK
 
 
-_REJECTS: Final = """
+_REJECTS_SQL: Final = """
     SELECT reason, count(*) AS files, min(first_seen_at) AS first_seen_at, max(last_tried_at) AS last_tried_at,
            (list(file_id ORDER BY file_id))[:5] AS file_ids
     FROM meta.rejects GROUP BY reason ORDER BY files DESC, reason
 """
 
 
-def _spelled(value: Any) -> Any:
-    """Moments as ISO-8601 in UTC, everything else as it is."""
+def _to_json(value: Any) -> Any:
+    """Return the value with instants as ISO-8601 text in UTC."""
     if isinstance(value, dict):
-        return {name: _spelled(item) for name, item in value.items()}
+        return {name: _to_json(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_spelled(item) for item in value]
+        return [_to_json(item) for item in value]
     return value.replace(tzinfo=UTC).isoformat() if isinstance(value, datetime) else value
 
 
-# For people
+# Formatted output
 
 
-def _show(console: Console, state: dict[str, Any]) -> None:
-    for line in _headline(state):
+def _print_status(console: Console, status: _Status) -> None:
+    for line in _summary_lines(status):
         console.print(Text(line))
-    console.print(_grid("table", "rows", [(name, f"{count:,}") for name, count in state["tables"].items()]))
-    if state["runs"]:
-        console.print(_runs(state["runs"]))
-    if state["rejects"]:
-        console.print(Text("Rejects (each is tried again in every run; see meta.rejects):"))
-        for reject in state["rejects"][:_SHOWN_REASONS]:
-            some = ", ".join(str(file_id) for file_id in reject["file_ids"] if file_id is not None)
-            console.print(
-                Text(f"  {reject['files']:,} x {one_line(str(reject['reason']))}" + (f": {some}" if some else ""))
-            )
-    if state["drift"]:
-        console.print(Text("Keys the schema does not know, kept in `extra` (see meta.schema_drift):"))
-        for drift in state["drift"]:
-            console.print(
-                Text(one_line(f"  {drift['table_name']}.{drift['key']}: {drift['kind']}, {drift['count']:,} times"))
-            )
+    grid = Table("table", box=None)
+    grid.add_column("rows", justify="right")
+    for name, count in status["tables"].items():
+        grid.add_row(Text(name), f"{count:,}")
+    console.print(grid)
+    if status["runs"]:
+        console.print(_runs_table(status["runs"]))
+    if status["rejects"]:
+        console.print(Text("Rejects (each is retried in every run; see meta.rejects):"))
+        for reject in status["rejects"][:_MAX_REASONS]:
+            ids = ", ".join(str(file_id) for file_id in reject["file_ids"] if file_id is not None)
+            line = f"  {reject['files']:,} x {to_one_line(str(reject['reason']))}"
+            console.print(Text(line + (f": {ids}" if ids else "")))
+    if status["drift"]:
+        console.print(Text("Keys that the schema does not contain, stored in `extra` (see meta.schema_drift):"))
+        for drift in status["drift"]:
+            line = f"  {drift['table_name']}.{drift['key']}: {drift['kind']}, {pluralize(drift['count'], 'time')}"
+            console.print(Text(to_one_line(line)))
 
 
-def _headline(state: dict[str, Any]) -> list[str]:
-    fresh = state["freshness"]
-    horizon, age = fresh["horizon"], fresh["age_seconds"]
-    if horizon is None:
-        current = "No horizon yet: the first sync has not come to its end."
-    else:
-        current = f"Everything updated before {_moment(horizon)} is in ({_ago(age)})."
-    whole = "" if fresh["complete"] else ", published while a run was going on"
+def _summary_lines(status: _Status) -> list[str]:
+    fresh = status["freshness"]
+    published = f"Snapshot {fresh['snapshot']}, published {format_instant(fresh['published_at'])}"
     lines = [
-        f"Lake {state['lake']}: {many(fresh['files'], 'file')}.",
-        f"Snapshot {fresh['snapshot']}, published {_moment(fresh['published_at'])}{whole}.",
-        current,
+        f"Lake {status['lake']}: {pluralize(fresh['files'], 'file')}.",
+        published + ("." if fresh["complete"] else ", during a run."),
     ]
-    verified = fresh["last_verify_at"]
-    lines.append(
-        "Never verified; `scanlake verify` finds deletions." if verified is None else f"Verified {_moment(verified)}."
-    )
+    if fresh["watermark"] is None:
+        lines.append("No watermark yet: the first sync has not finished.")
+    else:
+        age = format_age(fresh["age_seconds"])
+        lines.append(f"Everything updated before {format_instant(fresh['watermark'])} is in the lake ({age}).")
+    if fresh["last_verify_at"] is None:
+        lines.append("Never verified; `scanlake verify` detects deletions.")
+    else:
+        lines.append(f"Verified {format_instant(fresh['last_verify_at'])}.")
     return lines
 
 
-def _runs(runs: list[dict[str, Any]]) -> Table:
+def _runs_table(runs: list[_RunRow]) -> Table:
     table = Table("run", "command", "state", "started (UTC)", box=None)
-    for heading in ("seconds", "listed", "read", "skipped", "rejects"):
+    for heading in ("seconds", "listed", "fetched", "skipped", "rejects"):
         table.add_column(heading, justify="right")
     table.add_column("error")
     for run in runs:
-        words = (run["run_id"], run["command"], run["state"], f"{run['started_at']:%m-%d %H:%M}")
-        counts = (run["files_listed"], run["files_expanded"], run["files_skipped"], run["rejects"])
+        texts = (run["run_id"], run["command"], run["state"], f"{run['started_at']:%m-%d %H:%M}")
+        counts = (run["files_listed"], run["details_fetched"], run["files_skipped"], run["rejects"])
         seconds = "" if run["seconds"] is None else f"{run['seconds']:,.1f}"
         numbers = (seconds, *("" if count is None else f"{count:,}" for count in counts))
-        table.add_row(*(Text(one_line(str(word))) for word in words), *numbers, Text(one_line(run["error"] or "")))
+        table.add_row(*(Text(to_one_line(text)) for text in texts), *numbers, Text(to_one_line(run["error"] or "")))
     return table
-
-
-def _grid(left: str, right: str, lines: list[tuple[str, str]]) -> Table:
-    table = Table(left, box=None)
-    table.add_column(right, justify="right")
-    for first, second in lines:
-        table.add_row(Text(first), Text(second))
-    return table
-
-
-def _moment(moment: datetime | None) -> str:
-    return "" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S} UTC"
-
-
-def _ago(seconds: float) -> str:
-    for size, unit in ((86_400, "days"), (3_600, "hours"), (60, "minutes")):
-        if abs(seconds) >= 2 * size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return f"{seconds:.0f} seconds ago"

@@ -1,169 +1,173 @@
-"""`scanlake sync`: bring the lake up to date with the service."""
+"""`scanlake sync`: fetch everything that changed in the service into the lake."""
 
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from pipeline.call import Call, setting
-from pipeline.commands import union
-from pipeline.commands.running import in_own_process, run_to_end
-from pipeline.commands.side_by_side import default_jobs, side_by_side, tell
-from pipeline.commands.telling import tell_proof, tell_sync
-from pipeline.errors import Exit, SettingsError, worst
+from pipeline.commands._all_sources import (
+    default_jobs,
+    format_source_result,
+    refuse_single_source_options,
+    run_for_all_sources,
+)
+from pipeline.commands._summaries import format_sync_summary, format_verification
+from pipeline.config import lake_paths
+from pipeline.context import CommandContext, setting_options
+from pipeline.errors import ExitCode, SettingsError, most_severe
 from pipeline.lake.lake import Lake
-from pipeline.runs.sync import Range, sync
-from pipeline.runs.upkeep import is_due as compaction_is_due
-from pipeline.runs.verify import Mode, is_due, verify
-from pipeline.settings import Settings, base_url_value
-from pipeline.sources import lakes_of_all
-from pipeline.watching.aftermath import Account, accounted
-from pipeline.watching.facts import Before, brought, lake_facts
-from schemas.instants import SECOND, parse_instant
+from pipeline.maintenance import union
+from pipeline.maintenance.compact import is_compaction_due
+from pipeline.monitoring.after_run import LakeBefore, RunResult, lake_stats, measure_delta, monitored_run
+from pipeline.process import run_async, run_subcommand
+from pipeline.settings import Settings, require_base_url
+from pipeline.sync.sync import TimeRange, sync
+from pipeline.sync.verify import VerifyMode, is_due, verify
+from schemas.timestamps import SECOND, parse_instant
 
 
+@setting_options(
+    "base_url",
+    "token_file",
+    "fetch_details",
+    "includes",
+    "lang",
+    "max_concurrency",
+    "max_requests_per_second",
+    "max_duration_seconds",
+    "max_rejects",
+)
 def run(
-    call: Call,
+    context: CommandContext,
     *,
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="MOMENT", help="Read what was updated from here on (UTC, ISO-8601)."),
+        typer.Option("--since", metavar="INSTANT", help="Fetch files updated at or after this (ISO-8601, UTC)."),
     ] = None,
     until: Annotated[
-        str | None, typer.Option("--until", metavar="MOMENT", help="Read what was updated before this (UTC, ISO-8601).")
+        str | None,
+        typer.Option("--until", metavar="INSTANT", help="Fetch files updated before this (ISO-8601, UTC)."),
     ] = None,
     full: Annotated[
-        bool, typer.Option("--full", help="List everything again, not only what is new; what is held is not fetched.")
+        bool, typer.Option("--full", help="List all files again; fetch only those that differ from the lake.")
     ] = False,
-    moved: Annotated[
-        bool, typer.Option("--moved", help="The service has a new address; go on with this lake.")
+    accept_new_base_url: Annotated[
+        bool, typer.Option("--accept-new-base-url", help="Continue this lake after the service's base URL changed.")
     ] = False,
-    all_: Annotated[
-        bool, typer.Option("--all", help="Sync every source of the settings file, each in a process of its own.")
+    all_sources: Annotated[
+        bool, typer.Option("--all", help="Sync every source in the settings file, one process per source.")
     ] = False,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", min=1, help="With --all: processes at a time. Default: one a core.")
+        int | None, typer.Option("--jobs", min=1, help="Concurrent processes of --all. Default: one per core.")
     ] = None,
-    base_url: Annotated[str | None, setting("base_url")] = None,
-    token_file: Annotated[Path | None, setting("token_file")] = None,
-    expand: Annotated[str | None, setting("expand")] = None,
-    includes: Annotated[str | None, setting("includes")] = None,
-    lang: Annotated[str | None, setting("lang")] = None,
-    max_concurrency: Annotated[int | None, setting("max_concurrency")] = None,
-    max_requests_per_second: Annotated[float | None, setting("max_requests_per_second")] = None,
-    max_duration_seconds: Annotated[float | None, setting("max_duration_seconds")] = None,
-    max_rejects: Annotated[int | None, setting("max_rejects")] = None,
-) -> Exit:
-    """Bring the lake up to date with the service.
+) -> ExitCode:
+    """Fetch everything that changed in the service into the lake.
 
-    The first run fetches everything, every later one what has changed since.
-    Killed, it goes on where it stopped. Every 7 days (verify_every_days) it verifies the lake as well.
+    The first run fetches everything, later runs fetch only changes. An interrupted run is continued by the next run.
+    Every 7 days (verify_every_days) a sync also verifies the lake.
 
-    Exit codes: 0 done, 4 done with rejects, 1 the service failed (nothing is lost, run again),
-    3 token refused, 5 another run holds the lake. With --all: the worst of the sources'.
+    Exit codes: 0 done, 4 done with rejects, 1 the service failed (no data is lost, run again), 3 token refused,
+    5 another run holds the lake. With --all: the most severe code of all sources.
     """
-    chosen = _range(since, until, full=full)
-    flags: dict[str, Any] = {
-        "base_url": base_url,
-        "token_file": token_file,
-        "expand": expand,
-        "includes": includes,
-        "lang": lang,
-        "max_concurrency": max_concurrency,
-        "max_requests_per_second": max_requests_per_second,
-        "max_duration_seconds": max_duration_seconds,
-        "max_rejects": max_rejects,
-    }
-    if all_:
-        return _sync_all(call, flags | {"since": since, "until": until, "full": full, "moved": moved}, jobs)
+    time_range = _parse_range(since, until, full=full)
+    if all_sources:
+        options = {"since": since, "until": until, "full": full, "accept_new_base_url": accept_new_base_url}
+        return _sync_all(context, options, jobs)
     if jobs is not None:
-        raise SettingsError("--jobs goes with --all.", remedy="Leave it out, or sync every source with --all.")
-    settings = call.settings(**flags)
-    base_url_value(settings)
-    with accounted(settings, "sync", call.source or "") as account:
-        account.code = _sync(call, settings, chosen, account, moved=moved)
-    return account.code
+        raise SettingsError("--jobs requires --all.", hint="Add --all, or leave out --jobs.")
+    settings = context.settings()
+    require_base_url(settings)
+    with monitored_run(settings, "sync", context.source or "") as result:
+        result.code = _sync(context, settings, time_range, result, accept_new_base_url=accept_new_base_url)
+    return result.code
 
 
-def _sync_all(call: Call, flags: Mapping[str, Any], jobs: int | None) -> Exit:
-    """Every source in a process of its own; the union of their catalogs follows, where there is one."""
-    for flag, given in {"--source": call.source, "--lake": call.lake, **_of_one_service(flags)}.items():
-        if given is not None:
-            raise SettingsError(f"--all syncs every source, {flag} names one.", remedy="Give one or the other.")
-    lakes = lakes_of_all(call.config)
-    arguments = ["sync", *_spelled(flags)]
-    ended = side_by_side(call, list(lakes), arguments, jobs=jobs or default_jobs())
-    union.renew(call.config, lakes)
-    code = worst(each.exit_code for each in ended)
-    if call.as_json:
-        told = {
-            each.source: {"exit_code": each.code, "seconds": round(each.seconds, 3)} | each.answer for each in ended
+def _sync_all(context: CommandContext, options: Mapping[str, Any], jobs: int | None) -> ExitCode:
+    """Sync every source in a separate process, then rebuild the union catalog if there is one."""
+    refuse_single_source_options(context)
+    lakes = lake_paths(context.config)
+    arguments = ["sync", *_to_argv({**context.setting_flags, **options})]
+    results = run_for_all_sources(context, list(lakes), arguments, jobs=jobs or default_jobs())
+    union.refresh_if_present(context.config, lakes)
+    code = most_severe(result.exit_code for result in results)
+    if context.as_json:
+        sources = {
+            result.source: {"exit_code": result.code, "seconds": round(result.seconds, 3)} | result.output
+            for result in results
         }
-        call.print_json({"exit_code": code, "sources": told})
+        context.print_json({"exit_code": code, "sources": sources})
     else:
         width = max(map(len, lakes))
-        sys.stdout.writelines(tell(each, width) for each in ended)
+        sys.stdout.writelines(format_source_result(result, width) for result in results)
     return code
 
 
-def _of_one_service(flags: Mapping[str, Any]) -> dict[str, Any]:
-    return {"--base-url": flags["base_url"], "--token-file": flags["token_file"]}
-
-
-def _spelled(flags: Mapping[str, Any]) -> list[str]:
-    """Flags as they stand on a command line."""
-    spelled = []
-    for name, value in flags.items():
+def _to_argv(options: Mapping[str, Any]) -> list[str]:
+    """Return the options as command-line arguments."""
+    arguments = []
+    for name, value in options.items():
         if value is True:
-            spelled.append(f"--{name.replace('_', '-')}")
+            arguments.append(f"--{name.replace('_', '-')}")
         elif value is not None and value is not False:
-            spelled += [f"--{name.replace('_', '-')}", str(value)]
-    return spelled
+            arguments += [f"--{name.replace('_', '-')}", str(value)]
+    return arguments
 
 
-def _sync(call: Call, settings: Settings, chosen: Range, account: Account, *, moved: bool) -> Exit:
-    token = call.token(settings)
-    shown = call.progress()
-    with Lake(settings.lake, doing="sync", anchor=settings.anchor) as lake:
-        before = Before.of(lake)
-        summary = run_to_end(sync(lake, settings, token, chosen, shown, moved=moved))
-        fetched = summary.files_expanded
-        came = brought(lake, before, run_id=summary.run_id, fetched=fetched, last=shown.last)
-        speaks = not (call.as_json or call.quiet)
-        if speaks:
-            sys.stdout.write(tell_sync(summary, came, lake_facts(lake)))
-        proof = None
+def _sync(
+    context: CommandContext,
+    settings: Settings,
+    time_range: TimeRange,
+    result: RunResult,
+    *,
+    accept_new_base_url: bool,
+) -> ExitCode:
+    token = context.token(settings)
+    progress = context.progress()
+    prints_summary = not (context.as_json or context.quiet)
+    with Lake(settings.lake, doing="sync", reader_root=settings.reader_root) as lake:
+        before = LakeBefore.read_from(lake)
+        summary = run_async(sync(lake, settings, token, time_range, progress, accept_new_base_url=accept_new_base_url))
+        fetched = summary.details_fetched
+        delta = measure_delta(lake, before, run_id=summary.run_id, fetched=fetched, last=progress.last)
+        if prints_summary:
+            sys.stdout.write(format_sync_summary(summary, delta, lake_stats(lake)))
+        verification = None
         if is_due(lake, settings):
-            proof = run_to_end(verify(lake, settings, token, Mode(), shown))
-        fold = compaction_is_due(lake)
-        account.told = summary.as_json() | {"brought": came.as_json(), "lake": lake_facts(lake)}
-    if fold:
-        in_own_process(call, settings.lake, "compact", *(("--source", call.source) if call.source else ()))
-    if proof:
-        account.told["verify"] = proof.as_json()
-    if call.as_json:
-        call.print_json(account.told)
-    elif proof and (speaks or not proof.equal):
-        sys.stdout.write(f"verify (due every {settings.verify_every_days:g} days):\n{tell_proof(proof)}")
-    clean = not summary.rejects and (proof is None or proof.equal)
-    return Exit.DONE if clean else Exit.REJECTS
+            verification = run_async(verify(lake, settings, token, VerifyMode(), progress))
+        compaction_due = is_compaction_due(lake)
+        result.result = summary.as_json() | {"delta": delta.as_json(), "lake": lake_stats(lake)}
+    if compaction_due:
+        run_subcommand(
+            settings.lake, context.config, "compact", *(["--source", context.source] if context.source else [])
+        )
+    if verification:
+        result.result["verify"] = verification.as_json()
+    if context.as_json:
+        context.print_json(result.result)
+    elif verification and (prints_summary or not verification.consistent):
+        interval = f"{settings.verify_every_days:g} days"
+        sys.stdout.write(f"verify (due every {interval}):\n{format_verification(verification)}")
+    clean = not summary.rejects and (verification is None or verification.consistent)
+    return ExitCode.OK if clean else ExitCode.REJECTS
 
 
-def _range(since: str | None, until: str | None, *, full: bool) -> Range:
+def _parse_range(since: str | None, until: str | None, *, full: bool) -> TimeRange:
     if full and (since or until):
-        raise SettingsError("--full reads everything, --since and --until only a part", remedy="Give one or the other.")
-    low, high = _second("--since", since), _second("--until", until)
+        raise SettingsError(
+            "--full lists all files, --since and --until only a part.",
+            hint="Use --full alone, or --since and --until.",
+        )
+    low, high = _parse_instant_seconds("--since", since), _parse_instant_seconds("--until", until)
     if low is not None and high is not None and high <= low:
-        raise SettingsError("--until is not after --since", remedy="Nothing lies between them.")
-    return Range(low, high, full)
+        raise SettingsError("--until is not after --since.", hint="Use a later --until.")
+    return TimeRange(low, high, full)
 
 
-def _second(flag: str, text: str | None) -> int | None:
+def _parse_instant_seconds(flag: str, text: str | None) -> int | None:
     if text is None:
         return None
     instant = parse_instant(text)
     if instant is None:
-        raise SettingsError(f"{flag}: not a moment in time", remedy="Write it as 2026-01-31 or 2026-01-31T12:00:00Z.")
+        raise SettingsError(f"{flag} is not an instant.", hint="Use 2026-01-31 or 2026-01-31T12:00:00Z.")
     return instant // SECOND

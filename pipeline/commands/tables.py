@@ -1,4 +1,4 @@
-"""`scanlake tables`: the data dictionary, from the declared schema; with a lake also its views, and row counts."""
+"""`scanlake tables`: the data dictionary from the declared schema; with a lake also its views and row counts."""
 
 import difflib
 from dataclasses import asdict, dataclass
@@ -10,26 +10,26 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from pipeline.call import Call
-from pipeline.errors import Exit, SettingsError
-from pipeline.published import has_catalog, published, rows
+from pipeline.context import CommandContext
+from pipeline.errors import ExitCode, SettingsError
+from pipeline.lake.reader import fetch_dicts, has_catalog, open_catalog
 from schemas.tables import BY_NAME, TABLES, Table
 
-_ELSE_SHOWN: Final = """
-    SELECT CASE schema_name WHEN 'main' THEN '' ELSE 'meta.' END || table_name AS name, shown.column_name,
-           shown.data_type, coalesce(shown.comment, '') AS column_comment, coalesce(held.comment, '') AS comment
-    FROM duckdb_columns() AS shown JOIN (
+_VIEWS_AND_META_SQL: Final = """
+    SELECT CASE schema_name WHEN 'main' THEN '' ELSE 'meta.' END || table_name AS name, columns.column_name,
+           columns.data_type, coalesce(columns.comment, '') AS column_comment, coalesce(tables.comment, '') AS comment
+    FROM duckdb_columns() AS columns JOIN (
         SELECT database_name, schema_name, view_name AS table_name, comment FROM duckdb_views()
         UNION ALL
         SELECT database_name, schema_name, table_name, comment FROM duckdb_tables()
-    ) AS held USING (database_name, schema_name, table_name)
+    ) AS tables USING (database_name, schema_name, table_name)
     WHERE database_name = current_database() AND schema_name IN ('main', 'meta') AND NOT starts_with(table_name, '_')
     ORDER BY schema_name, table_name, column_index"""
 
 
 @dataclass(slots=True)
-class Shown:
-    """A view, or a table of `meta`, as the catalog describes it; each column has a name, a type and a comment."""
+class DescribedTable:
+    """A view or a table of `meta` from the catalog; each column has a name, a type and a comment."""
 
     name: str
     comment: str
@@ -37,61 +37,62 @@ class Shown:
 
 
 def run(
-    call: Call,
+    context: CommandContext,
     *,
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Describe this table, column by column.")] = None,
-) -> Exit:
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Table or view to describe. Default: list all.")
+    ] = None,
+) -> ExitCode:
     """List the tables, or describe one.
 
-    Works without a lake. With one it also knows the views, and the tables of meta. TIMESTAMP is UTC.
+    Works without a lake. With a lake it also lists the views and the tables of meta. All TIMESTAMP values are UTC.
     """
-    settings = call.settings()
+    settings = context.settings()
     name = None if name is None else name.removeprefix("main.")
-    wanted = [table for table in TABLES if name in {None, table.name}]
+    declared = [table for table in TABLES if name in {None, table.name}]
     counts: dict[str, int] = {}
-    others: dict[str, Shown] = {}
+    others: dict[str, DescribedTable] = {}
     if has_catalog(settings):
-        with published(settings) as lake:
-            counts = {table.name: rows(lake, f"SELECT count(*) AS n FROM {table.name}")[0]["n"] for table in wanted}
-            others = _others(lake)
-    if name is not None and not wanted and name not in others:
-        raise _unknown(name, [*BY_NAME, *others], lake_is_there=has_catalog(settings))
-    shown = [each for each in others.values() if name in {None, each.name}]
-    if call.as_json:
-        described = [_described(table, counts.get(table.name)) for table in wanted]
-        call.print_json({"tables": described, "views": [asdict(each) for each in shown]})
+        with open_catalog(settings) as lake:
+            counts = {
+                table.name: fetch_dicts(lake, f"SELECT count(*) AS n FROM {table.name}")[0]["n"] for table in declared
+            }
+            others = _describe_views_and_meta(lake)
+    if name is not None and not declared and name not in others:
+        raise _unknown_table(name, [*BY_NAME, *others], has_lake=has_catalog(settings))
+    selected = [table for table in others.values() if name in {None, table.name}]
+    if context.as_json:
+        tables = [_to_json(table, counts.get(table.name)) for table in declared]
+        context.print_json({"tables": tables, "views": [asdict(table) for table in selected]})
     elif name is None:
-        _show_all(call.console(), counts, shown)
-    elif wanted:
-        _show_one(call.console(), wanted[0], counts.get(name))
+        _print_list(context.console(), counts, selected)
+    elif declared:
+        _print_table(context.console(), declared[0], counts.get(name))
     else:
-        _show_other(call.console(), others[name])
-    return Exit.DONE
+        _print_view(context.console(), others[name])
+    return ExitCode.OK
 
 
-def _others(lake: duckdb.DuckDBPyConnection) -> dict[str, Shown]:
-    """What the catalog shows beside the declared tables, by name: views by theirs, tables of meta as meta.NAME."""
-    found: dict[str, Shown] = {}
-    for row in rows(lake, _ELSE_SHOWN):
+def _describe_views_and_meta(lake: duckdb.DuckDBPyConnection) -> dict[str, DescribedTable]:
+    """Return the views, and the tables of meta as meta.NAME, by name."""
+    tables: dict[str, DescribedTable] = {}
+    for row in fetch_dicts(lake, _VIEWS_AND_META_SQL):
         if row["name"] not in BY_NAME:
-            shown = found.setdefault(row["name"], Shown(row["name"], row["comment"], []))
-            shown.columns.append(
+            table = tables.setdefault(row["name"], DescribedTable(row["name"], row["comment"], []))
+            table.columns.append(
                 {"name": row["column_name"], "type": row["data_type"], "comment": row["column_comment"]}
             )
-    return found
+    return tables
 
 
-def _unknown(name: str, known: list[str], *, lake_is_there: bool) -> SettingsError:
-    near = difflib.get_close_matches(name, known, n=1)
-    near = near or difflib.get_close_matches(f"meta.{name}", known, n=1)
-    without = "" if lake_is_there else " Views, and the tables of meta, are described where there is a lake."
-    return SettingsError(
-        f"No table {name}." + (f" Did you mean {near[0]}?" if near else ""),
-        remedy=f"`scanlake tables` lists them.{without}",
-    )
+def _unknown_table(name: str, known: list[str], *, has_lake: bool) -> SettingsError:
+    similar = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(f"meta.{name}", known, n=1)
+    question = f" Did you mean {similar[0]}?" if similar else ""
+    limit = "" if has_lake else " Views and the tables of meta require a lake."
+    return SettingsError(f"No table {name}.{question}", hint=f"Run `scanlake tables` to list the tables.{limit}")
 
 
-def _described(table: Table, count: int | None) -> dict[str, Any]:
+def _to_json(table: Table, count: int | None) -> dict[str, Any]:
     return {
         "name": table.name,
         "comment": table.comment,
@@ -110,35 +111,36 @@ def _described(table: Table, count: int | None) -> dict[str, Any]:
     }
 
 
-def _show_all(console: Console, counts: dict[str, int], others: list[Shown]) -> None:
+def _print_list(console: Console, counts: dict[str, int], others: list[DescribedTable]) -> None:
     grid = Grid("table", box=None)
     if counts:
         grid.add_column("rows", justify="right")
-    grid.add_column("what it holds")
+    grid.add_column("contents")
     for table in TABLES:
         grid.add_row(table.name, *([f"{counts[table.name]:,}"] if counts else []), Text(table.comment))
     console.print(grid)
     if others:
-        beside = Grid("view, or table of meta", "what it shows", box=None)
-        for each in others:
-            beside.add_row(Text(each.name), Text(each.comment))
-        console.print(Text("\n"), beside, sep="", end="")
+        grid = Grid("view, or table of meta", "contents", box=None)
+        for other in others:
+            grid.add_row(Text(other.name), Text(other.comment))
+        console.print(Text("\n"), grid, sep="", end="")
 
 
-def _show_one(console: Console, table: Table, count: int | None) -> None:
-    known = "" if count is None else f" {count:,} rows."
-    console.print(Text(f"{table.name}: {table.comment}{known}"))
-    hangs = f" Hangs from {table.parent}." if table.parent else ""
-    console.print(Text(f"Key: {', '.join(table.key)}.{hangs}"))
+def _print_table(console: Console, table: Table, count: int | None) -> None:
+    rows = "" if count is None else f" {count:,} rows."
+    console.print(Text(f"{table.name}: {table.comment}{rows}"))
+    parent = f" Parent: {table.parent}." if table.parent else ""
+    console.print(Text(f"Key: {', '.join(table.key)}.{parent}"))
+    _print_columns(console, [(column.name, column.kind.sql, column.comment) for column in table.columns])
+
+
+def _print_view(console: Console, table: DescribedTable) -> None:
+    console.print(Text(f"{table.name}: {table.comment}"))
+    _print_columns(console, [(column["name"], column["type"], column["comment"]) for column in table.columns])
+
+
+def _print_columns(console: Console, columns: list[tuple[str, str, str]]) -> None:
     grid = Grid("column", "type", "meaning", box=None)
-    for column in table.columns:
-        grid.add_row(Text(column.name), column.kind.sql, Text(column.comment))
-    console.print(grid)
-
-
-def _show_other(console: Console, shown: Shown) -> None:
-    console.print(Text(f"{shown.name}: {shown.comment}"))
-    grid = Grid("column", "type", "meaning", box=None)
-    for column in shown.columns:
-        grid.add_row(Text(column["name"]), Text(column["type"]), Text(column["comment"]))
+    for cells in columns:
+        grid.add_row(*map(Text, cells))
     console.print(grid)

@@ -1,57 +1,48 @@
-"""`scanlake verify`: hold the lake against the service, heal what differs, and prove it."""
+"""`scanlake verify`: compare the lake with the service and repair differences."""
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pipeline.call import Call, setting
-from pipeline.commands.running import run_to_end
-from pipeline.commands.telling import tell_proof
-from pipeline.errors import Exit
+from pipeline.commands._summaries import format_verification
+from pipeline.context import CommandContext, setting_options
+from pipeline.errors import ExitCode
 from pipeline.lake.lake import Lake
-from pipeline.runs.verify import Mode, verify
-from pipeline.settings import base_url_value
+from pipeline.process import run_async
+from pipeline.settings import require_base_url
+from pipeline.sync.verify import VerifyMode, verify
 
 
+@setting_options("base_url", "token_file", "max_concurrency", "max_requests_per_second")
 def run(
-    call: Call,
+    context: CommandContext,
     *,
-    check: Annotated[
-        bool, typer.Option("--check", help="Only report; change nothing. Exit 4 for differences.")
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Report differences (exit code 4), but change nothing.")
     ] = False,
     accept_deletions: Annotated[
-        bool, typer.Option("--accept-deletions", help="Believe it when more than 5 % of the files are gone.")
+        bool, typer.Option("--accept-deletions", help="Accept that more than 5 % of the files were deleted.")
     ] = False,
     deep: Annotated[
         float,
-        typer.Option(min=0, max=1, help="Also read the details of this share of the files again; 1: of all."),
+        typer.Option(min=0, max=1, help="Share of the files whose details are fetched and compared; 1: all files."),
     ] = 0.0,
-    base_url: Annotated[str | None, setting("base_url")] = None,
-    token_file: Annotated[Path | None, setting("token_file")] = None,
-    max_concurrency: Annotated[int | None, setting("max_concurrency")] = None,
-    max_requests_per_second: Annotated[float | None, setting("max_requests_per_second")] = None,
-) -> Exit:
-    """Hold the lake against the service, heal what differs, and prove it.
+) -> ExitCode:
+    """Compare the lake with the service and repair differences (`check` checks the lake's own files).
 
-    Incremental syncs never see a deletion. This walks the whole list cheaply, fetches what is missing or
-    stale, and moves files that are gone to deleted_files: those absent from the complete list that their
-    id does not find either. The proof is printed, and written to meta.verifications.
+    Incremental syncs never see a deletion. This command reads the service's full list and fetches missing and stale
+    files. A file counts as deleted if the complete list does not contain it and its id is not found. Deleted files
+    move to deleted_files. The result is printed and stored in meta.verifications.
     """
-    settings = call.settings(
-        base_url=base_url,
-        token_file=token_file,
-        max_concurrency=max_concurrency,
-        max_requests_per_second=max_requests_per_second,
-    )
-    base_url_value(settings)
-    token = call.token(settings)
-    mode = Mode(check_only=check, accept_deletions=accept_deletions, deep=deep)
-    with Lake(settings.lake, doing="verify", anchor=settings.anchor) as lake:
-        proof = run_to_end(verify(lake, settings, token, mode, call.progress()))
-    if call.as_json:
-        call.print_json(proof.as_json())
+    settings = context.settings()
+    require_base_url(settings)
+    token = context.token(settings)
+    mode = VerifyMode(check_only=dry_run, accept_deletions=accept_deletions, deep=deep)
+    with Lake(settings.lake, doing="verify", reader_root=settings.reader_root) as lake:
+        result = run_async(verify(lake, settings, token, mode, context.progress()))
+    if context.as_json:
+        context.print_json(result.as_json())
     else:
-        sys.stdout.write(tell_proof(proof))
-    return Exit.DONE if proof.equal else Exit.REJECTS
+        sys.stdout.write(format_verification(result))
+    return ExitCode.OK if result.consistent else ExitCode.REJECTS

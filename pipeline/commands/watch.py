@@ -1,153 +1,152 @@
-"""`scanlake watch`: sync again and again, unattended."""
+"""`scanlake watch`: syncs at an interval, unattended."""
 
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from pipeline.call import Call, setting
-from pipeline.commands.running import run_to_end
-from pipeline.errors import Exit, SettingsError, worst
-from pipeline.settings import TOKEN_VARIABLE, Settings, base_url_value
-from pipeline.sources import names, union_of_all
-from pipeline.watching.liveness import flaw_of
-from pipeline.watching.notify import Notifier
-from pipeline.watching.office import watch
-from pipeline.watching.schedule import Timetable, seconds_of
-from pipeline.watching.telemetry import refuse_without_extra
-from pipeline.watching.watcher import VERB, Post, Watcher
+from pipeline.commands._all_sources import refuse_single_source_options
+from pipeline.config import source_names, union_path
+from pipeline.context import CommandContext, setting_options
+from pipeline.errors import ExitCode, SettingsError, most_severe
+from pipeline.monitoring.liveness import liveness_problem
+from pipeline.monitoring.otel import check_otel_installed
+from pipeline.monitoring.schedule import Schedule, parse_duration
+from pipeline.monitoring.scheduler import COMMAND, WatchConfig, Watcher, run_watchers
+from pipeline.monitoring.systemd import SystemdNotifier
+from pipeline.process import run_async
+from pipeline.settings import TOKEN_VARIABLE, Settings, require_base_url
 
 
+@setting_options("base_url", "token_file", "liveness_file", "metrics_file")
 def run(
-    call: Call,
+    context: CommandContext,
     *,
     every: Annotated[
         str | None,
-        typer.Option("--every", metavar="DURATION", help="Time between two syncs: 90s, 15m, 6h, 1d. [interval]"),
+        typer.Option(
+            "--every", metavar="DURATION", help="Time between two syncs: 90s, 15m, 6h, 1d. Default: watch_interval."
+        ),
     ] = None,
     jitter: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="Syncs begin up to so much earlier or later. Default: a tenth."),
+        typer.Option(
+            metavar="DURATION", help="Maximum random shift of a sync's start. Default: a tenth of the interval."
+        ),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="One sync, and its exit code: --max-runs 1.")] = False,
-    max_runs: Annotated[int | None, typer.Option(min=1, help="End after so many syncs.")] = None,
-    every_source: Annotated[
-        bool, typer.Option("--all", help="Watch every source of the settings file, each at its own times.")
+    once: Annotated[bool, typer.Option("--once", help="Run one sync and return its exit code.")] = False,
+    max_runs: Annotated[int | None, typer.Option(min=1, help="Stop after this number of syncs.")] = None,
+    all_sources: Annotated[
+        bool, typer.Option("--all", help="Watch every source in the settings file, each with its own schedule.")
     ] = False,
     check_liveness: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Exit 0 if the watch that writes FILE lives, else 1. For probes."),
+        typer.Option(metavar="FILE", help="Probe: exit with 0 if the watch that writes FILE is alive, otherwise 1."),
     ] = None,
     max_age: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="With --check-liveness: and its last success is no older than this."),
+        typer.Option(metavar="DURATION", help="With --check-liveness: maximum age of the last successful sync."),
     ] = None,
-    base_url: Annotated[str | None, setting("base_url")] = None,
-    token_file: Annotated[Path | None, setting("token_file")] = None,
-    liveness_file: Annotated[Path | None, setting("liveness_file")] = None,
-    metrics_file: Annotated[Path | None, setting("metrics_file")] = None,
-) -> Exit:
-    """Sync again and again, unattended.
+) -> ExitCode:
+    """Run a sync at every interval, unattended.
 
-    Each sync is a process of its own. One that fails is repeated, at growing intervals; a lake that another
-    run holds is waited for. Settings or a token that never worked end the watch with 2 or 3; once they did
-    work it goes on, slowly, until they are put right. SIGTERM or Ctrl-C end it within ten seconds (130).
+    Every sync is a separate process. A failed sync is repeated with increasing back-off. `watch` waits while another
+    run holds the lake. Settings or a token that never worked end `watch` with 2 or 3. If they worked before, `watch`
+    continues with a long back-off until they are corrected. SIGTERM or Ctrl-C end it within ten seconds (130).
     """
     if check_liveness is not None:
-        return _check(call, check_liveness, max_age)
+        return _check_liveness(context, check_liveness, max_age)
     if max_age is not None:
-        raise SettingsError("--max-age goes with --check-liveness.", remedy="Leave it out, or name the file.")
-    flags = {"base_url": base_url, "token_file": token_file, "liveness_file": liveness_file,
-             "metrics_file": metrics_file}  # fmt: skip
-    most = 1 if once else max_runs
-    posts = []
-    follow = partial(_union, call) if every_source else None
-    for source in _sources(call, flags, every_source=every_source):
-        load = partial(_load, call, source, flags)
-        settings = load()
-        every_seconds = seconds_of("--every" if every else "interval", every or settings.interval, least=1)
-        table = Timetable.of(every_seconds, None if jitter is None else seconds_of("--jitter", jitter))
-        posts.append(Post(source or "", _command(call, source, flags), load, table, most, every_source, follow))
-    signs = posts[0].load().liveness_file  # one process has one, however many it watches
-    watchers = run_to_end(watch(posts, Notifier.of(os.environ), signs))
-    return _tell(call, watchers)
+        raise SettingsError("--max-age requires --check-liveness.", hint="Add --check-liveness FILE.")
+    configs = []
+    after_sync = partial(_union_argv, context) if all_sources else None
+    for source in _select_sources(context, all_sources=all_sources):
+        source_context = replace(context, source=source)
+        load = partial(_load_settings, source_context)
+        settings = load()  # also with --every: a wrong setting of any source ends `watch` before it starts
+        interval, name = (every, "--every") if every else (settings.watch_interval, "watch_interval")
+        schedule = Schedule.from_interval(
+            parse_duration(name, interval, minimum=1), None if jitter is None else parse_duration("--jitter", jitter)
+        )
+        argv = _sync_argv(source_context)
+        configs.append(
+            WatchConfig(source or "", argv, load, schedule, 1 if once else max_runs, all_sources, after_sync)
+        )
+    liveness_file = configs[0].load_settings().liveness_file  # one file per process
+    watchers = run_async(run_watchers(configs, SystemdNotifier.from_environment(os.environ), liveness_file))
+    return _print_result(context, watchers)
 
 
-def _sources(call: Call, flags: dict[str, Any], *, every_source: bool) -> list[str | None]:
-    if not every_source:
-        return [call.source]
-    found: list[str | None] = list(names(call.config))
-    one = {"--source": call.source, "--lake": call.lake, "--base-url": flags["base_url"],
-           "--token-file": flags["token_file"]}  # fmt: skip
-    for flag, given in one.items():
-        if given is not None:
-            raise SettingsError(f"--all watches every source, {flag} names one.", remedy="Give one or the other.")
-    # It is no source's own: sent to the wrong service it would be given away.
+def _select_sources(context: CommandContext, *, all_sources: bool) -> list[str | None]:
+    if not all_sources:
+        return [context.source]
+    refuse_single_source_options(context)
+    sources: list[str | None] = list(source_names(context.config))
+    # The token belongs to no source: a wrong service would receive it.
     os.environ.pop(TOKEN_VARIABLE, None)
-    if not found:
-        raise SettingsError("--all: the settings file has no [sources.NAME] tables.", remedy="Leave --all out.")
-    return found
+    if not sources:
+        raise SettingsError("--all requires [sources.NAME] tables in the settings file.", hint="Leave out --all.")
+    return sources
 
 
-def _load(call: Call, source: str | None, flags: dict[str, Any]) -> Settings:
-    """The settings as they stand now, found fit for a sync. Raises `SettingsError`."""
-    settings = _of(call, source).settings(**flags)
-    base_url_value(settings)
-    _of(call, source).token(settings)
-    refuse_without_extra(settings)
+def _load_settings(context: CommandContext) -> Settings:
+    """Load the current settings and check that a sync can start with them. Raises `SettingsError`."""
+    settings = context.settings()
+    require_base_url(settings)
+    context.token(settings)
+    check_otel_installed(settings)
     return settings
 
 
-def _of(call: Call, source: str | None) -> Call:
-    return call if source == call.source else Call(**{**_fields(call), "source": source})
-
-
-def _fields(call: Call) -> dict[str, Any]:
-    return {name: getattr(call, name) for name in call.__dataclass_fields__}
-
-
-def _command(call: Call, source: str | None, flags: dict[str, Any]) -> list[str]:
-    """One run, as a process: with this call's flags, but for those that are the watch's own."""
-    words = [sys.executable, "-m", "pipeline", VERB, "--json"]
-    given = {"config": call.config, "source": source, "lake": call.lake, "log_file": call.log_file,
-             "base_url": flags["base_url"], "token_file": flags["token_file"]}  # fmt: skip
-    for name, value in given.items():
+def _sync_argv(context: CommandContext) -> list[str]:
+    """Return the command of one sync, without the options that only `watch` uses."""
+    arguments = [sys.executable, "-m", "pipeline", COMMAND, "--json"]
+    flags = {
+        "config": context.config,
+        "source": context.source,
+        "lake": context.lake,
+        "log-file": context.log_file,
+        "base-url": context.setting_flags["base_url"],
+        "token-file": context.setting_flags["token_file"],
+    }
+    for name, value in flags.items():
         if value is not None:
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    words += ["--quiet"] if call.quiet else []
-    words += ["--log-json"] if call.log_json else []
-    return words + ["--verbose"] * call.verbosity
+            arguments += [f"--{name}", str(value)]
+    arguments += ["--quiet"] if context.quiet else []
+    arguments += ["--log-json"] if context.log_json else []
+    return arguments + ["--verbose"] * context.verbosity
 
 
-def _union(call: Call) -> list[str]:
-    """What writes the catalog of all sources anew, where there is one."""
-    if not union_of_all(call.config).exists():
+def _union_argv(context: CommandContext) -> list[str]:
+    """Return the command that rebuilds the union catalog; empty if there is none."""
+    if not union_path(context.config).exists():
         return []
-    words = [sys.executable, "-m", "pipeline", "catalog", "--union", "--json"]
-    return words + ([] if call.config is None else ["--config", str(call.config)])
+    arguments = [sys.executable, "-m", "pipeline", "catalog", "--union", "--json"]
+    return arguments + ([] if context.config is None else ["--config", str(context.config)])
 
 
-def _tell(call: Call, watchers: list[Watcher]) -> Exit:
-    if call.as_json:
-        call.print_json(
+def _print_result(context: CommandContext, watchers: list[Watcher]) -> ExitCode:
+    if context.as_json:
+        sources = [
             {
-                "sources": [
-                    {"source": each.post.source, "runs": each.runs, "exit_code": each.last and each.last.code}
-                    for each in watchers
-                ]
+                "source": watcher.config.source,
+                "runs": watcher.runs,
+                "exit_code": watcher.last_outcome and watcher.last_outcome.code,
             }
-        )
-    codes = [each.last.code for each in watchers if each.last is not None]
-    return worst(codes)
+            for watcher in watchers
+        ]
+        context.print_json({"sources": sources})
+    return most_severe(watcher.last_outcome.code for watcher in watchers if watcher.last_outcome is not None)
 
 
-def _check(call: Call, path: Path, max_age: str | None) -> Exit:
-    flaw = flaw_of(path, max_age=None if max_age is None else seconds_of("--max-age", max_age))
-    if call.as_json:
-        call.print_json({"alive": flaw is None, "reason": flaw})
-    elif flaw is not None:
-        sys.stderr.write(f"scanlake: {flaw}\n")
-    return Exit.DONE if flaw is None else Exit.FAILED
+def _check_liveness(context: CommandContext, path: Path, max_age: str | None) -> ExitCode:
+    problem = liveness_problem(path, max_age=None if max_age is None else parse_duration("--max-age", max_age))
+    if context.as_json:
+        context.print_json({"alive": problem is None, "reason": problem})
+    elif problem is not None:
+        sys.stderr.write(f"scanlake: {problem}\n")
+    return ExitCode.OK if problem is None else ExitCode.FAILED

@@ -1,7 +1,7 @@
-"""The concurrent flow: windows to list items, items to versions, versions in batches to the sink.
+"""The concurrent crawl: windows to list items, list items to versions, versions in batches to the sink.
 
-Three stages with bounded queues between them, so the slow side sets the pace and memory does not grow with
-the number of files: a few listers, many expanders, one committer. All tasks live in one TaskGroup.
+Three stages with bounded queues between them: a few list workers, many fetch workers, one batcher. The slowest
+stage sets the speed, and memory does not grow with the number of files. All tasks belong to one TaskGroup.
 """
 
 from __future__ import annotations
@@ -11,213 +11,217 @@ import heapq
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from pipeline.crawl.batching import Batcher, Finished
-from pipeline.crawl.expansion import Expanded, Expansion
-from pipeline.crawl.flight import Flight
-from pipeline.crawl.listing import Listing
-from pipeline.crawl.terms import SharedId, Sight, Tally, WindowState, reference_of
+from pipeline.client.protocol import ListItem
+from pipeline.crawl.batcher import Batcher
+from pipeline.crawl.details import DetailFetcher, FetchResult
+from pipeline.crawl.in_flight import InFlightFiles
+from pipeline.crawl.listing import WindowReader
+from pipeline.crawl.models import CrawlStats, ListObservation, PendingWindow, SharedFileIdError, parse_reference
 from pipeline.crawl.windows import Window
-from pipeline.errors import ContractBroken, ScanlakeError
-from pipeline.service.protocol import ListItem
-from schemas.instants import SECOND
+from pipeline.errors import ProtocolError, ScanlakeError
+from schemas.timestamps import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from pipeline.crawl.batching import Sink
-    from pipeline.crawl.terms import Known, Revisit, Terms
-    from pipeline.service.client import Client
+    from pipeline.client.client import Client
+    from pipeline.crawl.batcher import Sink
+    from pipeline.crawl.in_flight import LookupVersions
+    from pipeline.crawl.models import CrawlOptions, RefetchRequest
 
-_LISTERS: Final = 6
-_SWEEP_ROUNDS: Final = 200
+_LIST_WORKERS: Final = 6
+_MAX_REREADS: Final = 200
 
 
-class Crawl:
-    """One crawl over given windows. For one `run`."""
+class Crawler:
+    """One crawl over a set of windows. `run` may be called once."""
 
     def __init__(
         self,
         client: Client,
-        terms: Terms,
+        options: CrawlOptions,
         *,
         run_id: str,
-        lookup: Callable[[Sequence[int]], Mapping[int, Known]],
+        lookup: LookupVersions,
         now_us: Callable[[], int],
     ) -> None:
-        """`lookup` says what the lake holds of some files; `now_us` is the service's clock, microseconds."""
-        self.tally = Tally()
-        self._terms = terms
+        """Create the stages.
+
+        `lookup` returns what the lake has stored of some files. `now_us` is the service's clock in microseconds.
+        """
+        self.stats = CrawlStats()
+        self._options = options
         self._now_us = now_us
-        self._listing = Listing(client, terms, lambda: now_us() // SECOND)
-        self._expansion = Expansion(client, terms, self._listing, now_us)
-        self._flight = Flight(terms, self.tally, run_id=run_id, lookup=lookup)
+        self._reader = WindowReader(client, options, lambda: now_us() // SECOND)
+        self._fetcher = DetailFetcher(client, options, self._reader, now_us)
+        self._in_flight = InFlightFiles(options, self.stats, run_id=run_id, lookup=lookup)
 
     async def run(
         self,
         windows: Iterable[Window],
         sink: Sink,
         *,
-        sweep: Window | None = None,
-        revisits: Sequence[Revisit] = (),
-    ) -> Tally:
-        """Read every window, then `sweep` for what moved meanwhile, and hand batches to `sink` (see `Batcher`).
+        newest: Window | None = None,
+        refetches: Sequence[RefetchRequest] = (),
+    ) -> CrawlStats:
+        """Read every window, then `newest` again for files that moved, and pass batches to `sink`.
 
-        Whatever was finished is handed on even when the crawl fails or is cancelled. Raises the first
-        `ScanlakeError`, or `SharedId` when the key of a file must be its instance.
+        Finished files are passed on even if the crawl fails or is cancelled. Raises the first `ScanlakeError`, or
+        `SharedFileIdError` if the instance id must be the key of a file.
         """
-        batcher = Batcher(self._terms, lambda: len(self._flight), sink)
+        batcher = Batcher(self._options, lambda: len(self._in_flight), sink)
         try:
             async with asyncio.TaskGroup() as group:
-                committer = group.create_task(batcher.run(self._flight.landed))
-                workers = [group.create_task(self._expand_all(batcher)) for _ in range(self._terms.workers)]
-                whole = await self._list_all(windows, batcher)
-                await self._revisit_all(revisits, batcher)
-                if sweep is not None and not whole:
-                    await self._sweep(sweep, batcher)
-                batcher.last_call()
+                committer = group.create_task(batcher.run(self._in_flight.on_committed))
+                workers = [group.create_task(self._fetch_files(batcher)) for _ in range(self._options.workers)]
+                read_in_one_response = await self._list_all(windows, batcher)
+                await self._refetch_all(refetches, batcher)
+                if newest is not None and not read_in_one_response:
+                    await self._reread_newest(newest, batcher)
+                batcher.finish()
                 await committer
-                for task in workers:
-                    task.cancel()
+                for worker in workers:
+                    worker.cancel()
         except BaseExceptionGroup as failures:
-            first = _first(failures)
-            await batcher.close(first)
-            raise first from first.__cause__  # without the group around it
+            failure = _primary_failure(failures)
+            await batcher.close(failure)
+            raise failure from failure.__cause__  # without the group around it
         except asyncio.CancelledError:
             await batcher.close(None)
             raise
-        return self.tally
+        return self.stats
 
     # Listing
 
     async def _list_all(self, windows: Iterable[Window], batcher: Batcher) -> bool:
-        """Read all windows, oldest first. True when one response held everything: nothing can have moved."""
-        heap = [(_order(window), window) for window in windows]
+        """Read all windows, oldest first. Return whether one response had everything: then no file can have moved."""
+        heap = [(_window_sort_key(window), window) for window in windows]
         heapq.heapify(heap)
-        self.tally.known += len(heap)
-        read = 0
-        busy = 0
+        self.stats.windows_total += len(heap)
+        windows_read = 0
+        busy_workers = 0
         wake = asyncio.Event()
 
-        async def lister() -> None:
-            nonlocal read, busy
-            while heap or busy:
+        async def list_windows() -> None:
+            nonlocal windows_read, busy_workers
+            while heap or busy_workers:
                 if not heap:
                     wake.clear()
                     await wake.wait()
                     continue
                 _, window = heapq.heappop(heap)
-                busy += 1
+                busy_workers += 1
                 try:
-                    for part in await self._list(window, batcher):
-                        heapq.heappush(heap, (_order(part), part))
-                    read += 1
+                    for sub_window in await self._list(window, batcher):
+                        heapq.heappush(heap, (_window_sort_key(sub_window), sub_window))
+                    windows_read += 1
                 finally:
-                    busy -= 1
+                    busy_workers -= 1
                     wake.set()
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(_LISTERS):
-                group.create_task(lister())
-        return read <= 1
+            for _ in range(_LIST_WORKERS):
+                group.create_task(list_windows())
+        return windows_read <= 1
 
-    async def _sweep(self, window: Window, batcher: Batcher) -> None:
-        """Read the newest window once more, in order of time, for files that moved there during the crawl."""
-        heap = [(_order(window), window)]
-        self.tally.known += 1
-        for _ in range(_SWEEP_ROUNDS):
+    async def _reread_newest(self, window: Window, batcher: Batcher) -> None:
+        """Read the newest window again, in order of time, for files that moved there during the crawl."""
+        heap = [(_window_sort_key(window), window)]
+        self.stats.windows_total += 1
+        for _ in range(_MAX_REREADS):
             if not heap:
                 return
             _, oldest = heapq.heappop(heap)
-            for part in await self._list(oldest, batcher):
-                heapq.heappush(heap, (_order(part), part))
-        # What changes faster than it can be listed lies beyond the horizon: the next run asks for it.
+            for sub_window in await self._list(oldest, batcher):
+                heapq.heappush(heap, (_window_sort_key(sub_window), sub_window))
+        # Files that change faster than they can be listed are after the watermark: the next run reads them.
 
     async def _list(self, window: Window, batcher: Batcher) -> tuple[Window, ...]:
-        state = WindowState(window)
-        # The picture is taken between asking and answer; the earlier moment is the safe one.
-        state.listed_at = self._now_us() // SECOND
-        asked = monotonic()
-        reading = await self._listing.read(window)
-        state.sight = Sight(asked, monotonic(), self._now_us())
-        state.proven = reading.proven
-        self.tally.windows += not reading.rest
-        self.tally.known += len(reading.rest) - bool(reading.rest)
-        self.tally.unproven += not reading.proven
-        await self._flight.issue(reading.items, state)
-        if not reading.rest:
-            for _ in state.rejects:
+        pending = PendingWindow(window)
+        # The service reads its list between request and answer; the earlier instant is the safe one.
+        pending.listed_at = self._now_us() // SECOND
+        requested = monotonic()
+        result = await self._reader.read(window)
+        pending.observation = ListObservation(requested, monotonic(), self._now_us())
+        pending.is_consistent = result.is_consistent
+        self.stats.windows += not result.sub_windows
+        self.stats.windows_total += len(result.sub_windows) - bool(result.sub_windows)
+        self.stats.inconsistent_windows += not result.is_consistent
+        await self._in_flight.submit(result.items, pending)
+        if not result.sub_windows:
+            for _ in pending.rejects:
                 self._count_reject()
-            batcher.window_listed(state)
-        return reading.rest
+            batcher.add_window(pending)
+        return result.sub_windows
 
-    async def _revisit_all(self, revisits: Sequence[Revisit], batcher: Batcher) -> None:
-        left = iter(revisits)
+    async def _refetch_all(self, requests: Sequence[RefetchRequest], batcher: Batcher) -> None:
+        remaining = iter(requests)
 
-        async def reviser() -> None:
-            for revisit in left:
-                await self._revisit(revisit, batcher)
+        async def refetch_files() -> None:
+            for request in remaining:
+                await self._refetch(request, batcher)
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(_LISTERS):
-                group.create_task(reviser())
+            for _ in range(_LIST_WORKERS):
+                group.create_task(refetch_files())
 
-    async def _revisit(self, revisit: Revisit, batcher: Batcher) -> None:
-        key, state = revisit.file_id, WindowState(Window(None, None))
-        asked = monotonic()
-        item = await self._listing.find(key, revisit.reference, revisit.updated_at)
-        state.sight = Sight(asked, monotonic(), self._now_us())
-        if item is None and revisit.document is not None:
-            # The list shows it no more; its id may be known all the same, and if not, it is gone.
-            item = ListItem(key, None, revisit.updated_at, revisit.document)
+    async def _refetch(self, request: RefetchRequest, batcher: Batcher) -> None:
+        key, pending = request.file_id, PendingWindow(Window(None, None))
+        requested = monotonic()
+        item = await self._reader.find_item(key, request.reference, request.updated_at)
+        pending.observation = ListObservation(requested, monotonic(), self._now_us())
+        if item is None and request.document is not None:
+            # The list no longer contains the file; the call by id shows whether it was deleted.
+            item = ListItem(key, None, request.updated_at, request.document)
         if item is not None:
-            await self._flight.issue_again(key, item, state)
-        elif (gone := await self._expansion.gone(key)) is not None:
-            batcher.found_gone(gone)
+            await self._in_flight.resubmit(key, item, pending)
+        elif (tombstone := await self._fetcher.check_deleted(key)) is not None:
+            batcher.add_deleted(tombstone)
 
     def _count_reject(self) -> None:
-        self.tally.rejects += 1
-        most = self._terms.max_rejects
-        if most is not None and self.tally.rejects > most:
-            raise ContractBroken(
-                f"more than {most} rejects in one run (max_rejects)",
-                remedy="Look at meta.rejects; raise max_rejects if they are acceptable.",
+        self.stats.rejects += 1
+        max_rejects = self._options.max_rejects
+        if max_rejects is not None and self.stats.rejects > max_rejects:
+            raise ProtocolError(
+                f"The run has more than {max_rejects} rejects (max_rejects).",
+                hint="Check meta.rejects; raise max_rejects if they are acceptable.",
             )
 
-    # Expanding
+    # Fetching
 
-    async def _expand_all(self, batcher: Batcher) -> None:
+    async def _fetch_files(self, batcher: Batcher) -> None:
         while True:
-            ticket = await self._flight.take()
-            item = ticket.item
-            if ticket.outdated:
-                item = await self._listing.find(ticket.key, reference_of(item.raw), None) or item
-            expanded = await self._expansion.expand(ticket.key, item)
-            self._count(expanded)
-            await batcher.put(Finished(ticket.key, expanded, ticket.owners))
+            task = await self._in_flight.next_task()
+            item = task.item
+            if task.must_relist:
+                item = await self._reader.find_item(task.key, parse_reference(item.raw), None) or item
+            result = await self._fetcher.fetch(task.key, item)
+            self._update_stats(result)
+            await batcher.add_file(task, result)
 
-    def _count(self, expanded: Expanded) -> None:
-        if expanded.reject is not None:
+    def _update_stats(self, result: FetchResult) -> None:
+        if result.reject is not None:
             self._count_reject()
-        elif expanded.version is None:
-            self.tally.gone += 1
+        elif result.version is None:
+            self.stats.deleted += 1
         else:
-            self.tally.expanded += expanded.version.detail is not None
+            self.stats.details_fetched += result.version.detail is not None
 
 
-def _order(window: Window) -> tuple[float, float]:
+def _window_sort_key(window: Window) -> tuple[float, float]:
     low = float("-inf") if window.start is None else window.start
     return low, float("inf") if window.end is None else window.end
 
 
-def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The failure that says most: one of ours before any other."""
-    flat: list[BaseException] = []
+def _primary_failure(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the most informative failure: the first of scanlake's own errors, else the first."""
+    leaves: list[BaseException] = []
     stack: list[BaseException] = [failures]
     while stack:
         failure = stack.pop()
         if isinstance(failure, BaseExceptionGroup):
             stack.extend(reversed(failure.exceptions))
         else:
-            flat.append(failure)
-    ours = (failure for failure in flat if isinstance(failure, ScanlakeError | SharedId))
-    return next(ours, flat[0])
+            leaves.append(failure)
+    own_errors = (failure for failure in leaves if isinstance(failure, ScanlakeError | SharedFileIdError))
+    return next(own_errors, leaves[0])

@@ -1,4 +1,4 @@
-"""Reading one window: whole in one response, or cut into windows that are, or paged until it is proven."""
+"""Reads one window: in one response, split into sub-windows that fit, or by pages until the list is consistent."""
 
 from __future__ import annotations
 
@@ -7,340 +7,353 @@ from array import array
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from pipeline.crawl.terms import SharedId, reference_of
-from pipeline.crawl.windows import FIRST, LAST, NARROW, Window, cut, halve
-from pipeline.errors import ContractBroken
-from schemas.instants import DAY, SECOND
+from pipeline.crawl.models import SharedFileIdError, parse_reference
+from pipeline.crawl.windows import (
+    MAX_SECOND,
+    MIN_SECOND,
+    MIN_WINDOW_SECONDS,
+    Window,
+    split_by_time,
+    split_by_timestamps,
+)
+from pipeline.errors import ProtocolError
+from schemas.timestamps import DAY, SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
 
-    from pipeline.crawl.terms import Terms
-    from pipeline.service.client import Client
-    from pipeline.service.protocol import ListItem, ListPage
+    from pipeline.client.client import Client
+    from pipeline.client.protocol import ListItem, ListPage
+    from pipeline.crawl.models import CrawlOptions
     from schemas.requests import FileQuery
 
-_PASSES: Final = 5
-_SIDE_BY_SIDE: Final = 32
-_EMPTY_PAGES: Final = 3
-_MOST_PAGES: Final = 4_000  # of one list: a million files, or a service that does not come to an end
-_MOST_SKETCHED: Final = 50_000  # files; a window with more is cut by time first, so that memory stays flat
-_MOST_PIECES: Final = 16
-_FIND_PAGES: Final = 8
-_SINGLY: Final = 10
+_MAX_PASSES: Final = 5
+_PAGE_CONCURRENCY: Final = 32
+_MAX_EMPTY_PAGES: Final = 3
+_MAX_PAGES: Final = 4_000  # of one list: a million files, or a service that reports pages without end
+_MAX_SAMPLED_FILES: Final = 50_000  # a window with more is split by time first, so that memory stays bounded
+_MAX_SPLITS: Final = 16
+_MAX_SEARCH_PAGES: Final = 8
+_MAX_SINGLE_LOOKUPS: Final = 10
+_DAY_SECONDS: Final = DAY // SECOND
 _Key = tuple[int | None, int | None]
 _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """What came of a window: its items, the windows that must be read in its stead, and whether it is proven.
+class WindowResult:
+    """Result of reading a window: its items, the sub-windows to read instead, and whether it is consistent.
 
-    With `rest` the items are taken all the same, and prove nothing.
+    With `sub_windows` the items are used too, but the list of the window is not complete.
     """
 
     items: tuple[ListItem, ...]
-    rest: tuple[Window, ...] = ()
-    proven: bool = True
+    sub_windows: tuple[Window, ...] = ()
+    is_consistent: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
-    """All pages of a list, one after the other.
+class PagedList:
+    """All pages of a list, read one after the other.
 
-    `sound`: nothing came twice, and as many came as were counted; `whole`: all came in one response.
+    `is_consistent`: no file is in it twice, and the number of files equals the service's total.
+    `single_response`: it is consistent and came in one response.
     """
 
     items: tuple[ListItem, ...]
-    sound: bool
-    whole: bool
+    is_consistent: bool
+    single_response: bool
 
     @property
     def keys(self) -> set[_Key]:
-        """What tells the files apart."""
+        """The keys of the files."""
         return _keys(self.items)
 
 
-class Listing:
-    """Reads windows on given terms. Learns how large a page the service really gives."""
+class WindowReader:
+    """Reads windows, and learns the real page size of the service."""
 
-    def __init__(self, client: Client, terms: Terms, now: Callable[[], int]) -> None:
-        """`now` gives the service's clock in seconds. Every reading raises `SharedId` where a page shows it."""
-        self._client = client
-        self._terms = terms
-        self._now = now
-        self._page_caps: dict[bool, int] = {}
-        self._counts = False  # the service has counted files, or pages
-        self._tells_of_more = False  # it has said that there is more
-        self._filter_is_proven = False
-        self._sketching = asyncio.Semaphore(_SIDE_BY_SIDE)  # for all sketches together
+    def __init__(self, client: Client, options: CrawlOptions, now: Callable[[], int]) -> None:
+        """Create a reader; `now` is the service's clock in seconds.
 
-    async def read(self, window: Window) -> Reading:
-        """Read `window`, or say into which windows it must be cut."""
-        if window.crowded:
-            return await self._read_paged(window)
-        query = self._terms.query(window)
-        page = await self._page(query, 1, window)
-        if await self._is_whole(page, query, window):
-            return Reading(page.items)
-        if window.is_narrow:
-            return await self._read_paged(window)
-        return Reading(page.items, tuple(await self._cut(window, page)))
-
-    async def find(self, file_id: int, reference: str | None, updated: int | None) -> ListItem | None:
-        """The list item of one file, by its reference or in the second of its stamp (in microseconds).
-
-        None when the list does not show it in either place.
+        Every method that reads pages raises `SharedFileIdError` if a page shows that two files share an id.
         """
-        found = None
+        self._client = client
+        self._options = options
+        self._now = now
+        self._page_caps: dict[bool, int] = {}  # largest page, by whether the query is cheap
+        self._has_counts = False  # the service has reported a total or a number of pages
+        self._has_next_hints = False  # the service has reported a next page
+        self._is_filter_checked = False
+        self._sampling = asyncio.Semaphore(_PAGE_CONCURRENCY)  # shared by all samples
+
+    async def read(self, window: Window) -> WindowResult:
+        """Read `window`, or return the sub-windows to split it into."""
+        if window.overflows:
+            return await self._read_by_pages(window)
+        query = self._options.query(window)
+        page = await self._fetch_page(query, 1, window)
+        if await self._is_complete(page, query, window):
+            return WindowResult(page.items)
+        if window.is_narrow:
+            return await self._read_by_pages(window)
+        return WindowResult(page.items, tuple(await self._split(window, page)))
+
+    async def find_item(self, file_id: int, reference: str | None, updated_at: int | None) -> ListItem | None:
+        """Return the list item of one file, by its reference or by its timestamp in microseconds.
+
+        None if neither list contains the file.
+        """
+        item = None
         if reference is not None:
-            found = await self._search(file_id, self._terms.query(reference=reference), None, reference)
-        if found is None and updated is not None:
-            second = Window(updated // SECOND, updated // SECOND + 1)
-            found = await self._search(file_id, self._terms.query(second), second, None)
-        return found
+            item = await self._search(file_id, self._options.query(reference=reference), None, reference)
+        if item is None and updated_at is not None:
+            second = Window(updated_at // SECOND, updated_at // SECOND + 1)
+            item = await self._search(file_id, self._options.query(second), second, None)
+        return item
 
     async def _search(
         self, file_id: int, query: FileQuery, window: Window | None, reference: str | None
     ) -> ListItem | None:
-        shared = None
-        for number in range(1, _FIND_PAGES + 1):
-            page = await self._page(query, number, window)
+        same_id = None
+        for number in range(1, _MAX_SEARCH_PAGES + 1):
+            page = await self._fetch_page(query, number, window)
             for item in page.items:
-                if file_id in {item.instance, item.id}:
-                    if item.instance in {file_id, None}:
+                if file_id in {item.instance_id, item.id}:
+                    if item.instance_id in {file_id, None}:
                         return item
-                    # Where the instance is the key, this is another file whose id is the same number.
-                    shared = shared or (None if self._terms.identity == "file_id" else item)
-            if page.more is False or not page.items:
+                    # If the instance is the key, this is another file whose id is the same number.
+                    same_id = same_id or (None if self._options.identity == "file_id" else item)
+            if page.has_next is False or not page.items:
                 break
-            if reference is not None and all(reference_of(item.raw) != reference for item in page.items):
-                break  # the filter is not heeded: this is the whole list
-        return shared
+            if reference is not None and all(parse_reference(item.raw) != reference for item in page.items):
+                break  # the service ignores the filter: this is the list of all files
+        return same_id
 
     # Planning
 
-    async def _cut(self, window: Window, page: ListPage) -> list[Window]:
-        limit = self._limit(cheap=False)
+    async def _split(self, window: Window, page: ListPage) -> list[Window]:
+        limit = self._page_limit(cheap=False)
         total = page.total or 0
-        if page.items and all(item.updated is None for item in page.items):
-            await self._prove_filter()
-        elif total <= _MOST_SKETCHED:
-            tiles = cut(window, await self._sketch(window), limit)
-            if len(tiles) > 1 or tiles[0].crowded:
-                return tiles
-        pieces = min(max(2, total // limit), _MOST_PIECES)
-        return halve(window, seen=_stamps(page.items), now=self._now(), pieces=pieces)
+        if page.items and all(item.updated_at is None for item in page.items):
+            await self._check_filter_is_honoured()
+        elif total <= _MAX_SAMPLED_FILES:
+            sub_windows = split_by_timestamps(window, await self._sample_timestamps(window), limit)
+            if len(sub_windows) > 1 or sub_windows[0].overflows:
+                return sub_windows
+        pieces = min(max(2, total // limit), _MAX_SPLITS)
+        return split_by_time(window, known=_timestamps(page.items), now=self._now(), pieces=pieces)
 
-    async def _sketch(self, window: Window) -> Sequence[int]:
-        """The stamps in a window, in seconds, sorted: read by page number, so good for planning alone."""
-        query = self._terms.query(window, cheap=True)
-        page = await self._page(query, 1, window)
-        stamps = array("q", _stamps(page.items))
+    async def _sample_timestamps(self, window: Window) -> Sequence[int]:
+        """Return the sorted timestamps of a window in seconds. Read by pages, so good for planning only."""
+        query = self._options.query(window, cheap=True)
+        page = await self._fetch_page(query, 1, window)
+        timestamps = array("q", _timestamps(page.items))
         instances: dict[int, int] = {}
         self._check_instances(page.items, instances)
         if page.total is not None and page.items:
-            last = min(-(-page.total // len(page.items)), _MOST_PAGES)
-            for first in range(2, last + 1, _SIDE_BY_SIDE):
-                numbers = range(first, min(first + _SIDE_BY_SIDE, last + 1))
-                found = await _gather(self._stamps_of(query, number, window, instances) for number in numbers)
-                for each in found:
-                    stamps.extend(each or ())
-                if all(each is None for each in found):
-                    break  # fewer than were counted
+            last = min(-(-page.total // len(page.items)), _MAX_PAGES)
+            for first in range(2, last + 1, _PAGE_CONCURRENCY):
+                numbers = range(first, min(first + _PAGE_CONCURRENCY, last + 1))
+                pages = await _gather(self._page_timestamps(query, number, window, instances) for number in numbers)
+                for page_timestamps in pages:
+                    timestamps.extend(page_timestamps or ())
+                if all(page_timestamps is None for page_timestamps in pages):
+                    break  # the list has fewer files than the service counted
         else:
-            seen = set[int]()
+            page_hashes = set[int]()
             number = 1
-            while page.items and page.more is not False and len(stamps) < _MOST_SKETCHED:
-                seen.add(hash(_ids(page.items)))
+            while page.items and page.has_next is not False and len(timestamps) < _MAX_SAMPLED_FILES:
+                page_hashes.add(hash(_ids(page.items)))
                 number += 1
-                page = await self._page(query, number, window)
-                if hash(_ids(page.items)) in seen:
-                    break  # the service goes round in circles; what is known must do
-                stamps.extend(_stamps(page.items))
+                page = await self._fetch_page(query, number, window)
+                if hash(_ids(page.items)) in page_hashes:
+                    break  # the service repeats its pages; the timestamps read so far must do
+                timestamps.extend(_timestamps(page.items))
                 self._check_instances(page.items, instances)
-        return array("q", sorted(stamps))
+        return array("q", sorted(timestamps))
 
-    async def _stamps_of(
+    async def _page_timestamps(
         self, query: FileQuery, number: int, window: Window, instances: dict[int, int]
     ) -> array[int] | None:
-        """The stamps on one page, which itself is let go of; None where it is empty."""
-        async with self._sketching:
-            page = await self._page(query, number, window)
+        """Return the timestamps on one page, None if it is empty. The page itself is not kept."""
+        async with self._sampling:
+            page = await self._fetch_page(query, number, window)
         self._check_instances(page.items, instances)
-        return array("q", _stamps(page.items)) if page.items else None
+        return array("q", _timestamps(page.items)) if page.items else None
 
-    def _limit(self, *, cheap: bool) -> int:
-        asked = self._terms.query(cheap=cheap).page_size
-        limit = min(asked, self._page_caps.get(cheap or not self._terms.includes, asked))
-        # Where nothing is counted a full page does not show whether it is all: leave one place free.
-        return limit if self._counts else max(1, limit - 1)
+    def _page_limit(self, *, cheap: bool) -> int:
+        requested = self._options.query(cheap=cheap).page_size
+        limit = min(requested, self._page_caps.get(cheap or not self._options.includes, requested))
+        # Without counts a full page does not show whether it is the last one: leave one place free.
+        return limit if self._has_counts else max(1, limit - 1)
 
     # One page
 
-    async def _page(self, query: FileQuery, number: int, window: Window | None) -> ListPage:
-        page = await self._client.list(query, page=number)
+    async def _fetch_page(self, query: FileQuery, number: int, window: Window | None) -> ListPage:
+        page = await self._client.list_files(query, page=number)
         self._check_instances(page.items, {})
         if window is not None:
             _check_bounds(window, page.items)
-        counted = page.total is not None or page.last_page is not None
-        self._counts |= counted
-        self._tells_of_more |= bool(page.more)
-        if page.items and (page.more or len(page.items) >= query.page_size):
+        has_counts = page.total is not None or page.last_page is not None
+        self._has_counts |= has_counts
+        self._has_next_hints |= bool(page.has_next)
+        if page.items and (page.has_next or len(page.items) >= query.page_size):
             self._page_caps[not query.include] = len(page.items)
-        if page.more is False and not counted and not self._tells_of_more:
-            return replace(page, more=None)  # a link that is always null says as little as none
+        if page.has_next is False and not has_counts and not self._has_next_hints:
+            return replace(page, has_next=None)  # a link that is always null means as little as no link
         return page
 
-    def _check_instances(self, items: Iterable[ListItem], seen: dict[int, int]) -> None:
-        if self._terms.identity == "file_id":
+    def _check_instances(self, items: Iterable[ListItem], instances: dict[int, int]) -> None:
+        if self._options.identity == "file_id":
             return
         for item in items:
-            if item.id is None or item.instance is None:
+            if item.id is None or item.instance_id is None:
                 continue
-            if seen.setdefault(item.id, item.instance) != item.instance:
-                raise SharedId
+            if instances.setdefault(item.id, item.instance_id) != item.instance_id:
+                raise SharedFileIdError
 
-    async def _is_whole(self, page: ListPage, query: FileQuery, window: Window) -> bool:
-        if page.more is not None:
-            return not page.more
-        return await self._is_whole_without_hints(page, query, window)
+    async def _is_complete(self, page: ListPage, query: FileQuery, window: Window) -> bool:
+        if page.has_next is not None:
+            return not page.has_next
+        return await self._is_complete_without_counts(page, query, window)
 
-    async def _is_whole_without_hints(self, page: ListPage, query: FileQuery, window: Window) -> bool:
-        """The service names neither a count nor a next page: only a further page tells, until a cap is known."""
-        cheap = not query.include
-        if len(page.items) >= self._page_caps.get(cheap, query.page_size):
+    async def _is_complete_without_counts(self, page: ListPage, query: FileQuery, window: Window) -> bool:
+        """Return whether `page` is the whole list if the service reports neither counts nor a next page.
+
+        Until the page size is known, only a further page shows that.
+        """
+        is_cheap = not query.include
+        if len(page.items) >= self._page_caps.get(is_cheap, query.page_size):
             return False
-        if not page.items or cheap in self._page_caps:
+        if not page.items or is_cheap in self._page_caps:
             return True
-        following = await self._page(query, 2, window)
+        following = await self._fetch_page(query, 2, window)
         if following.items:
-            self._page_caps[cheap] = len(page.items)
+            self._page_caps[is_cheap] = len(page.items)
             return False
-        # Between the two calls a file may have moved up into the first page.
-        again = await self._page(query, 1, window)
+        # Between the two calls a file may have moved up to the first page.
+        again = await self._fetch_page(query, 1, window)
         return len(again.items) == len(page.items) and _keys(again.items) == _keys(page.items)
 
-    async def _prove_filter(self) -> None:
-        """Without stamps nothing shows that windows are honoured, so ask for two that must be empty."""
-        if self._filter_is_proven:
+    async def _check_filter_is_honoured(self) -> None:
+        """Request two windows that must be empty: without timestamps only that shows that the filter works."""
+        if self._is_filter_checked:
             return
-        for window in (Window(FIRST, FIRST + _DAY), Window(LAST - _DAY, LAST)):
-            page = await self._client.list(self._terms.query(window, cheap=True))
+        for window in (Window(MIN_SECOND, MIN_SECOND + _DAY_SECONDS), Window(MAX_SECOND - _DAY_SECONDS, MAX_SECOND)):
+            page = await self._client.list_files(self._options.query(window, cheap=True))
             if page.items:
-                raise _filter_ignored()
-        self._filter_is_proven = True
+                raise _filter_ignored_error()
+        self._is_filter_checked = True
 
     # Many pages
 
-    async def _read_paged(self, window: Window) -> Reading:
-        """Page a window that cannot be cut, until two passes agree, or all that one whole response names is here.
+    async def _read_by_pages(self, window: Window) -> WindowResult:
+        """Read a window that cannot be split until two passes agree, or one response confirms all its files.
 
-        One that is long, and in which files move, is cut after all: its crowd lies at its end.
+        A long window whose files change is split after all: its overflow is at its end.
         """
-        query, cheap = self._terms.query(window), self._terms.query(window, cheap=True)
-        found: dict[_Key, ListItem] = {}
-        nameless: tuple[ListItem, ...] = ()
-        before: set[_Key] | None = None
-        for _ in range(_PASSES):
-            walk = await self._walk(query, window)
-            found.update({_key(item): item for item in walk.items if item.id is not None})
-            nameless = tuple(item for item in walk.items if item.id is None) or nameless
-            if walk.sound and walk.keys == before:
-                return Reading((*found.values(), *nameless))
-            # Without includes five times as many fit in one response, and that is a consistent picture.
-            picture = await self._walk(cheap, window)
-            agreed = walk.sound and picture.sound and walk.keys == picture.keys
-            if agreed or (picture.whole and await self._has_all(found, picture)):
-                return Reading((*found.values(), *nameless))
+        query, cheap_query = self._options.query(window), self._options.query(window, cheap=True)
+        items: dict[_Key, ListItem] = {}
+        items_without_id: tuple[ListItem, ...] = ()
+        previous_keys: set[_Key] | None = None
+        for _ in range(_MAX_PASSES):
+            pages = await self._read_all_pages(query, window)
+            items.update({_key(item): item for item in pages.items if item.id is not None})
+            items_without_id = tuple(item for item in pages.items if item.id is None) or items_without_id
+            if pages.is_consistent and pages.keys == previous_keys:
+                return WindowResult((*items.values(), *items_without_id))
+            # Without includes five times as many files fit in one response, and one response is consistent.
+            snapshot = await self._read_all_pages(cheap_query, window)
+            agree = pages.is_consistent and snapshot.is_consistent and pages.keys == snapshot.keys
+            if agree or (snapshot.single_response and await self._fetch_missing(items, snapshot)):
+                return WindowResult((*items.values(), *items_without_id))
             if not window.is_narrow and window.end is not None:
-                middle = window.end - NARROW
-                rest = (Window(window.start, middle), Window(middle, window.end, crowded=True))
-                return Reading((*found.values(), *nameless), rest)
-            before = walk.keys if walk.sound else None
-        await self._has_all(found, picture)
-        return Reading((*found.values(), *nameless), proven=False)
+                middle = window.end - MIN_WINDOW_SECONDS
+                sub_windows = (Window(window.start, middle), Window(middle, window.end, overflows=True))
+                return WindowResult((*items.values(), *items_without_id), sub_windows)
+            previous_keys = pages.keys if pages.is_consistent else None
+        await self._fetch_missing(items, snapshot)
+        return WindowResult((*items.values(), *items_without_id), is_consistent=False)
 
-    async def _has_all(self, found: dict[_Key, ListItem], picture: Walk) -> bool:
-        """Whether all that `picture` names was found, in its version; a few that were not are looked up singly."""
-        missing = {_key(item): item for item in picture.items if item.id is not None and not _is_in(found, item)}
-        if len(missing) > _SINGLY:
+    async def _fetch_missing(self, items: dict[_Key, ListItem], snapshot: PagedList) -> bool:
+        """Look up the few files of `snapshot` that `items` lacks. Return whether all are there, in that version."""
+        missing = {_key(item): item for item in snapshot.items if item.id is not None and not _has_version(items, item)}
+        if len(missing) > _MAX_SINGLE_LOOKUPS:
             return False
         for key, item in missing.items():
-            file_id = item.instance or item.id or 0
-            again = await self.find(file_id, reference_of(item.raw), None)
-            if again is not None:
-                found[key] = again
-        return all(_is_in(found, item) for item in missing.values())
+            file_id = item.instance_id or item.id or 0
+            latest = await self.find_item(file_id, parse_reference(item.raw), None)
+            if latest is not None:
+                items[key] = latest
+        return all(_has_version(items, item) for item in missing.values())
 
-    async def _walk(self, query: FileQuery, window: Window) -> Walk:
+    async def _read_all_pages(self, query: FileQuery, window: Window) -> PagedList:
         items: list[ListItem] = []
-        seen = set[int]()
-        number = empty = 0
+        page_hashes = set[int]()
+        number = empty_pages = 0
         while True:
             number += 1
-            page = await self._page(query, number, window)
+            page = await self._fetch_page(query, number, window)
             items += page.items
-            empty = 0 if page.items else empty + 1
-            if page.more is False or (page.more is None and not page.items):
+            empty_pages = 0 if page.items else empty_pages + 1
+            if page.has_next is False or (page.has_next is None and not page.items):
                 break
-            _check_end(page, number, empty, seen)
-        named = [_key(item) for item in items if item.id is not None]
-        sound = page.total in {None, len(items)} and len(set(named)) == len(named)
-        return Walk(tuple(items), sound=sound, whole=sound and number - bool(empty) <= 1)
+            _check_pagination_ends(page, number, empty_pages, page_hashes)
+        keys = [_key(item) for item in items if item.id is not None]
+        is_consistent = page.total in {None, len(items)} and len(set(keys)) == len(keys)
+        single_response = is_consistent and number - bool(empty_pages) <= 1
+        return PagedList(tuple(items), is_consistent, single_response)
 
 
-_DAY: Final = DAY // SECOND
-
-
-def _check_end(page: ListPage, number: int, empty: int, seen: set[int]) -> None:
-    """Raise when a list goes on that should have come to its end. `seen` are the pages so far."""
-    if empty == _EMPTY_PAGES:
-        raise ContractBroken(f"GET /files: {empty} empty pages in a row, each promising more")
-    if number >= _MOST_PAGES:
-        raise ContractBroken(f"GET /files: page {number} of one list still promises more")
-    print_of_it = hash(_ids(page.items))
-    # A list that is counted ends by itself, and in a shuffled one a short page may come again.
-    counted = page.total is not None and number * len(page.items) < page.total and number < 3 * len(seen)
-    if page.items and print_of_it in seen and not counted:
-        raise ContractBroken(f"GET /files: page {number} repeats an earlier page; the list has no end")
-    seen.add(print_of_it)
+def _check_pagination_ends(page: ListPage, number: int, empty_pages: int, page_hashes: set[int]) -> None:
+    """Raise if a list has pages without end. `page_hashes` are those of the pages so far."""
+    if empty_pages == _MAX_EMPTY_PAGES:
+        raise ProtocolError(f"GET /files: {empty_pages} empty pages in a row announce a next page.")
+    if number >= _MAX_PAGES:
+        raise ProtocolError(f"GET /files: page {number} of one list announces a next page.")
+    page_hash = hash(_ids(page.items))
+    # A list with a total ends by itself, and in an unordered one a short page may be repeated.
+    has_total_left = page.total is not None and number * len(page.items) < page.total and number < 3 * len(page_hashes)
+    if page.items and page_hash in page_hashes and not has_total_left:
+        raise ProtocolError(f"GET /files: page {number} repeats an earlier page; the list has no end.")
+    page_hashes.add(page_hash)
 
 
 def _check_bounds(window: Window, items: Iterable[ListItem]) -> None:
-    stamps = _stamps(items)
-    outside = sum(not window.holds(stamp) for stamp in stamps)
-    # One or two may be stamped anew while the answer is made; a service that filters has no more.
-    if outside > max(2, len(stamps) // 2):
-        raise _filter_ignored()
+    timestamps = _timestamps(items)
+    outside = sum(not window.may_contain(timestamp) for timestamp in timestamps)
+    # One or two files may be updated while the answer is created; a service that filters has no more.
+    if outside > max(2, len(timestamps) // 2):
+        raise _filter_ignored_error()
 
 
-def _filter_ignored() -> ContractBroken:
-    return ContractBroken(
-        "GET /files answers with files outside updated_start and updated_end",
-        remedy="Without these filters no sync can be complete; check that base_url is the file service.",
+def _filter_ignored_error() -> ProtocolError:
+    return ProtocolError(
+        "GET /files returns files outside updated_start and updated_end.",
+        hint="Check that base_url is the file service; without these filters no sync can be complete.",
     )
 
 
 def _key(item: ListItem) -> _Key:
-    return item.id, item.instance
+    return item.id, item.instance_id
 
 
 def _keys(items: Iterable[ListItem]) -> set[_Key]:
     return {_key(item) for item in items if item.id is not None}
 
 
-def _is_in(found: dict[_Key, ListItem], item: ListItem) -> bool:
-    held = found.get(_key(item))
-    return held is not None and held.updated == item.updated
+def _has_version(items: dict[_Key, ListItem], item: ListItem) -> bool:
+    listed = items.get(_key(item))
+    return listed is not None and listed.updated_at == item.updated_at
 
 
 def _ids(items: Iterable[ListItem]) -> tuple[int | None, ...]:
-    return tuple(number for item in items for number in (item.id, item.instance))
+    return tuple(number for item in items for number in (item.id, item.instance_id))
 
 
-def _stamps(items: Iterable[ListItem]) -> list[int]:
-    return [item.updated // SECOND for item in items if item.updated is not None]
+def _timestamps(items: Iterable[ListItem]) -> list[int]:
+    return [item.updated_at // SECOND for item in items if item.updated_at is not None]
 
 
 async def _gather(calls: Iterable[Coroutine[None, None, _Result]]) -> list[_Result]:

@@ -1,1 +1,1 @@
-"""The dashboard: one self-contained page about the lake, made from one snapshot of its published catalog."""
+"""The dashboard: one self-contained page with the state of a lake."""

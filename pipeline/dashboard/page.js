@@ -1,52 +1,54 @@
 "use strict";
 (() => {
-  const spans = [[86400, "day"], [3600, "hour"], [60, "minute"], [1, "second"]];
-  const spell = (seconds) => (seconds < -60 ? span(-seconds) + " ahead of this clock" : span(Math.max(seconds, 0)) + " ago");
-  const span = (seconds) => {
-    for (const [length, unit] of spans) {
-      if (seconds >= (length > 1 ? 2 * length : 0)) {
-        const number = Math.trunc(seconds / length);
-        return number.toLocaleString("en-GB") + " " + unit + (number === 1 ? "" : "s");
-      }
+  // As formatting.format_duration: the two largest units.
+  const units = [["d", 86400], ["h", 3600], ["m", 60], ["s", 1]];
+  const formatDuration = (seconds) => {
+    const parts = [];
+    for (const [unit, length] of units) {
+      const count = Math.trunc(seconds / length);
+      seconds -= count * length;
+      if (count) parts.push(count + unit);
     }
-    return "";
+    return parts.slice(0, 2).join("") || "0s";
   };
-  // Ages go on growing while the page lies open; what is old by now is said, whatever the page said when written.
-  const age = () => {
-    for (const each of document.querySelectorAll("time[data-age]")) {
-      each.textContent = spell((Date.now() - Date.parse(each.dateTime)) / 1000);
+  const formatAge = (seconds) =>
+    seconds < -60 ? formatDuration(-seconds) + " ahead of the local clock" : formatDuration(Math.max(seconds, 0)) + " ago";
+  // The page may stay open for days: ages grow, and the watermark becomes old.
+  const updateAges = () => {
+    for (const time of document.querySelectorAll("time[data-age]")) {
+      time.textContent = formatAge(Math.trunc((Date.now() - Date.parse(time.dateTime)) / 1000));
     }
-    for (const each of document.querySelectorAll("[data-old-after]")) {
-      const old = Date.now() > Date.parse(each.dataset.oldAfter);
-      each.hidden = !old;
-      if (old) {
-        document.getElementById("verdict").classList.add("trouble");
+    for (const item of document.querySelectorAll("[data-old-after]")) {
+      const isOld = Date.now() > Date.parse(item.dataset.oldAfter);
+      item.hidden = !isOld;
+      if (isOld) {
+        document.getElementById("verdict").classList.add("problems");
         document.getElementById("fine").hidden = true;
       }
     }
   };
-  age();
-  setInterval(age, 10000);
+  updateAges();
+  setInterval(updateAges, 10000);
 
   const version = document.documentElement.dataset.version;
   if (!version) return;
   const live = document.getElementById("live");
-  const folded = [...document.querySelectorAll("details")];
+  const blocks = [...document.querySelectorAll("details")];
   for (const key of JSON.parse(sessionStorage.getItem("open") || "[]")) {
-    if (folded[key]) folded[key].open = true;
+    if (blocks[key]) blocks[key].open = true;
   }
-  const ask = async () => {
+  const poll = async () => {
     try {
-      const answer = await fetch("/version", { cache: "no-store" });
-      if (!answer.ok) throw new Error();
-      live.textContent = "Live: this page renews itself when the lake is published.";
-      if ((await answer.text()) !== version) {
-        sessionStorage.setItem("open", JSON.stringify(folded.flatMap((each, key) => (each.open ? [key] : []))));
+      const response = await fetch("/version", { cache: "no-store" });
+      if (!response.ok) throw new Error();
+      live.textContent = "Live: this page reloads after each publish.";
+      if ((await response.text()) !== version) {
+        sessionStorage.setItem("open", JSON.stringify(blocks.flatMap((block, key) => (block.open ? [key] : []))));
         location.reload();
       }
     } catch {
-      live.textContent = "No longer live: `scanlake dashboard --serve` has ended. What is shown stays as it was.";
+      live.textContent = "No longer live: `scanlake dashboard --serve` has ended. The figures stay as they are.";
     }
   };
-  setInterval(ask, Number(document.documentElement.dataset.pollSeconds) * 1000);
+  setInterval(poll, Number(document.documentElement.dataset.pollSeconds) * 1000);
 })();

@@ -1,197 +1,215 @@
-"""The page: one HTML file that needs nothing but itself, and may reach nothing but itself."""
+"""The page: one HTML file without external resources; its policy forbids them, too."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from datetime import datetime, timedelta
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
 from pipeline import __version__
-from pipeline.dashboard import content, health
-from pipeline.dashboard.elements import element, serialised, verbatim
-from pipeline.dashboard.health import UNFINISHED
-from pipeline.dashboard.spelling import age, clipped, count, moment, several, size
+from pipeline.dashboard import data_sections, lake_sections
+from pipeline.dashboard.html import element, raw_element, to_html
+from pipeline.dashboard.lake_sections import UNFINISHED
+from pipeline.formatting import (
+    format_age,
+    format_bytes,
+    format_count,
+    format_csp_hash,
+    format_instant,
+    pluralize,
+    truncate,
+)
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
-    from pipeline.dashboard.facts import Facts
+    from pipeline.dashboard.models import DashboardData
 
-MARK: Final = "scanlake dashboard"
-"""What the generator of every page says first: by it a page of ours is known."""
+GENERATOR: Final = "scanlake dashboard"
+"""The start of the generator field, by which scanlake recognises its own pages."""
 
 POLL_SECONDS: Final = 3
-OLD: Final = timedelta(days=1)
-"""A horizon older than this needs attention."""
+STALE_AFTER: Final = timedelta(days=1)
+"""Age of the watermark from which it needs attention."""
 
 _STYLE: Final = files("pipeline.dashboard").joinpath("page.css").read_text(encoding="utf-8")
 _SCRIPT: Final = files("pipeline.dashboard").joinpath("page.js").read_text(encoding="utf-8")
-_PARTS: Final = (
-    ("Files and uploads", "activity", content.activity),
-    ("Damage", "damage", content.damage),
-    ("Open workflow runs", "workflows", content.open_runs),
-    ("Fields and forms", "filled", content.filled),
-    ("Runs", "runs", health.runs),
-    ("Verifies", "verifies", health.verifies),
-    ("Rejects", "rejects", health.rejects),
-    ("Schema drift", "drift", health.drift),
-    ("Deletions", "deletions", health.deletions),
-    ("Snapshots and size", "size", health.size_and_snapshots),
-    ("Reports", "reports", health.reports),
+_SECTIONS: Final = (
+    ("Files and uploads", "activity", data_sections.activity),
+    ("Damage", "damage", data_sections.damage),
+    ("Open workflow runs", "workflows", data_sections.open_runs),
+    ("Fields and forms", "completeness", data_sections.completeness),
+    ("Runs", "runs", lake_sections.runs),
+    ("Verifications", "verifications", lake_sections.verifications),
+    ("Rejects", "rejects", lake_sections.rejects),
+    ("Schema drift", "drift", lake_sections.drift),
+    ("Deletions", "deletions", lake_sections.deletions),
+    ("Snapshots and size", "size", lake_sections.size_and_snapshots),
+    ("Reports", "reports", lake_sections.reports),
 )
 
 
-def policy(*, live: bool) -> str:
-    """What the page may do: use its own style and script; when it is live, ask where it came from."""
-    asks = "; connect-src 'self'" if live else ""
+def content_security_policy(*, live: bool) -> str:
+    """Return the policy: own style and script only; a live page may also poll its server."""
+    connect = "; connect-src 'self'" if live else ""
     return (
-        f"default-src 'none'; style-src '{_hash(_STYLE)}'; script-src '{_hash(_SCRIPT)}'; img-src data:{asks};"
-        " base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; style-src '{format_csp_hash(_STYLE)}'; script-src '{format_csp_hash(_SCRIPT)}';"
+        f" img-src data:{connect}; base-uri 'none'; form-action 'none'"
     )
 
 
-def page(facts: Facts, version: str | None = None) -> str:
-    """The page as HTML. With a `version` it is live: it asks for /version, and comes anew when that has changed."""
+def render_page(data: DashboardData, version: str | None = None) -> str:
+    """Return the page as HTML. With a `version` it is live: it polls /version and reloads when that changes."""
     about = {"lang": "en"}
     if version is not None:
         about |= {"data_version": version, "data_poll_seconds": str(POLL_SECONDS)}
     body = element(
         "body",
         element("a", "Skip to the content", href="#content", class_="skip"),
-        _header(facts, live=version is not None),
-        element("main", *(build(facts) for _, _, build in _PARTS), id="content"),
+        _header(data, live=version is not None),
+        element("main", *(build(data) for _, _, build in _SECTIONS), id="content"),
         _footer(),
-        verbatim("script", _SCRIPT),
+        raw_element("script", _SCRIPT),
     )
-    return serialised(element("html", _head(facts, live=version is not None), body, **about))
+    return to_html(element("html", _head(data, live=version is not None), body, **about))
 
 
-def _head(facts: Facts, *, live: bool) -> Element:
-    # Not by `element`: it would clip the policy.
+def _head(data: DashboardData, *, live: bool) -> Element:
+    # `element` would truncate the policy.
     rules = element("meta", http_equiv="Content-Security-Policy")
-    rules.set("content", policy(live=live))
+    rules.set("content", content_security_policy(live=live))
     return element(
         "head",
         element("meta", charset="utf-8"),
-        element("meta", name="generator", content=f"{MARK} {__version__}"),
+        element("meta", name="generator", content=f"{GENERATOR} {__version__}"),
         rules,
         element("meta", name="referrer", content="no-referrer"),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
         element("link", rel="icon", href="data:,"),
-        element("title", f"{facts.lake}: scanlake"),
-        verbatim("style", _STYLE),
+        element("title", f"{data.lake}: scanlake"),
+        raw_element("style", _STYLE),
     )
 
 
-def _header(facts: Facts, *, live: bool) -> Element:
-    fresh = facts.fresh
-    if fresh.horizon is None:
-        lead = element("p", "No horizon yet: the first sync has not come to its end.", class_="lead")
+def _header(data: DashboardData, *, live: bool) -> Element:
+    fresh = data.freshness
+    if fresh.watermark is None:
+        lead = element("p", "No watermark yet: the first sync has not finished.", class_="lead")
     else:
         lead = element(
             "p",
-            f"Everything updated before {moment(fresh.horizon)} (",
-            _age(fresh.horizon, facts.now),
-            ") is in.",
+            f"Everything updated before {format_instant(fresh.watermark)} (",
+            _age(fresh.watermark, data.now),
+            ") is in the lake.",
             class_="lead",
         )
-    made = element(
+    created = element(
         "p",
-        f"Snapshot {fresh.snapshot}, published {moment(fresh.published_at)}. Page written {moment(facts.now)} (",
-        _age(facts.now, facts.now),
+        f"Snapshot {fresh.snapshot}, published {format_instant(fresh.published_at)}. "
+        f"Page created {format_instant(data.now)} (",
+        _age(data.now, data.now),
         ").",
         class_="soft",
     )
-    links = [element("li", element("a", name, href=f"#{key}")) for name, key, _ in _PARTS]
+    links = [element("li", element("a", name, href=f"#{key}")) for name, key, _ in _SECTIONS]
     return element(
         "header",
-        element("h1", f"Lake {facts.lake}"),
+        element("h1", f"Lake {data.lake}"),
         lead,
-        made,
+        created,
         element("p", "", class_="soft", id="live", role="status") if live else None,
-        _verdict(facts),
-        _tiles(facts),
+        _verdict(data),
+        _summary_tiles(data),
         element("nav", element("ul", *links), aria_label="Sections"),
     )
 
 
 def _age(at: datetime, now: datetime) -> Element:
-    return element("time", age((now - at).total_seconds()), datetime=f"{at:%Y-%m-%dT%H:%M:%SZ}", data_age="")
+    return element("time", format_age((now - at).total_seconds()), datetime=f"{at:%Y-%m-%dT%H:%M:%SZ}", data_age="")
 
 
-def _verdict(facts: Facts) -> Element:
-    """What needs attention. The age of the horizon is judged anew by the script while the page lies open."""
-    troubles = [element("li", text, *link) for text, link in _troubles(facts)]
-    horizon = facts.fresh.horizon
-    is_old = horizon is not None and facts.now - horizon > OLD
-    if horizon is not None:
-        days = several(OLD.days, "day")
-        old = element("li", f"The horizon is more than {days} old: no sync has come to its end since.")
-        old.set("data-old-after", f"{horizon + OLD:%Y-%m-%dT%H:%M:%SZ}")
+def _verdict(data: DashboardData) -> Element:
+    """Return what needs attention. The page's script updates the age of the watermark while the page is open."""
+    items = [element("li", text, *link) for text, link in _problems(data)]
+    watermark = data.freshness.watermark
+    is_old = watermark is not None and data.now - watermark > STALE_AFTER
+    if watermark is not None:
+        days = pluralize(STALE_AFTER.days, "day")
+        old = element("li", f"The watermark is more than {days} old: no sync has finished since.")
+        old.set("data-old-after", f"{watermark + STALE_AFTER:%Y-%m-%dT%H:%M:%SZ}")
         if not is_old:
             old.set("hidden", "hidden")
-        troubles.append(old)
-    bad = is_old or len(troubles) > (horizon is not None)
-    fine = element("p", "Nothing needs attention: the lake is current, its last run and verify went well.", id="fine")
-    if bad:
+        items.append(old)
+    has_problems = is_old or len(items) > (watermark is not None)
+    fine = element(
+        "p", "Nothing needs attention: the lake is current, its last run and verification succeeded.", id="fine"
+    )
+    if has_problems:
         fine.set("hidden", "hidden")
-    heading = element("strong", "Needs attention") if bad else None
+    heading = element("strong", "Needs attention") if has_problems else None
     return element(
-        "div", heading, fine, element("ul", *troubles), id="verdict", class_="verdict trouble" if bad else "verdict"
+        "div",
+        heading,
+        fine,
+        element("ul", *items),
+        id="verdict",
+        class_="verdict problems" if has_problems else "verdict",
     )
 
 
-def _troubles(facts: Facts) -> list[tuple[str, list[Element]]]:
-    fresh = facts.fresh
-    found: list[tuple[str, list[Element]]] = []
+def _problems(data: DashboardData) -> list[tuple[str, list[Element]]]:
+    fresh = data.freshness
+    problems: list[tuple[str, list[Element]]] = []
 
-    def say(text: str, key: str) -> None:
-        found.append((f"{text} ", [element("a", f"See {key}.", href=f"#{key}")]))
+    def add(text: str, key: str) -> None:
+        problems.append((f"{text} ", [element("a", f"See {key}.", href=f"#{key}")]))
 
-    if fresh.horizon is None:
-        say("No sync has come to its end yet, so nothing is promised.", "runs")
+    if fresh.watermark is None:
+        add("No sync has finished yet: the lake is incomplete.", "runs")
     if not fresh.complete:
-        say("This snapshot was published while a run was still going on.", "runs")
-    run = facts.runs[-1] if facts.runs else None
+        add("This snapshot was published during a run.", "runs")
+    run = data.runs[-1] if data.runs else None
     if run is not None and run.state in UNFINISHED:
-        say(f"The last run ({run.command}) did not finish: {clipped(run.error or 'interrupted')}.", "runs")
-    if not facts.verifications:
-        say("Never verified: files deleted at the service may still be here.", "verifies")
-    elif not facts.verifications[0].equal:
-        say("The last verify found that lake and service differ.", "verifies")
+        add(f"The last run ({run.command}) did not finish: {truncate(run.error or 'interrupted')}.", "runs")
+    if not data.verifications:
+        add("Never verified: files deleted in the service may still be in the lake.", "verifications")
+    elif not data.verifications[0].consistent:
+        add("The last verification found that lake and service differ.", "verifications")
     if fresh.rejects:
-        say(f"{several(fresh.rejects, 'file or document', 'files or documents')} rejected.", "rejects")
-    return found
+        add(f"{pluralize(fresh.rejects, 'file or document', 'files or documents')} rejected.", "rejects")
+    return problems
 
 
-def _tiles(facts: Facts) -> Element:
-    fresh, totals = facts.fresh, facts.totals
-    run = facts.runs[-1] if facts.runs else None
-    check = facts.verifications[0] if facts.verifications else None
-    stored = sum(each.bytes for each in facts.stored)
-    open_now = sum(each.runs for each in facts.open_ages)
+def _summary_tiles(data: DashboardData) -> Element:
+    fresh, totals = data.freshness, data.totals
+    run = data.runs[-1] if data.runs else None
+    check = data.verifications[0] if data.verifications else None
+    total_bytes = sum(size.bytes for size in data.table_sizes)
+    open_runs = sum(bucket.runs for bucket in data.open_ages)
     tiles = [
-        _tile("Files", count(totals.files), f"{several(fresh.deleted_files, 'file')} gone from the service"),
-        _tile("Uploads", count(totals.uploads), "images and documents"),
-        _tile("Open workflow runs", count(open_now), "begun, not completed"),
-        _tile("Rejects", count(fresh.rejects), "could not be taken as they are", bad=bool(fresh.rejects)),
+        _tile("Files", format_count(totals.files), f"{pluralize(fresh.deleted_files, 'file')} deleted in the service"),
+        _tile("Uploads", format_count(totals.uploads), "images and documents"),
+        _tile("Open workflow runs", format_count(open_runs), "started, not completed"),
+        _tile("Rejects", format_count(fresh.rejects), "could not be stored", bad=bool(fresh.rejects)),
         _tile(
             "Last run",
             run.state if run else "none yet",
-            f"{run.command}, {moment(run.started_at)}" if run else "",
+            f"{run.command}, {format_instant(run.started_at)}" if run else "",
             bad=run is not None and run.state in UNFINISHED,
         ),
         _tile(
-            "Last verify",
-            "never" if check is None else "equal" if check.equal else "not equal",
-            "" if check is None else moment(check.verified_at),
-            bad=check is None or not check.equal,
+            "Last verification",
+            "never" if check is None else "consistent" if check.consistent else "not consistent",
+            "" if check is None else format_instant(check.verified_at),
+            bad=check is None or not check.consistent,
         ),
-        _tile("Unknown or misfit keys", count(facts.drift[0].keys if facts.drift else 0), "kept as sent in extra"),
-        _tile("Size", size(stored), f"{several(sum(each.parts for each in facts.stored), 'part')} in this snapshot"),
+        _tile("Schema drift", format_count(data.drift[0].keys if data.drift else 0), "keys, kept as sent in extra"),
+        _tile(
+            "Size",
+            format_bytes(total_bytes),
+            f"{pluralize(sum(size.parts for size in data.table_sizes), 'part')} in this snapshot",
+        ),
     ]
     return element("dl", *tiles, class_="tiles")
 
@@ -206,11 +224,7 @@ def _footer() -> Element:
         "footer",
         element(
             "p",
-            f"All times are UTC; sizes are in powers of 1,000. Made by scanlake {__version__}.",
+            f"All times are UTC; sizes are in powers of 1,000. Created by scanlake {__version__}.",
         ),
-        element("p", "The same in SQL: ", element("code", 'scanlake query "FROM meta.freshness"'), "."),
+        element("p", "The same figures in SQL: ", element("code", 'scanlake query "FROM meta.freshness"'), "."),
     )
-
-
-def _hash(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

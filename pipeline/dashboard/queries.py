@@ -6,125 +6,127 @@ from dataclasses import fields
 from datetime import UTC, date, datetime, time, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from pipeline.dashboard.facts import (
-    Ages,
-    Counted,
-    Damage,
+from pipeline.dashboard.models import (
+    AgeBucket,
+    DamageRate,
+    DashboardData,
     Day,
-    Drift,
-    Facts,
-    Filled,
+    DeletionCount,
+    DriftEntry,
+    FillRate,
     Freshness,
-    Gone,
     Job,
+    NameCount,
     OpenRun,
-    Reason,
+    RejectReason,
     Run,
     RunCount,
     Snapshot,
-    Stored,
+    TableSize,
     Totals,
     Verification,
 )
-from pipeline.published import rows
+from pipeline.lake.reader import fetch_dicts
 
 if TYPE_CHECKING:
     import duckdb
 
 DAYS: Final = 90
-FEWEST_DAYS: Final = 14
+MIN_DAYS: Final = 14
 MONTHS: Final = 24
 RUNS: Final = 50
 TYPES: Final = 5
-NAMES: Final = 12
-AGES: Final = (
+MAX_NAMES: Final = 12
+AGE_BUCKETS: Final = (
     (1, "under a day"),
     (7, "1 to 7 days"),
     (30, "7 to 30 days"),
     (90, "30 to 90 days"),
     (365, "90 days to a year"),
 )
-"""Upper bounds of the age classes of open workflow runs, in days; what is older has a class of its own."""
+"""Upper bounds of the ages of open workflow runs in days; older runs are in one more bucket."""
 
 _Kind = TypeVar("_Kind")
 
 
-def read(lake: duckdb.DuckDBPyConnection, name: str, now: datetime) -> Facts:
-    """The facts of the snapshot that the connection sees. `now` has a zone; ages are counted from it."""
-    moment = now.astimezone(UTC).replace(tzinfo=None)
-    fresh = _many(lake, Freshness, f"SELECT {_names(Freshness)} FROM meta.freshness")[0]
-    totals = _many(lake, Totals, _TOTALS)[0]
-    last = (fresh.horizon or fresh.published_at).date()
-    gone, by_month = _gone(lake, last)
-    return Facts(
+def load_dashboard_data(lake: duckdb.DuckDBPyConnection, name: str, now: datetime) -> DashboardData:
+    """Return the values of the snapshot that the connection sees; ages are relative to the aware `now`."""
+    now_utc = now.astimezone(UTC).replace(tzinfo=None)
+    freshness = _fetch_as(lake, Freshness, f"SELECT {_names(Freshness)} FROM meta.freshness")[0]
+    totals = _fetch_as(lake, Totals, _TOTALS)[0]
+    last = (freshness.watermark or freshness.published_at).date()
+    deletions, by_month = _deletions(lake, last)
+    return DashboardData(
         lake=name,
-        now=moment,
-        fresh=fresh,
+        now=now_utc,
+        freshness=freshness,
         totals=totals,
-        runs=_many(lake, Run, _RUNS, RUNS)[::-1],
-        run_counts=_many(lake, RunCount, _RUN_COUNTS),
-        verifications=_many(
+        runs=_fetch_as(lake, Run, _RUNS, RUNS)[::-1],
+        run_counts=_fetch_as(lake, RunCount, _RUN_COUNTS),
+        verifications=_fetch_as(
             lake,
             Verification,
             f"SELECT {_names(Verification)} FROM meta.verifications ORDER BY verified_at DESC LIMIT 10",
         ),
-        days=_many(lake, Day, _DAYS, _first_day(totals, last), last),
-        damage=_many(lake, Damage, _DAMAGE, _months_before(last, MONTHS - 1), _months_before(last, -1), TYPES),
-        damage_kinds=_many(lake, Counted, _DAMAGE_KINDS, NAMES),
-        open_ages=_many(lake, Ages, _OPEN_AGES, moment, [days for days, _ in AGES]),
-        open_workflows=_many(lake, Counted, _OPEN_WORKFLOWS, NAMES),
-        open_oldest=_many(lake, OpenRun, _OPEN_OLDEST, NAMES),
-        fields=_many(lake, Filled, _FIELDS, NAMES, totals.files),
-        forms=_many(lake, Filled, _FORMS, NAMES),
-        questions=_many(lake, Filled, _QUESTIONS, NAMES),
-        reasons=_many(lake, Reason, _REASONS, NAMES),
-        drift=_many(lake, Drift, _DRIFT, 2 * NAMES),
-        gone=gone,
-        gone_by_month=by_month,
-        snapshots=_many(lake, Snapshot, _SNAPSHOTS, 2 * RUNS),
-        stored=_many(lake, Stored, _STORED),
-        jobs=_many(lake, Job, _JOBS, NAMES),
+        days=_fetch_as(lake, Day, _DAYS, _first_day(totals, last), last),
+        damage=_fetch_as(lake, DamageRate, _DAMAGE, _months_before(last, MONTHS - 1), _months_before(last, -1), TYPES),
+        damage_kinds=_fetch_as(lake, NameCount, _DAMAGE_KINDS, MAX_NAMES),
+        open_ages=_fetch_as(lake, AgeBucket, _OPEN_AGES, now_utc, [days for days, _ in AGE_BUCKETS]),
+        open_workflows=_fetch_as(lake, NameCount, _OPEN_WORKFLOWS, MAX_NAMES),
+        open_oldest=_fetch_as(lake, OpenRun, _OPEN_OLDEST, MAX_NAMES),
+        fields=_fetch_as(lake, FillRate, _FIELDS, MAX_NAMES, totals.files),
+        forms=_fetch_as(lake, FillRate, _FORMS, MAX_NAMES),
+        questions=_fetch_as(lake, FillRate, _QUESTIONS, MAX_NAMES),
+        reject_reasons=_fetch_as(lake, RejectReason, _REASONS, MAX_NAMES),
+        drift=_fetch_as(lake, DriftEntry, _DRIFT, 2 * MAX_NAMES),
+        deletions=deletions,
+        deletions_by_month=by_month,
+        snapshots=_fetch_as(lake, Snapshot, _SNAPSHOTS, 2 * RUNS),
+        table_sizes=_fetch_as(lake, TableSize, _TABLE_SIZES),
+        jobs=_fetch_as(lake, Job, _JOBS, MAX_NAMES),
     )
 
 
-def _many(lake: duckdb.DuckDBPyConnection, kind: type[_Kind], sql: str, *values: Any) -> tuple[_Kind, ...]:
-    return tuple(kind(**row) for row in rows(lake, sql, *values))
+def _fetch_as(lake: duckdb.DuckDBPyConnection, kind: type[_Kind], sql: str, *values: Any) -> tuple[_Kind, ...]:
+    return tuple(kind(**row) for row in fetch_dicts(lake, sql, *values))
 
 
 def _names(kind: type[Any]) -> str:
     return ", ".join(f'"{field.name}"' for field in fields(kind))
 
 
-# Spans of time
+# Time ranges
 
 
 def _first_day(totals: Totals, last: date) -> date:
-    """The first day shown: no more days than there are files for, but enough to be a plot."""
-    earliest, latest = last - timedelta(DAYS - 1), last - timedelta(FEWEST_DAYS - 1)
+    """Return the first day of the chart: at most `DAYS`, at least `MIN_DAYS`, else from the first file on."""
+    earliest, latest = last - timedelta(DAYS - 1), last - timedelta(MIN_DAYS - 1)
     first = latest if totals.first_file is None else totals.first_file.date()
     return min(max(first, earliest), latest)
 
 
 def _months_before(day: date, months: int) -> datetime:
-    """The beginning of the month so many months before a day's."""
-    place = day.year * 12 + day.month - 1 - months
-    return datetime.combine(date(place // 12, place % 12 + 1, 1), time())
+    """Return the first day of the month that is `months` before the day's."""
+    index = day.year * 12 + day.month - 1 - months
+    return datetime.combine(date(index // 12, index % 12 + 1, 1), time())
 
 
-def _gone(lake: duckdb.DuckDBPyConnection, last: date) -> tuple[tuple[Gone, ...], bool]:
-    """Deletions by day while all were found within the days shown, else by month."""
-    ((first,),) = lake.execute("SELECT min(found_gone_at) FROM deleted_files").fetchall()
+def _deletions(lake: duckdb.DuckDBPyConnection, last: date) -> tuple[tuple[DeletionCount, ...], bool]:
+    """Return the deletions by day if all are within `DAYS`, else by month, and whether they are by month."""
+    ((first,),) = lake.execute("SELECT min(deletion_detected_at) FROM deleted_files").fetchall()
     if first is None:
         return (), False
-    ((latest,),) = lake.execute("SELECT max(found_gone_at) FROM deleted_files").fetchall()
+    ((latest,),) = lake.execute("SELECT max(deletion_detected_at) FROM deleted_files").fetchall()
     end = max(last, latest.date())
     if (end - first.date()).days < DAYS:
-        start = min(first.date(), end - timedelta(FEWEST_DAYS - 1))
-        return _many(lake, Gone, _GONE.format(unit="day"), datetime.combine(start, time()), end), False
-    return _many(lake, Gone, _GONE.format(unit="month"), _months_before(end, MONTHS - 1), end), True
+        start = min(first.date(), end - timedelta(MIN_DAYS - 1))
+        return _fetch_as(
+            lake, DeletionCount, _DELETIONS.format(unit="day"), datetime.combine(start, time()), end
+        ), False
+    return _fetch_as(lake, DeletionCount, _DELETIONS.format(unit="month"), _months_before(end, MONTHS - 1), end), True
 
 
-# Questions
+# SQL
 
 _TOTALS: Final = """
     SELECT (SELECT count(*) FROM files) AS files, uploads, first_file, last_file, files_undated, uploads_undated
@@ -133,7 +135,7 @@ _TOTALS: Final = """
          (SELECT count(*) AS uploads, count(*) - count(created_at) AS uploads_undated FROM uploads)
 """
 _RUNS: Final = """
-    SELECT run_id, command, state, started_at, seconds, files_expanded,
+    SELECT run_id, command, state, started_at, seconds, details_fetched,
            coalesce(requests_list, 0) + coalesce(requests_detail, 0) AS calls, rejects, error
     FROM meta.runs ORDER BY started_at DESC, run_id DESC LIMIT $1
 """
@@ -152,15 +154,15 @@ _DAYS: Final = """
 _DAMAGE: Final = """
     WITH taken AS (
         SELECT upload_type AS kind, date_trunc('month', coalesce(scan_date_time, created_at))::DATE AS month,
-               count(has_damage) AS told, count(*) FILTER (has_damage) AS damaged
+               count(has_damage) AS with_flag, count(*) FILTER (has_damage) AS damaged
         FROM uploads WHERE coalesce(scan_date_time, created_at) >= $1 AND coalesce(scan_date_time, created_at) < $2
         GROUP BY ALL),
-    ranked AS (SELECT kind, row_number() OVER (ORDER BY sum(told) DESC, kind) AS place FROM taken GROUP BY kind),
-    placed AS (SELECT kind, least(place, $3 + 1) AS place FROM ranked)
-    SELECT place, CASE WHEN place <= $3 THEN any_value(taken.kind) END AS kind, (SELECT count(*) FROM ranked) AS kinds,
-           month, sum(told)::BIGINT AS told, sum(damaged)::BIGINT AS damaged
-    FROM taken JOIN placed ON taken.kind IS NOT DISTINCT FROM placed.kind
-    GROUP BY place, month ORDER BY place, month
+    ranked AS (SELECT kind, row_number() OVER (ORDER BY sum(with_flag) DESC, kind) AS rank FROM taken GROUP BY kind),
+    limited AS (SELECT kind, least(rank, $3 + 1) AS rank FROM ranked)
+    SELECT rank, CASE WHEN rank <= $3 THEN any_value(taken.kind) END AS kind, (SELECT count(*) FROM ranked) AS kinds,
+           month, sum(with_flag)::BIGINT AS with_flag, sum(damaged)::BIGINT AS damaged
+    FROM taken JOIN limited ON taken.kind IS NOT DISTINCT FROM limited.kind
+    GROUP BY rank, month ORDER BY rank, month
 """
 _RANKED: Final = """
     SELECT name, number, (sum(number) OVER ())::BIGINT AS total, count(*) OVER () AS names
@@ -176,8 +178,8 @@ _OPEN: Final = """
 _OPEN_AGES: Final = f"""
     SELECT CASE WHEN started_at IS NOT NULL
            THEN len(list_filter($2::BIGINT[], lambda days: started_at <= $1::TIMESTAMP - to_days(days::INTEGER))) END
-           AS place, count(*) AS runs
-    FROM ({_OPEN}) GROUP BY ALL ORDER BY place NULLS LAST
+           AS bucket, count(*) AS runs
+    FROM ({_OPEN}) GROUP BY ALL ORDER BY bucket NULLS LAST
 """
 _OPEN_WORKFLOWS: Final = _RANKED.format(
     source=f"""
@@ -218,19 +220,19 @@ _DRIFT: Final = """
     SELECT table_name, key, kind, count, first_seen_at, last_seen_at, count(*) OVER () AS keys
     FROM meta.schema_drift ORDER BY count DESC, table_name, key LIMIT $1
 """
-_GONE: Final = """
+_DELETIONS: Final = """
     WITH spans AS (SELECT unnest(generate_series($1::TIMESTAMP, $2::TIMESTAMP, INTERVAL 1 {unit}))::DATE AS since),
-    found AS (SELECT date_trunc('{unit}', found_gone_at)::DATE AS since, count(*) AS files
+    found AS (SELECT date_trunc('{unit}', deletion_detected_at)::DATE AS since, count(*) AS files
               FROM deleted_files GROUP BY ALL)
     SELECT since, coalesce(files, 0) AS files FROM spans LEFT JOIN found USING (since) ORDER BY since
 """
 _SNAPSHOTS: Final = """
     WITH grouped AS (SELECT snapshot, published_at, files, count(*) OVER () AS snapshots,
-                            ntile($1) OVER (ORDER BY snapshot) AS place FROM meta.snapshots)
+                            ntile($1) OVER (ORDER BY snapshot) AS tile FROM meta.snapshots)
     SELECT snapshot, published_at, coalesce(files, 0) AS files, snapshots FROM grouped
-    QUALIFY row_number() OVER (PARTITION BY place ORDER BY snapshot DESC) = 1 ORDER BY snapshot
+    QUALIFY row_number() OVER (PARTITION BY tile ORDER BY snapshot DESC) = 1 ORDER BY snapshot
 """
-_STORED: Final = """
+_TABLE_SIZES: Final = """
     SELECT table_name, count(*) AS parts, sum(bytes)::BIGINT AS bytes FROM main._parts GROUP BY ALL
     ORDER BY bytes DESC, table_name
 """
@@ -241,7 +243,7 @@ _JOBS: Final = """
            count(*) FILTER (state = 'delivered') AS delivered, coalesce(sum(files), 0)::BIGINT AS files,
            coalesce(sum(files) FILTER (state = 'delivered'), 0)::BIGINT AS files_delivered,
            coalesce(sum(bytes) FILTER (state = 'delivered'), 0)::BIGINT AS bytes,
-           count(*) FILTER (state IN ('refused', 'expired', 'failed', 'ambiguous', 'unsent')) AS failed,
+           count(*) FILTER (state IN ('rejected', 'timed_out', 'failed', 'unknown', 'not_sent')) AS failed,
            count(*) OVER () AS jobs
     FROM latest GROUP BY job ORDER BY job DESC LIMIT $1
 """

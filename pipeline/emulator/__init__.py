@@ -1,13 +1,13 @@
-"""The whole service, pretended: an HTTP server over a deterministic world of files grown from a seed.
+"""Emulator of the whole service: an HTTP server over files that are generated from a seed.
 
     async with Emulator(files=500, seed=7) as emulator:
         ...  # talk to emulator.base_url with emulator.token
 
-It imports nothing of the rest of this project, so that it cannot share our misreadings of the interface.
+The emulator imports nothing from the rest of scanlake, so that both cannot misread the interface in the same way.
 """
 
-from pipeline.emulator.growth import EDIT_KINDS, EditKind
-from pipeline.emulator.options import PROFILES, Faults, Quirks, WorldPlan, quirks_of
+from pipeline.emulator.generator import EDIT_KINDS, EditKind
+from pipeline.emulator.options import PROFILES, Faults, Quirks, WorldPlan, make_quirks
 from pipeline.emulator.server import DEFAULT_TOKEN, Emulator
 from pipeline.emulator.world import World
 
@@ -21,5 +21,5 @@ __all__ = [
     "Quirks",
     "World",
     "WorldPlan",
-    "quirks_of",
+    "make_quirks",
 ]

@@ -1,31 +1,28 @@
-"""The routes under /_emulator/ by which tests and people look at and change the running emulator.
+"""Routes under /_emulator/ that show and change the running emulator.
 
-They need no token and answer loopback only. GET /_emulator/ lists them.
+They need no token and accept only loopback connections. GET /_emulator/ lists them.
 """
 
 import ipaddress
 import sys
-import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from pipeline.emulator import stamps
-from pipeline.emulator.growth import EDIT_KINDS
-from pipeline.emulator.options import Faults, changed
-
-if TYPE_CHECKING:
-    from pipeline.emulator.server import Emulator
+from pipeline.emulator import timestamps
+from pipeline.emulator.generator import EDIT_KINDS
+from pipeline.emulator.options import Faults, replace_fields
+from pipeline.emulator.service import EmulatedService
 
 PREFIX = "/_emulator/"
 
 HELP = """\
-GET  /_emulator/state    what there is, what was asked: counts by endpoint and status, e-mails, leaks, strays
-POST /_emulator/reset    forget the counts and the log
-GET  /_emulator/truth    every file, one JSON object a line: key, id, scan_code, updated, item, detail
-GET  /_emulator/log?n=50 the last requests, without tokens
+GET  /_emulator/state    files, and requests by endpoint and status, e-mails, leaked tokens, stray requests
+POST /_emulator/reset    clear the counters and the log
+GET  /_emulator/truth    all files, one JSON object per line: key, id, scan_code, updated, item, detail
+GET  /_emulator/log?n=50 the last requests, without the token
 POST /_emulator/world    {"op": "create", "n": 10} | {"op": "update|touch|close|open|reopen|delete|restore",
                          "ids": [1, 2] or "n": 5, "at": "2026-01-01T00:00:00Z" (create and touch only)} |
                          {"op": "edit", "ids": [1], "kind": "remove-upload"} |
@@ -33,67 +30,41 @@ POST /_emulator/world    {"op": "create", "n": 10} | {"op": "update|touch|close|
 POST /_emulator/faults   fields of Faults; "clear": true first; "script": [{"kind": "429", "times": 3,
                          "path": "/api/v2/files", "skip": 0}]
 POST /_emulator/quirks   fields of Quirks
-POST /_emulator/churn    {"rate": 5} changes a second
+POST /_emulator/churn    {"rate": 5} changes per second
 """
 
 
-async def answer(  # noqa: PLR0911 (a table of routes)
-    emulator: "Emulator", request: web.BaseRequest, path: str, args: dict[str, str]
+async def handle_request(  # noqa: PLR0911 (one return per route)
+    service: EmulatedService, request: web.BaseRequest, path: str, args: dict[str, str]
 ) -> web.StreamResponse:
-    """Answer one control request; 400 with a sentence for what makes no sense, 403 from beyond loopback."""
-    if not ipaddress.ip_address(request.remote or "0.0.0.0").is_loopback:  # noqa: S104 (a name for "unknown")
-        return _said("control is for loopback only", 403)
+    """Return the response to a control request; 400 if it is invalid, 403 if it is not from loopback."""
+    if not ipaddress.ip_address(request.remote or "0.0.0.0").is_loopback:  # noqa: S104 (means "unknown")
+        return _to_text_response("The control routes accept only loopback connections.", 403)
     name = path.removeprefix(PREFIX)
     if request.method == "GET":
         if name == "truth":
-            return await _stream_truth(emulator, request)
-        reading = _READING.get(name)
-        return reading(emulator, args) if reading else _said(f"no such control route\n\n{HELP}", 404)
-    doing = _DOING.get(name)
-    if request.method != "POST" or doing is None:
-        return _said(f"no such control route\n\n{HELP}", 404)
+            return await _stream_truth(service, request)
+        route = _GET_ROUTES.get(name)
+        return route(service, args) if route else _to_text_response(f"Unknown control route.\n\n{HELP}", 404)
+    operation = _POST_ROUTES.get(name)
+    if request.method != "POST" or operation is None:
+        return _to_text_response(f"Unknown control route.\n\n{HELP}", 404)
     try:
-        wish = msgspec.json.decode(await request.read() or b"{}")
-        if not isinstance(wish, dict):
-            return _said("send a JSON object", 400)
-        return _json(await doing(emulator, wish))
+        command = msgspec.json.decode(await request.read() or b"{}")
+        if not isinstance(command, dict):
+            return _to_text_response("The body must be a JSON object.", 400)
+        return _to_json_response(await operation(service, command))
     except KeyError as error:
-        return _said(f"no file or key {error}", 400)
+        return _to_text_response(f"Unknown file or missing key: {error}.", 400)
     except (ValueError, TypeError) as error:
-        return _said(str(error), 400)
+        return _to_text_response(str(error), 400)
 
 
-def state(emulator: "Emulator") -> dict[str, Any]:
-    """Return what the emulator knows about itself."""
-    world = emulator.world
-    return {
-        "files": len(world.records),
-        "deleted": len(world.deleted),
-        "changes": world.changes,
-        "now": stamps.micros_z(world.clock.now()),
-        "seed": emulator.plan.seed,
-        "requests": emulator.requests,
-        "counts": dict(emulator.counts),
-        "statuses": {str(status): count for status, count in emulator.statuses.items()},
-        "struck": dict(emulator.struck),
-        "given_429": emulator.statuses[429],
-        "in_flight": emulator.in_flight,
-        "max_in_flight": emulator.max_in_flight,
-        "emails": [list(mail) for mail in emulator.emails],
-        "shares": len(emulator.shares.made),
-        "reports": len(emulator.reports.made),
-        "leaks": emulator.leaks,
-        "strays": emulator.strays,
-        "churn": emulator.churn_rate,
-        "monotonic": time.monotonic(),
-    }
-
-
-async def _stream_truth(emulator: "Emulator", request: web.BaseRequest) -> web.StreamResponse:
+async def _stream_truth(service: EmulatedService, request: web.BaseRequest) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     await response.prepare(request)
     lines: list[bytes] = []
-    for row in emulator.truth():
+    for row in service.truth():
         lines.append(msgspec.json.encode(row))
         if len(lines) == 100:
             await response.write(b"\n".join(lines) + b"\n")
@@ -104,95 +75,95 @@ async def _stream_truth(emulator: "Emulator", request: web.BaseRequest) -> web.S
     return response
 
 
-def _log(emulator: "Emulator", args: dict[str, str]) -> web.Response:
+def _read_log(service: EmulatedService, args: dict[str, str]) -> web.Response:
     count = int(args["n"]) if args.get("n", "").isdigit() else 50
-    return _json({"log": [seen.shown() for seen in list(emulator.log)[-count:]]})
+    return _to_json_response({"log": [entry.to_json() for entry in list(service.log)[-count:]]})
 
 
-async def _reset(emulator: "Emulator", _: dict[str, Any]) -> dict[str, Any]:
-    emulator.reset()
+async def _reset(service: EmulatedService, _: dict[str, Any]) -> dict[str, Any]:
+    service.reset()
     return {"ok": True}
 
 
-async def _change_world(emulator: "Emulator", wish: dict[str, Any]) -> dict[str, Any]:
-    world, op = emulator.world, wish.get("op")
-    at = stamps.read(wish["at"]) if "at" in wish else None
+async def _change_world(service: EmulatedService, command: dict[str, Any]) -> dict[str, Any]:
+    world, op = service.world, command.get("op")
+    at = timestamps.parse_timestamp(command["at"]) if "at" in command else None
     match op:
         case "clock" if at is not None:
             world.clock.set(at)
         case "advance":
-            world.clock.advance(float(wish["seconds"]))
+            world.clock.advance(float(command["seconds"]))
         case "resume":
             world.clock.resume()
         case "create":
-            keys = world.create(int(wish.get("n", 1)), scan_code=wish.get("scan_code"), at=at)
+            keys = world.create(int(command.get("n", 1)), scan_code=command.get("scan_code"), at=at)
             return {"ok": True, "keys": keys}
         case "restore":
-            wanted = wish.get("ids") or list(world.deleted)[: int(wish.get("n", sys.maxsize))]
-            return {"ok": True, "keys": world.restore(wanted, stamp=bool(wish.get("stamp", True)))}
+            keys = command.get("ids") or list(world.deleted)[: int(command.get("n", sys.maxsize))]
+            return {"ok": True, "keys": world.restore(keys, stamp=bool(command.get("stamp", True)))}
         case "edit":
-            if wish.get("kind") not in EDIT_KINDS:
-                raise ValueError(f"kind: one of {', '.join(EDIT_KINDS)}")
+            if command.get("kind") not in EDIT_KINDS:
+                raise ValueError(f"The kind must be one of {', '.join(EDIT_KINDS)}.")
             return {
                 "ok": True,
-                "keys": [world.edit(key, wish["kind"], at=at) for key in _chosen(emulator, wish)],
+                "keys": [world.edit(key, command["kind"], at=at) for key in _find_keys(service, command)],
             }
         case "touch":
-            return {"ok": True, "keys": world.touch(_chosen(emulator, wish), at)}
+            return {"ok": True, "keys": world.touch(_find_keys(service, command), at)}
         case "update" | "close" | "open" | "reopen" | "delete":
-            return {"ok": True, "keys": getattr(world, op)(_chosen(emulator, wish))}
+            return {"ok": True, "keys": getattr(world, op)(_find_keys(service, command))}
         case _:
-            raise ValueError(f"no op {op!r}\n\n{HELP}")
-    return {"ok": True, "now": stamps.micros_z(world.clock.now())}
+            raise ValueError(f"Unknown op {op!r}.\n\n{HELP}")
+    return {"ok": True, "now": timestamps.format_micros_z(world.clock.now())}
 
 
-def _chosen(emulator: "Emulator", wish: dict[str, Any]) -> list[int]:
-    """Return the keys a wish names, by id or file_id, or so many at random."""
-    if "ids" not in wish:
-        return emulator.world.some(int(wish.get("n", 1)))
+def _find_keys(service: EmulatedService, command: dict[str, Any]) -> list[int]:
+    """Return the keys of the ids or file_ids of a command, or `n` random keys."""
+    if "ids" not in command:
+        return service.world.pick_random(int(command.get("n", 1)))
     keys = []
-    for key in wish["ids"]:
-        record = emulator.world.find(int(key))
+    for key in command["ids"]:
+        record = service.world.find(int(key))
         if record is None:
             raise KeyError(key)
         keys.append(record.key)
     return keys
 
 
-async def _set_faults(emulator: "Emulator", wish: dict[str, Any]) -> dict[str, Any]:
-    if wish.pop("clear", False):
-        emulator.faults.clear()
-    scripted = wish.pop("script", [])
-    emulator.faults.set(changed(emulator.faults.faults, wish))
+async def _set_faults(service: EmulatedService, command: dict[str, Any]) -> dict[str, Any]:
+    if command.pop("clear", False):
+        service.faults.clear()
+    scripted = command.pop("script", [])
+    service.faults.set(replace_fields(service.faults.faults, command))
     for entry in scripted:
-        emulator.script(**entry)
-    return {"ok": True, "quiet": emulator.faults.faults == Faults()}
+        service.script(**entry)
+    return {"ok": True, "quiet": service.faults.faults == Faults()}
 
 
-async def _set_quirks(emulator: "Emulator", wish: dict[str, Any]) -> dict[str, Any]:
-    emulator.set_quirks(**wish)
+async def _set_quirks(service: EmulatedService, command: dict[str, Any]) -> dict[str, Any]:
+    service.set_quirks(**command)
     return {"ok": True}
 
 
-async def _set_churn(emulator: "Emulator", wish: dict[str, Any]) -> dict[str, Any]:
-    emulator.set_churn(float(wish.get("rate", 0)))
+async def _set_churn(service: EmulatedService, command: dict[str, Any]) -> dict[str, Any]:
+    service.set_churn(float(command.get("rate", 0)))
     return {"ok": True}
 
 
-def _said(text: str, status: int = 200) -> web.Response:
+def _to_text_response(text: str, status: int = 200) -> web.Response:
     return web.Response(text=text, status=status)
 
 
-def _json(value: Any) -> web.Response:
+def _to_json_response(value: Any) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
 
-_READING: dict[str, Callable[["Emulator", dict[str, str]], web.Response]] = {
-    "": lambda _emulator, _args: _said(HELP),
-    "state": lambda emulator, _args: _json(state(emulator)),
-    "log": _log,
+_GET_ROUTES: dict[str, Callable[[EmulatedService, dict[str, str]], web.Response]] = {
+    "": lambda _service, _args: _to_text_response(HELP),
+    "state": lambda service, _args: _to_json_response(service.read_state()),
+    "log": _read_log,
 }
-_DOING: dict[str, Callable[["Emulator", dict[str, Any]], Awaitable[dict[str, Any]]]] = {
+_POST_ROUTES: dict[str, Callable[[EmulatedService, dict[str, Any]], Awaitable[dict[str, Any]]]] = {
     "reset": _reset,
     "world": _change_world,
     "faults": _set_faults,

@@ -1,14 +1,14 @@
-"""Files as the bytes the service sends: list items with the chosen includes, and details."""
+"""Files as response bytes: list items with the requested includes, and details."""
 
 from collections import OrderedDict
 from typing import Any
 
 import msgspec
 
-from pipeline.emulator import pools, stamps
-from pipeline.emulator.growth import Content, FileRecord, Style, grow
+from pipeline.emulator import fixtures, timestamps
+from pipeline.emulator.fixtures import DAMAGE_TEXTS, LANGUAGES, JsonObject
+from pipeline.emulator.generator import Content, FileRecord, RenderOptions, generate_children
 from pipeline.emulator.options import Quirks
-from pipeline.emulator.pools import DAMAGE_TEXTS, LANGUAGES, JsonObject
 from pipeline.emulator.world import World
 
 INCLUDES = ("uploads", "geocoding", "forms", "fields", "locations", "workflows")
@@ -34,7 +34,7 @@ _ID_KEYS = frozenset(
 )
 _FLAG_KEYS = frozenset(("closed", "has_damage"))
 _TEXT_KEYS = frozenset(("comment", "damage_type_desc", "document_type_desc", "latitude", "longitude"))
-# What only the field notes know of; the interface names none of these.
+# Keys that were observed in the field; the interface has none of them.
 _SEEN_KEYS = frozenset(
     (
         "recent_snap_id",
@@ -58,33 +58,35 @@ _SEEN_KEYS = frozenset(
 )
 
 
-class Documents:
-    """Renders files, and keeps the bytes of what was shown lately within a budget.
+class DocumentRenderer:
+    """Renders files and caches the bytes of recent documents up to a limit.
 
-    Keys of the cache carry the file's revision, so a change needs no invalidation.
+    Cache keys contain the revision of the file, so a change needs no invalidation.
     """
 
     def __init__(self, world: World, quirks: Quirks, image_origin: str, cache_bytes: int = 256_000_000) -> None:
         self.world = world
         self.image_origin = image_origin
-        self._budget = cache_bytes
-        self._kept = 0
-        self._shown = 0
-        self._bytes: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
-        self._grown: OrderedDict[tuple[int, int], Content] = OrderedDict()
-        self.restyle(quirks)
+        self._max_cached_bytes = cache_bytes
+        self._cached_bytes = 0
+        self._signature_count = 0
+        self._bodies: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
+        self._contents: OrderedDict[tuple[int, int], Content] = OrderedDict()
+        self.set_quirks(quirks)
 
-    def restyle(self, quirks: Quirks) -> None:
-        """Show everything by other quirks from now on."""
+    def set_quirks(self, quirks: Quirks) -> None:
+        """Render all documents by other quirks from now on."""
         self.quirks = quirks
-        nested: stamps.Spelling = "micros-z" if quirks.times == "mixed" else quirks.times
-        plain: stamps.Spelling = "offset" if quirks.times == "mixed" else quirks.times
-        self._file_time = stamps.SPELLINGS[plain]
-        self._pools = pools.dig(self.world.plan.seed, self.world.born - self.world.born % stamps.DAY, nested)
-        self._style = Style(
-            stamps.SPELLINGS[nested],
+        nested: timestamps.TimeFormat = "micros-z" if quirks.times == "mixed" else quirks.times
+        plain: timestamps.TimeFormat = "offset" if quirks.times == "mixed" else quirks.times
+        self._file_time = timestamps.TIME_FORMATS[plain]
+        self._pools = fixtures.build_pools(
+            self.world.plan.seed, self.world.born - self.world.born % timestamps.DAY, nested
+        )
+        self._options = RenderOptions(
+            timestamps.TIME_FORMATS[nested],
             self._file_time,
-            quirks.form_spelling,
+            quirks.form_layout,
             quirks.dangling == "yes",
             self.image_origin,
         )
@@ -94,99 +96,99 @@ class Documents:
             and quirks.empties == "mixed"
             and quirks.extra_keys == "seen"
         )
-        self._bytes.clear()
-        self._grown.clear()
-        self._kept = 0
+        self._bodies.clear()
+        self._contents.clear()
+        self._cached_bytes = 0
 
     def prerender(self) -> None:
-        """Render every file now, at about 17 kB of memory each, so that answers cost next to nothing."""
-        self._budget = 1 << 62
+        """Render every file now (about 17 kB of memory each), so that responses come from the cache."""
+        self._max_cached_bytes = 1 << 62
         for record in self.world.records.values():
             for includes in (frozenset[str](), ALL_INCLUDES):
-                self.item_bytes(record, includes, None)
-            self.detail_bytes(record, None)
+                self.render_item(record, includes, None)
+            self.render_detail(record, None)
 
-    # Bytes, for answers.
+    # Bytes, for responses.
 
-    def item_bytes(self, record: FileRecord, includes: frozenset[str], lang: str | None) -> bytes:
-        """Return one element of a list's data array."""
+    def render_item(self, record: FileRecord, includes: frozenset[str], lang: str | None) -> bytes:
+        """Return one element of the data array of a list."""
         key = (record.key, record.revision, includes, lang)
-        found = self._bytes.get(key)
-        if found is None:
-            found = self._keep(key, msgspec.json.encode(self.item(record, includes, lang)))
-        return self._signed(found) if self.quirks.image_urls == "fresh" else found
+        body = self._bodies.get(key)
+        if body is None:
+            body = self._cache(key, msgspec.json.encode(self.build_item(record, includes, lang)))
+        return self._sign_image_urls(body) if self.quirks.image_urls == "fresh" else body
 
-    def detail_bytes(self, record: FileRecord, lang: str | None) -> bytes:
-        """Return the body of a detail answer, without any wrapping."""
+    def render_detail(self, record: FileRecord, lang: str | None) -> bytes:
+        """Return the body of a detail response, without a wrapper."""
         key = (record.key, record.revision, lang)
-        found = self._bytes.get(key)
-        if found is None:
-            found = self._keep(key, msgspec.json.encode(self.detail(record, lang)))
-        return self._signed(found) if self.quirks.image_urls == "fresh" else found
+        body = self._bodies.get(key)
+        if body is None:
+            body = self._cache(key, msgspec.json.encode(self.build_detail(record, lang)))
+        return self._sign_image_urls(body) if self.quirks.image_urls == "fresh" else body
 
     # Objects, for oracles.
 
-    def item(self, record: FileRecord, includes: frozenset[str] = ALL_INCLUDES, lang: str | None = None) -> JsonObject:
-        """Return a file as an element of a list with these includes; keys not asked for are absent."""
-        content = self.content(record)
-        shown = self._head(record, content, record.listed or record.updated)
+    def build_item(
+        self, record: FileRecord, includes: frozenset[str] = ALL_INCLUDES, lang: str | None = None
+    ) -> JsonObject:
+        """Return a file as a list item; keys that were not requested are absent."""
+        content = self.get_content(record)
+        document = self._build_head(record, content, record.listed or record.updated)
         if "uploads" in includes:
-            uploads = self._texts(content.uploads, lang)
+            uploads = self._translate(content.uploads, lang)
             if "geocoding" in includes:
-                uploads = [{**upload, "geocoding": self._geocoding(upload)} for upload in uploads]
-            shown["uploads"] = uploads
+                uploads = [{**upload, "geocoding": self._find_geocoding(upload)} for upload in uploads]
+            document["uploads"] = uploads
         if "forms" in includes:
-            shown["form_submits"] = content.forms
+            document["form_submits"] = content.forms
         if "fields" in includes:
-            shown["fields"] = [_list_field(field) for field in content.fields]
+            document["fields"] = [_to_list_field(field) for field in content.fields]
         if "locations" in includes:
-            shown["locations"] = content.locations
+            document["locations"] = content.locations
         if "workflows" in includes:
-            shown["workflow_runs"] = content.runs
+            document["workflow_runs"] = content.runs
         if self.quirks.updated_in_list == "absent":
-            del shown["updated_at"]
+            del document["updated_at"]
         if self.quirks.instances == "on":
-            shown["file_id"] = record.key
-        return shown if self._plain else self._respelt(shown)
+            document["file_id"] = record.key
+        return document if self._plain else self._apply_value_quirks(document)
 
-    def detail(self, record: FileRecord, lang: str | None = None) -> JsonObject:
-        """Return a file as the detail call shows it."""
-        quirks, content = self.quirks, self.content(record)
-        skew = {"same": 0, "newer": 1, "older": -1}[quirks.detail_stamp] * stamps.SECOND
-        shown = self._head(record, content, record.updated + skew)
+    def build_detail(self, record: FileRecord, lang: str | None = None) -> JsonObject:
+        """Return a file as the detail call returns it."""
+        quirks, content = self.quirks, self.get_content(record)
+        skew = {"same": 0, "newer": 1, "older": -1}[quirks.detail_stamp] * timestamps.SECOND
+        document = self._build_head(record, content, record.updated + skew)
         if quirks.detail_keys == "schema":
             for key in ("scan_code_format", "recent_snap_id", "snap_count", "snap_count_with_damage"):
-                del shown[key]
+                del document[key]
         if quirks.instances == "on":
-            shown["file_id"] = record.key
-        more = {"file_id": record.key, "tenant_id": self._pools.tenant, "image_path": ""}
-        heeded = lang if quirks.lang_texts == "list-and-detail" else None
-        shown["uploads"] = [
-            {**upload, **more, "image_path": f"tenants/{self._pools.tenant}/{upload['image_name']}"}
-            for upload in self._texts(content.uploads, heeded)
+            document["file_id"] = record.key
+        extra = {"file_id": record.key, "tenant_id": self._pools.tenant, "image_path": ""}
+        detail_lang = lang if quirks.lang_texts == "list-and-detail" else None
+        document["uploads"] = [
+            {**upload, **extra, "image_path": f"tenants/{self._pools.tenant}/{upload['image_name']}"}
+            for upload in self._translate(content.uploads, detail_lang)
         ]
         if quirks.detail_forms == "yes":
-            shown["form_submits"] = content.forms
-        shown["fields"] = content.fields
-        shown["locations"] = content.locations
-        shown["workflow_runs"] = content.runs
-        return shown if self._plain else self._respelt(shown)
+            document["form_submits"] = content.forms
+        document["fields"] = content.fields
+        document["locations"] = content.locations
+        document["workflow_runs"] = content.runs
+        return document if self._plain else self._apply_value_quirks(document)
 
-    def content(self, record: FileRecord) -> Content:
-        """Return a file's children; those shown lately are kept, as list and detail share them."""
+    def get_content(self, record: FileRecord) -> Content:
+        """Return the children of a file; recent ones are cached, because list and detail share them."""
         key = (record.key, record.revision)
-        found = self._grown.get(key)
-        if found is None:
-            found = self._grown[key] = grow(self._pools, record, self._style)
-            if len(self._grown) > 3000:
-                self._grown.popitem(last=False)
-        return found
+        content = self._contents.get(key)
+        if content is None:
+            content = self._contents[key] = generate_children(self._pools, record, self._options)
+            if len(self._contents) > 3000:
+                self._contents.popitem(last=False)
+        return content
 
-    # Inside.
-
-    def _head(self, record: FileRecord, content: Content, updated: int) -> JsonObject:
+    def _build_head(self, record: FileRecord, content: Content, updated: int) -> JsonObject:
         snaps = [upload["id"] for upload in content.uploads if upload["upload_type"] == "snap"]
-        shown = {
+        document = {
             "id": record.id,
             "scan_code": record.scan_code,
             "scan_code_format": self._pools.code_formats[record.serial * 13 % 6],
@@ -198,36 +200,40 @@ class Documents:
             "updated_at": self._file_time(updated),
         }
         if record.serial % 101 == 50:
-            shown["retention_class"] = "long"
-        return shown
+            document["retention_class"] = "long"
+        return document
 
-    def _texts(self, uploads: list[JsonObject], lang: str | None) -> list[JsonObject]:
-        """Return uploads with damage texts in a language, if it is available and heeded."""
+    def _translate(self, uploads: list[JsonObject], lang: str | None) -> list[JsonObject]:
+        """Return uploads with damage texts in a language, if the service supports it."""
         if lang not in LANGUAGES or lang == LANGUAGES[0] or self.quirks.lang_texts == "off":
             return uploads
-        place = LANGUAGES.index(lang)
+        index = LANGUAGES.index(lang)
         return [
-            {**upload, "damage_type_desc": DAMAGE_TEXTS[upload["damage_type_id"]][place]}
+            {**upload, "damage_type_desc": DAMAGE_TEXTS[upload["damage_type_id"]][index]}
             if upload["damage_type_id"]
             else upload
             for upload in uploads
         ]
 
-    def _geocoding(self, upload: JsonObject) -> JsonObject | None:
+    def _find_geocoding(self, upload: JsonObject) -> JsonObject | None:
         return self._pools.geocodings[upload["id"] % 100] if upload["latitude"] else None
 
-    def _respelt(self, value: Any, key: str = "") -> Any:
-        """Rewrite ids, flags, blanks and extra keys by the quirks."""
+    def _apply_value_quirks(self, value: Any, key: str = "") -> Any:
+        """Rewrite ids, flags, empty values and extra keys by the quirks."""
         quirks = self.quirks
         if isinstance(value, dict):
-            kept = quirks.extra_keys != "none"
-            shown = {name: self._respelt(one, name) for name, one in value.items() if kept or name not in _SEEN_KEYS}
-            if quirks.extra_keys == "many" and "id" in shown:
-                shown["x_state"] = {"sync": "ok", "tries": 1}
-                shown["x_note"] = None
-            return shown
+            has_extra_keys = quirks.extra_keys != "none"
+            document = {
+                name: self._apply_value_quirks(child, name)
+                for name, child in value.items()
+                if has_extra_keys or name not in _SEEN_KEYS
+            }
+            if quirks.extra_keys == "many" and "id" in document:
+                document["x_state"] = {"sync": "ok", "tries": 1}
+                document["x_note"] = None
+            return document
         if isinstance(value, list):
-            return [self._respelt(one, "id" if key == "entity_ids" else "") for one in value]
+            return [self._apply_value_quirks(child, "id" if key == "entity_ids" else "") for child in value]
         if key in _TEXT_KEYS and not value and quirks.empties != "mixed":
             return "" if quirks.empties == "empty" else None
         if key in _FLAG_KEYS and quirks.flags != "integer":
@@ -236,17 +242,17 @@ class Documents:
             return str(value)
         return value
 
-    def _keep(self, key: tuple[Any, ...], body: bytes) -> bytes:
-        self._bytes[key] = body
-        self._kept += len(body)
-        while self._kept > self._budget and self._bytes:
-            self._kept -= len(self._bytes.popitem(last=False)[1])
+    def _cache(self, key: tuple[Any, ...], body: bytes) -> bytes:
+        self._bodies[key] = body
+        self._cached_bytes += len(body)
+        while self._cached_bytes > self._max_cached_bytes and self._bodies:
+            self._cached_bytes -= len(self._bodies.popitem(last=False)[1])
         return body
 
-    def _signed(self, body: bytes) -> bytes:
-        self._shown += 1
-        return body.replace(_SIGNATURE, b"signature=%010d" % self._shown)
+    def _sign_image_urls(self, body: bytes) -> bytes:
+        self._signature_count += 1
+        return body.replace(_SIGNATURE, b"signature=%010d" % self._signature_count)
 
 
-def _list_field(field: JsonObject) -> JsonObject:
+def _to_list_field(field: JsonObject) -> JsonObject:
     return {name: field[name] for name in ("id", "field_id", "donotuse", "name", "value", "snap_id")}

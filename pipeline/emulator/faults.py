@@ -1,8 +1,8 @@
-"""Misbehaviour: which request goes wrong, and how its answer is broken.
+"""Fault injection: which request fails, and how its response is broken.
 
-A fault strikes by chance (seeded), by script ("the next three lists"), or by state (outage, rate limit,
-poison ids). Those of `BEFORE` replace the answer and nothing happens; those of `AFTER` break the answer of a
-request that *was* carried out, the nastier half: the report is ordered, the client never hears of it.
+A fault is random (seeded), scripted ("the next three lists") or a state (outage, rate limit, poison ids).
+Kinds of `BEFORE` replace the response, and the request is not carried out. Kinds of `AFTER` break the response
+of a request that *was* carried out: the report is ordered, but the client does not learn its URL.
 """
 
 import gzip
@@ -13,46 +13,51 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from email.utils import formatdate
 
+from pipeline.emulator.http import HTML, RawResponse, Response, render_head, to_html_response, to_json_response
 from pipeline.emulator.options import Faults
-from pipeline.emulator.wire import HTML, Answer, Raw, head, html_answer, json_answer
 
 BEFORE: dict[str, str] = {
-    "refuse": "close the connection without a word, the request is not carried out",
-    "429": "too many requests, Retry-After as set; any other status (500, 503, 401, ...) works the same way",
+    "refuse": "close the connection without a response; the request is not carried out",
+    "429": "too many requests, with Retry-After; any other status (500, 503, 401, ...) works in the same way",
     "html": "200 with an HTML page",
     "redirect": "302 to another origin; also redirect-307, redirect-308",
     "echo-token": "500 with the token in body and header",
     "bomb": "200 with 1 MB of gzip that becomes 1 GB",
 }
 AFTER: dict[str, str] = {
-    "stall": "accept, carry out, never answer",
+    "stall": "accept and carry out the request, never respond",
     "drop-before-status": "reset the connection before the status line",
     "drop-mid-headers": "reset the connection within the headers",
     "drop-mid-body": "reset the connection within the body",
-    "cut-length": "close within the body, Content-Length is that of the whole",
+    "cut-length": "close within the body; Content-Length is that of the complete body",
     "cut-chunked": "close within a chunked body",
-    "cut-close": "no length at all: half the body, then a clean close",
-    "cut-json": "half the body, with the right length of that half",
+    "cut-close": "no Content-Length: half the body, then a clean close",
+    "cut-json": "half the body, with a matching Content-Length",
     "gzip-no-trailer": "compressed, without the last 8 bytes",
     "gzip-half": "half the compressed bytes",
-    "gzip-lie": "says gzip, is plain",
+    "gzip-lie": "Content-Encoding gzip, but a plain body",
     "odd-encoding": "an unknown Content-Encoding",
-    "drip": "one byte, a pause, one byte",
+    "drip": "one byte at a time, with a pause after each",
 }
 KINDS: dict[str, str] = {**BEFORE, **AFTER}
 _REDIRECTS = {"redirect": 302, "redirect-307": 307, "redirect-308": 308}
 _STATUS_DIGITS = 3
-_SPEAKING = frozenset({429, 503})
+_RETRY_AFTER_STATUSES = frozenset({429, 503})
 
 
 def is_kind(kind: str) -> bool:
-    """Return whether a word names a fault: one of KINDS, a redirect, or a three-digit status."""
+    """Return whether `kind` is a fault: one of KINDS, a redirect, or a three-digit status."""
     return kind in KINDS or kind in _REDIRECTS or (kind.isdigit() and len(kind) == _STATUS_DIGITS)
 
 
+def _check_kind(kind: str) -> None:
+    if not is_kind(kind):
+        raise ValueError(f"Unknown fault {kind!r}. Use one of {', '.join(KINDS)} or an HTTP status.")
+
+
 @dataclass(slots=True)
-class Scripted:
-    """A fault for the next `times` requests whose path begins with `path`, after the first `skip` of them."""
+class ScriptedFault:
+    """Fault for the next `times` requests with the path prefix `path`, after the first `skip` of them."""
 
     kind: str
     times: int = 1
@@ -60,8 +65,8 @@ class Scripted:
     skip: int = 0
 
 
-class FaultPlan:
-    """Decides request by request; `quiet` says that nothing at all is planned, so that nothing is asked."""
+class FaultInjector:
+    """Chooses the fault of each request; `quiet` means that no fault is configured."""
 
     def __init__(self, faults: Faults, seed: int, token: str, other_origin: str) -> None:
         self._rng = random.Random(f"faults:{seed}")
@@ -70,40 +75,38 @@ class FaultPlan:
         self._tokens = 0.0
         self._filled = time.monotonic()
         self._bomb: bytes | None = None
-        self.script: list[Scripted] = []
+        self.script: list[ScriptedFault] = []
         self.quiet = True
         self.set(faults)
 
     def set(self, faults: Faults) -> None:
-        """Misbehave by other rules from now on. ValueError for an unknown kind."""
-        for kind in faults.shares:
-            if not is_kind(kind):
-                raise ValueError(f"no fault {kind!r}; there are: {', '.join(KINDS)} and every status")
+        """Replace the configured faults. Raise ValueError for an unknown kind."""
+        for kind in faults.probabilities:
+            _check_kind(kind)
         self.faults = faults
-        self._tokens = self._bucket()
-        self._weigh()
+        self._tokens = self._bucket_size()
+        self._update_quiet()
 
-    def add(self, scripted: Scripted) -> None:
-        """Put a fault on the script. ValueError for an unknown kind."""
-        if not is_kind(scripted.kind):
-            raise ValueError(f"no fault {scripted.kind!r}; there are: {', '.join(KINDS)} and every status")
+    def add(self, scripted: ScriptedFault) -> None:
+        """Add a scripted fault. Raise ValueError for an unknown kind."""
+        _check_kind(scripted.kind)
         self.script.append(scripted)
-        self._weigh()
+        self._update_quiet()
 
     def clear(self) -> None:
-        """Behave from now on."""
+        """Remove all faults."""
         self.script.clear()
         self.set(Faults())
 
-    def delay(self) -> float:
-        """Return how long to wait before answering, in seconds."""
+    def pick_delay(self) -> float:
+        """Return the delay of a response in seconds."""
         faults = self.faults
         if not (faults.latency_ms or faults.jitter_ms):
             return 0.0
         return (faults.latency_ms + self._rng.random() * faults.jitter_ms) / 1000
 
-    def draw(self, path: str) -> str | None:
-        """Return the kind of fault that strikes this request, or None."""
+    def pick_fault(self, path: str) -> str | None:
+        """Return the kind of fault for this request, or None."""
         faults = self.faults
         for entry in self.script:
             if path.startswith(entry.path):
@@ -113,90 +116,95 @@ class FaultPlan:
                 entry.times -= 1
                 if entry.times <= 0:
                     self.script.remove(entry)
-                    self._weigh()
+                    self._update_quiet()
                 return entry.kind
         if faults.outage:
             return "503"
-        if faults.rate_limit and not self._take():
+        if faults.rate_limit and not self._take_token():
             return "429"
         if faults.poison and path.startswith("/api/v2/files/") and path[14:] in {str(key) for key in faults.poison}:
             return "500"
-        return self._chance() if path.startswith(faults.paths) else None
+        return self._pick_random_kind() if path.startswith(faults.paths) else None
 
-    def instead(self, kind: str) -> Answer | None:
-        """Return the answer a fault of `BEFORE` gives in place of the service's, None for the others."""
+    def replace_response(self, kind: str) -> Response | None:
+        """Return the response of a fault of `BEFORE`, None for other kinds."""
         if kind.isdigit():
-            return self._status(int(kind))
+            return self._build_status_response(int(kind))
         if kind in _REDIRECTS:
             origin = self.faults.redirect_to or self._other
-            return Answer(_REDIRECTS[kind], b"", HTML, {"Location": f"{origin}/elsewhere"})
+            return Response(_REDIRECTS[kind], b"", HTML, {"Location": f"{origin}/elsewhere"})
         if kind == "html":
-            return html_answer("Please sign in")
+            return to_html_response("Please sign in")
         if kind == "echo-token":
-            return json_answer({"status": f"bad token {self._token}"}, 500, {"X-Token": self._token})
+            return to_json_response({"status": f"bad token {self._token}"}, 500, {"X-Token": self._token})
         if kind == "bomb":
-            return Answer(200, self._bomb_bytes(), headers={"Content-Encoding": "gzip"})
+            return Response(200, self._build_bomb(), headers={"Content-Encoding": "gzip"})
         return None
 
-    def broken(  # noqa: PLR0911 (one a kind)
-        self, kind: str, answer: Answer, date: str | None
-    ) -> Raw:
-        """Return an answer of the service broken in the way of a fault of `AFTER`."""
-        body, half, status = answer.body, len(answer.body) // 2, answer.status
+    def corrupt_response(  # noqa: PLR0911 (one return per kind)
+        self, kind: str, response: Response, date: str | None
+    ) -> RawResponse:
+        """Return the response with a fault of `AFTER`."""
+        body, half, status = response.body, len(response.body) // 2, response.status
         match kind:
             case "drop-before-status":
-                return Raw(b"", ending="abort")
+                return RawResponse(b"", ending="abort")
             case "drop-mid-headers":
-                whole = head(answer, date, length=len(body), ending="keep")
-                return Raw(whole[: len(whole) // 2], ending="abort")
+                head = render_head(response, date, length=len(body), ending="keep")
+                return RawResponse(head[: len(head) // 2], ending="abort")
             case "drop-mid-body" | "cut-length":
-                start = head(answer, date, length=len(body), ending="keep")
-                return Raw(start + body[:half], ending="abort" if kind == "drop-mid-body" else "close", status=status)
+                head = render_head(response, date, length=len(body), ending="keep")
+                return RawResponse(
+                    head + body[:half], ending="abort" if kind == "drop-mid-body" else "close", status=status
+                )
             case "cut-chunked":
-                start = head(answer, date, length=None, ending="keep", extra="Transfer-Encoding: chunked\r\n")
-                return Raw(start + b"%x\r\n%s\r\n" % (max(half, 1), body[: max(half, 1)]), ending="close")
+                head = render_head(response, date, length=None, ending="keep", extra="Transfer-Encoding: chunked\r\n")
+                return RawResponse(head + b"%x\r\n%s\r\n" % (max(half, 1), body[: max(half, 1)]), ending="close")
             case "cut-close":
-                return Raw(head(answer, date, length=None, ending="close") + body[:half], ending="close")
+                return RawResponse(
+                    render_head(response, date, length=None, ending="close") + body[:half], ending="close"
+                )
             case "drip":
-                start = head(answer, date, length=len(body), ending="close")
-                return Raw(start + body, ending="close", pause=self.faults.drip_seconds)
+                head = render_head(response, date, length=len(body), ending="close")
+                return RawResponse(head + body, ending="close", pause=self.faults.drip_seconds)
             case _:
-                garbled = _garbled(kind, answer)
-                return Raw(head(garbled, date, length=len(garbled.body), ending="keep") + garbled.body, status=status)
+                corrupted = _corrupt_body(kind, response)
+                return RawResponse(
+                    render_head(corrupted, date, length=len(corrupted.body), ending="keep") + corrupted.body,
+                    status=status,
+                )
 
-    # Inside.
-
-    def _weigh(self) -> None:
+    def _update_quiet(self) -> None:
         self.quiet = not self.script and self.faults == Faults()
 
-    def _chance(self) -> str | None:
+    def _pick_random_kind(self) -> str | None:
         faults = self.faults
-        if faults.error_share and self._rng.random() < faults.error_share:
+        if faults.error_ratio and self._rng.random() < faults.error_ratio:
             return str(self._rng.choice(faults.error_statuses))
-        for kind, share in faults.shares.items():
-            if self._rng.random() < share:
+        for kind, probability in faults.probabilities.items():
+            if self._rng.random() < probability:
                 return kind
         return None
 
-    def _bucket(self) -> float:
+    def _bucket_size(self) -> float:
         return self.faults.rate_burst or max(self.faults.rate_limit, 1.0)
 
-    def _take(self) -> bool:
+    def _take_token(self) -> bool:
         now = time.monotonic()
-        self._tokens = min(self._bucket(), self._tokens + (now - self._filled) * self.faults.rate_limit)
+        self._tokens = min(self._bucket_size(), self._tokens + (now - self._filled) * self.faults.rate_limit)
         self._filled = now
         if self._tokens < 1:
             return False
         self._tokens -= 1
         return True
 
-    def _status(self, status: int) -> Answer:
-        headers = self._retry_after() if status in _SPEAKING else {}
+    def _build_status_response(self, status: int) -> Response:
+        headers = self._build_retry_after() if status in _RETRY_AFTER_STATUSES else {}
         if self._rng.random() < 0.5:
-            return replace(html_answer(f"Error {status}", status), headers=headers)
-        return json_answer({"status": "error", "reason": f"Error {status}"}, status, headers)
+            return replace(to_html_response(f"Error {status}", status), headers=headers)
+        return to_json_response({"status": "error", "reason": f"Error {status}"}, status, headers)
 
-    def _retry_after(self) -> Mapping[str, str]:
+    def _build_retry_after(self) -> Mapping[str, str]:
         seconds = self.faults.retry_after_seconds
         texts = {
             "seconds": str(seconds),
@@ -209,8 +217,8 @@ class FaultPlan:
         text = texts.get(self.faults.retry_after)
         return {} if text is None else {"Retry-After": text}
 
-    def _bomb_bytes(self) -> bytes:
-        """Return gzip that unpacks to a JSON string of 1 GB; made once, in pieces, as it must not hurt us."""
+    def _build_bomb(self) -> bytes:
+        """Return gzip of a JSON string of 1 GB, compressed once and in pieces to limit memory."""
         if self._bomb is None:
             packer = zlib.compressobj(9, zlib.DEFLATED, 31)
             piece = b"a" * (1 << 20)
@@ -219,17 +227,17 @@ class FaultPlan:
         return self._bomb
 
 
-def _garbled(kind: str, answer: Answer) -> Answer:
-    """Return an answer with a complete transfer of a wrong body."""
-    body = answer.body
+def _corrupt_body(kind: str, response: Response) -> Response:
+    """Return a response with a wrong body that is transferred completely."""
+    body = response.body
     if kind == "cut-json":
-        return replace(answer, body=body[: len(body) // 2])
-    coded = {**answer.headers, "Content-Encoding": "gzip"}
+        return replace(response, body=body[: len(body) // 2])
+    coded = {**response.headers, "Content-Encoding": "gzip"}
     packed = gzip.compress(body, 5, mtime=0)
     if kind == "gzip-no-trailer":
-        return replace(answer, body=packed[:-8], headers=coded)
+        return replace(response, body=packed[:-8], headers=coded)
     if kind == "gzip-half":
-        return replace(answer, body=packed[: len(packed) // 2], headers=coded)
+        return replace(response, body=packed[: len(packed) // 2], headers=coded)
     if kind == "gzip-lie":
-        return replace(answer, headers=coded)
-    return replace(answer, headers={**answer.headers, "Content-Encoding": "br2"})
+        return replace(response, headers=coded)
+    return replace(response, headers={**response.headers, "Content-Encoding": "br2"})

@@ -1,7 +1,7 @@
-"""Every answer the interface leaves open, as a named option with the behaviour seen in the field as default.
+"""Options for each behaviour that the interface leaves open; the defaults were observed in the field.
 
-A test that wants "what if the service did it the other way" sets one field of `Quirks`; `PROFILES` holds
-sets of them that belong together. `Faults` says how the service misbehaves; see `faults`.
+A test of another behaviour sets one field of `Quirks`; `PROFILES` are sets of fields. `Faults` configures the
+fault injection; see `faults`.
 """
 
 import dataclasses
@@ -14,64 +14,74 @@ from typing import Any, Literal, TypeVar
 Spread = Literal["natural", "even", "burst", "same-second"]
 
 
-def _opt(default: Any, doc: str) -> Any:
-    """Return a dataclass field that carries its own one-line documentation."""
+def _define_option(default: Any, doc: str) -> Any:
+    """Return a dataclass field with a one-line description."""
     return field(default=default, metadata={"doc": doc})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quirks:
-    """What this service answers where the interface says "not shown"; defaults as seen in the field."""
+    """Behaviour that the interface does not define; the defaults were observed in the field."""
 
     # The list.
-    paging: Literal["top", "meta", "pagination", "links", "none", "bare"] = _opt(
+    paging: Literal["top", "meta", "pagination", "links", "none", "bare"] = _define_option(
         "top",
-        "where page counts stand: beside data, nested, plus a links array, next_page_url only, or nothing",
+        "location of page counts: next to data, nested, with a links array, next_page_url only, or none",
     )
-    per_page: Literal["string", "integer"] = _opt("string", "type of per_page")
-    next_page_url: Literal["http-page-only", "complete", "relative", "other-host", "null", "absent"] = _opt(
-        "http-page-only", "what next_page_url says when there is more"
+    per_page: Literal["string", "integer"] = _define_option("string", "type of per_page")
+    next_page_url: Literal["http-page-only", "complete", "relative", "other-host", "null", "absent"] = _define_option(
+        "http-page-only", "value of next_page_url if there is another page"
     )
-    page_cap: int = _opt(0, "the service cuts every page to this many items, whatever limit asks; 0: never")
-    order: Literal["updated-desc", "updated-asc", "id-asc", "id-desc", "shuffled"] = _opt(
-        "updated-desc", "order of the list; shuffled: anew for every request"
+    page_cap: int = _define_option(0, "maximum items per page, even if limit is larger; 0: no maximum")
+    order: Literal["updated-desc", "updated-asc", "id-asc", "id-desc", "shuffled"] = _define_option(
+        "updated-desc", "order of the list; shuffled: random for each request"
     )
-    limit_over_max: Literal["422", "clamp"] = _opt("422", "a limit above 250 without include[]")
-    start_bound: Literal["inclusive", "exclusive"] = _opt("inclusive", "is updated_start itself in the window")
-    end_bound: Literal["inclusive", "exclusive"] = _opt("inclusive", "is updated_end itself in the window")
-    windows: Literal["honoured", "ignored"] = _opt("honoured", "ignored: updated_start/updated_end do nothing")
-    updated_in_list: Literal["shown", "absent"] = _opt("shown", "does a list item carry updated_at")
-    late_commit_seconds: float = _opt(0.0, "a change shows in lists only so long after its stamp")
-    instances: Literal["off", "on"] = _opt(
-        "off", "on: some ids have several list objects, told apart by file_id (set at start)"
+    limit_over_max: Literal["422", "clamp"] = _define_option("422", "response to a limit above 250 without include[]")
+    start_bound: Literal["inclusive", "exclusive"] = _define_option(
+        "inclusive", "whether updated_start is part of the window"
+    )
+    end_bound: Literal["inclusive", "exclusive"] = _define_option(
+        "inclusive", "whether updated_end is part of the window"
+    )
+    windows: Literal["honoured", "ignored"] = _define_option(
+        "honoured", "ignored: updated_start and updated_end have no effect"
+    )
+    updated_in_list: Literal["shown", "absent"] = _define_option("shown", "whether a list item has updated_at")
+    late_commit_seconds: float = _define_option(
+        0.0, "delay between the update time of a change and its appearance in lists"
+    )
+    instances: Literal["off", "on"] = _define_option(
+        "off", "on: some ids have several list objects with different file_id (set at start)"
     )
     # Documents.
-    times: Literal["mixed", "micros-z", "offset", "space"] = _opt("mixed", "spelling of timestamps")
-    precision: Literal["seconds", "millis", "micros"] = _opt(
+    times: Literal["mixed", "micros-z", "offset", "space"] = _define_option("mixed", "format of timestamps")
+    precision: Literal["seconds", "millis", "micros"] = _define_option(
         "seconds", "resolution of a file's created_at/updated_at (set at start)"
     )
-    ids: Literal["integer", "string"] = _opt("integer", "type of every id")
-    flags: Literal["integer", "boolean", "string"] = _opt("integer", "type of closed and has_damage")
-    empties: Literal["mixed", "null", "empty"] = _opt("mixed", "how absent texts and coordinates are spelt")
-    extra_keys: Literal["none", "seen", "many"] = _opt(
-        "seen", "keys beyond the interface: none, those of the field notes, or invented ones everywhere too"
+    ids: Literal["integer", "string"] = _define_option("integer", "type of every id")
+    flags: Literal["integer", "boolean", "string"] = _define_option("integer", "type of closed and has_damage")
+    empties: Literal["mixed", "null", "empty"] = _define_option("mixed", "value of absent texts and coordinates")
+    extra_keys: Literal["none", "seen", "many"] = _define_option(
+        "seen", "additional keys: none, those observed in the field, or invented ones too"
     )
-    dangling: Literal["yes", "no"] = _opt("yes", "references to steps and uploads that are not there (yet)")
-    form_spelling: Literal["mixed", "value-in-field", "answers-beside", "under-form"] = _opt(
-        "mixed", "where a form's questions and answers stand"
+    dangling: Literal["yes", "no"] = _define_option("yes", "references to steps and uploads that do not exist (yet)")
+    form_layout: Literal["mixed", "value-in-field", "answers-beside", "under-form"] = _define_option(
+        "mixed", "location of the questions and answers of a form"
     )
-    lang_texts: Literal["list-and-detail", "list-only", "off"] = _opt(
-        "list-and-detail", "which calls heed the lang parameter for damage_type_desc"
+    lang_texts: Literal["list-and-detail", "list-only", "off"] = _define_option(
+        "list-and-detail", "calls that use the lang parameter for damage_type_desc"
     )
-    image_urls: Literal["stable", "fresh"] = _opt("stable", "fresh: signed anew in every answer")
+    image_urls: Literal["stable", "fresh"] = _define_option("stable", "fresh: a new signature in each response")
     # The detail call.
-    detail_wrap: Literal["no", "data"] = _opt("no", "is the detail wrapped in a data key")
-    detail_keys: Literal["schema", "full"] = _opt(
-        "schema", "schema: only what the detail schema names; full: also scan_code_format and counts"
+    detail_wrap: Literal["no", "data"] = _define_option("no", "whether the detail is wrapped in a data key")
+    detail_keys: Literal["schema", "full"] = _define_option(
+        "schema", "schema: only keys of the detail schema; full: also scan_code_format and counts"
     )
-    detail_forms: Literal["no", "yes"] = _opt("no", "does the detail carry form_submits")
-    detail_stamp: Literal["same", "newer", "older"] = _opt("same", "the detail's updated_at against the list item's")
-    gone: Literal[
+    detail_forms: Literal["no", "yes"] = _define_option("no", "whether the detail has form_submits")
+    detail_stamp: Literal["same", "newer", "older"] = _define_option(
+        "same", "updated_at of the detail, compared with the list item"
+    )
+    not_found: Literal[
         "404",
         "410",
         "empty",
@@ -82,70 +92,74 @@ class Quirks:
         "data-list",
         "envelope-300",
         "response-error",
-    ] = _opt("404", "the answer for a file that is not there")
+    ] = _define_option("404", "response for a file that does not exist")
     # Tokens, headers.
-    token_place: Literal["both", "query", "header"] = _opt("both", "where the token is looked for")
-    bad_token_status: Literal["401", "403"] = _opt("401", "status for a missing or wrong token (share: always 401)")
-    bad_token_shape: Literal["response-error", "message", "html", "empty"] = _opt(
+    token_location: Literal["both", "query", "header"] = _define_option("both", "accepted location of the token")
+    bad_token_status: Literal["401", "403"] = _define_option(
+        "401", "status for a missing or wrong token (share: always 401)"
+    )
+    bad_token_shape: Literal["response-error", "message", "html", "empty"] = _define_option(
         "response-error", "body for a missing or wrong token (share: always response-error)"
     )
-    date_header: Literal["on", "off"] = _opt("on", "is there a Date header")
-    date_skew_seconds: float = _opt(0.0, "Date is ahead of the service's stamps by so many seconds")
-    gzip: Literal["off", "on"] = _opt("off", "compress bodies for clients that accept it")
+    date_header: Literal["on", "off"] = _define_option("on", "whether responses have a Date header")
+    date_skew_seconds: float = _define_option(0.0, "seconds by which Date is ahead of the timestamps")
+    gzip: Literal["off", "on"] = _define_option("off", "compress bodies if the client accepts it")
     # Reports.
-    report_async: Literal["honoured", "ignored"] = _opt("honoured", "ignored: every report is made synchronously")
-    report_async_status: Literal["201", "200", "202"] = _opt("201", "status of an asynchronous order")
-    report_seconds: float = _opt(0.05, "how long a synchronous report takes")
-    report_ready_seconds: float = _opt(0.3, "how long after its order an asynchronous report appears")
-    report_ready_polls: int = _opt(0, "an asynchronous report also needs so many polls before it appears")
-    report_not_ready: Literal["404", "403", "empty-200", "html-200"] = _opt(
-        "404", "the answer of a report URL before the report exists"
+    report_async: Literal["honoured", "ignored"] = _define_option("honoured", "ignored: every report is synchronous")
+    report_async_status: Literal["201", "200", "202"] = _define_option("201", "status of an asynchronous order")
+    report_seconds: float = _define_option(0.05, "duration of a synchronous report")
+    report_ready_seconds: float = _define_option(0.3, "delay before an asynchronous report is available")
+    report_ready_polls: int = _define_option(0, "polls before an asynchronous report is available")
+    report_not_ready: Literal["404", "403", "empty-200", "html-200"] = _define_option(
+        "404", "response of a report URL before the report exists"
     )
-    report_lost_share: float = _opt(0.0, "share of asynchronous reports that never appear")
-    report_over_limit: Literal["422", "400", "200"] = _opt("422", "status for more than 100 unique files")
-    report_unknown_ids: Literal["skip", "422", "404"] = _opt("skip", "ids that name no file")
-    report_host: Literal["same", "other-port"] = _opt("same", "where report URLs point to")
-    report_disposition: Literal["plain", "traversal", "absent"] = _opt(
+    report_lost_ratio: float = _define_option(0.0, "fraction of asynchronous reports that never appear")
+    report_over_limit: Literal["422", "400", "200"] = _define_option("422", "status for more than 100 unique files")
+    report_unknown_ids: Literal["skip", "422", "404"] = _define_option("skip", "response to ids without a file")
+    report_host: Literal["same", "other-port"] = _define_option("same", "origin of report URLs")
+    report_disposition: Literal["plain", "traversal", "absent"] = _define_option(
         "plain", "Content-Disposition of a report; traversal: a hostile file name"
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldPlan:
-    """How the world is grown: the same plan and clock give the same files, byte for byte."""
+    """Parameters of the world: the same plan and clock generate the same files, byte for byte."""
 
-    files: int = _opt(500, "how many files there are at the start")
-    seed: int = _opt(0, "seed of everything that is random")
-    days: int = _opt(1095, "age of the oldest file, in days")
-    spread: Literal["natural", "even", "burst", "same-second"] = _opt(
+    files: int = _define_option(500, "number of files at the start")
+    seed: int = _define_option(0, "seed of all random values")
+    days: int = _define_option(1095, "age of the oldest file, in days")
+    spread: Literal["natural", "even", "burst", "same-second"] = _define_option(
         "natural",
-        "update times: natural mix, even, burst (80 % of files in 1 % of the time), "
-        "or same-second (60 share one second of every hour)",
+        "update times: natural mix, even, burst (80 % of the files in 1 % of the time), "
+        "or same-second (60 files in one second of each hour)",
     )
-    now: str = _opt("", "the clock at the start, ISO-8601 UTC; empty: the real time. Given: the clock stands still")
+    now: str = _define_option("", "time of a stopped clock (ISO-8601, UTC); empty: the system time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """How the service misbehaves. `shares` maps a kind of `faults.KINDS` to its probability a request."""
+    """Faults of the service. `probabilities` maps a kind of `faults.KINDS` to its probability per request."""
 
-    latency_ms: float = _opt(0.0, "delay of every answer, milliseconds")
-    jitter_ms: float = _opt(0.0, "random delay on top, 0 to this, milliseconds")
-    rate_limit: float = _opt(0.0, "requests a second that are let through, 429 beyond; 0: no limit")
-    rate_burst: float = _opt(0.0, "size of the rate limit's bucket; 0: one second's worth")
-    retry_after: Literal["seconds", "http-date", "absent", "garbage", "huge", "negative", "past-date"] = _opt(
+    latency_ms: float = _define_option(0.0, "delay of each response in milliseconds")
+    jitter_ms: float = _define_option(0.0, "maximum additional random delay in milliseconds")
+    rate_limit: float = _define_option(0.0, "accepted requests per second, then 429; 0: no limit")
+    rate_burst: float = _define_option(0.0, "burst size of the rate limit; 0: the requests of one second")
+    retry_after: Literal["seconds", "http-date", "absent", "garbage", "huge", "negative", "past-date"] = _define_option(
         "seconds", "form of Retry-After with 429 and 503"
     )
-    retry_after_seconds: int = _opt(1, "value of Retry-After")
-    error_share: float = _opt(0.0, "share of requests that end in one of error_statuses")
-    error_statuses: tuple[int, ...] = _opt((500, 502, 503, 504), "statuses for error_share, e.g. 500+503")
-    outage: bool = _opt(default=False, doc="everything answers 503")
-    revoked: bool = _opt(default=False, doc="every token is refused")
-    poison: tuple[int, ...] = _opt((), "ids whose detail always answers 500, e.g. 17+23")
-    redirect_to: str = _opt("", "origin for the kind redirect; empty: the emulator's other origin")
-    drip_seconds: float = _opt(0.3, "pause between two bytes of the kind drip")
-    paths: str = _opt("/", "random faults hit only paths with this prefix")
-    shares: Mapping[str, float] = field(default_factory=dict, metadata={"doc": "probability of each fault kind"})
+    retry_after_seconds: int = _define_option(1, "value of Retry-After")
+    error_ratio: float = _define_option(0.0, "fraction of requests that end with one of error_statuses")
+    error_statuses: tuple[int, ...] = _define_option(
+        (500, 502, 503, 504), "statuses of error_ratio, for example 500+503"
+    )
+    outage: bool = _define_option(default=False, doc="every response is 503")
+    revoked: bool = _define_option(default=False, doc="every token is rejected")
+    poison: tuple[int, ...] = _define_option((), "ids whose detail is always 500, for example 17+23")
+    redirect_to: str = _define_option("", "target origin of the kind redirect; empty: the other origin of the emulator")
+    drip_seconds: float = _define_option(0.3, "pause in seconds between two bytes of the kind drip")
+    paths: str = _define_option("/", "path prefix of random faults")
+    probabilities: Mapping[str, float] = field(default_factory=dict, metadata={"doc": "probability of each fault kind"})
 
 
 PROFILES: dict[str, dict[str, Any]] = {
@@ -157,14 +171,14 @@ PROFILES: dict[str, dict[str, Any]] = {
         "extra_keys": "none",
         "dangling": "no",
         "empties": "empty",
-        "token_place": "query",
-        "form_spelling": "answers-beside",
+        "token_location": "query",
+        "form_layout": "answers-beside",
     },
     "sparse": {
         "paging": "bare",
         "updated_in_list": "absent",
         "date_header": "off",
-        "gone": "empty",
+        "not_found": "empty",
         "empties": "null",
         "extra_keys": "none",
     },
@@ -180,8 +194,8 @@ PROFILES: dict[str, dict[str, Any]] = {
         "detail_wrap": "data",
         "detail_keys": "full",
         "detail_forms": "yes",
-        "gone": "data-null",
-        "token_place": "header",
+        "not_found": "data-null",
+        "token_location": "header",
         "report_async_status": "202",
         "report_not_ready": "html-200",
         "report_host": "other-port",
@@ -194,7 +208,7 @@ PROFILES: dict[str, dict[str, Any]] = {
         "order": "shuffled",
         "precision": "micros",
         "extra_keys": "many",
-        "gone": "envelope-300",
+        "not_found": "envelope-300",
         "bad_token_shape": "html",
         "date_skew_seconds": 120.0,
         "late_commit_seconds": 2.0,
@@ -206,13 +220,13 @@ PROFILES: dict[str, dict[str, Any]] = {
     },
     "instances": {"instances": "on"},
 }
-"""Sets of quirks by name: seen (the default), plain (the interface to the letter), sparse (as little as it
-allows), contrary (every other plausible answer), hostile (what hurts clients), instances."""
+"""Sets of quirks by name: seen (the default), plain (exactly the interface), sparse (the minimum), contrary (the other
+plausible behaviours), hostile (difficult for clients), instances."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptionDoc:
-    """One option for people: `values` is a list of the allowed words or the name of a type."""
+    """Description of an option: `values` is a list of allowed words or the name of a type."""
 
     name: str
     default: str
@@ -220,46 +234,53 @@ class OptionDoc:
     doc: str
 
 
-def documented(kind: type[Quirks] | type[Faults] | type[WorldPlan]) -> Iterator[OptionDoc]:
-    """Yield every option of one of the three option classes, in order of declaration."""
+def list_options(kind: type[Quirks] | type[Faults] | type[WorldPlan]) -> Iterator[OptionDoc]:
+    """Yield the options of a class in the order of declaration."""
     hints = typing.get_type_hints(kind)
     for item in dataclasses.fields(kind):
-        words = typing.get_args(hints[item.name]) if _is_literal(hints[item.name]) else ()
-        values = " | ".join(words) if words else getattr(hints[item.name], "__name__", str(hints[item.name]))
+        choices = typing.get_args(hints[item.name]) if _is_literal(hints[item.name]) else ()
+        values = " | ".join(choices) if choices else getattr(hints[item.name], "__name__", str(hints[item.name]))
         default = "" if item.default is dataclasses.MISSING else str(item.default)
         yield OptionDoc(item.name, default, values, item.metadata["doc"])
 
 
-def quirks_of(profile: str = "seen", settings: Mapping[str, Any] | None = None) -> Quirks:
-    """Return a profile's quirks with some changed; values may be text. ValueError says what is wrong."""
+def make_quirks(profile: str = "seen", settings: Mapping[str, Any] | None = None) -> Quirks:
+    """Return the quirks of a profile with some fields changed; values may be text.
+
+    Raise ValueError for an unknown name or value.
+    """
     if profile not in PROFILES:
-        raise ValueError(f"no profile {profile!r}; there are: {', '.join(PROFILES)}")
-    return changed(Quirks(**PROFILES[profile]), settings or {})
+        raise ValueError(f"Unknown profile {profile!r}. Use one of {', '.join(PROFILES)}.")
+    return replace_fields(Quirks(**PROFILES[profile]), settings or {})
 
 
 T = TypeVar("T", Quirks, Faults)
 
 
-def changed(options: T, settings: Mapping[str, Any]) -> T:
-    """Return `options` with some fields set, texts read as their type. ValueError says what is wrong."""
+def replace_fields(options: T, settings: Mapping[str, Any]) -> T:
+    """Return `options` with some fields changed; texts are converted to the type of the field.
+
+    Raise ValueError for an unknown name or value.
+    """
     hints = typing.get_type_hints(type(options))
     values: dict[str, Any] = {}
-    for given, value in settings.items():
-        name = given.replace("-", "_")
+    for option, value in settings.items():
+        name = option.replace("-", "_")
         if name not in hints:
-            near = difflib.get_close_matches(name, hints, 1)
-            raise ValueError(f"no option {given!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-        values[name] = _read(name, hints[name], value)
+            matches = difflib.get_close_matches(name, hints, 1)
+            hint = f" Did you mean {matches[0]!r}?" if matches else ""
+            raise ValueError(f"Unknown option {option!r}.{hint}")
+        values[name] = _convert(name, hints[name], value)
     return dataclasses.replace(options, **values)
 
 
-def assignments(texts: Iterable[str]) -> dict[str, str]:
-    """Read `name=value` texts; ValueError for one without `=`."""
+def parse_assignments(texts: Iterable[str]) -> dict[str, str]:
+    """Parse `name=value` texts. Raise ValueError for a text without `=`."""
     pairs = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
-            raise ValueError(f"{text!r} is not name=value")
+            raise ValueError(f"{text!r} does not have the form NAME=VALUE.")
         pairs[name.strip()] = value.strip()
     return pairs
 
@@ -268,19 +289,19 @@ def _is_literal(hint: Any) -> bool:
     return typing.get_origin(hint) is Literal
 
 
-def _read(name: str, hint: Any, value: Any) -> Any:
-    """Return `value` as the type of one option."""
+def _convert(name: str, hint: Any, value: Any) -> Any:
+    """Convert `value` to the type of an option."""
     if _is_literal(hint):
         text = str(value)
         if text not in typing.get_args(hint):
-            raise ValueError(f"{name}={text!r}: choose one of {', '.join(typing.get_args(hint))}")
+            raise ValueError(f"{name}: {text!r} is not a valid value. Use one of {', '.join(typing.get_args(hint))}.")
         return text
     if hint == tuple[int, ...]:
         parts = value.split("+") if isinstance(value, str) else value
         return tuple(int(part) for part in parts if part != "")
     if hint is bool and isinstance(value, str):
         if value.lower() not in {"true", "false", "1", "0", "yes", "no", "on", "off"}:
-            raise ValueError(f"{name}={value!r}: true or false")
+            raise ValueError(f"{name}: {value!r} is not a valid value. Use true or false.")
         return value.lower() in {"true", "1", "yes", "on"}
     if hint in {int, float, str, bool}:
         return hint(value)

@@ -1,4 +1,4 @@
-"""The envelope around a list page: counts and links in every style a deployment may choose."""
+"""Body of a list response: items, counts and links in every style that a deployment may choose."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,70 +11,70 @@ from pipeline.emulator.search import Page
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a list was asked for: path with query, the service's origin, and another for links that lead astray."""
+class RequestLocation:
+    """Path and query of a list request, the origin of the service, and another origin for wrong links."""
 
     path_qs: str
     origin: str
     other: str
 
     def link(self, number: int, style: str) -> str | None:
-        """Return the link to a page in the style of `Quirks.next_page_url`."""
+        """Return the link to a page in a style of `Quirks.next_page_url`."""
         path, _, query = self.path_qs.partition("?")
         if style == "null":
             return None
         if style == "http-page-only":
             return f"http://{self.origin.partition('://')[2]}{path}?page={number}"
         pairs = [pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] not in {"page", "token"}]
-        whole = f"{path}?{urlencode([*pairs, ('page', str(number))])}"
-        return {"relative": "", "other-host": self.other}.get(style, self.origin) + whole
+        target = f"{path}?{urlencode([*pairs, ('page', str(number))])}"
+        return {"relative": "", "other-host": self.other}.get(style, self.origin) + target
 
 
-def envelope(page: Page, items: list[bytes], place: Place, quirks: Quirks) -> bytes:
-    """Return the body of a list answer around its rendered items."""
+def render_list(page: Page, items: list[bytes], location: RequestLocation, quirks: Quirks) -> bytes:
+    """Return the body of a list response with its rendered items."""
     data = b'{"data":[' + b",".join(items) + b"]"
     if quirks.paging == "bare":
         return data + b"}"
-    keys = _keys(page, len(items), place, quirks)
+    keys = _build_keys(page, len(items), location, quirks)
     if quirks.paging == "none":
         keys = {name: keys[name] for name in keys if name == "next_page_url"}
     elif quirks.paging in {"meta", "pagination"}:
         keys = {quirks.paging: keys}
     elif quirks.paging == "links":
-        keys["links"] = _links(page, place, quirks)
+        keys["links"] = _build_links(page, location, quirks)
     return data + (b"," + msgspec.json.encode(keys)[1:] if keys else b"}")
 
 
-def _keys(page: Page, shown: int, place: Place, quirks: Quirks) -> dict[str, Any]:
+def _build_keys(page: Page, item_count: int, location: RequestLocation, quirks: Quirks) -> dict[str, Any]:
     def link(number: int) -> str | None:
-        return place.link(number, quirks.next_page_url) if 1 <= number <= page.last else None
+        return location.link(number, quirks.next_page_url) if 1 <= number <= page.last_page else None
 
     first = (page.number - 1) * page.limit + 1
     keys: dict[str, Any] = {
         "current_page": page.number,
-        "last_page": page.last,
+        "last_page": page.last_page,
         "per_page": str(page.limit) if quirks.per_page == "string" else page.limit,
         "total": page.total,
-        "from": first if shown else None,
-        "to": first + shown - 1 if shown else None,
-        "path": place.origin + place.path_qs.partition("?")[0],
+        "from": first if item_count else None,
+        "to": first + item_count - 1 if item_count else None,
+        "path": location.origin + location.path_qs.partition("?")[0],
         "first_page_url": link(1),
-        "last_page_url": link(page.last),
+        "last_page_url": link(page.last_page),
         "next_page_url": link(page.number + 1),
-        "prev_page_url": link(min(page.number - 1, page.last)),
+        "prev_page_url": link(min(page.number - 1, page.last_page)),
     }
     if quirks.next_page_url == "absent":
         del keys["next_page_url"]
     return keys
 
 
-def _links(page: Page, place: Place, quirks: Quirks) -> list[dict[str, Any]]:
-    """Return the array of numbered links that some frameworks add."""
+def _build_links(page: Page, location: RequestLocation, quirks: Quirks) -> list[dict[str, Any]]:
+    """Return the array of numbered links that some frameworks add to a page."""
 
-    def entry(label: str, number: int) -> dict[str, Any]:
-        url = place.link(number, quirks.next_page_url) if 1 <= number <= page.last else None
+    def build_entry(label: str, number: int) -> dict[str, Any]:
+        url = location.link(number, quirks.next_page_url) if 1 <= number <= page.last_page else None
         return {"url": url, "label": label, "active": label == str(page.number)}
 
-    near = range(max(1, page.number - 3), min(page.last, page.number + 3) + 1)
-    middle = [entry(str(number), number) for number in near]
-    return [entry("&laquo; Previous", page.number - 1), *middle, entry("Next &raquo;", page.number + 1)]
+    near = range(max(1, page.number - 3), min(page.last_page, page.number + 3) + 1)
+    middle = [build_entry(str(number), number) for number in near]
+    return [build_entry("&laquo; Previous", page.number - 1), *middle, build_entry("Next &raquo;", page.number + 1)]

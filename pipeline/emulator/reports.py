@@ -1,4 +1,4 @@
-"""POST /reports and the addresses its reports are fetched from."""
+"""POST /reports and the URLs of the generated reports."""
 
 import asyncio
 import secrets
@@ -12,9 +12,9 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from pipeline.emulator import pdf, shares
-from pipeline.emulator.documents import Documents
+from pipeline.emulator.documents import DocumentRenderer
+from pipeline.emulator.http import HTML, Response, to_html_response, to_json_response
 from pipeline.emulator.options import Quirks
-from pipeline.emulator.wire import HTML, Answer, html_answer, json_answer
 
 MAX_FILES = 100
 _DATE_LETTERS = {
@@ -32,7 +32,7 @@ _DATE_LETTERS = {
 
 @dataclass(slots=True)
 class Report:
-    """One ordered report; `ready_at` is a moment of the monotonic clock, None for one that never appears."""
+    """Ordered report; `ready_at` is a monotonic time, None for a report that never appears."""
 
     secret: str
     files: list[int]
@@ -44,71 +44,71 @@ class Report:
 
 
 class InvalidOrderError(Exception):
-    """The body of an order breaks a rule; the message says which."""
+    """The body of an order is invalid; the message is the text of the response."""
 
 
 class TooManyFilesError(InvalidOrderError):
-    """An order names more than 100 different files."""
+    """An order has more than 100 different files."""
 
 
 @dataclass(slots=True)
 class Reports:
-    """All reports of one service; `quirks` are looked up in the documents at every call."""
+    """Reports of one service; each call reads the current quirks from `documents`."""
 
-    documents: Documents
+    documents: DocumentRenderer
     rng: Random
-    made: dict[str, Report] = field(default_factory=dict)
+    by_secret: dict[str, Report] = field(default_factory=dict)
 
-    async def order(self, body: bytes, origin: str) -> Answer:
-        """Make a report, now or later, and answer with its download URL."""
+    async def order(self, body: bytes, origin: str) -> Response:
+        """Create a report, now or later, and return a response with its URL."""
         quirks = self.documents.quirks
         try:
-            order = _read(body)
+            order = _parse_order(body)
         except InvalidOrderError as error:
             status = int(quirks.report_over_limit) if isinstance(error, TooManyFilesError) else 422
-            return json_answer({"response": "error", "status": str(error)}, status)
+            return to_json_response({"response": "error", "status": str(error)}, status)
         unknown = [key for key in order["files"] if self.documents.world.find(key) is None]
         if unknown and quirks.report_unknown_ids != "skip":
             problem = f"NO FILE FOUND: {unknown[0]}"
-            return json_answer({"response": "error", "status": problem}, int(quirks.report_unknown_ids))
-        report = self._make(order, quirks)
+            return to_json_response({"response": "error", "status": problem}, int(quirks.report_unknown_ids))
+        report = self._create(order, quirks)
         url = f"{origin}/reports/{report.secret}/{report.filename}"
         if order["asynchronous"] and quirks.report_async == "honoured":
-            return json_answer({"url": url}, int(quirks.report_async_status))
+            return to_json_response({"url": url}, int(quirks.report_async_status))
         await asyncio.sleep(quirks.report_seconds)
         report.ready_at = 0.0
-        return json_answer({"url": url}, 201)
+        return to_json_response({"url": url}, 201)
 
-    def fetch(self, secret: str) -> tuple[Answer, bool]:
-        """Return what a report's address answers, and whether that was the report itself."""
-        quirks, report = self.documents.quirks, self.made.get(secret)
+    def fetch(self, secret: str) -> tuple[Response, bool]:
+        """Return the response of a report URL, and whether it is the report itself."""
+        quirks, report = self.documents.quirks, self.by_secret.get(secret)
         if report is None:
-            return html_answer("Not Found", 404), False
+            return to_html_response("Not Found", 404), False
         ready = report.ready_at is not None and time.monotonic() >= report.ready_at
         if not ready or (report.ready_at and report.polls < quirks.report_ready_polls):
             report.polls += 1
-            return _not_ready(quirks), False
+            return _build_not_ready_response(quirks), False
         report.downloads += 1
         headers = {}
         if quirks.report_disposition != "absent":
             name = "../../../../tmp/owned.pdf" if quirks.report_disposition == "traversal" else report.filename
             headers["Content-Disposition"] = f'attachment; filename="{name}"'
-        return Answer(200, report.body, "application/pdf", headers), True
+        return Response(200, report.body, "application/pdf", headers), True
 
-    def _make(self, order: dict[str, Any], quirks: Quirks) -> Report:
+    def _create(self, order: dict[str, Any], quirks: Quirks) -> Report:
         secret = secrets.token_urlsafe(24)
-        lost = order["asynchronous"] and self.rng.random() < quirks.report_lost_share
+        lost = order["asynchronous"] and self.rng.random() < quirks.report_lost_ratio
         ready = None if lost else time.monotonic() + quirks.report_ready_seconds
         stem = order["filename"] or datetime.fromtimestamp(self.documents.world.clock.now() / 1e6, UTC).strftime(
             "report-%Y%m%d-%H%M%S"
         )
         safe = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "-_.") else "_" for letter in stem)
         name = safe if safe.lower().endswith(".pdf") else f"{safe}.pdf"
-        report = Report(secret, order["files"], name, ready, self._write(order, stem))
-        self.made[secret] = report
+        report = Report(secret, order["files"], name, ready, self._render(order, stem))
+        self.by_secret[secret] = report
         return report
 
-    def _write(self, order: dict[str, Any], title: str) -> bytes:
+    def _render(self, order: dict[str, Any], title: str) -> bytes:
         zone, pattern = ZoneInfo(order["zone"]), order["pattern"]
         world = self.documents.world
         lines = [
@@ -119,13 +119,13 @@ class Reports:
             record = world.find(key)
             if record is not None:
                 updated = datetime.fromtimestamp(record.updated / 1e6, zone).strftime(pattern)
-                count = len(self.documents.content(record).uploads)
+                count = len(self.documents.get_content(record).uploads)
                 lines.append(f"File {key}   {record.scan_code}   updated {updated}   {count} uploads")
-        return pdf.document(title, lines)
+        return pdf.render_pdf(title, lines)
 
 
-def _read(body: bytes) -> dict[str, Any]:
-    """Return a checked order with its defaults filled in; ids once each, in the order given."""
+def _parse_order(body: bytes) -> dict[str, Any]:
+    """Return a validated order with defaults; duplicate ids are removed."""
     try:
         order = msgspec.json.decode(body)
     except msgspec.DecodeError as error:
@@ -142,14 +142,14 @@ def _read(body: bytes) -> dict[str, Any]:
         if order.get(name) is not None and type(order[name]) is not kind:
             raise InvalidOrderError(f"INVALID {name.upper()}")
     settings = order.get("settings") or {}
-    # The interface writes dateTime.zone, which may mean a nested object or a key with a dot.
+    # The interface has dateTime.zone: it may be a nested object or a key with a dot.
     nested = settings.get("dateTime")
     times = nested if isinstance(nested, dict) else {}
     zone = settings.get("dateTime.zone", times.get("zone", "UTC"))
     pattern = settings.get("dateTime.format", times.get("format", "Y-m-d H:i:s"))
     if settings.get("format", "pdf") != "pdf":
         raise InvalidOrderError("INVALID FORMAT")
-    if not isinstance(zone, str) or not shares.is_zone(zone):
+    if not isinstance(zone, str) or not shares.is_time_zone(zone):
         raise InvalidOrderError("INVALID TIMEZONE")
     if not isinstance(pattern, str):
         raise InvalidOrderError("INVALID DATETIME FORMAT")
@@ -164,11 +164,11 @@ def _read(body: bytes) -> dict[str, Any]:
     }
 
 
-def _not_ready(quirks: Quirks) -> Answer:
+def _build_not_ready_response(quirks: Quirks) -> Response:
     match quirks.report_not_ready:
         case "empty-200":
-            return Answer(200, b"", HTML)
+            return Response(200, b"", HTML)
         case "html-200":
-            return html_answer("Your report is being generated")
+            return to_html_response("Your report is being generated")
         case _:
-            return html_answer("Not available", int(quirks.report_not_ready))
+            return to_html_response("Not available", int(quirks.report_not_ready))

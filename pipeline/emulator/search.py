@@ -1,4 +1,4 @@
-"""What GET /files asks for, and which files that is."""
+"""Parameters of GET /files and the selection of files."""
 
 import random
 from collections.abc import Callable
@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from multidict import MultiMapping
 
-from pipeline.emulator import stamps
-from pipeline.emulator.documents import ALL_INCLUDES, Documents
-from pipeline.emulator.growth import FileRecord
+from pipeline.emulator import timestamps
+from pipeline.emulator.documents import ALL_INCLUDES, DocumentRenderer
+from pipeline.emulator.generator import FileRecord
 from pipeline.emulator.options import Quirks
 
 DEFAULT_LIMIT = 50
@@ -16,8 +16,8 @@ MAX_LIMIT = 250
 MAX_LIMIT_WITH_INCLUDES = 50
 
 
-class Unprocessable(Exception):
-    """A parameter breaks a rule of the interface; `errors` maps parameters to what is wrong with them."""
+class UnprocessableError(Exception):
+    """A parameter is invalid; `errors` maps parameters to problems."""
 
     def __init__(self, **errors: str) -> None:
         super().__init__(str(errors))
@@ -26,7 +26,7 @@ class Unprocessable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ListQuery:
-    """One request for a list; bounds are moments, both inclusive."""
+    """Parameters of a list request; time bounds in microseconds, both inclusive."""
 
     reference: str | None = None
     find: str | None = None
@@ -44,7 +44,7 @@ class ListQuery:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page of a list: its files, how many files match, and how many a page holds."""
+    """Page of a list: its files, the count of all matches, and the page size."""
 
     records: list[FileRecord]
     total: int
@@ -52,27 +52,30 @@ class Page:
     number: int
 
     @property
-    def last(self) -> int:
-        """The number of the last page; 1 for an empty list."""
+    def last_page(self) -> int:
+        """Number of the last page; 1 for an empty list."""
         return max(1, -(-self.total // self.limit))
 
 
-def read_query(args: MultiMapping[str], quirks: Quirks) -> ListQuery:
-    """Read the parameters of GET /files, ignoring unknown ones; Unprocessable for what is forbidden."""
+def parse_query(args: MultiMapping[str], quirks: Quirks) -> ListQuery:
+    """Parse the parameters of GET /files; unknown ones are ignored.
+
+    Raise UnprocessableError for an invalid value.
+    """
     includes = frozenset(args.getall("include[]", [])) | frozenset(args.getall("include", []))
     if includes - ALL_INCLUDES:
-        raise Unprocessable(include=f"unknown include {min(includes - ALL_INCLUDES)!r}")
+        raise UnprocessableError(include=f"unknown include {min(includes - ALL_INCLUDES)!r}")
     closed = args.get("closed")
     if closed not in {None, "0", "1"}:
-        raise Unprocessable(closed="must be 0 or 1")
+        raise UnprocessableError(closed="must be 0 or 1")
     if args.get("format", "json") != "json":
-        raise Unprocessable(format="must be json")
+        raise UnprocessableError(format="must be json")
     fields = {}
     for name, value in args.items():
         if name.startswith("field_id[") and name.endswith("]"):
-            fields[_whole(name[9:-1], "field_id")] = value
-    start = _moment(args, "updated_start")
-    end = _moment(args, "updated_end", end_of_day=True)
+            fields[_parse_whole_number(name[9:-1], "field_id")] = value
+    start = _parse_time(args, "updated_start")
+    end = _parse_time(args, "updated_end", end_of_day=True)
     if quirks.windows == "ignored":
         start = end = None
     if start is not None and quirks.start_bound == "exclusive":
@@ -83,32 +86,32 @@ def read_query(args: MultiMapping[str], quirks: Quirks) -> ListQuery:
         reference=args.get("reference"),
         find=args.get("find"),
         closed=None if closed is None else int(closed),
-        active_from=_moment(args, "startdate"),
-        active_to=_moment(args, "enddate", end_of_day=True),
+        active_from=_parse_time(args, "startdate"),
+        active_to=_parse_time(args, "enddate", end_of_day=True),
         updated_start=start,
         updated_end=end,
-        limit=_limit(args, includes, quirks),
-        page=_whole(args.get("page", "1"), "page", least=1),
+        limit=_parse_limit(args, includes, quirks),
+        page=_parse_whole_number(args.get("page", "1"), "page", minimum=1),
         includes=includes,
         fields=fields,
         lang=None if quirks.lang_texts == "off" else args.get("lang"),
     )
 
 
-def search(documents: Documents, query: ListQuery, rng: random.Random) -> Page:
-    """Return the page of files a query asks for, in the order the quirks say."""
+def search(documents: DocumentRenderer, query: ListQuery, rng: random.Random) -> Page:
+    """Return one page of the files that match the query, in the order of the quirks."""
     world, quirks = documents.world, documents.quirks
     if query.reference is None:
-        entries = world.window(query.updated_start, query.updated_end)
+        entries = world.list_window(query.updated_start, query.updated_end)
     else:
-        entries = _bearers(documents, query)
-    for test in _tests(documents, query):
-        entries = [entry for entry in entries if test(world.records[entry[1]])]
+        entries = _files_with_reference(documents, query)
+    for is_match in _build_filters(documents, query):
+        entries = [entry for entry in entries if is_match(world.records[entry[1]])]
     if (query.active_from is not None or query.active_to is not None) and world.instances:
-        entries = _newest_instances(entries, world.records)
+        entries = _keep_newest_instances(entries, world.records)
     total, start = len(entries), (query.page - 1) * query.limit
     if quirks.order == "updated-desc":
-        # The last entries come first; slicing from the end spares sorting the whole list for a page.
+        # The index is ascending: slicing from its end avoids sorting the whole list for one page.
         high = total - start
         chosen = entries[max(0, high - query.limit) : high][::-1] if high > 0 else []
     else:
@@ -120,68 +123,68 @@ def search(documents: Documents, query: ListQuery, rng: random.Random) -> Page:
     return Page([world.records[key] for _, key in chosen], total, query.limit, query.page)
 
 
-def _bearers(documents: Documents, query: ListQuery) -> list[tuple[int, int]]:
-    """Return the listed files with the reference in the window: from the few that bear it, not from all."""
+def _files_with_reference(documents: DocumentRenderer, query: ListQuery) -> list[tuple[int, int]]:
+    """Return the listed files of a reference in the window; the index by reference avoids a full scan."""
     world = documents.world
-    world.settle()
+    world.apply_late_commits()
     low, high = query.updated_start or 1, query.updated_end
     files = (world.records[key] for key in world.by_reference.get(query.reference or "", ()))
-    stamps_ = ((record.listed, record.key) for record in files)
-    return sorted(entry for entry in stamps_ if low <= entry[0] and (high is None or entry[0] <= high))
+    entries = ((record.listed, record.key) for record in files)
+    return sorted(entry for entry in entries if low <= entry[0] and (high is None or entry[0] <= high))
 
 
-def _tests(documents: Documents, query: ListQuery) -> list[Callable[[FileRecord], bool]]:
-    """Return the conditions beyond window and reference, cheap ones first."""
-    tests: list[Callable[[FileRecord], bool]] = []
+def _build_filters(documents: DocumentRenderer, query: ListQuery) -> list[Callable[[FileRecord], bool]]:
+    """Return the filters other than window and reference, cheap ones first."""
+    filters: list[Callable[[FileRecord], bool]] = []
     if query.closed is not None:
-        tests.append(lambda record: record.closed == query.closed)
+        filters.append(lambda record: record.closed == query.closed)
     if query.find is not None:
         part = query.find.casefold()
-        tests.append(lambda record: part in record.scan_code.casefold())
+        filters.append(lambda record: part in record.scan_code.casefold())
     if query.active_from is not None:
         since = query.active_from
-        tests.append(lambda record: record.listed >= since)
+        filters.append(lambda record: record.listed >= since)
     if query.active_to is not None:
         until = query.active_to
-        tests.append(lambda record: record.created <= until)
+        filters.append(lambda record: record.created <= until)
     if query.fields:
-        tests.append(lambda record: _bears(documents, record, query.fields))
-    return tests
+        filters.append(lambda record: _has_field_values(documents, record, query.fields))
+    return filters
 
 
-def _bears(documents: Documents, record: FileRecord, wanted: dict[int, str]) -> bool:
-    shown = {(row["field_id"], row["value"]) for row in documents.content(record).fields}
-    return shown >= set(wanted.items())
+def _has_field_values(documents: DocumentRenderer, record: FileRecord, expected: dict[int, str]) -> bool:
+    values = {(row["field_id"], row["value"]) for row in documents.get_content(record).fields}
+    return values >= set(expected.items())
 
 
-def _newest_instances(entries: list[tuple[int, int]], records: dict[int, FileRecord]) -> list[tuple[int, int]]:
-    """Keep one object an id: with a file date given, the interface tells no instances apart."""
+def _keep_newest_instances(entries: list[tuple[int, int]], records: dict[int, FileRecord]) -> list[tuple[int, int]]:
+    """Keep one object per id: with a file date, the interface does not distinguish instances."""
     newest = {records[entry[1]].id: entry for entry in entries}
     return sorted(newest.values())
 
 
-def _limit(args: MultiMapping[str], includes: frozenset[str], quirks: Quirks) -> int:
-    limit = _whole(args.get("limit", str(DEFAULT_LIMIT)), "limit", least=1)
+def _parse_limit(args: MultiMapping[str], includes: frozenset[str], quirks: Quirks) -> int:
+    limit = _parse_whole_number(args.get("limit", str(DEFAULT_LIMIT)), "limit", minimum=1)
     if includes and limit > MAX_LIMIT_WITH_INCLUDES:
-        raise Unprocessable(limit=f"must not be greater than {MAX_LIMIT_WITH_INCLUDES} with include[]")
+        raise UnprocessableError(limit=f"must not be greater than {MAX_LIMIT_WITH_INCLUDES} with include[]")
     if limit > MAX_LIMIT:
         if quirks.limit_over_max == "422":
-            raise Unprocessable(limit=f"must not be greater than {MAX_LIMIT}")
+            raise UnprocessableError(limit=f"must not be greater than {MAX_LIMIT}")
         limit = MAX_LIMIT
     return min(limit, quirks.page_cap) if quirks.page_cap else limit
 
 
-def _whole(text: str, name: str, least: int = 0) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 18 or int(text) < least:
-        raise Unprocessable(**{name: f"must be a whole number from {least}"})
+def _parse_whole_number(text: str, name: str, minimum: int = 0) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 18 or int(text) < minimum:
+        raise UnprocessableError(**{name: f"must be a whole number from {minimum}"})
     return int(text)
 
 
-def _moment(args: MultiMapping[str], name: str, *, end_of_day: bool = False) -> int | None:
+def _parse_time(args: MultiMapping[str], name: str, *, end_of_day: bool = False) -> int | None:
     text = args.get(name)
     if text is None:
         return None
     try:
-        return stamps.read(text, end_of_day=end_of_day)
+        return timestamps.parse_timestamp(text, end_of_day=end_of_day)
     except ValueError as error:
-        raise Unprocessable(**{name: str(error)}) from error
+        raise UnprocessableError(**{name: str(error)}) from error

@@ -1,4 +1,4 @@
-"""GET /share: links for a file, and the e-mails they set off."""
+"""GET /share: links for a file, and the e-mails that the service sends."""
 
 import secrets
 from dataclasses import dataclass, field
@@ -6,19 +6,19 @@ from zoneinfo import ZoneInfo
 
 from multidict import MultiMapping
 
-from pipeline.emulator import stamps
-from pipeline.emulator.wire import Answer, html_answer, json_answer
+from pipeline.emulator import timestamps
+from pipeline.emulator.http import Response, to_html_response, to_json_response
 from pipeline.emulator.world import World
 
 _NO_CACHE = {"Cache-Control": "no-cache"}
-_LONGEST = 255
-_DL_RECIPIENTS = 3
-_LANGUAGE = 2
+_MAX_TEXT_LENGTH = 255
+_LIST_RECIPIENTS = 3
+_LANGUAGE_LENGTH = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A link that was created; `expires` is a moment or None for never."""
+    """Share link; `expires` in microseconds, None for never."""
 
     key: int
     reference: str
@@ -32,76 +32,76 @@ class Share:
 
 @dataclass(slots=True)
 class Shares:
-    """All links of one service and the e-mails sent for them, as (recipient, reference)."""
+    """Links of one service and the e-mails for them, as (recipient, reference)."""
 
     world: World
-    made: dict[str, Share] = field(default_factory=dict)
+    by_secret: dict[str, Share] = field(default_factory=dict)
     emails: list[tuple[str, str]] = field(default_factory=list)
 
-    def create(self, args: MultiMapping[str], origin: str) -> Answer:
-        """Create a link for a reference; the newest file that bears it is shared."""
+    def create(self, args: MultiMapping[str], origin: str) -> Response:
+        """Create a link to the newest file with a reference."""
         for name in ("reference", "customer_reference"):
-            if len(args.get(name, "")) > _LONGEST:
-                return _refusal(422, f"{name.upper()} TOO LONG")
+            if len(args.get(name, "")) > _MAX_TEXT_LENGTH:
+                return _build_error_response(422, f"{name.upper()} TOO LONG")
         zone = args.get("timezone", "UTC")
-        if not is_zone(zone):
-            return _refusal(422, "INVALID TIMEZONE")
+        if not is_time_zone(zone):
+            return _build_error_response(422, "INVALID TIMEZONE")
         try:
-            expires = stamps.read(args["expires"]) if "expires" in args else None
+            expires = timestamps.parse_timestamp(args["expires"]) if "expires" in args else None
         except ValueError:
-            return _refusal(422, "INVALID EXPIRES")
+            return _build_error_response(422, "INVALID EXPIRES")
         reference = args.get("reference", "")
         keys = self.world.by_reference.get(reference)
         if not keys:
-            return _refusal(404, "NO FILE FOUND")
+            return _build_error_response(404, "NO FILE FOUND")
         language = args.get("language") or args.get("lang")
         share = Share(
             key=max(keys, key=lambda key: self.world.records[key].updated),
             reference=reference,
             customer_reference=args.get("customer_reference"),
             expires=expires,
-            language=language if language and len(language) == _LANGUAGE and language.isalpha() else None,
+            language=language if language and len(language) == _LANGUAGE_LENGTH and language.isalpha() else None,
             username=args.get("username"),
             timezone=zone,
             secret=secrets.token_urlsafe(24),
         )
-        self.made[share.secret] = share
-        self._write(args, reference)
+        self.by_secret[share.secret] = share
+        self._send_emails(args, reference)
         body = {"response": "success", "status": "SHARE CREATED", "share_url": f"{origin}/s/{share.secret}"}
-        return json_answer(body, 200, _NO_CACHE)
+        return to_json_response(body, 200, _NO_CACHE)
 
-    def view(self, secret: str) -> Answer:
-        """Return the page a recipient sees, which needs no token."""
-        share = self.made.get(secret)
+    def view(self, secret: str) -> Response:
+        """Return the page of a share link, which needs no token."""
+        share = self.by_secret.get(secret)
         if share is None:
-            return html_answer("No such share", 404)
+            return to_html_response("No such share", 404)
         if share.expires is not None and share.expires < self.world.clock.now():
-            return html_answer("This share has expired", 410)
-        return html_answer("Shared file")
+            return to_html_response("This share has expired", 410)
+        return to_html_response("Shared file")
 
-    def _write(self, args: MultiMapping[str], reference: str) -> None:
+    def _send_emails(self, args: MultiMapping[str], reference: str) -> None:
         if args.get("send_email", "true").lower() in {"false", "0", "no", "off"}:
             return
         if args.get("email"):
             self.emails.append((args["email"], reference))
         if args.get("dl"):
-            self.emails.extend((f"{args['dl']}#{n}", reference) for n in range(_DL_RECIPIENTS))
+            self.emails.extend((f"{args['dl']}#{n}", reference) for n in range(_LIST_RECIPIENTS))
 
 
-def unauthorized() -> Answer:
-    """Return the answer of /share for a missing or invalid token."""
-    return _refusal(401, "Unauthorized")
+def build_unauthorized_response() -> Response:
+    """Return the response of /share to a missing or invalid token."""
+    return _build_error_response(401, "Unauthorized")
 
 
-def _refusal(status: int, text: str) -> Answer:
-    return json_answer({"response": "error", "status": text}, status, _NO_CACHE)
+def _build_error_response(status: int, text: str) -> Response:
+    return to_json_response({"response": "error", "status": text}, status, _NO_CACHE)
 
 
-def is_zone(name: str) -> bool:
+def is_time_zone(name: str) -> bool:
     """Return whether a name is in the time zone database."""
     try:
         ZoneInfo(name)
     except (ValueError, OSError, LookupError):
-        # ZoneInfo raises IsADirectoryError for "Europe" and KeyError's child for unknown names.
+        # ZoneInfo raises IsADirectoryError for "Europe" and ZoneInfoNotFoundError (a KeyError) for unknown names.
         return False
     return True

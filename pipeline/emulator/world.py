@@ -1,13 +1,13 @@
-"""The files: a deterministic population that can change while it is served."""
+"""The files of the service: generated from a plan, changed while they are served."""
 
 import heapq
 import random
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator
 
-from pipeline.emulator.growth import EDIT_KINDS, Edit, EditKind, FileRecord
+from pipeline.emulator.generator import EDIT_KINDS, Edit, EditKind, FileRecord
 from pipeline.emulator.options import Quirks, WorldPlan
-from pipeline.emulator.stamps import DAY, SECOND, Clock
+from pipeline.emulator.timestamps import DAY, SECOND, Clock
 
 _STEP = {"seconds": SECOND, "millis": 1000, "micros": 1}
 _TOP = 1 << 80
@@ -15,11 +15,10 @@ _ORDINARY: tuple[EditKind, ...] = tuple(kind for kind in EDIT_KINDS if kind not 
 
 
 class World:
-    """All files, an index of what lists show, and every way to change them.
+    """All files, the index of the list, and the operations that change files.
 
-    Deterministic: the same plan, clock and sequence of calls give the same world. Keys are ids, or `file_id`s
-    where several instances share an id. Operations take keys and return the keys they changed; a key that
-    names no file raises KeyError.
+    Deterministic: the same plan, clock and calls give the same world. A key is an id, or a `file_id` if several
+    instances share an id. Operations take keys and return the changed keys; an unknown key raises KeyError.
     """
 
     def __init__(self, plan: WorldPlan, quirks: Quirks) -> None:
@@ -39,36 +38,36 @@ class World:
         self._serial = 0
         self._populate()
 
-    # Looking things up.
+    # Queries.
 
     def find(self, key: int) -> FileRecord | None:
-        """Return the file a detail call means: an instance by its file_id, by a shared id the newest one."""
+        """Return the file of a detail call: an instance by file_id, the newest one by a shared id."""
         if key in self.instances:
-            siblings = (self.records[one] for one in self.instances[key] if one in self.records)
+            siblings = (self.records[sibling] for sibling in self.instances[key] if sibling in self.records)
             return max(siblings, key=lambda record: (record.updated, record.key), default=None)
         return self.records.get(key)
 
-    def window(self, start: int | None, end: int | None) -> list[tuple[int, int]]:
-        """Return (listed stamp, key) of the files a list shows, start and end inclusive, oldest first."""
-        self.settle()
+    def list_window(self, start: int | None, end: int | None) -> list[tuple[int, int]]:
+        """Return (listed time, key) of the files in a window, both ends inclusive, oldest first."""
+        self.apply_late_commits()
         low = 0 if start is None else bisect_left(self.index, (start, -_TOP))
         high = len(self.index) if end is None else bisect_right(self.index, (end, _TOP))
         return self.index[low:high]
 
-    def settle(self) -> None:
-        """Let changes show in the list whose late commit is due."""
+    def apply_late_commits(self) -> None:
+        """Make changes visible in the list after their delay."""
         if self._late:
             now = self.clock.now()
             while self._late and self._late[0][0] <= now:
-                self._list(heapq.heappop(self._late)[1])
+                self._update_index(heapq.heappop(self._late)[1])
 
     def keys(self) -> list[int]:
         """Return the keys of all files, in order of creation."""
         return list(self.records)
 
-    def some(self, count: int) -> list[int]:
-        """Choose `count` different files by the world's own dice."""
-        # Choosing by position avoids a copy of all keys for every change.
+    def pick_random(self, count: int) -> list[int]:
+        """Choose `count` different files at random."""
+        # Choosing by index avoids a copy of all keys for each change.
         if count * 4 > len(self.records):
             return self._rng.sample(self.keys(), min(count, len(self.records)))
         chosen: dict[int, None] = {}
@@ -78,155 +77,152 @@ class World:
                 chosen[key] = None
         return list(chosen)
 
-    # Changing things. Every change stamps the file with the clock's now.
+    # Operations. Each sets the update time of the file to the current time of the clock.
 
     def create(self, count: int = 1, *, scan_code: str | None = None, at: int | None = None) -> list[int]:
-        """Add new files, created and updated now or at a given moment."""
-        moment = self._now() if at is None else self._round(at)
-        return [self._add(moment, moment, scan_code).key for _ in range(count)]
+        """Add new files, created and updated now or at a time."""
+        time_us = self._now() if at is None else self._round(at)
+        return [self._add(time_us, time_us, scan_code).key for _ in range(count)]
 
     def edit(self, key: int, kind: EditKind, *, at: int | None = None) -> int:
-        """Change one file in a given way (see `growth.EditKind`) and stamp it."""
+        """Change one file by an edit (see `generator.EditKind`) and set its update time."""
         record = self.records[key]
-        moment = self._now() if at is None else self._round(at)
-        record.edits = (*record.edits, Edit(kind, self._rng.randrange(1 << 40), moment))
-        self._stamp(record, moment)
+        time_us = self._now() if at is None else self._round(at)
+        record.edits = (*record.edits, Edit(kind, self._rng.randrange(1 << 40), time_us))
+        self._set_updated(record, time_us)
         return key
 
     def update(self, keys: Iterable[int]) -> list[int]:
-        """Change something in each file, drawn by the world's dice."""
+        """Apply a random edit to each file."""
         return [self.edit(key, self._rng.choice(_ORDINARY)) for key in keys]
 
     def touch(self, keys: Iterable[int], at: int | None = None) -> list[int]:
-        """Stamp files without changing anything else; `at` may lie in the past or the future."""
-        moment = self._now() if at is None else self._round(at)
-        touched = list(keys)
-        for key in touched:
-            self._stamp(self.records[key], moment)
-        return touched
+        """Set only the update time of files; `at` may be in the past or the future."""
+        time_us = self._now() if at is None else self._round(at)
+        changed = list(keys)
+        for key in changed:
+            self._set_updated(self.records[key], time_us)
+        return changed
 
     def close(self, keys: Iterable[int]) -> list[int]:
         """Close files."""
-        return [self._flag(key, 1) for key in keys]
+        return [self._set_closed(key, 1) for key in keys]
 
     def open(self, keys: Iterable[int]) -> list[int]:
-        """Clear the closed flag of files."""
-        return [self._flag(key, 0) for key in keys]
+        """Open files."""
+        return [self._set_closed(key, 0) for key in keys]
 
     def reopen(self, keys: Iterable[int]) -> list[int]:
-        """Close files and start a new one, with a new id, for each one's scan code; the new keys."""
-        return [self.create(scan_code=self.records[self._flag(key, 1)].scan_code)[0] for key in keys]
+        """Close files and create a new file with the scan code of each; return the new keys."""
+        return [self.create(scan_code=self.records[self._set_closed(key, 1)].scan_code)[0] for key in keys]
 
     def delete(self, keys: Iterable[int]) -> list[int]:
-        """Remove files: no list, detail, share or report knows them any more."""
-        gone = list(keys)
-        for key in gone:
+        """Delete files from list, detail, shares and reports."""
+        deleted = list(keys)
+        for key in deleted:
             record = self.records.pop(key)
-            self._unlist(record)
+            self._remove_from_index(record)
             self.by_reference[record.scan_code].remove(key)
             self.deleted[key] = record
             self.changes += 1
-        return gone
+        return deleted
 
     def restore(self, keys: Iterable[int], *, stamp: bool = True) -> list[int]:
-        """Bring deleted files back, stamped now, or with `stamp=False` exactly as they were."""
-        back = list(keys)
-        for key in back:
+        """Restore deleted files, updated now, or unchanged with `stamp=False`."""
+        restored = list(keys)
+        for key in restored:
             record = self.deleted.pop(key)
-            self._enter(record)
+            self._insert(record)
             if stamp:
-                self._stamp(record, self._now())
-        return back
-
-    # Inside.
+                self._set_updated(record, self._now())
+        return restored
 
     def _now(self) -> int:
         return self._round(self.clock.now())
 
-    def _round(self, moment: int) -> int:
-        return moment - moment % _STEP[self.quirks.precision]
+    def _round(self, time_us: int) -> int:
+        return time_us - time_us % _STEP[self.quirks.precision]
 
-    def _flag(self, key: int, closed: int) -> int:
+    def _set_closed(self, key: int, closed: int) -> int:
         record = self.records[key]
         record.closed = closed
-        self._stamp(record, self._now())
+        self._set_updated(record, self._now())
         return key
 
-    def _stamp(self, record: FileRecord, moment: int) -> None:
-        record.updated = moment
+    def _set_updated(self, record: FileRecord, time_us: int) -> None:
+        record.updated = time_us
         record.revision += 1
         self.changes += 1
         if self.quirks.late_commit_seconds:
-            due = moment + round(self.quirks.late_commit_seconds * SECOND)
-            heapq.heappush(self._late, (due, record.key))
+            visible_at = time_us + round(self.quirks.late_commit_seconds * SECOND)
+            heapq.heappush(self._late, (visible_at, record.key))
         else:
-            self._list(record.key)
+            self._update_index(record.key)
 
-    def _list(self, key: int) -> None:
-        """Show a file in lists with its present stamp."""
+    def _update_index(self, key: int) -> None:
+        """List a file with its current update time."""
         record = self.records.get(key)
         if record is None:
             return
-        self._unlist(record)
+        self._remove_from_index(record)
         record.listed = record.updated
         record.revision += 1
         insort(self.index, (record.listed, key))
 
-    def _unlist(self, record: FileRecord) -> None:
+    def _remove_from_index(self, record: FileRecord) -> None:
         entry = (record.listed, record.key)
-        place = bisect_left(self.index, entry)
-        if place < len(self.index) and self.index[place] == entry:
-            del self.index[place]
+        position = bisect_left(self.index, entry)
+        if position < len(self.index) and self.index[position] == entry:
+            del self.index[position]
 
     def _add(self, created: int, updated: int, scan_code: str | None) -> FileRecord:
-        record = self._seedling(created, updated, scan_code)
-        self._enter(record)
-        self._stamp(record, updated)
+        record = self._new_record(created, updated, scan_code)
+        self._insert(record)
+        self._set_updated(record, updated)
         return record
 
-    def _enter(self, record: FileRecord) -> None:
+    def _insert(self, record: FileRecord) -> None:
         self.records[record.key] = record
         self.by_reference.setdefault(record.scan_code, []).append(record.key)
         self._order.append(record.key)
         if record.listed:
             insort(self.index, (record.listed, record.key))
 
-    def _seedling(self, created: int, updated: int, scan_code: str | None, *, growing: bool = False) -> FileRecord:
-        """Return a new file that stands nowhere yet; now and then it takes over an earlier scan code."""
-        rnd = self._rng.random
+    def _new_record(self, created: int, updated: int, scan_code: str | None, *, is_initial: bool = False) -> FileRecord:
+        """Return a new file that is not in the index; some reuse an earlier scan code."""
+        draw = self._rng.random
         serial = self._serial
         self._serial += 1
-        key = _key(serial, self.plan.seed)
+        key = _build_key(serial, self.plan.seed)
         record = FileRecord(
             key, key, serial, scan_code or f"SC{serial * 7919 % 10_000_019:08d}", 0, created, updated, 0
         )
-        record.closed = int(rnd() < 0.4)
-        draw = rnd()
-        if draw < 0.06 and self._order:
-            former = self.records.get(self._order[int(rnd() * len(self._order))])
-            if former is not None and scan_code is None:
-                record.scan_code = former.scan_code
-                if draw < 0.04 and self.quirks.instances == "on" and (growing or former.id in self.instances):
-                    self._join(record, former)
+        record.closed = int(draw() < 0.4)
+        fraction = draw()
+        if fraction < 0.06 and self._order:
+            earlier = self.records.get(self._order[int(draw() * len(self._order))])
+            if earlier is not None and scan_code is None:
+                record.scan_code = earlier.scan_code
+                if fraction < 0.04 and self.quirks.instances == "on" and (is_initial or earlier.id in self.instances):
+                    self._make_instance(record, earlier)
         return record
 
-    def _join(self, record: FileRecord, former: FileRecord) -> None:
-        """Make a file a further instance of an earlier one: one id for both, a file_id each."""
-        shared = former.id
+    def _make_instance(self, record: FileRecord, earlier: FileRecord) -> None:
+        """Make a file another instance of an earlier one: the same id, different file_id."""
+        shared = earlier.id
         if shared not in self.instances:
-            shared = (1 << 40) + former.serial
-            former.id = shared
-            self.instances[shared] = [former.key]
+            shared = (1 << 40) + earlier.serial
+            earlier.id = shared
+            self.instances[shared] = [earlier.key]
         record.id = shared
         self.instances[shared].append(record.key)
 
     def _populate(self) -> None:
-        """Grow the files of the plan up to now; the index is sorted once at the end."""
+        """Generate the files of the plan; the index is sorted once at the end."""
         rng = self._rng
-        stamps_ = sorted(_stamps(self.plan, self.born, rng))
-        for updated in stamps_:
+        for updated in sorted(_generate_update_times(self.plan, self.born, rng)):
             age = int(min(rng.expovariate(1 / 3), 60) * DAY) + 60 * SECOND
-            record = self._seedling(self._round(updated - age), self._round(updated), None, growing=True)
+            record = self._new_record(self._round(updated - age), self._round(updated), None, is_initial=True)
             self.records[record.key] = record
             self.by_reference.setdefault(record.scan_code, []).append(record.key)
             self._order.append(record.key)
@@ -234,8 +230,8 @@ class World:
         self.index = sorted((record.listed, record.key) for record in self.records.values())
 
 
-def _key(serial: int, seed: int) -> int:
-    """Return the id of the nth file: one in three beyond 2^53 and odd, so that a float would round it."""
+def _build_key(serial: int, seed: int) -> int:
+    """Return the id of the nth file; one in three is odd and above 2^53, which floats round."""
     base = serial * 37 + seed % 31
     if serial % 3 == 1:
         return (1 << 53) + 1 + base * 2
@@ -244,13 +240,13 @@ def _key(serial: int, seed: int) -> int:
     return 10_000_000 + base
 
 
-def _stamps(plan: WorldPlan, end: int, rng: random.Random) -> Iterator[int]:
-    """Yield an update time for every file, none later than a minute before `end`."""
+def _generate_update_times(plan: WorldPlan, end: int, rng: random.Random) -> Iterator[int]:
+    """Yield the update time of each file, at least one minute before `end`."""
     end -= 60 * SECOND
     span = plan.days * DAY
     start = end - span
     count = plan.files
-    rnd = rng.random
+    draw = rng.random
     if plan.spread == "even":
         yield from (start + span * (n + 1) // count for n in range(count))
     elif plan.spread == "same-second":
@@ -258,27 +254,27 @@ def _stamps(plan: WorldPlan, end: int, rng: random.Random) -> Iterator[int]:
         top = end - end % (3600 * SECOND)
         yield from (top - hour * 3600 * SECOND for hour in hours for _ in range(min(60, count - hour * 60)))
     elif plan.spread == "burst":
-        burst = start + int(rnd() * 0.99 * span)
+        burst = start + int(draw() * 0.99 * span)
         for _ in range(count):
-            inside = rnd() < 0.8
-            yield burst + int(rnd() * span / 100) if inside else start + int(rnd() * span)
+            inside = draw() < 0.8
+            yield burst + int(draw() * span / 100) if inside else start + int(draw() * span)
     else:
-        yield from _natural(count, start, span, rnd)
+        yield from _generate_natural_times(count, start, span, draw)
 
 
-def _natural(count: int, start: int, span: int, rnd: Callable[[], float]) -> Iterator[int]:
-    """Yield a mix: most evenly, many in the last tenth, imports of up to 300 within a minute, a few ties."""
+def _generate_natural_times(count: int, start: int, span: int, draw: Callable[[], float]) -> Iterator[int]:
+    """Yield a mix: mostly even, many in the last tenth, imports of up to 300 per minute, few equal times."""
     left = count
     while left > 0:
-        draw = rnd()
-        moment = start + int(rnd() * span)
-        if draw < 0.0005:
-            size = min(left, 60 + int(rnd() * 240))
-            yield from (moment - int(rnd() * 60) * SECOND for _ in range(size))
-        elif draw < 0.01:
-            size = min(left, 2 + int(rnd() * 5))
-            yield from (moment - moment % SECOND for _ in range(size))
+        fraction = draw()
+        time_us = start + int(draw() * span)
+        if fraction < 0.0005:
+            size = min(left, 60 + int(draw() * 240))
+            yield from (time_us - int(draw() * 60) * SECOND for _ in range(size))
+        elif fraction < 0.01:
+            size = min(left, 2 + int(draw() * 5))
+            yield from (time_us - time_us % SECOND for _ in range(size))
         else:
             size = 1
-            yield start + span - int(rnd() * span / 10) if draw < 0.2 else moment
+            yield start + span - int(draw() * span / 10) if fraction < 0.2 else time_us
         left -= size

@@ -1,1 +1,1 @@
-"""Documents to Arrow tables and rejects. Pure: bytes in, values out."""
+"""Conversion of documents to Arrow tables and rejects; pure functions."""

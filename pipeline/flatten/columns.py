@@ -1,7 +1,7 @@
-"""Whole columns at once: Arrow converts what is plain, the judges of `schemas.kinds` decide on the rest.
+"""Conversion of columns: by Arrow where possible, else value by value.
 
-Arrow's own conversions accept less than the judges do, never more (a test holds them against each other),
-so a column that Arrow takes needs no second look, and one that it refuses is judged value by value.
+Arrow's conversions accept a subset of what the converters of `schemas.value_types` accept; a test compares both.
+A column that Arrow accepts therefore needs no second check. Python converts a column that Arrow refuses.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schemas import kinds
-from schemas.instants import parse_instant
+from schemas import value_types
+from schemas.timestamps import parse_instant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from schemas.tables import Column
 
-_REFUSED: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
+_CONVERSION_ERRORS: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _NAIVE: Final = pa.timestamp("us")
 _UTC: Final = pa.timestamp("us", "UTC")
 _FIRST: Final = parse_instant("0001-01-01")
@@ -33,56 +33,60 @@ _INTEGERS: Final = frozenset({int, NoneType})
 _BOOLEANS: Final = frozenset({bool, NoneType})
 _ZERO_OR_ONE: Final = frozenset({0, 1, None})
 
-Misfits = list[int]
+MismatchRows = list[int]
 
 
-def build(column: Column, values: Sequence[object]) -> tuple[pa.Array, Misfits]:
-    """The column's array, and the rows whose value did not fit (NULL in the array)."""
+def build_column(column: Column, values: Sequence[object]) -> tuple[pa.Array, MismatchRows]:
+    """Return the column's array and the rows with a type mismatch.
+
+    The array is NULL in these rows, except for text with lone surrogates: the array has the escaped text.
+    """
     try:
         return _PLAIN[column.kind](values), []
-    except _REFUSED:
-        return _judged(column, values)
+    except _CONVERSION_ERRORS:
+        return _convert_one_by_one(column, values)
 
 
-def _judged(column: Column, values: Sequence[object]) -> tuple[pa.Array, Misfits]:
-    judge = column.kind.judge
-    fitting: list[object] = []
-    misfits: Misfits = []
+def _convert_one_by_one(column: Column, values: Sequence[object]) -> tuple[pa.Array, MismatchRows]:
+    convert = column.kind.convert
+    converted: list[object] = []
+    mismatches: MismatchRows = []
     for row, value in enumerate(values):
         try:
-            fitting.append(judge(value))
-        except kinds.Misfit:
-            fitting.append(None)
-            misfits.append(row)
+            converted.append(convert(value))
+        except value_types.TypeMismatchError:
+            converted.append(None)
+            mismatches.append(row)
         else:
-            if column.kind is kinds.TEXT and isinstance(value, str) and fitting[-1] != value:
-                misfits.append(row)  # text that UTF-8 cannot say: its escaped form stands, and extra tells of it
-    return pa.array(fitting, column.arrow), misfits
+            if column.kind is value_types.TEXT and isinstance(value, str) and converted[-1] != value:
+                # UTF-8 cannot encode the text: the column has the escaped form, `extra` the text as sent.
+                mismatches.append(row)
+    return pa.array(converted, column.arrow), mismatches
 
 
-def _integers(values: Sequence[object]) -> pa.Array:
-    # Arrow would take the Decimal 1.0 for the integer 1; only what was sent as an integer may pass here.
+def _to_integers(values: Sequence[object]) -> pa.Array:
+    # Arrow converts the Decimal 1.0 to the integer 1; the column accepts only values sent as integers.
     if _INTEGERS.issuperset(map(type, values)):
         return pa.array(values, pa.int64())
-    texts = _texts_or_null(values)
+    texts = _to_texts_or_null(values)
     if not pc.all(pc.match_substring_regex(texts, _CANONICAL), min_count=0).as_py():
         raise ValueError
     return texts.cast(pa.int64())
 
 
-def _instants(values: Sequence[object]) -> pa.Array:
-    texts = _texts_or_null(values)
+def _to_instants(values: Sequence[object]) -> pa.Array:
+    texts = _to_texts_or_null(values)
     try:
-        taken = texts.cast(_UTC).cast(_NAIVE)
+        array = texts.cast(_UTC).cast(_NAIVE)
     except pa.ArrowInvalid:
-        taken = texts.cast(_NAIVE)  # none with an offset: UTC, as the interface says
-    bounds = pc.min_max(taken.cast(pa.int64())).as_py()
+        array = texts.cast(_NAIVE)  # no value has an offset: the interface specifies UTC
+    bounds = pc.min_max(array.cast(pa.int64())).as_py()
     if bounds["min"] is not None and not _FIRST <= bounds["min"] <= bounds["max"] <= _LAST:
         raise ValueError
-    return taken
+    return array
 
 
-def _flags(values: Sequence[object]) -> pa.Array:
+def _to_booleans(values: Sequence[object]) -> pa.Array:
     if _BOOLEANS.issuperset(map(type, values)):
         return pa.array(values, pa.bool_())
     if _INTEGERS.issuperset(map(type, values)) and _ZERO_OR_ONE.issuperset(values):
@@ -90,34 +94,34 @@ def _flags(values: Sequence[object]) -> pa.Array:
     raise TypeError
 
 
-def _texts(values: Sequence[object]) -> pa.Array:
+def _to_texts(values: Sequence[object]) -> pa.Array:
     if _INTEGERS.issuperset(map(type, values)):
-        return pa.array(values, pa.int64()).cast(pa.string())  # ids that may be text, sent as numbers
+        return pa.array(values, pa.int64()).cast(pa.string())  # the service sends some text ids as numbers
     return pa.array(values, pa.string())
 
 
-def _texts_or_null(values: Sequence[object]) -> pa.Array:
+def _to_texts_or_null(values: Sequence[object]) -> pa.Array:
     texts = pa.array(values, pa.string())
     return pc.if_else(pc.equal(texts, _BLANK), _NULL, texts) if "" in values else texts
 
 
-def _numbers(values: Sequence[object]) -> pa.Array:
-    taken = _texts_or_null(values).cast(pa.float64())
-    if not pc.all(pc.is_finite(taken), min_count=0).as_py():
+def _to_numbers(values: Sequence[object]) -> pa.Array:
+    array = _to_texts_or_null(values).cast(pa.float64())
+    if not pc.all(pc.is_finite(array), min_count=0).as_py():
         raise ValueError
-    return taken
+    return array
 
 
-def _json(values: Sequence[object]) -> pa.Array:
-    return pa.array([None if value is None else kinds.spell_json(value) for value in values], pa.string())
+def _to_json(values: Sequence[object]) -> pa.Array:
+    return pa.array([None if value is None else value_types.encode_json(value) for value in values], pa.string())
 
 
-_PLAIN: Final[dict[kinds.Kind, Callable[[Sequence[object]], pa.Array]]] = {
-    kinds.ID: _integers,
-    kinds.COUNT: _integers,
-    kinds.INSTANT: _instants,
-    kinds.FLAG: _flags,
-    kinds.TEXT: _texts,
-    kinds.NUMBER: _numbers,
-    kinds.JSON: _json,
+_PLAIN: Final[dict[value_types.ValueType, Callable[[Sequence[object]], pa.Array]]] = {
+    value_types.ID: _to_integers,
+    value_types.COUNT: _to_integers,
+    value_types.INSTANT: _to_instants,
+    value_types.BOOLEAN: _to_booleans,
+    value_types.TEXT: _to_texts,
+    value_types.NUMBER: _to_numbers,
+    value_types.JSON: _to_json,
 }

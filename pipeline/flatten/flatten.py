@@ -1,30 +1,30 @@
-"""A batch of versions to the parts of every table: the one way from documents to rows."""
+"""Conversion of a batch of file versions to the rows of every table."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
-from pipeline.flatten.definitions import content_hash
-from pipeline.flatten.forms import read_submission
+from pipeline.flatten.forms import parse_submission
 from pipeline.flatten.merge import merge
-from pipeline.flatten.rows import Rows
-from schemas import kinds, tables
-from schemas.documents import Unreadable, read_json
-from schemas.versions import Reject, Version
+from pipeline.flatten.rows import TableBuilder
+from schemas import tables, value_types
+from schemas.file_versions import FileVersion, Reject
+from schemas.json_decode import InvalidJsonError, decode_json
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
     import pyarrow as pa
 
-    from pipeline.flatten.keeping import Drift, Object
+    from pipeline.flatten.extra import Drift, JsonObject
 
 
 @dataclass(frozen=True, slots=True)
-class Flattened:
-    """The rows of a batch, by table; what was not foreseen; what could not be read; definitions met anew."""
+class FlattenResult:
+    """Rows of a batch by table, drift counts, rejects and hashes of new definitions."""
 
     tables: dict[str, pa.Table]
     drift: Counter[Drift]
@@ -36,44 +36,49 @@ _FLATTENED: Final = tuple(table for table in tables.TABLES if table is not table
 
 
 def flatten(
-    versions: Iterable[Version], *, run_id: str, seq: int, known_definitions: Container[str] = frozenset()
-) -> Flattened:
-    """Flatten `versions` into one Arrow table a table that has rows, in the order given.
+    versions: Iterable[FileVersion], *, run_id: str, seq: int, known_definitions: Container[str] = frozenset()
+) -> FlattenResult:
+    """Flatten `versions` into one Arrow table per lake table with rows.
 
-    A version of which either document cannot be read becomes a `Reject` with that document; the others go on.
-    Definitions whose hash is in `known_definitions` are not repeated.
+    Rows keep the order of `versions`. A version with an unreadable document becomes a `Reject` with that document.
+    The result omits definitions whose hash is in `known_definitions`.
     """
-    held = tuple(versions)
+    stored_versions = tuple(versions)
     try:
-        return _flatten(held, run_id, seq, known_definitions)
+        return _flatten(stored_versions, run_id, seq, known_definitions)
     except RecursionError:
-        # Some document can just be read and is too deep for all the rest. A second look costs only such a batch.
-        refusals = [_refusal(version) for version in held]
-        sound = [version for version, refusal in zip(held, refusals, strict=True) if refusal is None]
-        flat = _flatten(sound, run_id, seq, known_definitions)
-        return replace(flat, rejects=tuple(refusal for refusal in refusals if refusal is not None))
+        # The decoder accepts a document that is too deep for the later steps. Only such a batch pays for a second pass.
+        rejects = [_reject_if_unflattenable(version) for version in stored_versions]
+        readable = [version for version, reject in zip(stored_versions, rejects, strict=True) if reject is None]
+        flat = _flatten(readable, run_id, seq, known_definitions)
+        return replace(flat, rejects=tuple(reject for reject in rejects if reject is not None))
 
 
-def _flatten(held: Iterable[Version], run_id: str, seq: int, known_definitions: Container[str]) -> Flattened:
-    batch = _Batch(known_definitions)
+def _flatten(
+    versions: Iterable[FileVersion], run_id: str, seq: int, known_definitions: Container[str]
+) -> FlattenResult:
+    batch = _RowCollector(known_definitions)
     rejects = []
-    for version in held:
-        document = _document(version)
+    for version in versions:
+        document = _decode_document(version)
         if isinstance(document, Reject):
             rejects.append(document)
         else:
-            batch.take_file(version, document)
+            batch.add_file(version, document)
     parts: dict[str, pa.Table] = {}
     drift: Counter[Drift] = Counter()
     for name, rows in batch.rows.items():
-        if (part := rows.arrow(run_id, seq)) is not None:
+        if (part := rows.to_table(run_id, seq)) is not None:
             parts[name] = part
             drift.update(rows.drift())
-    return Flattened(parts, drift, tuple(rejects), frozenset(batch.new_definitions))
+    return FlattenResult(parts, drift, tuple(rejects), frozenset(batch.new_definitions))
 
 
-def _refusal(version: Version) -> Reject | None:
-    """Why a version cannot be taken, tried alone; deeper in the stack than `_flatten` will be, so on the safe side."""
+def _reject_if_unflattenable(version: FileVersion) -> Reject | None:
+    """Return the reject of a version that cannot be flattened, else None.
+
+    The call stack is deeper than that of `_flatten` afterwards, so the check is the stricter one.
+    """
     try:
         rejects = _flatten([version], "", 0, frozenset()).rejects
     except RecursionError:
@@ -81,139 +86,174 @@ def _refusal(version: Version) -> Reject | None:
     return rejects[0] if rejects else None
 
 
-def _document(version: Version) -> Object | Reject:
-    """What list item and detail say together."""
-    read: list[Object | None] = []
+def _decode_document(version: FileVersion) -> JsonObject | Reject:
+    """Return list item and detail merged, or the reject of an unreadable one."""
+    decoded: list[JsonObject | None] = []
     for document in (version.list_item, version.detail):
         try:
-            read.append(_object(document))
-        except Unreadable as unreadable:
-            return Reject(version.file_id, f"document: {unreadable}", document or b"")
-    return merge(*read)
+            decoded.append(_decode_object(document))
+        except InvalidJsonError as error:
+            return Reject(version.file_id, f"document: {error}", document or b"")
+    return merge(*decoded)
 
 
-def _object(document: bytes | None) -> Object | None:
+def _decode_object(document: bytes | None) -> JsonObject | None:
     if document is None:
         return None
-    value = read_json(document)
+    value = decode_json(document)
     if not isinstance(value, dict):
-        raise Unreadable("not an object")
+        raise InvalidJsonError("not an object")
     return value
 
 
-class _Batch:
-    """The rows of all tables in the making."""
+class _RowCollector:
+    """Collector of one batch's rows, for all tables."""
 
     def __init__(self, known_definitions: Container[str]) -> None:
-        self.rows = {table.name: Rows(table) for table in _FLATTENED}
+        """Start without rows."""
+        self.rows = {table.name: TableBuilder(table) for table in _FLATTENED}
         self._known = known_definitions
-        self._hashes: dict[str, str] = {}  # of the definitions met in this batch, by their spelling
+        self._hashes: dict[str, str] = {}  # of this batch's definitions, by their JSON
         self.new_definitions: set[str] = set()
 
-    def take_file(self, version: Version, document: Object) -> None:
-        """Take one file with all its children."""
+    def add_file(self, version: FileVersion, document: JsonObject) -> None:
+        """Add one file with all its children."""
         file_id, fetched = version.file_id, version.fetched_at
-        own = {str(document.get("id")), str(document.get("file_id"))}
-        odd: Object = {}
+        own_ids = {str(document.get("id")), str(document.get("file_id"))}
+        unexpected: JsonObject = {}
         for key in ("uploads", "fields", "locations"):
             add = self.rows[key].add
-            for position, child in _objects(key, document, odd):
-                add(child, file_id, position, fetched, also=_foreign_file(child, own))
-        for position, sent in _objects("form_submits", document, odd):
-            self._take_submission(sent, file_id, position, fetched)
-        for position, run in _objects("workflow_runs", document, odd):
-            self._take_run(run, file_id, position, fetched, _foreign_file(run, own))
-        self.rows["files"].add(document, file_id, version.detail is not None, fetched, also=odd)
+            for position, child in _get_child_objects(key, document, unexpected):
+                add(child, file_id, position, fetched, also=_get_mismatched_file_id(child, own_ids))
+        for position, submit in _get_child_objects("form_submits", document, unexpected):
+            self._add_submission(submit, file_id, position, fetched)
+        for position, run in _get_child_objects("workflow_runs", document, unexpected):
+            self._add_run(run, file_id, position, fetched, _get_mismatched_file_id(run, own_ids))
+        self.rows["files"].add(document, file_id, version.detail is not None, fetched, also=unexpected)
 
-    def _take_submission(self, sent: Object, file_id: int, position: int, fetched: int) -> None:
-        submission = read_submission(sent)
+    def _add_submission(self, submit: JsonObject, file_id: int, position: int, fetched: int) -> None:
+        submission = parse_submission(submit)
         header = submission.header
-        self.rows["form_submits"].add(header, file_id, position, fetched, also=submission.strange)
-        parents = (_text(header.get("id")), _id(header.get("form_id")))
+        self.rows["form_submits"].add(header, file_id, position, fetched, also=submission.unexpected)
+        parents = (_to_text(header.get("id")), _to_id(header.get("form_id")))
         add = self.rows["form_answers"].add
-        for place, answer in enumerate(submission.answers):
-            add(answer, file_id, *parents, place, fetched)
+        for index, answer in enumerate(submission.answers):
+            add(answer, file_id, *parents, index, fetched)
 
-    def _take_run(self, run: Object, file_id: int, position: int, fetched: int, odd: Object) -> None:
+    def _add_run(self, run: JsonObject, file_id: int, position: int, fetched: int, unexpected: JsonObject) -> None:
         definition = run.get("workflow")
         if isinstance(definition, dict):
-            self._take_definition(definition, fetched)
+            self._add_definition(definition, fetched)
         elif definition is not None:
-            odd["workflow"] = definition
-        owner = (file_id, _id(run.get("id")), _id(run.get("workflow_id")))
-        for place, step in _objects("workflow_run_steps", run, odd):
-            self._take_run_step(step, owner, place, fetched)
-        self.rows["workflow_runs"].add(run, file_id, position, fetched, also=odd)
+            unexpected["workflow"] = definition
+        owner = (file_id, _to_id(run.get("id")), _to_id(run.get("workflow_id")))
+        for index, step in _get_child_objects("workflow_run_steps", run, unexpected):
+            self._add_run_step(step, owner, index, fetched)
+        self.rows["workflow_runs"].add(run, file_id, position, fetched, also=unexpected)
 
-    def _take_run_step(self, step: Object, owner: tuple[int, int | None, int | None], place: int, fetched: int) -> None:
+    def _add_run_step(
+        self, step: JsonObject, owner: tuple[int, int | None, int | None], position: int, fetched: int
+    ) -> None:
         file_id, run_id, workflow_id = owner
         if step.get("workflow_run_id") is None:
             step = {**step, "workflow_run_id": run_id}
-        odd: Object = {}
+        unexpected: JsonObject = {}
         items = step.get("entity_ids")
         if isinstance(items, list):
-            self._take_items(items, step, owner, fetched)
+            self._add_items(items, step, owner, fetched)
         elif items is not None:
-            odd["entity_ids"] = items
-        self.rows["workflow_run_steps"].add(step, file_id, workflow_id, place, fetched, also=odd)
+            unexpected["entity_ids"] = items
+        self.rows["workflow_run_steps"].add(step, file_id, workflow_id, position, fetched, also=unexpected)
 
-    def _take_items(
-        self, items: list[Any], step: Object, owner: tuple[int, int | None, int | None], fetched: int
+    def _add_items(
+        self, items: list[Any], step: JsonObject, owner: tuple[int, int | None, int | None], fetched: int
     ) -> None:
         file_id, run_id, _ = owner
-        step_id, entity_type = _id(step.get("id")), _text(step.get("entity_type"))
+        step_id, entity_type = _to_id(step.get("id")), _to_text(step.get("entity_type"))
         add = self.rows["workflow_run_step_items"].add
         for number, entity in enumerate(items):
             add({"entity_id": entity}, file_id, run_id, step_id, entity_type, number, fetched)
 
-    def _take_definition(self, workflow: Object, fetched: int) -> None:
+    def _add_definition(self, workflow: JsonObject, fetched: int) -> None:
         if not workflow:
             return
-        spelled = kinds.spell_json(workflow)
-        digest = self._hashes.get(spelled)
+        encoded = value_types.encode_json(workflow)
+        digest = self._hashes.get(encoded)
         if digest is None:
-            digest = self._hashes[spelled] = content_hash(workflow)
+            digest = self._hashes[encoded] = content_hash(workflow)
         if digest in self.new_definitions or digest in self._known:
             return
         self.new_definitions.add(digest)
-        odd: Object = {}
-        for position, step in _objects("steps", workflow, odd):
-            owned = step if step.get("workflow_id") is not None else {**step, "workflow_id": workflow.get("id")}
-            self.rows["workflow_steps"].add(owned, position, digest, fetched)
-        self.rows["workflows"].add(workflow, digest, fetched, also=odd)
+        unexpected: JsonObject = {}
+        for position, step in _get_child_objects("steps", workflow, unexpected):
+            linked_step = step if step.get("workflow_id") is not None else {**step, "workflow_id": workflow.get("id")}
+            self.rows["workflow_steps"].add(linked_step, position, digest, fetched)
+        self.rows["workflows"].add(workflow, digest, fetched, also=unexpected)
 
 
-def _objects(key: str, owner: Object, odd: Object) -> Iterable[tuple[int, Object]]:
-    """The objects of a collection, each with its place; whatever else stands there goes to `odd` under its key."""
+def _get_child_objects(key: str, owner: JsonObject, unexpected: JsonObject) -> Iterable[tuple[int, JsonObject]]:
+    """Return the objects of a collection with their positions.
+
+    Values of other types go to `unexpected` under the collection's key.
+    """
     value = owner.get(key)
     if value is None:
         return ()
     if not isinstance(value, list):
-        odd[key] = value
+        unexpected[key] = value
         return ()
-    if strange := [item for item in value if not isinstance(item, dict)]:
-        odd[key] = strange
-        return [(place, item) for place, item in enumerate(value) if isinstance(item, dict)]
+    if others := [item for item in value if not isinstance(item, dict)]:
+        unexpected[key] = others
+        return [(position, item) for position, item in enumerate(value) if isinstance(item, dict)]
     return enumerate(value)
 
 
-def _foreign_file(child: Object, own: set[str]) -> Object:
-    """The child's own `file_id`, when it names another file than the one it came with."""
-    named = child.get("file_id")
-    return {} if named is None or str(named) in own else {"file_id": named}
+def _get_mismatched_file_id(child: JsonObject, own_ids: set[str]) -> JsonObject:
+    """Return the child's `file_id` if it names another file, else nothing."""
+    named_id = child.get("file_id")
+    return {} if named_id is None or str(named_id) in own_ids else {"file_id": named_id}
 
 
-def _id(value: Any) -> int | None:
+def _to_id(value: Any) -> int | None:
     try:
-        judged = kinds.ID.judge(value)
-    except kinds.Misfit:
+        converted = value_types.ID.convert(value)
+    except value_types.TypeMismatchError:
         return None
-    return judged if isinstance(judged, int) else None
+    return converted if isinstance(converted, int) else None
 
 
-def _text(value: Any) -> str | None:
+def _to_text(value: Any) -> str | None:
     try:
-        judged = kinds.TEXT.judge(value)
-    except kinds.Misfit:
+        converted = value_types.TEXT.convert(value)
+    except value_types.TypeMismatchError:
         return None
-    return judged if isinstance(judged, str) else None
+    return converted if isinstance(converted, str) else None
+
+
+# Workflow definitions: every run embeds its definition; the lake stores definitions with equal content once.
+
+
+def content_hash(workflow: JsonObject) -> str:
+    """Return the hash of a definition's content.
+
+    The hash does not depend on the format of timestamps and numbers.
+    """
+    steps = workflow.get("steps") or []
+    content = [_to_canonical_items(workflow, tables.WORKFLOWS)]
+    content += [
+        _to_canonical_items(step, tables.WORKFLOW_STEPS) for step in (steps if isinstance(steps, list) else [steps])
+    ]
+    return blake2b(repr(content).encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
+
+
+def _to_canonical_items(source: object, table: tables.Table) -> object:
+    if not isinstance(source, dict):
+        return source
+    content = {key: value for key, value in source.items() if key not in table.declared_keys}
+    for column in table.from_wire:
+        value = source.get(column.wire_key)
+        try:
+            content[column.wire_key] = column.kind.convert(value)
+        except value_types.TypeMismatchError:
+            content[column.wire_key] = value
+    return sorted(content.items())

@@ -1,8 +1,8 @@
-"""Submitted forms: three spellings of one thing.
+"""Submitted forms: three formats of one submission.
 
-The question is `label` or `name`; the answer stands in the question (`value`) or in a separate `answers`
-list matched by id; both stand on the submission or under its `form`. The form's number is `form_id` or
-`form.id`. Lists of objects are usual, objects keyed by question id are read too.
+The question is `label` or `name`. The answer is in the question (`value`) or in a separate `answers` list, by id.
+Both are keys of the submission or of its `form`. The form's number is `form_id` or `form.id`.
+Lists of objects are usual; the parser also reads objects keyed by question id.
 """
 
 from __future__ import annotations
@@ -11,102 +11,108 @@ from collections import defaultdict, deque
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline.flatten.keeping import Object, keep
+from pipeline.flatten.extra import JsonObject, put_unique
 
-_OF_FORM: Final = frozenset({"id", "title", "fields", "answers"})
+_FORM_KEYS: Final = frozenset({"id", "title", "fields", "answers"})
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A submission in one spelling. `strange` holds what fits none of the spellings, by key."""
+    """A submission in one format. `unexpected` has, by key, what no format explains."""
 
-    header: Object
-    answers: tuple[Object, ...]
-    strange: Object
+    header: JsonObject
+    answers: tuple[JsonObject, ...]
+    unexpected: JsonObject
 
 
-def read_submission(sent: Object) -> Submission:
-    """Bring a submission into one spelling; nothing is dropped."""
+def parse_submission(sent: JsonObject) -> Submission:
+    """Convert a submission to one format; the conversion keeps every value."""
     form = sent.get("form")
-    inner: Object = form if isinstance(form, dict) else {}
-    strange: Object = {} if form is None or isinstance(form, dict) else {"form": form}
+    inner: JsonObject = form if isinstance(form, dict) else {}
+    unexpected: JsonObject = {} if form is None or isinstance(form, dict) else {"form": form}
     header = dict(sent)
     for key, inner_key in (("form_id", "id"), ("title", "title")):
-        header[key] = _first(sent.get(key), inner, inner_key, strange)
+        header[key] = _pick_value(sent.get(key), inner, inner_key, unexpected)
     for key, value in inner.items():
-        if key not in _OF_FORM:
-            keep(header, f"form.{key}", value)
-    questions = _entries("fields", _first(sent.get("fields"), inner, "fields", strange), strange)
-    answers = _entries("answers", _first(sent.get("answers"), inner, "answers", strange), strange)
-    return Submission(header, tuple(_pair(questions, answers)), strange)
+        if key not in _FORM_KEYS:
+            put_unique(header, f"form.{key}", value)
+    questions = _to_entries("fields", _pick_value(sent.get("fields"), inner, "fields", unexpected), unexpected)
+    answers = _to_entries("answers", _pick_value(sent.get("answers"), inner, "answers", unexpected), unexpected)
+    return Submission(header, tuple(_match_answers(questions, answers)), unexpected)
 
 
-def _first(outer: object, inner: Object, key: str, strange: Object) -> object:
-    """What stands on the submission or, failing that, under its form. Two that differ are both kept."""
+def _pick_value(outer: object, inner: JsonObject, key: str, unexpected: JsonObject) -> object:
+    """Return the submission's value, or else its form's.
+
+    If both differ, `unexpected` keeps the form's value.
+    """
     other = inner.get(key)
     if outer is None or (outer in ("", [], {}) and other is not None):
         return other
     if other not in (None, "", [], {}) and other != outer and str(other) != str(outer):
-        keep(strange, f"form.{key}", other)
+        put_unique(unexpected, f"form.{key}", other)
     return outer
 
 
-def _entries(key: str, value: object, strange: Object) -> list[Object]:
+def _to_entries(key: str, value: object, unexpected: JsonObject) -> list[JsonObject]:
     if value is None:
         return []
     if isinstance(value, dict):
-        word = "label" if key == "fields" else "value"
-        return [_keyed(number, entry, word) for number, entry in value.items()]
+        value_key = "label" if key == "fields" else "value"
+        return [_add_id(number, entry, value_key) for number, entry in value.items()]
     if not isinstance(value, list):
-        keep(strange, key, value)
+        put_unique(unexpected, key, value)
         return []
-    if odd := [entry for entry in value if not isinstance(entry, dict)]:
-        keep(strange, key, odd)
+    if others := [entry for entry in value if not isinstance(entry, dict)]:
+        put_unique(unexpected, key, others)
         return [entry for entry in value if isinstance(entry, dict)]
     return value
 
 
-def _keyed(number: str, entry: object, word: str) -> Object:
+def _add_id(number: str, entry: object, value_key: str) -> JsonObject:
     if not isinstance(entry, dict):
-        return {"id": number, word: entry}
+        return {"id": number, value_key: entry}
     return entry if entry.get("id") is not None else {**entry, "id": number}
 
 
-def _pair(questions: list[Object], answers: list[Object]) -> list[Object]:
+def _match_answers(questions: list[JsonObject], answers: list[JsonObject]) -> list[JsonObject]:
     if not answers:
-        return [_entry(question) for question in questions]
-    waiting: defaultdict[str, deque[Object]] = defaultdict(deque)
+        return [_normalize_entry(question) for question in questions]
+    answers_by_id: defaultdict[str, deque[JsonObject]] = defaultdict(deque)
     for answer in answers:
-        waiting[str(answer.get("id"))].append(answer)
+        answers_by_id[str(answer.get("id"))].append(answer)
     paired = []
     for question in questions:
-        given = waiting.get(str(question.get("id")))
-        paired.append(_entry(_answered(question, given.popleft()) if given else question))
-    # An answer to a question that the form no longer lists is an answer all the same.
-    paired += [_entry(answer) for given in waiting.values() for answer in given]
+        matching = answers_by_id.get(str(question.get("id")))
+        paired.append(_normalize_entry(_merge_answer(question, matching.popleft()) if matching else question))
+    # The form can drop a question after its answer was submitted; the answer stays.
+    paired += [_normalize_entry(answer) for remaining in answers_by_id.values() for answer in remaining]
     return paired
 
 
-def _answered(question: Object, answer: Object) -> Object:
-    """Both in one; where they differ the question's word counts and the answer's is kept beside it."""
+def _merge_answer(question: JsonObject, answer: JsonObject) -> JsonObject:
+    """Merge an answer into its question.
+
+    If both differ, the question's value wins, and `answer.<key>` keeps the answer's value.
+    """
     both = dict(question)
     for key, value in answer.items():
         if both.get(key) is None:
             both[key] = value
         elif key != "id" and value is not None and value != both[key]:
-            keep(both, f"answer.{key}", value)
+            put_unique(both, f"answer.{key}", value)
     return both
 
 
-def _entry(sent: Object) -> Object:
+def _normalize_entry(sent: JsonObject) -> JsonObject:
     label, name = sent.get("label"), sent.get("name")
-    asked = name if label is None else label
-    if isinstance(asked, str):
-        asked = asked.strip()
-    if asked is label and "name" not in sent:
+    question = name if label is None else label
+    if isinstance(question, str):
+        question = question.strip()
+    if question is label and "name" not in sent:
         return sent
-    entry = {**sent, "label": asked}
+    entry = {**sent, "label": question}
     entry.pop("name", None)
     if label is not None and name is not None and name != label:
-        keep(entry, "also_named", name)
+        put_unique(entry, "also_named", name)
     return entry

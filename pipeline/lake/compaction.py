@@ -1,327 +1,266 @@
-"""Compaction: the parts of many commits folded into few, without the rows that count no more.
+"""Compaction: the parts of many commits become few, without the rows of superseded versions.
 
-A commit's parts, over all tables, are a layer. Layers that supersede nothing cost next to nothing to read, so a
-first sync compacts nothing; what is folded is what readers would have to filter. Runs in a process of its own,
-under a memory limit, while readers go on with the parts they have.
+The parts of one commit, over all tables, are a part group. A group without superseded rows costs a reader next to
+nothing, so a first sync compacts nothing; compaction removes what readers would have to filter. It runs in its own
+process, under a memory limit, while readers use the former parts.
 """
 
 from __future__ import annotations
 
 import shutil
-from contextlib import contextmanager
+from collections import defaultdict
 from dataclasses import dataclass
-from hashlib import sha256
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.errors import LakeDamaged, StorageError
-from pipeline.lake.engine import lack_in
-from pipeline.lake.files import written_aside
-from pipeline.lake.parts import BATCH, RAW_OPTIONS, RAW_TABLE, ROW_GROUP, empty_part, options_for, row_groups
-from pipeline.lake.records import Part
-from pipeline.lake.views import literal
-from schemas.tables import BY_NAME, RAW, SEQ
+from pipeline.lake.duckdb import open_worker_connection, read_sorted_batches
+from pipeline.lake.layout import write_read_only
+from pipeline.lake.parts import (
+    RAW_OPTIONS,
+    RAW_TABLE,
+    describe_part,
+    empty_part,
+    estimate_memory,
+    write_parts,
+)
+from pipeline.lake.sql import sql_literal, sql_read_parquet
+from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, RAW
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
-    from pipeline.lake.files import Layout
+    from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
+    from pipeline.lake.models import Part
     from schemas.tables import Table
 
-MEMORY_LIMIT: Final = "250MB"  # of the engine; the process as a whole stays under 600 MB
-DIRTY_LAYERS: Final = 20
-LAYERS: Final = 200
-DEAD_SHARE: Final = 0.05
-_RANGE_BYTES: Final = 96 * 1024 * 1024
-_VALUE_BYTES: Final = 12
-PART_ROWS: Final = 1_000_000
-RAW_SMALL: Final = 32 * 1024 * 1024  # bytes; documents are folded only while their parts are smaller
-RAW_LARGE: Final = 128 * 1024 * 1024
-_RAW_SHARE: Final = 0.2  # of a part's documents: as many as raw_keep lets go make it worth writing again
-_AT_ONCE: Final = 500
-
-_WRITING: Final = ("write", "space", "quota", "temporary")  # what DuckDB's errors about its own files speak of
+MAX_DIRTY_GROUPS: Final = 20
+MAX_GROUPS: Final = 200
+MAX_SUPERSEDED_RATIO: Final = 0.05
+SMALL_RAW_PART_BYTES: Final = 32 * 1024 * 1024  # larger parts of documents are not merged
+_MERGED_RAW_PART_BYTES: Final = 128 * 1024 * 1024
+_MAX_EXPIRED_RATIO: Final = 0.2  # of a raw part's documents; a part with more expired ones is rewritten
+_RAW_BATCH_ROWS: Final = 1_000
+_VERSION_BATCH_ROWS: Final = 500
 
 _Version: TypeAlias = tuple[int, int]
+_Replacement: TypeAlias = "tuple[list[Part], list[Part]]"
+"""Parts and the parts that replace them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """The parts of one commit, or of several that were folded: their span of seqs, files, and dead versions."""
+class PartGroup:
+    """The parts of one commit or of one compaction: range of commits, files, superseded versions."""
 
-    seq_low: int
-    seq_high: int
+    first_commit_seq: int
+    last_commit_seq: int
     files: int
-    dead: int
+    superseded: int
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
-    """What a compaction did."""
+class CompactionResult:
+    """Counts of a compaction; the object that `--json` prints."""
 
-    layers: int
+    part_groups: int
     parts_before: int
     parts_after: int
     bytes_before: int
     bytes_after: int
-    dead: int
+    superseded: int
 
 
-def layers(ledger: Ledger) -> list[Layer]:
-    """The lake's layers, oldest first. Their spans never overlap."""
-    rows = ledger.query(
-        "SELECT seq_low, seq_high, sum(CASE table_name WHEN 'files' THEN rows ELSE 0 END) AS files,"
-        " (SELECT count(*) FROM dead WHERE dead.seq BETWEEN part.seq_low AND part.seq_high) AS dead"
-        " FROM part WHERE table_name <> ? GROUP BY seq_low, seq_high ORDER BY seq_low",
-        (RAW_TABLE,),
-    )
-    return [Layer(row["seq_low"], row["seq_high"], row["files"], row["dead"]) for row in rows]
+def list_part_groups(ledger: Ledger) -> list[PartGroup]:
+    """Return the lake's part groups, oldest first. Their ranges of commits never overlap."""
+    return [PartGroup(*group) for group in ledger.part_groups(without=RAW_TABLE)]
 
 
-def choose(found: Sequence[Layer], *, everything: bool = False) -> Sequence[Layer]:
-    """The layers to fold, newest ones, contiguous; none while it is not due.
+def select_for_compaction(groups: Sequence[PartGroup], *, full: bool = False) -> Sequence[PartGroup]:
+    """Return the newest groups that are to be compacted, contiguous; none while compaction is not due.
 
-    Folds from the newest layer back, and takes in an older one only once the younger ones together are half as
-    large: so every row is rewritten a number of times that grows with the logarithm of the lake, not with its age.
+    An older group is taken only when the younger ones together have half its files. So the number of times that a
+    row is rewritten grows with the logarithm of the lake's size, not with its age.
     """
-    if everything:
-        return found if len(found) > 1 or any(layer.dead for layer in found) else ()
-    files, dead = sum(layer.files for layer in found), sum(layer.dead for layer in found)
-    if dead > DEAD_SHARE * files:
-        return found
-    if sum(bool(layer.dead) for layer in found) < DIRTY_LAYERS and len(found) < LAYERS:
+    if full:
+        return groups if len(groups) > 1 or any(group.superseded for group in groups) else ()
+    if sum(group.superseded for group in groups) > MAX_SUPERSEDED_RATIO * sum(group.files for group in groups):
+        return groups
+    if sum(bool(group.superseded) for group in groups) < MAX_DIRTY_GROUPS and len(groups) < MAX_GROUPS:
         return ()
-    taken = 0
-    for place in range(len(found) - 1, -1, -1):
-        if place < len(found) - 1 and found[place].files > 2 * taken:
-            return found[place + 1 :] if len(found) - place - 1 > 1 else ()
-        taken += found[place].files
-    return found
+    files = 0
+    for index in range(len(groups) - 1, -1, -1):
+        younger = groups[index + 1 :]
+        if younger and groups[index].files > 2 * files:
+            return younger if len(younger) > 1 else ()
+        files += groups[index].files
+    return groups
 
 
 def compact(
-    layout: Layout, ledger: Ledger, *, at: int, mark: str, everything: bool = False, raw_keep: int | None = None
-) -> Folded | None:
-    """Fold what is due, or everything. Returns None when nothing was. `at` is the time, microseconds.
+    layout: LakeLayout,
+    ledger: Ledger,
+    *,
+    now: int,
+    name_suffix: str,
+    full: bool = False,
+    keep_raw_versions: int | None = None,
+) -> CompactionResult | None:
+    """Compact the groups that are due, or all with `full`. Return None if nothing was to be done.
 
-    `raw_keep` is the number of versions of each file whose documents are kept; None for all.
+    `now` is in microseconds. `keep_raw_versions` is the number of versions of each file whose documents are kept;
+    None keeps all.
     """
-    folding = choose(layers(ledger), everything=everything)
-    low, high = (folding[0].seq_low, folding[-1].seq_high) if folding else (0, -1)
-    old = [part for part in ledger.parts() if low <= part.seq_low <= part.seq_high <= high]
-    old = [part for part in old if part.table_name != RAW_TABLE]
-    spill = layout.root / "spill"
-    new: list[Part] = []
+    groups = select_for_compaction(list_part_groups(ledger), full=full)
+    seqs = (groups[0].first_commit_seq, groups[-1].last_commit_seq) if groups else (0, -1)
     try:
-        for name in dict.fromkeys(part.table_name for part in old):
-            mine = [part for part in old if part.table_name == name]
-            new += _fold_table(layout, ledger, BY_NAME[name], mine, span=(low, high), mark=mark, spill=spill)
-        raw = _small_raw(ledger)
-        beyond = {} if raw_keep is None else beyond_keep(layout, ledger, raw_keep, folding=(low, high), spill=spill)
-        new += _fold_raw(layout, raw, mark=mark, beyond=beyond) if raw else []
-        for part in ledger.parts():
-            gone = len(beyond.get(part.name, ()))
-            if part not in raw and (gone > _RAW_SHARE * part.rows or (everything and gone)):
-                span = (part.seq_low, part.seq_high)
-                target = layout.raw / f"{part.seq_high:012d}-{mark}-{len(new) + 1:04d}.parquet"
-                new += _copy_raw(layout, [part], target, span, beyond)
-                raw.append(part)
+        old, new = _compact_tables(layout, ledger, seqs, name_suffix)
+        expired: Mapping[str, set[_Version]] = {}
+        if keep_raw_versions is not None:
+            expired = find_expired_documents(layout, ledger, keep_raw_versions, compacted_seqs=seqs)
+        small, merged = _merge_small_raw_parts(layout, ledger, expired, name_suffix)
+        others = [part for part in ledger.parts() if part.table_name == RAW_TABLE and part not in small]
+        dirty, rewritten = _drop_expired_documents(layout, others, expired, name_suffix, full=full)
     finally:
-        shutil.rmtree(spill, ignore_errors=True)
-    if not old and not raw:
+        shutil.rmtree(layout.spill_dir, ignore_errors=True)
+    old, new = [*old, *small, *dirty], [*new, *merged, *rewritten]
+    if not old:
         return None
-    dead = ledger.replace_parts([*old, *raw], new, dead_span=(low, high), at=at)
-    before = [*old, *raw]
-    sizes = (sum(part.bytes for part in before), sum(part.bytes for part in new))
-    return Folded(len(folding), len(before), len(new), *sizes, dead)
+    superseded = ledger.replace_parts(old, new, superseded_span=seqs, at=now)
+    sizes = (sum(part.bytes for part in old), sum(part.bytes for part in new))
+    return CompactionResult(len(groups), len(old), len(new), *sizes, superseded)
 
 
-def _fold_table(
-    layout: Layout,
+# Tables
+
+
+def _compact_tables(layout: LakeLayout, ledger: Ledger, seqs: tuple[int, int], name_suffix: str) -> _Replacement:
+    """Merge the parts of a range of commits, table by table."""
+    by_table: defaultdict[str, list[Part]] = defaultdict(list)
+    for part in ledger.parts():
+        if part.table_name != RAW_TABLE and seqs[0] <= part.first_commit_seq <= part.last_commit_seq <= seqs[1]:
+            by_table[part.table_name].append(part)
+    new: list[Part] = []
+    for name, parts in by_table.items():
+        new += _compact_table(layout, ledger, BY_NAME[name], parts, seqs=seqs, name_suffix=name_suffix)
+    return [part for parts in by_table.values() for part in parts], new
+
+
+def _compact_table(
+    layout: LakeLayout,
     ledger: Ledger,
     table: Table,
-    old: Sequence[Part],
+    parts: Sequence[Part],
     *,
-    span: tuple[int, int],
-    mark: str,
-    spill: Path,
+    seqs: tuple[int, int],
+    name_suffix: str,
 ) -> Iterator[Part]:
-    """One table's parts, merged, filtered and sorted by file."""
-    rows = ledger.query("SELECT seq, file_id FROM dead WHERE seq BETWEEN ? AND ?", span)
-    paths = [empty_part(layout, table.name), *(layout.part(part.name) for part in old)]
+    """Yield new parts with the rows of `parts` that are not superseded, sorted by file."""
+    paths = [empty_part(layout, table.name), *(layout.part_path(part.name) for part in parts)]
     columns = ", ".join(f'part."{name}"' for name in table.arrow.names)
-    listed = ", ".join(literal(str(path)) for path in paths)
-    source = f"SELECT {columns} FROM read_parquet([{listed}], union_by_name = true) AS part"
-    if table.by_file:
-        source += f" ANTI JOIN dead ON part.file_id = dead.file_id AND part.{SEQ} = dead.{SEQ}"
-    with engine(spill) as db:
-        db.register("given", pa.table({"file_id": [row["file_id"] for row in rows], SEQ: [row["seq"] for row in rows]}))
-        db.execute(f"CREATE TABLE dead AS SELECT file_id::BIGINT AS file_id, {SEQ}::BIGINT AS {SEQ} FROM given")
-        batches = in_order(db, source, table, size=sum(map(spread_bytes, paths)))
-        folder = layout.parts(table.name)
-        yield from write_stream(layout, folder, table.name, batches, table.arrow, span=span, mark=mark)
+    source = f"SELECT {columns} FROM {sql_read_parquet(paths)} AS part"
+    with open_worker_connection(layout.spill_dir) as db:
+        if table.is_per_file:
+            db.register("incoming", _superseded_versions(ledger, seqs))
+            db.execute("CREATE TABLE superseded_version AS FROM incoming")
+            source += (
+                " ANTI JOIN superseded_version AS superseded ON part.file_id = superseded.file_id"
+                f" AND part.{COMMIT_SEQ_COLUMN} = superseded.commit_seq"
+            )
+        batches = read_sorted_batches(db, source, table, size=sum(map(estimate_memory, paths)))
+        folder = layout.table_dir(table.name)
+        yield from write_parts(layout, folder, table.name, batches, table.arrow, seqs=seqs, name_suffix=name_suffix)
 
 
-def spread_bytes(path: Path) -> int:
-    """About what a part's rows take in memory. Of repeated values the file holds one, and a number a row."""
-    found = pq.read_metadata(path)
-    size: int = sum(found.row_group(place).total_byte_size for place in range(found.num_row_groups))
-    return size + int(found.num_rows * found.num_columns) * _VALUE_BYTES
+def _superseded_versions(ledger: Ledger, seqs: tuple[int, int]) -> pa.Table:
+    rows = ledger.query("SELECT file_id, commit_seq FROM superseded_version WHERE commit_seq BETWEEN ? AND ?", seqs)
+    columns = {name: pa.array([row[name] for row in rows], pa.int64()) for name in ("file_id", "commit_seq")}
+    return pa.table(columns)
 
 
-def in_order(db: duckdb.DuckDBPyConnection, source: str, table: Table, *, size: int) -> Iterator[pa.RecordBatch]:
-    """The rows of a query, sorted by file; `size` is about what they take.
-
-    Sorted a range of files at a time, each so small that it fits: DuckDB's sort spills, yet gives up on many wide
-    rows when it has little memory.
-    """
-    bounds: list[int] = []
-    pieces = -(-size // _RANGE_BYTES)
-    if table.by_file and pieces > 1:
-        shares = [place / pieces for place in range(1, pieces)]
-        found = db.execute(f"SELECT approx_quantile(file_id, {shares}) FROM ({source})").fetchall()[0][0]
-        bounds = sorted(set(found or ()))
-    order = " ORDER BY file_id" + (", position" if "position" in table.arrow.names else "")
-    for low, high in pairwise([None, *bounds, None]):
-        sides = [f"file_id >= {low}"] * (low is not None) + [f"file_id < {high}"] * (high is not None)
-        where = f" WHERE {' AND '.join(sides)}" if sides else ""
-        rows: Any = db.sql(f"SELECT * FROM ({source}){where}{order if table.by_file else ''}")
-        yield from rows.to_arrow_reader(BATCH)
+# Raw documents
 
 
-def write_stream(
-    layout: Layout,
-    folder: Path,
-    table_name: str,
-    batches: Iterator[pa.RecordBatch],
-    schema: pa.Schema,
-    *,
-    span: tuple[int, int],
-    mark: str,
-) -> Iterator[Part]:
-    """Batches to as many parts as their rows need."""
-    groups = row_groups(batches, schema)
-    pending = next(groups, None)
-    number = 0
-    while pending is not None:
-        target = folder / f"{span[1]:012d}-{mark}-{number:04d}.parquet"
-        rows = 0
-        with written_aside(target) as aside, pq.ParquetWriter(aside, schema, **options_for(pending)) as writer:
-            while pending is not None and rows < PART_ROWS:
-                writer.write_table(pending, row_group_size=ROW_GROUP)
-                rows += pending.num_rows
-                pending = next(groups, None)
-        name = target.relative_to(layout.root).as_posix()
-        yield Part(name, table_name, *span, rows, target.stat().st_size, hash_of(target))
-        number += 1
-
-
-@contextmanager
-def engine(spill: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    """DuckDB for work that must not grow with the lake: one thread, little memory, sorts that spill below `spill`."""
-    with duckdb.connect(":memory:") as db:
-        db.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
-        db.execute("SET threads = 1")
-        db.execute("SET temp_directory = " + literal(str(spill)))
-        db.execute("SET enable_progress_bar = false")  # it is drawn on standard output, between what --json prints
-        try:
-            yield db
-        except (duckdb.IOException, duckdb.OutOfMemoryException, duckdb.FatalException) as error:
-            raise _told(error) from error
-
-
-def _told(error: duckdb.Error) -> StorageError | LakeDamaged:
-    """What DuckDB says, sorted by what to do."""
-    said = str(error).splitlines()[0]
-    if lack := lack_in("the lake", error):
-        return lack
-    if isinstance(error, duckdb.IOException) and not any(sign in said for sign in _WRITING):
-        return LakeDamaged(f"a part of the lake cannot be read: {said}", remedy="Run `scanlake check`.")
-    return StorageError(said)
-
-
-def _small_raw(ledger: Ledger) -> list[Part]:
-    """The newest run of small parts of documents, when there are enough of them to be worth it."""
-    found = [part for part in ledger.parts() if part.table_name == RAW_TABLE and part.bytes < RAW_SMALL]
-    chosen: list[Part] = []
+def _merge_small_raw_parts(
+    layout: LakeLayout, ledger: Ledger, expired: Mapping[str, set[_Version]], name_suffix: str
+) -> _Replacement:
+    """Append small parts of documents to one part. They are not sorted: they are large, and rarely looked up."""
+    small: list[Part] = []
     size = 0
-    for part in found:
-        if size < RAW_LARGE:
-            chosen.append(part)
+    for part in ledger.parts():
+        if part.table_name == RAW_TABLE and part.bytes < SMALL_RAW_PART_BYTES and size < _MERGED_RAW_PART_BYTES:
+            small.append(part)
             size += part.bytes
-    return chosen if len(chosen) >= DIRTY_LAYERS else []
+    if len(small) < MAX_DIRTY_GROUPS:
+        return [], []
+    return small, _rewrite_raw_parts(layout, small, expired, f"{name_suffix}-0000")
 
 
-def _fold_raw(layout: Layout, old: Sequence[Part], *, mark: str, beyond: Mapping[str, set[_Version]]) -> list[Part]:
-    """Parts of documents, one after the other: they are looked up seldom, and too large to sort."""
-    span = (min(part.seq_low for part in old), max(part.seq_high for part in old))
-    target = layout.raw / f"{span[1]:012d}-{mark}-0000.parquet"
-    return _copy_raw(layout, old, target, span, beyond)
+def _drop_expired_documents(
+    layout: LakeLayout, parts: Sequence[Part], expired: Mapping[str, set[_Version]], name_suffix: str, *, full: bool
+) -> _Replacement:
+    """Rewrite the raw parts in which enough documents have expired; with `full` every part with one."""
+    max_ratio = 0.0 if full else _MAX_EXPIRED_RATIO
+    dirty = [part for part in parts if len(expired.get(part.name, ())) > max_ratio * part.row_count]
+    new: list[Part] = []
+    for number, part in enumerate(dirty, 1):
+        new += _rewrite_raw_parts(layout, [part], expired, f"{name_suffix}-{number:04d}")
+    return dirty, new
 
 
-def _copy_raw(
-    layout: Layout, old: Sequence[Part], target: Path, span: tuple[int, int], beyond: Mapping[str, set[_Version]]
+def _rewrite_raw_parts(
+    layout: LakeLayout, parts: Sequence[Part], expired: Mapping[str, set[_Version]], name_suffix: str
 ) -> list[Part]:
-    """Documents to one part, without those that go `beyond` what is kept; no part when nothing is left."""
-    if all(part.rows == len(beyond.get(part.name, ())) for part in old):
+    """Write the documents of `parts` that have not expired to one part; to none if nothing remains."""
+    if all(part.row_count == len(expired.get(part.name, ())) for part in parts):
         return []
+    seqs = (min(part.first_commit_seq for part in parts), max(part.last_commit_seq for part in parts))
+    target = layout.raw_dir / f"{seqs[1]:012d}-{name_suffix}.parquet"
     rows = 0
-    with written_aside(target) as aside, pq.ParquetWriter(aside, RAW, **RAW_OPTIONS) as writer:
-        for part in old:
-            going = beyond.get(part.name, set())
-            with pq.ParquetFile(layout.part(part.name)) as source:
-                for batch in source.iter_batches(1_000):
-                    here = batch.cast(RAW)
-                    if going:
-                        versions = zip(*(here.column(name).to_pylist() for name in ("file_id", SEQ)), strict=True)
-                        here = here.filter(pa.array([version not in going for version in versions]))
-                    writer.write_batch(here)
-                    rows += here.num_rows
-    name = target.relative_to(layout.root).as_posix()
-    return [Part(name, RAW_TABLE, *span, rows, target.stat().st_size, hash_of(target))]
+    with write_read_only(target) as temp, pq.ParquetWriter(temp, RAW, **RAW_OPTIONS) as writer:
+        for part in parts:
+            with pq.ParquetFile(layout.part_path(part.name)) as source:
+                for batch in source.iter_batches(_RAW_BATCH_ROWS):
+                    remaining = _without_versions(batch.cast(RAW), expired.get(part.name, set()))
+                    writer.write_batch(remaining)
+                    rows += remaining.num_rows
+    return [describe_part(layout, target, RAW_TABLE, rows, seqs)]
 
 
-def beyond_keep(
-    layout: Layout, ledger: Ledger, keep: int, *, folding: tuple[int, int], spill: Path
+def _without_versions(batch: pa.RecordBatch, versions: set[_Version]) -> pa.RecordBatch:
+    if not versions:
+        return batch
+    keys = zip(*(batch.column(name).to_pylist() for name in ("file_id", COMMIT_SEQ_COLUMN)), strict=True)
+    return batch.filter(pa.array([key not in versions for key in keys]))
+
+
+def find_expired_documents(
+    layout: LakeLayout, ledger: Ledger, keep: int, *, compacted_seqs: tuple[int, int]
 ) -> dict[str, set[_Version]]:
-    """The documents that `raw_keep` lets go, by part: (file, seq).
+    """Return the documents beyond the newest `keep` versions of each file, by part, as (file_id, commit_seq).
 
-    Of each file the newest `keep` versions stay, whichever version counts, and every one whose rows a part of a
-    table still holds once the commits of `folding` are folded: replay and `scanlake check` build rows from documents.
+    The current version of a file never expires. Nor does a superseded one while a part contains its rows, because
+    replay and `scanlake check` build rows from documents; `compacted_seqs` is the range of commits whose superseded
+    rows this compaction removes.
     """
-    parts = [part for part in ledger.parts() if part.table_name == RAW_TABLE]
-    if not parts:
+    paths = {str(layout.part_path(part.name)): part.name for part in ledger.parts() if part.table_name == RAW_TABLE}
+    if not paths:
         return {}
-    names = {str(layout.part(part.name)): part.name for part in parts}
-    paths = ", ".join(map(literal, names))
-    found: dict[str, set[_Version]] = {}
-    with engine(spill) as db:
+    expired: defaultdict[str, set[_Version]] = defaultdict(set)
+    with open_worker_connection(layout.spill_dir) as db:
         rows = db.execute(
-            f"SELECT filename, file_id, {SEQ} FROM (SELECT filename, file_id, {SEQ}, row_number() OVER"
-            f" (PARTITION BY file_id ORDER BY {SEQ} DESC) AS place FROM read_parquet([{paths}], filename = true))"
-            " WHERE place > $keep",
+            f"SELECT filename, file_id, {COMMIT_SEQ_COLUMN}"
+            f" FROM read_parquet([{', '.join(map(sql_literal, paths))}], filename = true)"
+            f" QUALIFY row_number() OVER (PARTITION BY file_id ORDER BY {COMMIT_SEQ_COLUMN} DESC) > $keep",
             {"keep": keep},
         )
-        while several := rows.fetchmany(_AT_ONCE):
-            states = ledger.states(list({file_id for _, file_id, _ in several}))
-            held = ledger.dead({seq for _, _, seq in several if not folding[0] <= seq <= folding[1]})
-            for path, file_id, seq in several:
-                counts = file_id in states and states[file_id].seq == seq
-                if not counts and (file_id, seq) not in held:
-                    found.setdefault(names[path], set()).add((file_id, seq))
-    return found
-
-
-def hash_of(path: Path) -> str:
-    """The sha256 of a file, read in blocks."""
-    with path.open("rb") as content:
-        digest = sha256()
-        while block := content.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        while batch := rows.fetchmany(_VERSION_BATCH_ROWS):
+            current = ledger.file_versions(list({file_id for _, file_id, _ in batch}))
+            remaining = {seq for _, _, seq in batch if not compacted_seqs[0] <= seq <= compacted_seqs[1]}
+            superseded = ledger.superseded_versions(remaining)
+            for path, file_id, seq in batch:
+                is_current = file_id in current and current[file_id].commit_seq == seq
+                if not is_current and (file_id, seq) not in superseded:
+                    expired[paths[path]].add((file_id, seq))
+    return dict(expired)

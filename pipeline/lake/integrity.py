@@ -1,7 +1,7 @@
-"""Integrity: what is on disk held against what was written, and named where it differs.
+"""Integrity checks: compare the files of a lake with the sizes and hashes that were recorded when they were written.
 
-Nobody else looks: neither DuckDB nor a Parquet reader checks what it reads, and one flipped bit changes a sum
-silently. Nothing here writes; what is found is mended by `runs.mending`.
+Neither DuckDB nor a Parquet reader verifies checksums by default, so one flipped bit changes a sum silently. Nothing
+here writes; `maintenance.repair` repairs the issues.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.errors import LakeDamaged
-from pipeline.lake.compaction import hash_of
-from pipeline.lake.files import storage
-from pipeline.lake.parts import RAW_TABLE, empty_part, encode
-from pipeline.lake.upkeep import snapshots
-from pipeline.wording import many
-from schemas.tables import SEQ, TABLES
+from pipeline.errors import LakeCorruptedError
+from pipeline.formatting import pluralize
+from pipeline.lake.duckdb_errors import first_line
+from pipeline.lake.layout import translate_os_errors
+from pipeline.lake.parts import RAW_TABLE, empty_part, encode_parquet, sha256_file
+from pipeline.lake.retention import list_snapshots
+from schemas.tables import COMMIT_SEQ_COLUMN, TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from pipeline.lake.files import Layout
+    from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
-    from pipeline.lake.records import Part
+    from pipeline.lake.models import Part
 
-_ROWS: Final = 10_000
-_OUR_BUG: Final = re.compile(r"scanlake-bug-[0-9TZa-f-]+\.txt")  # what the command writes about a bug of its own
-# The last two: what the watch remembers of its runs, and what keeps two jobs of shares apart.
-_SIDE_FILES: Final = (
+_BATCH_ROWS: Final = 10_000
+_CRASH_REPORT_RE: Final = re.compile(r"scanlake-bug-[0-9TZa-f-]+\.txt")
+# The last two: the statistics of runs, and the lock of share jobs.
+_AUXILIARY_FILES: Final = (
     *("ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.sqlite-journal"),
-    *("watching.json", "SHARES.LOCK"),
+    *("run_stats.json", "SHARES.LOCK"),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that is not as it was written: a path below the lake's folder, and what of the lake it concerns."""
+class IntegrityIssue:
+    """A file that differs from what was written: its path below the lake's folder, and the rows that it concerns."""
 
     subject: str
     problem: str
@@ -51,7 +51,7 @@ class Finding:
 
     @property
     def concerns(self) -> str:
-        """The table and the commits whose rows are concerned; empty for what holds no rows."""
+        """The table and the commits of the rows concerned; empty for a file without rows."""
         if self.seqs is None:
             return self.table
         low, high = self.seqs
@@ -59,159 +59,161 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Witness:
-    """What a kept catalog says of a part."""
+class RecordedPart:
+    """Table, size and hash of a part as a kept catalog records them."""
 
     table: str
     bytes: int
     sha256: str
 
 
-def lost_parts(layout: Layout, sizes: Iterable[tuple[str, int]]) -> list[str]:
-    """The parts, given as (name, bytes), that are gone or have another size. Nothing is read: 3 us a part."""
-    root = str(layout.root)  # a path object for each would take twice as long
+def missing_or_resized_parts(layout: LakeLayout, sizes: Iterable[tuple[str, int]]) -> list[str]:
+    """Return the parts, given as (name, bytes), that are missing or have another size. Takes 3 us per part."""
+    root = str(layout.root)  # Path objects would double the time
     return [name for name, size in sizes if _size(f"{root}/{name}") != size]
 
 
-def require_parts(layout: Layout, parts: Iterable[Part]) -> None:
-    """Raise `LakeDamaged` when a part is gone, or is not the size it was: what names it could not be read."""
-    with storage(layout.root):
-        lost = lost_parts(layout, ((part.name, part.bytes) for part in parts))
+def check_parts_exist(layout: LakeLayout, parts: Iterable[Part]) -> None:
+    """Raise `LakeCorruptedError` when a part is missing or has another size."""
+    with translate_os_errors(layout.root):
+        lost = missing_or_resized_parts(layout, ((part.name, part.bytes) for part in parts))
     if lost:
         more = f" (and {len(lost) - 1:,} more)" if len(lost) > 1 else ""
-        raise LakeDamaged(f"{lost[0]}{more} is gone, or is not the size it was")
+        raise LakeCorruptedError(f"{lost[0]}{more} is missing or has another size.")
 
 
 def _size(path: str) -> int:
     try:
-        return os.stat(path).st_size  # noqa: PTH116 - see `lost_parts`
+        return os.stat(path).st_size  # noqa: PTH116 - see `missing_or_resized_parts`
     except (FileNotFoundError, NotADirectoryError):
         return -1
 
 
-def damaged_empties(layout: Layout) -> list[Finding]:
-    """The empty parts that are missing or changed. Opening the lake writes them anew."""
-    found = []
+def damaged_empty_parts(layout: LakeLayout) -> list[IntegrityIssue]:
+    """Return the empty parts that are missing or changed. Opening the lake writes them again."""
+    issues = []
     for table in TABLES:
         path = empty_part(layout, table.name)
         try:
-            whole = path.read_bytes() == encode(table.arrow.empty_table())
+            is_intact = path.read_bytes() == encode_parquet(table.arrow.empty_table())
         except OSError as error:
-            found.append(Finding(_below(layout, path), _spelled(error), table.name))
+            issues.append(IntegrityIssue(_relative(layout, path), _describe_os_error(error), table.name))
             continue
-        if not whole:
-            found.append(Finding(_below(layout, path), "not the empty part of this version", table.name))
-    return found
+        if not is_intact:
+            issues.append(IntegrityIssue(_relative(layout, path), "not the empty part of this version", table.name))
+    return issues
 
 
 def damaged_parts(
-    layout: Layout, ledger: Ledger, witnesses: Mapping[str, Witness], *, read_data: bool
-) -> Iterator[tuple[Part, Finding]]:
-    """The parts that the ledger names and that are not what was written.
+    layout: LakeLayout, ledger: Ledger, recorded: Mapping[str, RecordedPart], *, read_data: bool
+) -> Iterator[tuple[Part, IntegrityIssue]]:
+    """Yield the damaged parts of the ledger.
 
-    A part that is whole by what the catalog says of it, though not by what the ledger says, is no finding of
-    its own: see `wrong_entries`.
+    A part that equals its entry in the catalog, but not its entry in the ledger, is not damaged: see
+    `find_wrong_ledger_entries`.
     """
     parts = ledger.parts()
     names = {part.sha256: part.name for part in parts}
     for part in parts:
-        path = layout.part(part.name)
-        problem = _problem(path, part.bytes, part.sha256, names)
-        if problem is not None and _is_whole(path, witnesses.get(part.name)):
-            continue
+        path = layout.part_path(part.name)
+        problem = _file_problem(path, part.bytes, part.sha256, names)
+        if problem is not None and _is_intact(path, recorded.get(part.name)):
+            problem = None  # the ledger's entry is wrong, not the part
         if problem is None and read_data:
-            problem = _unreadable(path, part)
+            problem = _content_problem(path, part)
         if problem is not None:
-            yield part, Finding(part.name, problem, part.table_name, (part.seq_low, part.seq_high))
+            yield part, IntegrityIssue(part.name, problem, part.table_name, part.span)
 
 
-def wrong_entries(layout: Layout, ledger: Ledger, witnesses: Mapping[str, Witness]) -> Iterator[tuple[Part, Witness]]:
-    """The parts that are whole and of which the ledger, alone, says otherwise."""
+def find_wrong_ledger_entries(
+    layout: LakeLayout, ledger: Ledger, recorded: Mapping[str, RecordedPart]
+) -> Iterator[tuple[Part, RecordedPart]]:
+    """Yield the parts that equal their entry in the catalog, but not their entry in the ledger."""
     for part in ledger.parts():
-        witness = witnesses.get(part.name)
-        differs = witness is not None and (witness.bytes, witness.sha256) != (part.bytes, part.sha256)
-        if differs and witness is not None and _is_whole(layout.part(part.name), witness):
-            yield part, witness
+        entry = recorded.get(part.name)
+        if entry is None or (entry.bytes, entry.sha256) == (part.bytes, part.sha256):
+            continue
+        if _is_intact(layout.part_path(part.name), entry):
+            yield part, entry
 
 
-def _is_whole(path: Path, witness: Witness | None) -> bool:
-    return witness is not None and _problem(path, witness.bytes, witness.sha256, {}) is None
+def _is_intact(path: Path, entry: RecordedPart | None) -> bool:
+    return entry is not None and _file_problem(path, entry.bytes, entry.sha256, {}) is None
 
 
-def _problem(path: Path, size: int, sha256: str, names: Mapping[str, str]) -> str | None:
+def _file_problem(path: Path, size: int, sha256: str, names: Mapping[str, str]) -> str | None:
     try:
         if path.is_symlink() or not path.is_file():
-            return "not a plain file" if path.is_symlink() or path.exists() else "missing"
-        found = path.stat().st_size
-        if found < size:
-            return f"cut short: {found:,} of {size:,} bytes"
-        here = hash_of(path)
+            return "not a regular file" if path.is_symlink() or path.exists() else "missing"
+        actual = path.stat().st_size
+        if actual < size:
+            return f"truncated: {actual:,} of {size:,} bytes"
+        digest = sha256_file(path)
     except OSError as error:
-        return _spelled(error)
-    if here == sha256:
+        return _describe_os_error(error)
+    if digest == sha256:
         return None
-    if here in names:
-        return f"replaced by a copy of {names[here]}"
+    if digest in names:
+        return f"replaced by a copy of {names[digest]}"
     return "not what was written (sha256 differs)"
 
 
-def _unreadable(path: Path, part: Part) -> str | None:
-    """What is wrong inside a part: pages against their checksums, rows against the ledger."""
-    rows = 0
+def _content_problem(path: Path, part: Part) -> str | None:
+    """Return the problem in a part's contents: checksums of pages, number and commits of rows."""
+    row_count = 0
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            for batch in file.iter_batches(_ROWS):
-                rows += batch.num_rows
-                seqs = set(batch.column(SEQ).unique().to_pylist())
-                if not all(part.seq_low <= seq <= part.seq_high for seq in seqs):
+            for batch in file.iter_batches(_BATCH_ROWS):
+                row_count += batch.num_rows
+                seqs = set(batch.column(COMMIT_SEQ_COLUMN).unique().to_pylist())
+                if not all(part.first_commit_seq <= seq <= part.last_commit_seq for seq in seqs):
                     return "rows of other commits"
     except (OSError, pa.ArrowException, KeyError) as error:
-        return f"cannot be read: {str(error).splitlines()[0]}"
-    return None if rows == part.rows else f"{many(rows, 'row')}, not {part.rows:,}"
+        return f"cannot be read: {first_line(error)}"
+    return None if row_count == part.row_count else f"{pluralize(row_count, 'row')}, not {part.row_count:,}"
 
 
 # Catalogs
 
 
-def damaged_catalogs(layout: Layout, ledger: Ledger) -> Iterator[Finding]:
-    """The catalog and the kept snapshots that are not what was published, or that cannot count their tables."""
-    kept = snapshots(layout)
-    hashes = {row["snapshot"]: row["sha256"] for row in ledger.query("SELECT snapshot, sha256 FROM snapshot")}
-    for number, path in kept:
+def damaged_catalogs(layout: LakeLayout, ledger: Ledger) -> Iterator[IntegrityIssue]:
+    """Yield the catalog and the kept snapshots that differ from what was published or cannot be queried."""
+    hashes = ledger.snapshot_hashes()
+    for number, path in list_snapshots(layout):
         problem = _catalog_problem(layout, path, hashes.get(number))
         if problem is not None:
-            yield Finding(_below(layout, path), problem)
+            yield IntegrityIssue(_relative(layout, path), problem)
     last = ledger.last_snapshot()
     if last is not None:
         problem = _catalog_problem(layout, layout.catalog, hashes.get(last.snapshot))
         if problem is not None:
-            yield Finding(_below(layout, layout.catalog), problem)
+            yield IntegrityIssue(_relative(layout, layout.catalog), problem)
 
 
-def _catalog_problem(layout: Layout, path: Path, sha256: str | None) -> str | None:
+def _catalog_problem(layout: LakeLayout, path: Path, sha256: str | None) -> str | None:
     if not path.is_file():
         return "missing"
     try:
-        if sha256 is not None and hash_of(path) != sha256:
-            return "not what was published (sha256 differs)"  # nor is it opened: who knows what it is
+        if sha256 is not None and sha256_file(path) != sha256:
+            return "not what was published (sha256 differs)"  # a damaged database is not opened
         with duckdb.connect(str(path), read_only=True) as db:
-            listed = db.execute("SELECT name FROM main._parts WHERE table_name <> ?", [RAW_TABLE]).fetchall()
-            if missing := [name for (name,) in listed if not layout.part(name).is_file()]:
-                return f"shows {missing[0]}, which is missing"
+            names = db.execute("SELECT name FROM main._parts WHERE table_name <> ?", [RAW_TABLE]).fetchall()
+            if missing := [name for (name,) in names if not layout.part_path(name).is_file()]:
+                return f"names {missing[0]}, which is missing"
             views = "SELECT sql FROM duckdb_views() WHERE view_name = 'files' AND schema_name = 'main'"
-            if str(layout.root) in str(db.execute(views).fetchall()):  # else it is for readers elsewhere
+            if str(layout.root) in str(db.execute(views).fetchall()):  # otherwise its paths are for other machines
                 for table in TABLES:
                     db.execute(f"SELECT count(*) FROM main.{table.name}").fetchall()
     except OSError as error:
-        return _spelled(error)
+        return _describe_os_error(error)
     except duckdb.Error as error:
-        return f"cannot be read: {str(error).splitlines()[0]}"
+        return f"cannot be read: {first_line(error)}"
     return None
 
 
-def witnesses(catalogs: Iterable[Path]) -> dict[str, Witness]:
-    """What catalogs say of their parts; the first that names a part counts. One that cannot be read says nothing."""
-    found: dict[str, Witness] = {}
+def read_recorded_parts(catalogs: Iterable[Path]) -> dict[str, RecordedPart]:
+    """Return the entries of all parts in some catalogs; the first wins. An unreadable catalog is skipped."""
+    entries: dict[str, RecordedPart] = {}
     for path in catalogs:
         if not path.is_file():
             continue
@@ -221,42 +223,42 @@ def witnesses(catalogs: Iterable[Path]) -> dict[str, Witness]:
         except duckdb.Error:
             continue
         for name, table, size, sha256 in rows:
-            found.setdefault(name, Witness(table, size, sha256))
-    return found
+            entries.setdefault(name, RecordedPart(table, size, sha256))
+    return entries
 
 
-def damaged_history(
-    layout: Layout, current: Iterable[str], recorded: Mapping[str, Witness]
-) -> Iterator[tuple[str, Finding]]:
-    """Parts of earlier snapshots alone that are not what was written, with their names."""
-    held = set(current)
-    for name, witness in recorded.items():
-        if name in held or witness.table == RAW_TABLE:
+def damaged_snapshot_parts(
+    layout: LakeLayout, current: Iterable[str], recorded: Mapping[str, RecordedPart]
+) -> Iterator[tuple[str, IntegrityIssue]]:
+    """Yield the damaged parts, with their names, that only earlier snapshots name."""
+    names = set(current)
+    for name, entry in recorded.items():
+        if name in names or entry.table == RAW_TABLE:
             continue  # no view of a snapshot reads raw documents
-        problem = _problem(layout.part(name), witness.bytes, witness.sha256, {})
+        problem = _file_problem(layout.part_path(name), entry.bytes, entry.sha256, {})
         if problem is not None:
-            yield name, Finding(name, problem, f"{witness.table}, of earlier snapshots")
+            yield name, IntegrityIssue(name, problem, f"{entry.table}, of earlier snapshots")
 
 
-# Strangers
+# Unknown files
 
 
-def strangers(layout: Layout, ledger: Ledger) -> list[str]:
-    """What lies in the lake's folder and is not ours: named, never touched."""
-    ours = {part.name for part in ledger.parts()} | {name for name, _, _ in ledger.retired()}
-    ours |= {_below(layout, empty_part(layout, table.name)) for table in TABLES}
-    ours |= {_below(layout, path) for _, path in snapshots(layout)}
-    ours |= {_below(layout, path) for path in (layout.catalog, layout.ledger, layout.lock)} | set(_SIDE_FILES)
-    found = []
+def unknown_files(layout: LakeLayout, ledger: Ledger) -> list[str]:
+    """Return the files in the lake's folder that scanlake did not write. They are never changed."""
+    known = ledger.part_names()
+    known |= {_relative(layout, empty_part(layout, table.name)) for table in TABLES}
+    known |= {_relative(layout, path) for _, path in list_snapshots(layout)}
+    known |= {_relative(layout, path) for path in (layout.catalog, layout.ledger, layout.lock)} | set(_AUXILIARY_FILES)
+    paths = set()
     for folder, _, names in os.walk(layout.root):
-        here = os.path.relpath(folder, layout.root).replace(os.sep, "/")
-        found += [name if here == "." else f"{here}/{name}" for name in names]
-    return sorted(name for name in set(found) - ours if not _OUR_BUG.fullmatch(name))
+        prefix = os.path.relpath(folder, layout.root).replace(os.sep, "/")
+        paths |= {name if prefix == "." else f"{prefix}/{name}" for name in names}
+    return sorted(name for name in paths - known if not _CRASH_REPORT_RE.fullmatch(name))
 
 
-def _below(layout: Layout, path: Path) -> str:
+def _relative(layout: LakeLayout, path: Path) -> str:
     return path.relative_to(layout.root).as_posix()
 
 
-def _spelled(error: OSError) -> str:
+def _describe_os_error(error: OSError) -> str:
     return "missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror or error}"

@@ -3,111 +3,85 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 import pyarrow as pa
 
-from pipeline.errors import LakeDamaged, SettingsError
-from pipeline.lake import anchoring, catalog, erasure, lookups, parts, rebuild, upkeep
-from pipeline.lake.files import Layout, held, storage, sync_folder
-from pipeline.lake.formats import refuse_newer
-from pipeline.lake.integrity import Finding, damaged_empties, require_parts
-from pipeline.lake.ledger import Ledger, flaw
-from pipeline.lake.records import Commit
-from pipeline.lake.views import count_names
+from pipeline.atomic_files import fsync_dir
+from pipeline.errors import LakeCorruptedError, SettingsError
+from pipeline.lake import catalog, lookups, parts, rebuild, relocate, retention
+from pipeline.lake.integrity import IntegrityIssue, check_parts_exist, damaged_empty_parts
+from pipeline.lake.layout import LakeLayout, lock_lake, translate_os_errors
+from pipeline.lake.ledger import Ledger, integrity_problem
+from pipeline.lake.migrations import check_file_not_newer
+from pipeline.lake.views import count_wide_names_in_parts
 from schemas.tables import DELETED_FILES, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from types import TracebackType
 
-    from pipeline.lake.records import FileState, Part, SnapshotRecord, WindowRecord
-    from schemas.versions import Reject, Tombstone, Version
+    from pipeline.lake.models import Commit, SnapshotRecord
 
-
-_ANCHOR: Final = "anchor"
-_PUBLISHED_UNDER: Final = "published_under"
-UNFINISHED: Final = "backup.unfinished"
-"""The mark of a folder that a backup is filling, or was when it was killed."""
-_LOOKED_AT: Final = 20  # parts that tell whether a place shows this lake
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """What one commit brings: versions with their rows by table, and the progress that they vouch for.
-
-    `written` are the versions' parts where they are on disk already; `digests` of the list items
-    go with the versions, in order, `names` with the parts. `healed` names files that need no further try,
-    `owed` those that the next run tries again: (id, updated_at in microseconds).
-    """
-
-    versions: Sequence[Version] = ()
-    rows: Mapping[str, pa.Table] | None = None
-    written: Sequence[Part] | None = None
-    digests: Sequence[bytes] | None = None
-    names: Mapping[tuple[str, str], int] | None = None
-    tombstones: Sequence[Tombstone] = ()
-    rejects: Sequence[Reject] = ()
-    healed: Sequence[int] = ()
-    owed: Sequence[tuple[int, int | None]] = ()
-    drift: Mapping[tuple[str, str, str], int] | None = None
-    definitions: Sequence[str] = ()
-    windows: Sequence[WindowRecord] = ()
-    coverage: Sequence[tuple[int | None, int | None]] | None = None
+BACKUP_IN_PROGRESS: Final = "BACKUP_IN_PROGRESS"
+"""Name of the file that marks a folder whose backup is running or was killed."""
+_PARTS_TO_PROBE: Final = 20
 
 
 class Lake:
-    """A lake held for writing. Use as a context manager; raises `LakeBusy` when another run holds it."""
+    """A lake open for writing. Use as a context manager; raises `LakeLockedError` while another run has it."""
 
     def __init__(
         self,
         root: Path,
         *,
         doing: str,
-        anchor: Path | None = None,
+        reader_root: Path | None = None,
         must_exist: bool = False,
-        examine: bool = False,
-        mend: bool = True,
+        check_before_open: bool = False,
+        repair: bool = True,
+        is_backup: bool = False,
     ) -> None:
-        """`anchor` is the path that readers see the lake under, when it is not `root`.
+        """Prepare the lake in `root`; readers see it under `reader_root`.
 
-        With `examine`, what opening mends without a word is looked at before, and stands in `found`. Without
-        `mend`, a ledger that would have to be rebuilt raises `LakeDamaged`.
+        With `check_before_open`, `issues` names what opening repairs. Without `repair`, a ledger that must be
+        rebuilt raises `LakeCorruptedError`. `is_backup`: the mark of an unfinished backup stays.
         """
-        self.layout = Layout(root.absolute())
-        with storage(root):
-            lacking = must_exist and not self.layout.ledger.exists() and not rebuild.is_lost(self.layout)
-        if lacking:
-            raise SettingsError(f"there is no lake in {root}", remedy="Run `scanlake sync`, or name another --lake.")
-        self.found: list[Finding] = []
-        self._examine = examine
-        self._mend = mend
-        self.anchor = anchor or self.layout.root
-        self._anchor = anchor
+        self.layout = LakeLayout(root.absolute())
+        with translate_os_errors(root):
+            is_missing = must_exist and not self.layout.ledger.exists() and not rebuild.is_ledger_missing(self.layout)
+        if is_missing:
+            raise SettingsError(f"There is no lake in {root}.", hint="Run `scanlake sync`, or use another --lake.")
+        self.issues: list[IntegrityIssue] = []
+        self.reader_root = reader_root or self.layout.root
+        self._check_before_open = check_before_open
+        self._repair = repair
+        self._reader_root_setting = reader_root
         self._doing = doing
+        self._is_backup = is_backup
         self._stack = ExitStack()
         self.ledger: Ledger
 
     def __enter__(self) -> Self:
-        refuse_newer(self.layout.ledger)
+        check_file_not_newer(self.layout.ledger)
         with ExitStack() as stack:
-            self.layout.make([table.name for table in TABLES])
-            stack.enter_context(held(self.layout, self._doing))
-            self._look_before_opening()
-            if self._doing != "backup" and (mark := self.layout.root / UNFINISHED).exists():
-                with storage(mark):
-                    mark.unlink(missing_ok=True)  # it is in use now: no later backup may take its place
+            self.layout.create_dirs([table.name for table in TABLES])
+            stack.enter_context(lock_lake(self.layout, self._doing))
+            self._repair_before_open()
+            if not self._is_backup and (mark := self.layout.root / BACKUP_IN_PROGRESS).exists():
+                with translate_os_errors(mark):
+                    mark.unlink(missing_ok=True)  # the lake is in use: no later backup may replace it
             is_new = not self.layout.ledger.exists()
             self.ledger = Ledger(self.layout.ledger)
             stack.callback(self.ledger.close)
             if is_new:
-                sync_folder(self.layout.root)  # parts without a ledger would be a lake that lost it
+                fsync_dir(self.layout.root)  # parts without a ledger would look like a lake with a lost ledger
             parts.write_empty_parts(self.layout)
-            upkeep.sweep(self.layout, self.ledger)
+            retention.remove_orphans(self.layout, self.ledger)
             catalog.remove_stale_wal(self.layout)
-            self.anchor = self._anchor or self._remembered_anchor() or self.layout.root
+            stored = self.ledger.properties.reader_root
+            self.reader_root = self._reader_root_setting or (self.layout.root if stored is None else Path(stored))
             self._stack = stack.pop_all()
         return self
 
@@ -116,131 +90,122 @@ class Lake:
     ) -> None:
         self._stack.close()
 
-    def _look_before_opening(self) -> None:
+    def _repair_before_open(self) -> None:
         ledger = self.layout.ledger
-        if rebuild.is_lost(self.layout):
+        if rebuild.is_ledger_missing(self.layout):
             problem: str | None = "missing" if not ledger.exists() else "empty"
         else:
-            problem = flaw(ledger) if self._examine and ledger.exists() else None
+            problem = integrity_problem(ledger) if self._check_before_open and ledger.exists() else None
         if problem is not None:
-            if not self._mend:
-                raise LakeDamaged(f"{ledger.name}: {problem}", remedy="`scanlake check` rebuilds it from the catalog.")
+            if not self._repair:
+                raise LakeCorruptedError(
+                    f"{ledger.name}: {problem}.", hint="Run `scanlake check` to rebuild it from the catalog."
+                )
             rebuild.rebuild_ledger(self.layout)
-            self.found.append(Finding(ledger.name, problem, "the ledger"))
-        if self._examine:
-            self.found += damaged_empties(self.layout)
+            self.issues.append(IntegrityIssue(ledger.name, problem, "the ledger"))
+        if self._check_before_open:
+            self.issues += damaged_empty_parts(self.layout)
 
-    def commit(self, changes: Changes, *, run_id: str, seq: int, at: int) -> None:
-        """Write the parts, durably, then make them and their progress true in one transaction.
+    def commit(self, commit: Commit) -> None:
+        """Write the rows as parts, durably, then make parts and progress current in one transaction.
 
-        `seq` is `ledger.next_seq()`, as the rows bear it; `at` is the time of the commit, microseconds.
+        `commit.commit_seq` is `ledger.next_commit_seq()`, as in the rows.
         """
-        rows = dict(changes.rows or {})
-        if changes.tombstones:
-            rows[DELETED_FILES.name] = self._tombstone_rows(changes.tombstones, run_id=run_id, seq=seq)
-        written = [
-            parts.write_part(self.layout, name, table, run_id=run_id, seq=seq)
-            for name, table in rows.items()
-            if len(table)
-        ]
-        if changes.versions and changes.written is None:
-            written.append(parts.write_documents(self.layout, changes.versions, run_id=run_id, seq=seq))
-        held = [*(changes.written or ()), *written]
-        self.ledger.commit(
-            Commit(
-                seq=seq,
-                run_id=run_id,
-                at=at,
-                parts=held,
-                names=count_names(self.layout, held) if changes.names is None else changes.names,
-                digests=changes.digests,
-                owed=changes.owed,
-                versions=changes.versions,
-                tombstones=changes.tombstones,
-                rejects=changes.rejects,
-                healed=changes.healed,
-                drift=changes.drift,
-                definitions=changes.definitions,
-                windows=changes.windows,
-                coverage=changes.coverage,
-            )
-        )
+        run_id, seq = commit.run_id, commit.commit_seq
+        rows = dict(commit.rows or {})
+        if commit.tombstones:
+            rows[DELETED_FILES.name] = self._tombstone_rows(commit)
+        written = list(commit.parts or ())
+        for name, table in rows.items():
+            if len(table):
+                written.append(parts.write_part(self.layout, name, table, run_id=run_id, seq=seq))
+        if commit.versions and commit.parts is None:
+            written.append(parts.write_raw_part(self.layout, commit.versions, run_id=run_id, seq=seq))
+        counts = commit.wide_column_counts
+        if counts is None:
+            counts = count_wide_names_in_parts(self.layout, written)
+        self.ledger.commit(replace(commit, parts=written, wide_column_counts=counts))
 
-    def publish(self, run_id: str, *, at: int, complete: bool, horizon: int | None) -> SnapshotRecord:
-        """Show readers what the ledger holds; instants in microseconds.
+    def publish(self, run_id: str, *, at: int, complete: bool, watermark: int | None) -> SnapshotRecord:
+        """Publish a catalog of the ledger's state. Instants are microseconds.
 
-        Raises `LakeDamaged` when a part is gone or has another size; then nothing has changed. A purge that was
-        killed after its commit is finished here.
+        Raises `LakeCorruptedError` when a part is missing or has another size; then nothing has changed. Completes
+        a purge that was killed after its commit.
         """
-        require_parts(self.layout, self.ledger.parts())
-        record = self.ledger.begin_snapshot(run_id, at, complete=complete, horizon=horizon)
-        edition = catalog.Edition(
+        check_parts_exist(self.layout, self.ledger.parts())
+        record = self.ledger.begin_snapshot(run_id, at, complete=complete, watermark=watermark)
+        spec = catalog.CatalogSpec(
             snapshot=record.snapshot,
             published_at=at,
             run_id=run_id,
             complete=complete,
-            horizon=horizon,
+            watermark=watermark,
             files=record.files,
             parts=self.ledger.parts(),
-            dirty=self.ledger.dirty_parts(),
-            anchor=self.anchor,
+            parts_with_superseded_rows=self.ledger.parts_with_superseded_rows(),
+            reader_root=self.reader_root,
         )
-        sha256 = catalog.publish(self.layout, self.ledger, edition)
-        self.ledger.end_snapshot(record.snapshot, sha256)
-        if self.ledger.fact(_PUBLISHED_UNDER) != str(self.anchor):
-            anchoring.follow(self.layout, self.ledger, self.anchor)
-            self.ledger.set_fact(_PUBLISHED_UNDER, str(self.anchor))
-        if self.ledger.fact(erasure.BEGUN) is not None:
-            erasure.finish(self.layout, self.ledger, record.snapshot)
+        self.ledger.end_snapshot(record.snapshot, catalog.publish(self.layout, self.ledger, spec))
+        properties = self.ledger.properties
+        if properties.published_root != str(self.reader_root):
+            relocate.relocate_snapshots(self.layout, self.ledger, self.reader_root)
+            self.ledger.set_properties(published_root=str(self.reader_root))
+        if properties.purge_in_progress is not None:
+            retention.finish_purge(self.layout, self.ledger, record.snapshot)
         return record
 
     @property
-    def is_behind(self) -> bool:
-        """Whether readers miss something that was committed, or are sent to where the lake lies no more."""
-        shown = self.ledger.fact(_PUBLISHED_UNDER)
-        if self.ledger.is_ahead() or shown is None or shown == str(self.anchor):
-            return self.ledger.is_ahead()
-        # Another spelling of the same place will do, until the next publish.
-        return not (self._anchor is None and self.layout.is_at(Path(shown)))
+    def needs_publish(self) -> bool:
+        """Whether the catalog lacks a commit or names a folder where the lake no longer is."""
+        published = self.ledger.properties.published_root
+        if self.ledger.has_unpublished_commits() or published is None or published == str(self.reader_root):
+            return self.ledger.has_unpublished_commits()
+        # Another path to the same folder is good enough until the next publish.
+        return not (self._reader_root_setting is None and self.layout.is_same_path(Path(published)))
 
-    def move_readers_to(self, anchor: Path) -> None:
-        """Let readers see the lake under `anchor`, from the next publish on and for good.
+    def set_reader_root(self, reader_root: Path) -> None:
+        """Store the path under which readers see the lake, from the next publish on.
 
-        Raises `SettingsError` when something else lies there; a place that this machine does not see is believed.
+        Raises `SettingsError` when that folder has other contents; a folder that does not exist here is accepted.
         """
-        wrong = [part.name for part in self.ledger.parts()[:_LOOKED_AT] if not self.layout.is_like(anchor, part)]
-        if anchor.exists() and wrong:
-            raise SettingsError(f"{anchor} does not show this lake: no {wrong[0]} there", remedy="Mend --anchor.")
-        self.anchor = anchor
-        self.ledger.set_fact(_ANCHOR, None if anchor == self.layout.root else str(anchor))
-
-    def _remembered_anchor(self) -> Path | None:
-        remembered = self.ledger.fact(_ANCHOR)
-        return None if remembered is None else Path(remembered)
+        missing = [
+            part.name
+            for part in self.ledger.parts()[:_PARTS_TO_PROBE]
+            if not self.layout.has_part_at(reader_root, part)
+        ]
+        if reader_root.exists() and missing:
+            raise SettingsError(
+                f"{reader_root} does not show this lake: it has no {missing[0]}.", hint="Correct --reader-root."
+            )
+        self.reader_root = reader_root
+        self.ledger.set_properties(reader_root=None if reader_root == self.layout.root else str(reader_root))
 
     def republish(self, *, at: int) -> SnapshotRecord:
-        """Publish anew what the last snapshot showed, after its parts or its place have changed."""
+        """Publish the state of the last snapshot again, after its parts or its folder have changed."""
         last = self.ledger.last_snapshot()
         if last is None:
-            return self.publish("", at=at, complete=False, horizon=None)
-        complete = last.complete and not self.ledger.has_versions_since(last.seq)  # of a run that was killed
-        return self.publish(last.run_id, at=at, complete=complete, horizon=last.horizon)
+            return self.publish("", at=at, complete=False, watermark=None)
+        complete = last.complete and not self.ledger.has_versions_since(last.commit_seq)  # of a killed run
+        return self.publish(last.run_id, at=at, complete=complete, watermark=last.watermark)
 
-    def states(self, file_ids: Sequence[int]) -> dict[int, FileState]:
-        """What the lake holds of some files."""
-        return self.ledger.states(file_ids)
-
-    def _tombstone_rows(self, tombstones: Sequence[Tombstone], *, run_id: str, seq: int) -> pa.Table:
-        known = self.states([tombstone.file_id for tombstone in tombstones])
-        references = lookups.references(self.layout, self.ledger, {key: state.seq for key, state in known.items()})
-        columns = {
-            "file_id": [tombstone.file_id for tombstone in tombstones],
-            "scan_code": [references.get(tombstone.file_id) for tombstone in tombstones],
-            "updated_at": [known[each.file_id].updated_at if each.file_id in known else None for each in tombstones],
-            "found_gone_at": [tombstone.found_gone_at for tombstone in tombstones],
-            "witness": [tombstone.witness for tombstone in tombstones],
-            "_fetched_at": [tombstone.found_gone_at for tombstone in tombstones],
-            "_run_id": [run_id] * len(tombstones),
-            "_seq": [seq] * len(tombstones),
-        }
-        return pa.table(columns, schema=DELETED_FILES.arrow)
+    def _tombstone_rows(self, commit: Commit) -> pa.Table:
+        tombstones = commit.tombstones
+        versions = self.ledger.file_versions([tombstone.file_id for tombstone in tombstones])
+        seqs = {file_id: version.commit_seq for file_id, version in versions.items()}
+        references = lookups.read_references(self.layout, self.ledger, seqs)
+        updates = {file_id: version.updated_at for file_id, version in versions.items()}
+        rows = [
+            (
+                t.file_id,
+                references.get(t.file_id),
+                updates.get(t.file_id),
+                t.deletion_detected_at,
+                t.evidence,
+                t.deletion_detected_at,
+                commit.run_id,
+                commit.commit_seq,
+            )
+            for t in tombstones
+        ]
+        names = DELETED_FILES.arrow.names
+        return pa.table(dict(zip(names, zip(*rows, strict=True), strict=True)), schema=DELETED_FILES.arrow)

@@ -1,348 +1,304 @@
-"""The ledger: what is true of the lake. SQLite, known to this module alone.
+"""The ledger: the SQLite database that records which parts, file versions and progress are current.
 
-Parts are on disk before the ledger names them, and one transaction names them together with the progress
-they vouch for; the catalog is only the ledger's published face.
+Parts are on disk before a transaction names them, together with the progress that they complete. The catalog is
+derived from the ledger.
 """
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import threading
 from contextlib import closing, contextmanager
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Unpack
 from urllib.parse import quote
 
-from pipeline.errors import LakeDamaged, StorageError
-from pipeline.lake.formats import bring_up, refuse_newer
-from pipeline.lake.records import FileState, Part, RunRecord, SnapshotRecord
-from pipeline.lake.statements import (
-    count_drift,
-    insert,
-    replace_parts,
-    set_coverage,
-    set_fact,
-    write_drift,
-    write_files,
-    write_names,
-    write_rejects,
-)
+from pipeline.errors import LakeCorruptedError, StorageError
+from pipeline.lake import ledger_writes
+from pipeline.lake.ledger_queries import LedgerQueries
+from pipeline.lake.ledger_writes import insert, insert_all, require_publish, set_properties
+from pipeline.lake.migrations import check_file_not_newer, migrate
+from pipeline.lake.models import RunRecord, SnapshotRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from pipeline.lake.records import Commit, Verification
+    from pipeline.lake.models import Commit, FileVersionRecord, Part, PropertyChanges, VerificationRecord
 
 
-_STATE: Final = ", ".join(field.name for field in fields(FileState))
-
-
-class Ledger:
-    """One writer, on any thread, one at a time."""
+class Ledger(LedgerQueries):
+    """Read and write access to the ledger. Thread-safe; one transaction at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Open the ledger, or make it. Raises `SettingsError` for one written by a newer scanlake."""
+        """Open the ledger, or create it. Raises `SettingsError` for a ledger of a newer scanlake."""
         self._lock = threading.RLock()
-        self._reading = threading.Lock()
-        refuse_newer(path)
+        check_file_not_newer(path)
         try:
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
-            self._db.row_factory = sqlite3.Row
+            self._db = _connect(path)
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
-            bring_up(self._db)
-            self._reader = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
-            self._reader.row_factory = sqlite3.Row
+            migrate(self._db)
+            self._reader = _ReadConnection(_connect(path))
         except sqlite3.Error as error:
-            raise _told(error) from error
+            raise _to_scanlake_error(error) from error
 
     def close(self) -> None:
         """Close the ledger."""
-        with self._lock, self._reading:
-            self._reader.close()
+        with self._lock, self._reader.lock:
+            self._reader.db.close()
             self._db.close()
 
     def copy_to(self, path: Path) -> None:
         """Write a consistent copy of the ledger to a new file."""
-        with self._lock:
-            try:
-                with closing(sqlite3.connect(path)) as copy:
-                    self._db.backup(copy)
-            except sqlite3.DatabaseError as error:
-                raise _told(error) from error
+        with self._lock, _translate_sqlite_errors(), closing(sqlite3.connect(path)) as copy:
+            self._db.backup(copy)
 
-    def overwrite_free_space(self) -> None:
-        """Leave nothing on disk of rows that were deleted: neither in the ledger's file nor in its log."""
-        with self._lock, self._reading:
-            try:
-                for statement in ("PRAGMA secure_delete = ON", "VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
-                    self._db.execute(statement).fetchall()
-            except sqlite3.DatabaseError as error:
-                raise _told(error) from error
+    def vacuum_securely(self) -> None:
+        """Overwrite deleted rows on disk, in the ledger's file and in its log."""
+        with self._lock, self._reader.lock, _translate_sqlite_errors():
+            for statement in ("PRAGMA secure_delete = ON", "VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
+                self._db.execute(statement).fetchall()
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing, durable when it returns. Raises `StorageError` when the disk will not have it."""
-        with self._lock:
+        """Yield a connection in a transaction that is durable after the block; an exception rolls it back.
+
+        Raises `StorageError` when the disk is full or fails.
+        """
+        with self._lock, _translate_sqlite_errors():
+            self._db.execute("BEGIN IMMEDIATE")
             try:
-                self._db.execute("BEGIN IMMEDIATE")
-                try:
-                    yield self._db
-                except BaseException:
-                    if self._db.in_transaction:  # a full disk has ended it already
-                        self._db.execute("ROLLBACK")
-                    raise
-                try:
-                    self._db.execute("COMMIT")
-                except BaseException:
-                    if self._db.in_transaction:  # or else every later one would fail
-                        self._db.execute("ROLLBACK")
-                    raise
-            except sqlite3.DatabaseError as error:
-                raise _told(error) from error
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:  # a full disk has ended it already; an open one would block the next
+                    self._db.execute("ROLLBACK")
+                raise
 
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[sqlite3.Row]:
-        """Rows of a question to the ledger."""
-        with self._lock:
-            try:
-                return self._db.execute(sql, parameters).fetchall()
-            except sqlite3.DatabaseError as error:
-                raise _told(error) from error
+        """Return the rows of a query. Waits for a transaction of another thread."""
+        with self._lock, _translate_sqlite_errors():
+            return self._db.execute(sql, parameters).fetchall()
 
-    # Single facts
+    def file_versions(self, file_ids: Sequence[int]) -> dict[int, FileVersionRecord]:
+        """Return the latest versions of some files, by id."""
+        # On a connection of its own: a commit that waits for the disk does not delay the crawl.
+        return self._reader.file_versions(file_ids)
 
-    def fact(self, name: str, default: Any = None) -> Any:
-        """A fact about the lake as a whole, as JSON holds it."""
-        rows = self.query("SELECT value FROM fact WHERE name = ?", (name,))
-        return json.loads(rows[0]["value"]) if rows else default
-
-    def set_fact(self, name: str, value: Any) -> None:
-        """Record a fact about the lake as a whole."""
+    def set_properties(self, **changes: Unpack[PropertyChanges]) -> None:
+        """Store properties of the lake. None deletes one."""
         with self.transaction() as db:
-            set_fact(db, name, value)
+            set_properties(db, **changes)
 
-    # Files
-
-    def states(self, file_ids: Sequence[int]) -> dict[int, FileState]:
-        """The latest versions of some files."""
-        if not file_ids:
-            return {}
-        marks = ",".join("?" * len(file_ids))
-        # On a connection of its own: a commit that waits for the disk does not hold up the crawl.
-        with self._reading:
-            question = f"SELECT {_STATE} FROM file_version WHERE file_id IN ({marks})"
-            try:
-                rows = self._reader.execute(question, list(file_ids)).fetchall()
-            except sqlite3.DatabaseError as error:
-                raise _told(error) from error
-        return {row["file_id"]: FileState(**{**dict(row), **_booleans(row)}) for row in rows}
-
-    def count_files(self) -> int:
-        """How many files it has ever held, those found deleted included."""
-        return int(self.query("SELECT count(*) AS n FROM file_version")[0]["n"])
-
-    def known_definitions(self) -> frozenset[str]:
-        """Content hashes of the workflow definitions that the lake holds."""
-        return frozenset(row["hash"] for row in self.query("SELECT hash FROM definition"))
-
-    def coverage(self) -> tuple[tuple[int | None, int | None], ...]:
-        """Spans of update time, in seconds, that the lake holds whole."""
-        rows = self.query("SELECT low, high FROM coverage ORDER BY low IS NOT NULL, low")
-        return tuple((row["low"], row["high"]) for row in rows)
-
-    # Writing
-
-    def next_seq(self) -> int:
-        """The number of the next commit. A number is never used twice."""
-        return int(self.fact("next_seq", 1))
+    # Runs
 
     def begin_run(self, run: RunRecord) -> None:
-        """Record that a run has begun; one that was still running was killed."""
+        """Record the start of a run. One that is still recorded as running was killed."""
         with self.transaction() as db:
             db.execute("UPDATE run SET state = 'interrupted', error = 'killed' WHERE state = 'running'")
             insert(db, "run", asdict(run))
 
-    def update_run(self, run_id: str, **facts: Any) -> None:
-        """Record how a run stands."""
-        unknown = facts.keys() - {field.name for field in fields(RunRecord)}
+    def update_run(self, run_id: str, **columns: Any) -> None:
+        """Change columns of a run."""
+        unknown = columns.keys() - {field.name for field in fields(RunRecord)}
         if unknown:
-            raise ValueError(f"not facts of a run: {sorted(unknown)}")
-        assignments = ", ".join(f"{name} = :{name}" for name in facts)
+            raise ValueError(f"RunRecord has no field {sorted(unknown)}")
+        assignments = ", ".join(f"{name} = :{name}" for name in columns)
         with self.transaction() as db:
-            db.execute(f"UPDATE run SET {assignments} WHERE run_id = :run_id", {**facts, "run_id": run_id})
+            db.execute(f"UPDATE run SET {assignments} WHERE run_id = :run_id", {**columns, "run_id": run_id})
+
+    def record_verification(self, record: VerificationRecord) -> None:
+        """Record the result of a verify."""
+        with self.transaction() as db:
+            insert(db, "verification", asdict(record))
+            set_properties(db, last_verify_at=record.verified_at)
+
+    # Commits
 
     def commit(self, commit: Commit) -> None:
-        """Make a commit true."""
+        """Make a commit current."""
         with self.transaction() as db:
-            set_fact(db, "next_seq", max(commit.seq + 1, self.next_seq()))
-            for part in commit.parts:
+            set_properties(db, next_commit_seq=max(commit.commit_seq + 1, ledger_writes.next_commit_seq(db)))
+            for part in commit.parts or ():
                 insert(db, "part", asdict(part))
-            write_files(db, commit)
-            db.executemany(
-                "INSERT OR IGNORE INTO definition VALUES (?, ?)",
-                [(each, commit.seq) for each in commit.definitions],
-            )
-            write_rejects(db, commit)
-            write_drift(db, commit)
-            write_names(db, commit)
-            db.executemany(
-                "INSERT INTO window VALUES (?, ?, ?, ?, ?, ?)",
-                [(commit.run_id, w.start, w.end, w.listed_at, w.files, w.proven) for w in commit.windows],
-            )
+            ledger_writes.upsert_file_versions(db, commit)
+            definitions = [(name, commit.commit_seq) for name in commit.definitions]
+            insert_all(db, "definition", ("hash", "commit_seq"), definitions, on_conflict="IGNORE")
+            ledger_writes.record_rejects(db, commit)
+            ledger_writes.record_drift(db, commit)
+            ledger_writes.record_wide_names(db, commit)
+            ledger_writes.insert_windows(db, commit)
             if commit.coverage is not None:
-                set_coverage(db, commit.coverage)
+                ledger_writes.set_coverage(db, commit.coverage)
 
-    def begin_snapshot(self, run_id: str, at: int, *, complete: bool, horizon: int | None) -> SnapshotRecord:
-        """Take the next snapshot's number. Until `end_snapshot` the catalog is behind the ledger."""
+    def begin_lookback(self, coverage: Sequence[tuple[int | None, int | None]]) -> None:
+        """Store the coverage without the lookback window, which this run reads again."""
         with self.transaction() as db:
-            number = int(db.execute("SELECT coalesce(max(snapshot), 0) + 1 FROM snapshot").fetchone()[0])
-            files = int(db.execute("SELECT count(*) FROM file_version").fetchone()[0])
-            files -= int(db.execute("SELECT count(*) FROM file_version WHERE deleted").fetchone()[0])  # by an index
-            record = SnapshotRecord(number, at, run_id, complete, self.next_seq() - 1, files, horizon)
+            ledger_writes.set_coverage(db, coverage)
+            set_properties(db, lookback_due=False)
+
+    def switch_key_to_instance(self, run_id: str, at: int) -> None:
+        """Make the instance the key of a file. All rows under shared ids are superseded; the crawl starts again."""
+        with self.transaction() as db:
+            # Everything is read again: no watermark holds, and a queued or rejected shared id is no file.
+            set_properties(db, identity="file_id", watermark=None)
+            db.execute(
+                "INSERT OR IGNORE INTO superseded_version (commit_seq, file_id)"
+                " SELECT commit_seq, file_id FROM file_version"
+            )
+            for table in ("file_version", "coverage", "refetch_queue"):
+                db.execute(f"DELETE FROM {table}")
+            db.execute("DELETE FROM reject WHERE file_id IS NOT NULL")
+            ledger_writes.count_drift(db, ("files", "file_id", "identity"), 1, run_id, at)
+            require_publish(db)
+
+    def record_wide_columns(self, counts: Mapping[tuple[str, str], int]) -> None:
+        """Store the counts of field names and questions, {(table, name): count}, of a ledger that has none."""
+        rows = [(table, name, count) for (table, name), count in counts.items()]
+        with self.transaction() as db:
+            insert_all(db, "wide_view_column", ("table_name", "name", "occurrences"), rows)
+
+    # Parts
+
+    def replace_parts(
+        self, old: Sequence[Part], new: Sequence[Part], *, superseded_span: tuple[int, int], at: int
+    ) -> int:
+        """Replace parts and retire the old ones. The new ones have no superseded rows of the span.
+
+        Returns the number of superseded versions that were deleted.
+        """
+        with self.transaction() as db:
+            ledger_writes.replace_parts(db, (part.name for part in old), new, at=at)
+            deleted = db.execute(
+                "DELETE FROM superseded_version WHERE commit_seq BETWEEN ? AND ?", superseded_span
+            ).rowcount
+            require_publish(db)
+        return int(deleted)
+
+    def update_part(self, name: str, *, row_count: int, size: int, sha256: str) -> None:
+        """Change the recorded contents of a part that was written again under its name."""
+        with self.transaction() as db:
+            db.execute(
+                "UPDATE part SET row_count = ?, bytes = ?, sha256 = ? WHERE name = ?", (row_count, size, sha256, name)
+            )
+            require_publish(db)
+
+    def correct_part(self, name: str, *, size: int, sha256: str) -> None:
+        """Change the recorded size and hash of a part to those in the catalog."""
+        with self.transaction() as db:
+            db.execute("UPDATE part SET bytes = ?, sha256 = ? WHERE name = ?", (size, sha256, name))
+
+    def delete_retired(self, names: Sequence[str]) -> None:
+        """Delete the entries of retired parts whose files are deleted."""
+        with self.transaction() as db:
+            db.executemany("DELETE FROM retired_part WHERE name = ?", [(name,) for name in names])
+
+    def delete_definitions(self, hashes: Sequence[str]) -> None:
+        """Delete workflow definitions. The next file with one of them brings it again."""
+        with self.transaction() as db:
+            db.executemany("DELETE FROM definition WHERE hash = ?", [(name,) for name in hashes])
+
+    def queue_refetch(
+        self, documents: Mapping[int, bytes], *, incomplete: set[int], reason: str, run_id: str, at: int
+    ) -> None:
+        """Queue files whose documents are lost, given as {file id: document of the reject}.
+
+        The versions of `incomplete` files are superseded, because parts have lost some of their rows.
+        """
+        superseded = [(file_id,) for file_id in sorted(incomplete & documents.keys())]
+        file_ids = [(file_id,) for file_id in documents]
+        with self.transaction() as db:
+            db.executemany(
+                "INSERT OR REPLACE INTO refetch_queue (file_id, updated_at)"
+                " SELECT file_id, updated_at FROM file_version WHERE file_id = ?",
+                file_ids,
+            )
+            ledger_writes.supersede_file_versions(db, superseded)
+            db.executemany("DELETE FROM file_version WHERE file_id = ?", superseded)
+            db.executemany("UPDATE file_version SET is_stable = 0 WHERE file_id = ?", file_ids)
+            insert_all(
+                db,
+                "reject",
+                ("reject_key", "file_id", "reason", "document", "run_id", "first_seen_at", "last_tried_at", "attempts"),
+                [(f"file {key}", key, reason, text, run_id, at, at, 1) for key, text in documents.items()],
+                on_conflict="REPLACE",
+            )
+            require_publish(db)
+
+    # Snapshots
+
+    def begin_snapshot(self, run_id: str, at: int, *, complete: bool, watermark: int | None) -> SnapshotRecord:
+        """Reserve the next snapshot. Until `end_snapshot` the catalog is behind the ledger."""
+        with self.transaction() as db:
+            record = SnapshotRecord(
+                snapshot=self.next_snapshot(),
+                published_at=at,
+                run_id=run_id,
+                complete=complete,
+                commit_seq=self.next_commit_seq() - 1,
+                files=self.count_files(),
+                watermark=watermark,
+            )
             db.execute("UPDATE snapshot SET state = 'abandoned' WHERE state = 'building'")
             insert(db, "snapshot", {**asdict(record), "state": "building"})
         return record
 
     def end_snapshot(self, number: int, sha256: str | None = None) -> None:
-        """Record that the snapshot is what readers see, and the hash of its file."""
+        """Record that readers see the snapshot, and the hash of its file."""
         with self.transaction() as db:
             db.execute("UPDATE snapshot SET state = 'published', sha256 = ? WHERE snapshot = ?", (sha256, number))
 
-    def last_snapshot(self) -> SnapshotRecord | None:
-        """The snapshot that readers see, or None before the first."""
-        names = ", ".join(field.name for field in fields(SnapshotRecord))
-        rows = self.query(f"SELECT {names} FROM snapshot WHERE state = 'published' ORDER BY snapshot DESC LIMIT 1")
-        return SnapshotRecord(**{**dict(rows[0]), "complete": bool(rows[0]["complete"])}) if rows else None
-
-    def parts(self) -> list[Part]:
-        """The parts that hold rows, oldest first."""
-        names = ", ".join(field.name for field in fields(Part))
-        return [Part(**dict(row)) for row in self.query(f"SELECT {names} FROM part ORDER BY seq_low, name")]
-
-    def dirty_parts(self) -> frozenset[str]:
-        """Names of the parts that hold rows of versions that count no more."""
-        rows = self.query(
-            "SELECT name FROM part WHERE EXISTS"
-            " (SELECT 1 FROM dead WHERE dead.seq BETWEEN part.seq_low AND part.seq_high)"
-        )
-        return frozenset(row["name"] for row in rows)
-
-    def dead(self, seqs: Collection[int]) -> set[tuple[int, int]]:
-        """The versions of some commits that count no more while parts hold their rows: (file, seq)."""
-        marks = ",".join("?" * len(seqs))
-        rows = self.query(f"SELECT file_id, seq FROM dead WHERE seq IN ({marks})", list(seqs))
-        return {(row["file_id"], row["seq"]) for row in rows}
-
-    def record_verification(self, found: Verification) -> None:
-        """Record what a verify found, and when."""
+    def set_snapshot_hash(self, number: int, sha256: str | None) -> None:
+        """Record the hash of a snapshot's file; None while the file changes."""
         with self.transaction() as db:
-            insert(db, "verification", asdict(found))
-            set_fact(db, "last_verify_at", found.verified_at)
-
-    def live_files(self) -> Iterator[tuple[int, int | None]]:
-        """Every file that the lake holds and has not found deleted, by id: (id, updated_at in microseconds)."""
-        last = -(2**63)
-        while True:
-            rows = self.query(
-                "SELECT file_id, updated_at FROM file_version WHERE file_id > ? AND NOT deleted"
-                " ORDER BY file_id LIMIT 50000",
-                (last,),
-            )
-            yield from ((row["file_id"], row["updated_at"]) for row in rows)
-            if not rows:
-                return
-            last = rows[-1]["file_id"]
-
-    def live_seqs(self) -> list[tuple[int, int]]:
-        """Every file that the lake holds and has not found deleted, by commit: (id, seq)."""
-        found = self.query("SELECT file_id, seq FROM file_version WHERE NOT deleted ORDER BY seq, file_id")
-        return [(row["file_id"], row["seq"]) for row in found]
-
-    def next_snapshot(self) -> int:
-        """The number that the next snapshot will have."""
-        return int(self.query("SELECT coalesce(max(snapshot), 0) + 1 AS n FROM snapshot")[0]["n"])
-
-    def set_coverage(self, coverage: Sequence[tuple[int | None, int | None]]) -> None:
-        """Record which spans of update time the lake holds whole."""
-        with self.transaction() as db:
-            set_coverage(db, coverage)
-
-    def replace_parts(self, old: Sequence[Part], new: Sequence[Part], *, dead_span: tuple[int, int], at: int) -> int:
-        """Let folded parts stand for others, which are retired. Returns how many dead versions are forgotten."""
-        with self.transaction() as db:
-            replace_parts(db, old, new, at=at)
-            forgotten = db.execute("DELETE FROM dead WHERE seq BETWEEN ? AND ?", dead_span).rowcount
-            set_fact(db, "next_seq", self.next_seq() + 1)  # the catalog must follow
-        return int(forgotten)
-
-    def retired(self) -> list[tuple[str, int, int]]:
-        """Parts that no longer count: name, since when readers open no catalog that shows it, the last that does.
-
-        A part is retired before the next catalog is there, by a whole compaction or a killed run: until then
-        readers still begin with it, so its time of grace begins with that catalog.
-        """
-        rows = self.query(
-            "SELECT name, last_snapshot, max(retired_at, coalesce((SELECT min(published_at) FROM snapshot"
-            " WHERE state = 'published' AND snapshot > last_snapshot), retired_at)) AS since"
-            " FROM retired ORDER BY since, name"
-        )
-        return [(row["name"], row["since"], row["last_snapshot"]) for row in rows]
-
-    def forget_retired(self, names: Sequence[str]) -> None:
-        """The files of these parts are removed."""
-        with self.transaction() as db:
-            db.executemany("DELETE FROM retired WHERE name = ?", [(name,) for name in names])
-
-    def is_ahead(self) -> bool:
-        """Whether something was committed that the catalog does not show yet."""
-        rows = self.query("SELECT seq FROM snapshot WHERE state = 'published' ORDER BY snapshot DESC LIMIT 1")
-        if not rows:
-            return True
-        return int(rows[0]["seq"]) < self.next_seq() - 1
-
-    def has_versions_since(self, seq: int) -> bool:
-        """Whether files came, changed or went after a commit."""
-        return bool(self.query("SELECT 1 FROM file_version WHERE seq > ? LIMIT 1", (seq,)))
-
-    def switch_identity(self, run_id: str, at: int) -> None:
-        """Make the instance the key of a file: every row keyed by the shared id goes, the crawl begins anew."""
-        with self.transaction() as db:
-            set_fact(db, "identity", "file_id")
-            db.execute("INSERT OR IGNORE INTO dead SELECT seq, file_id FROM file_version")
-            db.execute("DELETE FROM file_version")
-            db.execute("DELETE FROM coverage")
-            # Everything is read again: no horizon holds, and what was owed or rejected under a shared id is no file.
-            db.execute("DELETE FROM fact WHERE name = 'horizon'")
-            db.execute("DELETE FROM owed")
-            db.execute("DELETE FROM reject WHERE file_id IS NOT NULL")
-            count_drift(db, ("files", "file_id", "identity"), 1, run_id, at)
-            # The parts are the same but what counts in them is not: the catalog must follow.
-            set_fact(db, "next_seq", self.next_seq() + 1)
+            db.execute("UPDATE snapshot SET sha256 = ? WHERE snapshot = ?", (sha256, number))
 
 
-def _told(error: sqlite3.Error) -> StorageError | LakeDamaged:
-    """What SQLite says, sorted by what to do: a disk that will not, or a file that is not what was written."""
-    if isinstance(error, sqlite3.ProgrammingError | sqlite3.IntegrityError | sqlite3.InterfaceError):
-        raise error  # a bug of ours
-    if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):
-        return StorageError(f"ledger.sqlite: {error}")
-    return LakeDamaged(f"ledger.sqlite: {error}", remedy="Run `scanlake check`: it rebuilds the ledger.")
+class _ReadConnection(LedgerQueries):
+    """A second connection, with a lock of its own."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.db = db
+        self.lock = threading.Lock()
+
+    def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[sqlite3.Row]:
+        """Return the rows of a query."""
+        with self.lock, _translate_sqlite_errors():
+            return self.db.execute(sql, parameters).fetchall()
 
 
-def flaw(path: Path) -> str | None:
-    """What is wrong with a ledger's file; None when it is whole. It is opened, so recovery from a kill comes first."""
+def integrity_problem(path: Path) -> str | None:
+    """Return what is wrong with a ledger's file, or None. Opens it, so SQLite recovers from a kill first."""
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, timeout=30)) as db:
-            found = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
+            result = str(db.execute("PRAGMA integrity_check(1)").fetchone()[0])
             tables = db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'file_version'").fetchone()[0]
     except sqlite3.Error as error:
         return str(error)
-    if found != "ok":
-        return str(found).replace("\n", " ")
+    if result != "ok":
+        return result.replace("\n", " ")
     return None if tables else "not a ledger"
 
 
-def _booleans(row: sqlite3.Row) -> dict[str, bool]:
-    return {"deleted": bool(row["deleted"]), "settled": bool(row["settled"])}
+def _connect(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
+    db.row_factory = sqlite3.Row
+    return db
+
+
+@contextmanager
+def _translate_sqlite_errors() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        raise _to_scanlake_error(error) from error
+
+
+def _to_scanlake_error(error: sqlite3.Error) -> StorageError | LakeCorruptedError:
+    """Return an error by what the user must do: make room, or repair the file. Raise programming errors."""
+    if isinstance(error, sqlite3.ProgrammingError | sqlite3.IntegrityError | sqlite3.InterfaceError):
+        raise error
+    if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):
+        return StorageError(f"ledger.sqlite: {error}.")
+    return LakeCorruptedError(f"ledger.sqlite: {error}.", hint="Run `scanlake check` to rebuild the ledger.")

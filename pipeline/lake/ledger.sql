@@ -1,115 +1,119 @@
--- The ledger's tables, format 2; see formats.py. Instants are microseconds since 1970 UTC, windows and coverage whole
--- seconds.
-CREATE TABLE fact (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+-- Tables of the ledger, schema version 1 (see migrations.py). Instants are microseconds since 1970 UTC; windows and
+-- coverage are whole seconds.
+CREATE TABLE lake_property (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 
 CREATE TABLE run (
     run_id TEXT PRIMARY KEY, command TEXT NOT NULL, version TEXT NOT NULL, started_at INTEGER NOT NULL,
-    state TEXT NOT NULL, ended_at INTEGER, horizon INTEGER,
-    files_listed INTEGER, files_expanded INTEGER, files_skipped INTEGER, files_gone INTEGER, rejects INTEGER,
+    state TEXT NOT NULL, ended_at INTEGER, watermark INTEGER,
+    files_listed INTEGER, details_fetched INTEGER, files_skipped INTEGER, files_deleted INTEGER, rejects INTEGER,
     requests_list INTEGER, requests_detail INTEGER, retries INTEGER, seconds REAL, snapshot INTEGER, error TEXT
 );
 
--- Disjoint spans of update time that the lake holds whole; NULL is no bound.
-CREATE TABLE coverage (low INTEGER, high INTEGER);
+-- Disjoint spans of update time that the lake has completely; NULL is no bound.
+CREATE TABLE coverage (start_second INTEGER, end_second INTEGER);
 
-CREATE TABLE window (
-    run_id TEXT NOT NULL, low INTEGER, high INTEGER, listed_at INTEGER NOT NULL, files INTEGER NOT NULL,
-    proven INTEGER NOT NULL
+CREATE TABLE read_window (
+    run_id TEXT NOT NULL, start_second INTEGER, end_second INTEGER, listed_at INTEGER NOT NULL, files INTEGER NOT NULL,
+    is_consistent INTEGER NOT NULL
 );
-CREATE INDEX window_run ON window (run_id);
+CREATE INDEX read_window_run ON read_window (run_id);
 
 CREATE TABLE part (
-    name TEXT PRIMARY KEY, table_name TEXT NOT NULL, seq_low INTEGER NOT NULL, seq_high INTEGER NOT NULL,
-    rows INTEGER NOT NULL, bytes INTEGER NOT NULL, sha256 TEXT NOT NULL
+    name TEXT PRIMARY KEY, table_name TEXT NOT NULL, first_commit_seq INTEGER NOT NULL,
+    last_commit_seq INTEGER NOT NULL, row_count INTEGER NOT NULL, bytes INTEGER NOT NULL, sha256 TEXT NOT NULL
 );
 
--- Parts that were folded into others; their files stay while a snapshot or a reader may need them.
-CREATE TABLE retired (name TEXT PRIMARY KEY, retired_at INTEGER NOT NULL, last_snapshot INTEGER NOT NULL);
+-- Parts that a compaction replaced. Their files stay while a snapshot or a reader may need them.
+CREATE TABLE retired_part (name TEXT PRIMARY KEY, retired_at INTEGER NOT NULL, last_snapshot INTEGER NOT NULL);
 
--- The one place that says which version of a file counts, for every table.
+-- The current version of each file: every table shows the rows of this version only.
 CREATE TABLE file_version (
-    file_id INTEGER PRIMARY KEY, seq INTEGER NOT NULL, deleted INTEGER NOT NULL, updated_at INTEGER,
-    fetched_at INTEGER NOT NULL, digest BLOB NOT NULL, shape TEXT NOT NULL, settled INTEGER NOT NULL,
-    instance INTEGER, run_id TEXT NOT NULL
+    file_id INTEGER PRIMARY KEY, commit_seq INTEGER NOT NULL, deleted INTEGER NOT NULL, updated_at INTEGER,
+    fetched_at INTEGER NOT NULL, digest BLOB NOT NULL, fetch_signature TEXT NOT NULL, is_stable INTEGER NOT NULL,
+    instance_id INTEGER, run_id TEXT NOT NULL
 );
 
-CREATE INDEX file_unsettled ON file_version (file_id) WHERE settled = 0 AND deleted = 0;
+CREATE INDEX file_unstable ON file_version (file_id) WHERE is_stable = 0 AND deleted = 0;
 CREATE INDEX file_deleted ON file_version (file_id) WHERE deleted;
 
--- How a run fetched its files: the same for all of them, so that a lost ledger can be rebuilt.
-CREATE TABLE shape (run_id TEXT PRIMARY KEY, shape TEXT NOT NULL) WITHOUT ROWID;
+-- How a run fetched its files, the same way for all of them: a rebuild of the ledger reads it.
+CREATE TABLE run_fetch_signature (run_id TEXT PRIMARY KEY, fetch_signature TEXT NOT NULL) WITHOUT ROWID;
 
--- Versions that count no more, while parts still hold their rows.
-CREATE TABLE dead (seq INTEGER NOT NULL, file_id INTEGER NOT NULL, PRIMARY KEY (seq, file_id)) WITHOUT ROWID;
+-- Versions that are no longer current, while parts still have their rows.
+CREATE TABLE superseded_version (
+    commit_seq INTEGER NOT NULL, file_id INTEGER NOT NULL, PRIMARY KEY (commit_seq, file_id)
+) WITHOUT ROWID;
 
-CREATE TABLE definition (hash TEXT PRIMARY KEY, seq INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE definition (hash TEXT PRIMARY KEY, commit_seq INTEGER NOT NULL) WITHOUT ROWID;
 
 CREATE TABLE reject (
     reject_key TEXT PRIMARY KEY, file_id INTEGER, reason TEXT NOT NULL, document BLOB NOT NULL,
-    low INTEGER, high INTEGER, run_id TEXT NOT NULL, first_seen_at INTEGER NOT NULL,
-    last_tried_at INTEGER NOT NULL, tries INTEGER NOT NULL
+    start_second INTEGER, end_second INTEGER, run_id TEXT NOT NULL, first_seen_at INTEGER NOT NULL,
+    last_tried_at INTEGER NOT NULL, attempts INTEGER NOT NULL, is_list_item INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX reject_file ON reject (file_id);
 
-CREATE TABLE drift (
-    table_name TEXT NOT NULL, key TEXT NOT NULL, kind TEXT NOT NULL, count INTEGER NOT NULL,
+CREATE TABLE schema_drift (
+    table_name TEXT NOT NULL, json_key TEXT NOT NULL, kind TEXT NOT NULL, occurrences INTEGER NOT NULL,
     first_run_id TEXT NOT NULL, last_run_id TEXT NOT NULL, first_seen_at INTEGER NOT NULL,
-    last_seen_at INTEGER NOT NULL, PRIMARY KEY (table_name, key, kind)
+    last_seen_at INTEGER NOT NULL, PRIMARY KEY (table_name, json_key, kind)
 ) WITHOUT ROWID;
 
--- What each verify found; ids as JSON.
+-- Results of verify runs; ids as JSON.
 CREATE TABLE verification (
-    run_id TEXT PRIMARY KEY, verified_at INTEGER NOT NULL, mode TEXT NOT NULL, equal INTEGER NOT NULL,
-    horizon INTEGER, files_there INTEGER NOT NULL, files_here INTEGER NOT NULL, missing INTEGER NOT NULL,
-    stale INTEGER NOT NULL, gone INTEGER NOT NULL, unlisted INTEGER NOT NULL, moving INTEGER NOT NULL,
-    deep_checked INTEGER NOT NULL, deep_different INTEGER NOT NULL, unproven INTEGER NOT NULL, ids TEXT NOT NULL
+    run_id TEXT PRIMARY KEY, verified_at INTEGER NOT NULL, mode TEXT NOT NULL, consistent INTEGER NOT NULL,
+    watermark INTEGER, files_in_service INTEGER NOT NULL, files_in_lake INTEGER NOT NULL, missing INTEGER NOT NULL,
+    stale INTEGER NOT NULL, deleted INTEGER NOT NULL, unlisted INTEGER NOT NULL, changed_meanwhile INTEGER NOT NULL,
+    details_checked INTEGER NOT NULL, details_differing INTEGER NOT NULL, unproven_windows INTEGER NOT NULL,
+    ids TEXT NOT NULL
 );
 
 CREATE TABLE snapshot (
     snapshot INTEGER PRIMARY KEY, published_at INTEGER NOT NULL, run_id TEXT NOT NULL, complete INTEGER NOT NULL,
-    state TEXT NOT NULL, seq INTEGER NOT NULL, files INTEGER NOT NULL, horizon INTEGER, sha256 TEXT
+    state TEXT NOT NULL, commit_seq INTEGER NOT NULL, files INTEGER NOT NULL, watermark INTEGER, sha256 TEXT
 );
 
--- Files to fetch again by a run to come: a rollback took back what had come in for them.
-CREATE TABLE owed (file_id INTEGER PRIMARY KEY, updated_at INTEGER);
+-- Files that the next run fetches again (queued by rollback, by check and by commits).
+CREATE TABLE refetch_queue (file_id INTEGER PRIMARY KEY, updated_at INTEGER);
 
--- Field names and questions met so far: the columns of the wide views.
-CREATE TABLE wide_name (
-    table_name TEXT NOT NULL, name TEXT NOT NULL, count INTEGER NOT NULL, PRIMARY KEY (table_name, name)
+-- Field names and questions seen so far: the columns of the wide views.
+CREATE TABLE wide_view_column (
+    table_name TEXT NOT NULL, name TEXT NOT NULL, occurrences INTEGER NOT NULL, PRIMARY KEY (table_name, name)
 ) WITHOUT ROWID;
 
--- What was asked of the service that must not be asked twice. A job is a folder, and ids and terms frozen in JSON.
+-- Requests that must not be sent twice. A job has one folder; its ids and options are fixed, in JSON.
 CREATE TABLE report_job (
-    job TEXT PRIMARY KEY, folder TEXT NOT NULL, terms TEXT NOT NULL, context TEXT NOT NULL,
+    job TEXT PRIMARY KEY, folder TEXT NOT NULL, options TEXT NOT NULL, context TEXT NOT NULL,
     created_at INTEGER NOT NULL, ended_at INTEGER, state TEXT NOT NULL
 );
 
--- A batch is one PDF. One that is refused is split in two, which have numbers of their own.
+-- A batch is one PDF. A rejected batch is split in two, which have numbers of their own.
 CREATE TABLE report_batch (
     job TEXT NOT NULL, batch INTEGER NOT NULL, label TEXT NOT NULL, group_name TEXT, split INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (job, batch)
 );
 
--- A file without a batch is not ordered, for the reason given.
+-- A file without a batch is not ordered; `reason` says why.
 CREATE TABLE report_file (
-    job TEXT NOT NULL, place INTEGER NOT NULL, file_id INTEGER, reference TEXT, group_name TEXT, batch INTEGER,
-    reason TEXT, PRIMARY KEY (job, place)
+    job TEXT NOT NULL, position INTEGER NOT NULL, file_id INTEGER, reference TEXT, group_name TEXT, batch INTEGER,
+    reason TEXT, PRIMARY KEY (job, position)
 );
 CREATE INDEX report_file_batch ON report_file (job, batch);
 
--- An order is here as 'intended' before it is sent, and its URL before it is first asked.
+-- An order is recorded as 'pending' before it is sent, and its URL before the first poll.
 CREATE TABLE report_order (
     job TEXT NOT NULL, batch INTEGER NOT NULL, attempt INTEGER NOT NULL, name TEXT NOT NULL, state TEXT NOT NULL,
     files INTEGER NOT NULL, intended_at INTEGER NOT NULL, url TEXT, ordered_at INTEGER, delivered_at INTEGER,
     pdf TEXT, sha256 TEXT, bytes INTEGER, error TEXT, PRIMARY KEY (job, batch, attempt)
 );
 
--- A share is here as 'intended' before it is asked for; request is the hash of all that was asked for.
+-- A share is recorded as 'pending' before it is requested; request is the hash of the requested link.
 CREATE TABLE share (
     share INTEGER PRIMARY KEY, request TEXT NOT NULL, reference TEXT NOT NULL, customer_reference TEXT,
     state TEXT NOT NULL, created_at INTEGER NOT NULL, expires_at INTEGER, send_email INTEGER NOT NULL,
     recipient TEXT, share_url TEXT, error TEXT
 );
 CREATE INDEX share_request ON share (request);
--- Files that were erased on purpose: that, when and by whom, and nothing of what they held.
+
+-- Purged files: when and by whom, and nothing of their content.
 CREATE TABLE purge (file_id INTEGER NOT NULL, purged_at INTEGER NOT NULL, purged_by TEXT NOT NULL);

@@ -1,154 +1,199 @@
-"""Parts: write-once Parquet files, on disk and checksummed before anything names them."""
+"""Parts: Parquet files that are written once, and are durable and hashed before the ledger names them."""
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.lake.files import Layout, written_aside
-from pipeline.lake.records import Part
-from schemas.tables import FIELDS, FORM_ANSWERS, RAW, TABLES
+from pipeline.lake.layout import LakeLayout, write_read_only
+from pipeline.lake.models import Part
+from schemas.tables import COMMIT_SEQ_COLUMN, FIELDS, FORM_ANSWERS, RAW, TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from schemas.versions import Version
+    from schemas.file_versions import FileVersion
 
 RAW_TABLE: Final = "raw"
-NAMED: Final = {FIELDS.name: "name", FORM_ANSWERS.name: "label"}
-"""Tables whose rows go by names that people want as columns, and the column that holds them."""
-ROW_GROUP: Final = 51_200  # rows, 25 of DuckDB's vectors; halves point look-ups against its own 122,880
-BATCH: Final = ROW_GROUP // 5  # rows that are asked of a query at once
-GROUP_BYTES: Final = 16 * 1024 * 1024
-_DOCUMENTS: Final = 250  # files whose documents make a row group; who asks for one reads no more than these
+WIDE_NAME_COLUMNS: Final = {FIELDS.name: "name", FORM_ANSWERS.name: "label"}
+"""Tables with a wide view, and the column whose values become that view's columns."""
+ROW_GROUP_ROWS: Final = 51_200  # 25 of DuckDB's vectors; point look-ups take half the time of its own 122,880
+READ_BATCH_ROWS: Final = ROW_GROUP_ROWS // 5
+ROW_GROUP_BYTES: Final = 16 * 1024 * 1024
+MAX_PART_ROWS: Final = 1_000_000
+_RAW_ROW_GROUP_FILES: Final = 250  # reading one document reads the documents of this many files
 WRITE_OPTIONS: Final[dict[str, Any]] = {
     "compression": "zstd",
     "write_page_checksum": True,
     "store_schema": False,
-    # One page a column and row group: DuckDB decodes it in whole vectors, which takes a sixth off an aggregate.
-    "max_rows_per_page": ROW_GROUP,
+    # One page per column and row group: DuckDB decodes it in whole vectors, which makes an aggregate a sixth faster.
+    "max_rows_per_page": ROW_GROUP_ROWS,
     "data_page_size": 1 << 26,
 }
 RAW_OPTIONS: Final[dict[str, Any]] = {
     "compression": "zstd",
     "write_page_checksum": True,
     "store_schema": False,
-    "use_dictionary": ["_run_id", "_seq"],  # no two documents are the same
+    "use_dictionary": ["_run_id", COMMIT_SEQ_COLUMN],  # no two documents are equal
 }
-_REPEATS: Final = 0.5  # distinct values a row, up to which a dictionary pays
+_MAX_DICTIONARY_RATIO: Final = 0.5  # distinct values per row, up to which a dictionary makes the file smaller
+_REPEATED_VALUE_BYTES: Final = 12  # in memory, of a value that the file's dictionary holds once
 
 
-def names_in(tables: Mapping[str, pa.Table]) -> Counter[tuple[str, str]]:
-    """How often each name occurs in rows, by (table, name): what the wide views have columns for."""
-    found: Counter[tuple[str, str]] = Counter()
+def count_wide_names(tables: Mapping[str, pa.Table]) -> Counter[tuple[str, str]]:
+    """Count how often each name occurs in rows, by (table, name). The wide views have columns for them."""
+    counts: Counter[tuple[str, str]] = Counter()
     for table, rows in tables.items():
-        if (column := NAMED.get(table)) is not None:
-            for each in rows.column(column).drop_null().value_counts().to_pylist():
-                found[table, each["values"]] += each["counts"]
-    return found
+        if (column := WIDE_NAME_COLUMNS.get(table)) is not None:
+            for name in rows.column(column).drop_null().value_counts().to_pylist():
+                counts[table, name["values"]] += name["counts"]
+    return counts
 
 
-def write_part(layout: Layout, table_name: str, rows: pa.Table, *, run_id: str, seq: int) -> Part:
+def write_part(layout: LakeLayout, table_name: str, rows: pa.Table, *, run_id: str, seq: int) -> Part:
     """Write `rows` as a run's part of commit `seq`."""
-    return write_file(layout, _place(layout.parts(table_name), run_id, seq), table_name, rows, (seq, seq))
+    return write_part_file(layout, _part_path(layout.table_dir(table_name), run_id, seq), table_name, rows, (seq, seq))
 
 
-def write_documents(layout: Layout, versions: Sequence[Version], *, run_id: str, seq: int) -> Part:
+def write_raw_part(layout: LakeLayout, versions: Sequence[FileVersion], *, run_id: str, seq: int) -> Part:
     """Write the documents of some versions as a run's raw part of commit `seq`."""
+    target = _part_path(layout.raw_dir, run_id, seq)
     content = encode_documents(versions, run_id=run_id, seq=seq)
-    name, size, hash_ = _keep(layout, _place(layout.raw, run_id, seq), content)
-    return Part(name, RAW_TABLE, seq, seq, len(versions), size, hash_)
+    return _write_content(layout, target, RAW_TABLE, content, rows=len(versions), seqs=(seq, seq))
 
 
-def write_file(layout: Layout, target: Path, table_name: str, rows: pa.Table, seqs: tuple[int, int]) -> Part:
-    """Write `rows` to `target`, durably, and say what stands in it."""
-    content = encode(rows, RAW_OPTIONS if table_name == RAW_TABLE else WRITE_OPTIONS)
-    name, size, hash_ = _keep(layout, target, content)
-    return Part(name, table_name, *seqs, rows.num_rows, size, hash_)
+def write_part_file(layout: LakeLayout, target: Path, table_name: str, rows: pa.Table, seqs: tuple[int, int]) -> Part:
+    """Write `rows` to `target` as the part of the commits from `seqs[0]` to `seqs[1]`."""
+    content = encode_parquet(rows, RAW_OPTIONS if table_name == RAW_TABLE else WRITE_OPTIONS)
+    return _write_content(layout, target, table_name, content, rows=rows.num_rows, seqs=seqs)
 
 
-def _place(folder: Path, run_id: str, seq: int) -> Path:
-    mark = run_id.rpartition("-")[2]  # keeps apart the parts of a killed run and the next
-    return folder / f"{seq:012d}-{mark}.parquet"
+def write_parts(
+    layout: LakeLayout,
+    folder: Path,
+    table_name: str,
+    batches: Iterator[pa.RecordBatch],
+    schema: pa.Schema,
+    *,
+    seqs: tuple[int, int],
+    name_suffix: str,
+) -> Iterator[Part]:
+    """Write batches to as many parts as their rows need; the memory holds one row group at a time."""
+    groups = row_groups(batches, schema)
+    pending = next(groups, None)
+    number = 0
+    while pending is not None:
+        target = folder / f"{seqs[1]:012d}-{name_suffix}-{number:04d}.parquet"
+        rows = 0
+        with write_read_only(target) as temp, pq.ParquetWriter(temp, schema, **writer_options(pending)) as writer:
+            while pending is not None and rows < MAX_PART_ROWS:
+                writer.write_table(pending, row_group_size=ROW_GROUP_ROWS)
+                rows += pending.num_rows
+                pending = next(groups, None)
+        yield describe_part(layout, target, table_name, rows, seqs)
+        number += 1
 
 
-def _keep(layout: Layout, target: Path, content: memoryview) -> tuple[str, int, str]:
-    """Put a part on disk, durably: its name, size and hash."""
-    with written_aside(target) as aside:
-        aside.write_bytes(content)
-    return target.relative_to(layout.root).as_posix(), len(content), sha256(content).hexdigest()
+def describe_part(layout: LakeLayout, path: Path, table_name: str, rows: int, seqs: tuple[int, int]) -> Part:
+    """Return the ledger's entry for a part that was just written."""
+    return Part(layout.part_name(path), table_name, *seqs, rows, path.stat().st_size, sha256_file(path))
 
 
-def encode(rows: pa.Table, options: Mapping[str, Any] = WRITE_OPTIONS) -> memoryview:
-    """The Parquet file, in memory: a part is bounded by its commit, and a full disk leaves nothing half written."""
-    return _encoded([rows], rows.schema, options)
+def sha256_file(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def encode_documents(versions: Sequence[Version], *, run_id: str, seq: int) -> memoryview:
-    """The Parquet file of some versions' documents. Few at a time are in memory a second time."""
-    some = (versions[first : first + _DOCUMENTS] for first in range(0, len(versions), _DOCUMENTS))
-    return _encoded((_raw_rows(each, run_id=run_id, seq=seq) for each in some), RAW, RAW_OPTIONS)
+def _part_path(folder: Path, run_id: str, seq: int) -> Path:
+    name_suffix = run_id.rpartition("-")[2]  # the parts of a killed run and of the next one have different names
+    return folder / f"{seq:012d}-{name_suffix}.parquet"
 
 
-def _encoded(chunks: Iterable[pa.Table], schema: pa.Schema, options: Mapping[str, Any]) -> memoryview:
+def _write_content(
+    layout: LakeLayout, target: Path, table_name: str, content: memoryview, *, rows: int, seqs: tuple[int, int]
+) -> Part:
+    with write_read_only(target) as temp:
+        temp.write_bytes(content)
+    return Part(layout.part_name(target), table_name, *seqs, rows, len(content), hashlib.sha256(content).hexdigest())
+
+
+def encode_parquet(rows: pa.Table, options: Mapping[str, Any] = WRITE_OPTIONS) -> memoryview:
+    """Return the rows as a Parquet file in memory. A commit bounds its size, and a full disk leaves no half of it."""
+    return _encode_tables([rows], rows.schema, options)
+
+
+def encode_documents(versions: Sequence[FileVersion], *, run_id: str, seq: int) -> memoryview:
+    """Return the documents of some versions as a Parquet file in memory, built a few at a time."""
+    chunks = (versions[start : start + _RAW_ROW_GROUP_FILES] for start in range(0, len(versions), _RAW_ROW_GROUP_FILES))
+    return _encode_tables((_raw_rows(chunk, run_id=run_id, seq=seq) for chunk in chunks), RAW, RAW_OPTIONS)
+
+
+def _encode_tables(chunks: Iterable[pa.Table], schema: pa.Schema, options: Mapping[str, Any]) -> memoryview:
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, schema, **options) as writer:
         for rows in chunks:
-            writer.write_table(rows, row_group_size=ROW_GROUP)
-    return memoryview(sink.getvalue()).cast("B")  # as bytes: signed ones equal no file
+            writer.write_table(rows, row_group_size=ROW_GROUP_ROWS)
+    return memoryview(sink.getvalue()).cast("B")  # Arrow's buffer has signed bytes, which equal no `bytes`
 
 
 def row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Batches gathered to row groups: as many rows as read best, fewer where they are so wide that memory ends."""
-    held: list[pa.RecordBatch] = []
+    """Collect batches to row groups of `ROW_GROUP_ROWS` rows, or of fewer rows that take `ROW_GROUP_BYTES`."""
+    pending: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
-        held.append(batch.cast(schema))
+        pending.append(batch.cast(schema))
         rows, size = rows + batch.num_rows, size + batch.nbytes
-        if rows >= ROW_GROUP or size >= GROUP_BYTES:
-            gathered = pa.Table.from_batches(held)
-            yield gathered.slice(0, ROW_GROUP)
-            # What is too much begins the next one: row groups are the same however the rows came.
-            held = gathered.slice(ROW_GROUP).to_batches()
-            rows, size = max(rows - ROW_GROUP, 0), 0
+        if rows >= ROW_GROUP_ROWS or size >= ROW_GROUP_BYTES:
+            group = pa.Table.from_batches(pending)
+            yield group.slice(0, ROW_GROUP_ROWS)
+            # The surplus begins the next group, so that groups do not depend on the size of the batches.
+            pending = group.slice(ROW_GROUP_ROWS).to_batches()
+            rows, size = max(rows - ROW_GROUP_ROWS, 0), 0
     if rows:
-        yield pa.Table.from_batches(held)
+        yield pa.Table.from_batches(pending)
 
 
-def options_for(sample: pa.Table) -> dict[str, Any]:
-    """How to write rows like these for years of reading: a dictionary where values repeat, and nowhere else.
+def writer_options(sample: pa.Table) -> dict[str, Any]:
+    """Return the options for rows like these: a dictionary for columns whose values repeat, for no others.
 
-    Arrow alone begins a dictionary for every column, and gives up in the middle of those that never repeat.
+    By default Arrow starts a dictionary for every column, and stops in the middle of those that do not repeat.
     """
-    first = sample.slice(0, BATCH)
-    few = _REPEATS * first.num_rows
-    repeating = [name for name in first.schema.names if pc.count_distinct(first.column(name)).as_py() < few]
+    first = sample.slice(0, READ_BATCH_ROWS)
+    max_distinct = _MAX_DICTIONARY_RATIO * first.num_rows
+    repeating = [name for name in first.schema.names if pc.count_distinct(first.column(name)).as_py() < max_distinct]
     return {**WRITE_OPTIONS, "use_dictionary": repeating or False, "dictionary_pagesize_limit": 1 << 26}
 
 
-def empty_part(layout: Layout, table_name: str) -> Path:
-    """The path of a table's empty part. It leads every list of parts and so declares the columns."""
-    return layout.parts(table_name) / "empty.parquet"
+def estimate_memory(path: Path) -> int:
+    """Estimate the bytes that a part's rows take in memory; the file holds a repeated value only once."""
+    metadata = pq.read_metadata(path)
+    size: int = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+    return size + int(metadata.num_rows * metadata.num_columns) * _REPEATED_VALUE_BYTES
 
 
-def write_empty_parts(layout: Layout) -> None:
-    """Write each table's empty part, anew when its columns have changed."""
+def empty_part(layout: LakeLayout, table_name: str) -> Path:
+    """Return the path of a table's empty part. It is first in every list of parts and so declares the columns."""
+    return layout.table_dir(table_name) / "empty.parquet"
+
+
+def write_empty_parts(layout: LakeLayout) -> None:
+    """Write each table's empty part that is missing or has other columns."""
     for table in TABLES:
         target = empty_part(layout, table.name)
-        content = encode(table.arrow.empty_table())
+        content = encode_parquet(table.arrow.empty_table())
         if not target.exists() or target.read_bytes() != content:
-            with written_aside(target) as aside:
-                aside.write_bytes(content)
+            with write_read_only(target) as temp:
+                temp.write_bytes(content)
 
 
-def _raw_rows(versions: Sequence[Version], *, run_id: str, seq: int) -> pa.Table:
-    """The documents of some versions, as received."""
+def _raw_rows(versions: Sequence[FileVersion], *, run_id: str, seq: int) -> pa.Table:
     columns = {
         "file_id": [version.file_id for version in versions],
         "list_item": [version.list_item for version in versions],
@@ -156,6 +201,6 @@ def _raw_rows(versions: Sequence[Version], *, run_id: str, seq: int) -> pa.Table
         "updated_at": [version.updated_at for version in versions],
         "_fetched_at": [version.fetched_at for version in versions],
         "_run_id": [run_id] * len(versions),
-        "_seq": [seq] * len(versions),
+        COMMIT_SEQ_COLUMN: [seq] * len(versions),
     }
     return pa.table(columns, schema=RAW)

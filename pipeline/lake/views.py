@@ -1,7 +1,7 @@
-"""Views for people, in the catalog beside the tables: wide answers, progress, history.
+"""Views of the catalog that are computed from its tables: wide answers, progress, history.
 
-The wide views have one column a field name or question. Looking those names up in a million files would hold up
-every publish, so the ledger counts them as they come in.
+The wide views have one column per field name or question. To look those names up in a million files would delay
+every publish, so the ledger counts them at every commit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow.parquet as pq
 
-from pipeline.lake.parts import NAMED, names_in
+from pipeline.lake.parts import WIDE_NAME_COLUMNS, count_wide_names
+from pipeline.lake.sql import sql_comment, sql_identifier, sql_literal
 from schemas.tables import FIELDS, FORM_ANSWERS, FORM_SUBMITS, TABLES
 
 if TYPE_CHECKING:
@@ -21,18 +22,19 @@ if TYPE_CHECKING:
 
     import duckdb
 
-    from pipeline.lake.files import Layout
+    from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
-    from pipeline.lake.records import Part
+    from pipeline.lake.models import Part
 
-MOST_COLUMNS: Final = 500
-_LONGEST: Final = 500  # signs of a column's name
-_TOLD: Final = 100
+MAX_WIDE_COLUMNS: Final = 500
+_MAX_COLUMN_NAME_LENGTH: Final = 500
+_MAX_SHOWN_CHARS: Final = 100
+_MAX_SHOWN_SPELLINGS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A view: its name, what it shows, its columns with their comments, and its query."""
+    """A view: name, comment, columns with their comments, query."""
 
     name: str
     comment: str
@@ -40,20 +42,20 @@ class View:
     sql: str
 
 
-def count_names(layout: Layout, parts: Iterable[Part]) -> Counter[tuple[str, str]]:
-    """How often each name occurs in some parts, by (table, name)."""
-    found: Counter[tuple[str, str]] = Counter()
+def count_wide_names_in_parts(layout: LakeLayout, parts: Iterable[Part]) -> Counter[tuple[str, str]]:
+    """Count how often each name occurs in some parts, by (table, name)."""
+    counts: Counter[tuple[str, str]] = Counter()
     for part in parts:
-        if (column := NAMED.get(part.table_name)) is not None:
-            rows = pq.read_table(layout.part(part.name), columns=[column])
-            found.update(names_in({part.table_name: rows}))
-    return found
+        if (column := WIDE_NAME_COLUMNS.get(part.table_name)) is not None:
+            rows = pq.read_table(layout.part_path(part.name), columns=[column])
+            counts.update(count_wide_names({part.table_name: rows}))
+    return counts
 
 
-def write_views(db: duckdb.DuckDBPyConnection, layout: Layout, ledger: Ledger, history: str) -> frozenset[str]:
-    """Write the views; returns their names. `history` is the source of the raw documents, as SQL.
+def write_views(db: duckdb.DuckDBPyConnection, layout: LakeLayout, ledger: Ledger, history: str) -> frozenset[str]:
+    """Create the views and return their names. `history` is the SQL source of the raw documents.
 
-    A view is bound when it is created: empty tables stand in for those of the base, and are left to be replaced.
+    DuckDB binds a view when it is created, so empty tables are created as placeholders. The caller replaces them.
     """
     for table in TABLES:
         columns = ", ".join(f'"{column.name}" {column.kind.sql}' for column in table.columns)
@@ -61,14 +63,12 @@ def write_views(db: duckdb.DuckDBPyConnection, layout: Layout, ledger: Ledger, h
     views = _views(layout, ledger, history)
     for view in views:
         db.execute(f"CREATE VIEW main.{view.name} AS {view.sql}")
-        db.execute(f"COMMENT ON VIEW main.{view.name} IS {literal(view.comment)}")
-        for name, comment in view.columns:
-            db.execute(f"COMMENT ON COLUMN main.{view.name}.{identifier(name)} IS {literal(comment)}")
+        db.execute(sql_comment("VIEW", f"main.{view.name}", view.comment, view.columns))
     return frozenset(view.name for view in views)
 
 
-def _views(layout: Layout, ledger: Ledger, history: str) -> list[View]:
-    names = _known_names(layout, ledger)
+def _views(layout: LakeLayout, ledger: Ledger, history: str) -> list[View]:
+    names = _load_wide_columns(layout, ledger)
     return [
         _fields_wide(names[FIELDS.name]),
         _answers_wide(names[FORM_ANSWERS.name]),
@@ -79,60 +79,64 @@ def _views(layout: Layout, ledger: Ledger, history: str) -> list[View]:
     ]
 
 
-def _known_names(layout: Layout, ledger: Ledger) -> dict[str, dict[str, int]]:
-    """Names by table, with their counts. A ledger that never counted any does so now, once."""
-    rows = ledger.query("SELECT table_name, name, count FROM wide_name")
-    counted: Mapping[tuple[str, str], int] = {(row["table_name"], row["name"]): row["count"] for row in rows}
-    if not counted and (parts := [part for part in ledger.parts() if part.table_name in NAMED]):
-        counted = count_names(layout, parts)
-        with ledger.transaction() as db:
-            db.executemany("INSERT INTO wide_name VALUES (?, ?, ?)", [(*key, count) for key, count in counted.items()])
-    return {table: {name: count for (of, name), count in counted.items() if of == table} for table in NAMED}
+def _load_wide_columns(layout: LakeLayout, ledger: Ledger) -> dict[str, dict[str, int]]:
+    """Return the names with their counts, by table. A rebuilt ledger has none; then the parts are counted once."""
+    counted: Mapping[tuple[str, str], int] = ledger.wide_columns()
+    if not counted and (parts := [part for part in ledger.parts() if part.table_name in WIDE_NAME_COLUMNS]):
+        counted = count_wide_names_in_parts(layout, parts)
+        ledger.record_wide_columns(counted)
+    return {
+        table: {name: count for (owner, name), count in counted.items() if owner == table}
+        for table in WIDE_NAME_COLUMNS
+    }
 
 
 # Wide views
 
 
-def columns_of(names: Mapping[str, int], taken: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Columns for the most frequent names: what each is called, and the spellings that it gathers.
+def wide_columns(names: Mapping[str, int], taken: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Return the columns for the most frequent names, each with the spellings that it combines.
 
-    Names that differ in case, in spaces around them or in how Unicode composes a sign are one column: SQL could
-    not tell them apart.
+    Names that differ only in case, in surrounding spaces or in Unicode composition share one column, because SQL
+    does not distinguish them.
     """
-    gathered: dict[str, Counter[str]] = {}
+    by_label: dict[str, Counter[str]] = {}
     for name, count in names.items():
-        gathered.setdefault(_shown(name).casefold(), Counter())[name] += count
-    frequent = sorted(gathered.items(), key=lambda pair: (-pair[1].total(), pair[0]))[:MOST_COLUMNS]
+        by_label.setdefault(_column_label(name).casefold(), Counter())[name] += count
+    frequent = sorted(by_label.items(), key=lambda pair: (-pair[1].total(), pair[0]))[:MAX_WIDE_COLUMNS]
     used = {name.casefold() for name in taken}
     columns = []
     for _, spellings in sorted(frequent):
         best = min(spellings, key=lambda name: (-spellings[name], name))
-        shown, number = _shown(best)[:_LONGEST], 1
-        column = shown
+        label, number = _column_label(best)[:_MAX_COLUMN_NAME_LENGTH], 1
+        column = label
         while column.casefold() in used:
             number += 1
-            column = f"{shown} ({number})"
+            column = f"{label} ({number})"
         used.add(column.casefold())
         columns.append((column, sorted(spellings)))
     return columns
 
 
-def _shown(name: str) -> str:
-    """A name as a column's: on one line, composed, never empty."""
-    visible = "".join(" " if unicodedata.category(sign) == "Cc" else sign for sign in name)
+def _column_label(name: str) -> str:
+    """Return a name as a column label: one line, composed, never empty."""
+    visible = "".join(" " if unicodedata.category(character) == "Cc" else character for character in name)
     return unicodedata.normalize("NFC", visible.strip()) or "(empty)"
 
 
 def _fields_wide(names: Mapping[str, int]) -> View:
     fixed = (("file_id", "The file."), ("scan_code", "Its reference."))
-    columns = columns_of(names, [name for name, _ in fixed])
+    columns = wide_columns(names, [name for name, _ in fixed])
     latest = "arg_max(value, (coalesce(updated_at, created_at, TIMESTAMP '1970-01-01'), position))"
     return View(
         "fields_wide",
-        "One row a file, one column a custom field: its latest value. Every value stands in fields.",
-        (*fixed, *((column, f"Latest value of the field {_told(spellings)}.") for column, spellings in columns)),
-        f"SELECT files.file_id, files.scan_code{_chosen(columns)} FROM main.files LEFT JOIN (SELECT file_id"
-        f"{_aggregated(columns, latest, 'name')} FROM main.fields GROUP BY file_id) AS wide USING (file_id)",
+        "One row per file, one column per custom field: its latest value. Table fields has every value.",
+        (
+            *fixed,
+            *((column, f"Latest value of field {_format_spellings(spellings)}.") for column, spellings in columns),
+        ),
+        f"SELECT files.file_id, files.scan_code{_selected_columns(columns)} FROM main.files LEFT JOIN (SELECT file_id"
+        f"{_aggregates(columns, latest, 'name')} FROM main.fields GROUP BY file_id) AS wide USING (file_id)",
     )
 
 
@@ -143,78 +147,68 @@ def _answers_wide(names: Mapping[str, int]) -> View:
         ("form_id", "Form that was filled in."),
         ("title", "Title of the form."),
     )
-    columns = columns_of(names, [name for name, _ in fixed])
+    columns = wide_columns(names, [name for name, _ in fixed])
     joined = "string_agg(value, ' | ' ORDER BY position)"
     return View(
         "form_answers_wide",
-        "One row a submitted form, one column a question. Several answers under one label are joined with |.",
-        (*fixed, *((column, f"Answer to {_told(spellings)}.") for column, spellings in columns)),
-        f"SELECT sent.file_id, sent.id AS form_submit_id, sent.form_id, sent.title{_chosen(columns)}"
+        "One row per submitted form, one column per question. Several answers under one label are joined with |.",
+        (*fixed, *((column, f"Answer to {_format_spellings(spellings)}.") for column, spellings in columns)),
+        f"SELECT sent.file_id, sent.id AS form_submit_id, sent.form_id, sent.title{_selected_columns(columns)}"
         f" FROM main.{FORM_SUBMITS.name} AS sent LEFT JOIN (SELECT file_id, form_submit_id"
-        f"{_aggregated(columns, joined, 'label')} FROM main.form_answers GROUP BY file_id, form_submit_id) AS wide"
+        f"{_aggregates(columns, joined, 'label')} FROM main.form_answers GROUP BY file_id, form_submit_id) AS wide"
         " ON wide.file_id = sent.file_id AND wide.form_submit_id IS NOT DISTINCT FROM sent.id",
     )
 
 
-def _chosen(columns: Sequence[tuple[str, list[str]]]) -> str:
-    return "".join(f", wide.{identifier(column)}" for column, _ in columns)
+def _selected_columns(columns: Sequence[tuple[str, list[str]]]) -> str:
+    return "".join(f", wide.{sql_identifier(column)}" for column, _ in columns)
 
 
-def _aggregated(columns: Sequence[tuple[str, list[str]]], aggregate: str, named_by: str) -> str:
-    """One aggregate a column, so that a query pays for the columns it names and no others."""
+def _aggregates(columns: Sequence[tuple[str, list[str]]], aggregate: str, name_column: str) -> str:
+    """Return one aggregate per column, so that a query computes only the columns that it names."""
     return "".join(
-        f", {aggregate} FILTER ({named_by} IN ({', '.join(map(literal, spellings))})) AS {identifier(column)}"
+        f", {aggregate} FILTER ({name_column} IN ({', '.join(map(sql_literal, spellings))}))"
+        f" AS {sql_identifier(column)}"
         for column, spellings in columns
     )
 
 
-def _told(spellings: Sequence[str]) -> str:
-    return ", ".join(repr(name[:_TOLD]) for name in spellings[:5])
+def _format_spellings(spellings: Sequence[str]) -> str:
+    return ", ".join(repr(name[:_MAX_SHOWN_CHARS]) for name in spellings[:_MAX_SHOWN_SPELLINGS])
 
 
-def identifier(name: str) -> str:
-    """The name as SQL has it, whatever is in it."""
-    return '"' + name.replace('"', '""') + '"'
-
-
-def literal(text: str) -> str:
-    """The text as a literal of SQL; a NUL would end the statement."""
-    quoted = " || chr(0) || ".join("'" + piece.replace("'", "''") + "'" for piece in text.split("\0"))
-    return f"({quoted})" if "\0" in text else quoted
-
-
-# The others
+# Other views
 
 _DAMAGE: Final = View(
     "damage_by_month",
-    "One row a month: images taken, and how many of them show damage.",
+    "One row per month: images taken, and how many of them show damage.",
     (
-        ("month", "First day of the month, UTC, by when the image was taken."),
+        ("month", "First day of the month in which the image was taken (UTC)."),
         ("images", "Images and documents."),
         ("with_damage", "Images that the app user marked as showing damage."),
-        ("share", "Their share of the images."),
-        ("files", "Files they belong to."),
+        ("damage_ratio", "Images with damage divided by images."),
+        ("files", "Files that the images belong to."),
         ("files_with_damage", "Files with at least one such image."),
     ),
     "SELECT date_trunc('month', coalesce(scan_date_time, created_at)) AS month, count(*) AS images,"
-    " count(*) FILTER (has_damage) AS with_damage, count(*) FILTER (has_damage) / count(*) AS share,"
+    " count(*) FILTER (has_damage) AS with_damage, count(*) FILTER (has_damage) / count(*) AS damage_ratio,"
     " count(DISTINCT file_id) AS files, count(DISTINCT file_id) FILTER (has_damage) AS files_with_damage"
     " FROM main.uploads GROUP BY ALL ORDER BY month",
 )
 _PROGRESS: Final = View(
     "workflow_progress",
-    "One row a workflow run that was not removed: how many of its steps are done, skipped and open.",
+    "One row per workflow run that was not removed: how many of its steps are done, skipped, open.",
     (
         ("file_id", "The file."),
-        ("workflow_run_id", "The run; see workflow_runs.id."),
-        ("workflow_id", "Its workflow."),
+        ("workflow_run_id", "Run; see workflow_runs.id."),
+        ("workflow_id", "Workflow of the run."),
         ("workflow", "Name of the workflow."),
         ("steps", "Steps of the workflow's latest known definition."),
-        ("done", "Steps executed: any status but skipped."),
+        ("done", "Steps executed: every status except skipped."),
         ("skipped", "Steps skipped."),
-        ("open", "Steps of the definition neither executed nor skipped."),
-        ("started_at", "Started on the device, or submitted, or created (UTC)."),
-        ("completed_at", "Completed; empty while the run is open."),
+        ("open", "Steps of the definition that are neither executed nor skipped."),
+        ("started_at", "Start on the device, otherwise submission, otherwise creation (UTC)."),
+        ("completed_at", "Completion; NULL while the run is open."),
     ),
     "WITH defined AS (SELECT id, workflow_id FROM main.workflow_steps WHERE deleted_at IS NULL),"
     " sizes AS (SELECT workflow_id, count(*) AS steps FROM defined GROUP BY ALL),"
@@ -235,12 +229,12 @@ _PROGRESS: Final = View(
 )
 _OPEN_RUNS: Final = View(
     "open_workflow_runs",
-    "One row a workflow run that was begun and is not completed.",
+    "One row per workflow run that is not completed.",
     (
         ("file_id", "The file."),
         ("scan_code", "Its reference."),
         *(column for column in _PROGRESS.columns[1:] if column[0] != "completed_at"),
-        ("age_days", "Days since it was started, by this machine's clock."),
+        ("age_days", "Days since the start, by the reader's clock."),
     ),
     "SELECT file_id, scan_code, progress.* EXCLUDE (file_id, completed_at),"
     " (epoch(now()) - epoch(progress.started_at)) / 86400 AS age_days"
@@ -248,16 +242,16 @@ _OPEN_RUNS: Final = View(
 )
 _HISTORY: Final = View(
     "file_history",
-    "One row a version of a file that the lake has fetched: what changed when. raw_keep limits how far it goes back.",
+    "One row per fetched version of a file, with its documents. keep_raw_versions limits how many are kept.",
     (
         ("file_id", "The file."),
-        ("seq", "Commit that brought the version; later ones are greater."),
-        ("fetched_at", "Fetched from the service (UTC)."),
-        ("updated_at", "Last updated, as the version says."),
+        ("commit_seq", "Commit that wrote the version; later commits have greater numbers."),
+        ("fetched_at", "Fetch from the service (UTC)."),
+        ("updated_at", "Last update according to this version (UTC)."),
         ("run_id", "Run that fetched it; see meta.runs."),
-        ("list_item", "The list item as received; NULL where it is not UTF-8."),
-        ("detail", "The detail as received; NULL where there is none or it is not UTF-8."),
+        ("list_item", "List item as received; NULL if it is not UTF-8."),
+        ("detail", "Detail as received; NULL if there is none or it is not UTF-8."),
     ),
-    "SELECT file_id, _seq AS seq, _fetched_at AS fetched_at, updated_at, _run_id AS run_id,"
+    "SELECT file_id, _seq AS commit_seq, _fetched_at AS fetched_at, updated_at, _run_id AS run_id,"
     " TRY(decode(list_item)) AS list_item, TRY(decode(detail)) AS detail FROM {history}",
 )

@@ -18,16 +18,17 @@ import time
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import duckdb
 
 from pipeline.lake import compaction
-from pipeline.lake.lake import Changes, Lake
-from pipeline.lake.upkeep import let_go
-from pipeline.runs.mending import check
+from pipeline.lake.lake import Lake
+from pipeline.lake.models import Commit
+from pipeline.lake.retention import expire_snapshots
+from pipeline.maintenance.repair import check_and_repair
+from schemas.file_versions import FileVersion
 from schemas.tables import BY_NAME
-from schemas.versions import Version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -54,7 +55,7 @@ _ROWS: Final = {
             "created_at": f"make_timestamp({AT} - file_id * 30000000)",
             "updated_at": f"make_timestamp({AT} + $stamp)",
             "snap_count": f"{UPLOADS}",
-            "_expanded": "true",
+            "_has_detail": "true",
         },
     ),
     "uploads": (
@@ -116,22 +117,22 @@ class Grown:
             chosen = self._db.execute(
                 "SELECT file_id FROM ids WHERE place > ? AND place <= ? ORDER BY 1", [low, low + step]
             ).fetchall()
-            changes, marks = self.changes(lake, [file_id for (file_id,) in chosen])
-            lake.commit(changes, **marks)
+            lake.commit(self.new_commit(lake, [file_id for (file_id,) in chosen]))
 
-    def changes(self, lake: Lake, ids: Sequence[int]) -> tuple[Changes, dict[str, Any]]:
-        """What a commit of these files brings, rows ready made, with its marks: run, seq, time."""
+    def new_commit(self, lake: Lake, ids: Sequence[int]) -> Commit:
+        """Return a commit of new versions of the files, with their rows."""
         self.stamp += 1
-        seq = lake.ledger.next_seq()
+        seq = lake.ledger.next_commit_seq()
         run_id = f"20261121T000000Z-{seq:06x}"
         self._db.execute("DELETE FROM wanted")
         self._db.execute("INSERT INTO wanted SELECT unnest($ids)", {"ids": sorted(ids)})
         rows = {name: self._rows(name, run_id, seq) for name in _ROWS}
         raw = b'{"id":%d,"stamp":%d,"said":"' + b"x" * 200 + b'"}'
         versions = [
-            Version(key, (said := raw % (key, self.stamp)), said, AT + self.stamp, AT, "detail") for key in sorted(ids)
+            FileVersion(key, (said := raw % (key, self.stamp)), said, AT + self.stamp, AT, "detail")
+            for key in sorted(ids)
         ]
-        return Changes(versions=versions, rows=rows), {"run_id": run_id, "seq": seq, "at": AT + self.stamp}
+        return Commit(seq, run_id, AT + self.stamp, versions=versions, rows=rows)
 
     def _rows(self, name: str, run_id: str, seq: int) -> pa.Table:
         source, given = _ROWS[name]
@@ -153,7 +154,7 @@ class Grown:
 
 def publish(lake: Lake) -> None:
     """Show readers what there is."""
-    lake.publish("bench", at=time.time_ns() // 1_000, complete=True, horizon=AT)
+    lake.publish("bench", at=time.time_ns() // 1_000, complete=True, watermark=AT)
 
 
 def best(work: Callable[[], object], tries: int = 5) -> float:
@@ -227,11 +228,11 @@ print(json.dumps({"told": json.loads(done.stdout), "cpu": used.ru_utime + used.r
 
 
 def folded(lake: Path) -> dict[str, float]:
-    """`scanlake compact --all` as a process: its CPU seconds and peak memory."""
-    command = [sys.executable, "-m", "pipeline", "compact", "--all", "--lake", str(lake), "--json", "--quiet"]
+    """`scanlake compact --full` as a process: its CPU seconds and peak memory."""
+    command = [sys.executable, "-m", "pipeline", "compact", "--full", "--lake", str(lake), "--json", "--quiet"]
     done = subprocess.run([sys.executable, "-c", _PEAK, *command], check=True, capture_output=True, text=True)
     told = json.loads(done.stdout)
-    assert told["told"]["folded"], "nothing was folded"
+    assert told["told"]["compacted"], "nothing was compacted"
     return {"compaction of everything, CPU s": told["cpu"], "compaction of everything, MB": told["mb"]}
 
 
@@ -239,9 +240,9 @@ def changed(grown: Grown, lake: Lake, times: int) -> dict[str, float]:
     """Commits of a thousand changed files, each published."""
     commits, cpu, bytes_, publishes = [], [], [], []
     for _ in range(times):
-        changes, marks = grown.changes(lake, grown.some(CHANGED))
+        commit = grown.new_commit(lake, grown.some(CHANGED))
         before, began = written_bytes(), time.process_time()
-        commits.append(_seconds(partial(lake.commit, changes, **marks)))
+        commits.append(_seconds(partial(lake.commit, commit)))
         bytes_.append(written_bytes() - before)
         cpu.append(time.process_time() - began)
         publishes.append(_seconds(lambda: publish(lake)))
@@ -258,10 +259,10 @@ def started(grown: Grown) -> float:
 
     def run() -> None:
         with Lake(grown.root, doing="bench") as lake:
-            assert not lake.is_behind
-            lake.states(grown.some(20))
-            compaction.choose(compaction.layers(lake.ledger))
-            let_go(lake.layout, lake.ledger, keep=3, grace=86_400, now=time.time())
+            assert not lake.needs_publish
+            lake.ledger.file_versions(grown.some(20))
+            compaction.select_for_compaction(compaction.list_part_groups(lake.ledger))
+            expire_snapshots(lake.layout, lake.ledger, keep=3, grace=86_400, now=time.time())
 
     return best(run, 3)
 
@@ -292,7 +293,7 @@ def measure(files: int) -> dict[str, float]:
             with Lake(grown.root, doing="bench") as lake:
                 found |= changed(grown, lake, DELTAS)
                 ids = [grown.some(1_000) for _ in range(5)]
-                found["states of 1,000 files, s"] = best(lambda: lake.states(ids.pop()))
+                found["states of 1,000 files, s"] = best(lambda: lake.ledger.file_versions(ids.pop()))
             for name, value in small.items():
                 found[f"{name}: times that of a tenth"] = found[name] / value
             found["a run without its fetch and publish, s"] = started(grown)
@@ -300,8 +301,7 @@ def measure(files: int) -> dict[str, float]:
             found |= folded(grown.root)
             _note(found, "folded", queries(grown.root, beside, files))
             with Lake(grown.root, doing="bench") as lake:
-                changes, marks = grown.changes(lake, grown.some(int(files * DEAD_SHARE)))
-                lake.commit(changes, **marks)
+                lake.commit(grown.new_commit(lake, grown.some(int(files * DEAD_SHARE))))
                 found["publish with a year's dead, s"] = best(lambda: publish(lake), 3)
             _note(found, "a year's dead", queries(grown.root, beside, files))
         found["check, s"] = _checked(grown.root)
@@ -316,11 +316,11 @@ def _note(found: dict[str, float], state: str, figures: dict[str, float]) -> Non
 
 def _checked(root: Path) -> float:
     """What was grown is a lake: `check` finds nothing."""
-    with Lake(root, doing="bench", examine=True) as lake:
+    with Lake(root, doing="bench", check_before_open=True) as lake:
         began = time.perf_counter()
-        checked = check(lake)
+        checked = check_and_repair(lake)
     assert not checked.damage, checked.damage
-    assert not checked.strangers, checked.strangers
+    assert not checked.unknown_files, checked.unknown_files
     return time.perf_counter() - began
 
 

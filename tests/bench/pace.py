@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import uvloop
 
-from pipeline.service.client import Client
-from pipeline.service.options import ClientOptions
-from pipeline.service.pace import LearnedPace, Pacer
+from pipeline.client.client import Client
+from pipeline.client.options import ClientOptions
+from pipeline.client.rate_limiter import LearnedLimits, RateLimiter
 from schemas.requests import FileQuery
 from tests.bench.serving import WORKERS, Service, service
 
@@ -30,11 +30,13 @@ COURSE: Final = ((200.0, 25.0, 10.0), (400.0, 55.0, 35.0), (100.0, 25.0, 10.0))
 """Requests a second that are allowed, for how many seconds, and how many of these the search may take."""
 
 
-async def _ask(emulated: Service, over: Callable[[int], bool], told: Callable[[float], None], pacer: Pacer) -> Client:
+async def _ask(
+    emulated: Service, over: Callable[[int], bool], told: Callable[[float], None], pacer: RateLimiter
+) -> Client:
     """Let workers fetch details until it is `over`, given how many were asked for; `told` hears of every answer."""
     options = ClientOptions(max_concurrency=WORKERS)
-    async with Client(emulated.base_url, emulated.token, options=options, pacer=pacer) as client:
-        pages = [page async for page in client.pages(FileQuery(limit=250))]
+    async with Client(emulated.base_url, emulated.token, options=options, rate_limiter=pacer) as client:
+        pages = [page async for page in client.iter_pages(FileQuery(limit=250))]
         ids = [item.id for page in pages for item in page.items if item.id is not None]
         asked = 0
 
@@ -42,14 +44,14 @@ async def _ask(emulated: Service, over: Callable[[int], bool], told: Callable[[f
             nonlocal asked
             while not over(asked):
                 asked += 1
-                await client.get(ids[asked % len(ids)])
+                await client.get_file(ids[asked % len(ids)])
                 told(time.perf_counter())
 
         await asyncio.gather(*(work() for _ in range(WORKERS)))
         return client
 
 
-async def _slow(emulated: Service, learned: LearnedPace | None) -> float:
+async def _slow(emulated: Service, learned: LearnedLimits | None) -> float:
     """The ideal time over the real one, where nothing but latency and concurrency bounds the speed."""
     answers: list[float] = []
     began = 0.0
@@ -59,7 +61,7 @@ async def _slow(emulated: Service, learned: LearnedPace | None) -> float:
         began = began or time.perf_counter()
         return asked >= REQUESTS
 
-    await _ask(emulated, over, answers.append, Pacer(max_concurrency=WORKERS, learned=learned))
+    await _ask(emulated, over, answers.append, RateLimiter(max_concurrency=WORKERS, learned=learned))
     return REQUESTS * LATENCY / WORKERS / (answers[-1] - began)
 
 
@@ -75,14 +77,14 @@ async def _limited(emulated: Service) -> dict[str, float]:
             ends.append(time.perf_counter())
 
     changing = asyncio.ensure_future(change())
-    client = await _ask(emulated, lambda _: changing.done(), answers.append, Pacer(max_concurrency=WORKERS))
+    client = await _ask(emulated, lambda _: changing.done(), answers.append, RateLimiter(max_concurrency=WORKERS))
     await changing
     found: dict[str, float] = {}
     for (rate, seconds, warm_up), end in zip(COURSE, ends, strict=True):
         judged = seconds - warm_up
         used = sum(end - judged <= at < end for at in answers)
         found[f"limit {rate:.0f}/s, share used"] = used / judged / rate
-    found["share of 429s"] = client.counts.throttled / client.counts.requests
+    found["share of 429s"] = client.stats.throttled / client.stats.requests
     return found
 
 
@@ -92,7 +94,7 @@ def measure() -> dict[str, float]:
     found: dict[str, float] = {}
     with service(FILES, "--prerender", "--fault", f"latency_ms={LATENCY * 1000:.0f}") as emulated:
         found["100 ms x 64, cold start"] = uvloop.run(_slow(emulated, None))
-        found["100 ms x 64, learned"] = uvloop.run(_slow(emulated, LearnedPace(None, WORKERS)))
+        found["100 ms x 64, learned"] = uvloop.run(_slow(emulated, LearnedLimits(None, WORKERS)))
     with service(FILES, "--prerender") as emulated:
         found.update(uvloop.run(_limited(emulated)))
     return found

@@ -52,7 +52,8 @@ class Service:
 @contextmanager
 def service(files: int, *arguments: str) -> Iterator[Service]:
     """The emulator with so many files, as its own process."""
-    command = [sys.executable, "-m", "pipeline.emulator", "--files", str(files), "--seed", "3", *arguments]
+    options = ("--port", "0", "--files", str(files), "--seed", "3", *arguments)
+    command = [sys.executable, "-m", "pipeline", "emulator", *options]
     with subprocess.Popen([*command, "--until-stdin-closes"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:

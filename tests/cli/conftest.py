@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.lake.faces import FACES, FRESHNESS
+from pipeline.lake.meta_tables import FRESHNESS_COLUMNS, META_TABLES
 from schemas.tables import TABLES
 from tests.processes import Answer
 
@@ -37,7 +37,7 @@ def scanlake(tmp_path: Path) -> Callable[..., Answer]:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         return Answer(process.returncode, process.stdout, process.stderr)
@@ -59,11 +59,11 @@ def lake(tmp_path: Path) -> Path:
             names = ", ".join(f'"{column.name}"' for column in table.columns)
             db.execute(f"CREATE VIEW main.{table.name} AS SELECT {names} FROM read_parquet(['{part}'])")
         db.execute("CREATE SCHEMA meta")
-        columns = ", ".join(f"{name} {kind}" for name, kind, _ in FRESHNESS)
+        columns = ", ".join(f"{name} {kind}" for name, kind, _ in FRESHNESS_COLUMNS)
         db.execute(f"CREATE TABLE meta.freshness ({columns})")
-        for face in FACES:
-            columns = ", ".join(f"{name} {kind}" for name, kind, _ in face.columns)
-            db.execute(f"CREATE TABLE meta.{face.name} ({columns})")
+        for meta_table in META_TABLES:
+            columns = ", ".join(f"{name} {kind}" for name, kind, _ in meta_table.columns)
+            db.execute(f"CREATE TABLE meta.{meta_table.name} ({columns})")
         _fill(db)
         db.execute("USE memory")
         db.execute("DETACH lake")
@@ -75,25 +75,25 @@ def _rows_of(name: str, schema: pa.Schema) -> pa.Table:
     if name == "files":
         comments = ("a", "", HOSTILE)
         rows = [
-            {"file_id": 9_007_199_254_740_993 + place, "scan_code": text, "updated_at": NOON, "_seq": 1}
-            for place, text in enumerate(comments)
+            {"file_id": 9_007_199_254_740_993 + index, "scan_code": text, "updated_at": NOON, "_seq": 1}
+            for index, text in enumerate(comments)
         ]
     return pa.Table.from_pylist(rows, schema=schema)
 
 
 def _fill(db: duckdb.DuckDBPyConnection) -> None:
     freshness = {
-        "horizon": NOON, "age_seconds": 7200.0, "snapshot": 2, "complete": True, "published_at": NOON,
+        "watermark": NOON, "age_seconds": 7200.0, "snapshot": 2, "complete": True, "published_at": NOON,
         "files": 3, "deleted_files": 0, "rejects": 2, "last_run_id": "r2", "last_run_state": "done",
         "last_run_ended_at": NOON, "last_verify_at": None,
     }  # fmt: skip
     _insert(db, "freshness", freshness)
     for run_id, state, error in (("r1", "failed", "the service was away"), ("r2", "done", None)):
         run = {"run_id": run_id, "command": "sync", "state": state, "started_at": NOON, "seconds": 1.5, "error": error}
-        _insert(db, "runs", run | {"files_listed": 3, "files_expanded": 3, "files_skipped": 0, "rejects": 2})
+        _insert(db, "runs", run | {"files_listed": 3, "details_fetched": 3, "files_skipped": 0, "rejects": 2})
     for file_id in (7, None):
-        _insert(db, "rejects", {"file_id": file_id, "reason": "no usable \x1b[31mid", "tries": 1})
-    _insert(db, "schema_drift", {"table_name": "uploads", "key": "colour", "kind": "unknown key", "count": 4})
+        _insert(db, "rejects", {"file_id": file_id, "reason": "no usable \x1b[31mid", "attempts": 1})
+    _insert(db, "schema_drift", {"table_name": "uploads", "key": "colour", "kind": "unknown_key", "count": 4})
 
 
 def _insert(db: duckdb.DuckDBPyConnection, table: str, row: dict[str, object]) -> None:

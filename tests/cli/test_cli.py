@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pipeline import cli
-from pipeline.cli import VERBS
-from pipeline.errors import Exit, Interrupted, LakeBusy, TokenRefused
+from pipeline.cli import COMMANDS
+from pipeline.errors import AuthenticationError, ExitCode, LakeLockedError, RunInterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 HEAVY = {"duckdb", "pyarrow", "aiohttp", "pydantic", "structlog", "tenacity", "asyncio"}
 
 
-def test_the_help_lists_every_verb_and_imports_nothing_heavy() -> None:
-    """`scanlake --help` names each verb with its line, without importing what only verbs need."""
+def test_the_help_lists_every_command_and_imports_nothing_heavy() -> None:
+    """`scanlake --help` names each command with its line, without importing what only commands need."""
     program = (
         "import sys; from pipeline.cli import main\n"
         "try: main(['--help'])\n"
@@ -36,23 +36,23 @@ def test_the_help_lists_every_verb_and_imports_nothing_heavy() -> None:
     )
     wide = os.environ | {"COLUMNS": "200"}
     process = subprocess.run([sys.executable, "-c", program], env=wide, capture_output=True, text=True, check=True)
-    for name, verb in VERBS.items():
+    for name, command in COMMANDS.items():
         assert name in process.stdout
-        assert verb.help in process.stdout
+        assert command.help in process.stdout
     assert process.stderr.startswith("0 ")
     assert not [module for module in HEAVY if f"'{module}'" in process.stderr]
 
 
-@pytest.mark.parametrize("name", VERBS)
-def test_a_verb_says_the_same_everywhere(name: str) -> None:
-    """The first line of a verb's `run` is the line the help of all verbs shows."""
-    run = importlib.import_module(VERBS[name].module).run
-    assert (run.__doc__ or "").splitlines()[0] == VERBS[name].help
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_has_one_summary(name: str) -> None:
+    """The first line of a command's `run` is its line in the list of all commands."""
+    run = importlib.import_module(COMMANDS[name].module).run
+    assert (run.__doc__ or "").splitlines()[0] == COMMANDS[name].help
 
 
-@pytest.mark.parametrize("name", VERBS)
-def test_every_verb_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """`scanlake VERB --help` shows the verb's options and those of every verb."""
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`scanlake COMMAND --help` shows the command's options and the global options."""
     with pytest.raises(SystemExit) as end:
         cli.main([name, "--help"])
     assert end.value.code == 0
@@ -62,10 +62,10 @@ def test_every_verb_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_version_and_nothing(scanlake: Scanlake) -> None:
-    """--version prints the version; no verb at all prints the help and is a mistake."""
+    """--version prints the version; no command at all prints the help and is a mistake."""
     assert scanlake("--version").out == "scanlake 0.1.0\n"
     answer = scanlake()
-    assert answer.code == Exit.USAGE
+    assert answer.code == ExitCode.USAGE
     assert "Usage: scanlake" in answer.out
 
 
@@ -84,10 +84,10 @@ def test_version_and_nothing(scanlake: Scanlake) -> None:
 def test_a_mistake_is_one_line_with_the_nearest_name(
     arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A mistyped verb or option ends with 2 and one line that names the nearest right one."""
+    """A mistyped command or option ends with 2 and one line that names the nearest right one."""
     with pytest.raises(SystemExit) as end:
         cli.main(arguments)
-    assert end.value.code == Exit.USAGE
+    assert end.value.code == ExitCode.USAGE
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"scanlake: {says}")
 
@@ -96,7 +96,7 @@ def test_a_mistake_is_one_line_with_the_nearest_name(
 def test_a_token_on_the_command_line_is_refused_unseen(arguments: tuple[str, ...], scanlake: Scanlake) -> None:
     """--token is refused with the way to do it, and what followed it is not shown."""
     answer = scanlake(*arguments)
-    assert answer.code == Exit.USAGE
+    assert answer.code == ExitCode.USAGE
     assert "SCANLAKE_TOKEN" in answer.err
     assert "s3cr3t" not in answer.out + answer.err
 
@@ -104,12 +104,12 @@ def test_a_token_on_the_command_line_is_refused_unseen(arguments: tuple[str, ...
 def test_the_token_is_found_wherever_it_stands(scanlake: Scanlake, canary: str) -> None:
     """The token's value in any argument is refused, even where nobody looks for it."""
     answer = scanlake("query", f"SELECT '{canary}'", SCANLAKE_TOKEN=canary)
-    assert answer.code == Exit.USAGE
+    assert answer.code == ExitCode.USAGE
     assert canary not in answer.out + answer.err
 
 
-def test_flags_may_stand_before_and_after_the_verb(scanlake: Scanlake, lake: Path) -> None:
-    """--lake and --json mean the same in either place; after the verb wins."""
+def test_flags_may_stand_before_and_after_the_command(scanlake: Scanlake, lake: Path) -> None:
+    """--lake and --json mean the same in either place; after the command wins."""
     before = scanlake("--lake", str(lake), "--json", "status")
     after = scanlake("--lake", "elsewhere", "status", "--json", "--lake", str(lake))
     assert before.code == after.code == 0
@@ -119,22 +119,27 @@ def test_flags_may_stand_before_and_after_the_verb(scanlake: Scanlake, lake: Pat
 def test_no_lake_says_what_to_do(scanlake: Scanlake) -> None:
     """Without a lake one line says to sync; with --json the same stands on stdout as one object."""
     answer = scanlake("status", "--json")
-    assert answer.code == Exit.USAGE
-    assert answer.lines == ["scanlake: No lake at lake. Run `scanlake sync` first, or mend --lake."]
-    failure = {"error": "No lake at lake.", "remedy": "Run `scanlake sync` first, or mend --lake.", "exit_code": 2}
+    assert answer.code == ExitCode.USAGE
+    assert answer.lines == ["scanlake: No lake at lake. Run `scanlake sync` first, or correct --lake."]
+    failure = {
+        "error": "No lake at lake.",
+        "hint": "Run `scanlake sync` first, or correct --lake.",
+        "error_type": "SettingsError",
+        "exit_code": 2,
+    }
     assert json.loads(answer.out) == failure
 
 
 @pytest.mark.parametrize(
     ("error", "code", "says"),
     [
-        (TokenRefused("GET /files: 401."), 3, "GET /files: 401. Check SCANLAKE_TOKEN"),
-        (LakeBusy("pid 7 holds it."), 5, "pid 7 holds it. Wait"),
+        (AuthenticationError("GET /files: 401."), 3, "GET /files: 401. Check SCANLAKE_TOKEN"),
+        (LakeLockedError("pid 7 holds it."), 5, "pid 7 holds it. Wait"),
         (KeyboardInterrupt(), 130, "Interrupted. Run the same command again"),
-        (Interrupted("Stopped."), 130, "Stopped."),
+        (RunInterrupted("Stopped."), 130, "Stopped."),
         (OSError(28, "No space left on device", "/x/part"), 7, "/x/part: No space left on device. Free disk"),
         (PermissionError(13, "Permission denied"), 7, "Permission denied. Free disk"),
-        (ExceptionGroup("both", [ValueError("x"), LakeBusy("pid 7 holds it.")]), 5, "pid 7 holds it."),
+        (ExceptionGroup("both", [ValueError("x"), LakeLockedError("pid 7 holds it.")]), 5, "pid 7 holds it."),
         (RuntimeError("with somebody's data"), 70, "A bug in scanlake: RuntimeError at test_cli.py:"),
     ],
 )
@@ -164,7 +169,7 @@ def test_every_failure_ends_with_its_code_and_one_line(
 def test_a_settings_error_reaches_the_screen_as_one_line(scanlake: Scanlake) -> None:
     """A mistyped variable stops the command with 2 before anything else happens."""
     answer = scanlake("status", SCANLAKE_LAEK="x")
-    assert answer.code == Exit.USAGE
+    assert answer.code == ExitCode.USAGE
     assert len(answer.lines) == 1
     assert "SCANLAKE_LAKE" in answer.err
 
@@ -182,7 +187,7 @@ def test_the_traceback_is_in_the_log_file_alone(scanlake: Scanlake, tmp_path: Pa
 def test_an_unwritable_log_file_is_said(scanlake: Scanlake) -> None:
     """A log file that cannot be opened ends the command with 7 and its name."""
     answer = scanlake("status", "--log-file", "/proc/none/run.log")
-    assert answer.code == Exit.STORAGE
+    assert answer.code == ExitCode.STORAGE
     assert "/proc/none" in answer.err
 
 

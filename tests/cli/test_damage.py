@@ -15,8 +15,8 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.errors import Exit, LakeBusy, LakeDamaged, StorageError
-from pipeline.published import failure_of
+from pipeline.errors import ExitCode, LakeCorruptedError, LakeLockedError, StorageError
+from pipeline.lake.duckdb_errors import classify_read_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,7 +47,7 @@ def test_truncated_parts_are_damage(reader: str, scanlake: Scanlake, lake: Path)
     for part in (lake / "parts").iterdir():
         os.truncate(part, part.stat().st_size // 2)
     answer = scanlake(*READERS[reader])
-    assert answer.code == Exit.DAMAGE, answer.err
+    assert answer.code == ExitCode.DAMAGE, answer.err
     assert len(answer.lines) == 1
     assert answer.err.endswith("Run `scanlake check`.\n")
 
@@ -60,19 +60,19 @@ def test_a_damaged_catalog_is_damage(share: float, scanlake: Scanlake, lake: Pat
         scanlake("status"),
         scanlake("query", "FROM meta.freshness, meta.runs, meta.rejects, meta.schema_drift", "--format", "jsonl"),
     ]
-    assert {answer.code for answer in answers} <= {Exit.DONE, Exit.DAMAGE}
-    assert Exit.DAMAGE in {answer.code for answer in answers}, [answer.out for answer in answers]
+    assert {answer.code for answer in answers} <= {ExitCode.OK, ExitCode.DAMAGE}
+    assert ExitCode.DAMAGE in {answer.code for answer in answers}, [answer.out for answer in answers]
     assert not any("open for writing" in answer.err for answer in answers)
 
 
 @pytest.mark.parametrize(
     ("said", "kind"),
     [
-        ("TProtocolException: Invalid data", LakeDamaged),
-        ('Invalid Input Error: Failed to read file "/l/p.parquet": ZSTD Decompression failure', LakeDamaged),
-        ("Serialization Error: Failed to deserialize", LakeDamaged),
-        ("Corrupt database file: computed checksum 1 in b-lock-", LakeDamaged),
-        ('IO Error: Could not set lock on file "/l/catalog.duckdb": Conflicting lock is held', LakeBusy),
+        ("TProtocolException: Invalid data", LakeCorruptedError),
+        ('Invalid Input Error: Failed to read file "/l/p.parquet": ZSTD Decompression failure', LakeCorruptedError),
+        ("Serialization Error: Failed to deserialize", LakeCorruptedError),
+        ("Corrupt database file: computed checksum 1 in b-lock-", LakeCorruptedError),
+        ('IO Error: Could not set lock on file "/l/catalog.duckdb": Conflicting lock is held', LakeLockedError),
         ('IO Error: Cannot open file "/l/p.parquet": Permission denied', StorageError),
         ("Invalid Input Error: half-way", type(None)),
         ('Binder Error: Referenced column "lock" not found in FROM clause!', type(None)),
@@ -81,13 +81,13 @@ def test_a_damaged_catalog_is_damage(share: float, scanlake: Scanlake, lake: Pat
 )
 def test_a_wrong_question_is_told_from_a_wrong_lake(said: str, kind: type) -> None:
     """What DuckDB says of files is the lake's trouble, what it says of a statement is the statement's."""
-    assert type(failure_of(duckdb.Error(said))) is kind
+    assert type(classify_read_error(duckdb.Error(said))) is kind
 
 
 def test_damage_shows_no_value() -> None:
     """What a damaged part holds stays out of the message."""
     said = 'Invalid Input Error: Invalid string encoding found in Parquet file "/l/p.parquet": value "secret" is not'
-    failure = failure_of(duckdb.InvalidInputException(said))
+    failure = classify_read_error(duckdb.InvalidInputException(said))
     assert failure is not None
     assert "secret" not in failure.message
 
@@ -95,7 +95,7 @@ def test_damage_shows_no_value() -> None:
 def test_a_copy_is_read_by_itself(scanlake: Scanlake, lake: Path, tmp_path: Path) -> None:
     """A plain copy of a lake shows its own parts, also while those of the original are there and differ."""
     with duckdb.connect(str(lake / "catalog.duckdb")) as db:
-        db.execute("UPDATE meta.freshness SET anchor = ?", [str(lake)])
+        db.execute("UPDATE meta.freshness SET reader_root = ?", [str(lake)])
     shutil.copytree(lake, tmp_path / "copy")
     part = lake / "parts" / "files.parquet"
     pq.write_table(pq.read_table(part).slice(0, 1), part)
@@ -109,10 +109,10 @@ def test_a_copy_is_read_by_itself(scanlake: Scanlake, lake: Path, tmp_path: Path
 def test_a_copy_reaches_nothing_of_the_original(scanlake: Scanlake, lake: Path, tmp_path: Path) -> None:
     """SQL on a copy of the lake cannot read the original's files."""
     with duckdb.connect(str(lake / "catalog.duckdb")) as db:
-        db.execute("UPDATE meta.freshness SET anchor = ?", [str(lake)])
+        db.execute("UPDATE meta.freshness SET reader_root = ?", [str(lake)])
     shutil.copytree(lake, tmp_path / "copy")
     answer = scanlake("--lake", "copy", "query", f"FROM parquet_scan('{lake}/parts/files.parquet')")
-    assert answer.code == Exit.USAGE
+    assert answer.code == ExitCode.USAGE
     assert "Permission Error" in answer.err
 
 
@@ -130,14 +130,14 @@ def open_folder() -> Iterator[Path]:
 def test_no_permission_is_not_damage(closed: str, lake: Path, open_folder: Path) -> None:
     """What a reader may not read ends with 7 and the system's words, not as damage."""
     with duckdb.connect(str(lake / "catalog.duckdb")) as db:
-        db.execute("UPDATE meta.freshness SET anchor = ?", [str(lake)])
+        db.execute("UPDATE meta.freshness SET reader_root = ?", [str(lake)])
     root = open_folder / "lake"
     shutil.copytree(lake, root)
     command = [*_NOBODY, sys.executable, "-m", "pipeline", "--lake", str(root)]
 
     def ask(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*command, *arguments], cwd=open_folder, capture_output=True, text=True, timeout=60, check=False
+            [*command, *arguments], cwd=open_folder, capture_output=True, text=True, timeout=300, check=False
         )
 
     if shutil.which("setpriv") is None or ask("query", "SELECT 1 FROM files").returncode != 0:
@@ -145,6 +145,6 @@ def test_no_permission_is_not_damage(closed: str, lake: Path, open_folder: Path)
     (root / closed).chmod(0)
     for arguments in (("status",), ("query", "SELECT * FROM files")):
         answer = ask(*arguments)
-        assert answer.returncode == Exit.STORAGE, answer.stderr
+        assert answer.returncode == ExitCode.STORAGE, answer.stderr
         assert "Permission denied" in answer.stderr
         assert len(answer.stderr.splitlines()) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import logging
 import threading
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from pipeline import logs
 from tests.guards import spellings
-from tests.undisturbed import logging_as_before
+from tests.logging_reset import logging_as_before
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,21 +29,21 @@ LOG = Path("run.log")
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    """Logging is the process's own; each test leaves it as it was."""
+    """Logging is a property of the process; each test restores it."""
     with logging_as_before():
         yield
 
 
-def kept() -> list[dict[str, Any]]:
+def read_log() -> list[dict[str, Any]]:
     """The events in the log file."""
-    logs.stop()
+    logs.close()
     return [json.loads(line) for line in LOG.read_text(encoding="utf-8").splitlines()]
 
 
-def test_no_spelling_of_the_token_reaches_a_sink(canary: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The token is masked in values, keys, nested values and exceptions, plain, URL-encoded and in base64."""
-    logs.learn_secrets(canary)
-    logs.start(logs.VERBOSE, file=LOG)
+def test_no_encoding_of_the_token_reaches_screen_or_file(canary: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The token is redacted in values, keys, nested values and exceptions, plain, URL-encoded and in base64."""
+    logs.register_secrets(canary)
+    logs.configure(logs.VERBOSE, file=LOG)
     log = structlog.get_logger()
     log.info("call.made", url=f"https://h/api?token={quote(canary, safe='')}&page=2", headers={"token": [canary]})
     for before in ("", "x", "user:"):
@@ -50,34 +51,34 @@ def test_no_spelling_of_the_token_reaches_a_sink(canary: str, capsys: pytest.Cap
         log.info("call.made", authorization=f"Basic {coded}", **{f"key {canary}": 1})
     failure = ValueError(f"GET https://h/files?token={canary} header {canary!r}")
     log.error("call.failed", error=failure, exc_info=failure)
-    assert logs.keep_traceback(failure) == LOG.absolute()
+    assert logs.log_traceback(failure) == LOG.absolute()
     logging.getLogger("aiohttp.client").error("refused %s", f"https://h/?token={canary}")
     screen = "".join(capsys.readouterr())
     for mark in spellings(canary):
         assert mark not in screen
     assert "call.failed" in screen
     assert "refused" in screen
-    assert len(kept()) == 7
+    assert len(read_log()) == 7
 
 
 def test_the_query_of_every_url_is_cut() -> None:
-    """Whatever a URL's query holds is not shown, nor a user in front of its host; scrubbing twice changes nothing."""
+    """The query of a URL and the user in it are not shown; redacting twice changes nothing."""
     text = "GET https://u:p@h/files?token=abc&include[]=uploads failed, see '/next?page=2'"
-    assert logs.scrub(text) == "GET https://h/files?... failed, see '/next?...'"
-    assert logs.scrub(logs.scrub(text)) == logs.scrub(text)
+    assert logs.redact(text) == "GET https://h/files?... failed, see '/next?...'"
+    assert logs.redact(logs.redact(text)) == logs.redact(text)
 
 
 @given(st.text(st.characters(codec=None, exclude_categories=()), max_size=50))
-def test_a_line_is_a_line(text: str) -> None:
-    """No value breaks a line, moves the cursor or holds what cannot be written."""
-    line = logs.one_line(text)
+def test_one_line_is_one_printable_line(text: str) -> None:
+    """No value breaks a line, moves the cursor or contains unencodable characters."""
+    line = logs.to_one_line(text)
     assert line.isprintable()
     line.encode()
 
 
 def test_values_cannot_forge_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    """A file name with newlines and terminal sequences stays within its value."""
-    logs.start()
+    """A file name with newlines and terminal sequences cannot forge a log line."""
+    logs.configure()
     structlog.get_logger().info("file.met", name="a\n12:00:00 error forged\x1b[2J\x1b]0;title\x07", count=3)
     [line] = capsys.readouterr().err.splitlines()
     assert "\x1b" not in line
@@ -85,38 +86,38 @@ def test_values_cannot_forge_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("level", "shown"),
+    ("level", "events"),
     [(logs.QUIET, ["w.w"]), (logs.NORMAL, ["i.i", "w.w"]), (logs.VERBOSE, ["d.d", "i.i", "w.w"])],
 )
-def test_levels(level: int, shown: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """--quiet shows warnings, the default what happens, -v every step; the file has at least what happens."""
-    logs.start(level, as_json=True, file=LOG)
+def test_levels(level: int, events: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """--quiet shows warnings, the default info, -v debug; the file has at least info."""
+    logs.configure(level, as_json=True, file=LOG)
     log = structlog.get_logger()
     log.debug("d.d")
     log.info("i.i")
     log.warning("w.w")
-    assert [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()] == shown
-    assert {"i.i", "w.w"} <= {event["event"] for event in kept()}
+    assert [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()] == events
+    assert {"i.i", "w.w"} <= {event["event"] for event in read_log()}
 
 
 def test_the_file_is_private_and_has_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    """The log file is its owner's alone and holds tracebacks without local variables; the screen has neither."""
-    logs.start(file=LOG)
+    """Only the owner can read the log file; it has tracebacks without local variables, the screen has none."""
+    logs.configure(file=LOG)
     secret_local = "of-somebody"
     try:
         _ = 1 / len(secret_local[:0])
     except ZeroDivisionError:
         structlog.get_logger().exception("run.failed")
-    [event] = kept()
+    [event] = read_log()
     assert "ZeroDivisionError" in event["traceback"]
     assert "of-somebody" not in json.dumps(event)
     assert LOG.stat().st_mode & 0o777 == 0o600
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_what_libraries_say_goes_through_the_same_gate(capsys: pytest.CaptureFixture[str]) -> None:
-    """Warnings and threads that die end up as events, not as raw text on the screen."""
-    logs.start(file=LOG)
+def test_events_of_libraries_are_redacted_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """Warnings and exceptions of threads become events, not raw text on the screen."""
+    logs.configure(file=LOG)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         logging.captureWarnings(capture=True)
@@ -124,12 +125,35 @@ def test_what_libraries_say_goes_through_the_same_gate(capsys: pytest.CaptureFix
     thread = threading.Thread(target=lambda: 1 / 0)
     thread.start()
     thread.join()
-    assert [event["event"] for event in kept()] == ["library.said", "thread.died"]
+    assert [event["event"] for event in read_log()] == ["stdlib.message", "thread.died"]
     assert "token=abc" not in capsys.readouterr().err
 
 
 def test_a_full_disk_does_not_stop_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     """When the log file cannot grow, the event still reaches the screen and nothing is raised."""
-    logs.start(file=Path("/dev/full"))
+    logs.configure(file=Path("/dev/full"))
     structlog.get_logger().info("run.started")
     assert "run.started" in capsys.readouterr().err
+
+
+def test_bound_context_is_in_every_event(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fields bound to the context are in the events of scanlake and of libraries, on the screen and in the file."""
+    logs.configure(file=LOG)
+    with structlog.contextvars.bound_contextvars(run_id="r-1", source="north"):
+        structlog.get_logger().info("run.started")
+        logging.getLogger("aiohttp.client").error("refused")
+    structlog.get_logger().info("run.ended")
+    assert [event.get("run_id") for event in read_log()] == ["r-1", "r-1", None]
+    lines = capsys.readouterr().err.splitlines()
+    assert sum("run_id=r-1" in line and "source=north" in line for line in lines) == 2
+
+
+def test_a_closed_screen_does_not_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a usable stderr nothing is raised, and the file still gets the event."""
+    logs.configure(file=LOG)
+    closed = io.StringIO()
+    closed.close()
+    for screen in (None, closed):
+        monkeypatch.setattr("sys.stderr", screen)
+        structlog.get_logger().info("run.started")
+    assert len(read_log()) == 2

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from pipeline.config import load
 from pipeline.errors import SettingsError
-from pipeline.settings import Settings, base_url_value, token_value
-from pipeline.sources import load
+from pipeline.settings import Settings, load_token, require_base_url
 from schemas.requests import INCLUDES
 
 
@@ -24,21 +24,27 @@ def write(text: str, name: str = "scanlake.toml") -> Path:
 
 def test_later_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flag wins over the environment, the environment over the file, the file over the default."""
-    write("max_concurrency = 2\ncommit_files = 2\nattempts = 2")
+    write("max_concurrency = 2\ncommit_every_files = 2\nmax_attempts = 2")
     monkeypatch.setenv("SCANLAKE_MAX_CONCURRENCY", "3")
-    monkeypatch.setenv("SCANLAKE_COMMIT_FILES", "3")
+    monkeypatch.setenv("SCANLAKE_COMMIT_EVERY_FILES", "3")
     settings = load(None, {"max_concurrency": 4, "lang": None})
-    assert (settings.max_concurrency, settings.commit_files, settings.attempts) == (4, 3, 2)
+    assert (settings.max_concurrency, settings.commit_every_files, settings.max_attempts) == (4, 3, 2)
     assert settings.settle_seconds == 30
+
+
+def test_the_variables_of_an_alert_are_not_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command of on_failure can run scanlake: its SCANLAKE_ALERT_* variables are ignored."""
+    monkeypatch.setenv("SCANLAKE_ALERT_EVENT", "failed")
+    assert load(None, {}).max_attempts == 6
 
 
 def test_the_file_is_found_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """--config wins over SCANLAKE_CONFIG, which wins over ./scanlake.toml."""
-    write("attempts = 2")
-    assert load(None, {}).attempts == 2
-    monkeypatch.setenv("SCANLAKE_CONFIG", str(write("attempts = 3", "three.toml")))
-    assert load(None, {}).attempts == 3
-    assert load(write("attempts = 4", "four.toml"), {}).attempts == 4
+    write("max_attempts = 2")
+    assert load(None, {}).max_attempts == 2
+    monkeypatch.setenv("SCANLAKE_CONFIG", str(write("max_attempts = 3", "three.toml")))
+    assert load(None, {}).max_attempts == 3
+    assert load(write("max_attempts = 4", "four.toml"), {}).max_attempts == 4
     with pytest.raises(SettingsError, match=r"gone\.toml: not found"):
         load(Path("gone.toml"), {})
 
@@ -71,13 +77,13 @@ def test_includes_stand_in_the_interfaces_order(
         ("max_concurrency = 0", "greater than or equal to 1"),
         ("settle_seconds = -1", "greater than or equal to 0"),
         ("settle_seconds = nan", "should be a finite number"),
-        ('expand = "sometimes"', "'changed', 'always' or 'never'"),
-        ('includes = ["geocoding"]', "geocoding comes only together with uploads"),
+        ('fetch_details = "sometimes"', "'changed', 'always' or 'never'"),
+        ('includes = ["geocoding"]', "geocoding requires uploads; add uploads"),
         ('includes = ["images"]', "includes .* should be 'uploads'"),
-        ('anchor = "relative/path"', "anchor .* must be an absolute path"),
-        ('token = "abc"', "the token may not stand in a settings file"),
+        ('reader_root = "relative/path"', "reader_root .* must be an absolute path"),
+        ('token = "abc"', "the token must not be in a settings file"),
         ("[sync]\nx = 1", "unknown setting sync"),
-        ("a b c", r"not TOML \(at line 1, column 3\)"),
+        ("a b c", r"not valid TOML \(at line 1, column 3\)"),
     ],
 )
 def test_a_wrong_file_is_one_clear_line(text: str, says: str) -> None:
@@ -86,16 +92,20 @@ def test_a_wrong_file_is_one_clear_line(text: str, says: str) -> None:
     with pytest.raises(SettingsError, match=f"(?i){says}") as caught:
         load(None, {})
     assert "\n" not in caught.value.message
-    assert caught.value.remedy
+    assert caught.value.hint
 
 
 def test_every_problem_is_named_with_its_origin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that is wrong is said at once, each with the place to mend it."""
-    write("commit_files = -1")
-    monkeypatch.setenv("SCANLAKE_ATTEMPTS", "none")
+    """All that is wrong is said at once, each with its origin."""
+    write("commit_every_files = -1")
+    monkeypatch.setenv("SCANLAKE_MAX_ATTEMPTS", "none")
     with pytest.raises(SettingsError) as caught:
         load(None, {"max_concurrency": 9999})
-    for origin in ("commit_files (scanlake.toml)", "SCANLAKE_ATTEMPTS (environment)", "--max-concurrency (flag)"):
+    for origin in (
+        "commit_every_files (scanlake.toml)",
+        "SCANLAKE_MAX_ATTEMPTS (environment)",
+        "--max-concurrency (flag)",
+    ):
         assert origin in caught.value.message
 
 
@@ -117,7 +127,7 @@ def test_an_unknown_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
         ("http://127.0.0.1.service.example", "must be https"),
         ("https://user:pass@service.example", "user or password"),
         ("https://service.example/?token=abc", "query"),
-        ("https://service.example/api/v2/", "without /api/v2"),
+        ("https://service.example/api/v2/", "must not end in /api/v2; scanlake adds it"),
         ("https://service.example/a b", "white space"),
         ("https://[::1", "not a URL"),
         ("https://service.example:99999", "not a URL"),
@@ -135,13 +145,13 @@ def test_a_wrong_address_says_what_is_wrong(url: str, says: str) -> None:
 )
 def test_a_right_address_loses_its_slash(url: str) -> None:
     """Https anywhere and http on this machine are taken, without a trailing slash."""
-    assert base_url_value(load(None, {"base_url": url})) == url.rstrip("/")
+    assert require_base_url(load(None, {"base_url": url})) == url.rstrip("/")
 
 
 def test_no_address_is_said_only_when_it_is_needed() -> None:
     """Commands that ask nothing of the service need no address; the others say where to set it."""
-    with pytest.raises(SettingsError, match="No base_url"):
-        base_url_value(load(None, {}))
+    with pytest.raises(SettingsError, match="base_url is required"):
+        require_base_url(load(None, {}))
 
 
 @pytest.mark.parametrize(
@@ -161,17 +171,17 @@ def test_a_mistaken_token_is_refused_unseen(token: str, says: str, monkeypatch: 
     monkeypatch.setenv("SCANLAKE_TOKEN", token)
     settings = load(None, {})
     with pytest.raises(SettingsError, match=says) as caught:
-        token_value(settings)
-    assert "abc" not in f"{caught.value.message} {caught.value.remedy} {settings!r}"
+        load_token(settings)
+    assert "abc" not in f"{caught.value.message} {caught.value.hint} {settings!r}"
 
 
 def test_no_token_says_where_to_put_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a token, or with an empty variable, the remedy names both ways to give one."""
+    """Without a token, or with an empty variable, the hint names both ways to give one."""
     monkeypatch.setenv("SCANLAKE_TOKEN", "")
     with pytest.raises(SettingsError) as caught:
-        token_value(load(None, {}))
-    assert "SCANLAKE_TOKEN" in caught.value.remedy
-    assert "token_file" in caught.value.remedy
+        load_token(load(None, {}))
+    assert "SCANLAKE_TOKEN" in caught.value.hint
+    assert "token_file" in caught.value.hint
 
 
 def test_the_token_file_is_read(canary: str) -> None:
@@ -179,11 +189,11 @@ def test_the_token_file_is_read(canary: str) -> None:
     path = write(canary + "\n", "token")
     path.chmod(0o600)
     with capture_logs() as events:
-        assert token_value(load(None, {"token_file": path})) == canary
+        assert load_token(load(None, {"token_file": path})) == canary
     assert events == []
     path.chmod(0o644)
     with capture_logs() as events:
-        assert token_value(load(None, {"token_file": path})) == canary
+        assert load_token(load(None, {"token_file": path})) == canary
     assert [event["event"] for event in events] == ["token_file.open_to_all"]
     assert canary not in str(events)
 
@@ -193,14 +203,14 @@ def test_the_token_file_of_a_flag_is_the_later_word(canary: str, monkeypatch: py
     monkeypatch.setenv("SCANLAKE_TOKEN", "of-the-environment")
     path = write(canary, "token")
     write('token_file = "token"')
-    assert token_value(load(None, {})) == "of-the-environment"
-    assert token_value(load(None, {"token_file": path})) == canary
+    assert load_token(load(None, {})) == "of-the-environment"
+    assert load_token(load(None, {"token_file": path})) == canary
 
 
 def test_a_missing_token_file_is_named() -> None:
     """A token file that cannot be read is named with the reason."""
     with pytest.raises(SettingsError, match="gone: No such file"):
-        token_value(load(None, {"token_file": Path("gone")}))
+        load_token(load(None, {"token_file": Path("gone")}))
 
 
 def test_secrets_are_masked(canary: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,14 +218,14 @@ def test_secrets_are_masked(canary: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("SCANLAKE_TOKEN", canary)
     settings = load(None, {})
     assert canary not in f"{settings!r} {settings}"
-    with pytest.raises(SettingsError, match="may not be a flag"):
+    with pytest.raises(SettingsError, match="must not be a flag"):
         load(None, {"token": "abc"})
 
 
 def test_settings_do_not_change() -> None:
     """Settings are a value: nothing downstream can turn them."""
     with pytest.raises(ValueError, match="frozen"):
-        load(None, {}).attempts = 3
+        load(None, {}).max_attempts = 3
 
 
 def test_the_example_file_lists_every_setting_with_its_default(pytestconfig: pytest.Config) -> None:

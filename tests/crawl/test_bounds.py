@@ -1,4 +1,4 @@
-"""Nothing grows with the number of files: neither what is fetched ahead, nor the tasks that do it."""
+"""Neither tasks nor fetched files that wait for a commit grow with the number of files."""
 
 from __future__ import annotations
 
@@ -9,45 +9,50 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from pipeline.emulator import Emulator
-from tests.crawl.crawling import LIST_ONLY, WITH_DETAILS, Shelf, crawled
+from tests.crawl.crawl_harness import LIST_ONLY, WITH_DETAILS, FakeLake, run_crawl
 
 if TYPE_CHECKING:
-    from pipeline.crawl.terms import Batch
+    from pipeline.crawl.models import CommitBatch
 
 WORKERS: Final = 8
 COMMIT: Final = 20
 
 
-async def most(files: int, *, pause: float, details: bool) -> tuple[int, int]:
-    """The most tasks at once, and the most files that were fetched and not yet committed, in one crawl."""
-    terms = replace(WITH_DETAILS if details else LIST_ONLY, workers=WORKERS, commit_files=COMMIT, commit_seconds=0.05)
+async def measure_peaks(files: int, *, pause: float, details: bool) -> tuple[int, int]:
+    """Return the largest number of tasks, and of files fetched and not yet committed, in one crawl."""
+    options = replace(
+        WITH_DETAILS if details else LIST_ONLY, workers=WORKERS, commit_every_files=COMMIT, commit_every_seconds=0.05
+    )
     tasks = ahead = 0
     async with Emulator(files, seed=9, cache_bytes=0) as emulator:
-        shelf = Shelf()
+        lake = FakeLake()
         before = len(asyncio.all_tasks())
 
-        async def slow(batch: Batch) -> None:
+        async def slow(batch: CommitBatch) -> None:
             nonlocal tasks, ahead
             await asyncio.sleep(pause)
             # The emulator lives in this loop as well: a task for each of the client's connections.
             tasks = max(tasks, len(asyncio.all_tasks()) - before)
-            ahead = max(ahead, emulator.counts["detail"] - len(shelf.known) - len(batch.versions))
+            ahead = max(ahead, emulator.counts["detail"] - len(lake.stored) - len(batch.versions))
 
-        await crawled(emulator, shelf, terms, sink=slow)
-        assert len(shelf.known) == files
+        await run_crawl(emulator, lake, options, sink=slow)
+        assert len(lake.stored) == files
     return tasks, ahead
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.15])
-async def test_tasks_and_files_on_their_way_are_bounded(pause: float) -> None:
-    """A disk ten times slower than the service, or quick, and five times the files: no more tasks, no more ahead."""
-    few, many = await most(80, pause=pause, details=True), await most(400, pause=pause, details=True)
+async def test_tasks_and_in_flight_files_are_bounded(pause: float) -> None:
+    """With a slow or a fast disk, five times the files need no more tasks and no more files in flight."""
+    few, many = await measure_peaks(80, pause=pause, details=True), await measure_peaks(400, pause=pause, details=True)
     assert many[0] <= few[0] + 4 * WORKERS
     assert many[0] <= 6 * WORKERS + 20
     assert many[1] <= 2 * COMMIT + 4 * WORKERS
 
 
 async def test_lists_do_not_run_ahead_either() -> None:
-    """Without detail calls the same: what was listed waits for the disk."""
-    few, many = await most(200, pause=0.01, details=False), await most(2_000, pause=0.01, details=False)
+    """Without detail calls the listed files wait for the disk as well."""
+    few, many = (
+        await measure_peaks(200, pause=0.01, details=False),
+        await measure_peaks(2_000, pause=0.01, details=False),
+    )
     assert many[0] <= few[0] + 2 * WORKERS

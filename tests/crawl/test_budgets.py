@@ -1,4 +1,4 @@
-"""What a sync costs, counted in requests: lists are cut to fit, and nothing is asked for twice."""
+"""The number of requests of a sync: windows are split to fit in one response, and nothing is requested twice."""
 
 from __future__ import annotations
 
@@ -7,113 +7,116 @@ from typing import Final, Literal
 
 import pytest
 
-from pipeline.emulator import Emulator, WorldPlan, quirks_of
-from tests.crawl.crawling import LIST_ONLY, WITH_DETAILS, Shelf, crawled, differences
+from pipeline.emulator import Emulator, WorldPlan, make_quirks
+from tests.crawl.crawl_harness import LIST_ONLY, WITH_DETAILS, FakeLake, differences, run_crawl
 
 SEED: Final = 5
-FILES: Final = 20_000
+FILES: Final = 3_000
 PAGE: Final = 50
-_FAST: Final = replace(LIST_ONLY, commit_files=1_000, includes=("locations",))
+_FAST: Final = replace(LIST_ONLY, commit_every_files=1_000, includes=("locations",))
 
 
 @pytest.mark.parametrize(("spread", "factor"), [("even", 1.8), ("natural", 1.8), ("burst", 3.0), ("same-second", 3.0)])
 async def test_a_first_sync_of_many(spread: Literal["natural", "even", "burst", "same-second"], factor: float) -> None:
-    """A first sync takes no more list calls than a small multiple of the full pages there are."""
+    """A first sync makes at most a small multiple of the list calls that full pages would need."""
     plan = WorldPlan(files=FILES, seed=SEED, spread=spread)
     async with Emulator(plan=plan, cache_bytes=0) as emulator:
-        shelf = Shelf()
-        ran = await crawled(emulator, shelf, _FAST)
-        print(f"{spread}: {ran.lists} list calls, {ran.lists * PAGE / FILES:.2f} x files/{PAGE}, {ran.seconds:.1f} s")
-        assert len(shelf.known) == FILES
-        assert ran.lists <= factor * FILES / PAGE
-        assert not ran.unproven
+        lake = FakeLake()
+        result = await run_crawl(emulator, lake, _FAST)
+        print(
+            f"{spread}: {result.lists} list calls, {result.lists * PAGE / FILES:.2f} x files/{PAGE},"
+            f" {result.seconds:.1f} s"
+        )
+        assert len(lake.stored) == FILES
+        assert result.lists <= factor * FILES / PAGE
+        assert not result.inconsistent
 
 
 @pytest.mark.parametrize("profile", ["seen", "plain", "sparse", "contrary", "hostile"])
 async def test_a_first_sync_whatever_the_answers(profile: str) -> None:
-    """Answers that tell little cost more list calls, yet not many more."""
-    quirks = quirks_of(profile)
+    """Lists without hints need more list calls, but not many more."""
+    quirks = make_quirks(profile)
     async with Emulator(2_000, seed=SEED, quirks=quirks, cache_bytes=0) as emulator:
-        shelf = Shelf()
-        ran = await crawled(emulator, shelf, _FAST, token_in="header" if profile == "contrary" else "query")
+        lake = FakeLake()
+        result = await run_crawl(emulator, lake, _FAST, token_location="header" if profile == "contrary" else "query")
         page = quirks.page_cap or PAGE
-        print(f"{profile}: {ran.lists} list calls, {ran.lists * page / 2_000:.2f} x files/{page}")
-        assert len(shelf.known) == 2_000
-        assert ran.lists <= 6 * 2_000 / page
+        print(f"{profile}: {result.lists} list calls, {result.lists * page / 2_000:.2f} x files/{page}")
+        assert len(lake.stored) == 2_000
+        assert result.lists <= 6 * 2_000 / page
 
 
 @pytest.mark.parametrize("paging", ["none", "bare"])
 async def test_a_first_sync_without_counts(paging: str) -> None:
-    """Where nothing is counted a full page may not be all, so windows are cut to leave one place free."""
-    async with Emulator(2_000, seed=SEED, quirks=quirks_of("seen", {"paging": paging}), cache_bytes=0) as emulator:
-        shelf = Shelf()
-        ran = await crawled(emulator, shelf, _FAST)
-        print(f"{paging}: {ran.lists} list calls, {ran.lists * PAGE / 2_000:.2f} x files/{PAGE}")
-        assert len(shelf.known) == 2_000
-        assert ran.lists <= 1.8 * 2_000 / PAGE
+    """Without counts a full page may not be the last, so windows are split to leave one place free."""
+    async with Emulator(2_000, seed=SEED, quirks=make_quirks("seen", {"paging": paging}), cache_bytes=0) as emulator:
+        lake = FakeLake()
+        result = await run_crawl(emulator, lake, _FAST)
+        print(f"{paging}: {result.lists} list calls, {result.lists * PAGE / 2_000:.2f} x files/{PAGE}")
+        assert len(lake.stored) == 2_000
+        assert result.lists <= 1.8 * 2_000 / PAGE
 
 
 async def test_nothing_changed() -> None:
     """A second sync with nothing changed makes a handful of list calls and no detail call."""
     async with Emulator(400, seed=SEED) as emulator:
-        shelf = Shelf()
-        first = await crawled(emulator, shelf)
+        lake = FakeLake()
+        first = await run_crawl(emulator, lake)
         assert first.details == 400
-        second = await crawled(emulator, shelf)
+        second = await run_crawl(emulator, lake)
     assert second.details == 0
     assert second.lists <= 4
-    assert not second.tally.expanded
+    assert not second.stats.details_fetched
 
 
 async def test_ten_changed() -> None:
     """With ten changed files a sync makes ten detail calls, and the next one none."""
     async with Emulator(400, seed=SEED) as emulator:
-        shelf = Shelf()
-        await crawled(emulator, shelf)
-        emulator.world.update(emulator.world.some(10))
-        second = await crawled(emulator, shelf)
-        third = await crawled(emulator, shelf)
+        lake = FakeLake()
+        await run_crawl(emulator, lake)
+        emulator.world.update(emulator.world.pick_random(10))
+        second = await run_crawl(emulator, lake)
+        third = await run_crawl(emulator, lake)
         assert second.details == 10
         assert third.details == 0
-        assert differences(emulator, shelf) == []
+        assert differences(emulator, lake) == []
 
 
-async def test_a_change_within_the_stamp_second() -> None:
-    """A second change in the very second of the first is seen, though the stamp is the same."""
+async def test_a_change_within_the_second_of_the_timestamp() -> None:
+    """A second change within the same second is fetched, although the timestamp is the same."""
     async with Emulator(60, seed=SEED) as emulator:
-        shelf = Shelf()
+        lake = FakeLake()
         emulator.world.clock.set(emulator.world.clock.now())
         key = emulator.world.keys()[7]
         emulator.world.edit(key, "add-upload")
-        await crawled(emulator, shelf)
+        await run_crawl(emulator, lake)
         emulator.world.edit(key, "add-form")
-        second = await crawled(emulator, shelf)
+        second = await run_crawl(emulator, lake)
         assert second.details == 1
-        assert differences(emulator, shelf) == []
+        assert differences(emulator, lake) == []
 
 
 @pytest.mark.parametrize("includes", [(), ("fields",)])
-async def test_lists_that_tell_little(includes: tuple[Literal["fields"], ...]) -> None:
-    """Where the list does not show all, a file that was fetched close to its stamp is fetched once more."""
-    terms = replace(WITH_DETAILS, includes=includes)
+async def test_lists_with_few_includes(includes: tuple[Literal["fields"], ...]) -> None:
+    """If the list does not show every change, a file fetched soon after its timestamp is fetched again."""
+    options = replace(WITH_DETAILS, includes=includes)
     async with Emulator(60, seed=SEED) as emulator:
-        shelf = Shelf()
+        lake = FakeLake()
         key = emulator.world.keys()[7]
         emulator.world.edit(key, "add-upload")
-        await crawled(emulator, shelf, terms)
+        await run_crawl(emulator, lake, options)
         emulator.world.edit(key, "add-upload", at=emulator.world.records[key].updated)
-        second = await crawled(emulator, shelf, terms)
+        second = await run_crawl(emulator, lake, options)
         assert second.details == 1
         emulator.world.clock.advance(60)
-        assert (await crawled(emulator, shelf, terms)).details == 1
-        assert (await crawled(emulator, shelf, terms)).details == 0
+        assert (await run_crawl(emulator, lake, options)).details == 1
+        assert (await run_crawl(emulator, lake, options)).details == 0
 
 
 async def test_always() -> None:
-    """With expand = "always" every listed file is fetched in every run, and once a run."""
-    terms = replace(WITH_DETAILS, expand="always")
+    """With fetch_details = "always" every listed file is fetched once in every run."""
+    options = replace(WITH_DETAILS, fetch_details="always")
     async with Emulator(120, seed=SEED) as emulator:
-        shelf = Shelf()
-        emulator.world.touch(emulator.world.some(20))
-        assert (await crawled(emulator, shelf, terms)).details == 120
-        assert (await crawled(emulator, shelf, terms)).details == 20
+        lake = FakeLake()
+        emulator.world.touch(emulator.world.pick_random(20))
+        assert (await run_crawl(emulator, lake, options)).details == 120
+        assert (await run_crawl(emulator, lake, options)).details == 20

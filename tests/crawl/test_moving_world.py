@@ -1,4 +1,4 @@
-"""Nothing is lost while files are created, updated, closed and deleted during the crawl."""
+"""No file is lost while files are created, updated, closed and deleted during the crawl."""
 
 from __future__ import annotations
 
@@ -8,215 +8,219 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pipeline.crawl.flight import Flight
-from pipeline.crawl.terms import Known, Sight, Tally, WindowState
-from pipeline.crawl.windows import EVERYTHING
-from pipeline.emulator import quirks_of
-from pipeline.service.protocol import ListItem
+from pipeline.client.protocol import ListItem
+from pipeline.crawl.in_flight import InFlightFiles
+from pipeline.crawl.models import CrawlStats, ListObservation, PendingWindow, StoredVersion
+from pipeline.crawl.windows import ALL_TIME
+from pipeline.emulator import make_quirks
 from schemas.requests import INCLUDES, FileQuery
-from tests.crawl.crawling import (
+from tests.crawl.crawl_harness import (
     LIST_ONLY,
     WITH_DETAILS,
-    RestlessEmulator,
-    Shelf,
-    client_of,
-    crawled,
+    ChangingEmulator,
+    FakeLake,
     differences,
+    open_client,
     revisions,
+    run_crawl,
     untouched,
 )
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from pipeline.emulator.wire import Answer
+    from pipeline.emulator.http import Response
 
 FILES: Final = 260
 ORDERS: Final = ("updated-asc", "updated-desc", "shuffled", "id-asc")
 
 
-def restless(seed: int, **quirks: object) -> RestlessEmulator:
-    """A world for one seed."""
+def changing_emulator(seed: int, **quirks: object) -> ChangingEmulator:
+    """Return an emulator for one seed."""
     precision = ("seconds", "micros", "millis")[seed % 3]
     settings = {"precision": precision, "order": ORDERS[seed % len(ORDERS)], **quirks}
-    return RestlessEmulator(FILES, seed=seed, quirks=quirks_of("seen", settings))
+    return ChangingEmulator(FILES, seed=seed, quirks=make_quirks("seen", settings))
 
 
-async def crawl_twice(emulator: RestlessEmulator, *, pace: float, seconds: float, header: bool = False) -> None:
-    """Crawl while the world changes at every request, then once in quiet; nothing may be missing either time."""
-    shelf = Shelf()
-    options: dict[str, Any] = {"token_in": "header"} if header else {}
+async def crawl_twice(emulator: ChangingEmulator, *, pace: float, seconds: float, header: bool = False) -> None:
+    """Crawl while files change at every request, then once without changes; no file may be missing either time."""
+    lake = FakeLake()
+    client_options: dict[str, Any] = {"token_location": "header"} if header else {}
     async with emulator:
         before = revisions(emulator)
-        emulator.make_restless(emulator.plan.seed, pace=pace, seconds=seconds)
-        first = await crawled(emulator, shelf, **options)
-        emulator.calm()
+        emulator.start_changing(emulator.plan.seed, pace=pace, seconds=seconds)
+        first = await run_crawl(emulator, lake, **client_options)
+        emulator.stop_changing()
         left_alone = untouched(emulator, before)
         assert left_alone, "some files should have been left alone"
-        assert differences(emulator, shelf, left_alone) == []
+        assert differences(emulator, lake, left_alone) == []
         print(f"seed {emulator.plan.seed}: {emulator.world.changes} changes, {first.lists} lists")
         emulator.world.clock.advance(emulator.quirks.late_commit_seconds)
-        await crawled(emulator, shelf, **options)
-        assert differences(emulator, shelf) == []
+        await run_crawl(emulator, lake, **client_options)
+        assert differences(emulator, lake) == []
 
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_a_world_that_changes_within_seconds(seed: int) -> None:
     """With changes at every request, all within a few seconds, a quiet sync makes lake and service equal."""
-    await crawl_twice(restless(seed), pace=0.7, seconds=0.0)
+    await crawl_twice(changing_emulator(seed), pace=0.7, seconds=0.0)
 
 
 @pytest.mark.parametrize("seed", range(8, 14))
 async def test_a_world_that_changes_as_time_passes(seed: int) -> None:
     """The same while two seconds pass between two requests, so that the changes lie far apart."""
-    await crawl_twice(restless(seed), pace=0.7, seconds=2.0)
+    await crawl_twice(changing_emulator(seed), pace=0.7, seconds=2.0)
 
 
 @pytest.mark.parametrize("profile", ["sparse", "contrary", "hostile", "instances"])
 async def test_a_world_that_changes_and_tells_little(profile: str) -> None:
-    """The same for a service that answers otherwise in everything the interface leaves open."""
-    emulator = RestlessEmulator(FILES, seed=3, quirks=quirks_of(profile))
+    """The same for services that answer differently wherever the interface is undefined."""
+    emulator = ChangingEmulator(FILES, seed=3, quirks=make_quirks(profile))
     await crawl_twice(emulator, pace=0.3, seconds=0.5, header=profile == "contrary")
 
 
-async def paged(emulator: RestlessEmulator) -> set[int]:
-    """The ids that a client sees that walks page after page."""
-    async with client_of(emulator) as client:
+async def paged(emulator: ChangingEmulator) -> set[int]:
+    """Return the ids that a client reads page after page."""
+    async with open_client(emulator) as client:
         return {
             item.id
-            async for page in client.pages(FileQuery(include=INCLUDES))
+            async for page in client.iter_pages(FileQuery(include=INCLUDES))
             for item in page.items
             if item.id is not None
         }
 
 
 async def test_paging_by_number_loses_files() -> None:
-    """The test can fail: a client that pages through the same changing list misses files that nobody touched."""
+    """The test can fail: a client that pages through the same changing list misses unchanged files."""
     lost = 0
     for seed in range(0, 8, 4):
-        async with restless(seed) as emulator:
+        async with changing_emulator(seed) as emulator:
             before = revisions(emulator)
-            emulator.make_restless(seed, pace=4.0)
+            emulator.start_changing(seed, pace=4.0)
             seen = await paged(emulator)
-            emulator.calm()
+            emulator.stop_changing()
             lost += len(untouched(emulator, before) - seen)
     assert lost > 0
 
 
-async def test_a_file_that_never_rests() -> None:
-    """A file that is updated at every request arrives in the first run that meets it, and the run ends."""
-    async with restless(1) as emulator:
-        shelf = Shelf()
-        restless_key = emulator.world.keys()[100]
-        emulator.change = partial(emulator.world.touch, [restless_key])
-        ran = await crawled(emulator, shelf)
-        assert restless_key in shelf.known
-        assert len(shelf.known) == FILES
-        assert ran.lists < 150
-        second = await crawled(emulator, shelf)
+async def test_a_file_that_changes_at_every_request() -> None:
+    """A file that is updated at every request is stored by the first run, and the run ends."""
+    async with changing_emulator(1) as emulator:
+        lake = FakeLake()
+        changing_key = emulator.world.keys()[100]
+        emulator.change = partial(emulator.world.touch, [changing_key])
+        result = await run_crawl(emulator, lake)
+        assert changing_key in lake.stored
+        assert len(lake.stored) == FILES
+        assert result.lists < 150
+        second = await run_crawl(emulator, lake)
         assert second.details <= 20
 
 
-class MovingAway(RestlessEmulator):
-    """Right after the newest window was read for the first time, files of older ones are stamped anew."""
+class MovingAway(ChangingEmulator):
+    """Updates files of older windows right after the newest window was read for the first time."""
 
     moved: tuple[int, ...] = ()
 
-    async def _answer(self, request: web.BaseRequest, path: str, query: str, endpoint: str) -> tuple[Answer, str]:
-        answer = await super()._answer(request, path, query, endpoint)
+    async def _respond(self, request: web.BaseRequest, path: str, query: str, endpoint: str) -> tuple[Response, str]:
+        answer = await super()._respond(request, path, query, endpoint)
         if not self.moved and "updated_start" in query and "updated_end" not in query:
-            self.moved = tuple(self.world.update(self.world.some(5)))
+            self.moved = tuple(self.world.update(self.world.pick_random(5)))
         return answer
 
 
 async def test_files_that_move_behind_the_reader() -> None:
-    """Files that move into the newest window after it was read are in the lake when the run ends, by the sweep."""
+    """Files that move into the newest window after it was read are stored, because that window is read again."""
     async with MovingAway(FILES, seed=1) as emulator:
-        shelf = Shelf()
-        await crawled(emulator, shelf)
+        lake = FakeLake()
+        await run_crawl(emulator, lake)
         assert len(emulator.moved) == 5
-        assert differences(emulator, shelf) == []
+        assert differences(emulator, lake) == []
 
 
 @pytest.mark.parametrize("settled", [True, False])
 async def test_a_list_that_waited_too_long(settled: bool) -> None:  # noqa: FBT001
-    """An item that waited for its turn while a later version was committed never replaces it."""
-    later = Known(
-        updated_at=2_000_000, fetched_at=9_000_000, digest=b"", shape="", settled=settled,
-        deleted=False, instance=None, run_id="this",
+    """A list item that waited while a later version was committed never replaces that version."""
+    later = StoredVersion(
+        updated_at=2_000_000, fetched_at=9_000_000, digest=b"", fetch_signature="", is_stable=settled,
+        deleted=False, instance_id=None, run_id="this",
     )  # fmt: skip
-    tally = Tally()
-    flight = Flight(WITH_DETAILS, tally, run_id="this", lookup=lambda _: {7: later})
-    state = WindowState(EVERYTHING, sight=Sight(1.0, 2.0, 3_000_000))
-    await flight.issue([ListItem(7, None, 1_000_000, b"{}")], state)
-    assert tally.skipped == int(settled)
+    stats = CrawlStats()
+
+    async def lookup(_: object) -> dict[int, StoredVersion]:
+        return {7: later}
+
+    in_flight = InFlightFiles(WITH_DETAILS, stats, run_id="this", lookup=lookup)
+    state = PendingWindow(ALL_TIME, observation=ListObservation(1.0, 2.0, 3_000_000))
+    await in_flight.submit([ListItem(7, None, 1_000_000, b"{}")], state)
+    assert stats.skipped == int(settled)
     if not settled:
-        # The two documents of the later version disagreed: the list is asked once more, not believed.
-        assert (await flight.take()).outdated
+        # List item and detail of the later version disagreed: the list is read again.
+        assert (await in_flight.next_task()).must_relist
 
 
 async def test_a_file_from_the_future() -> None:
-    """A file stamped years ahead arrives in the first run, and does not move the horizon into the future."""
-    async with restless(2) as emulator:
-        shelf = Shelf()
+    """A file with a timestamp years ahead is stored by the first run, and does not move the watermark ahead."""
+    async with changing_emulator(2) as emulator:
+        lake = FakeLake()
         now = emulator.world.clock.now()
-        ahead = emulator.world.some(3)
+        ahead = emulator.world.pick_random(3)
         emulator.world.touch(ahead, at=now + 5 * 365 * 86_400 * 1_000_000)
-        await crawled(emulator, shelf)
-        assert set(ahead) <= set(shelf.known)
-        assert shelf.horizon is not None
-        assert shelf.horizon <= now // 1_000_000
-        emulator.world.update(emulator.world.some(5))
-        await crawled(emulator, shelf)
-        assert differences(emulator, shelf) == []
+        await run_crawl(emulator, lake)
+        assert set(ahead) <= set(lake.stored)
+        assert lake.watermark is not None
+        assert lake.watermark <= now // 1_000_000
+        emulator.world.update(emulator.world.pick_random(5))
+        await run_crawl(emulator, lake)
+        assert differences(emulator, lake) == []
 
 
 async def test_many_files_from_the_future() -> None:
     """More files than fit in a response, all in one second of the future, arrive too."""
-    async with restless(3) as emulator:
-        shelf = Shelf()
-        emulator.world.touch(emulator.world.some(120), at=4_102_444_800 * 1_000_000)
-        await crawled(emulator, shelf, LIST_ONLY)
-        assert len(shelf.known) == FILES
+    async with changing_emulator(3) as emulator:
+        lake = FakeLake()
+        emulator.world.touch(emulator.world.pick_random(120), at=4_102_444_800 * 1_000_000)
+        await run_crawl(emulator, lake, LIST_ONLY)
+        assert len(lake.stored) == FILES
 
 
 async def test_a_commit_that_shows_late() -> None:
-    """A change that the list shows only minutes after its stamp is picked up by the look-back of a later run."""
-    async with restless(4, late_commit_seconds=300.0) as emulator:
-        shelf = Shelf()
-        await crawled(emulator, shelf)
-        emulator.world.update(emulator.world.some(12))
+    """A change that is listed minutes after its timestamp is read by the lookback of a later run."""
+    async with changing_emulator(4, late_commit_seconds=300.0) as emulator:
+        lake = FakeLake()
+        await run_crawl(emulator, lake)
+        emulator.world.update(emulator.world.pick_random(12))
         emulator.world.create(3)
-        await crawled(emulator, shelf)
-        assert len(differences(emulator, shelf)) == 15
+        await run_crawl(emulator, lake)
+        assert len(differences(emulator, lake)) == 15
         emulator.world.clock.advance(310)
-        await crawled(emulator, shelf)
-        assert differences(emulator, shelf) == []
+        await run_crawl(emulator, lake)
+        assert differences(emulator, lake) == []
 
 
 @pytest.mark.parametrize("skew", [-240.0, 240.0])
 async def test_a_clock_that_is_wrong(skew: float) -> None:
-    """A Date that runs ahead of the stamps or behind them, by less than the look-back, loses nothing."""
-    async with restless(5, date_skew_seconds=skew) as emulator:
-        shelf = Shelf()
+    """A `Date` that differs from the timestamps by less than the lookback loses no file."""
+    async with changing_emulator(5, date_skew_seconds=skew) as emulator:
+        lake = FakeLake()
         for _ in range(3):
-            await crawled(emulator, shelf)
+            await run_crawl(emulator, lake)
             emulator.world.clock.advance(45)
-            emulator.world.update(emulator.world.some(6))
+            emulator.world.update(emulator.world.pick_random(6))
             emulator.world.create(2)
-        await crawled(emulator, shelf)
-        assert differences(emulator, shelf) == []
+        await run_crawl(emulator, lake)
+        assert differences(emulator, lake) == []
 
 
 async def test_batches_keep_the_order_of_versions() -> None:
-    """A file that was updated while it was on its way is committed as it is in the end, never an older version last."""
-    terms = replace(WITH_DETAILS, commit_files=7, commit_seconds=0.01)
-    async with restless(6) as emulator:
-        shelf = Shelf()
-        emulator.make_restless(6, pace=0.7)
-        await crawled(emulator, shelf, terms, windows=[EVERYTHING])
+    """A file that is updated while in flight is committed in its last version, never an older one last."""
+    options = replace(WITH_DETAILS, commit_every_files=7, commit_every_seconds=0.01)
+    async with changing_emulator(6) as emulator:
+        lake = FakeLake()
+        emulator.start_changing(6, pace=0.7)
+        await run_crawl(emulator, lake, options, windows=[ALL_TIME])
         latest: dict[int, int] = {}
-        for batch in shelf.batches:
+        for batch in lake.batches:
             for version in batch.versions:
                 assert latest.get(version.file_id, 0) <= (version.updated_at or 0)
                 latest[version.file_id] = version.updated_at or 0

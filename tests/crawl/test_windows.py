@@ -1,4 +1,4 @@
-"""The planner: whatever the stamps, its windows tile time, fit in a response, and get on; coverage is set algebra."""
+"""Windows: whatever the timestamps, sub-windows tile their window, fit in a response, and end; coverage is a set."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline.crawl.windows import (
-    EVERYTHING,
-    FIRST,
-    LAST,
-    NARROW,
+    ALL_TIME,
+    MAX_SECOND,
+    MIN_SECOND,
+    MIN_WINDOW_SECONDS,
     Window,
-    cover,
-    cut,
-    gaps,
-    halve,
-    horizon,
-    trusted,
-    uncover,
+    add_span,
+    contiguous_end,
+    covered_span,
+    remove_span,
+    split_by_time,
+    split_by_timestamps,
+    uncovered_windows,
 )
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from pipeline.crawl.windows import Coverage
 
-SPAN: Final = 24  # the seconds of the small worlds: 0 to 23; one more on each side stands for all beyond
+SPAN: Final = 24  # the seconds of the small worlds: 0 to 23; one more on each side represents all other seconds
 BEFORE, AFTER = -1, SPAN
 TIME: Final = range(BEFORE, AFTER + 1)
 
@@ -50,17 +50,17 @@ spread_lists = st.lists(st.integers(0, 100_000), max_size=300).map(sorted)
 
 
 def seconds_of(start: int | None, end: int | None) -> set[int]:
-    """The seconds of a span, of those in TIME."""
+    """Return the seconds of a span that are in TIME."""
     return {at for at in TIME if (start is None or at >= start) and (end is None or at < end)}
 
 
 def covered(coverage: Coverage) -> set[int]:
-    """The seconds that a coverage holds."""
+    """Return the seconds of a coverage."""
     return set().union(*(seconds_of(low, high) for low, high in coverage))
 
 
 def assert_tiles(window: Window, tiles: Sequence[Window]) -> None:
-    """No gap, no overlap, nothing beyond, nothing empty."""
+    """Assert that tiles have no gap and no overlap, and that none is empty or outside of the window."""
     assert tiles[0].start == window.start
     assert tiles[-1].end == window.end
     for left, right in pairwise(tiles):
@@ -70,91 +70,91 @@ def assert_tiles(window: Window, tiles: Sequence[Window]) -> None:
         assert tile.start is None or tile.end is None or tile.start < tile.end
 
 
-def asked_for(window: Window, stamps: Sequence[int]) -> int:
-    """How many of the stamps, in seconds, may come in answer to the window."""
-    return sum(window.holds(stamp) for stamp in stamps)
+def count_matches(window: Window, stamps: Sequence[int]) -> int:
+    """Return how many of the timestamps may be in the answer to the window's query."""
+    return sum(window.may_contain(stamp) for stamp in stamps)
 
 
 @given(windows(), stamp_lists, st.integers(1, 12))
-def test_cut_tiles_the_window(window: Window, stamps: list[int], limit: int) -> None:
-    """The tiles of a cut follow each other without gap or overlap, from the window's start to its end."""
-    assert_tiles(window, cut(window, stamps, limit))
+def test_split_by_timestamps_tiles_the_window(window: Window, stamps: list[int], limit: int) -> None:
+    """The sub-windows follow each other without gap or overlap, from the window's start to its end."""
+    assert_tiles(window, split_by_timestamps(window, stamps, limit))
 
 
 @given(st.one_of(windows(), windows(0, 100_000)), st.one_of(stamp_lists, spread_lists), st.integers(1, 12))
-@example(EVERYTHING, [0, 5, 7, 8, 20], 2)
-def test_no_tile_is_asked_for_more_than_fits(window: Window, stamps: list[int], limit: int) -> None:
-    """A tile that is not crowded holds at most as many stamps as fit, those of its widened bounds counted in."""
-    for tile in cut(window, stamps, limit):
-        if not tile.crowded:
-            assert asked_for(tile, stamps) <= limit
+@example(ALL_TIME, [0, 5, 7, 8, 20], 2)
+def test_no_tile_matches_more_than_fits(window: Window, stamps: list[int], limit: int) -> None:
+    """A sub-window that does not overflow matches at most as many timestamps as fit, with its widened bounds."""
+    for tile in split_by_timestamps(window, stamps, limit):
+        if not tile.overflows:
+            assert count_matches(tile, stamps) <= limit
 
 
 @given(windows(), stamp_lists, st.integers(1, 12))
-def test_a_crowd_is_a_crowd(window: Window, stamps: list[int], limit: int) -> None:
-    """A crowded tile has more stamps than fit in the last seconds before its end, where it will be paged."""
-    for tile in cut(window, stamps, limit):
-        if tile.crowded and tile.end is not None and tile.end != window.end:
-            assert asked_for(Window(tile.end - NARROW, tile.end), stamps) > limit
+def test_an_overflow_is_at_the_end_of_its_window(window: Window, stamps: list[int], limit: int) -> None:
+    """An overflowing sub-window has too many timestamps in its last seconds, where it is read by pages."""
+    for tile in split_by_timestamps(window, stamps, limit):
+        if tile.overflows and tile.end is not None and tile.end != window.end:
+            assert count_matches(Window(tile.end - MIN_WINDOW_SECONDS, tile.end), stamps) > limit
 
 
 @given(stamp_lists.filter(bool), st.integers(1, 12))
-def test_cut_makes_few_tiles(stamps: list[int], limit: int) -> None:
-    """There are never more tiles than stamps allow: each but the last leaves a stamp behind it."""
-    assert len(cut(EVERYTHING, stamps, limit)) <= len(set(stamps)) + 1
+def test_there_are_few_sub_windows(stamps: list[int], limit: int) -> None:
+    """There are at most as many sub-windows as timestamps, and one more."""
+    assert len(split_by_timestamps(ALL_TIME, stamps, limit)) <= len(set(stamps)) + 1
 
 
 @given(windows(), st.lists(st.integers(-5, SPAN + 5)), st.integers(-3, SPAN + 3), st.integers(2, 16))
-def test_halves_tile_the_window(window: Window, seen: list[int], now: int, pieces: int) -> None:
-    """The parts of a window that is cut by time follow each other without gap or overlap, and are at least two."""
+def test_split_by_time_tiles_the_window(window: Window, seen: list[int], now: int, pieces: int) -> None:
+    """A window that is split by time has at least two sub-windows, without gap or overlap."""
     if window.is_narrow:
         return
-    parts = halve(window, seen=seen, now=now, pieces=pieces)
+    parts = split_by_time(window, known=seen, now=now, pieces=pieces)
     assert_tiles(window, parts)
     assert len(parts) >= 2
 
 
 @given(windows(), st.integers(-3, SPAN + 3), st.integers(2, 16))
-def test_cutting_by_time_comes_to_an_end(window: Window, now: int, pieces: int) -> None:
-    """However often the oldest part overflows, it is too narrow to be cut after a bounded number of cuts."""
+def test_splitting_by_time_ends(window: Window, now: int, pieces: int) -> None:
+    """However often the oldest sub-window overflows, it is narrow after a bounded number of splits."""
     for _ in range(64):
         if window.is_narrow:
             return
-        window = halve(window, seen=(), now=now, pieces=pieces)[0]
-    pytest.fail(f"{window} is still cut")
+        window = split_by_time(window, known=(), now=now, pieces=pieces)[0]
+    pytest.fail(f"{window} is still split")
 
 
 def test_the_ends_of_time_are_narrow() -> None:
-    """Before the first second and after the last one that can be asked for there is nothing left to cut."""
-    assert Window(None, FIRST).is_narrow
-    assert Window(LAST, None).is_narrow
-    assert not EVERYTHING.is_narrow
+    """A window before the first second or after the last one is not split."""
+    assert Window(None, MIN_SECOND).is_narrow
+    assert Window(MAX_SECOND, None).is_narrow
+    assert not ALL_TIME.is_narrow
 
 
 @given(windows(), st.integers(0, SPAN * 10 - 1))
-def test_bounds_may_be_taken_either_way(window: Window, tenth: int) -> None:
-    """A stamp inside a window lies inside what is asked for, be the bounds inclusive or exclusive."""
+def test_inclusive_and_exclusive_bounds_are_equal(window: Window, tenth: int) -> None:
+    """A timestamp inside a window matches its query, whether the bounds are inclusive or exclusive."""
     second, fraction = divmod(tenth, 10)
     inside = (window.start is None or second >= window.start) and (window.end is None or second < window.end)
-    low, high = window.asked()
+    low, high = window.query_bounds()
     moment = second + fraction / 10
     if inside:
         assert low is None or moment > low
         assert high is None or moment < high
     inclusive = (low is None or moment >= low) and (high is None or moment <= high)
-    assert not inclusive or window.holds(second)
+    assert not inclusive or window.may_contain(second)
 
 
 @given(st.lists(st.tuples(st.booleans(), bounds, bounds), max_size=10))
 def test_coverage_is_a_set(steps: list[tuple[bool, int | None, int | None]]) -> None:
-    """Covering and uncovering spans, empty ones too, gives union and difference, as disjoint spans in order."""
+    """Adding and removing spans, empty ones too, gives union and difference, as disjoint spans in order."""
     coverage: Coverage = ()
-    held: set[int] = set()
+    expected: set[int] = set()
     for adds, start, end in steps:
         span = seconds_of(start, end)
-        coverage = cover(coverage, start, end) if adds else uncover(coverage, start, end)
-        held = held | span if adds else held - span
-        assert covered(coverage) == held
+        coverage = add_span(coverage, start, end) if adds else remove_span(coverage, start, end)
+        expected = expected | span if adds else expected - span
+        assert covered(coverage) == expected
         for (_, left), (right, _) in pairwise(coverage):
             assert left is not None
             assert right is not None
@@ -167,25 +167,25 @@ def coverages(draw: st.DrawFn) -> Coverage:
     coverage: Coverage = ()
     for start, end in draw(st.lists(st.tuples(bounds, bounds), max_size=5)):
         if start is None or end is None or start < end:
-            coverage = cover(coverage, start, end)
+            coverage = add_span(coverage, start, end)
     return coverage
 
 
 @given(coverages(), bounds, bounds)
-def test_gaps_are_what_is_not_covered(coverage: Coverage, since: int | None, until: int | None) -> None:
-    """The gaps of a span and what is covered of it are the whole span, without overlap, oldest first."""
+def test_uncovered_windows_are_the_complement(coverage: Coverage, since: int | None, until: int | None) -> None:
+    """The uncovered windows and the coverage of a span are the whole span, without overlap, oldest first."""
     if since is not None and until is not None and since >= until:
         return
-    found = gaps(coverage, since, until)
+    found = uncovered_windows(coverage, since, until)
     assert found == sorted(found, key=lambda gap: BEFORE - 1 if gap.start is None else gap.start)
     missing = [at for gap in found for at in sorted(seconds_of(gap.start, gap.end))]
     assert missing == sorted(seconds_of(since, until) - covered(coverage))
 
 
 @given(coverages())
-def test_the_horizon_has_no_gap_before_it(coverage: Coverage) -> None:
-    """Everything before the horizon is covered; where the beginning is not covered there is none."""
-    reached = horizon(coverage)
+def test_the_watermark_has_no_gap_before_it(coverage: Coverage) -> None:
+    """Everything before the watermark is covered; without a covered beginning there is no watermark."""
+    reached = contiguous_end(coverage)
     if reached is None:
         assert coverage in {(), ((None, None),)} or coverage[0][0] is not None
     else:
@@ -194,16 +194,18 @@ def test_the_horizon_has_no_gap_before_it(coverage: Coverage) -> None:
 
 
 @given(windows(), st.integers(0, SPAN), st.integers(0, SPAN))
-def test_trust_ends_before_the_look_back(window: Window, listed_at: int, look_back: int) -> None:
-    """Of a finished window of a killed run counts what lies inside it and before its list less the look-back."""
-    span = trusted(window, listed_at, look_back)
-    inside = {at for at in seconds_of(window.start, window.end) if at < listed_at - look_back}
+def test_the_covered_span_ends_before_the_lookback(window: Window, listed_at: int, lookback: int) -> None:
+    """A completed window of a killed run covers its seconds up to the lookback before its list."""
+    span = covered_span(window, listed_at, lookback)
+    inside = {at for at in seconds_of(window.start, window.end) if at < listed_at - lookback}
     assert (set() if span is None else seconds_of(*span)) == inside
 
 
 @given(coverages(), windows(), st.integers(0, SPAN), st.integers(0, SPAN))
-def test_an_untrusted_window_covers_nothing(coverage: Coverage, window: Window, listed_at: int, look_back: int) -> None:
-    """Covering what is trusted never covers a second that is neither covered before nor trusted."""
-    span = trusted(window, listed_at, look_back)
+def test_a_covered_span_adds_only_its_seconds(
+    coverage: Coverage, window: Window, listed_at: int, lookback: int
+) -> None:
+    """Adding a covered span covers no other second."""
+    span = covered_span(window, listed_at, lookback)
     if span is not None:
-        assert covered(cover(coverage, *span)) == covered(coverage) | seconds_of(*span)
+        assert covered(add_span(coverage, *span)) == covered(coverage) | seconds_of(*span)

@@ -24,7 +24,7 @@ _FLAGS: Final = (
     *("--disable-extensions", "--metrics-recording-only", "--mute-audio", "--force-color-profile=srgb"),
     *("--remote-debugging-port=0", "--remote-debugging-address=127.0.0.1"),
 )
-_WAIT: Final = 40
+_WAIT: Final = 300
 
 
 def installed() -> str | None:

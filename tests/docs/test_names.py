@@ -1,7 +1,8 @@
-"""Nothing in the documents is named that does not exist, and no command goes unnamed."""
+"""Everything that the documents name exists, and every command is documented."""
 
 from __future__ import annotations
 
+import ast
 import re
 from contextlib import suppress
 from functools import cache
@@ -12,32 +13,51 @@ from typer import Exit as Leaving
 from typer.main import get_command
 
 from pipeline import cli
-from pipeline.errors import Exit
-from pipeline.lake.faces import FACES, FRESHNESS
+from pipeline.config import load_all_sources
+from pipeline.errors import ExitCode
+from pipeline.lake.meta_tables import FRESHNESS_COLUMNS, META_TABLES
+from pipeline.lake.request_log import OrderState
+from pipeline.monitoring.metrics import METRICS
 from pipeline.settings import Settings
-from pipeline.sources import settings_of_all
 from schemas.tables import TABLES
-from tests.docs.readme import CHANGELOG, README, ROOT, Document, calls
+from tests.docs import documents
+from tests.docs.documents import ARCHITECTURE, DOCUMENTS, OPERATIONS, ROOT, Document, calls
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-DOCUMENTS: Final = {"README.md": README, "CHANGELOG.md": CHANGELOG}
-_OF_OTHERS: Final = frozenset(
+_FOR_DEVELOPERS: Final = {"docs/architecture.md", "docs/glossary.md", "CONTRIBUTING.md", "docs/contributing.md"}
+"""Documents that name functions and patterns."""
+
+_EXTERNAL_NAMES: Final = frozenset(
     {
         "SSL_CERT_FILE",  # OpenSSL's
         "hard_delete",  # dlt's
+        *(
+            "unknown_key",
+            "type_mismatch",
+            "not_ordered",
+        ),  # values in meta.*
+        "exit_code",  # a label of scanlake_runs_total
+        *OrderState,
+        *(metric.name for metric in METRICS),
     }
 )
 _FLAG: Final = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")
-_META: Final = frozenset({*(face.name for face in FACES), "freshness", "data_dictionary"})
+_META: Final = frozenset({*(table.name for table in META_TABLES), "freshness", "data_dictionary"})
 
 
 @cache
-def _command(verb: str) -> Any:
+def _command(name: str) -> Any:
     root: Any = get_command(cli.app)
-    context = root.make_context(cli.NAME, [verb], resilient_parsing=True)
-    return root.resolve_command(context, [verb])[1]
+    context = root.make_context(cli.NAME, [name], resilient_parsing=True)
+    return root.resolve_command(context, [name])[1]
+
+
+def _command_name(words: list[str]) -> str | None:
+    """Return the command that the words after `scanlake` begin with, None if they begin with none."""
+    names = [" ".join(words[:count]) for count in (2, 1)]
+    return next((name for name in names if name in cli.COMMANDS), None)
 
 
 def _flags(command: Any) -> set[str]:
@@ -49,8 +69,8 @@ def _flags(command: Any) -> set[str]:
 
 @cache
 def _all_flags() -> frozenset[str]:
-    found = _flags(get_command(cli.app))
-    return frozenset(found.union(*(_flags(_command(verb)) for verb in cli.VERBS)))
+    root = _flags(get_command(cli.app))
+    return frozenset(root.union(*(_flags(_command(name)) for name in cli.COMMANDS)))
 
 
 @cache
@@ -60,21 +80,27 @@ def _source() -> str:
 
 @cache
 def _names() -> frozenset[str]:
-    """Every name that a reader may meet in backticks: tables, columns, settings, states of things."""
-    views = (row[0].strip("`") for row in README.table("view for people"))
+    """Return every name that can be in backticks: tables, columns, settings."""
+    views = (row[0].strip("`") for row in documents.TABLES.table("view"))
     columns = (column.name for table in TABLES for column in table.columns)
-    of_meta = (name for face in FACES for name, _, _ in face.columns)
-    fresh = (name for name, _, _ in FRESHNESS)
+    of_meta = (name for table in META_TABLES for name, _, _ in table.columns)
+    fresh = (name for name, _, _ in FRESHNESS_COLUMNS)
     tables = (table.name for table in TABLES)
     return frozenset([*views, *columns, *of_meta, *fresh, *tables, *_META, *Settings.model_fields, "_source"])
 
 
-@pytest.mark.parametrize("verb", cli.VERBS)
-def test_every_verb_is_shown_in_use(verb: str) -> None:
-    """Beyond the table of commands, the README shows every verb at work, or speaks of it."""
-    in_blocks = {call[0] for step in README.steps for call in calls(step.command) if call}
-    spoken = {text.split()[1] for text in README.ticked if re.match(r"scanlake [a-z]", text)}
-    assert verb in in_blocks | spoken
+@cache
+def _commands_in_use() -> frozenset[str]:
+    written = [document for name, document in DOCUMENTS.items() if name != "docs/cli.md"]
+    lines = [call for document in written for step in document.steps for call in calls(step.command)]
+    lines += [text.split()[1:] for document in written for text in document.code_spans if text.startswith("scanlake ")]
+    return frozenset(name for line in lines if (name := _command_name(line)))
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_is_shown_in_use(command: str) -> None:
+    """Beyond the generated reference, the documents show every command in use."""
+    assert command in _commands_in_use()
 
 
 @pytest.mark.parametrize(
@@ -82,91 +108,117 @@ def test_every_verb_is_shown_in_use(verb: str) -> None:
     [call for document in DOCUMENTS.values() for step in document.steps for call in calls(step.command)],
     ids=" ".join,
 )
-def test_every_command_line_is_understood(call: list[str]) -> None:
-    """The command's own parser takes each line that the documents show."""
+def test_every_command_line_is_valid(call: list[str]) -> None:
+    """The command's own parser accepts each line in the documents."""
     root = get_command(cli.app)
-    verb = next((word for word in call if word in cli.VERBS), None)
-    if verb is None:
+    index = next((index for index in range(len(call)) if _command_name(call[index:])), len(call))
+    name = _command_name(call[index:])
+    if name is None:
         assert set(call) <= _flags(root), call
         return
-    place = call.index(verb)
-    outer = root.make_context(cli.NAME, [*call[:place], verb])
-    with suppress(Leaving):  # an option that shows something and leaves
-        _command(verb).make_context(verb, call[place + 1 :], parent=outer)
+    words = name.split()
+    outer = root.make_context(cli.NAME, [*call[:index], *words])
+    with suppress(Leaving):  # an option that prints something and exits
+        _command(name).make_context(name, call[index + len(words) :], parent=outer)
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_no_verb_or_flag_is_invented(name: str) -> None:
-    """A verb after `scanlake`, and a flag in backticks, exist; a flag beside its verb belongs to that verb."""
-    for text in DOCUMENTS[name].ticked:
+def test_every_command_and_flag_exists(name: str) -> None:
+    """A command after `scanlake`, and a flag in backticks, exist; a flag beside its command belongs to it."""
+    for text in DOCUMENTS[name].code_spans:
         words = text.split()
-        verb = words[1] if words[0] == "scanlake" and len(words) > 1 else words[0]
-        if words[0] == "scanlake" and not verb.startswith("-"):
-            assert verb in cli.VERBS, text
-        if words[0] in {"pip", "duckdb", "sha256sum", "umask", "make"}:
+        arguments = words[1:] if words[0] == "scanlake" else words
+        command = _command_name(arguments)
+        if words[0] == "scanlake" and arguments and not arguments[0].startswith(("-", "[")):
+            assert command, text
+        if words[0] in {"pip", "duckdb", "sha256sum", "umask", "make", "mkdocs", "ssh-keygen"}:
             continue
-        allowed = _flags(_command(verb)) if verb in cli.VERBS and len(words) > 1 else _all_flags()
+        allowed = _flags(_command(command)) if command and len(words) > 1 else _all_flags()
         assert set(_FLAG.findall(text.partition('"')[0])) <= allowed, text
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_no_name_is_invented(name: str) -> None:
-    """Names with an underscore in backticks are tables, columns or settings; those of meta are its tables."""
-    for text in DOCUMENTS[name].ticked:
+@pytest.mark.parametrize("name", sorted(set(DOCUMENTS) - _FOR_DEVELOPERS))
+def test_every_name_exists(name: str) -> None:
+    """Names with an underscore in backticks are tables, columns, settings or metrics."""
+    for text in DOCUMENTS[name].code_spans:
         for word in re.findall(r"(?<![\w.])meta\.(\w+)", text):
             assert word in _META, text
         if re.fullmatch(r"_?[a-z]+(_[a-z]+)+", text):
-            assert text in _names() | _OF_OTHERS, text
+            assert text in _names() | _EXTERNAL_NAMES, text
         for word in re.findall(r"\b[A-Z]+_[A-Z_]+[A-Z]\b", text):
-            assert word.startswith("SCANLAKE_") or word in _OF_OTHERS or f'"{word}"' in _source(), word
+            assert word.startswith("SCANLAKE_") or word in _EXTERNAL_NAMES or f'"{word}"' in _source(), word
 
 
 def test_the_settings_shown_exist(tmp_path: Path) -> None:
-    """The TOML that is shown is a settings file that scanlake takes, and the settings listed exist."""
-    for number, block in enumerate(README.blocks("toml")):
+    """The TOML blocks are valid settings files, and the listed settings exist."""
+    assert OPERATIONS.blocks("toml")
+    for number, block in enumerate(OPERATIONS.blocks("toml")):
         path = tmp_path / f"{number}.toml"
         path.write_text(block)
-        assert settings_of_all(path)
-    shown = {name for row in README.table("setting") for name in re.findall(r"`([a-z_]+)`", row[0])}
-    assert shown <= set(Settings.model_fields)
+        assert load_all_sources(path)
+    listed = {name for row in OPERATIONS.table("setting") for name in re.findall(r"`([a-z_]+)`", row[0])}
+    assert listed <= set(Settings.model_fields)
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_no_variable_is_invented(name: str) -> None:
-    """SCANLAKE_ is followed by a setting, by the token of a source that is shown, or by what the code asks for."""
+def test_every_variable_exists(name: str) -> None:
+    """A variable SCANLAKE_* is a setting, the token of a documented source, or a variable that the code reads."""
     text = DOCUMENTS[name].text
-    sources = {found.upper() for found in re.findall(r"^\[sources\.(\w+)\]", text, re.MULTILINE)} | {"NAME"}
+    sources = {source.upper() for source in re.findall(r"^\[sources\.(\w+)\]", text, re.MULTILINE)} | {"NAME"}
     for word in re.findall(r"SCANLAKE_(\w+)", text):
         of_source = word.startswith("TOKEN_") and word.removeprefix("TOKEN_") in sources
-        assert of_source or word.lower() in Settings.model_fields or f'"SCANLAKE_{word}"' in _source(), word
+        in_code = word in {"_", "ALERT_"} or f'"SCANLAKE_{word}"' in _source()
+        assert of_source or word.lower() in Settings.model_fields or in_code, word
 
 
-def test_the_exit_codes_are_all_there() -> None:
-    """The table of exit codes has each of them once, in order."""
-    assert [int(row[0]) for row in README.table("exit code")] == [int(code) for code in Exit]
-    assert all(len(row) == 3 and all(row) for row in README.table("exit code"))
+def test_all_exit_codes_are_listed() -> None:
+    """The table of exit codes has each code once, in order."""
+    assert [int(row[0]) for row in OPERATIONS.table("exit code")] == [int(code) for code in ExitCode]
+    assert all(len(row) == 3 and all(row) for row in OPERATIONS.table("exit code"))
 
 
-def test_the_schema_meta_is_named_whole() -> None:
-    """The README names every table of meta."""
-    (listed,) = re.findall(r"Schema `meta` says(.*?)\.\n", README.prose, re.DOTALL)
-    assert set(re.findall(r"`(\w+)`", listed)) == _META
+def test_all_meta_tables_are_listed() -> None:
+    """The table of meta tables has each of them."""
+    assert {row[0].strip("`").removeprefix("meta.") for row in documents.TABLES.table("meta table")} == _META
+
+
+def test_all_metrics_are_listed() -> None:
+    """The table of metrics has each metric once."""
+    listed = [name for row in OPERATIONS.table("metric") for name in re.findall(r"`(\w+)`", row[0])]
+    assert sorted(listed) == sorted(metric.name for metric in METRICS)
+
+
+@pytest.mark.parametrize("row", ARCHITECTURE.table("step"), ids=lambda row: f"{row[1]}: {row[2]}".replace("`", ""))
+def test_the_trace_names_functions_that_exist(row: list[str]) -> None:
+    """Each function in the trace of a sync is defined in the file beside it."""
+    path, function = row[1].strip("`"), row[2].strip("`")
+    body: list[ast.stmt] = ast.parse((ROOT / path).read_text(encoding="utf-8")).body
+    for name in function.split("."):
+        (definition,) = [
+            node
+            for node in body
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name
+        ]
+        body = definition.body
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_links_lead_somewhere(name: str) -> None:
-    """A link names a title of the document, a file of the repository, or an address by https."""
+def test_every_link_has_a_target(name: str) -> None:
+    """A link refers to a title, a file of the repository, or an https address."""
     document: Document = DOCUMENTS[name]
     for link in document.links:
-        if link.startswith("#"):
-            assert link[1:] in document.anchors, link
-        elif not link.startswith("https://"):
-            assert (ROOT / link.partition("#")[0]).exists(), link
+        if link.startswith("https://"):
+            continue
+        target, _, anchor = link.partition("#")
+        path = (document.path.parent / target).resolve() if target else document.path
+        assert path.exists(), link
+        if anchor:
+            assert anchor in Document(path).anchors, link
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_files_and_targets_that_are_named_exist(name: str) -> None:
-    """Files below configs/ that a command or a sentence names are there, and so is each target of make."""
+def test_named_files_and_targets_exist(name: str) -> None:
+    """Files below configs/ and targets of make that a document names exist."""
     text = DOCUMENTS[name].text
     for path in re.findall(r"\bconfigs/[\w./-]*\w", text):
         assert (ROOT / path).exists(), path
@@ -174,7 +226,7 @@ def test_files_and_targets_that_are_named_exist(name: str) -> None:
     assert set(re.findall(r"(?:`|\$ )make ([a-z-]+)", text)) <= targets
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_lines_can_be_read_in_a_terminal(name: str) -> None:
-    """No line is longer than 120 characters."""
+@pytest.mark.parametrize("name", sorted(set(DOCUMENTS) - {"docs/cli.md", "docs/settings.md"}))
+def test_lines_fit_a_terminal(name: str) -> None:
+    """No line of a written document is longer than 120 characters."""
     assert [line for line in DOCUMENTS[name].text.splitlines() if len(line) > 120] == []

@@ -1,4 +1,4 @@
-"""What the README shows as printed is what is printed, but for figures and widths."""
+"""The output blocks of the documents equal the printed output, except for numbers and widths."""
 
 from __future__ import annotations
 
@@ -7,64 +7,79 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from pipeline.cli import VERBS
+from pipeline.cli import COMMANDS
 from tests.docs.diagram import diagram, strange
-from tests.docs.readme import README
+from tests.docs.documents import CLI, README, TABLES, TUTORIAL, Document
+from tests.docs.generate import DOCS, PAGES, render
 
 if TYPE_CHECKING:
-    from tests.docs.conftest import Lived
+    from tests.docs.conftest import PopulatedLake
 
-_FIGURE: Final = re.compile(r"\d[\d,.:TZ-]*")
+_NUMBER: Final = re.compile(r"\d[\d,.:TZ-]*(?: (?:bytes|kB|MB|GB)\b)?")
 _ADDRESS: Final = re.compile(r"https?://\S+|/\S*/")
 
 
 def _shape(text: str) -> list[str]:
-    """The lines without figures, addresses and widths."""
-    plain = (" ".join(_FIGURE.sub("#", _ADDRESS.sub("@", line)).split()) for line in text.splitlines())
+    """Return the lines without numbers, their units of size, addresses and widths."""
+    plain = (" ".join(_NUMBER.sub("#", _ADDRESS.sub("@", line)).split()) for line in text.splitlines())
     return [line for line in plain if line]
 
 
-def _shown(command: str) -> str:
-    return next(step.printed for step in README.steps if step.command.startswith(command))
+def _documented(command: str, document: Document = TUTORIAL) -> str:
+    return next(step.output for step in document.steps if step.command.startswith(command) and step.output)
 
 
 @pytest.mark.parametrize("command", ["scanlake doctor", "scanlake plan", "scanlake query"])
-def test_the_first_minutes_look_as_shown(command: str, lived: Lived) -> None:
-    """A newcomer sees what the README shows, line by line; how full the disk is may differ."""
-    found, shown = (
-        [line for line in _shape(text) if " disk " not in line] for text in (lived.printed[command], _shown(command))
+def test_first_commands_print_the_documented_output(command: str, populated_lake: PopulatedLake) -> None:
+    """The first commands print the tutorial's lines; only the line about the disk can differ."""
+    printed, documented = (
+        [line for line in _shape(text) if " disk " not in line]
+        for text in (populated_lake.output[command], _documented(command))
     )
-    assert found == shown
+    assert printed == documented
 
 
-def test_init_says_what_is_shown(lived: Lived) -> None:
-    """After its questions `init` prints what the README shows; a token that is there is not written again."""
-    shown = [line for line in _shape(_shown("scanlake init")) if not line.startswith(("Address of", "Token (not"))]
-    assert _shape(lived.printed["scanlake init"]) == [line for line in shown if not line.startswith("written: token")]
+def test_init_prints_the_documented_output(populated_lake: PopulatedLake) -> None:
+    """After its prompts `init` prints the tutorial's lines; an existing token file is not written again."""
+    omitted = ("Address of", "Token (not", "written: token")
+    documented = [line for line in _shape(_documented("scanlake init")) if not line.startswith(omitted)]
+    assert _shape(populated_lake.output["scanlake init"]) == documented
 
 
-def test_a_sync_sums_up_as_shown(lived: Lived) -> None:
-    """A sync's summary has the lines that the README shows; how its pace came about may differ."""
-    found, shown = (_shape(text) for text in (lived.printed["scanlake sync"], _shown("scanlake sync")))
-    assert [line.split()[0] for line in found] == [line.split()[0] for line in shown]
-    differing = [pair for pair in zip(found, shown, strict=True) if pair[0] != pair[1]]
-    assert all(mine.startswith("pace") for mine, _ in differing), differing
+def test_sync_prints_the_documented_summary(populated_lake: PopulatedLake) -> None:
+    """A sync's summary has the tutorial's lines; only the cause of its rate can differ."""
+    printed, documented = (
+        _shape(text) for text in (populated_lake.output["scanlake sync"], _documented("scanlake sync"))
+    )
+    assert [line.split()[0] for line in printed] == [line.split()[0] for line in documented]
+    differing = [pair for pair in zip(printed, documented, strict=True) if pair[0] != pair[1]]
+    assert all(line.startswith("rate") for line, _ in differing), differing
 
 
-def test_the_demo_looks_as_shown(lived: Lived) -> None:
-    """The demo prints what the first screen shows of it, up to the queries' answers."""
-    shown = _shape(_shown("make demo").removesuffix("..."))
-    assert _shape(lived.printed["make demo"])[: len(shown)] == shown
+def test_verify_prints_the_documented_output(populated_lake: PopulatedLake) -> None:
+    """A verification after deletions prints the tutorial's lines."""
+    assert _shape(populated_lake.output["scanlake verify"]) == _shape(_documented("scanlake verify"))
 
 
-def test_the_commands_are_those_of_the_help() -> None:
-    """The table of commands has every verb in the order of the help, with its words."""
-    assert [(name.strip("`"), text) for name, text in README.table("command")] == [
-        (name, verb.help) for name, verb in VERBS.items()
-    ]
+def test_demo_prints_the_documented_output(populated_lake: PopulatedLake) -> None:
+    """The demo prints the README's lines, up to the results of the queries."""
+    documented = _shape(_documented("make demo", README).removesuffix("..."))
+    assert _shape(populated_lake.output["make demo"])[: len(documented)] == documented
 
 
-def test_the_diagram_is_drawn_from_the_tables() -> None:
-    """The entity diagram equals the one drawn from the tables, in forms that mermaid takes."""
-    assert README.blocks("mermaid") == [diagram()], "put in the output of: python -m tests.docs.diagram"
+@pytest.mark.parametrize("page", PAGES)
+def test_generated_pages_are_current(page: str) -> None:
+    """The generated pages equal the generator's output for the present settings and commands."""
+    assert (DOCS / page).read_text(encoding="utf-8") == render(page), "run `make docs`"
+
+
+def test_commands_are_those_of_the_help() -> None:
+    """The table of commands has every command in the order of the help, with its text."""
+    table = [(re.sub(r"[`\[\]]|\(#.*\)", "", name), text) for name, text in CLI.table("command")]
+    assert table == [(name, command.help) for name, command in COMMANDS.items()]
+
+
+def test_diagram_is_generated_from_the_tables() -> None:
+    """The entity diagram equals the diagram generated from the tables, in syntax that Mermaid accepts."""
+    assert TABLES.blocks("mermaid") == [diagram()], "replace it by the output of: python -m tests.docs.diagram"
     assert not strange(diagram())

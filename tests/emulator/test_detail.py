@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from pipeline.emulator import PROFILES, Quirks, quirks_of
-from tests.emulator.asking import INCLUDES, asking
+from pipeline.emulator import PROFILES, Quirks, make_quirks
+from tests.emulator.http_client import INCLUDES, asking
 
 
 async def test_list_item_and_detail_agree_where_both_speak() -> None:
@@ -94,7 +94,7 @@ GONE = {
 @pytest.mark.parametrize("shape", GONE)
 async def test_a_file_that_is_gone_answers_in_every_shape(shape: str) -> None:
     """A deleted file and one that never was answer alike, as the quirk says."""
-    async with asking(5, quirks=Quirks(gone=shape)) as ask:  # type: ignore[arg-type]
+    async with asking(5, quirks=Quirks(not_found=shape)) as ask:  # type: ignore[arg-type]
         key = ask.emulator.world.keys()[0]
         ask.emulator.world.delete([key])
         for unknown in (key, 1):
@@ -150,7 +150,7 @@ async def test_fresh_image_urls_differ_from_answer_to_answer() -> None:
 @pytest.mark.parametrize(("place", "query", "header"), [("both", 200, 200), ("query", 200, 401), ("header", 401, 200)])
 async def test_the_token_is_looked_for_where_the_quirk_says(place: str, query: int, header: int) -> None:
     """The token counts in the query, in the header token, or in both."""
-    async with asking(3, quirks=Quirks(token_place=place)) as ask:  # type: ignore[arg-type]
+    async with asking(3, quirks=Quirks(token_location=place)) as ask:  # type: ignore[arg-type]
         assert (await ask.get("/api/v2/files")).status == query
         by_header = await ask.get("/api/v2/files", token=False, headers={"token": ask.emulator.token})
         assert by_header.status == header
@@ -180,7 +180,7 @@ async def test_date_is_sent_skewed_or_left_out() -> None:
 @pytest.mark.parametrize("profile", PROFILES)
 async def test_every_profile_serves_lists_and_details(profile: str) -> None:
     """Under every profile a list and a detail can be fetched with the token in its place."""
-    async with asking(60, quirks=quirks_of(profile)) as ask:
+    async with asking(60, quirks=make_quirks(profile)) as ask:
         headers = {"token": ask.emulator.token}
         reply = await ask.get("/api/v2/files", headers=headers)
         key = reply.data[0].get("file_id", reply.data[0]["id"])

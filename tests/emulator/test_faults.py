@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from pipeline.emulator import Faults
-from tests.emulator.asking import Asker, asking
+from tests.emulator.http_client import Asker, asking
 
 
 async def _raw(ask: Asker, path: str = "/api/v2/files") -> bytes:
@@ -36,8 +36,8 @@ async def test_a_cut_answer_is_an_error_for_a_careful_client(kind: str) -> None:
         with pytest.raises((aiohttp.ClientError, ConnectionError)):
             # POST is never repeated by the client on its own, unlike GET.
             await ask.post("/api/v2/reports", {"files": ask.emulator.world.keys()[:3], "asynchronous": True})
-        assert ask.emulator.struck == {kind: 1}
-        assert bool(ask.emulator.reports.made) == (kind != "refuse")
+        assert ask.emulator.injected_faults == {kind: 1}
+        assert bool(ask.emulator.reports.by_secret) == (kind != "refuse")
         assert (await ask.files()).status == 200
 
 
@@ -85,9 +85,9 @@ async def test_a_stalled_request_is_never_answered_but_was_carried_out() -> None
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
                 await ask.post("/api/v2/reports", {"files": ask.emulator.world.keys(), "asynchronous": True})
-        assert len(ask.emulator.reports.made) == 1
+        assert len(ask.emulator.reports.by_secret) == 1
         began = time.monotonic()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
 
 
 async def test_a_drip_gives_one_byte_at_a_time() -> None:
@@ -158,10 +158,10 @@ async def test_redirects_lead_to_the_other_origin() -> None:
 
 
 async def test_chance_is_seeded() -> None:
-    """The same seed and requests meet the same errors, about as many as the share says."""
+    """The same seed and requests meet the same errors, about as many as the ratio says."""
     runs = []
     for _ in range(2):
-        async with asking(5, faults=Faults(error_share=0.2, shares={"html": 0.1})) as ask:
+        async with asking(5, faults=Faults(error_ratio=0.2, probabilities={"html": 0.1})) as ask:
             runs.append([(await ask.files()).status for _ in range(100)])
     assert runs[0] == runs[1]
     assert 8 <= sum(status >= 500 for status in runs[0]) <= 35
@@ -181,5 +181,5 @@ async def test_an_unknown_fault_is_refused() -> None:
     async with asking(1) as ask:
         with pytest.raises(ValueError, match="drop-mid-body"):
             ask.emulator.script("explode")
-        with pytest.raises(ValueError, match="did you mean 'latency_ms'"):
+        with pytest.raises(ValueError, match="Did you mean 'latency_ms'"):
             ask.emulator.set_faults(latency_m=1)

@@ -2,15 +2,15 @@
 
 import pytest
 
-from pipeline.emulator import Quirks, WorldPlan, stamps
-from tests.emulator.asking import INCLUDES, asking
+from pipeline.emulator import Quirks, WorldPlan, timestamps
+from tests.emulator.http_client import INCLUDES, asking
 
 
 async def test_window_bounds_are_inclusive_by_default_and_exclusive_on_request() -> None:
     """A file stamped exactly at a bound is inside, unless the quirk says outside."""
     async with asking() as ask:
         entry = ask.emulator.world.index[60]
-        text = stamps.micros_z(entry[0])[:19] + "Z"
+        text = timestamps.format_micros_z(entry[0])[:19] + "Z"
         pairs = [("updated_start", text), ("updated_end", text)]
         assert entry[1] in [row["id"] for row in (await ask.files(*pairs)).data]
         ask.emulator.set_quirks(start_bound="exclusive")
@@ -25,7 +25,7 @@ async def test_window_bounds_are_inclusive_by_default_and_exclusive_on_request()
 async def test_all_spellings_of_a_moment_mean_the_same(text: str) -> None:
     """A bound may have T or a space, and Z or nothing."""
     async with asking(plan=WorldPlan(files=100, days=2, now="2026-03-03T00:00:00Z")) as ask:
-        bound = stamps.read("2026-03-02T10:00:00Z")
+        bound = timestamps.parse_timestamp("2026-03-02T10:00:00Z")
         wanted = {key for stamp, key in ask.emulator.world.index if stamp >= bound}
         assert {row["id"] for row in await ask.every(("updated_start", text))} == wanted
         assert 0 < len(wanted) < 100
@@ -35,7 +35,9 @@ async def test_a_date_alone_is_the_start_of_the_day_or_for_ends_its_end() -> Non
     """updated_start and updated_end with one and the same date take in that whole day."""
     async with asking(plan=WorldPlan(files=200, days=5, spread="even", now="2026-03-06T00:00:00Z")) as ask:
         rows = await ask.every(("updated_start", "2026-03-03"), ("updated_end", "2026-03-03"))
-        day = {key for stamp, key in ask.emulator.world.index if stamps.micros_z(stamp).startswith("2026-03-03")}
+        day = {
+            key for stamp, key in ask.emulator.world.index if timestamps.format_micros_z(stamp).startswith("2026-03-03")
+        }
         assert {row["id"] for row in rows} == day
         assert len(day) == 40
 
@@ -44,7 +46,7 @@ async def test_active_files_are_those_whose_life_touches_the_period() -> None:
     """Startdate and enddate find files created before its end and updated after its start."""
     async with asking(plan=WorldPlan(files=200, days=30, now="2026-03-06T00:00:00Z")) as ask:
         rows = await ask.every(("startdate", "2026-02-20"), ("enddate", "2026-02-22"))
-        low, high = stamps.read("2026-02-20"), stamps.read("2026-02-22", end_of_day=True)
+        low, high = timestamps.parse_timestamp("2026-02-20"), timestamps.parse_timestamp("2026-02-22", end_of_day=True)
         world = ask.emulator.world.records.values()
         assert {row["id"] for row in rows} == {r.key for r in world if r.created <= high and r.updated >= low}
         assert rows

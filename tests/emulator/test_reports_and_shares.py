@@ -9,7 +9,7 @@ import pypdf
 import pytest
 
 from pipeline.emulator import Quirks
-from tests.emulator.asking import Asker, Reply, asking
+from tests.emulator.http_client import Asker, Reply, asking
 
 
 async def _ordered(ask: Asker, body: object) -> tuple[Reply, str]:
@@ -60,7 +60,7 @@ async def test_readiness_can_be_counted_in_polls_and_a_report_can_get_lost() -> 
         order = {"files": ask.emulator.world.keys(), "asynchronous": True}
         _, url = await _ordered(ask, order)
         assert [(await ask.get(url, token=False)).status for _ in range(3)] == [404, 404, 200]
-        ask.emulator.set_quirks(report_lost_share=1.0, report_ready_polls=0)
+        ask.emulator.set_quirks(report_lost_ratio=1.0, report_ready_polls=0)
         _, url = await _ordered(ask, order)
         assert (await ask.get(url, token=False)).status == 404
 
@@ -84,7 +84,7 @@ async def test_a_malformed_order_answers_422(body: object) -> None:
     async with asking(3) as ask:
         reply, _ = await _ordered(ask, body)
         assert (reply.status, reply.json()["response"]) == (422, "error")
-        assert not ask.emulator.reports.made
+        assert not ask.emulator.reports.by_secret
 
 
 async def test_more_than_100_unique_files_are_refused() -> None:

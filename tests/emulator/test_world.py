@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.emulator import EDIT_KINDS, Emulator, Quirks, World, WorldPlan, stamps
+from pipeline.emulator import EDIT_KINDS, Emulator, Quirks, World, WorldPlan, timestamps
 from pipeline.emulator.churn import change_one
 
 NOW = "2026-06-01T12:00:00Z"
@@ -35,7 +35,7 @@ def test_every_spread_has_all_files_in_its_days(spread: str) -> None:
     if spread == "same-second":
         assert Counter(Counter(moments).values())[60] == 33
     if spread == "burst":
-        width = 1095 * stamps.DAY // 50
+        width = 1095 * timestamps.DAY // 50
         assert max(sum(low <= one < low + width for one in moments[::10]) for low in moments[::50]) > 150
 
 
@@ -78,13 +78,13 @@ def test_changes_stamp_and_show_what_they_did() -> None:
     world.clock.advance(5)
     before = world.records[key].updated
     world.edit(key, "add-upload")
-    assert world.records[key].updated == before + 5 * stamps.SECOND
+    assert world.records[key].updated == before + 5 * timestamps.SECOND
     (reopened,) = world.reopen([key])
     assert (world.records[key].closed, world.records[reopened].scan_code) == (1, "MINE")
     world.delete([key])
     assert world.find(key) is None
     world.restore([key], stamp=False)
-    assert world.records[key].updated == before + 5 * stamps.SECOND
+    assert world.records[key].updated == before + 5 * timestamps.SECOND
     with pytest.raises(KeyError):
         world.delete([1])
 
@@ -99,7 +99,7 @@ def test_an_upload_that_was_referenced_early_arrives() -> None:
         if missing:
             emulator.world.edit(one["key"], "arrive")
             record = emulator.world.records[one["key"]]
-            assert missing <= {upload["id"] for upload in emulator.documents.detail(record)["uploads"]}
+            assert missing <= {upload["id"] for upload in emulator.documents.build_detail(record)["uploads"]}
             return
     pytest.fail("no dangling reference among 300 files")
 
@@ -107,9 +107,9 @@ def test_an_upload_that_was_referenced_early_arrives() -> None:
 def test_touching_many_gives_them_one_second() -> None:
     """Touch stamps any number of files with one and the same moment."""
     world = World(WorldPlan(files=300, seed=3), Quirks())
-    moment = stamps.read("2026-01-01T00:00:00Z")
-    world.touch(world.some(200), moment)
-    assert len(world.window(moment, moment)) == 200
+    moment = timestamps.parse_timestamp("2026-01-01T00:00:00Z")
+    world.touch(world.pick_random(200), moment)
+    assert len(world.list_window(moment, moment)) == 200
 
 
 @pytest.mark.parametrize(
@@ -118,4 +118,4 @@ def test_touching_many_gives_them_one_second() -> None:
 def test_what_is_no_moment_is_refused(text: str) -> None:
     """Texts that name no moment raise ValueError."""
     with pytest.raises(ValueError, match=r".+"):
-        stamps.read(text)
+        timestamps.parse_timestamp(text)

@@ -11,12 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.flatten import columns
-from schemas import kinds
-from schemas.instants import parse_instant
-from schemas.kinds import Kind, Misfit
+from schemas import value_types
 from schemas.tables import Column
+from schemas.timestamps import parse_instant
+from schemas.value_types import TypeMismatchError, ValueType
 
-KINDS = (kinds.ID, kinds.COUNT, kinds.INSTANT, kinds.FLAG, kinds.TEXT, kinds.NUMBER, kinds.JSON)
+KINDS = (
+    value_types.ID,
+    value_types.COUNT,
+    value_types.INSTANT,
+    value_types.BOOLEAN,
+    value_types.TEXT,
+    value_types.NUMBER,
+    value_types.JSON,
+)
 _DIGITS = st.from_regex(r"[+-]?0?[0-9]{0,20}\.?[0-9]{0,20}([eE][+-]?[0-9]{0,6})?", fullmatch=True)
 _TIMES = st.from_regex(
     r"[0-9]{4}-(0[0-9]|1[0-3])-[0-3][0-9]([Tt ]([01][0-9]|2[0-4])(:[0-6][0-9](:[0-6][0-9]([.,][0-9]{0,9})?)?)?"
@@ -34,38 +42,38 @@ _COLUMNS = st.sampled_from([_NUMBERS, _DIGITS, _TIMES, _WORDS, st.booleans(), _O
 )
 
 
-def _column(kind: Kind) -> Column:
+def _column(kind: ValueType) -> Column:
     return Column("c", kind, "A column.", "c")
 
 
-def _judged(kind: Kind, value: Any) -> Any:
+def _judged(kind: ValueType, value: Any) -> Any:
     try:
-        return kind.judge(value)
-    except Misfit:
-        return Misfit
+        return kind.convert(value)
+    except TypeMismatchError:
+        return TypeMismatchError
 
 
 @given(st.sampled_from(KINDS), _COLUMNS)
-def test_a_column_is_what_its_judge_says(kind: Kind, values: list[Any]) -> None:
+def test_a_column_is_what_its_judge_says(kind: ValueType, values: list[Any]) -> None:
     """A column holds exactly what its judge makes of each value, and names the rows that it refuses."""
-    array, misfits = columns.build(_column(kind), values)
+    array, misfits = columns.build_column(_column(kind), values)
     judged = [_judged(kind, value) for value in values]
     assert array.type == _column(kind).arrow
-    found = array.cast(pa.int64()) if kind is kinds.INSTANT else array
-    assert found.to_pylist() == [None if value is Misfit else value for value in judged]
+    found = array.cast(pa.int64()) if kind is value_types.INSTANT else array
+    assert found.to_pylist() == [None if value is TypeMismatchError else value for value in judged]
     lone = [
-        kind is kinds.TEXT and isinstance(value, str) and text != value
+        kind is value_types.TEXT and isinstance(value, str) and text != value
         for value, text in zip(values, judged, strict=True)
     ]
-    assert misfits == [row for row, value in enumerate(judged) if value is Misfit or lone[row]]
+    assert misfits == [row for row, value in enumerate(judged) if value is TypeMismatchError or lone[row]]
 
 
 @given(st.lists(_TIMES, min_size=1, max_size=3))
 def test_arrow_reads_a_subset_of_the_moments(values: list[str]) -> None:
     """Where Arrow's own parser takes texts, with or without offsets, the judge takes them as the same moments."""
     try:
-        taken = columns._instants(values)
-    except columns._REFUSED:
+        taken = columns._to_instants(values)
+    except columns._CONVERSION_ERRORS:
         return
     assert taken.cast(pa.int64()).to_pylist() == list(map(parse_instant, values))
 
@@ -73,34 +81,34 @@ def test_arrow_reads_a_subset_of_the_moments(values: list[str]) -> None:
 @pytest.mark.parametrize("edge", ["0000-01-01T00:00:00Z", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
 def test_moments_beyond_the_years_are_misfits(edge: str) -> None:
     """Arrow reads moments before the year 1 and after 9999; Python and we do not, and their neighbours stay."""
-    array, misfits = columns.build(_column(kinds.INSTANT), ["2023-12-11T15:02:51Z", edge])
+    array, misfits = columns.build_column(_column(value_types.INSTANT), ["2023-12-11T15:02:51Z", edge])
     assert array.cast(pa.int64()).to_pylist() == [1_702_306_971_000_000, None]
     assert misfits == [1]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("values", [[None], [None] * 600, [""], []], ids=["one", "many", "blank", "none"])
-def test_a_column_without_values_keeps_its_type(kind: Kind, values: list[Any]) -> None:
+def test_a_column_without_values_keeps_its_type(kind: ValueType, values: list[Any]) -> None:
     """A column that is all null, blank or empty has its declared type, never Arrow's null type."""
-    array, misfits = columns.build(_column(kind), values)
+    array, misfits = columns.build_column(_column(kind), values)
     assert array.type == _column(kind).arrow
     assert not misfits
-    assert array.null_count == (0 if values == [""] and kind in {kinds.TEXT, kinds.JSON} else len(values))
+    assert array.null_count == (0 if values == [""] and kind in {value_types.TEXT, value_types.JSON} else len(values))
 
 
 @pytest.mark.parametrize(
     ("kind", "values"),
     [
-        (kinds.ID, [1, None, 2**63 - 1]),
-        (kinds.ID, ["1", "", None, "-7"]),
-        (kinds.INSTANT, ["2023-12-11T15:02:51+00:00", "", "2023-12-11T15:02:56.727000Z", None]),
-        (kinds.INSTANT, ["2023-12-11 15:02:51", "2023-12-11"]),
-        (kinds.FLAG, [0, 1, None]),
-        (kinds.FLAG, [True, None, False]),
-        (kinds.NUMBER, ["51.5", "", None]),
-        (kinds.TEXT, ["a", None, "\u00e9"]),
+        (value_types.ID, [1, None, 2**63 - 1]),
+        (value_types.ID, ["1", "", None, "-7"]),
+        (value_types.INSTANT, ["2023-12-11T15:02:51+00:00", "", "2023-12-11T15:02:56.727000Z", None]),
+        (value_types.INSTANT, ["2023-12-11 15:02:51", "2023-12-11"]),
+        (value_types.BOOLEAN, [0, 1, None]),
+        (value_types.BOOLEAN, [True, None, False]),
+        (value_types.NUMBER, ["51.5", "", None]),
+        (value_types.TEXT, ["a", None, "\u00e9"]),
     ],
 )
-def test_the_usual_spellings_go_at_once(kind: Kind, values: list[Any]) -> None:
+def test_the_usual_spellings_go_at_once(kind: ValueType, values: list[Any]) -> None:
     """Every spelling seen in the field is converted as a whole column, not value by value."""
     columns._PLAIN[kind](values)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.flatten.definitions import content_hash
-from tests.flatten.taking import Object, rows, take
+from pipeline.flatten.flatten import content_hash
+from tests.flatten.flatten_helpers import Object, rows, take
 
 STEP = {"id": 31, "workflow_id": 3, "order": 1, "description": "Seal", "allow_skip": True}
 WORKFLOW: Object = {"id": 3, "name": "Inbound", "force": 1, "updated_at": "2024-01-01T00:00:00Z", "steps": [STEP]}

@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from pipeline.emulator import Emulator, Quirks, WorldPlan, quirks_of
-from pipeline.flatten.flatten import Flattened, flatten
+from pipeline.emulator import Emulator, Quirks, WorldPlan, make_quirks
+from pipeline.flatten.flatten import FlattenResult, flatten
 from schemas import tables
-from tests.flatten.taking import FETCHED, Object, drift, rows, take, version
+from tests.flatten.flatten_helpers import FETCHED, Object, drift, rows, take, version
 
 if TYPE_CHECKING:
-    from schemas.versions import Version
+    from schemas.file_versions import FileVersion
 
 
-def _world(quirks: Quirks | None = None, files: int = 60) -> list[Version]:
+def _world(quirks: Quirks | None = None, files: int = 60) -> list[FileVersion]:
     plan = WorldPlan(files=files, seed=5, now="2024-06-01T00:00:00Z")
     emulator = Emulator(plan=plan, quirks=quirks or Quirks())
     return [version(true["detail"], true["item"], key=true["key"]) for true in emulator.truth()]
 
 
-def _flat(versions: list[Version]) -> Flattened:
+def _flat(versions: list[FileVersion]) -> FlattenResult:
     return flatten(versions, run_id="run", seq=7)
 
 
@@ -39,12 +39,12 @@ def test_a_file_is_a_row_with_its_marks() -> None:
         "id": 17,
         "scan_code": "A",
         "closed": True,
-        "_expanded": True,
+        "_has_detail": True,
         "_fetched_at": fetched,
         "_run_id": "run",
         "_seq": 1,
     }
-    assert take(item={"id": 17}).tables["files"]["_expanded"].to_pylist() == [False]
+    assert take(item={"id": 17}).tables["files"]["_has_detail"].to_pylist() == [False]
 
 
 def test_every_child_has_its_file_and_place() -> None:
@@ -91,7 +91,7 @@ def test_unknown_keys_go_to_extra_and_are_counted() -> None:
     assert rows(flat, "files")[0]["extra"] == {"new": {"a": [1, None]}}
     assert [row["extra"] for row in rows(flat, "uploads")] == [{"new": 1.5}, {"new": None}]
     assert flat.tables["uploads"]["extra"].to_pylist()[0] == '{"new":1.5}'
-    assert drift(flat) == {("files", "new", "unknown key"): 1, ("uploads", "new", "unknown key"): 2}
+    assert drift(flat) == {("files", "new", "unknown_key"): 1, ("uploads", "new", "unknown_key"): 2}
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_misfit_is_null_in_its_column_and_kept_in_extra(key: str, sent: object
     (row,) = rows(flat, "files")
     assert row["extra"] == {key: sent}
     assert (row.get(key), row["scan_code_format"]) == (None, "x") or key == "file_id"
-    assert drift(flat) == {("files", key, "misfit"): 1}
+    assert drift(flat) == {("files", key, "type_mismatch"): 1}
 
 
 def test_text_that_utf8_cannot_say_is_escaped_and_noted() -> None:
@@ -124,7 +124,7 @@ def test_text_that_utf8_cannot_say_is_escaped_and_noted() -> None:
     flat = take({"scan_code": "a\ud800", "\udfff": "b"})
     (row,) = rows(flat, "files")
     assert (row["scan_code"], row["extra"]) == ("a\\ud800", {"scan_code": "a\\ud800", "\\udfff": "b"})
-    assert drift(flat) == {("files", "scan_code", "misfit"): 1, ("files", "\\udfff", "unknown key"): 1}
+    assert drift(flat) == {("files", "scan_code", "type_mismatch"): 1, ("files", "\\udfff", "unknown_key"): 1}
 
 
 @pytest.mark.parametrize("odd", [{"0": {"id": 5}}, "gone", 0, False, 7, {}])
@@ -133,7 +133,7 @@ def test_a_collection_that_is_no_list_goes_to_extra(key: str, odd: object) -> No
     """Where a collection should stand and an object or a scalar does, it is kept with the file, and counted."""
     flat = take({"id": 17, key: odd})
     assert rows(flat, "files")[0]["extra"] == {key: odd}
-    assert drift(flat) == {("files", key, "misfit"): 1}
+    assert drift(flat) == {("files", key, "type_mismatch"): 1}
     assert set(flat.tables) == {"files"}
 
 
@@ -192,17 +192,17 @@ def test_an_unreadable_document_is_a_reject_and_the_batch_goes_on(bad: bytes, si
 
 def test_nothing_gives_nothing() -> None:
     """An empty batch has no tables, no drift and no rejects."""
-    assert _flat([]) == Flattened({}, Counter(), (), frozenset())
+    assert _flat([]) == FlattenResult({}, Counter(), (), frozenset())
 
 
 @pytest.mark.parametrize("profile", ["seen", "plain", "sparse", "contrary", "hostile", "instances"])
 def test_every_profile_of_the_service_fits(profile: str) -> None:
     """Whatever the service answers where the interface is silent, every value has its column and none is a misfit."""
-    versions = _world(quirks_of(profile))
+    versions = _world(make_quirks(profile))
     flat = _flat(versions)
     assert not flat.rejects
     assert flat.tables["files"].num_rows == len(versions)
-    assert {kind for _, _, kind in drift(flat)} <= {"unknown key"}
+    assert {kind for _, _, kind in drift(flat)} <= {"unknown_key"}
     assert all(table.schema.equals(tables.BY_NAME[name].arrow) for name, table in flat.tables.items())
 
 

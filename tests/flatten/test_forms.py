@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.flatten.taking import Object, drift, rows, take
+from tests.flatten.flatten_helpers import Object, drift, rows, take
 
 QUESTIONS = [{"id": 1, "label": " Seal? "}, {"id": 2, "label": "Number"}]
 ANSWERS = [{"id": 2, "value": "12"}, {"id": "1", "value": "yes"}]
@@ -98,8 +98,8 @@ def test_what_submission_and_form_say_differently_is_kept_twice() -> None:
     (row,) = rows(flat, "form_submits")
     assert (row["form_id"], row["title"]) == (3, "A")
     assert row["extra"] == {"form.id": 4, "form.title": "B", "form.fields": [{"id": 2}], "form.version": 7}
-    assert drift(flat)["form_submits", "form.version", "unknown key"] == 1
-    assert drift(flat)["form_submits", "form.fields", "misfit"] == 1
+    assert drift(flat)["form_submits", "form.version", "unknown_key"] == 1
+    assert drift(flat)["form_submits", "form.fields", "type_mismatch"] == 1
 
 
 @pytest.mark.parametrize("odd", ["text", 7, ["a", 1], [None, {"id": 1, "label": "Q"}]])

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from pipeline.flatten.extra import MAX_DRIFT, OTHER_KEYS
 from pipeline.flatten.flatten import flatten
-from pipeline.flatten.keeping import MAX_DRIFT, OTHER_KEYS
-from tests.flatten.taking import drift, rows, take, version
+from tests.flatten.flatten_helpers import drift, rows, take, version
 
 
 def test_a_million_keys_are_kept_and_counted_under_one_name() -> None:
@@ -18,7 +18,7 @@ def test_a_million_keys_are_kept_and_counted_under_one_name() -> None:
     assert json.loads(flat.tables["files"]["extra"].to_pylist()[0]) == keys
     noted = drift(flat)
     assert len(noted) == MAX_DRIFT + 1
-    assert noted["files", OTHER_KEYS, "unknown key"] == 1_000_000 - MAX_DRIFT
+    assert noted["files", OTHER_KEYS, "unknown_key"] == 1_000_000 - MAX_DRIFT
 
 
 def test_a_string_of_20_megabytes_is_kept() -> None:
@@ -84,14 +84,14 @@ def test_drift_of_many_rows_is_summed() -> None:
     """The same unknown key in many rows is one entry with its count, past the bound too."""
     uploads = [{"id": number, "same": 1, f"k{number}": 1} for number in range(1_500)]
     noted = drift(take({"uploads": uploads}))
-    assert noted["uploads", "same", "unknown key"] == 1_500
+    assert noted["uploads", "same", "unknown_key"] == 1_500
     assert sum(noted.values()) == 3_000
     assert len(noted) == MAX_DRIFT + 1
 
 
 def test_keys_that_are_ours_take_nothing_away() -> None:
     """A service that sends keys named as our own columns, or as where we keep things, loses none of them."""
-    sent = {"extra": 1, "_seq": 2, "_run_id": 3, "position": 4, "_fetched_at": 5, "detail.uploads": 6, "_expanded": 7}
+    sent = {"extra": 1, "_seq": 2, "_run_id": 3, "position": 4, "_fetched_at": 5, "detail.uploads": 6, "_has_detail": 7}
     flat = take({"uploads": "junk", **sent}, {"uploads": [{"id": 5}]})
     assert rows(flat, "files")[0]["extra"] == sent | {"detail.uploads'": "junk"}
     form = {"fields": "junk", "form": {"fields": "other", "x": 1}, "form.x": 2, "form.fields": 3}

@@ -9,7 +9,7 @@ import pytest
 from pipeline.flatten.merge import merge
 
 if TYPE_CHECKING:
-    from tests.flatten.taking import Object
+    from tests.flatten.flatten_helpers import Object
 
 
 def test_the_detail_wins_where_both_speak() -> None:

@@ -17,11 +17,11 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.flatten.flatten import Flattened, flatten
-from schemas import kinds, tables
-from schemas.instants import spell_instant
-from schemas.kinds import Misfit, escape_surrogates
-from tests.flatten.taking import Object, version
+from pipeline.flatten.flatten import FlattenResult, flatten
+from schemas import tables, value_types
+from schemas.timestamps import format_instant
+from schemas.value_types import TypeMismatchError, escape_surrogates
+from tests.flatten.flatten_helpers import Object, version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +65,7 @@ class Grower:
             number,
             str(number),
             f"text {number}",
-            spell_instant(number * 1_000_000_000),
+            format_instant(number * 1_000_000_000),
             f"2024-01-01 00:00:00.{number:06}",
             Decimal(f"{number}.50"),
             f"-{number}.25",
@@ -148,17 +148,17 @@ class Grower:
         return grown
 
 
-def _stored(flat: Flattened) -> set[Any]:
+def _stored(flat: FlattenResult) -> set[Any]:
     """Every scalar that the rows hold, those within JSON included."""
     found: set[Any] = set()
     for name, table in flat.tables.items():
         for column in tables.BY_NAME[name].columns:
             values = table[column.name]
-            if column.kind is kinds.JSON:
+            if column.kind is value_types.JSON:
                 for text in filter(None, values.to_pylist()):
                     _collect(json.loads(text, parse_float=Decimal), found)
             else:
-                found.update((values.cast(pa.int64()) if column.kind is kinds.INSTANT else values).to_pylist())
+                found.update((values.cast(pa.int64()) if column.kind is value_types.INSTANT else values).to_pylist())
     return found
 
 
@@ -189,10 +189,10 @@ def _leaves(value: Any) -> Iterator[Any]:
 def _readings(leaf: Any) -> set[Any]:
     """Every form in which a scalar may stand: as sent, or as a judge reads it."""
     forms = {leaf, escape_surrogates(leaf) if isinstance(leaf, str) else leaf}
-    for kind in (kinds.ID, kinds.INSTANT, kinds.NUMBER, kinds.TEXT):
+    for kind in (value_types.ID, value_types.INSTANT, value_types.NUMBER, value_types.TEXT):
         try:
-            forms.add(kind.judge(leaf))
-        except Misfit:
+            forms.add(kind.convert(leaf))
+        except TypeMismatchError:
             continue
     return forms
 

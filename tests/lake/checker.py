@@ -14,7 +14,7 @@ from pathlib import Path
 
 import duckdb
 
-from tests.lake.scribe import GRACE_SECONDS
+from tests.lake.writer_process import GRACE_SECONDS
 
 
 def check(folder: Path, seed: int, stop: Path) -> dict[str, int]:

@@ -11,17 +11,17 @@ import pytest
 from pipeline.cli import main
 from pipeline.errors import SettingsError, StorageError
 from pipeline.lake.lake import Lake
-from pipeline.runs.copying import Copied, backup
-from tests.lake.damaging import checked, grown
-from tests.lake.made import AT
+from pipeline.maintenance.backup import BackupResult, backup
+from tests.lake.corruption import checked, grown
+from tests.lake.lake_builder import AT
 from tests.oracle import differences
-from tests.sync.running import opened, synced
+from tests.sync.sync_harness import opened, synced
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def saved(lake: Path, folder: Path, *, copy: bool = False) -> Copied:
+def saved(lake: Path, folder: Path, *, copy: bool = False) -> BackupResult:
     """Back up as the command does."""
     with Lake(lake, doing="backup") as held:
         return backup(held, folder, copy=copy)
@@ -38,12 +38,12 @@ async def test_it_opens_by_itself_and_syncs_on(tmp_path: Path, copy: bool) -> No
         with opened(folder) as db:
             assert differences(db, emulator.truth()) == []
         assert checked(folder, read_data=True).damage == []
-        emulator.world.update(changed := emulator.world.some(5))
+        emulator.world.update(changed := emulator.world.pick_random(5))
         summary = await synced(emulator, folder)
-        assert summary.files_expanded == len(set(changed))
+        assert summary.details_fetched == len(set(changed))
         with opened(folder) as db:
             assert differences(db, emulator.truth()) == []
-    assert checked(folder, read_data=True).strangers == []
+    assert checked(folder, read_data=True).unknown_files == []
 
 
 async def test_of_a_lake_that_is_read_elsewhere(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ async def test_of_a_lake_that_is_read_elsewhere(tmp_path: Path) -> None:
     async with grown(lake) as emulator:
         mount.symlink_to(lake)
         with Lake(lake, doing="publish") as held:
-            held.move_readers_to(mount)
+            held.set_reader_root(mount)
             held.republish(at=AT)
         saved(lake, folder, copy=True)
         mount.unlink()
@@ -67,9 +67,9 @@ async def test_the_two_lakes_do_not_touch(tmp_path: Path) -> None:
     async with grown(lake) as emulator:
         before = list(emulator.truth())
         saved(lake, folder)
-        emulator.world.update(emulator.world.some(20))
+        emulator.world.update(emulator.world.pick_random(20))
         for _ in range(3):
-            await synced(emulator, lake, keep_snapshots=1, grace_hours=0)
+            await synced(emulator, lake, keep_snapshots=1, retention_hours=0)
         with opened(folder) as db:
             assert differences(db, before) == []
         with opened(lake) as db:

@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pipeline.emulator import Emulator
-from pipeline.errors import Exit, StorageError
-from pipeline.lake.files import Layout
-from pipeline.lake.integrity import strangers
+from pipeline.errors import ExitCode, StorageError
+from pipeline.lake.integrity import unknown_files
 from pipeline.lake.lake import Lake
+from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger import Ledger
-from pipeline.runs.upkeep import compact
+from pipeline.maintenance.compact import run_compaction as compact
 from pipeline.settings import Settings
-from tests.lake.failing import Disk, Killed, failing
-from tests.lake.made import AT, commit
+from tests.lake.fault_injection import Disk, ProcessKilled, failing
+from tests.lake.lake_builder import AT, commit
 from tests.oracle import differences
-from tests.sync.running import SEED, opened, synced
+from tests.sync.sync_harness import SEED, opened, synced
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterator, Sequence
 
 FILES = 6
-EVERY = 1 if os.environ.get("SOAK_EXAMPLES") else 6
+EVERY = 1 if os.environ.get("SOAK_EXAMPLES") else 15
 """A run of the suite strikes one operation in so many, another one each time; `make soak` strikes every one."""
 SYSCALLS = {"write_bytes", "fsync", "chmod", "rename", "unlink", "copyfile", "transaction"}
 
@@ -39,8 +39,8 @@ SYSCALLS = {"write_bytes", "fsync", "chmod", "rename", "unlink", "copyfile", "tr
 def litter(lake: Path) -> list[str]:
     """What no catalog and no ledger names."""
     with Lake(lake, doing="look") as held:
-        found = strangers(held.layout, held.ledger)
-        named = {part.name for part in held.ledger.parts()} | {name for name, _, _ in held.ledger.retired()}
+        found = unknown_files(held.layout, held.ledger)
+        named = {part.name for part in held.ledger.parts()} | {name for name, _, _ in held.ledger.retired_parts()}
     on_disk = {path.relative_to(lake).as_posix() for path in [*lake.glob("parts/*/0*"), *lake.glob("raw/*")]}
     return [*found, *sorted(on_disk ^ named)]
 
@@ -78,12 +78,12 @@ async def test_every_file_operation_of_a_sync(tmp_path: Path, error: int | None,
         worlds = [list(emulator.truth())]  # from the one that readers saw last
         while True:
             at += EVERY
-            emulator.world.update(emulator.world.some(1))
+            emulator.world.update(emulator.world.pick_random(1))
             worlds.append(list(emulator.truth()))
             with failing(Disk(at, error, late)) as disk:
                 try:
-                    await synced(emulator, lake, keep_snapshots=1, grace_hours=0)
-                except Killed:
+                    await synced(emulator, lake, keep_snapshots=1, retention_hours=0)
+                except ProcessKilled:
                     assert error is None
                 except StorageError as told:
                     messages.append(told.message)
@@ -112,13 +112,13 @@ async def test_every_file_operation_of_a_compaction(tmp_path: Path, error: int |
         await synced(emulator, lake)
         while True:
             at += 2 * EVERY  # most of them are the same for each table
-            emulator.world.update(emulator.world.some(1))
-            await synced(emulator, lake, keep_snapshots=1, grace_hours=0)
+            emulator.world.update(emulator.world.pick_random(1))
+            await synced(emulator, lake, keep_snapshots=1, retention_hours=0)
             with failing(Disk(at, error)) as disk:
                 try:
                     with Lake(lake, doing="compact") as held:
-                        compact(held, Settings(lake=lake, keep_snapshots=1, grace_hours=0), everything=True)
-                except Killed:
+                        compact(held, Settings(lake=lake, keep_snapshots=1, retention_hours=0), everything=True)
+                except ProcessKilled:
                     assert error is None
                 except StorageError:
                     assert error is not None
@@ -154,7 +154,7 @@ async def test_data_before_index_before_pointer(tmp_path: Path, monkeypatch: pyt
 
     async with Emulator(FILES, seed=SEED) as emulator:
         await synced(emulator, lake)
-        emulator.world.update(emulator.world.some(2))
+        emulator.world.update(emulator.world.pick_random(2))
         monkeypatch.setattr(os, "fsync", sync)
         monkeypatch.setattr(Path, "rename", rename)
         monkeypatch.setattr(Ledger, "transaction", transaction)
@@ -190,20 +190,20 @@ async def test_a_disk_that_is_really_full(tmp_path: Path, limit: int) -> None:
     async with Emulator(40, seed=SEED) as emulator:
         await synced(emulator, lake)
         before = list(emulator.truth())
-        emulator.world.update(emulator.world.some(30))
+        emulator.world.update(emulator.world.pick_random(30))
         emulator.world.create(260)
         code, err = await limited("RLIMIT_FSIZE", limit, "sync", "--lake", str(lake), emulator=emulator)
         told = [line for line in err.splitlines() if line.startswith("scanlake: ")]
-        assert code == Exit.STORAGE, err
+        assert code == ExitCode.STORAGE, err
         assert len(told) == 1
         assert "Free disk space" in told[0]
         assert "Traceback" not in err
         assert shown(lake, before) == [True]
-        assert not [path for path in lake.rglob("*") if path.name.endswith(".aside")]
+        assert not [path for path in lake.rglob("*") if path.name.endswith(".tmp")]
         await synced(emulator, lake)
         assert shown(lake, list(emulator.truth())) == [True]
     assert litter(lake) == []
-    assert Layout(lake).ledger.exists()
+    assert LakeLayout(lake).ledger.exists()
 
 
 async def test_too_few_files_may_be_open(tmp_path: Path) -> None:
@@ -212,36 +212,36 @@ async def test_too_few_files_may_be_open(tmp_path: Path) -> None:
     sync = ("sync", "--lake", str(lake))
     async with Emulator(40, seed=SEED) as emulator:
         code, err = await limited("RLIMIT_NOFILE", 64, *sync, emulator=emulator)
-        assert code == Exit.DONE, err
+        assert code == ExitCode.OK, err
         # How many a run needs depends on the machine: on its speed, for one, and so on the connections at once.
         ends = []
         for limit in (32, 20, 14):
-            emulator.world.update(emulator.world.some(20))
+            emulator.world.update(emulator.world.pick_random(20))
             before = list(emulator.truth())
             ends.append(await short_of_files(limit, *sync, emulator=emulator))
             assert litter(lake) == []
             await synced(emulator, lake)
             assert shown(lake, before) == [True]
-        assert Exit.STORAGE in ends
+        assert ExitCode.STORAGE in ends
         with Lake(lake, doing="test") as held:
             for number in range(120):
                 commit(held, {number % 60: 0})
-            held.publish("", at=AT, complete=True, horizon=None)
+            held.publish("", at=AT, complete=True, watermark=None)
         question = ("query", "SELECT count(*), max(scan_code) FROM files", "--lake", str(lake))
-        for arguments in (question, ("compact", "--all", "--lake", str(lake))):
+        for arguments in (question, ("compact", "--full", "--lake", str(lake))):
             ends = [await short_of_files(limit, *arguments, emulator=emulator) for limit in (40, 20)]
-            assert Exit.STORAGE in ends
+            assert ExitCode.STORAGE in ends
     assert litter(lake) == []
 
 
 async def short_of_files(limit: int, *arguments: str, emulator: Emulator) -> int:
     """Run the command with so many open files: it gets by, or says with exit 7 what to raise; its exit code."""
     code, err = await limited("RLIMIT_NOFILE", limit, *arguments, emulator=emulator)
-    assert code in {Exit.DONE, Exit.STORAGE}, err
-    if code == Exit.STORAGE:
+    assert code in {ExitCode.OK, ExitCode.STORAGE}, err
+    if code == ExitCode.STORAGE:
         (told,) = [line for line in err.splitlines() if line.startswith("scanlake: ")]
         assert "ulimit -n" in told
-    return Exit(code)
+    return ExitCode(code)
 
 
 def test_a_quota_and_a_name_too_long(tmp_path: Path) -> None:
@@ -249,13 +249,13 @@ def test_a_quota_and_a_name_too_long(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     with Lake(lake, doing="test") as held:
         commit(held, {1: 0})
-        held.publish("", at=AT, complete=True, horizon=None)
+        held.publish("", at=AT, complete=True, watermark=None)
         for at in (1, 3, 5):
             with failing(Disk(at, errno.EDQUOT)), pytest.raises(StorageError, match="quota exceeded") as told:
                 commit(held, {2: 0})
-            assert "Free disk space" in told.value.remedy
+            assert "Free disk space" in told.value.hint
     assert litter(lake) == []
     for name in ("y" * 256, "/".join(["y" * 200] * 25)):
-        with pytest.raises(StorageError, match=r"^y{60}\.\.\.: File name too long$") as told:
+        with pytest.raises(StorageError, match=r"^y{60}\.\.\.: File name too long\.$") as told:
             Lake(lake / name, doing="test").__enter__()
-        assert "--lake" in told.value.remedy
+        assert "--lake" in told.value.hint

@@ -13,15 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.cli import main
-from pipeline.lake.files import Layout
 from pipeline.lake.lake import Lake
-from pipeline.progress import Silent
-from pipeline.runs.upkeep import compact
-from pipeline.runs.verify import Mode, verify
+from pipeline.lake.layout import LakeLayout
+from pipeline.maintenance.compact import run_compaction as compact
+from pipeline.progress import NullProgress
 from pipeline.settings import Settings
-from tests.lake.damaging import checked, flip, grown, parts
+from pipeline.sync.verify import VerifyMode, verify
+from tests.lake.corruption import checked, flip, grown, parts
 from tests.oracle import differences
-from tests.sync.running import SEED, opened, synced
+from tests.sync.sync_harness import SEED, opened, synced
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,7 @@ async def test_a_whole_lake_is_whole(tmp_path: Path) -> None:
     with Lake(lake, doing="compact") as held:
         compact(held, Settings(lake=lake), everything=True)
     found = checked(lake, read_data=True)
-    assert (found.damage, found.strangers, found.refetch) == ([], [], [])
+    assert (found.damage, found.unknown_files, found.refetch) == ([], [], [])
 
 
 async def test_a_flipped_bit_in_any_part_is_found_and_mended(tmp_path: Path) -> None:
@@ -47,9 +47,9 @@ async def test_a_flipped_bit_in_any_part_is_found_and_mended(tmp_path: Path) -> 
         before = {path: flip(path, rng.random()) for path in parts(lake)}
         requests = emulator.requests
         found = checked(lake)
-        assert {each["subject"] for each in found.damage} == {path.relative_to(lake).as_posix() for path in before}
-        assert all(each["mended"] == "rebuilt from raw/" for each in found.damage)
-        assert any(each["concerns"] == "uploads, commit 1" and each["file_ids"] for each in found.damage)
+        assert {each.subject for each in found.damage} == {path.relative_to(lake).as_posix() for path in before}
+        assert all(each.repaired == "rebuilt from raw/" for each in found.damage)
+        assert any(each.concerns == "uploads, commit 1" and each.file_ids for each in found.damage)
         assert {path: path.read_bytes() for path in before} == before
         assert emulator.requests == requests
         with opened(lake) as db:
@@ -68,12 +68,12 @@ async def test_missing_short_and_foreign_parts(tmp_path: Path) -> None:
         third.chmod(0o644)
         other = next(path for path in parts(lake) if path.parent.name == "fields")
         third.write_bytes(other.read_bytes())
-        found = {each["subject"].rpartition("/")[2]: each["problem"] for each in checked(lake).damage}
+        found = {each.subject.rpartition("/")[2]: each.problem for each in checked(lake).damage}
         assert found[first.name] == "missing"
-        assert found[second.name].startswith("cut short: ")
+        assert found[second.name].startswith("truncated: ")
         with opened(lake) as db:
             assert differences(db, emulator.truth()) == []
-    assert found[third.name].startswith(("replaced by a copy of parts/fields/", "cut short"))
+    assert found[third.name].startswith(("replaced by a copy of parts/fields/", "truncated: "))
 
 
 async def test_a_damaged_base_part_is_folded_again(tmp_path: Path) -> None:
@@ -82,14 +82,14 @@ async def test_a_damaged_base_part_is_folded_again(tmp_path: Path) -> None:
     async with grown(lake) as emulator:
         with Lake(lake, doing="compact") as held:
             compact(held, Settings(lake=lake), everything=True)
-        emulator.world.update(emulator.world.some(6))
+        emulator.world.update(emulator.world.pick_random(6))
         await synced(emulator, lake)
         truth = list(emulator.truth())
         for name in ("files", "uploads", "workflows", "form_answers"):
             (base,) = (lake / "parts" / name).glob("*-0000.parquet")
             flip(base)
             found = checked(lake)
-            assert [each["subject"] for each in found.damage] == [base.relative_to(lake).as_posix()]
+            assert [each.subject for each in found.damage] == [base.relative_to(lake).as_posix()]
             with opened(lake) as db:
                 assert differences(db, truth) == []
             if name != "workflows":
@@ -106,14 +106,14 @@ async def test_damaged_documents_are_fetched_again_just_those(tmp_path: Path) ->
         flip(raw)
         found = checked(lake)
         (damage,) = found.damage
-        assert damage["subject"] == f"raw/{raw.name}"
-        assert 0 < len(found.refetch) == damage["files"] <= 15
+        assert damage.subject == f"raw/{raw.name}"
+        assert 0 < len(found.refetch) == damage.files <= 15
         with opened(lake) as db:
             assert differences(db, emulator.truth()) == []
             named = db.execute("SELECT file_id FROM meta.rejects ORDER BY ALL").fetchall()
             assert named == [(file_id,) for file_id in found.refetch]
         summary = await synced(emulator, lake)
-        assert summary.files_expanded == len(found.refetch)
+        assert summary.details_fetched == len(found.refetch)
         with opened(lake) as db:
             assert differences(db, emulator.truth()) == []
             assert db.execute("FROM meta.rejects").fetchall() == []
@@ -138,7 +138,7 @@ async def test_rows_and_documents_both_damaged(tmp_path: Path) -> None:
             only = [line for line in differences(db, kept) if not line.startswith("workflow")]
             assert only == []
         summary = await synced(emulator, lake)
-        assert summary.files_expanded == len(lost)
+        assert summary.details_fetched == len(lost)
         with opened(lake) as db:
             assert differences(db, emulator.truth()) == []
     assert checked(lake, read_data=True).damage == []
@@ -148,10 +148,10 @@ async def test_deleted_files_are_rebuilt_from_the_ledger(tmp_path: Path) -> None
     """A damaged part of deleted_files comes back with ids, references and times."""
     lake = tmp_path / "lake"
     async with grown(lake) as emulator:
-        emulator.world.delete(emulator.world.some(3))
+        emulator.world.delete(emulator.world.pick_random(3))
         made = Settings(base_url=emulator.base_url, lake=lake)
         with Lake(lake, doing="verify") as held:
-            await verify(held, made, emulator.token, Mode(), Silent())
+            await verify(held, made, emulator.token, VerifyMode(), NullProgress())
     question = "SELECT file_id, scan_code, updated_at FROM deleted_files ORDER BY ALL"
     with opened(lake) as db:
         before = db.execute(question).fetchall()
@@ -170,9 +170,9 @@ async def test_damaged_catalogs(tmp_path: Path) -> None:
         oldest, *_ = sorted((lake / "snapshots").glob("*.duckdb"))
         flip(oldest)
         flip(lake / "catalog.duckdb", 0.3)
-        found = {each["subject"]: each["mended"] for each in checked(lake).damage}
+        found = {each.subject: each.repaired for each in checked(lake).damage}
         assert found.keys() == {"catalog.duckdb", f"snapshots/{oldest.name}"}
-        assert found["catalog.duckdb"].startswith("published anew")
+        assert found["catalog.duckdb"].startswith("published again")
         assert not oldest.exists()
         with opened(lake) as db:
             assert differences(db, emulator.truth()) == []
@@ -185,16 +185,18 @@ async def test_the_ledger_alone_is_wrong(tmp_path: Path) -> None:
     async with grown(lake, rounds=0):
         pass
     with closing(sqlite3.connect(lake / "ledger.sqlite")) as db:
-        db.execute("UPDATE part SET sha256 = substr(sha256, 2) || '-' WHERE table_name = 'uploads' AND seq_low = 1")
+        db.execute(
+            "UPDATE part SET sha256 = substr(sha256, 2) || '-' WHERE table_name = 'uploads' AND first_commit_seq = 1"
+        )
         db.commit()
     (damage,) = checked(lake).damage
-    assert damage["subject"] == "ledger.sqlite"
-    assert damage["mended"] == "set right from the catalog"
+    assert damage.subject == "ledger.sqlite"
+    assert damage.repaired == "corrected from the catalog"
     assert checked(lake).damage == []
 
 
 async def test_only_looking_changes_nothing(tmp_path: Path) -> None:
-    """With --no-mend damage is reported with exit code 9, and neither part nor catalog is touched."""
+    """With --dry-run damage is reported with exit code 9, and neither part nor catalog is touched."""
     lake = tmp_path / "lake"
     async with grown(lake, rounds=0):
         pass
@@ -202,7 +204,7 @@ async def test_only_looking_changes_nothing(tmp_path: Path) -> None:
     before = flip(part)
     catalog = (lake / "catalog.duckdb").read_bytes()
     with pytest.raises(SystemExit) as ended:
-        main(["check", "--no-mend", "--lake", str(lake)])
+        main(["check", "--dry-run", "--lake", str(lake)])
     assert ended.value.code == 9
     assert part.read_bytes() != before
     assert (lake / "catalog.duckdb").read_bytes() == catalog
@@ -220,8 +222,8 @@ async def test_strangers_are_named_and_left_alone(tmp_path: Path, capsys: pytest
         main(["check", "--json", "--lake", str(lake)])
     assert ended.value.code == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["whole"] is True
-    assert told["strangers"] == ["parts/uploads/000000000001-abcdef.parquet.bak", "parts/uploads/notes.txt"]
+    assert told["ok"] is True
+    assert told["unknown_files"] == ["parts/uploads/000000000001-abcdef.parquet.bak", "parts/uploads/notes.txt"]
     assert (lake / "parts" / "uploads" / "notes.txt").exists()
 
 
@@ -231,11 +233,19 @@ async def test_reading_finds_what_hashes_cannot(tmp_path: Path) -> None:
     async with grown(lake, rounds=0):
         pass
     with closing(sqlite3.connect(lake / "ledger.sqlite")) as db:
-        db.execute("UPDATE part SET rows = rows + 1 WHERE table_name = 'uploads' AND seq_low = 1")
+        db.execute("UPDATE part SET row_count = row_count + 1 WHERE table_name = 'uploads' AND first_commit_seq = 1")
         db.commit()
     assert checked(lake, mend=False).damage == []
     (damage,) = checked(lake, read_data=True).damage
-    assert " rows, not " in damage["problem"]
+    assert " rows, not " in damage.problem
+    assert checked(lake, read_data=True).damage == []
+    with closing(sqlite3.connect(lake / "ledger.sqlite")) as db:
+        changes = "row_count = row_count + 1, sha256 = ''"
+        db.execute(f"UPDATE part SET {changes} WHERE table_name = 'uploads' AND first_commit_seq = 1")
+        db.commit()
+    entry, rows = (damage.problem for damage in checked(lake, read_data=True).damage)
+    assert "another size or hash" in entry
+    assert " rows, not " in rows
     assert checked(lake, read_data=True).damage == []
 
 
@@ -249,11 +259,11 @@ async def test_parts_of_earlier_snapshots(tmp_path: Path) -> None:
         before = len(list((lake / "snapshots").iterdir()))
         flip(lake / "parts" / "uploads" / min(old))
         found = checked(lake)
-        assert [each for each in found.damage if each["concerns"].endswith("earlier snapshots")]
+        assert [each for each in found.damage if each.concerns.endswith("earlier snapshots")]
         assert len(list((lake / "snapshots").iterdir())) < before
         with opened(lake) as db:
             assert differences(db, emulator.truth()) == []
     assert checked(lake).damage == []
-    for path in Layout(lake).root.glob("snapshots/*.duckdb"):
+    for path in LakeLayout(lake).root.glob("snapshots/*.duckdb"):
         with duckdb.connect(str(path), read_only=True) as db:
             db.execute("SELECT count(*) FROM uploads").fetchall()

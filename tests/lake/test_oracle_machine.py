@@ -16,13 +16,13 @@ from hypothesis import Phase, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pipeline.lake import compaction
-from pipeline.lake.history import resume, roll_back
+from pipeline.lake import duckdb as worker
 from pipeline.lake.lake import Lake
-from pipeline.lake.records import RunRecord
-from pipeline.runs.upkeep import compact
+from pipeline.lake.models import RunRecord
+from pipeline.lake.snapshots import clear_pause, roll_back
+from pipeline.maintenance.compact import run_compaction as compact
 from pipeline.settings import Settings
-from tests.lake.made import AT, commit, counted
+from tests.lake.lake_builder import AT, commit, counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,10 +49,10 @@ class LakeOfRows(RuleBasedStateMachine):
         """An empty lake, published."""
         self.folder = Path(tempfile.mkdtemp(prefix="rows-"))
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(compaction, "_RANGE_BYTES", 4_000)  # sorts a few files at a time
+        self.patch.setattr(worker, "_SORT_CHUNK_BYTES", 4_000)  # sorts a few files at a time
         self.lake = Lake(self.folder / "lake", doing="test")
         self.lake.__enter__()
-        self.settings = Settings(lake=self.folder / "lake", keep_snapshots=4, grace_hours=0)
+        self.settings = Settings(lake=self.folder / "lake", keep_snapshots=4, retention_hours=0)
         self.truth = Truth()
         self.past: dict[int, Truth] = {}
         self.stamp = 0
@@ -68,7 +68,7 @@ class LakeOfRows(RuleBasedStateMachine):
 
     def publish(self) -> None:
         """Show what is true now, and remember it."""
-        record = self.lake.publish("run", at=AT + self.stamp, complete=True, horizon=AT + self.stamp * 1_000_000)
+        record = self.lake.publish("run", at=AT + self.stamp, complete=True, watermark=AT + self.stamp * 1_000_000)
         self.past[record.snapshot] = copy.deepcopy(self.truth)
 
     @rule(counts=COUNTS, gone=st.sets(KEYS, max_size=3), workflow=st.none() | st.tuples(st.integers(1, 2), KEYS))
@@ -91,7 +91,7 @@ class LakeOfRows(RuleBasedStateMachine):
         if workflow is not None:
             number, name = workflow
             key = f"{number}-{name}"
-            if key not in self.lake.ledger.known_definitions():
+            if key not in self.lake.ledger.definitions():
                 own = {"_content_hash": key}
                 children["workflows"] = [{"id": number, "name": f"{name}", "updated_at": AT + name, **own}]
                 children["workflow_steps"] = [{"id": name, "workflow_id": number, "position": 0, **own}]
@@ -121,9 +121,9 @@ class LakeOfRows(RuleBasedStateMachine):
         """Go back to a snapshot."""
         run_id = f"20261121T000000Z-f{self.lake.ledger.next_snapshot():05x}"
         record = roll_back(self.lake, number, run=RunRecord(run_id, "rollback", "0", AT))
-        assert record.horizon == self.horizon_of(number)
-        assert self.lake.ledger.coverage() == ((None, (record.horizon or 0) // 1_000_000),)
-        resume(self.lake.ledger)
+        assert record.watermark == self.watermark_of(number)
+        assert self.lake.ledger.coverage() == ((None, (record.watermark or 0) // 1_000_000),)
+        clear_pause(self.lake.ledger)
         self.truth = copy.deepcopy(self.past[number])
         self.past[record.snapshot] = copy.deepcopy(self.truth)
 
@@ -138,10 +138,10 @@ class LakeOfRows(RuleBasedStateMachine):
         """The snapshots that are kept."""
         return sorted(int(path.stem) for path in (self.folder / "lake" / "snapshots").glob("*.duckdb"))
 
-    def horizon_of(self, number: int) -> int | None:
+    def watermark_of(self, number: int) -> int | None:
         """What a snapshot promises."""
-        rows = self.lake.ledger.query("SELECT horizon FROM snapshot WHERE snapshot = ?", (number,))
-        return None if rows[0]["horizon"] is None else int(rows[0]["horizon"])
+        rows = self.lake.ledger.query("SELECT watermark FROM snapshot WHERE snapshot = ?", (number,))
+        return None if rows[0]["watermark"] is None else int(rows[0]["watermark"])
 
     @invariant()
     def views_show_the_truth(self) -> None:
@@ -152,7 +152,7 @@ class LakeOfRows(RuleBasedStateMachine):
         for number in self.kept()[:1]:
             note(f"snapshot {number}")
             _compare(self.folder / "lake" / "snapshots" / f"{number:06d}.duckdb", self.past[number])
-        states = self.lake.states(range(1, 13))
+        states = self.lake.ledger.file_versions(range(1, 13))
         assert {key for key, state in states.items() if not state.deleted} == self.truth.files.keys()
         assert {key for key, state in states.items() if state.deleted} == self.truth.gone
 
@@ -177,7 +177,7 @@ def _compare(path: Path, truth: Truth) -> None:
 
 
 LakeOfRows.TestCase.settings = settings(
-    max_examples=int(os.environ.get("SOAK_EXAMPLES", "5")),
+    max_examples=int(os.environ.get("SOAK_EXAMPLES", "3")),
     stateful_step_count=10,
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # a failure is told as it was met: shrinking takes minutes

@@ -13,19 +13,19 @@ import pytest
 
 from pipeline.cli import main
 from pipeline.errors import SettingsError
-from pipeline.lake.erasure import BEGUN, purge
-from pipeline.lake.history import roll_back
 from pipeline.lake.lake import Lake
-from pipeline.lake.records import RunRecord
-from pipeline.progress import Silent
-from pipeline.runs.upkeep import compact
-from pipeline.runs.verify import Mode, verify
+from pipeline.lake.models import RunRecord
+from pipeline.lake.purge import purge
+from pipeline.lake.snapshots import roll_back
+from pipeline.maintenance.compact import run_compaction as compact
+from pipeline.progress import NullProgress
 from pipeline.settings import Settings
-from tests.lake.damaging import checked, grown
-from tests.lake.failing import Disk, Killed, failing
-from tests.lake.made import AT
+from pipeline.sync.verify import VerifyMode, verify
+from tests.lake.corruption import checked, grown
+from tests.lake.fault_injection import Disk, ProcessKilled, failing
+from tests.lake.lake_builder import AT, insert_reject
 from tests.oracle import differences
-from tests.sync.running import opened, synced
+from tests.sync.sync_harness import opened, synced
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,13 +89,11 @@ async def test_nothing_of_it_is_found(tmp_path: Path, folded: bool) -> None:  # 
                 compact(held, Settings(lake=lake), everything=True)
         with closing(sqlite3.connect(lake / "ledger.sqlite")) as db:
             reject = f'{{"scan_code": "{words[0]}"}}'.encode()
-            db.execute("INSERT INTO reject VALUES ('x', ?, 'r', ?, NULL, NULL, 'r', 1, 1, 1)", (file_id, reject))
+            insert_reject(db, file_id, reject)
             db.commit()
             # A reject that was healed long ago: where SQLite does not overwrite, its bytes are still in the file.
             db.execute("PRAGMA secure_delete = OFF")
-            db.execute(
-                "INSERT INTO reject VALUES ('y', ?, 'r', ?, NULL, NULL, 'r', 1, 1, 1)", (file_id, b"h3aled" * 900)
-            )
+            insert_reject(db, file_id, b"h3aled" * 900, key="y")
             db.commit()
             db.execute("DELETE FROM reject WHERE reject_key = 'y'")
             db.commit()
@@ -114,9 +112,9 @@ async def test_nothing_of_it_is_found(tmp_path: Path, folded: bool) -> None:  # 
         await synced(emulator, lake)
         made = Settings(base_url=emulator.base_url, lake=lake)
         with Lake(lake, doing="verify") as held:
-            proof = await verify(held, made, emulator.token, Mode(), Silent())
-        assert proof.equal
-        assert proof.verification.gone == 0
+            proof = await verify(held, made, emulator.token, VerifyMode(), NullProgress())
+        assert proof.consistent
+        assert proof.verification.deleted == 0
     assert checked(lake, read_data=True).damage == []
     with closing(sqlite3.connect(lake / "ledger.sqlite")) as db:
         assert db.execute("SELECT * FROM purge").fetchall() == [
@@ -133,7 +131,7 @@ async def test_a_killed_purge_is_finished_by_the_next(tmp_path: Path) -> None:
         truth = list(emulator.truth())
         left = [true for true in truth if true["key"] != file_id]
     for at in range(9, 200, 9):
-        with failing(Disk(at, None)) as disk, suppress(Killed):
+        with failing(Disk(at, None)) as disk, suppress(ProcessKilled):
             purged(lake, file_id)
         with opened(lake) as db:
             # Definitions of workflows belong to no file, and stay.
@@ -154,17 +152,17 @@ async def test_no_rollback_behind_a_purge(tmp_path: Path) -> None:
         file_id = eventful(emulator)
         words = secrets_of(emulator, file_id)
     for at in range(3, 200, 3):
-        with failing(Disk(at, None)), suppress(Killed):
+        with failing(Disk(at, None)), suppress(ProcessKilled):
             purged(lake, file_id)
         with Lake(lake, doing="test") as held:
-            if held.ledger.fact(BEGUN) is not None:
+            if held.ledger.properties.purge_in_progress is not None:
                 break
     with Lake(lake, doing="rollback") as held:
         run = RunRecord("20260101T000000Z-abcdef", "rollback", "0", AT)
-        with pytest.raises(SettingsError, match="a purge was killed"):
+        with pytest.raises(SettingsError, match="A purge was killed"):
             roll_back(held, 1, run=run)
         held.republish(at=AT)
-        assert held.ledger.fact(BEGUN) is None
+        assert held.ledger.properties.purge_in_progress is None
     assert [word for word in words if word in everything(lake)] == []
 
 
@@ -176,7 +174,7 @@ async def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     for known in ([file_id], []):
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
-            main(["purge", str(file_id), "--by", "me", "--json", "--lake", str(lake)])
+            main(["purge", str(file_id), "--requested-by", "me", "--json", "--lake", str(lake)])
         told = json.loads(capsys.readouterr().out)
         assert ended.value.code == 0
-        assert (told["file_ids"], told["known"], told["by"]) == ([file_id], known, "me")
+        assert (told["file_ids"], told["known"], told["requested_by"]) == ([file_id], known, "me")

@@ -11,15 +11,16 @@ import pytest
 
 from pipeline.emulator import Emulator
 from pipeline.lake import compaction
-from pipeline.lake.compaction import beyond_keep
+from pipeline.lake import duckdb as worker
+from pipeline.lake.compaction import find_expired_documents
 from pipeline.lake.lake import Lake
-from pipeline.runs.replaying import replay
-from pipeline.runs.upkeep import compact
+from pipeline.maintenance.compact import run_compaction as compact
+from pipeline.maintenance.replay import replay
 from pipeline.settings import Settings
-from tests.lake.damaging import checked
-from tests.lake.made import AT, commit
+from tests.lake.corruption import checked
+from tests.lake.lake_builder import AT, commit
 from tests.oracle import differences
-from tests.sync.running import SEED, opened, synced
+from tests.sync.sync_harness import SEED, opened, synced
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +32,7 @@ def documents(catalog: Path) -> dict[int, list[int]]:
     """The commits whose documents of each file are kept, oldest first."""
     found = defaultdict(list)
     with duckdb.connect(str(catalog), read_only=True) as db:
-        for file_id, seq in db.execute("SELECT file_id, seq FROM file_history ORDER BY ALL").fetchall():
+        for file_id, seq in db.execute("SELECT file_id, commit_seq FROM file_history ORDER BY ALL").fetchall():
             found[file_id].append(seq)
     return dict(found)
 
@@ -42,7 +43,7 @@ def grown(lake: Path) -> Lake:
     for number in range(COMMITS):
         files = {2: number} | ({1: 0} if number == 0 else {}) | ({3: 0} if number < 5 else {})
         commit(held, files, gone=[3] if number == 5 else [])
-    held.publish("", at=AT, complete=True, horizon=None)
+    held.publish("", at=AT, complete=True, watermark=None)
     return held
 
 
@@ -51,10 +52,10 @@ def grown(lake: Path) -> Lake:
 def test_the_newest_versions_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int | None, small: int
 ) -> None:
-    """raw_keep leaves the newest versions of each file, the one that counts always; earlier snapshots keep theirs."""
-    monkeypatch.setattr(compaction, "RAW_SMALL", small)
+    """keep_raw_versions leaves the newest versions of each file, always the current one; snapshots keep theirs."""
+    monkeypatch.setattr(compaction, "SMALL_RAW_PART_BYTES", small)
     lake = tmp_path / "lake"
-    made = Settings(lake=lake, raw_keep=keep)
+    made = Settings(lake=lake, keep_raw_versions=keep)
     held = grown(lake)
     before = documents(lake / "catalog.duckdb")
     assert [len(before[key]) for key in (1, 2, 3)] == [1, COMMITS, 5]
@@ -72,29 +73,28 @@ def test_the_newest_versions_stay(
 def test_what_counts_or_is_held_stays(tmp_path: Path) -> None:
     """The version that counts keeps its documents however old it is; a superseded one until its rows are folded."""
     held = grown(tmp_path / "lake")
-    spill = tmp_path / "spill"
-    folding = (1, COMMITS)
-    assert beyond_keep(held.layout, held.ledger, 1, folding=(0, -1), spill=spill) == {}
-    going = beyond_keep(held.layout, held.ledger, 1, folding=folding, spill=spill)
+    compacted = (1, COMMITS)
+    assert find_expired_documents(held.layout, held.ledger, 1, compacted_seqs=(0, -1)) == {}
+    going = find_expired_documents(held.layout, held.ledger, 1, compacted_seqs=compacted)
     assert {version for some in going.values() for version in some} == {
         *((2, seq) for seq in range(1, COMMITS)),
         *((3, seq) for seq in range(1, 5)),
     }
     with held.ledger.transaction() as db:
-        db.execute("UPDATE file_version SET seq = 4 WHERE file_id = 2")
-    going = beyond_keep(held.layout, held.ledger, 1, folding=folding, spill=spill)
+        db.execute("UPDATE file_version SET commit_seq = 4 WHERE file_id = 2")
+    going = find_expired_documents(held.layout, held.ledger, 1, compacted_seqs=compacted)
     assert (2, 4) not in {version for some in going.values() for version in some}
     held.__exit__(None, None, None)
 
 
 async def test_a_sync_with_one_version_kept(tmp_path: Path) -> None:
-    """With raw_keep = 1 over many syncs and compactions, tables rebuilt from the documents are the service's."""
+    """With keep_raw_versions = 1 over many syncs and compactions, rebuilt tables are the service's."""
     lake = tmp_path / "lake"
-    made = Settings(lake=lake, raw_keep=1, keep_snapshots=1, grace_hours=0)
+    made = Settings(lake=lake, keep_raw_versions=1, keep_snapshots=1, retention_hours=0)
     async with Emulator(25, seed=SEED) as emulator:
         for _ in range(4):
             await synced(emulator, lake)
-            emulator.world.update(emulator.world.some(12))
+            emulator.world.update(emulator.world.pick_random(12))
             with Lake(lake, doing="compact") as held:
                 compact(held, made, everything=True)
         await synced(emulator, lake)
@@ -108,8 +108,8 @@ async def test_a_sync_with_one_version_kept(tmp_path: Path) -> None:
 
 def test_sorting_goes_a_range_of_files_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Folding wide rows with less memory than they take at once succeeds, and the base is sorted by file."""
-    monkeypatch.setattr(compaction, "MEMORY_LIMIT", "40MB")
-    monkeypatch.setattr(compaction, "_RANGE_BYTES", 8_000_000)
+    monkeypatch.setattr(worker, "MEMORY_LIMIT", "40MB")
+    monkeypatch.setattr(worker, "_SORT_CHUNK_BYTES", 8_000_000)
     lake = tmp_path / "lake"
     with Lake(lake, doing="test") as held:
         for number in range(4):

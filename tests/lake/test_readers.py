@@ -15,7 +15,7 @@ import duckdb
 import pytest
 
 from pipeline.lake.lake import Lake
-from tests.lake.made import AT, commit
+from tests.lake.lake_builder import AT, commit
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PUBLISHES: Final = 100 if os.environ.get("SOAK_EXAMPLES") else 32
@@ -40,15 +40,15 @@ def test_held_connections_see_whole_snapshots(tmp_path: Path) -> None:
     lake, stop = tmp_path / "lake", tmp_path / "stop"
     with Lake(lake, doing="test") as made:
         commit(made, {1: 0})
-        made.publish("", at=AT, complete=True, horizon=None)
+        made.publish("", at=AT, complete=True, watermark=None)
     readers = [
         _process("-m", "tests.lake.checker", str(lake), str(seed), str(stop), stdout=subprocess.PIPE)
         for seed in range(2)
     ]
     try:
         for kill in range(1, KILLS + 1):
-            writer = _process("-m", "tests.lake.scribe", str(lake), str(rng.randrange(1_000)))
-            ends = time.monotonic() + 30
+            writer = _process("-m", "tests.lake.writer_process", str(lake), str(rng.randrange(1_000)))
+            ends = time.monotonic() + 150
             while _newest(lake) < PUBLISHES * kill // KILLS and time.monotonic() < ends:
                 time.sleep(rng.random() * 0.05)
                 assert writer.poll() is None, (writer.communicate(), "the writer died by itself")
@@ -56,7 +56,7 @@ def test_held_connections_see_whole_snapshots(tmp_path: Path) -> None:
             writer.communicate()
     finally:
         stop.touch()
-        told = [reader.communicate(timeout=30) for reader in readers]
+        told = [reader.communicate(timeout=300) for reader in readers]
     assert [reader.returncode for reader in readers] == [0, 0], told
     assert _newest(lake) >= PUBLISHES
     for out, _ in told:
@@ -80,7 +80,7 @@ def lake(tmp_path: Path) -> Path:
     """A published lake of one file."""
     with Lake(tmp_path / "lake", doing="test") as made:
         commit(made, {1: 1}, {"uploads": [{"file_id": 1, "position": 0}]})
-        made.publish("", at=AT, complete=True, horizon=None)
+        made.publish("", at=AT, complete=True, watermark=None)
     return tmp_path / "lake"
 
 
@@ -98,7 +98,7 @@ def test_a_killed_session_neither_hijacks_nor_bricks(lake: Path, writes: str) ->
                 _have_it_write(session)
                 assert (lake / "catalog.duckdb.wal").exists()
             commit(made, {2: 0}, gone=[1])  # reads nothing that the session could have locked
-            made.publish("", at=AT, complete=True, horizon=None)
+            made.publish("", at=AT, complete=True, watermark=None)
         if writes == "after the publish":
             _have_it_write(session)
             assert (lake / "catalog.duckdb.wal").exists()

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipeline.errors import LakeDamaged
+from pipeline.errors import LakeCorruptedError
 from pipeline.lake.lake import Lake
-from pipeline.progress import Silent
-from pipeline.runs.upkeep import compact
-from pipeline.runs.verify import Mode, verify
+from pipeline.maintenance.compact import run_compaction as compact
+from pipeline.progress import NullProgress
 from pipeline.settings import Settings
-from tests.lake.damaging import checked, grown
+from pipeline.sync.verify import VerifyMode, verify
+from tests.lake.corruption import checked, grown
+from tests.lake.lake_builder import insert_reject
 from tests.oracle import differences
-from tests.sync.running import opened, synced
+from tests.sync.sync_harness import opened, synced
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,43 +35,45 @@ async def proven(emulator: Emulator, lake: Path, *, deep: float = 0.0) -> tuple[
     """Whether a verify finds lake and service equal without healing, and how many details it found different."""
     made = Settings(base_url=emulator.base_url, lake=lake)
     with Lake(lake, doing="verify") as held:
-        proof = await verify(held, made, emulator.token, Mode(deep=deep), Silent())
+        proof = await verify(held, made, emulator.token, VerifyMode(deep=deep), NullProgress())
     found = proof.verification
-    return proof.equal and not (found.missing or found.stale or found.gone), found.deep_different
+    return proof.consistent and not (found.missing or found.stale or found.deleted), found.details_differing
 
 
 async def test_a_lost_ledger_comes_back_as_it_was(tmp_path: Path) -> None:
     """Opening a lake without its ledger rebuilds it, versions, coverage and facts; the next sync fetches nothing."""
     lake = tmp_path / "lake"
     async with grown(lake) as emulator:
-        emulator.world.delete(emulator.world.some(2))
+        emulator.world.delete(emulator.world.pick_random(2))
         assert (await proven(emulator, lake))[1] == 0
         with Lake(lake, doing="compact") as held:
             compact(held, Settings(lake=lake), everything=True)
-        emulator.world.update(emulator.world.some(4))
+        emulator.world.update(emulator.world.pick_random(4))
         await synced(emulator, lake)
-        files = "SELECT file_id, seq, deleted, updated_at, digest, shape, settled, instance, run_id"
+        files = (
+            "SELECT file_id, commit_seq, deleted, updated_at, digest, fetch_signature, is_stable, instance_id, run_id"
+        )
         questions = (
             f"{files} FROM file_version WHERE NOT deleted ORDER BY 1",
-            "SELECT file_id, seq FROM file_version WHERE deleted ORDER BY 1",
+            "SELECT file_id, commit_seq FROM file_version WHERE deleted ORDER BY 1",
             "SELECT * FROM coverage ORDER BY 1",
-            "SELECT * FROM fact WHERE name NOT IN ('next_seq', 'learned_pace') ORDER BY 1",
+            "SELECT * FROM lake_property WHERE name NOT IN ('next_commit_seq', 'learned_limits') ORDER BY 1",
             "SELECT * FROM part ORDER BY 1",
-            "SELECT * FROM dead ORDER BY 1, 2",
-            "SELECT name FROM retired ORDER BY 1",
+            "SELECT * FROM superseded_version ORDER BY 1, 2",
+            "SELECT name FROM retired_part ORDER BY 1",
             "SELECT * FROM definition ORDER BY 1",
             "SELECT run_id, state FROM run ORDER BY 1",
         )
         before = [ledger(lake, question) for question in questions]
-        (seq,) = ledger(lake, "SELECT value FROM fact WHERE name = 'next_seq'")[0]
+        (seq,) = ledger(lake, "SELECT value FROM lake_property WHERE name = 'next_commit_seq'")[0]
         (lake / "ledger.sqlite").unlink()
         with Lake(lake, doing="sync"):
             pass
         for question, rows in zip(questions, before, strict=True):
             assert ledger(lake, question) == rows, question
-        assert int(ledger(lake, "SELECT value FROM fact WHERE name = 'next_seq'")[0][0]) >= int(seq)
+        assert int(ledger(lake, "SELECT value FROM lake_property WHERE name = 'next_commit_seq'")[0][0]) >= int(seq)
         summary = await synced(emulator, lake)
-        assert summary.files_expanded == 0
+        assert summary.details_fetched == 0
         assert await proven(emulator, lake, deep=1) == (True, 0)
         with opened(lake) as db:
             assert differences(db, emulator.truth()) == []
@@ -82,7 +85,7 @@ async def test_what_was_committed_after_the_last_publish_is_fetched_again(tmp_pa
     lake = tmp_path / "lake"
     async with grown(lake) as emulator:
         catalog = (lake / "catalog.duckdb").read_bytes()
-        emulator.world.update(changed := emulator.world.some(5))
+        emulator.world.update(changed := emulator.world.pick_random(5))
         await synced(emulator, lake)
         last = max(int(path.name[:12]) for path in lake.glob("raw/*"))
         (lake / "ledger.sqlite").unlink()
@@ -90,7 +93,7 @@ async def test_what_was_committed_after_the_last_publish_is_fetched_again(tmp_pa
         max((lake / "snapshots").iterdir()).unlink()
         (lake / "catalog.duckdb").write_bytes(catalog)
         summary = await synced(emulator, lake)
-        assert summary.files_expanded == len(set(changed))
+        assert summary.details_fetched == len(set(changed))
         assert min(int(path.name[:12]) for path in lake.glob("raw/*") if int(path.name[:12]) >= last) > last
         with opened(lake) as db:
             assert differences(db, emulator.truth()) == []
@@ -103,7 +106,7 @@ async def test_rejects_and_orders_survive(tmp_path: Path) -> None:
     async with grown(lake, rounds=0):
         pass
     with closing(sqlite3.connect(lake / "ledger.sqlite")) as db:
-        db.execute("INSERT INTO reject VALUES ('x', NULL, 'odd', x'ff00fe', NULL, NULL, 'r', 1, 1, 1)")
+        insert_reject(db, None, b"\xff\x00\xfe")
         db.execute("INSERT INTO report_job VALUES ('j', 'f', '{}', '{}', 1, NULL, 'open')")
         db.commit()
     with Lake(lake, doing="publish") as held:
@@ -128,20 +131,20 @@ async def test_a_damaged_ledger_is_moved_aside(tmp_path: Path, damage: str) -> N
             content[8192:] = b"\xa5" * (len(content) - 8192)
         path.write_bytes({"empty": b"", "text": b"not a ledger\n" * 500}.get(damage, bytes(content)))
         if damage == "empty":
-            with pytest.raises(LakeDamaged, match="empty"):
+            with pytest.raises(LakeCorruptedError, match="empty"):
                 checked(lake, mend=False)
         else:
-            with pytest.raises(LakeDamaged, match=r"ledger\.sqlite") as told:
+            with pytest.raises(LakeCorruptedError, match=r"ledger\.sqlite") as told:
                 await synced(emulator, lake)
             assert told.value.exit_code == 9
-            with pytest.raises(LakeDamaged, match=r"ledger\.sqlite"):
+            with pytest.raises(LakeCorruptedError, match=r"ledger\.sqlite"):
                 checked(lake, mend=False)
         first = checked(lake).damage[0]
-        assert first["subject"] == "ledger.sqlite"
-        assert first["mended"] == "rebuilt from the newest catalog"
+        assert first.subject == "ledger.sqlite"
+        assert first.repaired == "rebuilt from the newest catalog"
         assert len(list(lake.glob("ledger.sqlite.damaged-*Z"))) == 1
         summary = await synced(emulator, lake)
-        assert summary.files_expanded == 0
+        assert summary.details_fetched == 0
         with opened(lake) as db:
             assert differences(db, emulator.truth()) == []
 
@@ -154,6 +157,6 @@ async def test_without_any_catalog_nothing_is_touched(tmp_path: Path) -> None:
     for path in [lake / "ledger.sqlite", lake / "catalog.duckdb", *(lake / "snapshots").iterdir()]:
         path.unlink()
     before = sorted(lake.rglob("*"))
-    with pytest.raises(LakeDamaged), Lake(lake, doing="sync"):
+    with pytest.raises(LakeCorruptedError), Lake(lake, doing="sync"):
         pass
     assert sorted(lake.rglob("*")) == before

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pipeline.cli import main
-from pipeline.errors import LakeDamaged
+from pipeline.errors import LakeCorruptedError
 from pipeline.flatten import flatten as flattening
 from pipeline.lake import catalog, parts
 from pipeline.lake.lake import Lake
-from pipeline.progress import Silent
-from pipeline.runs import replaying
-from pipeline.runs.replaying import Replayed, replay
-from pipeline.runs.upkeep import compact
-from pipeline.runs.verify import Mode, verify
+from pipeline.maintenance import replay as replay_module
+from pipeline.maintenance.compact import run_compaction as compact
+from pipeline.maintenance.replay import ReplayResult, replay
+from pipeline.progress import NullProgress
 from pipeline.settings import Settings
+from pipeline.sync.verify import VerifyMode, verify
 from schemas import tables
-from tests.lake.damaging import checked, grown
-from tests.lake.failing import Disk, Killed, failing
+from tests.lake.corruption import checked, grown
+from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.oracle import differences
-from tests.sync.running import opened, synced
+from tests.sync.sync_harness import opened, synced
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from schemas.tables import Table
 
 
-def replayed(lake: Path) -> Replayed:
+def replayed(lake: Path) -> ReplayResult:
     """Replay as the command does."""
     with Lake(lake, doing="replay") as held:
         return replay(held)
@@ -52,14 +52,14 @@ async def test_every_row_is_the_same(tmp_path: Path, folded: bool) -> None:  # n
     """After changes, deletions and compactions a replay gives every table row for row, without one request."""
     lake = tmp_path / "lake"
     async with grown(lake) as emulator:
-        emulator.world.delete(emulator.world.some(2))
+        emulator.world.delete(emulator.world.pick_random(2))
         made = Settings(base_url=emulator.base_url, lake=lake)
         with Lake(lake, doing="verify") as held:
-            await verify(held, made, emulator.token, Mode(), Silent())
+            await verify(held, made, emulator.token, VerifyMode(), NullProgress())
         if folded:
             with Lake(lake, doing="compact") as held:
                 compact(held, Settings(lake=lake), everything=True)
-        emulator.world.update(emulator.world.some(4))
+        emulator.world.update(emulator.world.pick_random(4))
         await synced(emulator, lake)
         before, requests = rows(lake), emulator.requests
         done = replayed(lake)
@@ -69,9 +69,9 @@ async def test_every_row_is_the_same(tmp_path: Path, folded: bool) -> None:  # n
         assert done.files == len(before["files"])
         with opened(lake) as db:
             assert differences(db, emulator.truth()) == []
-            assert db.execute("SELECT count(*) FROM _dead").fetchall() == [(0,)]
-        assert (await synced(emulator, lake)).files_expanded == 0
-        emulator.world.update(emulator.world.some(4))
+            assert db.execute("SELECT count(*) FROM _superseded_versions").fetchall() == [(0,)]
+        assert (await synced(emulator, lake)).details_fetched == 0
+        emulator.world.update(emulator.world.pick_random(4))
         await synced(emulator, lake)
         with opened(lake) as db:
             assert differences(db, emulator.truth()) == []
@@ -104,7 +104,7 @@ async def test_a_column_declared_later_is_filled(
 
 def _declare(patch: pytest.MonkeyPatch, table: Table) -> None:
     declared = tuple(table if each.name == table.name else each for each in tables.TABLES)
-    for module in (tables, catalog, parts, replaying):
+    for module in (tables, catalog, parts, replay_module):
         if hasattr(module, "TABLES"):
             patch.setattr(module, "TABLES", declared)
         if hasattr(module, "BY_NAME"):
@@ -123,10 +123,10 @@ async def test_gaps_in_raw_are_refused(tmp_path: Path) -> None:
     raw = min((lake / "raw").iterdir())
     raw.chmod(0o644)
     raw.write_bytes(raw.read_bytes()[:-3] + b"PAR")
-    with pytest.raises(LakeDamaged):
+    with pytest.raises(LakeCorruptedError):
         replayed(lake)
     assert checked(lake).refetch
-    with pytest.raises(LakeDamaged, match="holds the documents of"):
+    with pytest.raises(LakeCorruptedError, match="has the documents of"):
         replayed(lake)
     assert rows(lake) == before
     assert not (lake / "spill").exists()
@@ -142,13 +142,13 @@ async def test_a_killed_replay_changes_nothing(tmp_path: Path) -> None:
         with failing(Disk(at, None)) as disk:
             try:
                 replayed(lake)
-            except Killed:
+            except ProcessKilled:
                 killed += 1
         assert rows(lake) == before, f"torn at {at}"
         if not disk.struck:
             break
     assert killed > 3
-    assert checked(lake, read_data=True).strangers == []
+    assert checked(lake, read_data=True).unknown_files == []
 
 
 async def test_memory_does_not_grow_with_the_lake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,10 +12,10 @@ import pytest
 
 from pipeline.emulator import Emulator
 from pipeline.lake.lake import Lake
-from pipeline.lake.views import MOST_COLUMNS, columns_of
-from tests.lake.made import AT, commit
+from pipeline.lake.views import MAX_WIDE_COLUMNS, wide_columns
+from tests.lake.lake_builder import AT, commit
 from tests.oracle import expected
-from tests.sync.running import SEED, opened, synced
+from tests.sync.sync_harness import SEED, opened, synced
 
 CLIENT: Final = Path(__file__).resolve().parents[2] / ".venv" / "bin" / "duckdb"
 VIEWS: Final = (
@@ -96,18 +96,18 @@ def _is_right(told: dict[str, Any], run: dict[str, Any], rows: dict[str, list[di
 async def test_history(tmp_path: Path) -> None:
     """file_history tells every version of a file that was fetched, oldest first, with its documents as text."""
     async with Emulator(10, seed=SEED) as emulator:
-        key = emulator.world.some(1)[0]
+        key = emulator.world.pick_random(1)[0]
         for _ in range(3):
             await synced(emulator, tmp_path / "lake")
             emulator.world.clock.advance(60)
             emulator.world.update([key])
     with opened(tmp_path / "lake") as db:
-        found = asked(db, f"FROM file_history WHERE file_id = {key} ORDER BY seq")
+        found = asked(db, f"FROM file_history WHERE file_id = {key} ORDER BY commit_seq")
         assert len(found) == 3
         assert len({row["updated_at"] for row in found}) == 3
         assert all(f'"id":{key}' in row["detail"].replace(" ", "") for row in found)
         live = asked(db, f"SELECT _seq FROM _file_version WHERE file_id = {key}")
-        assert live == [{"_seq": found[-1]["seq"]}]
+        assert live == [{"_seq": found[-1]["commit_seq"]}]
 
 
 async def test_everything_has_a_comment(tmp_path: Path) -> None:
@@ -151,14 +151,14 @@ def test_older_clients_read_every_view(tmp_path: Path, fill: bool) -> None:  # n
                 for place, name in enumerate(ODD)
             ]
             commit(lake, {1: 0}, children)
-        lake.publish("", at=AT, complete=True, horizon=None)
+        lake.publish("", at=AT, complete=True, watermark=None)
     catalog = str(tmp_path / "lake" / "catalog.duckdb")
     with duckdb.connect(catalog, read_only=True) as db:
         found = db.execute("SELECT schema_name || '.' || view_name FROM duckdb_views() WHERE NOT internal").fetchall()
     questions = ";".join(f"SELECT '{name}' AS seen, count(*) FROM (FROM {name})" for (name,) in found)
     process = subprocess.run(
         [CLIENT, "-readonly", "-csv", catalog, f"{questions}; FROM fields_wide; FROM form_answers_wide"],
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert process.stderr == ""
     assert process.stdout.count("main.") + process.stdout.count("meta.") == len(found)
@@ -176,7 +176,7 @@ def test_odd_names(tmp_path: Path) -> None:
     names = (*ODD, "file_id", "Scan_Code", "x" * 600)
     with Lake(tmp_path / "lake", doing="test") as lake:
         commit(lake, {1: 0, 2: 0}, {"fields": _fields(names)})
-        lake.publish("", at=AT, complete=True, horizon=None)
+        lake.publish("", at=AT, complete=True, watermark=None)
     with opened(tmp_path / "lake") as db:
         first, second = asked(db, "FROM fields_wide ORDER BY file_id")
     assert second == dict.fromkeys(second) | {"file_id": 2, "scan_code": "ref 2"}
@@ -197,17 +197,17 @@ def test_the_latest_value_stands(tmp_path: Path) -> None:
         for value, stamp in zip(values, (2, 3, 1), strict=True):
             value["updated_at"] = AT + stamp
         commit(lake, {1: 0}, {"fields": values})
-        lake.publish("", at=AT, complete=True, horizon=None)
+        lake.publish("", at=AT, complete=True, watermark=None)
     with opened(tmp_path / "lake") as db:
         assert asked(db, "SELECT a FROM fields_wide") == [{"a": "v1"}]
 
 
 def test_no_more_columns_than_fit() -> None:
     """Of very many names the most frequent become columns, and the columns keep their order."""
-    names = {f"n{number}": number for number in range(2 * MOST_COLUMNS)}
-    columns = [column for column, _ in columns_of(names, [])]
-    assert len(columns) == MOST_COLUMNS
-    assert set(columns) == {f"n{number}" for number in range(MOST_COLUMNS, 2 * MOST_COLUMNS)}
+    names = {f"n{number}": number for number in range(2 * MAX_WIDE_COLUMNS)}
+    columns = [column for column, _ in wide_columns(names, [])]
+    assert len(columns) == MAX_WIDE_COLUMNS
+    assert set(columns) == {f"n{number}" for number in range(MAX_WIDE_COLUMNS, 2 * MAX_WIDE_COLUMNS)}
     assert columns == sorted(columns)
 
 
@@ -216,10 +216,10 @@ def test_names_are_counted_as_they_come(tmp_path: Path) -> None:
     with Lake(tmp_path / "lake", doing="test") as lake:
         commit(lake, {1: 0}, {"fields": _fields(("a", "b"))})
         commit(lake, {1: 0}, {"fields": _fields(("a",))})
-        rows = lake.ledger.query("SELECT name, count FROM wide_name ORDER BY name")
+        rows = lake.ledger.query("SELECT name, occurrences FROM wide_view_column ORDER BY name")
         assert [tuple(row) for row in rows] == [("a", 2), ("b", 1)]
         with lake.ledger.transaction() as db:
-            db.execute("DELETE FROM wide_name")
-        lake.publish("", at=AT, complete=True, horizon=None)
+            db.execute("DELETE FROM wide_view_column")
+        lake.publish("", at=AT, complete=True, watermark=None)
     with opened(tmp_path / "lake") as db:
         assert asked(db, "FROM fields_wide") == [{"file_id": 1, "scan_code": "ref 1", "a": "v0", "b": None}]

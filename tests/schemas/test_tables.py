@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from schemas import tables
-from schemas.tables import BY_NAME, RAW, SEQ, TABLES, Table
+from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, RAW, TABLES, Table
 
 # Section 2 of the interface, then "Shapes beyond the document" of the field notes.
 FIELDS: Final = {
@@ -59,7 +59,7 @@ def test_every_field_has_a_column_or_a_reason(name: str, keys: str) -> None:
     taken = {column.wire_key for column in table.from_wire}
     for key in keys.split():
         assert (key in taken) != ((name, key) in WITHOUT_COLUMN), key
-        assert key in table.known_keys, key
+        assert key in table.declared_keys, key
 
 
 def test_no_column_is_invented() -> None:
@@ -89,8 +89,8 @@ def test_keys_and_parents_exist(table: Table) -> None:
 @EVERY
 def test_every_row_says_when_and_by_whom(table: Table) -> None:
     """Every row has the moment and the run of its fetch, and the seq of its version; a child has its file."""
-    assert {"_fetched_at", "_run_id", SEQ} <= set(table.arrow.names)
-    assert ("file_id" in table.arrow.names) == table.by_file
+    assert {"_fetched_at", "_run_id", COMMIT_SEQ_COLUMN} <= set(table.arrow.names)
+    assert ("file_id" in table.arrow.names) == table.is_per_file
     assert table is tables.DELETED_FILES or "extra" in table.arrow.names
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.emulator import Emulator
 from tests.oracle import differences
-from tests.sync.running import SEED, opened, synced
+from tests.sync.sync_harness import SEED, opened, synced
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,9 +25,9 @@ SOME: Final = 3  # steps of the many; `make soak` takes all
 
 
 async def died(emulator: Emulator, lake: Path, when: str, *steps: int) -> dict[int, str]:
-    """Let syncs into copies of the lake be killed at these steps; how each ended, see `dying`."""
+    """Let syncs into copies of the lake be killed at these steps; how each ended, see `kill_worker`."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.sync.dying", emulator.base_url, str(lake), when, *map(str, steps)),
+        *(sys.executable, "-m", "tests.sync.kill_worker", emulator.base_url, str(lake), when, *map(str, steps)),
         env={**os.environ, "SCANLAKE_TOKEN": emulator.token, "PYTHONPATH": ROOT},
         stdout=asyncio.subprocess.PIPE,
     )
@@ -46,7 +46,7 @@ async def test_killed_at_any_step(tmp_path: Path, when: str) -> None:
     async with Emulator(12, seed=SEED) as emulator:
         await synced(emulator, lake)
         old = list(emulator.truth())
-        emulator.world.update(emulator.world.some(5))
+        emulator.world.update(emulator.world.pick_random(5))
         emulator.world.create(2)
         new = list(emulator.truth())
         last = int((await died(emulator, lake, when, 0))[0])
@@ -63,7 +63,7 @@ async def test_killed_at_any_step(tmp_path: Path, when: str) -> None:
             await synced(emulator, killed)
             with opened(killed) as db:
                 assert differences(db, new, history=True) == [], f"step {step} of {last}"
-            assert not list(killed.rglob("*.aside")), f"step {step} of {last}"
+            assert not list(killed.rglob("*.tmp")), f"step {step} of {last}"
 
 
 async def test_a_second_request_to_stop(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ async def test_a_second_request_to_stop(tmp_path: Path) -> None:
             process.send_signal(number)
             await asyncio.sleep(0.02)
         _, err = await process.communicate()
-        assert time.monotonic() - asked < 10
+        assert time.monotonic() - asked < 60
         assert process.returncode == 130
         assert b"Traceback" not in err
         emulator.faults.clear()

@@ -1,23 +1,24 @@
-"""A verify finds what incremental syncs cannot see, heals it, and proves the rest."""
+"""A verify finds what incremental syncs cannot see, repairs it, and proves the rest."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
+import typing
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipeline.emulator import Emulator, quirks_of
-from pipeline.errors import ContractBroken, SettingsError
+from pipeline.emulator import Emulator, Quirks, make_quirks
+from pipeline.errors import ProtocolError, SettingsError
 from pipeline.lake.lake import Lake
-from pipeline.progress import Silent
-from pipeline.runs.verify import Mode, Proof, verify
+from pipeline.progress import NullProgress
 from pipeline.settings import Settings
+from pipeline.sync.verify import VerifyMode, VerifyResult, verify
 from tests.oracle import differences
 from tests.processes import ended, started
-from tests.sync.running import SEED, opened, synced
+from tests.sync.sync_harness import SEED, opened, synced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
 FILES = 300
 
 
-async def verified(emulator: Emulator, lake: Path, mode: Mode | None = None, **settings: Any) -> Proof:
+async def verified(emulator: Emulator, lake: Path, mode: VerifyMode | None = None, **settings: Any) -> VerifyResult:
     """Verify `lake` against the emulator, as one run of the command would."""
     made = Settings(base_url=emulator.base_url, lake=lake, **settings)
     with Lake(made.lake, doing="verify") as held:
-        return await verify(held, made, emulator.token, mode or Mode(), Silent())
+        return await verify(held, made, emulator.token, mode or VerifyMode(), NullProgress())
 
 
 @contextmanager
@@ -44,7 +45,10 @@ def forget(lake: Path, *file_ids: int) -> None:
     """Make the ledger forget some files, as a lake would that had missed them."""
     with tampered(lake) as ledger:
         for file_id in file_ids:
-            ledger.execute("INSERT INTO dead SELECT seq, file_id FROM file_version WHERE file_id = ?", (file_id,))
+            ledger.execute(
+                "INSERT INTO superseded_version SELECT commit_seq, file_id FROM file_version WHERE file_id = ?",
+                (file_id,),
+            )
             ledger.execute("DELETE FROM file_version WHERE file_id = ?", (file_id,))
 
 
@@ -53,12 +57,12 @@ async def test_an_equal_lake_is_proven_cheaply(tmp_path: Path) -> None:
     async with Emulator(FILES, seed=SEED) as emulator:
         await synced(emulator, tmp_path / "lake")
         proof = await verified(emulator, tmp_path / "lake")
-    assert proof.equal
-    assert proof.verification.files_there == proof.verification.files_here == FILES
+    assert proof.consistent
+    assert proof.verification.files_in_service == proof.verification.files_in_lake == FILES
     assert proof.requests["detail"] == 0
     assert proof.requests["list"] <= 6
     with opened(tmp_path / "lake") as db:
-        assert db.execute("SELECT equal, files_there, files_here FROM meta.verifications").fetchall() == [
+        assert db.execute("SELECT consistent, files_in_service, files_in_lake FROM meta.verifications").fetchall() == [
             (True, FILES, FILES)
         ]
         assert db.execute("SELECT last_verify_at IS NOT NULL FROM meta.freshness").fetchone() == (True,)
@@ -69,7 +73,7 @@ async def test_deletions_missing_and_stale(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     async with Emulator(FILES, seed=SEED) as emulator:
         await synced(emulator, lake)
-        gone = emulator.world.some(12)
+        gone = emulator.world.pick_random(12)
         emulator.world.delete(gone)
         left = sorted(set(emulator.world.keys()))
         forget(lake, *left[10:15])
@@ -79,8 +83,8 @@ async def test_deletions_missing_and_stale(tmp_path: Path) -> None:
         truth = list(emulator.truth())
         again = await verified(emulator, lake)
     found = proof.verification
-    assert (found.gone, found.missing, found.stale, found.equal) == (12, 5, 1, True)
-    assert (again.verification.gone, again.verification.missing, again.verification.stale) == (0, 0, 0)
+    assert (found.deleted, found.missing, found.stale, found.consistent) == (12, 5, 1, True)
+    assert (again.verification.deleted, again.verification.missing, again.verification.stale) == (0, 0, 0)
     with opened(lake) as db:
         assert differences(db, truth) == []
         rows = db.execute("SELECT file_id FROM deleted_files ORDER BY file_id").fetchall()
@@ -93,7 +97,7 @@ async def test_a_returning_file_is_restored(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     async with Emulator(80, seed=SEED) as emulator:
         await synced(emulator, lake)
-        gone = emulator.world.some(6)
+        gone = emulator.world.pick_random(6)
         emulator.world.delete(gone)
         await verified(emulator, lake)
         emulator.world.restore(gone[:3], stamp=True)
@@ -107,30 +111,30 @@ async def test_a_returning_file_is_restored(tmp_path: Path) -> None:
 
 
 async def test_check_only_reports(tmp_path: Path) -> None:
-    """--check finds the same and changes nothing."""
+    """--dry-run finds the same and changes nothing."""
     lake = tmp_path / "lake"
     async with Emulator(FILES, seed=SEED) as emulator:
         await synced(emulator, lake)
-        emulator.world.delete(emulator.world.some(4))
-        emulator.world.update(emulator.world.some(7))
+        emulator.world.delete(emulator.world.pick_random(4))
+        emulator.world.update(emulator.world.pick_random(7))
         forget(lake, *emulator.world.keys()[:3])
-        proof = await verified(emulator, lake, Mode(check_only=True))
+        proof = await verified(emulator, lake, VerifyMode(check_only=True))
     found = proof.verification
-    assert not proof.equal
-    assert (found.gone, found.missing) == (4, 3)
-    assert found.moving >= 6  # those updated after the horizon; one may be among the forgotten
+    assert not proof.consistent
+    assert (found.deleted, found.missing) == (4, 3)
+    assert found.changed_meanwhile >= 6  # those updated after the watermark; one may be among the forgotten
     with opened(lake) as db:
         assert db.execute("SELECT count(*) FROM deleted_files").fetchone() == (0,)
 
 
-async def test_what_is_newer_than_the_horizon_is_moving(tmp_path: Path) -> None:
-    """--check does not call a lake wrong for files that changed after its horizon."""
+async def test_what_is_newer_than_the_watermark_changed_meanwhile(tmp_path: Path) -> None:
+    """--dry-run does not call a lake wrong for files that changed after its watermark."""
     async with Emulator(FILES, seed=SEED) as emulator:
         await synced(emulator, tmp_path / "lake")
-        emulator.world.update(emulator.world.some(9))
-        proof = await verified(emulator, tmp_path / "lake", Mode(check_only=True))
-    assert proof.equal
-    assert proof.verification.moving == 9
+        emulator.world.update(emulator.world.pick_random(9))
+        proof = await verified(emulator, tmp_path / "lake", VerifyMode(check_only=True))
+    assert proof.consistent
+    assert proof.verification.changed_meanwhile == 9
 
 
 async def test_a_mass_deletion_stops(tmp_path: Path) -> None:
@@ -138,13 +142,13 @@ async def test_a_mass_deletion_stops(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     async with Emulator(FILES, seed=SEED) as emulator:
         await synced(emulator, lake)
-        emulator.world.delete(emulator.world.some(60))
-        with pytest.raises(ContractBroken, match="suspect"):
+        emulator.world.delete(emulator.world.pick_random(60))
+        with pytest.raises(ProtocolError, match="suspect"):
             await verified(emulator, lake)
         with opened(lake) as db:
             assert db.execute("SELECT count(*) FROM files").fetchone() == (FILES,)
-        proof = await verified(emulator, lake, Mode(accept_deletions=True))
-    assert proof.verification.gone == 60
+        proof = await verified(emulator, lake, VerifyMode(accept_deletions=True))
+    assert proof.verification.deleted == 60
     with opened(lake) as db:
         assert db.execute("SELECT count(*) FROM files").fetchone() == (FILES - 60,)
 
@@ -154,13 +158,13 @@ async def test_an_empty_service_does_not_empty_a_small_lake(tmp_path: Path) -> N
     async with Emulator(9, seed=SEED) as emulator:
         await synced(emulator, tmp_path / "lake")
         emulator.world.delete(emulator.world.keys())
-        with pytest.raises(ContractBroken, match="suspect"):
+        with pytest.raises(ProtocolError, match="suspect"):
             await verified(emulator, tmp_path / "lake")
     with opened(tmp_path / "lake") as db:
         assert db.execute("SELECT count(*) FROM files").fetchone() == (9,)
 
 
-async def test_absence_needs_a_second_witness(tmp_path: Path) -> None:
+async def test_absence_needs_more_evidence(tmp_path: Path) -> None:
     """A file that the list hides but its id finds is kept, and named as unlisted."""
     lake = tmp_path / "lake"
     async with Emulator(120, seed=SEED) as emulator:
@@ -172,26 +176,26 @@ async def test_absence_needs_a_second_witness(tmp_path: Path) -> None:
             for key in new:
                 ledger.execute("INSERT INTO file_version SELECT ?, 1, 0, 0, 0, x'', '', 1, NULL, ''", (key,))
         proof = await verified(emulator, lake)
-    assert (proof.verification.gone, proof.verification.unlisted) == (0, 5)
+    assert (proof.verification.deleted, proof.verification.unlisted) == (0, 5)
     with Lake(lake, doing="test") as held:
-        assert sum(1 for _ in held.ledger.live_files()) == 125
+        assert sum(1 for _ in held.ledger.iter_files()) == 125
 
 
 async def test_deep_compares_contents(tmp_path: Path) -> None:
-    """--deep finds a change that left the update time alone, and heals it; a plain verify does not see it."""
+    """--deep finds a change that left the update time alone, and repairs it; a plain verify does not see it."""
     lake = tmp_path / "lake"
     async with Emulator(60, seed=SEED) as emulator:
         await synced(emulator, lake)
-        changed = [key for key in emulator.world.some(60) if key % 7 == 0]
+        changed = [key for key in emulator.world.pick_random(60) if key % 7 == 0]
         for key in changed:
             emulator.world.edit(key, "add-upload", at=emulator.world.records[key].updated)
         plain = await verified(emulator, lake)
-        deep = await verified(emulator, lake, Mode(deep=1.0))
-        again = await verified(emulator, lake, Mode(deep=1.0))
+        deep = await verified(emulator, lake, VerifyMode(deep=1.0))
+        again = await verified(emulator, lake, VerifyMode(deep=1.0))
         truth = list(emulator.truth())
-    assert plain.verification.deep_different == 0
-    assert (deep.verification.deep_checked, deep.verification.deep_different) == (60, len(changed))
-    assert again.verification.deep_different == 0
+    assert plain.verification.details_differing == 0
+    assert (deep.verification.details_checked, deep.verification.details_differing) == (60, len(changed))
+    assert again.verification.details_differing == 0
     with opened(lake) as db:
         assert differences(db, truth) == []
 
@@ -202,8 +206,8 @@ async def test_a_rotating_share(tmp_path: Path) -> None:
         await synced(emulator, tmp_path / "lake")
         checked = 0
         for _ in range(4):
-            proof = await verified(emulator, tmp_path / "lake", Mode(deep=0.25))
-            checked += proof.verification.deep_checked
+            proof = await verified(emulator, tmp_path / "lake", VerifyMode(deep=0.25))
+            checked += proof.verification.details_checked
     assert checked == 60
 
 
@@ -214,26 +218,30 @@ async def test_a_lake_that_was_never_synced(tmp_path: Path) -> None:
             await verified(emulator, tmp_path / "lake")
 
 
-@pytest.mark.parametrize("gone", ["404", "410", "empty", "null", "[]", "{}", "data-null", "envelope-300"])
-async def test_every_way_of_being_gone(tmp_path: Path, gone: str) -> None:
-    """However the service says that an id is gone, a verify takes it for a witness."""
-    async with Emulator(60, seed=SEED, quirks=quirks_of("seen", {"gone": gone})) as emulator:
+async def test_every_way_of_being_gone(tmp_path: Path) -> None:
+    """However the service says that an id is gone, a verify takes it for evidence."""
+    deleted = {}
+    ways = typing.get_args(typing.get_type_hints(Quirks)["not_found"])
+    async with Emulator(60, seed=SEED) as emulator:
         await synced(emulator, tmp_path / "lake")
-        emulator.world.delete(emulator.world.some(3))
-        proof = await verified(emulator, tmp_path / "lake")
-    assert proof.verification.gone == 3
+        for way in ways:
+            emulator.set_quirks(not_found=way)
+            emulator.world.delete(emulator.world.pick_random(3))
+            deleted[way] = (await verified(emulator, tmp_path / "lake")).verification.deleted
+    assert len(ways) == 10
+    assert deleted == dict.fromkeys(ways, 3)
 
 
 @pytest.mark.parametrize("profile", ["sparse", "hostile", "instances", "plain"])
 async def test_other_services(tmp_path: Path, profile: str) -> None:
     """Services that answer otherwise are verified too: deletions found, nothing else touched."""
-    async with Emulator(150, seed=SEED, quirks=quirks_of(profile)) as emulator:
+    async with Emulator(150, seed=SEED, quirks=make_quirks(profile)) as emulator:
         await synced(emulator, tmp_path / "lake")
-        emulator.world.delete(emulator.world.some(5))
+        emulator.world.delete(emulator.world.pick_random(5))
         proof = await verified(emulator, tmp_path / "lake")
         truth = list(emulator.truth())
-    assert proof.verification.gone == 5
-    assert proof.equal
+    assert proof.verification.deleted == 5
+    assert proof.consistent
     with opened(tmp_path / "lake") as db:
         assert differences(db, truth) == []
 
@@ -243,24 +251,24 @@ async def test_syncs_verify_by_themselves(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     async with Emulator(40, seed=SEED) as emulator:
         first = json.loads((await ended(await started(emulator, lake, "sync", "--json")))[1])
-        emulator.world.delete(emulator.world.some(2))
+        emulator.world.delete(emulator.world.pick_random(2))
         soon = json.loads((await ended(await started(emulator, lake, "sync", "--json")))[1])
         often = {"SCANLAKE_VERIFY_EVERY_DAYS": "0.000001"}
         due = json.loads((await ended(await started(emulator, lake, "sync", "--json", **often)))[1])
     assert "verify" not in first | soon
-    assert due["verify"]["gone"] == 2
-    assert due["verify"]["equal"] is True
+    assert due["verify"]["deleted"] == 2
+    assert due["verify"]["consistent"] is True
 
 
 async def test_the_command(tmp_path: Path) -> None:
-    """`scanlake verify` prints the proof, exits 0 when it healed everything, and --check exits 4 for differences."""
+    """`scanlake verify` prints the proof, exits 0 after repairing everything; --dry-run exits 4 for differences."""
     lake = tmp_path / "lake"
     async with Emulator(40, seed=SEED) as emulator:
         await ended(await started(emulator, lake, "sync"))
-        emulator.world.delete(emulator.world.some(2))
-        checked, report, _ = await ended(await started(emulator, lake, "verify", "--check"))
-        healed, proof, _ = await ended(await started(emulator, lake, "verify"))
-        equal, _, _ = await ended(await started(emulator, lake, "verify", "--check"))
-    assert (checked, healed, equal) == (4, 0, 0)
-    assert "NOT equal" in report
-    assert "2 gone there (now in deleted_files)" in proof
+        emulator.world.delete(emulator.world.pick_random(2))
+        checked, report, _ = await ended(await started(emulator, lake, "verify", "--dry-run"))
+        repaired, proof, _ = await ended(await started(emulator, lake, "verify"))
+        equal, _, _ = await ended(await started(emulator, lake, "verify", "--dry-run"))
+    assert (checked, repaired, equal) == (4, 0, 0)
+    assert "NOT consistent" in report
+    assert "2 deleted in the service (now in deleted_files)" in proof

@@ -129,7 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench-peers", description=__doc__)
     parser.add_argument("--files", type=int, default=4_500)
     parser.add_argument("--only", nargs="+", choices=("scanlake", *PEERS), default=("scanlake", *PEERS))
-    parser.add_argument("--quirk", action="append", default=[], help="as of `scanlake serve`: order=updated-desc")
+    parser.add_argument("--quirk", action="append", default=[], help="as of `scanlake emulator`: order=updated-desc")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     with service(given.files, "--prerender") as emulated:

@@ -1,0 +1,139 @@
+"""Files that are written whole or not at all, and locks that end with their process.
+
+All functions raise `OSError`; the callers know which error of scanlake it is.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+from contextlib import contextmanager, suppress
+from secrets import token_hex
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+READ_ONLY: Final = 0o444
+_PRIVATE: Final = 0o600
+_MAX_STEM_LENGTH: Final = 50  # characters; a file name has room for 255 bytes, and a character needs up to four
+_LOG_SUFFIXES: Final = (".wal", "-wal", "-shm", "-journal")  # of DuckDB and of SQLite, beside a database
+_TEMP_NAME: Final = re.compile(r"\..*\.\d+-[0-9a-f]{8}\.tmp(\.wal|-wal|-shm|-journal)?", re.DOTALL)
+_LINK_UNSUPPORTED: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+
+
+class FileLockedError(Exception):
+    """Another process holds the lock."""
+
+
+def temp_name(name: str) -> str:
+    """Return a new hidden name for the temporary file of a file called `name`."""
+    return f".{name[:_MAX_STEM_LENGTH]}.{os.getpid()}-{token_hex(4)}.tmp"
+
+
+def is_temp_file(path: Path) -> bool:
+    """Return whether a write that was killed left the file: only `temp_name` makes such names."""
+    return _TEMP_NAME.fullmatch(path.name) is not None
+
+
+@contextmanager
+def atomic_write(
+    target: Path, *, mode: int | None = None, durable: bool = True, overwrite: bool = True
+) -> Iterator[Path]:
+    """Yield a temporary path to create; on success rename it to `target`, on failure delete it.
+
+    `mode` sets the permission bits; by default they are those that the block leaves. `durable` waits until content
+    and name are on disk. Without `overwrite` an existing `target` raises `FileExistsError`, also one that another
+    process creates during the block.
+    """
+    temp = target.with_name(temp_name(target.name))
+    try:
+        yield temp
+        if durable:
+            fsync_file(temp)
+        if mode is not None:
+            temp.chmod(mode)
+        if overwrite:
+            temp.rename(target)
+        else:
+            rename_without_overwrite(temp, target)
+        if durable:
+            fsync_dir(target.parent)
+    except BaseException:
+        for suffix in ("", *_LOG_SUFFIXES):
+            with suppress(OSError):
+                temp.with_name(temp.name + suffix).unlink(missing_ok=True)
+        raise
+
+
+def write_file(
+    target: Path, content: bytes | str, *, mode: int | None = None, durable: bool = True, overwrite: bool = True
+) -> None:
+    """Write `content` to `target` as `atomic_write` does. Text is written as UTF-8.
+
+    With `mode` the file is private until it is complete, so a secret is never readable by others. By default the
+    umask decides.
+    """
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with (
+        atomic_write(target, mode=mode, durable=durable, overwrite=overwrite) as temp,
+        os.fdopen(os.open(temp, flags, 0o666 if mode is None else _PRIVATE), "wb") as file,
+    ):
+        file.write(data)
+
+
+def rename_without_overwrite(temp: Path, target: Path) -> None:
+    """Give the file `temp` the name `target`. Raises `FileExistsError` if anything has the name."""
+    try:
+        target.hardlink_to(temp)  # unlike a rename it fails if the target exists
+    except OSError as error:
+        if error.errno not in _LINK_UNSUPPORTED:
+            raise
+        # The file system has no links: create the target first, then replace only this empty file.
+        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, _PRIVATE))
+        temp.rename(target)
+    else:
+        temp.unlink()
+
+
+def fsync_file(path: Path) -> None:
+    """Wait until the file's content is on disk."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def fsync_dir(path: Path) -> None:
+    """Wait until the folder's entries are on disk. A rename is not durable before."""
+    fsync_file(path)
+
+
+@contextmanager
+def lock_file(path: Path | str, *, blocking: bool = False, dir_fd: int | None = None) -> Iterator[int]:
+    """Hold an exclusive lock on a file or a folder and yield its descriptor; create the file if it does not exist.
+
+    Waits for the lock if `blocking`, otherwise raises `FileLockedError` while another process holds it. The kernel
+    releases the lock with the process. `dir_fd` is the open folder of a `path` that must not be a link.
+    """
+    handle = _open_lock(path, dir_fd)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise FileLockedError(str(path)) from None
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _open_lock(path: Path | str, dir_fd: int | None) -> int:
+    if dir_fd is None and os.path.isdir(path):  # noqa: PTH112 - `path` may be a name
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if dir_fd is None else os.O_NOFOLLOW)
+    return os.open(path, flags, 0o644, dir_fd=dir_fd)

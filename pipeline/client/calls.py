@@ -1,0 +1,147 @@
+"""Runs one API call from its first attempt to its value or error: rate limit, retries, statistics, redaction."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from pipeline.client.errors import (
+    AttemptError,
+    OutcomeUnknownError,
+    RequestRejectedError,
+    RetriesExhaustedError,
+    ThrottledError,
+)
+from pipeline.errors import AuthenticationError, ProtocolError, ScanlakeError
+from pipeline.formatting import pluralize
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from yarl import URL
+
+    from pipeline.client.protocol import Response
+    from pipeline.client.rate_limiter import RateLimiter
+    from pipeline.client.retry import RetryPolicy
+    from pipeline.client.token_redactor import TokenRedactor
+
+Value = TypeVar("Value")
+
+
+@dataclass(slots=True)
+class RequestStats:
+    """Requests so far. `error_kinds` counts failed attempts by kind; `bytes` are those of bodies, as sent."""
+
+    list: int = 0
+    detail: int = 0
+    share: int = 0
+    report: int = 0
+    other: int = 0
+    retries: int = 0
+    throttled: int = 0
+    bytes: int = 0
+    error_kinds: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def requests(self) -> int:
+        """All requests that were sent, with retries."""
+        return self.list + self.detail + self.share + self.report + self.other + self.retries
+
+
+@dataclass(slots=True)
+class ApiCall(Generic[Value]):
+    """One call: its URL, and how to parse its answer."""
+
+    label: str  # its name in messages: method and path, never the query
+    url: URL
+    parse: Callable[[Response], Value]
+    method: str = "GET"
+    body: bytes | None = None
+    is_idempotent: bool = True
+    started: float | None = None  # seconds of the retry policy's clock
+
+    def may_have_taken_effect(self, error: AttemptError) -> bool:
+        """Return whether a call that must not be repeated may have taken effect. A 429 has no effect."""
+        is_throttled = isinstance(error, ThrottledError) and not error.is_overload
+        return not self.is_idempotent and error.may_have_reached_service and not is_throttled
+
+
+class CallRunner:
+    """Runs calls. `send` sends one request and returns its complete response, or raises `AttemptError`."""
+
+    def __init__(
+        self,
+        send: Callable[[ApiCall[Any]], Awaitable[Response]],
+        *,
+        rate_limiter: RateLimiter,
+        retry_policy: RetryPolicy,
+        stats: RequestStats,
+        redactor: TokenRedactor,
+    ) -> None:
+        self._send = send
+        self._rate_limiter = rate_limiter
+        self._retry_policy = retry_policy
+        self._stats = stats
+        self._redactor = redactor
+        self._clock = retry_policy.time.clock
+
+    async def run(self, call: ApiCall[Value]) -> Value:
+        """Return the call's value, after retries if it is idempotent."""
+        self._retry_policy.budget.deposit()
+        try:
+            return await self._attempt(call)
+        except AttemptError as error:
+            first_error = error
+        try:
+            return await self._retry_policy.retry(
+                first_error,
+                partial(self._attempt, call),
+                label=call.label,
+                started=call.started or 0.0,
+                is_retryable=lambda error: error.retryable and not call.may_have_taken_effect(error),
+                on_retry=self._count_retry,
+            )
+        except AttemptError as error:
+            raise self._final_error(call, error) from None
+
+    def _count_retry(self) -> None:
+        self._stats.retries += 1
+
+    async def _attempt(self, call: ApiCall[Value]) -> Value:
+        """Wait for the rate limiter, send, parse, and report the outcome to the rate limiter."""
+        limiter = self._rate_limiter
+        async with limiter.slot():
+            started = self._clock()
+            if call.started is None:
+                call.started = started
+            try:
+                value = call.parse(await self._send(call))
+            except AttemptError as error:
+                error.detail = self._redactor.redact_text(error.detail)
+                error.args = (error.detail,)
+                self._stats.error_kinds[error.kind] += 1
+                if isinstance(error, ThrottledError):
+                    self._stats.throttled += not error.is_overload
+                    limiter.on_throttle(error.retry_after, started=started, overload=error.is_overload)
+                raise
+            except ScanlakeError as error:
+                error.message = self._redactor.redact_text(error.message)
+                error.args = (error.message,)
+                if isinstance(error, RequestRejectedError):
+                    error.reason = self._redactor.redact_text(error.reason)
+                    limiter.on_success(self._clock() - started)
+                elif isinstance(error, AuthenticationError):
+                    limiter.fail_all(error)
+                raise
+            limiter.on_success(self._clock() - started)
+            return value
+
+    def _final_error(self, call: ApiCall[Any], error: AttemptError) -> ScanlakeError:
+        if call.may_have_taken_effect(error):
+            return OutcomeUnknownError(f"{call.label}: {error.detail}; the request may have taken effect.")
+        message = f"{call.label}: {error.detail} (after {pluralize(error.attempts, 'attempt')})."
+        if error.is_protocol_error and call.label == "GET /files":
+            return ProtocolError(message)
+        return RetriesExhaustedError(message, kind=error.kind, attempts=error.attempts, status=error.status)

@@ -1,0 +1,387 @@
+"""HTTP client for the service.
+
+No aiohttp exception or URL leaves this package, because both can contain the token: every failure is mapped (`errors`)
+and raised `from None`. `protocol` parses answers, `rate_limiter` sets the speed, `retry` repeats.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self, cast
+from urllib.parse import quote, urlencode
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from pipeline.client.allowed_urls import (
+    PrivateAddressError,
+    SafeResolver,
+    is_allowed_address,
+    is_login_redirect,
+    origin,
+    parse_ip,
+    resolve_redirect,
+    resolve_report_url,
+)
+from pipeline.client.calls import ApiCall, CallRunner, RequestStats
+from pipeline.client.clock import ServiceClock
+from pipeline.client.content_encoding import body_too_large_error, decode_body
+from pipeline.client.downloads import DownloadedReport, PdfDownload, ReportNotReady
+from pipeline.client.errors import AIOHTTP_EXCEPTIONS, AttemptError, map_aiohttp_exception, prevent_implicit_retry
+from pipeline.client.options import GIB, ClientOptions, check_base_url, check_token
+from pipeline.client.protocol import (
+    Detail,
+    ListPage,
+    NotFound,
+    ReportOrder,
+    Response,
+    Share,
+    parse_detail,
+    parse_list,
+    parse_report_order,
+    parse_share,
+    raise_for_status,
+)
+from pipeline.client.rate_limiter import RateLimiter
+from pipeline.client.retry import RetryPolicy, TimeSource
+from pipeline.client.token_redactor import TokenRedactor
+from pipeline.errors import AuthenticationError, ProtocolError
+from pipeline.urls import API_PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from types import TracebackType
+    from typing import BinaryIO
+
+    from pydantic import SecretStr
+
+    from schemas.requests import FileQuery, ReportRequest, ShareRequest
+
+_MAX_REDIRECTS: Final = 5
+_MAX_ERROR_BODY_BYTES: Final = 65_536
+_SPARE_CONNECTIONS: Final = 8
+_DNS_CACHE_SECONDS: Final = 60
+_DOWNLOAD_SECONDS: Final = 3_600.0
+_THROUGHPUT_GRACE_SECONDS: Final = 5.0  # before the minimum throughput is checked
+_NOT_OPEN: Final = "use the client as an asynchronous context: async with Client(...)"
+_JSON_HEADERS: Final = {"Content-Type": "application/json"}
+_encode_json: Final = msgspec.json.Encoder().encode
+
+
+class Client:
+    """Calls the service. Use: `async with Client(base_url, token) as client: ...`.
+
+    Raises `SettingsError`, `AuthenticationError`, `ProtocolError`, `RetriesExhaustedError` (a
+    `ServiceUnavailableError`), and for shares and report orders `OutcomeUnknownError` and `RequestRejectedError`.
+    `on_list_page` is called with each query, page number and page of `list_files`.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        token: str | SecretStr,
+        *,
+        options: ClientOptions | None = None,
+        rate_limiter: RateLimiter | None = None,
+        time_source: TimeSource | None = None,
+    ) -> None:
+        self.options = options = options or ClientOptions()
+        self._base_url = check_base_url(base_url)
+        token = check_token(token if isinstance(token, str) else token.get_secret_value())
+        self._redactor = TokenRedactor(token)
+        is_in_query = options.token_location == "query"  # noqa: S105 - a location, not a token
+        self._token_query = f"token={quote(token, safe='')}" if is_in_query else ""
+        self._token_headers = {} if is_in_query else {"token": token}
+        self.rate_limiter = rate_limiter or RateLimiter(
+            max_concurrency=options.max_concurrency,
+            max_rate=options.max_requests_per_second,
+            max_retry_after_seconds=options.max_retry_after_seconds,
+        )
+        self.stats = RequestStats()
+        self.clock = ServiceClock()
+        self.on_list_page: Callable[[FileQuery, int, ListPage], None] | None = None
+        self._retry_policy = RetryPolicy(
+            max_attempts=options.max_attempts,
+            total_deadline_seconds=options.total_deadline_seconds,
+            initial_connect_seconds=options.initial_connect_seconds,
+            max_retry_after_seconds=options.max_retry_after_seconds,
+            time_source=time_source,
+        )
+        self._create_runner = partial(
+            CallRunner,
+            rate_limiter=self.rate_limiter,
+            retry_policy=self._retry_policy,
+            stats=self.stats,
+            redactor=self._redactor,
+        )
+        self._runner = self._create_runner(self._send)
+        self._session: aiohttp.ClientSession | None = None
+        self._download_session: aiohttp.ClientSession | None = None
+        self._resolver = SafeResolver(origin(self._base_url)[1], proxy=options.proxy)
+        self._files_url = f"{self._base_url}{API_PREFIX}/files"
+        self._proxy = options.proxy if origin(self._base_url)[0] == "https" else None
+        self._detail_query = f"?{self._token_query}" if self._token_query else ""
+
+    def __repr__(self) -> str:
+        return f"Client({self._base_url!r}, token=***)"
+
+    async def __aenter__(self) -> Self:
+        options = self.options
+        connect_seconds = min(options.connect_timeout_seconds, options.initial_connect_seconds)
+        create_session = partial(
+            aiohttp.ClientSession,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            middlewares=(prevent_implicit_retry,),
+        )
+        self._session = create_session(
+            proxy=self._proxy,
+            connector=aiohttp.TCPConnector(
+                limit=options.max_concurrency + _SPARE_CONNECTIONS, ttl_dns_cache=_DNS_CACHE_SECONDS
+            ),
+            timeout=aiohttp.ClientTimeout(total=options.attempt_timeout_seconds, sock_connect=connect_seconds),
+            headers={
+                "Accept": "application/json",
+                "Accept-Encoding": "gzip, deflate",
+                "User-Agent": options.user_agent,
+                **self._token_headers,
+            },
+        )
+        self._download_session = create_session(
+            connector=aiohttp.TCPConnector(resolver=cast("Any", self._resolver), use_dns_cache=False),
+            timeout=aiohttp.ClientTimeout(
+                total=_DOWNLOAD_SECONDS, sock_connect=connect_seconds, sock_read=options.attempt_timeout_seconds
+            ),
+            headers={
+                "Accept": "application/pdf",
+                "Accept-Encoding": "identity",
+                "User-Agent": options.user_agent,
+            },
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for session in (self._session, self._download_session):
+            if session is not None:
+                await session.close()
+
+    async def list_files(self, query: FileQuery, *, page: int = 1) -> ListPage:
+        """Return one page of `GET /files`."""
+        self.stats.list += 1
+        parameters = query.parameters()
+        if page != 1:
+            parameters.append(("page", str(page)))
+        url = self._build_url(self._files_url, parameters)
+        result = await self._runner.run(ApiCall("GET /files", url, partial(parse_list, requested_page=page)))
+        if self.on_list_page is not None:
+            self.on_list_page(query, page, result)
+        return result
+
+    async def iter_pages(self, query: FileQuery) -> AsyncIterator[ListPage]:
+        """Yield all pages, one after the other.
+
+        Beware: a list that is paged while files change **loses files**. For a complete copy, list windows of update
+        time that fit in one page each; this is for a quick look.
+        """
+        number = 1
+        page_hashes: set[int] = set()
+        while True:
+            page = await self.list_files(query, page=number)
+            yield page
+            if page.has_next is False or (page.has_next is None and len(page.items) < query.page_size):
+                return
+            page_hash = hash(tuple(item.raw for item in page.items))
+            if not page.items or page_hash in page_hashes:
+                raise ProtocolError(f"GET /files: page {number} is empty or a repetition, but announces a next page.")
+            page_hashes.add(page_hash)
+            number += 1
+
+    async def get_file(self, file_id: int, *, lang: str | None = None) -> Detail | NotFound:
+        """Return one file by `GET /files/{id}`, or `NotFound`. `lang` selects the language of its texts."""
+        self.stats.detail += 1
+        if lang is None:
+            url = URL(f"{self._files_url}/{file_id}{self._detail_query}", encoded=True)
+        else:
+            url = self._build_url(f"{self._files_url}/{file_id}", [("lang", lang)])
+        return await self._runner.run(ApiCall(f"GET /files/{file_id}", url, partial(parse_detail, file_id=file_id)))
+
+    async def create_share(self, request: ShareRequest) -> Share:
+        """Create a share. A request that may have reached the service is never repeated: `OutcomeUnknownError`."""
+        self.stats.share += 1
+        url = self._build_url(f"{self._base_url}{API_PREFIX}/share", request.parameters())
+        return await self._runner.run(ApiCall("GET /share", url, parse_share, is_idempotent=False))
+
+    async def order_report(self, request: ReportRequest) -> ReportOrder:
+        """Order a report. A request that may have reached the service is never repeated: `OutcomeUnknownError`."""
+        self.stats.report += 1
+        url = self._build_url(f"{self._base_url}{API_PREFIX}/reports", [])
+        body = _encode_json(request.body())
+        return await self._runner.run(
+            ApiCall("POST /reports", url, parse_report_order, method="POST", body=body, is_idempotent=False)
+        )
+
+    async def download_report(
+        self, url: str, file: BinaryIO, *, max_bytes: int = GIB
+    ) -> DownloadedReport | ReportNotReady:
+        """Download a report into a seekable file, or return that it is not ready. This is one poll.
+
+        The URL comes from the service, so no token, cookie or referrer is sent to it. Public hosts are allowed;
+        private addresses only if the service itself has one.
+        """
+        self.stats.other += 1
+        download = PdfDownload(file, max_bytes=max_bytes)
+        target = self._check_report_url(url)
+        runner = self._create_runner(partial(self._download, download))
+        return await runner.run(ApiCall("GET report", URL(target, encoded=True), download.result))
+
+    def _check_report_url(self, url: str) -> str:
+        target = resolve_report_url(url, self._base_url)
+        host = origin(target)[1]
+        if (address := parse_ip(host)) is not None and not is_allowed_address(address, self._resolver.service):
+            raise ProtocolError("The service named a report URL with a private address.")
+        if self._redactor.redact_text(target) != target and origin(target) != origin(self._base_url):
+            raise ProtocolError("The service named a report URL on another host that contains the token.")
+        return target
+
+    async def _download(self, download: PdfDownload, call: ApiCall[Any]) -> Response:
+        """Send like `_send`, but from a session without secrets, and write the body to `download`."""
+        if self._download_session is None:
+            raise RuntimeError(_NOT_OPEN)
+        target = str(call.url)
+        for _ in range(_MAX_REDIRECTS + 1):
+            download.reset()
+            try:
+                await self._resolver.resolve_service_host()
+                proxy = await self._proxy_for(target)
+                request = partial(self._download_session.get, allow_redirects=False, proxy=proxy)
+                async with request(URL(target, encoded=True)) as answer:
+                    status, headers = answer.status, answer.headers
+                    start = await self._stream_to(answer, download) if status == 200 else b""
+            except AIOHTTP_EXCEPTIONS as error:
+                attempt_error = map_aiohttp_exception(error)
+                is_private = isinstance(getattr(error, "os_error", error), PrivateAddressError)
+            else:
+                if not 300 <= status < 400:
+                    response = Response(status, headers, start)
+                    if status in {429, 503}:
+                        raise_for_status(response, call.label)
+                    return response
+                redirected = resolve_redirect(target, target, headers.get("Location"))
+                if redirected is None:
+                    raise ProtocolError("GET report: redirected to another host.")
+                target = self._check_report_url(redirected)
+                continue
+            if is_private:
+                raise ProtocolError("The service named a report host with a private address.")
+            raise attempt_error
+        raise ProtocolError(f"GET report: redirected more than {_MAX_REDIRECTS} times.")
+
+    async def _proxy_for(self, target: str) -> str | None:
+        """Return the proxy for a report URL. The proxy resolves names; private ones are refused here."""
+        scheme, host, _ = origin(target)
+        if self._proxy is None or scheme != "https":
+            return None
+        await self._resolver.check_not_private(host)
+        return self._proxy
+
+    async def _stream_to(self, answer: aiohttp.ClientResponse, download: PdfDownload) -> bytes:
+        """Write the body to `download` and return its first bytes."""
+        if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise AttemptError("encoding", "a Content-Encoding that was not requested")
+        size, started, start = 0, time.monotonic(), b""
+        while part := await answer.content.readany():
+            size += len(part)
+            self.stats.bytes += len(part)
+            start = start or part[:16]
+            if not download.write(part):
+                break
+            self._check_min_throughput(size, started)
+        return start
+
+    def _check_min_throughput(self, size: int, started: float) -> None:
+        seconds = time.monotonic() - started
+        if seconds > _THROUGHPUT_GRACE_SECONDS and size < seconds * self.options.min_bytes_per_second:
+            raise AttemptError("slow", f"fewer than {self.options.min_bytes_per_second} bytes per second")
+
+    def _build_url(self, url: str, parameters: list[tuple[str, str]]) -> URL:
+        query = urlencode(parameters, quote_via=quote)
+        return URL(f"{url}?{'&'.join(part for part in (query, self._token_query) if part)}", encoded=True)
+
+    async def _send(self, call: ApiCall[Any]) -> Response:
+        """Send a request, follow redirects within the service, and return the response without the token."""
+        if self._session is None:
+            raise RuntimeError(_NOT_OPEN)
+        url = call.url
+        for _ in range(_MAX_REDIRECTS + 1):
+            try:
+                async with self._session.request(
+                    call.method,
+                    url,
+                    data=call.body,
+                    headers=_JSON_HEADERS if call.body else None,
+                    allow_redirects=False,
+                ) as answer:
+                    status, headers = answer.status, answer.headers
+                    body = await self._read_body(answer)
+            except AIOHTTP_EXCEPTIONS as error:
+                attempt_error = map_aiohttp_exception(error)
+            else:
+                self._retry_policy.was_answered = True
+                self.clock.observe(headers.get("Date"))
+                if not 300 <= status < 400:
+                    return Response(status, headers, self._redactor.redact_body(body, error=status >= 300))
+                url = self._redirect(call, status, str(url), headers.get("Location"))
+                continue
+            raise attempt_error  # outside of the handler, so that aiohttp's exception is not its context
+        raise ProtocolError(f"{call.label}: redirected more than {_MAX_REDIRECTS} times.")
+
+    def _redirect(self, call: ApiCall[Any], status: int, current: str, location: str | None) -> URL:
+        target = resolve_redirect(self._base_url, current, location)
+        if status not in {301, 302, 303, 307, 308} or target is None or not call.is_idempotent:
+            raise ProtocolError(
+                f"{call.label}: redirected (HTTP {status}) to another address.",
+                hint="Check base_url: the service may have moved, or may need https.",
+            )
+        if is_login_redirect(target):
+            raise AuthenticationError(f"{call.label}: redirected to a sign-in page.")
+        target = target.partition("#")[0]
+        if self._token_query and "token=" not in target:
+            target += ("&" if "?" in target else "?") + self._token_query
+        return URL(target, encoded=True)
+
+    async def _read_body(self, answer: aiohttp.ClientResponse) -> bytes:
+        """Return the decoded body, within the size limit and at the minimum throughput or faster."""
+        headers, max_bytes = answer.headers, self.options.max_body_bytes
+        is_success = answer.status < 300
+        if is_success and (answer.content_length or 0) > max_bytes:
+            raise body_too_large_error(max_bytes)
+        parts: list[bytes] = []
+        size, started = 0, time.monotonic()
+        while part := await answer.content.readany():
+            parts.append(part)
+            size += len(part)
+            if is_success and size > max_bytes:
+                raise body_too_large_error(max_bytes)
+            if not is_success and size > _MAX_ERROR_BODY_BYTES:
+                break
+            self._check_min_throughput(size, started)
+        self.stats.bytes += size
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        if answer.status == 200 and not body and not _has_length(headers):
+            raise AttemptError("cut", "an answer that ended before its body", status=answer.status)
+        if not headers.get("Content-Encoding"):
+            return body
+        try:
+            return decode_body(body, ",".join(headers.getall("Content-Encoding")), max_bytes=max_bytes)
+        except AttemptError:
+            if is_success:
+                raise
+            return b""  # for an error the status is enough
+
+
+def _has_length(headers: Any) -> bool:
+    return "Content-Length" in headers or "chunked" in headers.get("Transfer-Encoding", "").lower()

@@ -1,0 +1,79 @@
+"""Time in HTTP headers: `Retry-After`, and the service's clock from its `Date` headers."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from statistics import median_low
+from typing import TYPE_CHECKING, Final
+
+from schemas.timestamps import SECOND, from_datetime, now_us
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MAX_SAMPLES: Final = 31
+_MAX_DATE_CHARS: Final = 64
+
+
+def parse_http_date(text: str | None) -> int | None:
+    """Return an HTTP date in microseconds since 1970 UTC, None if it is invalid."""
+    if not text or len(text) > _MAX_DATE_CHARS:
+        return None
+    try:
+        date = parsedate_to_datetime(text)
+        return from_datetime(date if date.tzinfo else date.replace(tzinfo=UTC))
+    except (ValueError, OverflowError, TypeError, IndexError):
+        return None
+
+
+def parse_retry_after(text: str | None, *, date: str | None = None) -> float | None:
+    """Return the seconds to wait, None if the header is absent or invalid.
+
+    Both forms are supported. An HTTP date is relative to the response's own `Date`, so that a wrong local clock does
+    not matter. A past date is 0; a negative number is invalid.
+    """
+    text = (text or "").strip()
+    if text.isascii() and text.replace(".", "", 1).isdigit():
+        return min(float(text[:20]), 1e12)
+    until = parse_http_date(text)
+    if until is None:
+        return None
+    now = parse_http_date(date)
+    if now is None:
+        now = int(time.time() * SECOND)
+    return max(0.0, (until - now) / SECOND)
+
+
+class ServiceClock:
+    """The service's clock, learned from `Date` headers and advanced by the monotonic clock.
+
+    The offset is the median of the latest headers, so that one wrong `Date` does not matter.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._offsets: deque[int] = deque(maxlen=_MAX_SAMPLES)
+        self._offset: int | None = None
+        self._last_date: str | None = None
+
+    def observe(self, date: str | None) -> None:
+        """Learn from a response's `Date`. Cheap: the text of the previous response is not parsed again."""
+        if date is None or date == self._last_date:
+            return
+        self._last_date = date
+        instant = parse_http_date(date)
+        if instant is not None:
+            self._offsets.append(instant - int(self._monotonic() * SECOND))
+            self._offset = median_low(self._offsets)
+
+    def now(self) -> int | None:
+        """Return the service's time in microseconds since 1970 UTC, None before the first valid `Date`."""
+        return None if self._offset is None else self._offset + int(self._monotonic() * SECOND)
+
+    def now_or_local(self) -> int:
+        """Return the service's time, or this machine's before any usable `Date`; microseconds since 1970 UTC."""
+        now = self.now()
+        return now_us() if now is None else now

@@ -1,0 +1,72 @@
+"""Options of the client. The defaults suit an unknown service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.errors import SettingsError
+from pipeline.tokens import find_token_problem
+from pipeline.urls import normalize_base_url
+
+MIB = 1024**2
+GIB = 1024**3
+_MAX_CONCURRENCY = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """Options of `Client`. Sizes are those of decoded bodies."""
+
+    max_concurrency: int = 64
+    max_requests_per_second: float | None = None
+    max_attempts: int = 6
+    total_deadline_seconds: float = 300.0  # for a call with its retries; `Retry-After` pauses are added
+    initial_connect_seconds: float = 15.0  # until the service has sent any answer
+    connect_timeout_seconds: float = 10.0
+    attempt_timeout_seconds: float = 60.0
+    min_bytes_per_second: int = 256
+    max_body_bytes: int = 64 * MIB
+    token_location: Literal["query", "header"] = "query"  # noqa: S105 - a location, not a token
+    max_retry_after_seconds: float = 900.0
+    user_agent: str = "scanlake"
+    proxy: str | None = None  # for https only: a proxy would see the token in plain http
+
+    def __post_init__(self) -> None:
+        """Validate the values. Raises `SettingsError`."""
+        minimums = {
+            "max_concurrency": 1,
+            "max_attempts": 1,
+            "total_deadline_seconds": 0.001,
+            "initial_connect_seconds": 0.001,
+            "connect_timeout_seconds": 0.001,
+            "attempt_timeout_seconds": 0.001,
+            "max_body_bytes": 1,
+            "min_bytes_per_second": 0,
+            "max_retry_after_seconds": 0,
+        }
+        for name, minimum in minimums.items():
+            if getattr(self, name) < minimum:
+                raise SettingsError(f"{name} must be at least {minimum}.")
+        if self.max_concurrency > _MAX_CONCURRENCY:
+            raise SettingsError(f"max_concurrency must be at most {_MAX_CONCURRENCY}.")
+        if self.max_requests_per_second is not None and self.max_requests_per_second <= 0:
+            raise SettingsError("max_requests_per_second must be more than 0.")
+        if any(not char.isprintable() for char in self.user_agent):
+            raise SettingsError("user_agent has control characters.")
+
+
+def check_base_url(url: str) -> str:
+    """Return the normalized base URL. Raises `SettingsError`, which does not show it."""
+    try:
+        return normalize_base_url(url)
+    except ValueError as problem:
+        hint = "Set base_url to an address such as https://files.example.com."
+        raise SettingsError(f"base_url {problem}.", hint=hint) from None
+
+
+def check_token(token: str) -> str:
+    """Return the token. Raises `SettingsError`, which does not show it."""
+    if problem := find_token_problem(token):
+        raise SettingsError(f"The token {problem}.", hint="Set SCANLAKE_TOKEN or token_file to the bare token.")
+    return token

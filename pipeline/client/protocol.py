@@ -1,0 +1,400 @@
+"""What the service's answers mean: pure functions from a response to a value or an error, without sockets.
+
+A 200 proves nothing: HTML pages, truncated JSON and error bodies come with a 200 too, so the body is checked.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+from pydantic import ValidationError
+
+from pipeline.client.clock import parse_retry_after
+from pipeline.client.error_bodies import ERROR_BODY_KEYS, ErrorBody, decode_value, describe_status, parse_error_body
+from pipeline.client.errors import AttemptError, RequestRejectedError, ThrottledError
+from pipeline.client.json_scan import JsonScanError, split_members
+from pipeline.client.pagination import PAGINATION_KEYS, parse_page_info
+from pipeline.errors import AuthenticationError, ProtocolError
+from schemas.json_decode import InvalidJsonError, decode_json
+from schemas.timestamps import parse_instant
+from schemas.value_types import ID, INSTANT, TypeMismatchError
+from schemas.wire import File
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_CANONICAL_ID: Final = re.compile(rb'"?(0|-?[1-9]\d{0,17})"?')
+_BOM: Final = b"\xef\xbb\xbf"
+_ABSENT: Final = msgspec.Raw(b"")
+_MAX_EMPTY_BODY_BYTES: Final = 1_000
+_FILE_KEYS: Final = {"scan_code", "created_at", "updated_at", "uploads", "form_submits"}
+_EMPTY_VALUES: Final = {b"", b"null", b"[]", b"{}"}
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One answer: status, headers, and the complete decoded body."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def header(self, name: str) -> str | None:
+        """Return a header's value; upper and lower case are equal."""
+        return next((value for key, value in self.headers.items() if key.lower() == name.lower()), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A file as the service sent it, with its exact bytes; `updated_at` is in microseconds UTC."""
+
+    id: int | None
+    instance_id: int | None
+    updated_at: int | None
+    raw: bytes
+
+    def to_model(self) -> File:
+        """Return the file as a typed object. Raises `ProtocolError` if it is invalid or a value has another type."""
+        try:
+            return File.model_validate(decode_json(self.raw))
+        except InvalidJsonError as error:
+            raise ProtocolError(f"A file cannot be decoded: {error}.") from None
+        except ValidationError as error:
+            keys = sorted({".".join(map(str, problem["loc"])) for problem in error.errors(include_input=False)} - {""})
+            raise ProtocolError(f"A file has values of another type: {', '.join(keys) or 'no object'}.") from None
+
+
+@dataclass(frozen=True, slots=True)
+class ListItem(Document):
+    """One entry of a list. `id` is None if it is not an exact integer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListPage:
+    """One answer to `GET /files`. `has_next` is None if the service gave no hint."""
+
+    items: tuple[ListItem, ...]
+    total: int | None
+    last_page: int | None
+    per_page: int | None
+    has_next: bool | None
+    page: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Detail(Document):
+    """One answer to `GET /files/{id}`, without the `data` object around it."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotFound:
+    """The service does not have the file. `evidence` is its answer in short."""
+
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A share link that was created. Its URL grants access: keep it out of logs."""
+
+    url: str
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOrder:
+    """A report that was ordered, and its future URL. The URL grants access: keep it out of logs."""
+
+    url: str
+
+
+class _RawIdentity(msgspec.Struct):
+    """Identity fields in any type."""
+
+    id: msgspec.Raw = _ABSENT
+    file_id: msgspec.Raw = _ABSENT
+    updated_at: msgspec.Raw = _ABSENT
+    data: msgspec.Raw = _ABSENT
+
+
+_Id = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class _TypedIdentity(msgspec.Struct):
+    """Fast path: identity fields as nearly every service sends them. Other types are parsed by `_RawIdentity`."""
+
+    id: _Id
+    file_id: _Id | None = None
+    updated_at: str | None = None
+
+    @property
+    def instant(self) -> int | None:
+        """The timestamp in microseconds."""
+        return None if self.updated_at is None else parse_instant(self.updated_at)
+
+
+_decode_raw_identity: Final = msgspec.json.Decoder(_RawIdentity).decode
+_decode_typed_identity: Final = msgspec.json.Decoder(_TypedIdentity).decode
+_decode_items: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_PageBody: Final = msgspec.defstruct(
+    "_PageBody",
+    [
+        ("data", list[msgspec.Raw] | None, None),
+        *((name, msgspec.Raw, _ABSENT) for name in dict.fromkeys((*PAGINATION_KEYS, *ERROR_BODY_KEYS))),
+    ],
+)
+_decode_page_body: Final = msgspec.json.Decoder(_PageBody).decode
+
+
+def parse_list(response: Response, requested_page: int = 1) -> ListPage:
+    """Return the page in an answer to `GET /files`.
+
+    Raises `AttemptError`, `ThrottledError`, `AuthenticationError` or `ProtocolError`.
+    """
+    label = "GET /files"
+    raise_for_status(response, label)
+    if 400 <= response.status < 500:
+        raise ProtocolError(f"{label}: {describe_status(response.status, response.body)}.")
+    if response.status not in {200, 203}:
+        raise _status_error(response)
+    members, data = _split_page(response.body)
+    error_body = parse_error_body(members)
+    is_list = isinstance(data, list) or data[:1] == b"["
+    if not is_list or error_body.is_error:
+        _raise_for_error_body(error_body, label)
+        if not is_list:
+            raise AttemptError("shape", "a list without `data`", status=response.status, is_protocol_error=True)
+        raise AttemptError("error-body", f"an error in a 200: {error_body.text}", status=response.status)
+    items = tuple(map(_parse_list_item, data if isinstance(data, list) else _split_list(data)))
+    hints = {key: decode_value(raw) for key, raw in members.items() if key in PAGINATION_KEYS}
+    info = parse_page_info(hints, items=len(items), requested_page=requested_page)
+    return ListPage(items, info.total, info.last_page, info.per_page, info.has_next, info.page)
+
+
+def parse_detail(response: Response, file_id: int) -> Detail | NotFound:
+    """Return the file in an answer to `GET /files/{id}`, or `NotFound`.
+
+    Raises `AttemptError`, `ThrottledError` or `AuthenticationError`. An id other than `file_id` is an error, unless
+    `file_id` is the instance id of the file in the answer.
+    """
+    label = "GET /files/{id}"
+    if response.status in {404, 410}:
+        return NotFound(str(response.status))
+    raise_for_status(response, label)
+    if 400 <= response.status < 500:
+        # One bad file must not stop the run. If every file fails like this, the crawl detects the outage.
+        raise _status_error(response, retryable=False)
+    if response.status == 204:
+        return NotFound("204")
+    if response.status not in {200, 203}:
+        raise _status_error(response)
+    body = response.body.strip()
+    if (empty := _empty_value(body)) is not None:
+        return NotFound(empty or "empty body")
+    return _parse_file(body, file_id, label)
+
+
+def _parse_file(body: bytes, file_id: int, label: str) -> Detail | NotFound:
+    try:
+        typed = _decode_typed_identity(body)
+    except (msgspec.MsgspecError, RecursionError):
+        pass
+    else:
+        if file_id in {typed.id, typed.file_id}:
+            return Detail(typed.id, typed.file_id, typed.instant, body)
+    identity = _read_identity(body)
+    if identity is not None and not bytes(identity.id) and (data := bytes(identity.data).strip()):
+        if _empty_value(data) is None:
+            body = data
+            identity = _read_identity(body)
+        elif not parse_error_body(_split_members(body)).has_content:
+            return NotFound(f"data: {_empty_value(data)}")
+    if body[:1] == b"[":
+        elements = _split_list(body)
+        if len(elements) != 1:
+            raise AttemptError("shape", "a list instead of one file", is_protocol_error=True)
+        body = elements[0]
+        identity = _read_identity(body)
+    if identity is None:
+        raise AttemptError("shape", "an answer that is neither a file nor empty", is_protocol_error=True)
+    number = _parse_id(bytes(identity.id))
+    instance_id = _parse_id(bytes(identity.file_id))
+    if number is None:
+        return _parse_without_id(body, label)
+    if file_id not in {number, instance_id}:
+        raise AttemptError("other-file", "another file than the requested one", is_protocol_error=True)
+    return Detail(number, instance_id, _parse_timestamp(bytes(identity.updated_at)), bytes(body))
+
+
+def _empty_value(raw: bytes) -> str | None:
+    """Return an empty value without its blanks, None if the value is not empty."""
+    if len(raw) > _MAX_EMPTY_BODY_BYTES:
+        return None
+    stripped = b"".join(raw.removeprefix(_BOM).split())
+    return stripped.decode() if stripped in _EMPTY_VALUES else None
+
+
+def _parse_without_id(body: bytes, label: str) -> NotFound:
+    members = _split_members(body)
+    error_body = parse_error_body(members)
+    if not error_body.has_content or _FILE_KEYS & members.keys():
+        raise AttemptError("shape", "a file without an id", is_protocol_error=True)
+    _raise_for_error_body(error_body, label)
+    return NotFound("error body")
+
+
+def parse_share(response: Response) -> Share:
+    """Return the link in an answer to `GET /share`. Raises `RequestRejectedError` with the service's reason."""
+    return Share(*_parse_created_url(response, "GET /share", key="share_url"))
+
+
+def parse_report_order(response: Response) -> ReportOrder:
+    """Return the URL in an answer to `POST /reports`; 200, 201 and 202 are equal."""
+    url, _ = _parse_created_url(response, "POST /reports", key="url")
+    return ReportOrder(url)
+
+
+def _parse_created_url(response: Response, label: str, *, key: str) -> tuple[str, str]:
+    """Return the URL of what a call has created, and the service's text."""
+    status = response.status
+    if status in {401, 403, 429} or 300 <= status < 400:
+        raise_for_status(response, label)
+    if status >= 500 or status in {408, 425}:
+        raise _status_error(response)
+    try:
+        members = dict(split_members(response.body))
+    except JsonScanError:
+        members = {}
+        if status < 300:
+            raise AttemptError("json", "an answer that is not JSON", status=status) from None
+    if (nested := members.get("data", b""))[:1] == b"{":
+        members |= dict(split_members(nested))
+    error_body, url = parse_error_body(members), decode_value(members.get(key, b""))
+    if status < 300 and isinstance(url, str) and url and not error_body.is_error:
+        return url, error_body.text
+    if error_body.is_error or status >= 400:
+        _raise_for_error_body(error_body, label)
+        reason = error_body.text or f"HTTP {status}"
+        raise RequestRejectedError(f"{label} was rejected: {reason}.", status=status, reason=reason)
+    raise AttemptError("shape", "an answer without its URL", status=status)
+
+
+def raise_for_status(response: Response, label: str) -> None:
+    """Raise for the statuses that mean the same for every call: redirects, authentication, limits."""
+    status = response.status
+    if status in {401, 403}:
+        raise _authentication_error(label, describe_status(status, response.body))
+    if status in {429, 503}:
+        retry_after = parse_retry_after(response.header("Retry-After"), date=response.header("Date"))
+        raise ThrottledError(status, retry_after, describe_status(status, response.body))
+    if 300 <= status < 400:
+        raise ProtocolError(f"{label}: redirected (HTTP {status}) to another address.")
+    if status in {408, 425}:
+        raise _status_error(response)
+
+
+def _raise_for_error_body(error_body: ErrorBody, label: str) -> None:
+    """Raise if the text of an error body means more than "not found"."""
+    if error_body.category == "token":
+        raise _authentication_error(label, error_body.text)
+    if error_body.category == "limit":
+        raise ThrottledError(429, None, error_body.text)
+    if error_body.category == "temporary":
+        raise AttemptError("error-body", f"an error in a 200: {error_body.text}")
+
+
+def _authentication_error(label: str, reason: str) -> AuthenticationError:
+    return AuthenticationError(f"{label}: the service refused the token ({reason}).")
+
+
+def _status_error(response: Response, *, retryable: bool = True) -> AttemptError:
+    detail = describe_status(response.status, response.body)
+    return AttemptError(f"status-{response.status}", detail, status=response.status, retryable=retryable)
+
+
+def _split_page(body: bytes) -> tuple[dict[str, bytes], list[bytes] | bytes]:
+    """Return the known members of a list's object as bytes, and its `data`: as a list of elements if possible."""
+    try:
+        page_body = _decode_page_body(body)
+    except (msgspec.MsgspecError, RecursionError):
+        members = _split_members(body)
+        return members, members.pop("data", b"")
+    members = {name: raw for name in _PageBody.__struct_fields__[1:] if (raw := bytes(getattr(page_body, name)))}
+    data = getattr(page_body, "data")  # noqa: B009 - the type checker does not know defstruct's fields
+    return members, b"" if data is None else [bytes(raw) for raw in data]
+
+
+def _split_members(body: bytes) -> dict[str, bytes]:
+    try:
+        if body.removeprefix(_BOM).strip()[:1] == b"{":
+            return dict(split_members(body))
+        decode_json(body)
+    except (JsonScanError, InvalidJsonError):
+        if body.lstrip()[:1] == b"<":
+            raise AttemptError("html", "an HTML page") from None
+        raise AttemptError("json", "JSON that is truncated or invalid") from None
+    return {}
+
+
+def _split_list(data: bytes) -> list[bytes]:
+    try:
+        return [bytes(raw) for raw in _decode_items(data)]
+    except (msgspec.MsgspecError, RecursionError):
+        try:
+            return [raw for _, raw in split_members(data)]
+        except JsonScanError:
+            raise AttemptError("json", "JSON that is truncated or invalid") from None
+
+
+def _read_identity(raw: bytes) -> _RawIdentity | None:
+    """Return the identity fields of a file's object, None if it is not an object."""
+    try:
+        return _decode_raw_identity(raw)
+    except (msgspec.MsgspecError, RecursionError):
+        members = _split_members(raw)
+        if raw.removeprefix(_BOM).lstrip()[:1] != b"{":
+            return None
+        return _RawIdentity(*(msgspec.Raw(members.get(name, b"")) for name in _RawIdentity.__struct_fields__))
+
+
+def _parse_list_item(raw: bytes) -> ListItem:
+    try:
+        typed = _decode_typed_identity(raw)
+    except (msgspec.MsgspecError, RecursionError):
+        pass
+    else:
+        return ListItem(typed.id, typed.file_id, typed.instant, raw)
+    try:
+        identity = _read_identity(raw)
+    except AttemptError:
+        identity = None
+    if identity is None:
+        return ListItem(None, None, None, raw)
+    file_id, instance_id = _parse_id(bytes(identity.id)), _parse_id(bytes(identity.file_id))
+    return ListItem(file_id, instance_id, _parse_timestamp(bytes(identity.updated_at)), raw)
+
+
+def _parse_id(raw: bytes) -> int | None:
+    match = _CANONICAL_ID.fullmatch(raw)
+    if match is not None:
+        return int(match[1])
+    try:
+        value = ID.convert(decode_value(raw))
+    except TypeMismatchError:
+        return None
+    return value if isinstance(value, int) else None
+
+
+def _parse_timestamp(raw: bytes) -> int | None:
+    if raw[:1] == b'"' and b"\\" not in raw and raw.isascii():
+        return parse_instant(raw[1:-1].decode())
+    try:
+        value = INSTANT.convert(decode_value(raw))
+    except TypeMismatchError:
+        return None
+    return value if isinstance(value, int) else None

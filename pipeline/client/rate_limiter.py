@@ -1,0 +1,281 @@
+"""Rate limiter of the whole process: a concurrency limit and a request rate, both adaptive.
+
+*Concurrency* starts small and grows while the throughput grows with it. A service without a limit needs nothing else.
+A *rate* exists from the first 429 on (see `rate_search`): requests are spaced evenly. One burst of 429s counts once:
+answers to requests that were sent before the last decrease are ignored.
+
+The concurrency limit is in one of these states:
+
+1. *cold start* (`_cold_start`): each successful answer adds `_COLD_START_STEP` slots, until latency rises to
+   `_QUEUEING_LATENCY_FACTOR` times the minimum, throughput stops growing, or the service throttles.
+2. *hold*: the limit is constant. An epoch ends after as many answers as the limit and the seconds of its `_Epoch`.
+3. *increase*: after a saturated epoch outside of a back-off, the limit is multiplied by the growth of its `_Epoch`.
+4. *re-measure* (`_previous_limit`): the next epoch must have `_MIN_THROUGHPUT_GAIN` times the former throughput. If
+   not, the former limit returns and the next increase waits; that back-off doubles within `_PROBE_BACKOFF_SECONDS`.
+5. *decrease*: a 503 halves the limit and pauses all requests.
+
+tests/client/test_rate_limiter.py has a case for each of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+from pipeline.client.rate_search import AdaptiveRate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from pipeline.errors import AuthenticationError
+
+
+class _Epoch(NamedTuple):
+    """The shortest epoch, and the factor of an increase after it."""
+
+    min_seconds: float
+    growth: float
+
+
+INITIAL_CONCURRENCY: Final = 8
+_MAX_CATCH_UP_SECONDS: Final = 0.02  # spacing that may be made up for, because timers are late by that much
+_SLOW_LATENCY_SECONDS: Final = 0.05  # against a slower service, throughput depends on concurrency
+_COLD_START_STEP: Final = 3
+_QUEUEING_LATENCY_FACTOR: Final = 2.0  # a request that takes so many times the minimum was queued by the service
+_SLOW_EPOCH: Final = _Epoch(0.1, 2.0)
+_FAST_EPOCH: Final = _Epoch(0.25, 1.5)  # a fast service reaches its limit soon; slower growth causes fewer 429s
+_MIN_THROUGHPUT_GAIN: Final = 1.15
+_PROBE_BACKOFF_SECONDS: Final = (1.0, 30.0)  # between attempts to increase: first and longest
+_OVERLOAD_PAUSE_SECONDS: Final = 0.5
+
+LimitedBy = Literal["server limit", "latency", "ceiling"]
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedLimits:
+    """Limits that one run learned for the next: requests per second (None: no limit), and concurrency."""
+
+    rate: float | None = None
+    concurrency: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LimiterState:
+    """The current limits, for display."""
+
+    rate: float | None
+    concurrency: int
+    in_flight: int
+    waiting: int
+    pause_remaining_seconds: float
+    limited_by: LimitedBy
+
+
+class RateLimiter:
+    """Delays requests to what the service allows. Use: `async with limiter.slot(): ...`."""
+
+    def __init__(
+        self,
+        *,
+        max_concurrency: int = 64,
+        max_rate: float | None = None,
+        learned: LearnedLimits | None = None,
+        max_retry_after_seconds: float = 900.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        learned = learned or LearnedLimits()
+        self._clock = clock
+        self._max_concurrency = max_concurrency
+        self._max_retry_after_seconds = max_retry_after_seconds
+        self._limit = max(1, min(max_concurrency, learned.concurrency or INITIAL_CONCURRENCY))
+        self._adaptive_rate = AdaptiveRate(ceiling=max_rate, learned=learned.rate)
+        self._in_flight = 0
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._next_at = 0.0  # when the next request may be sent, if there is a rate
+        self._paused_until = 0.0
+        self._decreased_at = -1.0
+        self._authentication_error: AuthenticationError | None = None
+        self._epoch_started = clock()
+        self._epoch_successes = 0
+        self._cold_start = learned.concurrency is None
+        self._min_latency = math.inf
+        self._saturated = False  # a request waited for concurrency in this epoch
+        self._previous_limit: tuple[int, float] | None = None  # the limit before an increase, and its throughput
+        self._backoff_seconds = _PROBE_BACKOFF_SECONDS[0]
+        self._backoff_until = 0.0
+        self._context = _LimiterContext(self)
+
+    def slot(self) -> _LimiterContext:
+        """Return a context that waits until a request may be sent. Raises `AuthenticationError` after `fail_all`."""
+        return self._context
+
+    @property
+    def state(self) -> LimiterState:
+        """The current limits."""
+        rate = self._adaptive_rate.rate
+        limited_by: LimitedBy = "latency"
+        if rate is not None and rate != self._adaptive_rate.ceiling:
+            limited_by = "server limit"
+        elif rate is not None or self._limit >= self._max_concurrency:
+            limited_by = "ceiling"
+        pause = max(0.0, self._paused_until - self._clock())
+        return LimiterState(rate, self._limit, self._in_flight, len(self._waiters), pause, limited_by)
+
+    @property
+    def learned(self) -> LearnedLimits:
+        """The limits to start the next run with."""
+        return LearnedLimits(self._adaptive_rate.learned, self._limit)
+
+    def fail_all(self, error: AuthenticationError) -> None:
+        """Fail all waiting and later requests with `error`, because the service refused the token."""
+        self._authentication_error = self._authentication_error or error
+        waiters, self._waiters = self._waiters, deque()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(self._copy_error(self._authentication_error))
+
+    def on_success(self, latency: float) -> None:
+        """Record a successful request that took `latency` seconds."""
+        now = self._clock()
+        self._adaptive_rate.on_success(now, latency)
+        self._epoch_successes += 1
+        self._min_latency = min(self._min_latency, latency)
+        is_queued = latency > self._min_latency * _QUEUEING_LATENCY_FACTOR
+        if self._cold_start and self._saturated and latency >= _SLOW_LATENCY_SECONDS and not is_queued:
+            self._limit = min(self._limit + _COLD_START_STEP, self._max_concurrency)
+        epoch = _SLOW_EPOCH if latency >= _SLOW_LATENCY_SECONDS else _FAST_EPOCH
+        if self._epoch_successes >= self._limit and now - self._epoch_started >= epoch.min_seconds:
+            self._adjust_concurrency(now, growth=epoch.growth)
+
+    def on_throttle(
+        self, retry_after: float | None = None, *, started: float | None = None, overload: bool = False
+    ) -> None:
+        """Record a 429 or (`overload`) a 503. `started`: when the request was sent, by the limiter's clock."""
+        now = self._clock()
+        if retry_after is not None:
+            self._paused_until = max(self._paused_until, now + min(retry_after, self._max_retry_after_seconds))
+        if started is not None and started < self._decreased_at:
+            if not overload:
+                self._adaptive_rate.on_repeated_throttle()
+            return
+        self._decreased_at = now
+        self._previous_limit, self._cold_start = None, False
+        self._reset_epoch(now)
+        if overload:
+            # An overloaded service needs fewer concurrent requests and a pause; its rate limit is another matter.
+            self._limit = max(1, self._limit // 2)
+            self._backoff_until = max(now, self._paused_until) + self._backoff_seconds
+            self._paused_until = max(self._paused_until, now + _OVERLOAD_PAUSE_SECONDS)
+            return
+        pause = None if retry_after is None else self._paused_until - now
+        self._paused_until = max(self._paused_until, now + self._adaptive_rate.on_throttle(now, retry_after=pause))
+
+    def _adjust_concurrency(self, now: float, *, growth: float) -> None:
+        throughput = self._epoch_successes / (now - self._epoch_started)
+        was_saturated = self._saturated
+        self._reset_epoch(now)
+        if self._previous_limit is not None:
+            limit, previous_throughput = self._previous_limit
+            self._previous_limit = None
+            if was_saturated and throughput < previous_throughput * _MIN_THROUGHPUT_GAIN:
+                self._limit, self._cold_start = limit, False
+                self._backoff_until = now + self._backoff_seconds
+                self._backoff_seconds = min(self._backoff_seconds * 2, _PROBE_BACKOFF_SECONDS[1])
+                return
+            self._backoff_seconds = _PROBE_BACKOFF_SECONDS[0]
+        if was_saturated and now >= self._backoff_until and self._limit < self._max_concurrency:
+            self._previous_limit = (self._limit, throughput)
+            self._limit = min(math.ceil(self._limit * growth), self._max_concurrency)
+            self._release_waiters()
+
+    def _reset_epoch(self, now: float) -> None:
+        self._epoch_started, self._epoch_successes, self._saturated = now, 0, False
+
+    @staticmethod
+    def _copy_error(error: AuthenticationError) -> AuthenticationError:
+        return type(error)(error.message)
+
+    def _try_acquire(self) -> float:
+        """Take a slot and return 0, or return the seconds to wait; infinite means until a request returns."""
+        if self._in_flight >= self._limit:
+            self._saturated = True
+            return math.inf
+        rate = self._adaptive_rate.rate
+        if rate is None and not self._paused_until:
+            self._in_flight += 1
+            return 0.0
+        now = self._clock()
+        if now < self._paused_until:
+            return self._paused_until - now
+        if self._paused_until:
+            self._next_at, self._paused_until = now, 0.0  # a pause is not made up for
+        if rate is not None:
+            if now < self._next_at:
+                self._adaptive_rate.was_limiting = True
+                return self._next_at - now
+            self._next_at = max(self._next_at, now - _MAX_CATCH_UP_SECONDS) + 1 / rate
+        self._in_flight += 1
+        return 0.0
+
+    def _release_waiters(self) -> None:
+        """Release all waiters that may send now, and set the timer for the next one."""
+        waiters = self._waiters
+        while waiters:
+            if waiters[0].done():
+                waiters.popleft()
+                continue
+            delay = self._try_acquire()
+            if delay:
+                if delay != math.inf and self._timer is None:
+                    self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)
+                return
+            waiters.popleft().set_result(None)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._release_waiters()
+
+    async def acquire(self) -> None:
+        """Wait until a request may be sent, and take a slot for it. `slot` is the context for it."""
+        if self._authentication_error is not None:
+            raise self._copy_error(self._authentication_error)
+        if not self._waiters and not self._try_acquire():
+            return
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        self._release_waiters()
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self.release()
+            raise
+
+    def release(self) -> None:
+        """Free the slot of a request that has ended."""
+        self._in_flight -= 1
+        if self._waiters:
+            self._release_waiters()
+
+
+class _LimiterContext:
+    """The rate limiter as an asynchronous context; one object serves every request."""
+
+    __slots__ = ("_limiter",)
+
+    def __init__(self, limiter: RateLimiter) -> None:
+        self._limiter = limiter
+
+    async def __aenter__(self) -> None:
+        await self._limiter.acquire()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._limiter.release()

@@ -1,0 +1,47 @@
+"""Removes the client's token from text and bodies."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from pipeline.tokens import base64_fragments, encoded_forms
+
+_REDACTED: Final = "***"
+_MIN_DISTINCT_CHARS: Final = 8  # a shorter token could be an ordinary word of the data
+
+
+class TokenRedactor:
+    """Replaces one token in text and bytes, in every form in which a service could return it."""
+
+    def __init__(self, token: str) -> None:
+        # The longest first: a form may contain a shorter one, and its rest would remain.
+        self._forms = sorted(encoded_forms(token), key=len, reverse=True)
+        self._byte_forms = [form.encode() for form in self._forms]
+        # Every form contains one of these keys, so most bodies are searched four times, not for every form.
+        bases = [token, *base64_fragments(token)]
+        self._search_keys = [max(re.findall("[A-Za-z0-9]+", base), key=len, default="").encode() for base in bases]
+        self._is_distinct = len(token) >= _MIN_DISTINCT_CHARS
+
+    def redact_text(self, text: str) -> str:
+        """Return the text without the token."""
+        for form in self._forms:
+            text = text.replace(form, _REDACTED)
+        return text
+
+    def redact_body(self, body: bytes, *, error: bool) -> bytes:
+        """Return the body without the token; `error`: it is shown in a message rather than stored as data."""
+        if not (error or self._is_distinct):
+            return body
+        for key in self._search_keys:  # a loop: on this path a generator would double the cost
+            if key in body:
+                break
+        else:
+            return body
+        for form in self._byte_forms:
+            if form in body:
+                body = body.replace(form, _REDACTED.encode())
+        return body
+
+    def __repr__(self) -> str:
+        return f"TokenRedactor({_REDACTED})"

@@ -1,0 +1,169 @@
+"""Run a command for all sources: one process per source, several at a time, one line per source."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from pipeline.config import per_source_path
+from pipeline.errors import ExitCode, RunInterrupted, SettingsError
+from pipeline.formatting import pluralize
+from pipeline.logs import to_one_line
+from pipeline.monitoring.child_process import parse_json_object
+from pipeline.process import run_async
+from pipeline.settings import TOKEN_VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.context import CommandContext
+
+_TERMINATE_TIMEOUT_SECONDS: Final = 30.0  # a run needs at most 10 seconds to end after SIGTERM
+_MAX_LINE_BYTES: Final = 16_000_000
+
+
+@dataclass(slots=True)
+class SourceResult:
+    """Result of a source's process: its exit code (None: not started) and its JSON output."""
+
+    source: str
+    code: int | None = None
+    output: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """An `ExitCode`; a process that was killed or not started counts as interrupted."""
+        return ExitCode.INTERRUPTED if self.code is None or self.code < 0 else self.code
+
+
+def default_jobs() -> int:
+    """Return the number of usable cores."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def refuse_single_source_options(context: CommandContext) -> None:
+    """Raise `SettingsError` for options that select one source."""
+    flags = context.setting_flags
+    values = {
+        "--source": context.source,
+        "--lake": context.lake,
+        "--base-url": flags.get("base_url"),
+        "--token-file": flags.get("token_file"),
+    }
+    for option, value in values.items():
+        if value is not None:
+            raise SettingsError(f"--all and {option} exclude each other.", hint=f"Leave out --all or {option}.")
+
+
+def run_for_all_sources(
+    context: CommandContext, sources: Sequence[str], arguments: Sequence[str], *, jobs: int
+) -> list[SourceResult]:
+    """Run `scanlake ARGUMENTS --source NAME --json` for every source, `jobs` at a time.
+
+    Forwards SIGTERM and Ctrl-C to the processes and waits for them.
+    """
+    results = [SourceResult(source) for source in sources]
+    with suppress(RunInterrupted):  # every result has its own exit code
+        run_async(_run_all(context, results, arguments, jobs))
+    return results
+
+
+async def _run_all(
+    context: CommandContext, results: Sequence[SourceResult], arguments: Sequence[str], jobs: int
+) -> None:
+    slots = asyncio.Semaphore(jobs)
+
+    async def run_in_slot(result: SourceResult) -> None:
+        async with slots:
+            await _run_one(context, result, arguments)
+
+    async with asyncio.TaskGroup() as group:
+        for result in results:
+            group.create_task(run_in_slot(result))
+
+
+async def _run_one(context: CommandContext, result: SourceResult, arguments: Sequence[str]) -> None:
+    # SCANLAKE_TOKEN belongs to no source: a wrong service would receive it.
+    environment = {name: value for name, value in os.environ.items() if name not in {TOKEN_VARIABLE, "SCANLAKE_SOURCE"}}
+    started = time.monotonic()
+    source = result.source
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "pipeline", *arguments, "--source", source, "--json", *_global_argv(context, source)),
+        env=environment,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        limit=_MAX_LINE_BYTES,
+        start_new_session=True,  # only this process receives Ctrl-C, and forwards it once
+    )
+    assert process.stdout is not None  # noqa: S101 - both are pipes
+    assert process.stderr is not None  # noqa: S101
+    forward = asyncio.create_task(_forward_stderr(process.stderr, source, as_json=context.log_json))
+    output = asyncio.create_task(process.stdout.read())
+    try:
+        await process.wait()
+    except asyncio.CancelledError:
+        process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(_TERMINATE_TIMEOUT_SECONDS):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+        raise
+    finally:
+        await forward
+        result.code, result.seconds = process.returncode, time.monotonic() - started
+        result.output = parse_json_object((await output).decode(errors="replace"))
+
+
+def _global_argv(context: CommandContext, source: str) -> list[str]:
+    """Return the global options as arguments of a source's process."""
+    arguments = ["-v"] * context.verbosity
+    if context.config is not None:
+        arguments += ["--config", str(context.config)]
+    arguments += ["--quiet"] if context.quiet else []
+    arguments += ["--log-json"] if context.log_json else []
+    if context.log_file is not None:
+        arguments += ["--log-file", str(per_source_path(context.log_file, source))]
+    return arguments
+
+
+async def _forward_stderr(stream: asyncio.StreamReader, source: str, *, as_json: bool) -> None:
+    """Forward the log of a process with the source's name, without its last line, which the result contains."""
+    async for line in stream:
+        text = line.decode(errors="replace").rstrip("\n")
+        if as_json:
+            event = parse_json_object(text) or {"event": "source.stderr", "level": "warning", "message": text}
+            text = json.dumps({"source": source, **event})
+        elif text.startswith("scanlake: "):
+            continue
+        else:
+            text = f"{source}: {text}"
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
+def format_source_result(result: SourceResult, width: int) -> str:
+    """Return the line of a source."""
+    name = f"{result.source:{width}}"
+    if result.code is None:
+        return f"{name}  not started\n"
+    output = result.output
+    if "error" in output:
+        return (
+            f"{name}  failed ({result.code}): {to_one_line(str(output['error']))} {to_one_line(str(output['hint']))}\n"
+        )
+    if result.code < 0 or "snapshot" not in output:
+        return f"{name}  ended with {result.code} and without a result\n"
+    rejects = f", {pluralize(output['rejects'], 'reject')}" if output["rejects"] else ""
+    files = f"snapshot {output['snapshot']}, {pluralize(output['details_fetched'], 'file')} fetched{rejects}"
+    return f"{name}  {files}, watermark {output['watermark'] or 'not reached yet'} ({result.seconds:.1f} s)\n"

@@ -1,0 +1,92 @@
+"""Summaries of runs as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from pipeline.formatting import format_bytes, pluralize
+from pipeline.logs import to_one_line
+from pipeline.progress import format_rate
+from schemas.timestamps import format_instant
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pipeline.monitoring.after_run import RunDelta
+    from pipeline.sync.sync import SyncSummary
+    from pipeline.sync.verify import VerifyResult
+
+_SUMMARY_TABLES: Final = ("uploads", "form_submits", "fields", "locations", "workflow_runs")
+_MAX_REASONS: Final = 5
+
+
+def format_sync_summary(summary: SyncSummary, delta: RunDelta, lake: Mapping[str, Any]) -> str:
+    """Return the closing lines of a sync; `lake` is the result of `lake_stats`."""
+    rate = summary.details_fetched / summary.seconds if summary.seconds else 0.0
+    requests = summary.requests
+    files = [f"{pluralize(summary.details_fetched, 'file')} fetched", f"{summary.files_skipped:,} unchanged"]
+    files += [f"{delta.added:,} of them new"] if delta.added else []
+    files += [f"{summary.files_deleted:,} deleted during the run"] if summary.files_deleted else []
+    calls = [
+        f"{requests['list']:,} list and {requests['detail']:,} detail",
+        pluralize(summary.retries, "retry", "retries"),
+    ]
+    calls += [f"{delta.throttled:,} throttled (429)"] if delta.throttled else []
+    lines = {
+        "watermark": f"{summary.watermark or 'not reached yet'}: everything updated before it is in the lake",
+        "files": ", ".join(files),
+        "rows": ", ".join(f"{delta.rows[name]:,} {name}" for name in _SUMMARY_TABLES if delta.rows.get(name)),
+        "time": f"{summary.seconds:.1f} s, {rate:,.0f} files/s",
+        "calls": ", ".join(calls),
+        "rate": ", ".join(format_rate(delta.max_requests_per_second, delta.concurrency, delta.limited_by)),
+        "rejects": _format_rejects(summary, delta),
+        "lake": f"snapshot {summary.snapshot}, {pluralize(lake['files'] or 0, 'file')}, {format_bytes(lake['bytes'])}",
+        "next": _suggest_next_step(summary, delta, lake),
+    }
+    return "".join(f"{name:<9}  {text}\n" for name, text in lines.items() if text)
+
+
+def _format_rejects(summary: SyncSummary, delta: RunDelta) -> str:
+    if not summary.rejects:
+        return ""
+    reasons = [f"{count:,} x {to_one_line(reason)}" for reason, count in list(delta.rejected.items())[:_MAX_REASONS]]
+    more = len(delta.rejected) - _MAX_REASONS
+    return "; ".join([f"{summary.rejects:,}", *reasons, *([pluralize(more, "other reason")] if more > 0 else [])])
+
+
+def _suggest_next_step(summary: SyncSummary, delta: RunDelta, lake: Mapping[str, Any]) -> str:
+    if summary.watermark is None:
+        return "run `scanlake sync` again: part of the list was not consistent"
+    if summary.rejects:
+        return 'scanlake query "FROM meta.rejects" lists the rejects; every run retries them'
+    if lake["verified_at"] is None and not delta.added:
+        return "scanlake verify detects deleted files; a sync cannot"
+    return "scanlake status, or open catalog.duckdb read-only"
+
+
+def format_verification(result: VerifyResult) -> str:
+    """Return the result of a verification."""
+    record = result.verification
+    repaired = "" if record.mode.startswith("check") else " (repaired)"
+    deleted = "deleted in the service" + (repaired and " (now in deleted_files)")
+    details = pluralize(record.details_checked, "file")
+    counts = (
+        (record.missing, f"missing in the lake{repaired}"),
+        (record.stale, f"stale in the lake{repaired}"),
+        (record.deleted, deleted),
+        (record.unlisted, "not in the list, but found by id (kept)"),
+        (record.changed_meanwhile, "updated during the verification"),
+        (record.details_differing, f"with different details under the same timestamp{repaired}, of {details} compared"),
+        (record.unproven_windows, "windows without a consistent list"),
+    )
+    lines = [
+        f"{pluralize(record.files_in_service, 'file')} in the service's list, {record.files_in_lake:,} in the lake"
+    ]
+    lines += [f"  {count:,} {meaning}" for count, meaning in counts if count]
+    if record.details_checked and not record.details_differing:
+        lines.append(f"  details of {details} compared: no differences")
+    verdict = "consistent" if record.consistent else "NOT consistent"
+    watermark = "-" if record.watermark is None else format_instant(record.watermark)
+    calls = pluralize(result.requests["total"], "call")
+    lines.append(f"{verdict} in ids and update times, watermark {watermark}; {calls}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,334 @@
+"""Settings layers: scanlake.toml with its sources, the environment, flags. Later layers override earlier layers.
+
+A settings file can describe several services, each in a table `[sources.NAME]` that can set every setting. Settings
+above the tables apply to all sources. The environment overrides the file, with one exception: a variable for one
+service, one lake or one token does not override the value in a source's table, because it cannot mean several.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import ValidationError
+from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
+
+from pipeline.errors import SettingsError
+from pipeline.settings import PREFIX, TOKEN_VARIABLE, Settings, token_hint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+CONFIG_NAME: Final = "scanlake.toml"
+TABLES: Final = "sources"
+NON_SETTING_VARIABLES: Final = frozenset({"SCANLAKE_CONFIG", "SCANLAKE_DEBUG", "SCANLAKE_SOURCE"})
+"""Variables of scanlake that are not settings."""
+
+ALERT_VARIABLE_PREFIX: Final = "SCANLAKE_ALERT_"
+"""Start of the variables of an `on_failure` command, which may run scanlake. They are not settings either."""
+
+_UNION: Final = "union.duckdb"
+_PATH_SETTINGS: Final = ("lake", "token_file", "reader_root", "log_file", "liveness_file", "metrics_file")
+_PER_SOURCE_SETTINGS: Final = frozenset({"base_url", "token_file", "lake", "reader_root", "log_file"})
+_SOURCE_NAME_RE: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
+_RESERVED_SOURCE_NAMES: Final = frozenset({"file", "location", "main", "meta", "temp", "system"})
+"""SCANLAKE_TOKEN_FILE and SCANLAKE_TOKEN_LOCATION are settings; the others are DuckDB's schemas."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsLayers:
+    """The layers as (origin, values), the lowest first; `source` is the selected source."""
+
+    path: Path | None
+    source: str | None
+    layers: tuple[tuple[str, Mapping[str, Any]], ...]
+
+    def origin(self, name: str) -> str:
+        """Return where a setting comes from: default, file, source, environment or flag."""
+        return next((origin for origin, values in reversed(self.layers) if name in values), "default")
+
+    def settings(self) -> Settings:
+        """Validate and return the settings. Raises `SettingsError` that names every problem with its origin."""
+        try:
+            return Settings(**self.merge())
+        except ValidationError as error:
+            problems = [self._format_problem(problem) for problem in error.errors(include_input=False)]
+            raise SettingsError("; ".join(problems) + ".") from None
+
+    def merge(self) -> dict[str, Any]:
+        """Return the merged values, not validated."""
+        merged = {name: value for _, values in self.layers for name, value in values.items()}
+        if self.origin("token_file") == "flag":
+            merged.pop("token", None)  # the flag overrides the variable
+        return _apply_per_source_paths(merged, self)
+
+    def _format_problem(self, problem: Any) -> str:
+        message = str(problem["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+        if not problem["loc"]:
+            return message
+        name = str(problem["loc"][0])
+        locations = {
+            "flag": f"--{name.replace('_', '-')} (flag)",
+            "environment": f"{PREFIX}{name.upper()} (environment)",
+            "source": f"{TABLES}.{self.source}.{name} ({self.path})",
+            "file": f"{name} ({self.path})",
+        }
+        return f"{locations.get(self.origin(name), name)} {message}"
+
+
+def load(config: Path | None, overrides: Mapping[str, Any], *, source: str | None = None) -> Settings:
+    """Load the settings from the file, the environment and the flags in `overrides` (None: not given).
+
+    The file is `config`, or else SCANLAKE_CONFIG; it must exist. Without both it is ./scanlake.toml, if there is one.
+    Relative paths in the file start at the file's folder. Raises `SettingsError` that names every problem.
+    """
+    return load_layers(config, overrides, source=source).settings()
+
+
+def load_layers(config: Path | None, overrides: Mapping[str, Any], *, source: str | None = None) -> SettingsLayers:
+    """Load the layers of one source, or of a file without sources. Raises `SettingsError`."""
+    flags = {name: value for name, value in overrides.items() if value is not None}
+    _refuse_unknown(flags, lambda name: f"{name} (flag)")
+    if "token" in flags:
+        raise SettingsError("The token must not be a flag: other users can list it.", hint=token_hint())
+    path = _config_path(config)
+    top, tables = ({}, {}) if path is None else _from_file(path)
+    environment = _from_environment(tables)
+    name = _select_source(source or os.environ.get("SCANLAKE_SOURCE") or None, tables, path, "lake" in flags)
+    if name is None:
+        return SettingsLayers(path, None, (("file", top), ("environment", environment), ("flag", flags)))
+    table = tables[name]
+    hidden = (_PER_SOURCE_SETTINGS & set(table)) | ({"token"} if "token_file" in table else set())
+    visible = {setting: value for setting, value in environment.items() if setting not in hidden}
+    if token := os.environ.get(token_variable(name)):
+        visible["token"] = token
+    if "lake" not in flags:
+        _refuse_shared_lakes(path, top, environment, tables)
+    return SettingsLayers(path, name, (("file", top), ("source", table), ("environment", visible), ("flag", flags)))
+
+
+def source_names(config: Path | None) -> list[str]:
+    """Return the sources in the order of the settings file; empty without sources or without a file."""
+    path = _config_path(config)
+    return [] if path is None else list(_from_file(path)[1])
+
+
+def load_all_sources(config: Path | None) -> dict[str, Settings]:
+    """Load the settings of every source. Raises `SettingsError`, also if the file has no sources."""
+    names = source_names(config)
+    if not names:
+        raise SettingsError(
+            "The settings file has no sources.",
+            hint="Add a table [sources.NAME] for each service to the settings file.",
+        )
+    return {name: load(config, {}, source=name) for name in names}
+
+
+def union_path(config: Path | None) -> Path:
+    """Return the default path of the union catalog."""
+    return default_lake_root(config) / _UNION
+
+
+def lake_paths(config: Path | None) -> dict[str, Path]:
+    """Return the lake of every source. Raises like `load_all_sources`."""
+    return {name: settings.lake for name, settings in load_all_sources(config).items()}
+
+
+def default_lake_root(config: Path | None) -> Path:
+    """Return the folder with the lakes of the sources that do not set `lake`."""
+    path = _config_path(config)
+    top, tables = ({}, {}) if path is None else _from_file(path)
+    return Path(_from_environment(tables).get("lake", top.get("lake", "lake")))
+
+
+def token_variable(source: str | None) -> str:
+    """Return the variable of a source's token: SCANLAKE_TOKEN_NORTH for north."""
+    return TOKEN_VARIABLE if source is None else f"{TOKEN_VARIABLE}_{source.upper().replace('-', '_')}"
+
+
+def load_valid_settings_only(config: Path | None, overrides: Mapping[str, Any]) -> Settings:
+    """Load only the settings that are valid, each validated alone, to diagnose further problems."""
+    merged: dict[str, Any] = {}
+    with suppress(SettingsError):
+        path = _config_path(config)
+        if path is not None:
+            merged |= _resolve_relative_paths(_read(path), path)
+    merged |= dict(EnvSettingsSource(Settings)())
+    merged |= {name: value for name, value in overrides.items() if value is not None}
+    valid = {}
+    for name in merged.keys() & Settings.model_fields.keys():
+        with suppress(ValidationError):
+            Settings(**{name: merged[name]})
+            valid[name] = merged[name]
+    return Settings(**valid)
+
+
+# Sources
+
+
+def _select_source(
+    name: str | None,
+    tables: Mapping[str, Any],
+    path: Path | None,
+    has_lake_flag: bool,  # noqa: FBT001
+) -> str | None:
+    if name is None:
+        if not tables or has_lake_flag:
+            return None  # --lake is enough to read a lake
+        if len(tables) > 1:
+            raise SettingsError(
+                f"{path} has several sources: {', '.join(tables)}.",
+                hint="Select one with --source NAME; `scanlake sync --all` syncs all sources.",
+            )
+        return next(iter(tables))
+    selected = {table.lower(): table for table in tables}.get(name.lower())
+    if selected is None:
+        similar = difflib.get_close_matches(name, tables, n=1, cutoff=0.4)
+        known = f" It has {', '.join(tables)}." if tables else " It has no [sources.NAME] tables."
+        question = f" Did you mean {similar[0]}?" if similar else known
+        raise SettingsError(f"No source {name} in {path or CONFIG_NAME}.{question}", hint="Correct --source.")
+    return selected
+
+
+def _apply_per_source_paths(merged: dict[str, Any], layers: SettingsLayers) -> dict[str, Any]:
+    """Derive the lake, reader root and log file of a source from the shared ones, unless the source sets them."""
+    name = layers.source
+    if name is None:
+        return merged
+    own = {"flag", "source"}
+    if layers.origin("lake") not in own:
+        merged["lake"] = Path(merged.get("lake", "lake")) / name
+        if layers.origin("reader_root") in {"file", "environment"}:
+            merged["reader_root"] = Path(merged["reader_root"]) / name
+    if "log_file" in merged and layers.origin("log_file") not in own:
+        merged["log_file"] = per_source_path(Path(merged["log_file"]), name)
+    return merged
+
+
+def per_source_path(shared: Path, source: str) -> Path:
+    """Return the path of a source's own file: scanlake-north.log for scanlake.log."""
+    return shared.with_name(f"{shared.stem}-{source}{shared.suffix}")
+
+
+def _refuse_shared_lakes(
+    path: Path | None, top: Mapping[str, Any], environment: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]
+) -> None:
+    general = Path(environment.get("lake", top.get("lake", "lake")))
+    owners: dict[str, str] = {}
+    for name, table in tables.items():
+        lake = os.path.realpath(table.get("lake", general / name))
+        if lake in owners:
+            raise SettingsError(
+                f"Sources {owners[lake]} and {name} in {path} have the same lake.",
+                hint="Set a separate `lake` for each source: one lake cannot distinguish the files of two services.",
+            )
+        owners[lake] = name
+
+
+def _validate_source_tables(tables: Any, path: Path) -> dict[str, dict[str, Any]]:
+    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+        raise SettingsError(
+            f"{path}: sources must be tables.", hint="Write [sources.NAME] above the settings of each source."
+        )
+    variables: dict[str, str] = {}
+    for name, table in tables.items():
+        if not _SOURCE_NAME_RE.fullmatch(name) or name.lower() in _RESERVED_SOURCE_NAMES:
+            raise SettingsError(
+                f"{path}: {name!r} is not a valid name of a source.",
+                hint="Use letters, digits, - and _, with a letter first. "
+                f"Reserved: {', '.join(sorted(_RESERVED_SOURCE_NAMES))}.",
+            )
+        twin = variables.setdefault(token_variable(name), name)
+        if twin != name:
+            raise SettingsError(
+                f"{path}: sources {twin} and {name} use the same environment variable for their token.",
+                hint="Rename one source.",
+            )
+        _refuse_token(table, path)
+        _refuse_unknown(table, partial(_key_of_source, path, name))
+    return {name: _resolve_relative_paths(table, path) for name, table in tables.items()}
+
+
+# The file and the environment
+
+
+def _config_path(config: Path | None) -> Path | None:
+    path = config or (Path(os.environ["SCANLAKE_CONFIG"]) if os.environ.get("SCANLAKE_CONFIG") else None)
+    if path is None:
+        default = Path(CONFIG_NAME)
+        return default if default.is_file() else None
+    if not path.is_file():
+        raise SettingsError(f"Settings file {path}: not found.", hint="Correct --config or SCANLAKE_CONFIG.")
+    return path
+
+
+def _from_file(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return the settings above the tables, and the tables of the sources."""
+    top = _read(path)
+    tables = _validate_source_tables(top.pop(TABLES, {}), path)
+    _refuse_token(top, path)
+    _refuse_unknown(top, lambda name: f"{name} ({path})")
+    return _resolve_relative_paths(top, path), tables
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return TomlConfigSettingsSource(Settings, toml_file=path)()
+    except UnicodeDecodeError:
+        raise SettingsError(f"{path}: not UTF-8.", hint="Save the file as UTF-8.") from None
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror}.", hint="Correct the permissions of the file.") from None
+    except ValueError as error:  # tomllib's error contains the line and the column, but no text of the file
+        position = re.search(r"\(at .*\)$", str(error))
+        raise SettingsError(f"{path}: not valid TOML {position[0] if position else ''}".rstrip() + ".") from None
+
+
+def _resolve_relative_paths(values: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Resolve relative paths against the folder of the settings file. Raises `SettingsError` for an empty path."""
+    for name in _PATH_SETTINGS:
+        if isinstance(values.get(name), str):
+            if not values[name].strip():
+                raise SettingsError(f"{name} ({path}) is empty.", hint="Set a path, or delete the line.")
+            values[name] = path.parent / Path(values[name]).expanduser()
+    return values
+
+
+def _refuse_token(values: Mapping[str, Any], path: Path) -> None:
+    if "token" in values:
+        raise SettingsError(f"{path}: the token must not be in a settings file.", hint=token_hint())
+
+
+def _from_environment(tables: Mapping[str, Any]) -> dict[str, Any]:
+    variables = {name for name in os.environ if name.upper().startswith(PREFIX)} - NON_SETTING_VARIABLES
+    variables -= {token_variable(name) for name in tables}
+    variables = {name for name in variables if not name.upper().startswith(ALERT_VARIABLE_PREFIX)}
+    _refuse_unknown(
+        {name[len(PREFIX) :].lower(): name for name in sorted(variables)},
+        lambda name: f"{PREFIX}{name.upper()} (environment)",
+        PREFIX,
+    )
+    return dict(EnvSettingsSource(Settings)())
+
+
+def _key_of_source(path: Path, source: str, key: str) -> str:
+    return f"{TABLES}.{source}.{key} ({path})"
+
+
+def _refuse_unknown(values: Mapping[str, Any], format_name: Callable[[str], str], prefix: str = "") -> None:
+    known = list(Settings.model_fields)
+    problems = []
+    for name in values:
+        if name in Settings.model_fields:
+            continue
+        similar = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+        suggestion = f"{prefix}{similar[0].upper()}" if similar and prefix else "".join(similar)
+        problems.append(f"unknown setting {format_name(name)}" + (f", did you mean {suggestion}?" if similar else ""))
+    if problems:
+        text = "; ".join(problems)
+        raise SettingsError(text[0].upper() + text[1:] + ("" if text.endswith("?") else "."))

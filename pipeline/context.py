@@ -1,0 +1,136 @@
+"""The context of a command: its global options, and what every command derives from them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import sys
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
+
+import typer
+from rich.console import Console
+
+from pipeline import crash_report, logs, progress
+from pipeline.config import SettingsLayers, load_layers, token_variable
+from pipeline.errors import SettingsError
+from pipeline.global_options import GlobalOptions, tokens_in_environment
+from pipeline.lake.layout import LakeLayout
+from pipeline.settings import Settings, load_token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pipeline.errors import ExitCode
+
+
+_NON_TTY_WIDTH: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class CommandContext(GlobalOptions):
+    """The global options, and the first argument of a command's `run`."""
+
+    setting_flags: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the options that `setting_options` added, by setting; None: not given."""
+
+    @property
+    def log_level(self) -> int:
+        """The lowest level of the events that are logged to stderr."""
+        if self.quiet:
+            return logs.QUIET
+        return logs.VERBOSE if self.verbosity else logs.NORMAL
+
+    def settings(self, **flags: Any) -> Settings:
+        """Load and validate the settings and start the log file; `flags` override (None: not given).
+
+        Raises `SettingsError`.
+        """
+        return self.use_settings(self.load_layers(**flags))
+
+    def load_layers(self, **flags: Any) -> SettingsLayers:
+        """Return the layers of the settings, with this command's flags on top."""
+        flags = {"lake": self.lake, "log_file": self.log_file, **self.setting_flags, **flags}
+        return load_layers(self.config, flags, source=self.source)
+
+    def use_settings(self, layers: SettingsLayers) -> Settings:
+        """Validate the settings and start the log file. Raises `SettingsError`."""
+        settings = layers.settings()
+        crash_report.set_report_folder(settings.lake)
+        if settings.token is not None:
+            logs.register_secrets(settings.token.get_secret_value())
+        logs.configure(self.log_level, as_json=self.log_json, file=settings.log_file)
+        return settings
+
+    def token(self, settings: Settings) -> str:
+        """Return the token and redact it in the logs from now on. Raises `SettingsError` if there is none."""
+        token = load_token(settings, variable=token_variable(self.source))
+        logs.register_secrets(token)
+        return token
+
+    def progress(self) -> progress.Progress:
+        """Return the progress display of a long run."""
+        return progress.create_progress(silent=self.quiet, as_lines=self.log_json)
+
+    def console(self) -> Console:
+        """Return a console on stdout: as wide as the terminal, or with unwrapped lines without one."""
+        return Console() if sys.stdout.isatty() else Console(width=_NON_TTY_WIDTH)
+
+    def print_json(self, result: Mapping[str, Any]) -> None:
+        """Print the one JSON object of `--json` on stdout. Other types than JSON's become text."""
+        sys.stdout.write(json.dumps(result, default=str, ensure_ascii=True) + "\n")
+
+
+def create_context(options: GlobalOptions) -> CommandContext:
+    """Return the context of a command. Start logging, and redact the tokens in the environment."""
+    context = CommandContext(**{field.name: getattr(options, field.name) for field in fields(options)})
+    logs.register_secrets(*tokens_in_environment())
+    logs.configure(context.log_level, as_json=context.log_json, file=context.log_file)
+    return context
+
+
+def setting_option(name: str) -> Any:
+    """Return the option of a setting: `--max-concurrency` for `max_concurrency`, with the setting's description."""
+    setting = Settings.model_fields[name]
+    default = "" if setting.default is None else f" Default: {setting.default}."
+    return typer.Option(f"--{name.replace('_', '-')}", help=f"{setting.description}{default}", show_default=False)
+
+
+def setting_options(*names: str) -> Callable[[Callable[..., ExitCode]], Callable[..., ExitCode]]:
+    """Add an option for each of these settings to a command; `CommandContext.settings` applies their values."""
+
+    def decorate(run: Callable[..., ExitCode]) -> Callable[..., ExitCode]:
+        @functools.wraps(run)
+        def command(context: CommandContext, **options: Any) -> ExitCode:
+            flags = {name: options.pop(name, None) for name in names}
+            return run(replace(context, setting_flags=flags), **options)
+
+        own = inspect.signature(run).parameters.values()
+        added = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[_option_type(name) | None, setting_option(name)],
+            )
+            for name in names
+        ]
+        command.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def _option_type(name: str) -> type:
+    """Return int, float or Path as declared; other settings are text that `Settings` converts."""
+    annotation: Any = Settings.model_fields[name].annotation
+    declared = {annotation, *get_args(annotation), *(part for arg in get_args(annotation) for part in get_args(arg))}
+    return next((kind for kind in (int, float, Path) if kind in declared), str)
+
+
+def require_catalog(settings: Settings) -> None:
+    """Raise `SettingsError` if nothing has been published in the lake."""
+    if not LakeLayout(settings.lake.absolute()).catalog.is_file():  # lake.reader would import DuckDB into `watch`
+        raise SettingsError(f"No lake at {settings.lake}.", hint="Run `scanlake sync` first, or correct --lake.")

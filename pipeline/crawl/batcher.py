@@ -1,0 +1,226 @@
+"""Collects finished files into batches and passes them to the sink.
+
+At most three batches exist at a time: one is collected, one is written, one is committed. Batches are committed
+one at a time, in the order in which they were collected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from pipeline.crawl.models import CommitBatch
+from pipeline.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from typing import Any
+
+    from pipeline.crawl.details import FetchResult
+    from pipeline.crawl.in_flight import FetchTask
+    from pipeline.crawl.models import CrawlOptions, PendingWindow
+    from schemas.file_versions import Tombstone
+
+    Commit = Callable[[], Coroutine[Any, Any, None]]
+    Sink = Callable[[CommitBatch], Awaitable[Commit | None]]
+
+_MAX_PENDING_BATCHES: Final = 2  # batches' worth of files; a commit is short and soon frees its share
+# A kill costs what is not committed. So the first batches of a run are small, later ones a share of its work.
+_INITIAL_BATCH_FILES: Final = 160
+_BATCH_GROWTH_DIVISOR: Final = 8
+
+
+class Batcher:
+    """The commit stage: a window is completed in the batch that has the last of its files.
+
+    Files enter with `add_file`, windows with `add_window`, files known as deleted with `add_deleted`. `run` commits
+    them in batches until `finish` was called and nothing is pending; `close` ends it after a failure.
+    """
+
+    def __init__(self, options: CrawlOptions, count_in_flight: Callable[[], int], sink: Sink) -> None:
+        """Create an idle batcher.
+
+        `count_in_flight` returns how many files were submitted and are not committed. `sink` writes a batch and
+        returns its commit, or None if nothing is left to commit.
+        """
+        self._options = options
+        self._count_in_flight = count_in_flight
+        self._sink = sink
+        self._files: list[tuple[FetchTask, FetchResult]] = []
+        self._listed_windows: set[PendingWindow] = set()
+        self._tombstones: list[Tombstone] = []
+        self._pending_since: float | None = None  # monotonic seconds of the oldest pending addition
+        self._files_taken = 0
+        self._batch_files = min(_INITIAL_BATCH_FILES, options.commit_every_files)  # size of a full batch
+        self._capacity = asyncio.Semaphore(_MAX_PENDING_BATCHES * self._batch_files)
+        self._wake = asyncio.Event()
+        self._is_finishing = False
+        self._write: asyncio.Future[Commit | None] | None = None
+        self._commit: asyncio.Future[None] | None = None
+        self._close_error: BaseException | None = None  # raised by a write or commit during `close`
+        self._cancellation: asyncio.CancelledError | None = None  # arrived during `close`
+
+    async def add_file(self, task: FetchTask, result: FetchResult) -> None:
+        """Add one file whose calls are finished. Waits while the sink is far behind."""
+        await self._capacity.acquire()
+        self._files.append((task, result))
+        self._mark_dirty()
+
+    def add_window(self, window: PendingWindow) -> None:
+        """Add a window whose files were all submitted."""
+        self._listed_windows.add(window)
+        self._mark_dirty()
+
+    def add_deleted(self, tombstone: Tombstone) -> None:
+        """Add a file that is not fetched, because the service does not have it."""
+        self._tombstones.append(tombstone)
+        self._mark_dirty()
+
+    def finish(self) -> None:
+        """Commit the rest as soon as it arrives, because nothing more is submitted."""
+        self._is_finishing = True
+        self._wake.set()
+
+    async def run(self, on_committed: Callable[[Sequence[FetchTask]], None]) -> None:
+        """Commit batches until `finish()` was called and nothing is pending. Reports the tasks of each batch."""
+        while not (self._is_finishing and not self._has_pending() and not self._count_in_flight()):
+            await self._wait_until_due()
+            if self._has_finished_commit():
+                await self._await_previous_commit()
+                continue
+            # At most one full batch: taking more would leave no capacity to collect the next one.
+            tasks, batch = self._take_batch(self._batch_files)
+            if not batch:
+                self._notify_committed(tasks, on_committed)
+                continue
+            # A cancellation does not stop a write or commit that has begun; `close` waits for it.
+            self._write = asyncio.ensure_future(self._sink(batch))
+            commit = await asyncio.shield(self._write)
+            await self._await_previous_commit()
+            self._write = None
+            self._commit = asyncio.ensure_future(self._commit_batch(commit, tasks, on_committed))
+            self._commit.add_done_callback(lambda _: self._wake.set())
+        await self._await_previous_commit()
+
+    def _has_pending(self) -> bool:
+        return bool(self._files or self._listed_windows or self._tombstones)
+
+    def _has_finished_commit(self) -> bool:
+        return self._commit is not None and self._commit.done()
+
+    async def _await_previous_commit(self) -> None:
+        if self._commit is not None:
+            await asyncio.shield(self._commit)
+            self._commit = None
+
+    async def _commit_batch(
+        self,
+        commit: Commit | None,
+        tasks: Sequence[FetchTask],
+        on_committed: Callable[[Sequence[FetchTask]], None],
+    ) -> None:
+        if commit is not None:
+            await commit()
+        self._notify_committed(tasks, on_committed)
+
+    def _notify_committed(
+        self, tasks: Sequence[FetchTask], on_committed: Callable[[Sequence[FetchTask]], None]
+    ) -> None:
+        for _ in tasks:
+            self._capacity.release()
+        on_committed(tasks)
+
+    async def close(self, failure: BaseException | None) -> None:
+        """Finish what has begun and commit the rest, after `failure` or (None) a cancellation.
+
+        After a storage failure nothing more is committed. Raises the error of a commit, unless it is `failure`.
+        """
+        succeeded = await self._await_uncancelled(self._commit, failure)
+        if self._write is not None:
+            succeeded = await self._await_write_and_commit(self._write, failure, commit=succeeded)
+        if succeeded and self._cancellation is None and not isinstance(failure, OSError | StorageError):
+            _, batch = self._take_batch()
+            if batch:
+                await self._await_write_and_commit(asyncio.ensure_future(self._sink(batch)), failure)
+        if (error := self._close_error or self._cancellation) is not None:
+            raise error
+
+    async def _await_write_and_commit(
+        self, write: asyncio.Future[Commit | None], failure: BaseException | None, *, commit: bool = True
+    ) -> bool:
+        """Wait for a write and, if `commit` is set, commit it. Return whether both succeeded."""
+        if not await self._await_uncancelled(write, failure) or not commit:
+            return False
+        commit_call = write.result()
+        return commit_call is None or await self._await_uncancelled(asyncio.ensure_future(commit_call()), failure)
+
+    async def _await_uncancelled(self, work: asyncio.Future[Any] | None, failure: BaseException | None) -> bool:
+        """Wait for `work` even if cancelled, so that no task is left behind. Return whether it succeeded."""
+        while work is not None and not work.done():
+            try:
+                await asyncio.wait({work})
+            except asyncio.CancelledError as error:
+                self._cancellation = error
+        problem = work.exception() if work is not None else None
+        if problem is not failure:
+            self._close_error = self._close_error or problem
+        return problem is None
+
+    def _grow_batch_size(self, files: int) -> None:
+        """Grow the batch size, and the capacity with it, to a share of the files taken so far."""
+        self._files_taken += files
+        size = max(self._batch_files, min(self._options.commit_every_files, self._files_taken // _BATCH_GROWTH_DIVISOR))
+        for _ in range(_MAX_PENDING_BATCHES * (size - self._batch_files)):
+            self._capacity.release()
+        self._batch_files = size
+
+    def _mark_dirty(self) -> None:
+        if self._pending_since is None:
+            self._pending_since = monotonic()
+            self._wake.set()
+        elif self._is_finishing or len(self._files) >= self._batch_files:
+            self._wake.set()
+
+    async def _wait_until_due(self) -> None:
+        interval = self._options.commit_every_seconds
+        while True:
+            if len(self._files) >= self._batch_files or self._has_finished_commit():
+                return
+            if self._is_finishing and len(self._files) == self._count_in_flight():
+                return
+            since = self._pending_since
+            timeout = None if since is None else since + interval - monotonic()
+            if timeout is not None and timeout <= 0:
+                return
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._wake.wait()
+            except TimeoutError:
+                return
+
+    def _take_batch(self, max_files: int | None = None) -> tuple[list[FetchTask], CommitBatch]:
+        files, self._files = self._files[:max_files], self._files[len(self._files[:max_files]) :]
+        self._pending_since = monotonic() if self._files else None
+        self._grow_batch_size(len(files))
+        for task, _ in files:
+            task.refs.in_batch = True
+            for window in task.refs.windows:
+                window.pending_files -= 1
+        completed = [window for window in self._listed_windows if not window.pending_files]
+        self._listed_windows.difference_update(completed)
+        batch = CommitBatch(
+            versions=[result.version for _, result in files if result.version is not None],
+            rejects=[
+                *(result.reject for _, result in files if result.reject is not None),
+                *(reject for window in completed for reject in window.rejects),
+            ],
+            windows=[window.to_completed() for window in completed],
+            tombstones=[
+                *self._tombstones,
+                *(result.tombstone for _, result in files if result.tombstone is not None),
+            ],
+        )
+        self._tombstones = []
+        return [task for task, _ in files], batch

@@ -1,0 +1,186 @@
+"""Fetches the details of list items and decides what each failure means."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pipeline.client.errors import RetriesExhaustedError
+from pipeline.client.protocol import Detail, NotFound
+from pipeline.crawl.models import parse_reference
+from pipeline.errors import ProtocolError
+from schemas.file_versions import FileVersion, Reject, Tombstone
+from schemas.requests import FileQuery
+from schemas.timestamps import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pipeline.client.client import Client
+    from pipeline.client.protocol import ListItem
+    from pipeline.crawl.listing import WindowReader
+    from pipeline.crawl.models import CrawlOptions, Identity
+
+
+_MIN_DELETIONS_TO_SUSPECT: Final = 50
+_SUSPICIOUS_DELETION_DIVISOR: Final = 20  # one deletion in so many details is suspicious
+_MAX_PROBES: Final = 5
+_PROBE_PAGE_SIZE: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class FetchResult:
+    """Result of fetching a file: a version or a tombstone.
+
+    `reject` is set if the detail failed and the version has the list item only.
+    """
+
+    version: FileVersion | None
+    reject: Reject | None = None
+    tombstone: Tombstone | None = None
+
+
+class DetailFetcher:
+    """Fetches the details of list items."""
+
+    def __init__(self, client: Client, options: CrawlOptions, reader: WindowReader, now_us: Callable[[], int]) -> None:
+        self._client = client
+        self._options = options
+        self._fetch_signature = options.fetch_signature
+        self._list_shows_every_change = options.list_shows_every_change
+        self._reader = reader
+        self._now_us = now_us
+        self._succeeded = 0  # details received
+        self._missing = 0  # listed files that were not found by id
+        self._last_success_key: int | None = None
+        self._failed_keys: set[int] = set()
+        self._probe_lock = asyncio.Lock()
+
+    async def fetch(self, key: int, item: ListItem) -> FetchResult:
+        """Fetch the detail of `item`, which the lake stores as `key`."""
+        if self._options.fetch_details == "never":
+            return FetchResult(self._build_version(key, item, None, timestamps_agree=True))
+        try:
+            detail = await self._fetch_consistent_detail(key, item)
+        except RetriesExhaustedError as failure:
+            # If other files succeed, this file is a reject; if none does, the service is down.
+            await self._confirm_service_is_up(key, failure)
+            try:
+                detail = await self._fetch_consistent_detail(key, item)
+            except RetriesExhaustedError as error:
+                self._failed_keys.add(key)
+                return self._keep_list_item_only(key, item, f"detail: {error.message}")
+        if isinstance(detail, NotFound):
+            return await self._handle_missing_detail(key, item, detail)
+        self._succeeded += 1
+        self._last_success_key = key
+        timestamps_agree = _same_timestamp(item.updated_at, detail.updated_at)
+        return FetchResult(self._build_version(key, item, detail, timestamps_agree=timestamps_agree))
+
+    async def _fetch_consistent_detail(self, key: int, item: ListItem) -> Detail | NotFound:
+        detail = await self._fetch_detail(key, item)
+        if isinstance(detail, Detail) and not _same_timestamp(item.updated_at, detail.updated_at):
+            detail = await self._fetch_detail(key, item)
+        return detail
+
+    async def _fetch_detail(self, key: int, item: ListItem) -> Detail | NotFound:
+        detail = await self._get_file(key)
+        if isinstance(detail, NotFound) and item.id is not None and item.id != key:
+            # The service may find an instance only by the id of its file.
+            by_id = await self._client.get_file(item.id, lang=self._options.lang)
+            return by_id if isinstance(by_id, Detail) and by_id.instance_id == key else detail
+        return detail
+
+    async def _get_file(self, key: int) -> Detail | NotFound:
+        detail = await self._client.get_file(key, lang=self._options.lang)
+        return detail_for_key(key, self._options.identity, detail)
+
+    async def check_deleted(self, key: int) -> Tombstone | None:
+        """Return a tombstone if `GET /files/{key}` answers that the file does not exist.
+
+        None means that the file exists or that the request failed.
+        """
+        try:
+            detail = await self._get_file(key)
+        except RetriesExhaustedError:
+            return None
+        return Tombstone(key, self._now_us(), detail.evidence) if isinstance(detail, NotFound) else None
+
+    async def _confirm_service_is_up(self, key: int, failure: RetriesExhaustedError) -> None:
+        """Return if another file's detail can be fetched after the failure of `key`; else raise `failure`."""
+        succeeded_before = self._succeeded
+        async with self._probe_lock:
+            if self._succeeded > succeeded_before:
+                return
+            page = await self._client.list_files(FileQuery(limit=_PROBE_PAGE_SIZE))
+            listed = [listed_key for item in page.items if (listed_key := self._key(item)) is not None]
+            spread = listed[:: max(1, len(listed) // _MAX_PROBES)]
+            candidates = [candidate for candidate in (self._last_success_key, *spread) if candidate is not None]
+            excluded = {key, *self._failed_keys}
+            probes = [probe for probe in dict.fromkeys(candidates) if probe not in excluded]
+            for probe in probes[:_MAX_PROBES]:
+                try:
+                    detail = await self._client.get_file(probe, lang=self._options.lang)
+                except RetriesExhaustedError:
+                    continue
+                if isinstance(detail, Detail):
+                    self._succeeded += 1
+                    return
+            if probes:
+                raise failure
+
+    def _key(self, item: ListItem) -> int | None:
+        return item.instance_id if self._options.identity == "file_id" and item.instance_id is not None else item.id
+
+    def _keep_list_item_only(self, key: int, item: ListItem, reason: str) -> FetchResult:
+        version = self._build_version(key, item, None, timestamps_agree=False)
+        return FetchResult(version, Reject(key, reason, item.raw, is_list_item=True))
+
+    async def _handle_missing_detail(self, key: int, item: ListItem, missing: NotFound) -> FetchResult:
+        """Return a tombstone for a listed file without detail, unless the list still contains the file."""
+        self._missing += 1
+        if self._missing > max(_MIN_DELETIONS_TO_SUSPECT, self._succeeded // _SUSPICIOUS_DELETION_DIVISOR):
+            raise ProtocolError(
+                f"GET /files/<id>: {self._missing} listed files were not found by id ({missing.evidence}).",
+                hint="Check that the token may read details and that the service works; nothing was deleted.",
+            )
+        listed = await self._reader.find_item(key, parse_reference(item.raw), item.updated_at)
+        if listed is None:
+            return FetchResult(None, tombstone=Tombstone(key, self._now_us(), missing.evidence))
+        return self._keep_list_item_only(key, listed, f"detail: not found by id ({missing.evidence}), but still listed")
+
+    def _build_version(self, key: int, item: ListItem, detail: Detail | None, *, timestamps_agree: bool) -> FileVersion:
+        fetched_at = self._now_us()
+        # A list with few includes does not show a second change within the second of the timestamp.
+        no_hidden_change = self._list_shows_every_change or (
+            item.updated_at is not None and fetched_at - item.updated_at > self._options.settle_seconds * SECOND
+        )
+        return FileVersion(
+            file_id=key,
+            list_item=item.raw,
+            detail=None if detail is None else detail.raw,
+            updated_at=item.updated_at,
+            fetched_at=fetched_at,
+            fetch_signature=self._fetch_signature,
+            is_stable=timestamps_agree and no_hidden_change and item.updated_at is not None,
+            instance=item.instance_id,
+        )
+
+
+def detail_for_key(key: int, identity: Identity, detail: Detail | NotFound) -> Detail | NotFound:
+    """Return the detail if it belongs to `key`.
+
+    If the instance is the key, the same number can be the id of another file.
+    """
+    if identity == "file_id" and isinstance(detail, Detail) and detail.instance_id not in {None, key}:
+        return NotFound("the number is the id of another file")
+    return detail
+
+
+def _same_timestamp(listed: int | None, detailed: int | None) -> bool:
+    """Return whether two timestamps are equal; if one has whole seconds, compare seconds."""
+    if listed is None or detailed is None or listed == detailed:
+        return True
+    is_whole_second = listed % SECOND == 0 or detailed % SECOND == 0
+    return is_whole_second and listed // SECOND == detailed // SECOND

@@ -1,0 +1,203 @@
+"""Files in flight: each file from its list item to its commit, fetched at most once at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pipeline.crawl.models import SharedFileIdError, WindowRefs
+from schemas.file_versions import Reject, content_digest, same_content
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from pipeline.client.protocol import ListItem
+    from pipeline.crawl.models import CrawlOptions, CrawlStats, ListObservation, PendingWindow, StoredVersion
+
+    LookupVersions = Callable[[Sequence[int]], Awaitable[Mapping[int, StoredVersion]]]
+
+_QUEUE_DEPTH_PER_WORKER: Final = 4  # fetch tasks queued for each worker
+_LOOKUP_CHUNK_FILES: Final = 500
+
+
+@dataclass(slots=True, eq=False)
+class FetchTask:
+    """A file between being listed and being committed, with every window that listed it.
+
+    `followup` is a later observation of the file. It starts when this task is committed, so that versions are
+    committed in the order in which they were observed.
+    """
+
+    key: int
+    item: ListItem
+    observation: ListObservation
+    refs: WindowRefs
+    followup: FetchTask | None = None
+    counts_against_limit: bool = True
+    must_relist: bool = False  # this run has fetched a later version: the list item must be read again
+
+    def is_newer_than(self, item: ListItem, observation: ListObservation) -> bool:
+        """Return whether this was observed after `item`. Timestamps decide for lists that were read concurrently."""
+        if observation.answered < self.observation.requested:
+            return True
+        if observation.requested > self.observation.answered:
+            return False
+        return (self.item.updated_at or 0) > (item.updated_at or 0)
+
+
+class InFlightFiles:
+    """The fetch tasks of files that the lake has not stored.
+
+    The queue is bounded: `submit` waits while too many tasks wait for a worker.
+    """
+
+    def __init__(
+        self,
+        options: CrawlOptions,
+        stats: CrawlStats,
+        *,
+        run_id: str,
+        lookup: LookupVersions,
+    ) -> None:
+        self._options = options
+        self._fetch_signature = options.fetch_signature
+        self._stats = stats
+        self._run_id = run_id
+        self._lookup = lookup
+        self._queue: asyncio.Queue[FetchTask] = asyncio.Queue()
+        self._capacity = asyncio.Semaphore(_QUEUE_DEPTH_PER_WORKER * options.workers)
+        self._tasks: dict[int, FetchTask] = {}
+        self._committed_keys: dict[PendingWindow, set[int]] = {}  # commits while a window is submitted
+
+    def __len__(self) -> int:
+        """Return the number of files that were submitted and are not committed."""
+        return len(self._tasks)
+
+    async def submit(self, items: Sequence[ListItem], window: PendingWindow) -> None:
+        """Submit the list items of a window.
+
+        Raises `SharedFileIdError` if the instance id must be the key of a file.
+        """
+        committed = self._committed_keys[window] = set()
+        try:
+            for start in range(0, len(items), _LOOKUP_CHUNK_FILES):
+                keyed_items = [(self._key(item), item) for item in items[start : start + _LOOKUP_CHUNK_FILES]]
+                committed.clear()
+                stored = dict(await self._lookup([key for key, _ in keyed_items if key is not None]))
+                self._stats.listed += len(keyed_items)
+                window.files += len(keyed_items)
+                for key, item in keyed_items:
+                    if key is None:
+                        bounds = (window.window.start, window.window.end)
+                        window.rejects.append(Reject(None, "list item without a usable id", item.raw, bounds))
+                        continue
+                    await self._refresh_if_committed(key, committed, stored)
+                    await self._submit_item(key, item, window, stored.get(key))
+        finally:
+            del self._committed_keys[window]
+
+    async def resubmit(self, key: int, item: ListItem, window: PendingWindow) -> None:
+        """Submit a file whatever the lake has stored of it, unless this run has already fetched the file."""
+        committed = self._committed_keys[window] = set()
+        try:
+            stored = dict(await self._lookup([key]))
+            await self._refresh_if_committed(key, committed, stored)
+        finally:
+            del self._committed_keys[window]
+        if key not in stored or stored[key].run_id != self._run_id:
+            await self._submit_item(key, item, window, None)
+
+    async def _refresh_if_committed(self, key: int, committed: set[int], stored: dict[int, StoredVersion]) -> None:
+        """Look a file up again until it has not been committed since the lookup began."""
+        while key in committed:
+            committed.discard(key)
+            stored.update(await self._lookup([key]))
+
+    async def next_task(self) -> FetchTask:
+        """Return the next file to fetch."""
+        task = await self._queue.get()
+        if task.counts_against_limit:
+            self._capacity.release()
+        return task
+
+    def on_committed(self, tasks: Sequence[FetchTask]) -> None:
+        """Remove committed tasks and start their followups."""
+        for task in tasks:
+            del self._tasks[task.key]
+            for committed in self._committed_keys.values():
+                committed.add(task.key)
+            if task.followup is not None:
+                self._tasks[task.key] = task.followup
+                self._queue.put_nowait(task.followup)
+
+    async def _submit_item(self, key: int, item: ListItem, window: PendingWindow, stored: StoredVersion | None) -> None:
+        task = self._tasks.get(key)
+        self._check_id_is_unique(item, task, stored)
+        if task is not None:
+            self._attach_to_existing(task, item, window)
+            return
+        is_outdated = stored is not None and self._is_outdated(item, window.observation, stored)
+        if stored is not None and (self._is_up_to_date(item, stored) or (is_outdated and stored.is_stable)):
+            self._stats.skipped += 1
+            return
+        task = FetchTask(key, item, window.observation, WindowRefs([window]), must_relist=is_outdated)
+        self._tasks[key] = task
+        window.pending_files += 1
+        # While this waits for capacity, other windows can already attach to the task.
+        await self._capacity.acquire()
+        self._queue.put_nowait(task)
+
+    def _attach_to_existing(self, task: FetchTask, item: ListItem, window: PendingWindow) -> None:
+        """Attach a window to a file in flight. A different version is fetched after the commit of the first."""
+        latest = task.followup or task
+        is_same = item.updated_at == latest.item.updated_at and same_content(item.raw, latest.item.raw)
+        if is_same or latest.is_newer_than(item, window.observation):
+            if latest.refs.in_batch:
+                return
+            latest.refs.windows.append(window)
+        elif latest is task:
+            refs = WindowRefs([window])
+            task.followup = FetchTask(task.key, item, window.observation, refs, counts_against_limit=False)
+        else:
+            # The last observation counts even if its timestamp is older: a timestamp can be set back.
+            latest.refs.windows.append(window)
+            latest.item, latest.observation = item, window.observation
+        window.pending_files += 1
+
+    def _key(self, item: ListItem) -> int | None:
+        if self._options.identity == "file_id" and item.instance_id is not None:
+            return item.instance_id
+        return item.id
+
+    def _check_id_is_unique(self, item: ListItem, task: FetchTask | None, stored: StoredVersion | None) -> None:
+        """Raise if two list items share an id and differ in `file_id`: they are two files."""
+        if self._options.identity == "file_id" or item.instance_id is None:
+            return
+        task_instance = task.item.instance_id if task is not None else None
+        stored_instance = stored.instance_id if stored is not None and not stored.deleted else None
+        if task_instance not in {None, item.instance_id} or stored_instance not in {None, item.instance_id}:
+            raise SharedFileIdError
+
+    def _is_outdated(self, item: ListItem, observation: ListObservation, stored: StoredVersion) -> bool:
+        """Return whether this run fetched a later version after the list was read: the item may have waited."""
+        return (
+            stored.run_id == self._run_id
+            and observation.answered_us < stored.fetched_at
+            and (item.updated_at or 0) < (stored.updated_at or 0)
+        )
+
+    def _is_up_to_date(self, item: ListItem, stored: StoredVersion) -> bool:
+        """Return whether the lake has stored this version with the same fetch signature."""
+        if stored.deleted:
+            return False
+        if self._options.compare_updated_at_only:
+            return stored.updated_at == item.updated_at
+        if (
+            stored.updated_at != item.updated_at
+            or stored.fetch_signature != self._fetch_signature
+            or stored.digest != content_digest(item.raw)
+        ):
+            return False
+        # A version that this run has fetched is not fetched again, whatever the options are.
+        return stored.run_id == self._run_id or (stored.is_stable and self._options.fetch_details != "always")

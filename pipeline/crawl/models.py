@@ -1,0 +1,189 @@
+"""Values of a crawl: its options, what the lake has stored, and what the crawl commits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Literal
+
+from pipeline.crawl.windows import MAX_SECOND, MIN_SECOND
+from schemas.json_decode import InvalidJsonError, decode_json
+from schemas.requests import INCLUDES, MAX_REFERENCE, FileQuery, Include
+from schemas.timestamps import SECOND, to_datetime
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from pipeline.crawl.windows import Window
+    from schemas.file_versions import FileVersion, Reject, Tombstone
+
+DetailMode = Literal["changed", "always", "never"]
+Identity = Literal["id", "file_id"]
+
+
+@dataclass(frozen=True, slots=True)
+class CrawlOptions:
+    """What a crawl requests and how. Times are in seconds."""
+
+    fetch_details: DetailMode = "changed"
+    includes: tuple[Include, ...] = ()
+    lang: str | None = None
+    identity: Identity = "id"
+    settle_seconds: int = 30
+    commit_every_files: int = 1_000
+    commit_every_seconds: float = 3.0
+    workers: int = 64
+    max_rejects: int | None = None
+    compare_updated_at_only: bool = False  # a file is up to date if its timestamp is: enough for lists without includes
+
+    @property
+    def fetch_signature(self) -> str:
+        """How a version was fetched. Versions with different signatures are not comparable."""
+        depth = "list" if self.fetch_details == "never" else "detail"
+        return f"{depth} {','.join(sorted(self.includes))} {self.lang or ''}".rstrip()
+
+    @property
+    def list_shows_every_change(self) -> bool:
+        """Whether every change of a file changes its list item. Geocoding follows from the uploads."""
+        return set(self.includes) >= set(INCLUDES) - {"geocoding"}
+
+    def query(self, window: Window | None = None, *, cheap: bool = False, reference: str | None = None) -> FileQuery:
+        """Return the list query of a window; `cheap` means without includes, at the higher page limit."""
+        start, end = (None, None) if window is None else window.query_bounds()
+        return FileQuery.model_construct(
+            reference=reference,
+            updated_start=None if start is None else _to_datetime(start),
+            updated_end=None if end is None else _to_datetime(end),
+            include=() if cheap else self.includes,
+            lang=self.lang,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredVersion:
+    """What the lake has stored of a file. Instants are in microseconds."""
+
+    updated_at: int | None
+    fetched_at: int
+    digest: bytes
+    fetch_signature: str
+    is_stable: bool
+    deleted: bool
+    instance_id: int | None
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RefetchRequest:
+    """A file to fetch again by id, with hints where to find its list item.
+
+    `document` is the latest list item. It is used if the list does not contain the file now, so that values
+    which only a list item has are not erased. `updated_at` is in microseconds.
+    """
+
+    file_id: int
+    reference: str | None
+    updated_at: int | None
+    document: bytes | None = None
+
+
+@dataclass(slots=True)
+class CrawlStats:
+    """Counters of one crawl."""
+
+    listed: int = 0
+    details_fetched: int = 0
+    skipped: int = 0
+    deleted: int = 0
+    rejects: int = 0
+    windows: int = 0
+    windows_total: int = 0  # with the windows that are still to be read
+    inconsistent_windows: int = 0
+
+    def add(self, other: CrawlStats) -> None:
+        """Add the counters of an earlier crawl of the same run."""
+        for field_ in fields(self):
+            setattr(self, field_.name, getattr(self, field_.name) + getattr(other, field_.name))
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedWindow:
+    """A window whose files are all in this batch or in earlier ones. `listed_at` is in seconds."""
+
+    window: Window
+    listed_at: int
+    files: int
+    is_consistent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CommitBatch:
+    """What is committed together. `tombstones`: files that neither the list nor a call by id found."""
+
+    versions: Sequence[FileVersion] = ()
+    rejects: Sequence[Reject] = ()
+    windows: Sequence[CompletedWindow] = ()
+    tombstones: Sequence[Tombstone] = ()
+
+    def __bool__(self) -> bool:
+        """Return whether there is anything to commit."""
+        return bool(self.versions or self.rejects or self.windows or self.tombstones)
+
+
+@dataclass(frozen=True, slots=True)
+class ListObservation:
+    """When a list was read.
+
+    `requested` and `answered` are monotonic seconds; `answered_us` is the service's clock in microseconds.
+    """
+
+    requested: float = 0.0
+    answered: float = 0.0
+    answered_us: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class PendingWindow:
+    """A window that was listed, and how many of its files are not committed yet."""
+
+    window: Window
+    listed_at: int = 0
+    observation: ListObservation = ListObservation()
+    files: int = 0
+    pending_files: int = 0
+    is_consistent: bool = True
+    rejects: list[Reject] = field(default_factory=list)
+
+    def to_completed(self) -> CompletedWindow:
+        """Return the value that is committed."""
+        return CompletedWindow(self.window, self.listed_at, self.files, self.is_consistent)
+
+
+@dataclass(slots=True, eq=False)
+class WindowRefs:
+    """The windows that wait for a file.
+
+    Once the file is `in_batch`, no further window has to wait: batches are committed in order, so a window
+    that completes later is committed later.
+    """
+
+    windows: list[PendingWindow]
+    in_batch: bool = False
+
+
+class SharedFileIdError(Exception):
+    """Two list items share an `id` and differ in `file_id`: the instance id identifies the file."""
+
+
+def parse_reference(raw: bytes) -> str | None:
+    """Return the reference in a list item or detail, None if it has none."""
+    try:
+        document = decode_json(raw)
+    except InvalidJsonError:
+        return None
+    reference = document.get("scan_code") if isinstance(document, dict) else None
+    return reference if isinstance(reference, str) and 0 < len(reference) <= MAX_REFERENCE else None
+
+
+def _to_datetime(second: int) -> datetime:
+    return to_datetime(min(max(second, MIN_SECOND), MAX_SECOND) * SECOND)

@@ -1,0 +1,121 @@
+"""The live page: served to this machine only, and rendered again after each publish."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from aiohttp import web
+
+from pipeline.dashboard.page import content_security_policy
+from pipeline.errors import ScanlakeError, SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+HOST: Final = "127.0.0.1"
+_NAMES: Final = (HOST, "localhost")
+_RETRY_SECONDS: Final = 5.0
+_HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": f"{content_security_policy(live=True)}; frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Server": "scanlake",
+}
+_log = structlog.get_logger()
+
+
+class CachedPage:
+    """The last rendered page, and the version of the catalog it shows."""
+
+    def __init__(self, catalog: Path, render: Callable[[str], str]) -> None:
+        self._catalog = catalog
+        self._render = render
+        self._lock = asyncio.Lock()
+        self._not_before = 0.0
+        self.version = ""
+        self.page = ""
+
+    async def refresh(self) -> None:
+        """Render the page if the catalog has changed.
+
+        Raises `ScanlakeError` if that fails for the first page; later, the old page stays and the next attempt waits.
+        """
+        async with self._lock:
+            try:
+                version = self._catalog_version()
+                if version == self.version or (self.page and monotonic() < self._not_before):
+                    return
+                # The version is read before the content: a publish in between only causes one more refresh.
+                self.page = await asyncio.to_thread(self._render, version)
+                self.version = version
+            except ScanlakeError as error:
+                self._not_before = monotonic() + _RETRY_SECONDS
+                if not self.page:
+                    raise
+                _log.warning("dashboard.refresh_failed", error=str(error))
+
+    def _catalog_version(self) -> str:
+        try:
+            state = self._catalog.stat()
+        except OSError as error:
+            raise SettingsError(f"{self._catalog.name}: {error.strerror}.", hint="Run `scanlake sync`.") from error
+        return f"{state.st_ino:x}-{state.st_mtime_ns:x}-{state.st_size:x}"
+
+
+async def serve(cached: CachedPage, port: int, ready: Callable[[str], None]) -> None:
+    """Serve the page until SIGINT or SIGTERM; call `ready` with its address. Port 0 selects a free one.
+
+    Raises `ScanlakeError` if the page cannot be rendered, and `SettingsError` if the port is in use.
+    """
+    await cached.refresh()
+    end = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, end.set)
+    runner = web.ServerRunner(web.Server(_handler(cached)), access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, HOST, port).start()
+        except OSError as error:
+            raise SettingsError(f"Port {port}: {error.strerror}.", hint="Use another port with --port.") from error
+        ready(f"http://{HOST}:{runner.addresses[0][1]}/")
+        await end.wait()
+    finally:
+        await runner.cleanup()
+
+
+def _handler(cached: CachedPage) -> Callable[[web.BaseRequest], Awaitable[web.Response]]:
+    async def answer(request: web.BaseRequest) -> web.Response:
+        # DNS rebinding: another site's name may resolve to this machine, but the browser still sends that name.
+        if not _is_expected_host(request):
+            return _text_response(421, "Use the address that the dashboard printed.\n")
+        if request.path not in {"/", "/version"}:
+            return _text_response(404, "The only page is /\n")
+        if request.method not in {"GET", "HEAD"}:
+            return _text_response(405, "Use GET or HEAD.\n", Allow="GET, HEAD")
+        await cached.refresh()
+        if request.path == "/version":
+            return _text_response(200, cached.version)
+        return web.Response(text=cached.page, content_type="text/html", charset="utf-8", headers=_HEADERS)
+
+    return answer
+
+
+def _is_expected_host(request: web.BaseRequest) -> bool:
+    local_address = request.transport.get_extra_info("sockname") if request.transport else None
+    return local_address is not None and request.headers.getall("Host", []) in [
+        [f"{name}:{local_address[1]}"] for name in _NAMES
+    ]
+
+
+def _text_response(status: int, text: str, **more: str) -> web.Response:
+    return web.Response(status=status, text=text, headers={**_HEADERS, **more})

@@ -1,0 +1,1 @@
+"""Checks of settings, lake and connection for `scanlake doctor`."""

@@ -1,0 +1,289 @@
+"""Read-only checks of the lake and its folder. They write nothing and repair nothing."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import duckdb
+
+from pipeline.atomic_files import is_temp_file
+from pipeline.doctor.finding import Finding, from_error, ok, problem, warning
+from pipeline.errors import ExitCode, LakeCorruptedError, ScanlakeError
+from pipeline.formatting import format_bytes, pluralize
+from pipeline.lake.duckdb_errors import short_message
+from pipeline.lake.integrity import missing_or_resized_parts
+from pipeline.lake.layout import LakeLayout, describe_lock_owner
+from pipeline.lake.parts import sha256_file
+from pipeline.lake.reader import LedgerOutdatedError, fetch_dicts, open_catalog, open_ledger_readonly
+from pipeline.lake.retention import list_part_files
+from schemas.timestamps import DAY, SECOND, to_datetime
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pipeline.lake.reader import LedgerReader
+    from pipeline.settings import Settings
+
+_DISK_LIMITS_BYTES: Final = (50_000_000, 1_000_000_000)  # free: below the first an error, below the second a warning
+_STALE_AFTER_SECONDS: Final = 86_400
+_NETWORK_FILE_SYSTEMS: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "9p", "afs"})
+_RUN_CHECK_HINT: Final = "Run `scanlake check`: it finds and repairs the damage."
+_NEXT_RUN_HINT: Final = "Nothing to do: the next run removes the leftovers."
+
+
+def check_permissions(config: Path | None, settings: Settings) -> Iterator[Finding]:
+    """Yield findings for the file modes of the settings file and the token file."""
+    if config is not None:
+        mode = stat.S_IMODE(config.stat().st_mode)
+        if mode & (stat.S_IWGRP | stat.S_IWOTH):
+            message = f"{config}: other users can change the settings (mode {mode:o}) and send the token elsewhere"
+            yield warning("permissions", message, f"chmod go-w {config}")
+        else:
+            yield ok("permissions", f"{config}: mode {mode:o}")
+    if settings.token is None and settings.token_file is not None and settings.token_file.exists():
+        path = settings.token_file
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o077:
+            yield warning("permissions", f"{path}: other users can read the token (mode {mode:o})", f"chmod 600 {path}")
+        else:
+            yield ok("permissions", f"{path}: only its owner can read the token")
+
+
+def check_folder(settings: Settings) -> Iterator[Finding]:
+    """Yield findings for the lake's folder: existence, permissions, file system, disk space."""
+    root = settings.lake.absolute()
+    existing = next((folder for folder in (root, *root.parents) if folder.exists()), Path("/"))
+    if not existing.is_dir():
+        yield problem("folder", f"{existing} is not a folder", "Correct `lake`, or remove the file.", ExitCode.STORAGE)
+        return
+    if not os.access(existing, os.W_OK | os.X_OK):
+        yield problem("folder", f"{existing} cannot be written", "Correct its permissions or owner.", ExitCode.STORAGE)
+    elif existing == root:
+        yield ok("folder", f"{root} can be written")
+    else:
+        yield ok("folder", f"{root} does not exist yet; the first sync creates the folder")
+    kind = _find_file_system(existing)
+    if kind in _NETWORK_FILE_SYSTEMS:
+        message = f"{existing} is on a network file system ({kind}), where locks may not work"
+        yield warning("folder", message, "Write to the lake from one machine only, or move the lake to a local disk.")
+    yield _check_disk_space(existing, root)
+
+
+def check_lake(settings: Settings) -> Iterator[Finding]:
+    """Yield findings for the lock, the ledger, the parts and the catalog of the lake."""
+    layout = LakeLayout(settings.lake.absolute())
+    if not layout.ledger.exists():
+        if layout.catalog.exists() or (layout.root.is_dir() and list_part_files(layout)):
+            yield problem("ledger", "ledger.sqlite is missing", _RUN_CHECK_HINT, ExitCode.DAMAGE)
+        else:
+            yield ok("lake", "the lake is empty")
+        return
+    is_locked = _is_locked(layout)
+    if is_locked:
+        yield ok("lock", f"locked by {describe_lock_owner(layout)}")
+    else:
+        yield ok("lock", "no run holds the lock")
+    try:
+        with open_ledger_readonly(layout) as ledger:
+            yield from _check_ledger(ledger, settings, is_locked=is_locked)
+            yield from _catch_errors("parts", lambda: _check_parts(layout, ledger))
+            yield from _catch_errors("catalog", lambda: _check_catalog(layout, ledger, settings, is_locked=is_locked))
+            if not is_locked:
+                yield from _catch_errors("leftovers", lambda: _check_orphans(layout, ledger))
+    except LedgerOutdatedError as error:
+        yield warning("ledger", error.message, error.hint)
+    except ScanlakeError as error:
+        yield from_error("ledger", error)
+
+
+def _catch_errors(check: str, run_check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """Yield the findings of a check, and an error of the check as a finding."""
+    try:
+        yield from run_check()
+    except ScanlakeError as error:
+        yield from_error(check, error)
+    except duckdb.Error as error:
+        yield problem(check, short_message(error).rstrip("."), _RUN_CHECK_HINT, ExitCode.DAMAGE)
+    except OSError as error:
+        yield problem(
+            check, f"{error.strerror}: {error.filename}", "Correct the permissions of the file.", ExitCode.STORAGE
+        )
+
+
+# The folder
+
+
+def _check_disk_space(existing: Path, root: Path) -> Finding:
+    free = shutil.disk_usage(existing).free
+    message = f"{format_bytes(free)} free"
+    if free < _DISK_LIMITS_BYTES[0]:
+        return problem(
+            "disk", f"only {format_bytes(free)} free", "Free disk space: a sync cannot commit.", ExitCode.STORAGE
+        )
+    parts = sum(path.stat().st_size for path in root.glob("parts/*/*.parquet")) if existing == root else 0
+    if free < max(_DISK_LIMITS_BYTES[1], parts):
+        hint = "Free disk space: a compaction needs as much as the tables take."
+        return warning("disk", f"{message}, and the tables take {format_bytes(parts)}", hint)
+    return ok("disk", message)
+
+
+def _find_file_system(path: Path) -> str:
+    """Return the type of the file system of a path, or "" if the system has no /proc."""
+    try:
+        mounts = [line.split() for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError):
+        return ""
+    resolved = path.resolve()
+    containing = [(mount[1], mount[2]) for mount in mounts if resolved.is_relative_to(mount[1])]
+    return max(containing, key=lambda mount: len(mount[0]), default=("", ""))[1]
+
+
+def _is_locked(layout: LakeLayout) -> bool:
+    """Return whether a run holds the lock. On Linux it takes no lock: that could make a run fail."""
+    if not layout.lock.exists():
+        return False
+    inode = f":{layout.lock.stat().st_ino} "
+    try:
+        return any("FLOCK" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())
+    except OSError:
+        pass  # not Linux: only an attempt to lock shows the state
+    with layout.lock.open("rb") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+# The lake
+
+
+def _check_ledger(ledger: LedgerReader, settings: Settings, *, is_locked: bool) -> Iterator[Finding]:
+    result = ledger.quick_check()
+    if result != "ok":
+        raise LakeCorruptedError(f"ledger.sqlite: {result}", hint=_RUN_CHECK_HINT)
+    files = ledger.count_files()
+    yield ok("ledger", f"intact: {pluralize(files, 'file')}, format {ledger.schema_version()}")
+    properties = ledger.properties
+    source, lang = properties.source, properties.lang
+    if source is not None and settings.base_url is not None and source != settings.base_url:
+        hint = "Use another lake, or run `scanlake sync --accept-new-base-url` if the service has moved."
+        yield problem("source", f"the lake has the files of {source}, not of base_url", hint, ExitCode.USAGE)
+    if source is not None and lang != settings.lang:
+        hint = "Set `lang` to the value of the lake, or use another lake."
+        yield problem("source", f"the lake's texts are in lang {lang!r}, not {settings.lang!r}", hint, ExitCode.USAGE)
+    if (pause := properties.rollback_pause) is not None:
+        message = f"syncs are paused: the lake was rolled back to snapshot {pause['to']}"
+        yield warning("paused", message, "Run `scanlake unpause` to allow syncs.")
+    if not is_locked and (file_ids := properties.purge_in_progress):
+        message = (
+            f"a purge of {pluralize(len(file_ids), 'file')} was not finished: their documents may still be on disk"
+        )
+        yield warning("purge", message, "Run `scanlake publish`: it finishes the purge.")
+    yield from _check_history(ledger, settings, is_locked=is_locked)
+
+
+def _check_history(ledger: LedgerReader, settings: Settings, *, is_locked: bool) -> Iterator[Finding]:
+    run, properties = ledger.last_run(), ledger.properties
+    if run is not None and run.state != "done" and not is_locked:
+        reason = "killed" if run.state == "running" else run.error or run.state
+        yield warning(
+            "last run",
+            f"{run.command} {run.run_id}: {reason}",
+            f"Run `scanlake {run.command}` again: it continues there.",
+        )
+    elif run is not None:
+        yield ok("last run", f"{run.command} {run.run_id}: {run.state}")
+    watermark = properties.watermark
+    if watermark is None:
+        yield warning("watermark", "no sync has finished yet", "Run `scanlake sync`.")
+    else:
+        age = time.time() - watermark
+        message = f"the lake has every update before {to_datetime(watermark * SECOND):%Y-%m-%dT%H:%M:%SZ}"
+        if age > _STALE_AFTER_SECONDS:
+            yield warning("watermark", f"{message}, {age / 86_400:,.1f} days ago", "Schedule `scanlake sync`.")
+        else:
+            yield ok("watermark", message)
+    verified = properties.verified_or_synced_at
+    every = settings.verify_every_days * DAY
+    if every and verified is not None and time.time_ns() // 1_000 - verified > 2 * every:
+        days = (time.time_ns() // 1_000 - verified) / DAY
+        message = f"the last check for deletions was {days:,.0f} days ago"
+        if properties.last_verify_at is None:  # after a rollback, the other instant is no real one
+            message = "deletions are unchecked since the first sync or the last rollback"
+        yield warning("verify", message, "Run `scanlake verify`.")
+    rejects = sum(ledger.count_rejects().values())
+    if rejects:
+        yield warning(
+            "rejects", f"{pluralize(rejects, 'reject')} in meta.rejects", "Query meta.rejects: the next runs try again."
+        )
+
+
+def _check_parts(layout: LakeLayout, ledger: LedgerReader) -> Iterator[Finding]:
+    recorded = ledger.parts()
+    damaged = missing_or_resized_parts(layout, ((part.name, part.bytes) for part in recorded))
+    if damaged:
+        names = f"{damaged[0]}" + (f" and {len(damaged) - 1:,} more" if len(damaged) > 1 else "")
+        yield problem("parts", f"{names}: missing, or of another size", _RUN_CHECK_HINT, ExitCode.DAMAGE)
+    else:
+        yield ok("parts", f"all {len(recorded):,} exist with their size (`scanlake check` reads them)")
+
+
+def _check_catalog(
+    layout: LakeLayout, ledger: LedgerReader, settings: Settings, *, is_locked: bool
+) -> Iterator[Finding]:
+    last = ledger.last_snapshot()
+    if not layout.catalog.exists():
+        if last:
+            yield problem("catalog", "catalog.duckdb is missing", _RUN_CHECK_HINT, ExitCode.DAMAGE)
+        else:
+            yield warning("catalog", "nothing has been published yet", "Run `scanlake sync`.")
+        return
+    with open_catalog(settings) as db:
+        freshness: dict[str, Any] = fetch_dicts(db, "SELECT snapshot, files, reader_root FROM meta.freshness")[0]
+        files = fetch_dicts(db, "SELECT count(*) AS n FROM main.files")[0]["n"]
+    if not is_locked and last and last.sha256 and sha256_file(layout.catalog) != last.sha256:
+        yield problem("catalog", "catalog.duckdb has changed since its publication", _RUN_CHECK_HINT, ExitCode.DAMAGE)
+    elif files != freshness["files"]:
+        message = f"the catalog has {pluralize(files, 'file')}, but meta.freshness has {freshness['files']:,}"
+        yield problem("catalog", message, _RUN_CHECK_HINT, ExitCode.DAMAGE)
+    elif ledger.properties.reader_root is None and not layout.is_same_path(Path(freshness["reader_root"])):
+        message = f"the catalog names parts in {freshness['reader_root']}, but the lake has moved"
+        yield problem("catalog", message, "Run `scanlake publish`.", ExitCode.DAMAGE)
+    else:
+        yield ok(
+            "catalog",
+            f"snapshot {freshness['snapshot']}: {pluralize(freshness['files'], 'file')},"
+            f" read from {freshness['reader_root']}",
+        )
+    has_unpublished = ledger.has_unpublished_commits()
+    if not is_locked and (has_unpublished or last is None or last.snapshot != freshness["snapshot"]):
+        message = "the lake has commits that readers do not see yet"
+        yield warning("catalog", message, "Run `scanlake publish`, or `scanlake sync`.")
+
+
+def _check_orphans(layout: LakeLayout, ledger: LedgerReader) -> Iterator[Finding]:
+    recorded = ledger.part_names()
+    orphans = [path for path in list_part_files(layout) if path.relative_to(layout.root).as_posix() not in recorded]
+    temp_files = [path for path in layout.root.rglob("*") if is_temp_file(path)]
+    leftovers = [*orphans, *temp_files]
+    if leftovers:
+        size = sum(max(0, _file_size(path)) for path in leftovers)
+        message = f"{pluralize(len(leftovers), 'file')} left by a killed run ({format_bytes(size)})"
+        yield warning("leftovers", message, _NEXT_RUN_HINT)
+    log = layout.catalog.with_name(f"{layout.catalog.name}.wal")
+    if log.exists():
+        yield warning("leftovers", f"{log.name}: a session wrote to the catalog", _NEXT_RUN_HINT)
+
+
+def _file_size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1

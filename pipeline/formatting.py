@@ -1,0 +1,105 @@
+"""Text for counts, sizes, durations and instants. Instants are UTC."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+
+UNKNOWN: Final = "-"
+"""Text for a missing number or instant."""
+
+UNIT_SECONDS: Final = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
+
+_MAX_NAME_CHARS: Final = 90
+_BYTE_UNITS: Final = ("bytes", "kB", "MB", "GB", "TB", "PB")
+
+
+def display_name(text: str | None) -> str:
+    """Return a name from the data, shortened to a readable length."""
+    if text is None:
+        return "(none)"
+    if not text.strip():
+        return "(empty)"
+    return truncate(text, _MAX_NAME_CHARS)
+
+
+def truncate(text: str, max_chars: int = 240) -> str:
+    """Return the text, its end replaced by an ellipsis if it is longer than `max_chars`."""
+    return text if len(text) <= max_chars else text[: max_chars - 1] + "…"
+
+
+def format_count(number: float) -> str:
+    """Return a whole number with thousands separators."""
+    return f"{number:,.0f}"
+
+
+def pluralize(number: int, singular: str, plural: str = "") -> str:
+    """Return a count with its noun: 1 file, 2 files."""
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
+
+
+def format_decimal(number: float) -> str:
+    """Return a number with two significant digits below 10, and none after the point above."""
+    return f"{number:,.0f}" if abs(number) >= 10 or number == int(number) else f"{number:.2g}"
+
+
+def format_percent(part: float, total: float) -> str:
+    """Return a percentage. Only exactly nothing is `0 %`, only exactly all is `100 %`."""
+    if not total:
+        return UNKNOWN
+    percent = 100 * part / total
+    if 0 < percent < 0.1:
+        return "< 0.1 %"
+    if 99.9 < percent < 100:
+        return "> 99.9 %"
+    return f"{percent:.0f} %" if percent in {0, 100} else f"{percent:.1f} %"
+
+
+def format_bytes(number: float) -> str:
+    """Return a size in the unit that fits; units are powers of 1,000."""
+    for unit in _BYTE_UNITS[:-1]:
+        if number < 1000:
+            return f"{number:,.0f} {unit}" if unit == "bytes" or number >= 100 else f"{number:,.1f} {unit}"
+        number /= 1000
+    return f"{number:,.1f} {_BYTE_UNITS[-1]}"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration in its two largest units, as settings and options accept it: `1m30s`, `2h`, `1d1h`."""
+    rest = max(0.0, seconds)
+    if rest < 10 and rest != round(rest):
+        return f"{rest:.1f}s"
+    left, parts = round(rest), []
+    for unit, length in UNIT_SECONDS.items():
+        count, left = divmod(left, length)
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts[:2]) or "0s"
+
+
+def format_age(seconds: float) -> str:
+    """Return the distance of an instant from now. The service's clock may be ahead of the local one."""
+    seconds = int(seconds)  # page.js truncates too
+    return (
+        f"{format_duration(-seconds)} ahead of the local clock" if seconds < -60 else f"{format_duration(seconds)} ago"
+    )
+
+
+def format_instant(at: datetime | None) -> str:
+    """Return an instant to the second, with its time zone."""
+    return UNKNOWN if at is None else f"{at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def format_minute(at: datetime | None) -> str:
+    """Return an instant to the minute, for columns whose heading names the time zone."""
+    return UNKNOWN if at is None else f"{at:%Y-%m-%d %H:%M}"
+
+
+def format_csp_hash(text: str) -> str:
+    """Return the source expression that lets a Content-Security-Policy allow an inline style or script."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -1,0 +1,65 @@
+"""The options that every command has, before or after the command's name; the later one wins."""
+
+# Annotations are evaluated here: typer reads them. Hence no `from __future__ import annotations`.
+import os
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Final, Self
+
+import typer
+
+_PANEL: Final = "Global options"
+_TOKEN_PREFIX: Final = "SCANLAKE_TOKEN"  # noqa: S105 - the variable's name, not a token
+_NOT_TOKEN_VARIABLES: Final = frozenset({"SCANLAKE_TOKEN_FILE", "SCANLAKE_TOKEN_LOCATION"})
+
+
+def tokens_in_environment() -> list[str]:
+    """Return the tokens in the environment, of all sources. No command-line argument may contain one."""
+    return [
+        value
+        for name, value in os.environ.items()
+        if name.startswith(_TOKEN_PREFIX) and name not in _NOT_TOKEN_VARIABLES
+    ]
+
+
+def _option(*names: str, help: str, **options: Any) -> Any:  # noqa: A002 - typer's name
+    return typer.Option(*names, help=help, rich_help_panel=_PANEL, show_default=False, **options)
+
+
+def _parse_path(text: str) -> Path:
+    """Refuse an empty path, for example from an unset variable: it would mean the current folder."""
+    if not text.strip():
+        raise typer.BadParameter("is empty; give a path")
+    return Path(text)
+
+
+_PATH_OPTION: Final = {"parser": _parse_path, "metavar": "<path>"}
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalOptions:
+    """Values of the global options; `None`, `False` and 0 mean that an option was not given."""
+
+    config: Annotated[
+        Path | None,
+        _option("--config", help="Settings file. Default: SCANLAKE_CONFIG, or ./scanlake.toml.", **_PATH_OPTION),
+    ] = None
+    source: Annotated[
+        str | None, _option("--source", metavar="NAME", help="Source in the settings file. Default: SCANLAKE_SOURCE.")
+    ] = None
+    lake: Annotated[Path | None, _option("--lake", help="Folder of the lake. Default: ./lake.", **_PATH_OPTION)] = None
+    as_json: Annotated[
+        bool, _option("--json", help="Print one JSON object on stdout; everything else goes to stderr.")
+    ] = False
+    quiet: Annotated[bool, _option("--quiet", "-q", help="No progress; log only warnings and errors.")] = False
+    verbosity: Annotated[int, _option("-v", "--verbose", count=True, help="Log every step.")] = 0
+    log_json: Annotated[bool, _option("--log-json", help="Log JSON lines to stderr.")] = False
+    log_file: Annotated[
+        Path | None,
+        _option("--log-file", help="Also log to this file, as JSON lines with tracebacks.", **_PATH_OPTION),
+    ] = None
+
+    def merged_over(self, outer: Self) -> Self:
+        """Return these options, with the values of `outer` for those that were not given."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(outer, **{name: value for name, value in values.items() if value})

@@ -1,0 +1,125 @@
+"""Meaning of DuckDB's error texts, in one place.
+
+DuckDB has one exception class for many causes, so the text decides. Every text here was seen with DuckDB 2.0, and
+tests/lake/test_duckdb_errors.py provokes or quotes each of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import duckdb
+
+from pipeline.errors import LakeCorruptedError, LakeLockedError, ScanlakeError, StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_RESOURCE_ERRNOS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+_ACCESS_ERRNOS: Final = (errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
+_WRITE_ERROR_WORDS: Final = ("write", "space", "quota", "temporary")
+_LOCK_ERROR_PHRASES: Final = ("Could not set lock", "Conflicting lock")
+_ERROR_KIND_RE: Final = re.compile(r"([A-Za-z]+(?: [A-Za-z]+)*) Error: ")
+_FILE_ERROR_KINDS: Final = frozenset({"IO", "HTTP", "Serialization"})
+_PARQUET_ERROR_RE: Final = re.compile(
+    r"magic bytes|Failed to read file|Footer length|[Pp]arquet (?:file|metadata)|Corrupt database"
+)
+_PATH_RE: Final = re.compile(r"""["'](/[^"']+)["']""")
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of a library's error; its class where it has no text."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def short_message(error: duckdb.Error) -> str:
+    """Return DuckDB's error as one line, without its drawing of the statement."""
+    text = " ".join(str(error).split("\n\nLINE ")[0].split())
+    return text if text.endswith((".", "?", "!")) else f"{text}."
+
+
+def is_interrupt(error: Exception) -> bool:
+    """Return whether Ctrl-C ended a statement. DuckDB raises its own exception or a `RuntimeError`."""
+    return isinstance(error, duckdb.InterruptException) or (
+        isinstance(error, RuntimeError) and "interrupt" in str(error).lower()
+    )
+
+
+def write_error(subject: str, error: duckdb.Error) -> StorageError | None:
+    """Return why DuckDB could not write for `subject`; None if the error is about something else."""
+    text = _PATH_RE.sub("", str(error))  # a folder may be called workspace
+    for number in _RESOURCE_ERRNOS:
+        if os.strerror(number) in text:
+            return StorageError.from_errno(subject, number)
+    if isinstance(error, duckdb.IOException) and any(word in text for word in _WRITE_ERROR_WORDS):
+        return StorageError(f"{subject}: {first_line(error).rstrip('.')}.")
+    return None
+
+
+def classify_read_error(error: duckdb.Error) -> ScanlakeError | None:
+    """Return the error of scanlake for an unreadable file of the lake; None if the statement is wrong.
+
+    `LakeLockedError` while another process has the catalog open for writing, `StorageError` if a file is not
+    accessible, `LakeCorruptedError` if one is missing or damaged.
+    """
+    message = short_message(error)
+    if any(phrase in message for phrase in _LOCK_ERROR_PHRASES):
+        return LakeLockedError(
+            "Another process has the catalog open for writing.", hint="End that session, or open it read-only."
+        )
+    kind = _ERROR_KIND_RE.match(message)
+    # DuckDB reports damaged Parquet files and catalog blocks without a kind, or as invalid input.
+    if (
+        kind
+        and kind[1] not in _FILE_ERROR_KINDS
+        and not (kind[1] == "Invalid Input" and _PARQUET_ERROR_RE.search(message))
+    ):
+        return None
+    if os.strerror(errno.EMFILE) in message:
+        return StorageError(
+            "The lake cannot be read: too many open files.",
+            hint="Allow the process more of them (`ulimit -n 1024`), or run `scanlake compact`.",
+        )
+    path = _PATH_RE.search(message)
+    number = next((number for number in _ACCESS_ERRNOS if os.strerror(number) in message), None)
+    if number is None and path:
+        number = _access_errno(path[1])
+    if number is not None:
+        return StorageError.from_errno(path[1] if path else "The lake", number)
+    without_values = message.partition(': value "')[0].rstrip(".")
+    return LakeCorruptedError(f"The lake cannot be read: {without_values}.")
+
+
+def _access_errno(path: str) -> int | None:
+    """Return why the system refuses access to a file. DuckDB finds no file below a folder it must not search."""
+    try:
+        Path(path).stat()
+    except PermissionError as error:
+        return error.errno
+    except OSError:
+        pass
+    return None
+
+
+@contextmanager
+def translate_duckdb_errors(subject: str, *, reads_parts: bool = False) -> Iterator[None]:
+    """Turn errors about files that DuckDB writes for `subject` into a `StorageError`.
+
+    With `reads_parts` the block also reads the lake's parts: if one is not readable, `LakeCorruptedError` is raised.
+    """
+    try:
+        yield
+    except duckdb.Error as error:
+        if failure := write_error(subject, error):
+            raise failure from error
+        if reads_parts and isinstance(error, duckdb.IOException):
+            message = first_line(error).rstrip(".")
+            raise LakeCorruptedError(f"A part of the lake cannot be read: {message}.") from error
+        if isinstance(error, (duckdb.IOException, duckdb.FatalException, duckdb.OutOfMemoryException)):
+            raise StorageError(f"{subject}: {first_line(error).rstrip('.')}.") from error
+        raise

@@ -1,0 +1,322 @@
+"""Queries on the ledger, for the writer (`Ledger`) and for read-only access (`LedgerReader`)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Final
+
+from pipeline.lake.models import (
+    DeletedFileRecord,
+    FileVersionRecord,
+    LakeProperties,
+    Part,
+    PartTotals,
+    RefetchRecord,
+    RetiredPart,
+    RunRecord,
+    SnapshotRecord,
+    VerificationRecord,
+)
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Collection, Iterator, Sequence
+
+    from pipeline.lake.models import Coverage
+
+_DERIVED_TABLES: Final = ("part", "superseded_version", "file_version")
+_HISTORY_TABLES: Final = frozenset({"run", "read_window", "verification"})
+_MAX_HISTORY_ROWS: Final = 1_000
+_MAX_IDS: Final = 10_000  # ids in one statement; SQLite allows 32,766 parameters
+_PAGE_ROWS: Final = 50_000
+_ALL_COMMITS: Final = (0, 2**63 - 1)
+
+
+class LedgerQueries(ABC):
+    """Named queries. Subclasses execute the SQL."""
+
+    @abstractmethod
+    def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[sqlite3.Row]:
+        """Return the rows of a query."""
+
+    def count(self, sql: str, parameters: Sequence[Any] = ()) -> int:
+        """Return the only number of a query; 0 for NULL."""
+        return int(self.query(sql, parameters)[0][0] or 0)
+
+    def _select(self, record: type[Any], source: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """Return records from the columns with the names of their fields; flags become bool."""
+        names = [field.name for field in fields(record)]
+        flags = [field.name for field in fields(record) if field.type == "bool"]
+        rows = self.query(f"SELECT {', '.join(names)} FROM {source}", parameters)
+        return [record(**{**dict(row), **{flag: bool(row[flag]) for flag in flags}}) for row in rows]
+
+    def quick_check(self) -> str:
+        """Return "ok", or what SQLite reports as the first damage."""
+        return str(self.query("PRAGMA quick_check(1)")[0][0])
+
+    def schema_version(self) -> int:
+        """Return the schema version of the ledger."""
+        return self.count("PRAGMA user_version")
+
+    @property
+    def properties(self) -> LakeProperties:
+        """The properties of the lake, as stored now."""
+        rows = self.query("SELECT name, value FROM lake_property")
+        return LakeProperties.from_rows({row["name"]: row["value"] for row in rows})
+
+    # Files
+
+    def file_versions(self, file_ids: Sequence[int]) -> dict[int, FileVersionRecord]:
+        """Return the latest versions of some files, by id."""
+        versions: dict[int, FileVersionRecord] = {}
+        for start in range(0, len(file_ids), _MAX_IDS):
+            chunk = list(file_ids[start : start + _MAX_IDS])
+            source = f"file_version WHERE file_id IN ({_marks(chunk)})"
+            versions |= {record.file_id: record for record in self._select(FileVersionRecord, source, chunk)}
+        return versions
+
+    def file_ids_of_commit(self, seq: int, file_ids: Sequence[int]) -> set[int]:
+        """Return those of the files whose rows of this commit are in the parts: current ones and superseded ones."""
+        marks = _marks(file_ids)
+        rows = self.query(
+            f"SELECT file_id FROM file_version WHERE commit_seq = ? AND file_id IN ({marks})"
+            f" UNION SELECT file_id FROM superseded_version WHERE commit_seq = ? AND file_id IN ({marks})",
+            (seq, *file_ids, seq, *file_ids),
+        )
+        return {row["file_id"] for row in rows}
+
+    def count_file_versions(self) -> int:
+        """Return the number of files that the lake has ever had, with deleted ones."""
+        return self.count("SELECT count(*) FROM file_version")
+
+    def count_files(self) -> int:
+        """Return the number of files that are not deleted."""
+        return self.count_file_versions() - self.count_deleted_files()  # both by an index
+
+    def count_deleted_files(self) -> int:
+        """Return the number of files that are deleted in the service."""
+        return self.count("SELECT count(*) FROM file_version WHERE deleted")
+
+    def iter_files(self) -> Iterator[tuple[int, int | None]]:
+        """Yield every file that is not deleted, by id: (id, updated_at)."""
+        last = -(2**63)
+        while True:
+            rows = self.query(
+                "SELECT file_id, updated_at FROM file_version WHERE file_id > ? AND NOT deleted"
+                " ORDER BY file_id LIMIT ?",
+                (last, _PAGE_ROWS),
+            )
+            yield from ((row["file_id"], row["updated_at"]) for row in rows)
+            if not rows:
+                return
+            last = rows[-1]["file_id"]
+
+    def file_commit_seqs(self, span: tuple[int, int] | None = None) -> list[tuple[int, int]]:
+        """Return (file id, commit) of the files that are not deleted, by commit; of all commits or of a span."""
+        rows = self.query(
+            "SELECT file_id, commit_seq FROM file_version WHERE NOT deleted AND commit_seq BETWEEN ? AND ?"
+            " ORDER BY commit_seq, file_id",
+            span or _ALL_COMMITS,
+        )
+        return [(row["file_id"], row["commit_seq"]) for row in rows]
+
+    def deleted_files(self, span: tuple[int, int] | None = None) -> list[DeletedFileRecord]:
+        """Return the deleted files, by id; of all commits or of a span."""
+        rows = self.query(
+            "SELECT file_id, commit_seq, updated_at, v.run_id,"
+            " coalesce(run.ended_at, run.started_at, fetched_at) AS detected_at"
+            " FROM file_version AS v LEFT JOIN run USING (run_id) WHERE deleted AND commit_seq BETWEEN ? AND ?"
+            " ORDER BY file_id",
+            span or _ALL_COMMITS,
+        )
+        return [DeletedFileRecord(**dict(row)) for row in rows]
+
+    def newest_update(self) -> int | None:
+        """Return the newest update time of a file."""
+        newest = self.query("SELECT max(updated_at) FROM file_version")[0][0]
+        return None if newest is None else int(newest)
+
+    def has_versions_since(self, seq: int) -> bool:
+        """Return whether files were added, changed or deleted after a commit."""
+        return bool(self.query("SELECT 1 FROM file_version WHERE commit_seq > ? LIMIT 1", (seq,)))
+
+    def superseded_versions(self, seqs: Collection[int]) -> set[tuple[int, int]]:
+        """Return the superseded versions of some commits whose rows parts still have: (file id, commit)."""
+        rows = self.query(
+            f"SELECT file_id, commit_seq FROM superseded_version WHERE commit_seq IN ({_marks(seqs)})", list(seqs)
+        )
+        return {(row["file_id"], row["commit_seq"]) for row in rows}
+
+    def superseded_columns(self, span: tuple[int, int] | None = None) -> tuple[list[int], list[int]]:
+        """Return the superseded versions whose rows parts still have: their file ids and their commits."""
+        rows = self.query(
+            "SELECT file_id, commit_seq FROM superseded_version WHERE commit_seq BETWEEN ? AND ?"
+            " ORDER BY commit_seq, file_id",
+            span or _ALL_COMMITS,
+        )
+        return [row[0] for row in rows], [row[1] for row in rows]  # by index: there may be many
+
+    def refetch_requests(self) -> list[RefetchRecord]:
+        """Return the files that the next run fetches again: rejected ones, then queued ones."""
+        rows = self.query(
+            "SELECT reject.file_id, updated_at, document, is_list_item FROM reject"
+            " LEFT JOIN refetch_queue USING (file_id) WHERE reject.file_id IS NOT NULL ORDER BY reject.file_id"
+        )
+        rows += self.query(
+            "SELECT file_id, updated_at, NULL AS document, 0 AS is_list_item FROM refetch_queue"
+            " WHERE file_id NOT IN (SELECT file_id FROM reject WHERE file_id IS NOT NULL)"
+        )
+        return [
+            RefetchRecord(row["file_id"], row["updated_at"], row["document"], bool(row["is_list_item"])) for row in rows
+        ]
+
+    def count_refetch_requests(self) -> int:
+        """Return the number of files that are rejected or queued; a file may be both."""
+        rejected = self.count("SELECT count(*) FROM reject WHERE file_id IS NOT NULL")
+        return rejected + self.count("SELECT count(*) FROM refetch_queue")
+
+    def count_rejects(self, run_id: str | None = None) -> dict[str, int]:
+        """Return the number of rejects by reason, most frequent first; of all runs or of one."""
+        rows = self.query(
+            "SELECT reason, count(*) AS n FROM reject WHERE run_id = ?1 OR ?1 IS NULL"
+            " GROUP BY reason ORDER BY n DESC, reason",
+            (run_id,),
+        )
+        return {row["reason"]: row["n"] for row in rows}
+
+    def definitions(self) -> dict[str, int]:
+        """Return the workflow definitions of the lake: {content hash: commit}."""
+        rows = self.query("SELECT hash, commit_seq FROM definition")
+        return {row["hash"]: row["commit_seq"] for row in rows}
+
+    def coverage(self) -> Coverage:
+        """Return the spans of update time, in seconds, that the lake has completely."""
+        rows = self.query(
+            "SELECT start_second, end_second FROM coverage ORDER BY start_second IS NOT NULL, start_second"
+        )
+        return tuple((row["start_second"], row["end_second"]) for row in rows)
+
+    def wide_columns(self) -> dict[tuple[str, str], int]:
+        """Return how often each field name and question occurs: {(table, name): count}."""
+        rows = self.query("SELECT table_name, name, occurrences FROM wide_view_column")
+        return {(row["table_name"], row["name"]): row["occurrences"] for row in rows}
+
+    # Parts
+
+    def parts(self) -> list[Part]:
+        """Return the parts with current rows, oldest first."""
+        return self._select(Part, "part ORDER BY first_commit_seq, name")
+
+    def parts_with_superseded_rows(self) -> frozenset[str]:
+        """Return the names of the parts with rows of superseded versions."""
+        rows = self.query(
+            "SELECT name FROM part WHERE EXISTS (SELECT 1 FROM superseded_version AS s"
+            " WHERE s.commit_seq BETWEEN part.first_commit_seq AND part.last_commit_seq)"
+        )
+        return frozenset(row["name"] for row in rows)
+
+    def part_groups(self, *, without: str) -> list[tuple[int, int, int, int]]:
+        """Return (first commit, last commit, files, superseded versions) of the parts of each span, oldest first.
+
+        Parts of the table `without` are left out.
+        """
+        rows = self.query(
+            "SELECT first_commit_seq, last_commit_seq, sum(CASE table_name WHEN 'files' THEN row_count ELSE 0 END),"
+            " (SELECT count(*) FROM superseded_version AS s"
+            " WHERE s.commit_seq BETWEEN part.first_commit_seq AND part.last_commit_seq)"
+            " FROM part WHERE table_name <> ? GROUP BY first_commit_seq, last_commit_seq ORDER BY first_commit_seq",
+            (without,),
+        )
+        return [(row[0], row[1], row[2], row[3]) for row in rows]
+
+    def row_counts(self, *, since_seq: int) -> dict[str, int]:
+        """Return the number of rows by table in the parts that begin at a commit or later."""
+        rows = self.query(
+            "SELECT table_name, sum(row_count) AS n FROM part WHERE first_commit_seq >= ?"
+            " GROUP BY table_name ORDER BY table_name",
+            (since_seq,),
+        )
+        return {row["table_name"]: row["n"] for row in rows}
+
+    def retired_parts(self) -> list[RetiredPart]:
+        """Return the retired parts, oldest first.
+
+        A part is retired before the next catalog exists, by a full compaction or a killed run. Until then readers
+        still open the former one, so the retention of the part begins with that catalog.
+        """
+        rows = self.query(
+            "SELECT name, last_snapshot, max(retired_at, coalesce((SELECT min(published_at) FROM snapshot"
+            " WHERE state = 'published' AND snapshot > last_snapshot), retired_at)) AS since"
+            " FROM retired_part ORDER BY since, name"
+        )
+        return [RetiredPart(row["name"], row["since"], row["last_snapshot"]) for row in rows]
+
+    def part_totals(self) -> dict[str, PartTotals]:
+        """Return rows, bytes and number of the parts by table."""
+        rows = self.query(
+            "SELECT table_name, sum(row_count) AS rows, sum(bytes) AS bytes, count(*) AS parts"
+            " FROM part GROUP BY table_name"
+        )
+        return {row["table_name"]: PartTotals(row["rows"], row["bytes"], row["parts"]) for row in rows}
+
+    def part_names(self) -> set[str]:
+        """Return the names of all parts, with retired ones."""
+        return {row["name"] for row in self.query("SELECT name FROM part UNION ALL SELECT name FROM retired_part")}
+
+    # Runs and snapshots
+
+    def recent_runs(self, limit: int) -> list[RunRecord]:
+        """Return the latest runs, newest first."""
+        return self._select(RunRecord, "run ORDER BY started_at DESC, rowid DESC LIMIT ?", (limit,))
+
+    def last_run(self) -> RunRecord | None:
+        """Return the latest run; None before the first."""
+        return next(iter(self.recent_runs(1)), None)
+
+    def last_verification(self) -> VerificationRecord | None:
+        """Return the result of the latest verify; None before the first."""
+        rows = self._select(VerificationRecord, "verification ORDER BY verified_at DESC LIMIT 1")
+        return rows[0] if rows else None
+
+    def last_snapshot(self) -> SnapshotRecord | None:
+        """Return the snapshot that readers see; None before the first."""
+        rows = self._select(SnapshotRecord, "snapshot WHERE state = 'published' ORDER BY snapshot DESC LIMIT 1")
+        return rows[0] if rows else None
+
+    def snapshot_hashes(self) -> dict[int, str | None]:
+        """Return the hashes of the snapshot files, by number; None where it is not known."""
+        return {row["snapshot"]: row["sha256"] for row in self.query("SELECT snapshot, sha256 FROM snapshot")}
+
+    def next_snapshot(self) -> int:
+        """Return the number of the next snapshot."""
+        return self.count("SELECT coalesce(max(snapshot), 0) + 1 FROM snapshot")
+
+    def next_commit_seq(self) -> int:
+        """Return the number of the next commit. A number is never used twice."""
+        return self.properties.next_commit_seq
+
+    def has_unpublished_commits(self) -> bool:
+        """Return whether the newest catalog lacks a commit."""
+        last = self.last_snapshot()
+        return last is None or last.commit_seq < self.next_commit_seq() - 1
+
+    def list_purged_files(self) -> set[int]:
+        """Return the ids of all files that were ever purged."""
+        return {row["file_id"] for row in self.query("SELECT DISTINCT file_id FROM purge")}
+
+    def rows_to_embed(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield (table, row) of the small tables, and of histories the newest rows: a rebuild needs them."""
+        tables = self.query("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
+        for name in sorted({row["name"] for row in tables}.difference(_DERIVED_TABLES)):
+            newest = f" ORDER BY rowid DESC LIMIT {_MAX_HISTORY_ROWS}" if name in _HISTORY_TABLES else ""
+            yield from ((name, dict(row)) for row in self.query(f"SELECT * FROM {name}{newest}"))
+
+    def unstable_files(self) -> list[int]:
+        """Return the ids of the files whose content may change under the same update time."""
+        rows = self.query("SELECT file_id FROM file_version WHERE is_stable = 0 AND deleted = 0")
+        return [row["file_id"] for row in rows]
+
+
+def _marks(values: Collection[object]) -> str:
+    return ",".join("?" * len(values))

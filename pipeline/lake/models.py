@@ -1,0 +1,245 @@
+"""Rows of the ledger as frozen values. Instants are microseconds since 1970 UTC unless a field is named in seconds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
+
+    from schemas.file_versions import FileVersion, Reject, Tombstone
+
+Coverage = tuple[tuple[int | None, int | None], ...]
+"""Disjoint spans of update time in whole seconds, from the first on; None is no bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A write-once Parquet file: its path below the lake's folder, its commits, its size and its hash."""
+
+    name: str
+    table_name: str
+    first_commit_seq: int
+    last_commit_seq: int
+    row_count: int
+    bytes: int
+    sha256: str
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First and last commit."""
+        return self.first_commit_seq, self.last_commit_seq
+
+
+class PartTotals(NamedTuple):
+    """Size of a table's parts."""
+
+    rows: int
+    bytes: int
+    parts: int
+
+
+class RetiredPart(NamedTuple):
+    """A part without current rows. `since`: from then on, readers open no catalog that names it."""
+
+    name: str
+    since: int
+    last_snapshot: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run, as in meta.runs. None means not known yet."""
+
+    run_id: str
+    command: str
+    version: str
+    started_at: int
+    state: str = "running"
+    ended_at: int | None = None
+    watermark: int | None = None
+    files_listed: int = 0
+    details_fetched: int = 0
+    files_skipped: int = 0
+    files_deleted: int = 0
+    rejects: int = 0
+    requests_list: int = 0
+    requests_detail: int = 0
+    retries: int = 0
+    seconds: float = 0.0
+    snapshot: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileVersionRecord:
+    """The latest version of a file."""
+
+    file_id: int
+    commit_seq: int
+    deleted: bool
+    updated_at: int | None
+    fetched_at: int
+    digest: bytes
+    fetch_signature: str
+    is_stable: bool
+    instance_id: int | None
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationRecord:
+    """Result of a verify: counts of files, and as JSON the ids that differed (the first of each kind)."""
+
+    run_id: str
+    verified_at: int
+    mode: str
+    consistent: bool
+    watermark: int | None
+    files_in_service: int
+    files_in_lake: int
+    missing: int
+    stale: int
+    deleted: int
+    unlisted: int
+    changed_meanwhile: int
+    details_checked: int
+    details_differing: int
+    unproven_windows: int
+    ids: str
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRecord:
+    """A published state of the lake. `commit_seq` is its last commit; `sha256` the hash of its file, if known."""
+
+    snapshot: int
+    published_at: int
+    run_id: str
+    complete: bool
+    commit_seq: int
+    files: int
+    watermark: int | None
+    sha256: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRecord:
+    """A window that was read completely. Seconds since 1970; None is no bound."""
+
+    start: int | None
+    end: int | None
+    listed_at: int
+    files: int
+    is_consistent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RefetchRecord:
+    """A file that the next run fetches again; with its document if it was rejected."""
+
+    file_id: int
+    updated_at: int | None
+    document: bytes | None
+    is_list_item: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedFileRecord:
+    """A deleted file; `detected_at` is the end of the run that found it deleted, as far as known."""
+
+    file_id: int
+    commit_seq: int
+    updated_at: int | None
+    run_id: str
+    detected_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Everything that one transaction makes current together.
+
+    `rows` are tables still to be written, `parts` are on disk. `digests` of the list items go with `versions`, in
+    order; `wide_column_counts` with `parts`; both are computed if None. `resolved_files` need no further refetch,
+    `refetch` lists files for the next run: (id, updated_at).
+    """
+
+    commit_seq: int
+    run_id: str
+    at: int
+    versions: Sequence[FileVersion] = ()
+    rows: Mapping[str, pa.Table] | None = None
+    parts: Sequence[Part] | None = None
+    digests: Sequence[bytes] | None = None
+    wide_column_counts: Mapping[tuple[str, str], int] | None = None
+    tombstones: Sequence[Tombstone] = ()
+    rejects: Sequence[Reject] = ()
+    resolved_files: Sequence[int] = ()
+    refetch: Sequence[tuple[int, int | None]] = ()
+    drift: Mapping[tuple[str, str, str], int] | None = None
+    definitions: Sequence[str] = ()
+    windows: Sequence[WindowRecord] = ()
+    coverage: Sequence[tuple[int | None, int | None]] | None = None
+
+
+class RollbackPause(TypedDict):
+    """Why syncing is paused: the lake shows snapshot `to` again, as the new snapshot `snapshot`."""
+
+    to: int
+    snapshot: int
+
+
+@dataclass(frozen=True, slots=True)
+class LakeProperties:
+    """Facts about the lake as a whole. `watermark` is in seconds; other instants are in microseconds."""
+
+    next_commit_seq: int = 1  # a number is never used twice
+    source: str | None = None  # base URL of the service
+    lang: str | None = None
+    identity: Literal["id", "file_id"] = "id"  # key of a file: "id", or "file_id" once several instances share an id
+    watermark: int | None = None
+    lookback_due: bool = False  # the next sync reads the lookback window again
+    unverified_since: int | None = None  # the first sync; a rollback makes a verify due at once
+    last_verify_at: int | None = None
+    deep_position: int = 0  # bucket of files with which the next deep verify begins
+    learned_limits: dict[str, Any] | None = None  # rate and concurrency, for the next run's rate limiter
+    reader_root: str | None = None  # as set by the user; None: the lake's folder
+    published_root: str | None = None  # reader root of the newest catalog
+    purge_in_progress: tuple[int, ...] | None = None  # file ids; committed, but the old files may still exist
+    rollback_pause: RollbackPause | None = None
+
+    @property
+    def verified_or_synced_at(self) -> int | None:
+        """When the lake last equalled the service's whole list: the last verify, else the first sync."""
+        return self.last_verify_at or self.unverified_since
+
+    @classmethod
+    def from_rows(cls, rows: Mapping[str, str]) -> LakeProperties:
+        """Return the properties from their JSON texts. Names of other versions are ignored."""
+        values = {field.name: json.loads(rows[field.name]) for field in fields(cls) if field.name in rows}
+        if values.get("purge_in_progress") is not None:
+            values["purge_in_progress"] = tuple(values["purge_in_progress"])
+        return cls(**values)
+
+
+class PropertyChanges(TypedDict, total=False):
+    """Properties to store; see `LakeProperties`. None deletes a property."""
+
+    next_commit_seq: int
+    source: str
+    lang: str | None
+    identity: Literal["id", "file_id"]
+    watermark: int | None
+    lookback_due: bool
+    unverified_since: int
+    last_verify_at: int | None
+    deep_position: int
+    learned_limits: dict[str, Any]
+    reader_root: str | None
+    published_root: str
+    purge_in_progress: Sequence[int] | None
+    rollback_pause: RollbackPause | None

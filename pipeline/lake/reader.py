@@ -1,0 +1,219 @@
+"""Read access to a lake: the published catalog as analysts see it, and the ledger without changing it."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import quote
+
+import duckdb
+
+from pipeline.errors import LakeCorruptedError, RunInterrupted, ScanlakeError, SettingsError
+from pipeline.lake.duckdb_errors import classify_read_error, is_interrupt, short_message
+from pipeline.lake.ledger_queries import LedgerQueries
+from pipeline.lake.migrations import check_not_newer
+from pipeline.lake.sql import sql_literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from pipeline.lake.layout import LakeLayout
+    from pipeline.settings import Settings
+
+
+CATALOG: Final = "catalog.duckdb"
+_PARTS: Final = "parts"
+_INTERRUPT_INTERVAL_SECONDS: Final = 0.05
+_Result = TypeVar("_Result")
+
+
+# Catalog
+
+
+def has_catalog(settings: Settings) -> bool:
+    """Return whether a catalog has been published."""
+    return (settings.lake / CATALOG).is_file()
+
+
+@contextmanager
+def open_catalog(settings: Settings, *, writes: Path | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open the published catalog read-only. SQL can access the lake's own files and nothing else.
+
+    `writes` is a folder below which scanlake's own statements may write. Raises `SettingsError` if there is no lake,
+    and the errors of `classify_read_error` if the catalog or, during the block, a part is not readable.
+    """
+    path = (settings.lake / CATALOG).absolute()
+    if not path.is_file():
+        raise SettingsError(f"No lake at {settings.lake}.", hint="Run `scanlake sync` first, or correct --lake.")
+    try:
+        connection = duckdb.connect(str(path), read_only=True)
+    except duckdb.Error as error:
+        raise _open_error(path, error) from error
+    with connection, tempfile.TemporaryDirectory(prefix="scanlake-") as spill:
+        lake = path.parent
+        reader_root = _reader_root_of(connection)
+        parts_root = lake if reader_root is None or _has_own_parts(lake, reader_root) else reader_root
+        if reader_root is not None and parts_root != reader_root:
+            _redirect_part_paths(connection, reader_root, parts_root)
+        _restrict_access(connection, {lake, lake.resolve(), parts_root, *filter(None, [writes])}, spill)
+        with _translate_reader_errors(parts_root):
+            yield connection
+
+
+@contextmanager
+def _translate_reader_errors(parts_root: Path) -> Iterator[None]:
+    try:
+        yield
+    except (duckdb.Error, RuntimeError) as error:
+        if is_interrupt(error):
+            raise RunInterrupted("Interrupted.", hint="Run the command again.") from None
+        failure = classify_read_error(error) if isinstance(error, duckdb.Error) else None
+        if failure is None:
+            raise
+        if isinstance(failure, LakeCorruptedError) and not parts_root.is_dir():
+            raise LakeCorruptedError(
+                f"The lake was published under {parts_root}, which does not exist.",
+                hint="If it was moved, run `scanlake publish`.",
+            ) from error
+        raise failure from error
+
+
+def run_interruptibly(connection: duckdb.DuckDBPyConnection, work: Callable[[], _Result]) -> _Result:
+    """Run `work` in a worker thread, so that Ctrl-C can interrupt DuckDB from the main thread."""
+    with ThreadPoolExecutor(1) as thread:
+        result = thread.submit(work)
+        try:
+            return result.result()
+        except KeyboardInterrupt:
+            while not result.done():  # repeatedly, because an interrupt between two statements has no effect
+                connection.interrupt()
+                wait([result], timeout=_INTERRUPT_INTERVAL_SECONDS)
+            raise RunInterrupted("Interrupted.", hint="Run the command again.") from None
+
+
+def fetch_dicts(connection: duckdb.DuckDBPyConnection, sql: str, *values: Any) -> list[dict[str, Any]]:
+    """Return the rows of one of scanlake's own queries, each as a mapping from column to value."""
+    try:
+        result = connection.execute(sql, values)
+    except (duckdb.CatalogException, duckdb.BinderException) as error:
+        raise LakeCorruptedError(
+            f"The catalog has other columns than this version of scanlake: {short_message(error)}",
+            hint="Run `scanlake sync` to publish it again.",
+        ) from error
+    names = [column[0] for column in result.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+
+
+def _reader_root_of(connection: duckdb.DuckDBPyConnection) -> Path | None:
+    """Return the folder below which the catalog finds its parts; None if the catalog has no such entry."""
+    try:
+        row = connection.execute("SELECT reader_root FROM meta.freshness").fetchone()
+    except duckdb.Error as error:
+        if failure := classify_read_error(error):
+            raise failure from error
+        return None
+    return Path(row[0]) if row and row[0] else None
+
+
+def _has_own_parts(lake: Path, reader_root: Path) -> bool:
+    """Return whether the parts are in the lake's folder, although the catalog names another one.
+
+    A lake that was moved or copied, or is mounted here under another path, has its own parts beside its catalog.
+    A catalog without parts beside it was copied alone: its parts are below the folder that it names.
+    """
+    if not (lake / _PARTS).is_dir():
+        return False
+    try:
+        return not reader_root.samefile(lake)
+    except OSError:
+        return True
+
+
+def _redirect_part_paths(connection: duckdb.DuckDBPyConnection, reader_root: Path, lake: Path) -> None:
+    """Shadow the function that the views read with, so that they find their parts in the lake's folder.
+
+    Only this connection has the macro. For every other client a moved lake must be published again.
+    """
+    old, new = sql_literal(f"{reader_root}/"), sql_literal(f"{lake}/")
+    paths = f"list_transform(paths, lambda path: replace(path, {old}, {new}))"
+    macro = f"read_parquet(paths, union_by_name := true) AS TABLE FROM system.main.parquet_scan({paths},"
+    connection.execute(f"CREATE TEMP MACRO {macro} union_by_name := true)")
+
+
+def _restrict_access(connection: duckdb.DuckDBPyConnection, folders: set[Path], spill: str) -> None:
+    """Allow SQL to read the folders and to spill large sorts; SQL cannot undo the restriction."""
+    allowed = ", ".join(sql_literal(f"{folder}/") for folder in sorted(folders))
+    for statement in (
+        f"SET temp_directory = {sql_literal(spill)}",
+        f"SET allowed_directories = [{allowed}]",
+        "SET enable_progress_bar = false",  # DuckDB prints it to standard output when that is a terminal
+        "SET autoinstall_known_extensions = false",
+        "SET enable_external_access = false",
+        "SET TimeZone = 'UTC'",
+        "SET lock_configuration = true",
+    ):
+        connection.execute(statement)
+
+
+def _open_error(path: Path, error: duckdb.Error) -> ScanlakeError:
+    failure = classify_read_error(error)
+    if failure is not None and not isinstance(failure, LakeCorruptedError):
+        return failure
+    wal = path.with_name(f"{path.name}.wal")
+    if wal.exists():
+        return LakeCorruptedError(
+            f"A session that wrote to the catalog left {wal.name}.",
+            hint=f"Remove {wal}, or run `scanlake sync`, which removes it.",
+        )
+    return LakeCorruptedError(f"The catalog cannot be opened: {short_message(error)}")
+
+
+# Ledger
+
+
+class LedgerOutdatedError(ScanlakeError):
+    """The ledger has an older schema version, without a table or column that is needed."""
+
+    default_hint = "Run `scanlake sync`, which migrates the ledger."
+
+
+class LedgerReader(LedgerQueries):
+    """A ledger opened read-only. Raises `LakeCorruptedError` if SQLite cannot read it."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[sqlite3.Row]:
+        """Return the rows of a query."""
+        try:
+            return self._db.execute(sql, parameters).fetchall()
+        except sqlite3.DatabaseError as error:
+            if str(error).startswith("no such"):  # table or column: a reader must not add it
+                raise LedgerOutdatedError(f"The ledger has an older schema: {error}.") from error
+            hint = "Run `scanlake check`, which rebuilds the ledger."
+            raise LakeCorruptedError(f"ledger.sqlite: {error}.", hint=hint) from error
+
+
+@contextmanager
+def open_ledger_readonly(layout: LakeLayout) -> Iterator[LedgerReader]:
+    """Open the lake's ledger without locking or changing it.
+
+    Raises `LakeCorruptedError`, and `SettingsError` if a newer scanlake wrote it.
+    """
+    # A log beside the ledger belongs to a process that writes or was killed, and must be read too. Without one the
+    # ordinary way to open the ledger would leave an empty log.
+    has_log = layout.ledger.with_name(f"{layout.ledger.name}-wal").exists()
+    mode = "mode=ro" if has_log else "mode=ro&immutable=1"
+    try:
+        db = sqlite3.connect(f"file:{quote(str(layout.ledger))}?{mode}", uri=True, timeout=10)
+    except sqlite3.Error as error:
+        raise LakeCorruptedError(f"ledger.sqlite: {error}.") from error
+    with closing(db):
+        db.row_factory = sqlite3.Row
+        ledger = LedgerReader(db)
+        check_not_newer(ledger.schema_version())
+        yield ledger

@@ -1,0 +1,104 @@
+"""Relocation of kept snapshots after the lake's folder, as readers see it, has changed.
+
+The views of a snapshot name parts by absolute paths. They are rewritten in a copy, which then replaces the snapshot
+by a rename. A reader that has the snapshot open keeps the old file.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import duckdb
+import structlog
+
+from pipeline.lake.duckdb import bind_empty_read_parquet
+from pipeline.lake.duckdb_errors import first_line
+from pipeline.lake.layout import write_read_only
+from pipeline.lake.parts import sha256_file
+from pipeline.lake.retention import list_snapshots
+from pipeline.lake.sql import sql_comment, sql_literal
+from schemas.tables import COMMIT_SEQ_COLUMN, WORKFLOW_STEPS, WORKFLOWS
+
+if TYPE_CHECKING:
+    from pipeline.lake.layout import LakeLayout
+    from pipeline.lake.ledger import Ledger
+
+_HISTORY: Final = "file_history"
+_RAW: Final = {
+    "list_item": "BLOB",
+    "detail": "BLOB",
+    COMMIT_SEQ_COLUMN: "BIGINT",
+    "_fetched_at": "TIMESTAMP",
+    "_run_id": "VARCHAR",
+}
+_log = structlog.get_logger()
+
+
+def relocate_snapshots(layout: LakeLayout, ledger: Ledger, reader_root: Path) -> int:
+    """Make every kept snapshot read its parts below `reader_root`. Return the number of changed snapshots.
+
+    A snapshot that cannot be read stays as it is; `scanlake check` names it.
+    """
+    changed = 0
+    for number, path in list_snapshots(layout):
+        try:
+            former = _reader_root_of(path)
+            if former in {None, reader_root}:
+                continue
+            ledger.set_snapshot_hash(number, None)  # a check during the change must not report damage
+            status = path.stat()
+            with write_read_only(path) as temp:
+                shutil.copyfile(path, temp)
+                _rewrite_views(temp, former, reader_root)
+                os.utime(temp, ns=(status.st_atime_ns, status.st_mtime_ns))  # its retention goes on
+        except duckdb.Error as error:
+            _log.warning("snapshot.relocation_failed", snapshot=number, error=first_line(error))
+            continue
+        ledger.set_snapshot_hash(number, sha256_file(path))
+        changed += 1
+    return changed
+
+
+def _reader_root_of(path: Path) -> Path | None:
+    with duckdb.connect(str(path), read_only=True) as db:
+        rows = db.execute("SELECT reader_root FROM meta.freshness").fetchall()
+    return Path(rows[0][0]) if rows and rows[0][0] else None
+
+
+def _rewrite_views(path: Path, former: Path | None, reader_root: Path) -> None:
+    """Rewrite the views that name parts, with their comments."""
+    before, after = (sql_literal(f"{root}/")[:-1] for root in (former, reader_root))
+    with duckdb.connect(str(path)) as db:
+        db.execute("BEGIN")
+        views = db.execute(
+            "SELECT view_name, sql, comment FROM duckdb_views() WHERE NOT internal AND schema_name = 'main'"
+        ).fetchall()
+        columns = {name: _columns(db, name) for name, _, _ in views}
+        for name, sql, comment in views:
+            if before not in sql:
+                continue
+            bind_empty_read_parquet(db, _part_columns(name, columns))
+            db.execute(sql.replace("CREATE VIEW", "CREATE OR REPLACE VIEW", 1).replace(before, after))
+            texts = [(column, text or "") for column, _, text in columns[name]]
+            db.execute(sql_comment("VIEW", f"main.{name}", comment or "", texts))
+        db.execute("UPDATE meta._freshness SET reader_root = ?", [str(reader_root)])
+        db.execute("COMMIT")
+
+
+def _columns(db: duckdb.DuckDBPyConnection, view: str) -> list[tuple[str, str, str]]:
+    return db.execute(
+        "SELECT column_name, data_type, comment FROM duckdb_columns() WHERE schema_name = 'main' AND table_name = ?"
+        " AND NOT internal ORDER BY column_index",
+        [view],
+    ).fetchall()
+
+
+def _part_columns(view: str, columns: dict[str, list[tuple[str, str, str]]]) -> dict[str, str]:
+    """Return the columns of the parts that a view reads, as {name: SQL type}."""
+    shape = {name: kind for name, kind, _ in columns[view]}
+    if view == WORKFLOW_STEPS.name:  # which looks into workflows
+        shape = {name: kind for name, kind, _ in columns.get(WORKFLOWS.name, [])} | shape
+    return shape | (_RAW if view == _HISTORY else {COMMIT_SEQ_COLUMN: "BIGINT"})

@@ -1,0 +1,312 @@
+"""Write-ahead log of requests that must not be sent twice: report orders and shares, in the ledger.
+
+Each entry is a short transaction without the lake's lock: a job may run for hours, and syncs commit concurrently.
+Instants are microseconds UTC.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import asdict, astuple, dataclass, fields, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from pipeline.lake.ledger import Ledger
+from pipeline.lake.ledger_writes import insert, insert_all
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterator, Sequence
+
+    from pipeline.lake.layout import LakeLayout
+    from pipeline.lake.models import LakeProperties
+
+
+class JobState(StrEnum):
+    """State of a report job."""
+
+    OPEN = "open"
+    DONE = "done"
+    INCOMPLETE = "incomplete"  # ended with failed files; the same command continues the job
+
+
+class OrderState(StrEnum):
+    """State of a report order."""
+
+    PENDING = "pending"  # recorded; not known to be sent
+    ORDERED = "ordered"
+    SAVING = "saving"  # the PDF is on disk and is about to get its name
+    DELIVERED = "delivered"
+    UNKNOWN = "unknown"  # the response was lost
+    NOT_SENT = "not_sent"
+    REJECTED = "rejected"
+    TIMED_OUT = "timed_out"
+    FAILED = "failed"
+
+
+class ShareState(StrEnum):
+    """State of a share link."""
+
+    PENDING = "pending"  # recorded; not known to be sent
+    CREATED = "created"
+    REUSED = "reused"  # only in results: an earlier run created the link, and the link is still valid
+    FAILED = "failed"
+    UNKNOWN = "unknown"  # the response was lost
+
+
+@dataclass(frozen=True, slots=True)
+class ReportJob:
+    """A job: its folder, and its fixed options. `options` and `context` are JSON."""
+
+    job: str
+    folder: str
+    options: str
+    context: str
+    created_at: int
+    ended_at: int | None = None
+    state: JobState = JobState.OPEN
+
+
+@dataclass(frozen=True, slots=True)
+class ReportJobFile:
+    """A selected file. Without a batch it is not ordered; `reason` has the cause."""
+
+    position: int
+    file_id: int | None
+    reference: str | None
+    group_name: str | None
+    batch: int | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportBatch:
+    """The files of one PDF. `split`: the service rejected it, and two smaller batches replace it."""
+
+    batch: int
+    label: str
+    group_name: str | None
+    split: bool
+    files: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOrderRecord:
+    """One order of a batch."""
+
+    batch: int
+    attempt: int
+    name: str
+    state: OrderState
+    files: int
+    intended_at: int
+    url: str | None = None
+    ordered_at: int | None = None
+    delivered_at: int | None = None
+    pdf: str | None = None
+    sha256: str | None = None
+    bytes: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShareRecord:
+    """One share link. `request` is the hash of all parameters of the request."""
+
+    request: str
+    reference: str
+    customer_reference: str | None
+    state: ShareState
+    created_at: int
+    expires_at: int | None
+    send_email: bool
+    recipient: str | None
+    share_url: str | None = None
+    error: str | None = None
+
+
+@contextmanager
+def open_request_log(layout: LakeLayout) -> Iterator[RequestLog]:
+    """Open the request log of a lake, also while a run holds the lake's lock."""
+    ledger = Ledger(layout.ledger)
+    try:
+        yield RequestLog(ledger)
+    finally:
+        ledger.close()
+
+
+class RequestLog:
+    """Jobs, orders and shares. Each method is one transaction, durable when it returns."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    @property
+    def properties(self) -> LakeProperties:
+        """The properties of the lake."""
+        return self._ledger.properties
+
+    # Jobs
+
+    def job(self, job: str) -> ReportJob | None:
+        """Return the job; None if this ledger has no such job."""
+        rows = self._ledger.query(f"SELECT {_columns(ReportJob)} FROM report_job WHERE job = ?", (job,))
+        return ReportJob(**{**dict(rows[0]), "state": JobState(rows[0]["state"])}) if rows else None
+
+    def create(self, job: ReportJob, files: Sequence[ReportJobFile], batches: Sequence[ReportBatch]) -> None:
+        """Record a job with its files and batches."""
+        with self._ledger.transaction() as db:
+            insert(db, "report_job", asdict(job))
+            _insert_batches(db, job.job, batches)
+            columns = [field.name for field in fields(ReportJobFile)]
+            insert_all(db, "report_file", ("job", *columns), [(job.job, *astuple(file)) for file in files])
+
+    def finish_job(self, job: str, state: JobState, at: int) -> None:
+        """Record the end of a job."""
+        with self._ledger.transaction() as db:
+            db.execute("UPDATE report_job SET state = ?, ended_at = ? WHERE job = ?", (state, at, job))
+
+    def delete_job(self, job: str) -> None:
+        """Delete a job without an accepted order."""
+        with self._ledger.transaction() as db:
+            for table in ("report_order", "report_file", "report_batch", "report_job"):
+                db.execute(f"DELETE FROM {table} WHERE job = ?", (job,))
+
+    def set_folder(self, job: str, folder: str) -> None:
+        """Record the new folder of a job."""
+        with self._ledger.transaction() as db:
+            db.execute("UPDATE report_job SET folder = ? WHERE job = ?", (folder, job))
+
+    def files(self, job: str) -> list[ReportJobFile]:
+        """Return the selected files, in their order."""
+        rows = self._ledger.query(
+            f"SELECT {_columns(ReportJobFile)} FROM report_file WHERE job = ? ORDER BY position", (job,)
+        )
+        return [ReportJobFile(**dict(row)) for row in rows]
+
+    def batches(self, job: str) -> list[ReportBatch]:
+        """Return the batches by label, with those that were split."""
+        ids: dict[int, list[int]] = {}
+        for file in self.files(job):
+            if file.batch is not None and file.file_id is not None:
+                ids.setdefault(file.batch, []).append(file.file_id)
+        rows = self._ledger.query(
+            "SELECT batch, label, group_name, split FROM report_batch WHERE job = ? ORDER BY label", (job,)
+        )
+        return [
+            ReportBatch(
+                row["batch"], row["label"], row["group_name"], bool(row["split"]), tuple(ids.get(row["batch"], ()))
+            )
+            for row in rows
+        ]
+
+    def split_batch(self, job: str, batch: ReportBatch) -> tuple[ReportBatch, ReportBatch]:
+        """Replace a rejected batch by two halves."""
+        middle = (len(batch.files) + 1) // 2
+        with self._ledger.transaction() as db:
+            last = int(db.execute("SELECT max(batch) FROM report_batch WHERE job = ?", (job,)).fetchone()[0])
+            halves = (
+                ReportBatch(last + 1, f"{batch.label}a", batch.group_name, split=False, files=batch.files[:middle]),
+                ReportBatch(last + 2, f"{batch.label}b", batch.group_name, split=False, files=batch.files[middle:]),
+            )
+            db.execute("UPDATE report_batch SET split = 1 WHERE job = ? AND batch = ?", (job, batch.batch))
+            _insert_batches(db, job, halves)
+            for half in halves:
+                db.executemany(
+                    "UPDATE report_file SET batch = ? WHERE job = ? AND batch = ? AND file_id = ?",
+                    [(half.batch, job, batch.batch, file_id) for file_id in half.files],
+                )
+        return halves
+
+    # Orders
+
+    def orders(self, job: str) -> list[ReportOrderRecord]:
+        """Return the orders of a job, by batch and attempt."""
+        rows = self._ledger.query(
+            f"SELECT {_columns(ReportOrderRecord)} FROM report_order WHERE job = ? ORDER BY batch, attempt", (job,)
+        )
+        return [ReportOrderRecord(**{**dict(row), "state": OrderState(row["state"])}) for row in rows]
+
+    def record_order(self, job: str, batch: ReportBatch, stem: str, at: int) -> ReportOrderRecord:
+        """Record an order before it is sent. Its name is `stem`, job and attempt."""
+        with self._ledger.transaction() as db:
+            attempt = 1 + int(
+                db.execute(
+                    "SELECT coalesce(max(attempt), 0) FROM report_order WHERE job = ? AND batch = ?", (job, batch.batch)
+                ).fetchone()[0]
+            )
+            name = f"{stem}-{job}-{attempt}"
+            order = ReportOrderRecord(batch.batch, attempt, name, OrderState.PENDING, len(batch.files), at)
+            insert(db, "report_order", {"job": job, **asdict(order)})
+        return order
+
+    def update(self, job: str, order: ReportOrderRecord, **changes: Any) -> ReportOrderRecord:
+        """Record changes of an order and return it."""
+        changed = replace(order, **changes)
+        assignments = ", ".join(f"{name} = :{name}" for name in changes)
+        with self._ledger.transaction() as db:
+            db.execute(
+                f"UPDATE report_order SET {assignments} WHERE job = :job AND batch = :batch AND attempt = :attempt",
+                {"job": job, **asdict(changed)},
+            )
+        return changed
+
+    def mean_report_seconds(self) -> float | None:
+        """Return the mean time from order to delivery of the last 100 reports; None if there is none."""
+        rows = self._ledger.query(
+            "SELECT avg(delivered_at - ordered_at) / 1e6 AS seconds FROM (SELECT delivered_at, ordered_at"
+            " FROM report_order WHERE state = 'delivered' ORDER BY delivered_at DESC LIMIT 100)"
+        )
+        mean = rows[0]["seconds"]
+        return None if mean is None else float(mean)
+
+    # Shares
+
+    def begin_share(self, record: ShareRecord, *, now: int, renew: bool) -> tuple[int, ShareRecord | None]:
+        """Record a share before it is requested, unless an identical one exists; return number and existing record.
+
+        A valid share exists, and so does one with an unknown outcome: a second request could create it twice.
+        `renew` records a new one in any case.
+        """
+        with self._ledger.transaction() as db:
+            row = db.execute(
+                f"SELECT share, {_columns(ShareRecord)} FROM share WHERE request = ? AND (state = 'unknown'"
+                " OR state = 'created' AND (expires_at IS NULL OR expires_at > ?)) ORDER BY share DESC LIMIT 1",
+                (record.request, now),
+            ).fetchone()
+            if row is not None and not renew:
+                known = dict(row)
+                number = int(known.pop("share"))
+                typed = {"state": ShareState(known["state"]), "send_email": bool(known["send_email"])}
+                return number, ShareRecord(**{**known, **typed})
+            insert(db, "share", asdict(record))
+            return int(db.execute("SELECT last_insert_rowid()").fetchone()[0]), None
+
+    def finish_share(self, number: int, state: ShareState, *, url: str | None = None, error: str | None = None) -> None:
+        """Record the outcome of a share."""
+        with self._ledger.transaction() as db:
+            db.execute(
+                "UPDATE share SET state = ?, share_url = ?, error = ? WHERE share = ?", (state, url, error, number)
+            )
+
+    def delete_share(self, number: int) -> None:
+        """Delete a share that was not requested."""
+        with self._ledger.transaction() as db:
+            db.execute("DELETE FROM share WHERE share = ? AND state = 'pending'", (number,))
+
+    def mark_pending_shares_unknown(self) -> int:
+        """Mark pending shares of a killed run: the service may have created them. Return their number."""
+        with self._ledger.transaction() as db:
+            return db.execute(
+                "UPDATE share SET state = 'unknown', error = 'the run was killed before the response'"
+                " WHERE state = 'pending'"
+            ).rowcount
+
+
+def _insert_batches(db: sqlite3.Connection, job: str, batches: Sequence[ReportBatch]) -> None:
+    rows = [(job, batch.batch, batch.label, batch.group_name) for batch in batches]
+    insert_all(db, "report_batch", ("job", "batch", "label", "group_name"), rows)
+
+
+def _columns(kind: Any) -> str:
+    return ", ".join(field.name for field in fields(kind))

@@ -1,0 +1,294 @@
+"""Kept snapshots: their contents, the differences between two, and rollback to one.
+
+A snapshot lists its parts. They are read below the lake's folder, not at the absolute paths of its views, so a lake
+that has moved keeps its snapshots.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Final
+
+import duckdb
+
+from pipeline.errors import LakeCorruptedError, LakePausedError, SettingsError
+from pipeline.lake import ledger_writes
+from pipeline.lake.ledger_writes import insert, insert_all, set_properties
+from pipeline.lake.models import Part, RollbackPause, RunRecord
+from pipeline.lake.parts import empty_part
+from pipeline.lake.retention import list_snapshots
+from pipeline.lake.sql import sql_literal
+from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES, WORKFLOWS
+from schemas.timestamps import SECOND
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from pipeline.lake.lake import Lake
+    from pipeline.lake.layout import LakeLayout
+    from pipeline.lake.ledger import Ledger
+    from pipeline.lake.models import SnapshotRecord
+
+_BATCH_ROWS: Final = 50_000
+_PART_COLUMNS: Final = ", ".join(field.name for field in fields(Part))
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotContents:
+    """Contents of a catalog. `superseded` has the columns file_id and _seq; the watermark is in microseconds."""
+
+    snapshot: int
+    run_id: str
+    complete: bool
+    watermark: int | None
+    by_instance: bool
+    parts: tuple[Part, ...]
+    superseded: pa.Table
+
+    @property
+    def bytes(self) -> int:
+        """Size of its parts."""
+        return sum(part.bytes for part in self.parts)
+
+
+def require_snapshot(layout: LakeLayout, number: int) -> Path:
+    """Return the file of a kept snapshot. Raises `SettingsError` when it is not kept."""
+    if number not in dict(list_snapshots(layout)):
+        raise SettingsError(
+            f"Snapshot {number} is not kept.", hint="Run `scanlake snapshots` for a list of the kept ones."
+        )
+    return layout.snapshot_path(number)
+
+
+def read_snapshot(path: Path) -> SnapshotContents:
+    """Return the contents of the catalog at `path`. Raises `LakeCorruptedError` when it cannot be read."""
+    try:
+        with duckdb.connect(str(path), read_only=True) as db:
+            number, run_id, complete, watermark, switches = db.execute(
+                "SELECT snapshot, s.run_id, f.complete, epoch_us(f.watermark),"
+                " (SELECT count(*) FROM meta.schema_drift WHERE kind = 'identity')"
+                " FROM meta._freshness AS f LEFT JOIN meta.snapshots AS s USING (snapshot)"
+            ).fetchall()[0]
+            parts = db.execute(f"SELECT {_PART_COLUMNS} FROM main._parts").fetchall()
+            superseded = db.sql(f"SELECT file_id, {COMMIT_SEQ_COLUMN} FROM main._superseded_versions").to_arrow_table()
+    except (duckdb.Error, IndexError) as error:
+        raise LakeCorruptedError(f"{path.name} cannot be read.") from error
+    return SnapshotContents(
+        number, run_id or "", bool(complete), watermark, bool(switches), tuple(Part(*row) for row in parts), superseded
+    )
+
+
+def missing_parts(layout: LakeLayout, contents: SnapshotContents) -> list[str]:
+    """Return the names of the snapshot's parts that are missing or have another size."""
+
+    def size(part: Part) -> int:
+        try:
+            return layout.part_path(part.name).stat().st_size
+        except FileNotFoundError:
+            return -1
+
+    return [part.name for part in contents.parts if size(part) != part.bytes]
+
+
+# Differences
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A file that differs between two snapshots; `updated_at` of the later one that has it, in microseconds."""
+
+    change: str
+    file_id: int
+    scan_code: str | None
+    updated_at: int | None
+
+
+def diff_snapshots(layout: LakeLayout, since: SnapshotContents, until: SnapshotContents) -> Iterator[Change]:
+    """Yield the files that were added, changed or deleted from one snapshot to another, by id.
+
+    Raises `LakeCorruptedError` when parts of either are missing.
+    """
+    for contents in (since, until):
+        if missing := missing_parts(layout, contents):
+            raise LakeCorruptedError(f"Snapshot {contents.snapshot}: {missing[0]} is missing or has another size.")
+    with _open_memory_db() as db:
+        _create_version_table(db, layout, since, "before")
+        _create_version_table(db, layout, until, "later")
+        result = db.execute(
+            "SELECT CASE WHEN b.file_id IS NULL OR b.deleted THEN 'added' WHEN l.file_id IS NULL OR l.deleted"
+            " THEN 'deleted' ELSE 'changed' END, coalesce(l.file_id, b.file_id),"
+            " CASE WHEN l.file_id IS NULL THEN b.scan_code ELSE l.scan_code END,"
+            " CASE WHEN l.file_id IS NULL THEN b.updated_at ELSE l.updated_at END"
+            " FROM before AS b FULL JOIN later AS l ON b.file_id = l.file_id"
+            " WHERE b.commit_seq IS DISTINCT FROM l.commit_seq"
+            " AND NOT (coalesce(b.deleted, true) AND coalesce(l.deleted, true)) ORDER BY 2"
+        )
+        while rows := result.fetchmany(_BATCH_ROWS):
+            yield from (Change(*row) for row in rows)
+
+
+@contextmanager
+def _open_memory_db() -> Iterator[duckdb.DuckDBPyConnection]:
+    try:
+        with duckdb.connect(":memory:") as db:
+            db.execute("SET enable_progress_bar = false")
+            yield db
+    except duckdb.IOException as error:
+        raise LakeCorruptedError("A part of the snapshot cannot be read.") from error
+
+
+def _create_version_table(
+    db: duckdb.DuckDBPyConnection, layout: LakeLayout, contents: SnapshotContents, name: str
+) -> None:
+    """Create the table `name`: the snapshot's version of each file, one row per file; instants in microseconds."""
+    db.register("superseded", contents.superseded)
+    columns = (
+        f"part.file_id AS file_id, part.{COMMIT_SEQ_COLUMN} AS commit_seq, epoch_us(part.updated_at) AS updated_at,"
+    )
+    columns += " epoch_us(part._fetched_at) AS fetched_at, part._run_id AS run_id, part.scan_code AS scan_code"
+    selects = [
+        f"SELECT {columns}, {instance} AS instance_id, {deleted} AS deleted"
+        f" FROM read_parquet([{_paths(layout, contents, table)}], union_by_name = true) AS part"
+        f" ANTI JOIN superseded AS s ON part.file_id = s.file_id AND part.{COMMIT_SEQ_COLUMN} = s.{COMMIT_SEQ_COLUMN}"
+        for table, instance, deleted in (
+            (FILES.name, "part.instance_file_id", "false"),
+            (DELETED_FILES.name, "NULL::BIGINT", "true"),
+        )
+    ]
+    db.execute(f"CREATE TABLE {name} AS {' UNION ALL BY NAME '.join(selects)}")
+    db.unregister("superseded")
+
+
+def _paths(layout: LakeLayout, contents: SnapshotContents, table: str) -> str:
+    names = [part.name for part in contents.parts if part.table_name == table]
+    return ", ".join(sql_literal(str(path)) for path in (empty_part(layout, table), *map(layout.part_path, names)))
+
+
+# Rollback
+
+
+def check_not_paused(ledger: Ledger) -> None:
+    """Raise `LakePausedError` while the lake is rolled back."""
+    if (pause := ledger.properties.rollback_pause) is not None:
+        raise LakePausedError(
+            f"The lake was rolled back to snapshot {pause['to']}, and syncing is paused.",
+            hint="Correct the cause of the rollback, then run `scanlake unpause`.",
+        )
+
+
+def clear_pause(ledger: Ledger) -> RollbackPause | None:
+    """Allow syncs again. Return the pause that ended; None when there was none."""
+    pause = ledger.properties.rollback_pause
+    ledger.set_properties(rollback_pause=None)
+    return pause
+
+
+def roll_back(lake: Lake, number: int, *, run: RunRecord) -> SnapshotRecord:
+    """Publish the contents of snapshot `number` as a new snapshot, and pause syncing.
+
+    Raises `SettingsError` when that snapshot, or one of its parts, is not kept; then nothing has changed.
+    """
+    layout, ledger = lake.layout, lake.ledger
+    properties = ledger.properties
+    if properties.purge_in_progress is not None:
+        raise SettingsError(
+            "A purge was killed before its end, and an earlier snapshot would restore the purged files.",
+            hint="Run `scanlake publish` first: it finishes the purge.",
+        )
+    contents = read_snapshot(require_snapshot(layout, number))
+    if missing := missing_parts(layout, contents):
+        raise SettingsError(
+            f"Snapshot {number} cannot be restored: {missing[0]} has expired or is damaged.",
+            hint="Run `scanlake snapshots` for a list of the kept ones; retention_hours sets how long parts stay.",
+        )
+    if (properties.identity == "file_id") is not contents.by_instance:
+        raise SettingsError(
+            f"Snapshot {number} has another key of files (see meta.schema_drift).",
+            hint="Open its file for reading, or use a later snapshot.",
+        )
+    with _open_memory_db() as snapshot_db:
+        _create_version_table(snapshot_db, layout, contents, "versions")
+        definitions = snapshot_db.execute(
+            f"SELECT _content_hash, min({COMMIT_SEQ_COLUMN})"
+            f" FROM read_parquet([{_paths(layout, contents, WORKFLOWS.name)}], union_by_name = true) GROUP BY ALL"
+        ).fetchall()
+        with ledger.transaction() as db:
+            _restore_versions(db, snapshot_db, contents)
+            _restore_parts(db, contents, at=run.started_at)
+            db.execute("DELETE FROM definition")
+            insert_all(db, "definition", ("hash", "commit_seq"), definitions)
+            _restore_coverage(db, contents)
+            ledger_writes.require_publish(db)
+            set_properties(db, rollback_pause={"to": number, "snapshot": ledger.next_snapshot()})
+            insert(db, "run", asdict(run))
+    record = lake.publish(run.run_id, at=run.started_at, complete=contents.complete, watermark=contents.watermark)
+    ledger.update_run(run.run_id, snapshot=record.snapshot)
+    return record
+
+
+def _restore_versions(
+    db: sqlite3.Connection, snapshot_db: duckdb.DuckDBPyConnection, contents: SnapshotContents
+) -> None:
+    """Make the versions of the snapshot the current ones.
+
+    A version that is current now keeps its record. Of another version only its row is known, so it is not stable:
+    it is never a reason to skip its file.
+    """
+    columns = ("file_id", "commit_seq", "deleted", "updated_at", "fetched_at", "instance_id", "run_id")
+    db.execute("DROP TABLE IF EXISTS temp.restored")
+    db.execute(
+        "CREATE TEMP TABLE restored (file_id INTEGER PRIMARY KEY, commit_seq INTEGER, deleted INTEGER,"
+        " updated_at INTEGER, fetched_at INTEGER, instance_id INTEGER, run_id TEXT)"
+    )
+    result = snapshot_db.execute(f"SELECT {', '.join(columns)} FROM versions")
+    while rows := result.fetchmany(_BATCH_ROWS):
+        insert_all(db, "temp.restored", columns, rows)
+    # Later versions older than the watermark are in no window of the next run: they are queued.
+    db.execute(
+        "INSERT OR REPLACE INTO refetch_queue (file_id, updated_at) SELECT v.file_id, v.updated_at"
+        " FROM file_version AS v LEFT JOIN temp.restored AS r ON r.file_id = v.file_id"
+        " WHERE r.commit_seq IS NOT v.commit_seq AND (v.updated_at IS NULL OR v.updated_at < ?)",
+        (contents.watermark or 0,),
+    )
+    db.execute("DELETE FROM file_version WHERE file_id NOT IN (SELECT file_id FROM temp.restored)")
+    db.execute(
+        "INSERT OR REPLACE INTO file_version (file_id, commit_seq, deleted, updated_at, fetched_at, digest,"
+        " fetch_signature, is_stable, instance_id, run_id) SELECT r.file_id, r.commit_seq, r.deleted, r.updated_at,"
+        " coalesce(r.fetched_at, 0), x'', '', 0, r.instance_id, coalesce(r.run_id, '') FROM temp.restored AS r"
+        " LEFT JOIN file_version AS v ON v.file_id = r.file_id"
+        " WHERE v.commit_seq IS NOT r.commit_seq OR v.deleted IS NOT r.deleted"
+    )
+    db.execute("DROP TABLE temp.restored")
+    db.execute("DELETE FROM superseded_version")
+    for start in range(0, contents.superseded.num_rows, _BATCH_ROWS):
+        batch = contents.superseded.slice(start, _BATCH_ROWS)
+        pairs = zip(batch.column(COMMIT_SEQ_COLUMN).to_pylist(), batch.column("file_id").to_pylist(), strict=True)
+        insert_all(db, "superseded_version", ("commit_seq", "file_id"), pairs)
+
+
+def _restore_parts(db: sqlite3.Connection, contents: SnapshotContents, *, at: int) -> None:
+    """Make the snapshot's parts the current ones; retire later ones, so that a roll forward finds them."""
+    names = {part.name for part in contents.parts}
+    later = {row["name"] for row in db.execute("SELECT name FROM part")} - names
+    ledger_writes.replace_parts(db, later, (), at=at)
+    db.executemany("DELETE FROM retired_part WHERE name = ?", [(name,) for name in names])
+    db.execute("DELETE FROM part")
+    for part in contents.parts:
+        insert(db, "part", asdict(part))
+
+
+def _restore_coverage(db: sqlite3.Connection, contents: SnapshotContents) -> None:
+    """Restore the snapshot's watermark as coverage, and make a verify due."""
+    if contents.watermark is None:
+        ledger_writes.set_coverage(db, [])
+        set_properties(db, watermark=None)
+        return
+    watermark = contents.watermark // SECOND
+    ledger_writes.set_coverage(db, [(None, watermark)])
+    # Later deletions are in no list: only a verify finds them again.
+    set_properties(db, watermark=watermark, lookback_due=True, last_verify_at=None, unverified_since=1)

@@ -1,0 +1,42 @@
+"""Compaction as a run: compact part groups, publish, and expire snapshots."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import TYPE_CHECKING
+
+from pipeline.lake import compaction
+from pipeline.lake.retention import expire_snapshots
+
+if TYPE_CHECKING:
+    from pipeline.lake.compaction import CompactionResult
+    from pipeline.lake.lake import Lake
+    from pipeline.settings import Settings
+
+
+def is_compaction_due(lake: Lake) -> bool:
+    """Return whether a compaction would make reads faster."""
+    return bool(compaction.select_for_compaction(compaction.list_part_groups(lake.ledger)))
+
+
+def run_compaction(lake: Lake, settings: Settings, *, everything: bool = False) -> CompactionResult | None:
+    """Compact the due part groups, or everything, and publish. Return None if nothing was due."""
+    result = compaction.compact(
+        lake.layout,
+        lake.ledger,
+        now=time.time_ns() // 1_000,
+        name_suffix=secrets.token_hex(3),
+        full=everything,
+        keep_raw_versions=settings.keep_raw_versions,
+    )
+    if result is not None or lake.needs_publish:
+        lake.republish(at=time.time_ns() // 1_000)  # not the time above: a compaction may take minutes
+    expire_snapshots(
+        lake.layout,
+        lake.ledger,
+        keep=settings.keep_snapshots,
+        grace=settings.retention_hours * 3600,
+        now=time.time(),
+    )
+    return result

@@ -1,0 +1,273 @@
+"""Check and repair: find damage in the lake, then repair it from undamaged data.
+
+Parts come before catalogs; each is first checked, then repaired. A damaged part is rebuilt from raw documents, with the
+same versions under the same commits. If those are damaged too, the next sync fetches the files again; until then they
+are in meta.rejects.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import pyarrow.parquet as pq
+
+from pipeline.lake import integrity
+from pipeline.lake.integrity import IntegrityIssue
+from pipeline.lake.layout import translate_os_errors
+from pipeline.lake.parts import RAW_TABLE
+from pipeline.lake.retention import list_snapshots
+from pipeline.maintenance.rebuild_parts import PartRebuilder
+from schemas.tables import COMMIT_SEQ_COLUMN
+from schemas.timestamps import now_us
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from pipeline.lake.integrity import RecordedPart
+    from pipeline.lake.lake import Lake
+    from pipeline.lake.layout import LakeLayout
+    from pipeline.lake.models import Part
+
+    RecordedParts = Mapping[str, RecordedPart]
+
+_MAX_LISTED_IDS: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One finding: damaged object, affected rows, affected files (at most 1,000 ids), and repair."""
+
+    subject: str
+    problem: str
+    concerns: str
+    files: int
+    file_ids: tuple[int, ...]
+    repaired: str
+
+
+@dataclass(slots=True)
+class CheckResult:
+    """Result of a check; the object that `--json` prints.
+
+    `refetch` are the files that the next sync fetches again, `unknown_files` files that scanlake did not write,
+    `replaced_ledgers` damaged ledgers that were renamed.
+    """
+
+    damage: list[Damage] = field(default_factory=list)
+    refetch: list[int] = field(default_factory=list)
+    unknown_files: list[str] = field(default_factory=list)
+    replaced_ledgers: list[str] = field(default_factory=list)
+    parts: int = 0
+    bytes: int = 0
+    snapshots: int = 0
+    seconds: float = 0.0
+
+    def add(self, issue: IntegrityIssue, repaired: str, files: Iterable[int] = ()) -> None:
+        """Add a finding, the repair (empty for none), and the affected files."""
+        ids = sorted(files)
+        listed = tuple(ids[:_MAX_LISTED_IDS])
+        self.damage.append(Damage(issue.subject, issue.problem, issue.concerns, len(ids), listed, repaired))
+
+
+@dataclass(frozen=True, slots=True)
+class WrongLedgerEntry:
+    """An undamaged part of which the ledger has another size or hash than the catalog."""
+
+    part: Part
+    recorded: RecordedPart
+
+    @property
+    def issue(self) -> IntegrityIssue:
+        """Return the finding."""
+        return IntegrityIssue("ledger.sqlite", f"has another size or hash of {self.part.name} than the catalog")
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedPart:
+    """A part with another content than recorded, and the current files of its commits."""
+
+    part: Part
+    issue: IntegrityIssue
+    files: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class PartDamage:
+    """Problems of the parts. No raw part has the documents of `files_without_raw`."""
+
+    wrong_entries: Sequence[WrongLedgerEntry]
+    parts: Sequence[DamagedPart]
+    intact_raw_parts: Sequence[Part]
+    files_without_raw: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogDamage:
+    """Damaged parts of earlier snapshots alone, and the catalogs that are damaged or name such a part."""
+
+    snapshot_parts: Sequence[IntegrityIssue]
+    catalogs: Sequence[IntegrityIssue]
+
+
+def check_and_repair(lake: Lake, *, read_data: bool = False, repair: bool = True) -> CheckResult:
+    """Compare the lake with its recorded sizes and hashes, and repair it.
+
+    The caller opens the lake with `check_before_open`.
+    """
+    started = time.monotonic()
+    result = CheckResult()
+    for issue in lake.issues:
+        is_ledger = issue.subject == lake.layout.ledger.name
+        result.add(issue, "rebuilt from the newest catalog" if is_ledger else "written again")
+    snapshots = [path for _, path in reversed(list_snapshots(lake.layout))]
+    recorded = integrity.read_recorded_parts([lake.layout.catalog, *snapshots])
+    parts = find_part_damage(lake, recorded, read_data=read_data)
+    _report_part_damage(result, parts, _repair_parts(lake, parts) if repair else {}, is_repaired=repair)
+    catalogs = find_catalog_damage(lake, recorded)  # a rebuilt part makes its catalogs readable again
+    snapshot = _repair_catalogs(lake, catalogs) if repair and catalogs.catalogs else None
+    _report_catalog_damage(result, catalogs, lake.layout, snapshot, is_repaired=repair)
+    renamed_ledger = f"{lake.layout.ledger.name}.damaged-"
+    for name in integrity.unknown_files(lake.layout, lake.ledger):
+        (result.replaced_ledgers if name.startswith(renamed_ledger) else result.unknown_files).append(name)
+    current = lake.ledger.parts()
+    result.parts, result.bytes = len(current), sum(part.bytes for part in current)
+    result.snapshots = len(snapshots)
+    result.seconds = round(time.monotonic() - started, 3)
+    return result
+
+
+# Find
+
+
+def find_part_damage(lake: Lake, recorded: RecordedParts, *, read_data: bool) -> PartDamage:
+    """Return the problems of the parts. Changes nothing."""
+    layout, ledger = lake.layout, lake.ledger
+    wrong_entries = [
+        WrongLedgerEntry(*entry) for entry in integrity.find_wrong_ledger_entries(layout, ledger, recorded)
+    ]
+    issues = list(integrity.damaged_parts(layout, ledger, recorded, read_data=read_data))
+    names = {part.name for part, _ in issues}
+    raw_parts = [part for part in ledger.parts() if part.table_name == RAW_TABLE and part.name not in names]
+    commit_seqs = {part.span: dict(ledger.file_commit_seqs(part.span)) for part, _ in issues}
+    affected = dict(ledger.file_commit_seqs()) if read_data else {}
+    for files in commit_seqs.values():
+        affected |= files
+    return PartDamage(
+        wrong_entries,
+        [DamagedPart(part, issue, frozenset(commit_seqs[part.span])) for part, issue in issues],
+        raw_parts,
+        _find_files_without_raw(layout, raw_parts, affected),
+    )
+
+
+def _find_files_without_raw(
+    layout: LakeLayout, raw_parts: Iterable[Part], commit_seqs: Mapping[int, int]
+) -> frozenset[int]:
+    """Return the files, given as {file id: commit}, whose document no raw part has."""
+    missing, seqs = dict(commit_seqs), set(commit_seqs.values())
+    for part in raw_parts:
+        if not any(part.first_commit_seq <= seq <= part.last_commit_seq for seq in seqs):
+            continue
+        with pq.ParquetFile(layout.part_path(part.name)) as file:
+            for batch in file.iter_batches(columns=["file_id", COMMIT_SEQ_COLUMN]):
+                for file_id, seq in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                    if missing.get(file_id) == seq:
+                        del missing[file_id]
+    return frozenset(missing)
+
+
+def find_catalog_damage(lake: Lake, recorded: RecordedParts) -> CatalogDamage:
+    """Return the problems of the catalog and the retained snapshots. Changes nothing."""
+    layout, ledger = lake.layout, lake.ledger
+    current = {part.name for part in ledger.parts()}
+    snapshot_parts = dict(integrity.damaged_snapshot_parts(layout, current, recorded))
+    catalogs = list(integrity.damaged_catalogs(layout, ledger))
+    if snapshot_parts:
+        catalogs += _find_dependent_snapshots(
+            layout, snapshot_parts.keys(), damaged={issue.subject for issue in catalogs}
+        )
+    return CatalogDamage(list(snapshot_parts.values()), catalogs)
+
+
+def _find_dependent_snapshots(
+    layout: LakeLayout, part_names: Iterable[str], *, damaged: set[str]
+) -> Iterator[IntegrityIssue]:
+    names = set(part_names)
+    for _, path in list_snapshots(layout):
+        subject = path.relative_to(layout.root).as_posix()
+        if subject not in damaged and names & integrity.read_recorded_parts([path]).keys():
+            yield IntegrityIssue(subject, "names a damaged part")
+
+
+# Repair
+
+
+def _repair_parts(lake: Lake, damage: PartDamage) -> dict[str, str]:
+    """Repair the parts. Return the repair of each part by name."""
+    repairs: dict[str, str] = {}
+    for entry in damage.wrong_entries:
+        lake.ledger.correct_part(entry.part.name, size=entry.recorded.bytes, sha256=entry.recorded.sha256)
+    rebuilder = PartRebuilder(lake, damage.intact_raw_parts)
+    rebuilt: set[tuple[str, tuple[int, int]]] = set()
+    incomplete: set[int] = set()
+    for damaged in damage.parts:
+        part, lost = damaged.part, damaged.files & damage.files_without_raw
+        if part.table_name == RAW_TABLE:
+            lake.ledger.replace_parts([part], [], superseded_span=(0, -1), at=now_us())
+            repairs[part.name] = "removed; the next sync fetches its files again"
+            continue
+        if (part.table_name, part.span) not in rebuilt:
+            rebuilt.add((part.table_name, part.span))
+            incomplete |= lost
+            rebuilder.rebuild(part)
+        repairs[part.name] = "partly rebuilt from raw/" if lost else "rebuilt from raw/"
+    if damage.files_without_raw:
+        rebuilder.queue_refetch(damage.files_without_raw, incomplete=incomplete)
+    if lake.ledger.has_unpublished_commits():
+        lake.republish(at=now_us())
+    return repairs
+
+
+def _repair_catalogs(lake: Lake, damage: CatalogDamage) -> int:
+    """Publish again and delete the damaged snapshots. Return the number of the new snapshot."""
+    snapshot = lake.republish(at=now_us()).snapshot
+    with translate_os_errors(lake.layout.root):
+        for issue in damage.catalogs:
+            if issue.subject != lake.layout.catalog.name:
+                _snapshot_path(lake.layout, issue).unlink(missing_ok=True)
+    return snapshot
+
+
+def _snapshot_path(layout: LakeLayout, issue: IntegrityIssue) -> Path:
+    return layout.root / issue.subject
+
+
+# Report
+
+
+def _report_part_damage(
+    result: CheckResult, damage: PartDamage, repairs: Mapping[str, str], *, is_repaired: bool
+) -> None:
+    for entry in damage.wrong_entries:
+        result.add(entry.issue, "corrected from the catalog" if is_repaired else "")
+    for damaged in damage.parts:
+        is_raw = damaged.part.table_name == RAW_TABLE
+        files = damaged.files & damage.files_without_raw if is_raw else damaged.files
+        result.add(damaged.issue, repairs.get(damaged.part.name, ""), files)
+    result.refetch = sorted(damage.files_without_raw)
+    if damage.files_without_raw and not damage.parts:
+        issue = IntegrityIssue("raw/", "lacks the documents of files", RAW_TABLE)
+        result.add(issue, "queued for the next sync" if is_repaired else "", damage.files_without_raw)
+
+
+def _report_catalog_damage(
+    result: CheckResult, damage: CatalogDamage, layout: LakeLayout, snapshot: int | None, *, is_repaired: bool
+) -> None:
+    for issue in damage.snapshot_parts:
+        result.add(issue, "its snapshots were deleted" if is_repaired else "")
+    for issue in damage.catalogs:
+        action = "published again" if issue.subject == layout.catalog.name else "deleted"
+        result.add(issue, f"{action} (snapshot {snapshot})" if is_repaired else "")

@@ -1,0 +1,263 @@
+"""Union of the catalogs of several lakes: every table of every source, with a column `_source`.
+
+DuckDB cannot read the views of another catalog unless the session attaches it. The union therefore embeds the views of
+each source, in a schema with the name of the source, and reads the same parts. It shows the snapshots that the sources
+had published when it was written. `refresh_if_present` writes it again after a publish.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import duckdb
+import structlog
+
+from pipeline.atomic_files import lock_file
+from pipeline.config import lake_paths, source_names, union_path
+from pipeline.errors import LakeCorruptedError, ScanlakeError, SettingsError
+from pipeline.lake.duckdb import STORAGE_VERSION
+from pipeline.lake.duckdb_errors import short_message, translate_duckdb_errors
+from pipeline.lake.layout import translate_os_errors, write_read_only
+from pipeline.lake.reader import CATALOG
+from pipeline.lake.sql import sql_identifier, sql_literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+_TEXT_OR_MAIN: Final = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|\bmain\.""")
+_COPIED_TABLES: Final = frozenset({"_superseded_versions"})  # the views of a source read them, besides its parts
+_HIDDEN_TABLES: Final = frozenset({"_ledger", "_parts", "_superseded_versions"})
+_SOURCE_COLUMN_COMMENT: Final = "Source the row comes from, as the settings file names it."
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class UnionResult:
+    """Result of writing a union: snapshot of each source, and sources without a published catalog."""
+
+    path: Path
+    snapshots: dict[str, int]
+    missing: list[str]
+    views: list[str]
+
+
+def write_union(lakes: Mapping[str, Path], out: Path) -> UnionResult:
+    """Write the union of the published catalogs to `out` atomically.
+
+    Raises `SettingsError` if no source has published, or if the parts of a source cannot be read from this machine.
+    """
+    catalogs = {name: (lake / CATALOG).absolute() for name, lake in lakes.items() if (lake / CATALOG).is_file()}
+    missing = [name for name in lakes if name not in catalogs]
+    if not catalogs:
+        raise SettingsError("No source has published a catalog yet.", hint="Run `scanlake sync --all` first.")
+    if out.absolute() in catalogs.values():
+        raise SettingsError(f"{out} is the catalog of a source.", hint="Choose another path for --out.")
+    with translate_os_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        with translate_os_errors(out):  # without the lock, a union of older catalogs could be written last
+            stack.enter_context(lock_file(out.absolute().parent, blocking=True))
+        with (
+            write_read_only(out.absolute()) as temp,
+            translate_duckdb_errors(out.name),
+            duckdb.connect(":memory:") as db,
+        ):
+            views, snapshots = _build(db, temp, catalogs)
+        with translate_os_errors(out):  # of a session that wrote to the old union; DuckDB would replay it
+            out.with_name(f"{out.name}.wal").unlink(missing_ok=True)
+    return UnionResult(out.absolute(), snapshots, missing, views)
+
+
+def check_is_union_file(out: Path) -> None:
+    """Raise `SettingsError` if `out` exists and is not a union, because it would be lost."""
+    if not os.path.lexists(out):
+        return
+    reason = ""
+    try:
+        with duckdb.connect(":memory:") as db:
+            db.execute(f"ATTACH {sql_literal(str(out.absolute()))} AS former (TYPE duckdb, READ_ONLY)")
+            rows = db.execute(
+                "SELECT count(*) FROM duckdb_columns() WHERE database_name = 'former' AND schema_name = 'meta'"
+                " AND table_name = '_freshness' AND column_name = '_source' AND comment = ?",
+                [_SOURCE_COLUMN_COMMENT],
+            ).fetchall()
+    except duckdb.Error as error:
+        rows, reason = [(0,)], f" ({short_message(error).rstrip('.')})" if _is_database(out) else ""
+    if out.is_symlink() or rows == [(0,)]:
+        raise SettingsError(
+            f"{out} exists and is not a union{reason}. The file is not overwritten.",
+            hint="Choose a new path for --out, or move the file.",
+        )
+
+
+def _is_database(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(12)[8:] == b"DUCK"
+    except OSError:
+        return False
+
+
+def _build(db: duckdb.DuckDBPyConnection, temp: Path, catalogs: Mapping[str, Path]) -> tuple[list[str], dict[str, int]]:
+    db.execute("SET threads = 1")
+    for index, (name, path) in enumerate(catalogs.items()):
+        try:
+            db.execute(f"ATTACH {sql_literal(str(path))} AS source_{index} (READ_ONLY)")
+        except duckdb.Error as error:
+            raise LakeCorruptedError(f"{name}: the catalog cannot be opened: {short_message(error)}") from error
+    db.execute(f"ATTACH {sql_literal(str(temp))} AS united (STORAGE_VERSION '{STORAGE_VERSION}')")
+    db.execute("USE united")
+    db.execute("BEGIN")
+    for index, name in enumerate(catalogs):
+        _copy_views(db, f"source_{index}", name)
+    views = _create_union_views(db, list(catalogs))
+    _create_union_meta(db, list(catalogs))
+    rows = db.execute("SELECT _source, snapshot FROM meta._freshness").fetchall()
+    db.execute("COMMIT")
+    db.execute("USE memory")
+    db.execute("DETACH united")
+    return views, {str(name): int(snapshot) for name, snapshot in rows}
+
+
+def _copy_views(db: duckdb.DuckDBPyConnection, catalog: str, source: str) -> None:
+    """Copy the views of a source, and the tables that they read, into a schema of its name."""
+    schema = sql_identifier(source)
+    db.execute(f"CREATE SCHEMA {schema}")
+    for table in _COPIED_TABLES:
+        db.execute(f"CREATE TABLE {schema}.{table} AS FROM {catalog}.main.{table}")
+    rows = db.execute(
+        "SELECT view_name, sql FROM duckdb_views() WHERE NOT internal AND schema_name = 'main' AND database_name = ?",
+        [catalog],
+    ).fetchall()
+    views = {str(name): str(sql) for name, sql in rows}
+    for name in _sort_by_dependency(views):
+        try:
+            db.execute(f"CREATE VIEW {schema}.{sql_identifier(name)} AS {_rewrite_schema(views[name], schema)}")
+        except duckdb.IOException as error:
+            raise SettingsError(
+                f"{source}: the parts of the catalog cannot be read from this machine: {short_message(error)}",
+                hint="Write the union on a machine with access to `reader_root`, or run `scanlake publish`.",
+            ) from error
+        except duckdb.Error as error:
+            raise LakeCorruptedError(f"{source}: the view {name} cannot be read: {short_message(error)}") from error
+    _copy_comments(db, catalog, "main", schema)
+
+
+def _sort_by_dependency(views: Mapping[str, str]) -> list[str]:
+    """Return the names of the views, each after the views that it reads."""
+    reads = {name: {other for other in views if other != name and f"main.{other}" in views[name]} for name in views}
+    ordered: list[str] = []
+    while len(ordered) < len(views):
+        ready = [name for name in views if name not in ordered and reads[name] <= set(ordered)]
+        ordered += ready or [name for name in views if name not in ordered]
+    return ordered
+
+
+def _rewrite_schema(sql: str, schema: str) -> str:
+    """Return the query of a view, with the schema of the source instead of `main`."""
+    body = sql.rstrip("; \n").partition(" AS ")[2]
+    return _TEXT_OR_MAIN.sub(lambda match: f"{schema}." if match[0] == "main." else match[0], body)
+
+
+def _create_union_views(db: duckdb.DuckDBPyConnection, sources: Sequence[str]) -> list[str]:
+    views = db.execute(
+        "SELECT view_name, list(schema_name), first(schema_name) FROM duckdb_views() WHERE NOT internal"
+        " AND database_name = 'united' AND NOT starts_with(view_name, '_') GROUP BY view_name ORDER BY view_name"
+    ).fetchall()
+    for name, schemas, first in views:
+        view = sql_identifier(str(name))
+        queries = [
+            f"SELECT {sql_literal(source)} AS _source, * FROM {sql_identifier(source)}.{view}"
+            for source in sources
+            if source in schemas
+        ]
+        db.execute(f"CREATE VIEW main.{view} AS {' UNION ALL BY NAME '.join(queries)}")
+        _copy_comments(db, "united", str(first), "main", only=str(name))
+        db.execute(f"COMMENT ON COLUMN main.{view}._source IS {sql_literal(_SOURCE_COLUMN_COMMENT)}")
+    return [str(name) for name, _, _ in views]
+
+
+def _create_union_meta(db: duckdb.DuckDBPyConnection, sources: Sequence[str]) -> None:
+    db.execute("CREATE SCHEMA meta")
+    tables = db.execute(
+        "SELECT table_name, list(database_name ORDER BY database_name) FROM duckdb_tables()"
+        " WHERE schema_name = 'meta' AND starts_with(database_name, 'source_') GROUP BY table_name"
+    ).fetchall()
+    for name, databases in tables:
+        table = sql_identifier(str(name))
+        queries = [
+            f"SELECT {sql_literal(source)} AS _source, * FROM source_{index}.meta.{table}"
+            for index, source in enumerate(sources)
+            if f"source_{index}" in databases
+        ]
+        db.execute(f"CREATE TABLE meta.{table} AS {' UNION ALL BY NAME '.join(queries)}")
+        _copy_comments(db, str(databases[0]), "meta", "meta", only=str(name))
+        db.execute(f"COMMENT ON COLUMN meta.{table}._source IS {sql_literal(_SOURCE_COLUMN_COMMENT)}")
+    db.execute(
+        "CREATE VIEW meta.freshness AS SELECT _source, watermark, epoch(now()) - epoch(watermark) AS age_seconds,"
+        " * EXCLUDE (_source, watermark) FROM meta._freshness"
+    )
+    db.execute("COMMENT ON VIEW meta.freshness IS 'One row per source: its snapshot and watermark in this union.'")
+
+
+def _copy_comments(
+    db: duckdb.DuckDBPyConnection, catalog: str, schema: str, into: str, only: str | None = None
+) -> None:
+    """Copy the comments of the tables, views and columns of a schema."""
+    template = (
+        "SELECT {kind} AS kind, {name} AS name, comment FROM {source}() WHERE database_name = $catalog"
+        " AND schema_name = $schema AND comment IS NOT NULL"
+    )
+    values = {"catalog": catalog, "schema": schema}
+    query = " UNION ALL ".join(
+        (
+            template.format(kind="'VIEW'", name="view_name", source="duckdb_views"),
+            template.format(kind="'TABLE'", name="table_name", source="duckdb_tables"),
+        )
+    )
+    statements = [
+        f"COMMENT ON {kind} {into}.{sql_identifier(str(name))} IS {sql_literal(str(comment))}"
+        for kind, name, comment in db.execute(query, values).fetchall()
+        if name not in _HIDDEN_TABLES and only in {None, name}
+    ]
+    columns = db.execute(
+        "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE database_name = $catalog"
+        " AND schema_name = $schema AND comment IS NOT NULL",
+        values,
+    ).fetchall()
+    statements += [
+        f"COMMENT ON COLUMN {into}.{sql_identifier(str(table))}.{sql_identifier(str(column))}"
+        f" IS {sql_literal(str(comment))}"
+        for table, column, comment in columns
+        if table not in _HIDDEN_TABLES and only in {None, table}
+    ]
+    if statements:
+        db.execute(";".join(statements))
+
+
+# Refresh after a change of the sources
+
+
+def refresh_if_present(config: Path | None, lakes: Mapping[str, Path]) -> None:
+    """Write the union again, if it exists, after sources have published."""
+    out = union_path(config)
+    if out.exists():
+        write_union(lakes, out)
+
+
+def refresh_after_purge(config: Path | None) -> None:
+    """Write the union again after a purge. Delete it on an error: it may contain purged data."""
+    if not source_names(config):
+        return
+    try:
+        refresh_if_present(config, lake_paths(config))
+    except ScanlakeError as error:
+        out = union_path(config)
+        out.unlink(missing_ok=True)
+        _log.warning("union.removed", union=str(out), reason=error.message, hint="scanlake catalog --union")

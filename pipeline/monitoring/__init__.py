@@ -1,0 +1,1 @@
+"""Monitoring of runs: `scanlake watch`, run statistics, metrics, alerts, liveness."""

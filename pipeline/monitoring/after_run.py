@@ -1,0 +1,192 @@
+"""Bookkeeping after a run: run statistics, metrics file, OpenTelemetry, alerts.
+
+`scanlake sync` does this itself. Under `scanlake watch` the parent process does it, because it outlives every run.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pipeline.config import per_source_path
+from pipeline.errors import ExitCode, to_scanlake_error
+from pipeline.logs import to_one_line
+from pipeline.monitoring.alerts import build_alert, is_configured, send_alert
+from pipeline.monitoring.child_process import is_watched
+from pipeline.monitoring.metrics import write_metrics
+from pipeline.monitoring.otel import check_otel_installed, export_metrics
+from pipeline.monitoring.outcome import Outcome, OutcomeKind
+from pipeline.monitoring.run_history import RunStatsFile
+from pipeline.progress import CrawlProgress
+from schemas.timestamps import SECOND
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterator
+
+    from pipeline.lake.lake import Lake
+    from pipeline.monitoring.alerts import AlertEvent
+    from pipeline.monitoring.run_history import RunStats
+    from pipeline.progress import ProgressState
+    from pipeline.settings import Settings
+
+_FAILED_KINDS: Final = frozenset({OutcomeKind.FAILED, OutcomeKind.NEEDS_ATTENTION})
+_MAX_REASONS: Final = 20
+
+
+class RunResult:
+    """The result of a command's run: its exit code, and the object that --json prints."""
+
+    def __init__(self) -> None:
+        self.code = ExitCode.OK
+        self.result: dict[str, Any] = {}
+
+
+@contextmanager
+def monitored_run(settings: Settings, command: str, source: str = "") -> Iterator[RunResult]:
+    """Record the result of a run and send metrics and alerts; under `watch` the parent does this.
+
+    Raises `SettingsError` before the run if OpenTelemetry is set and not installed.
+    """
+    check_otel_installed(settings)
+    result, started_at = RunResult(), time.time()
+    reason = error_type = ""
+    try:
+        yield result
+    except BaseException as error:
+        failure = to_scanlake_error(error)
+        reason, error_type = to_one_line(f"{failure.message} {failure.hint}"), type(failure).__name__
+        result.code = failure.exit_code
+        raise
+    finally:
+        is_wanted = is_configured(settings) or settings.metrics_file or settings.otel_endpoint
+        if is_wanted and not is_watched():
+            seconds = max(0.0, time.time() - started_at)
+            outcome = Outcome(
+                command, settings.lake, result.code, reason, started_at, seconds, result.result, error_type
+            )  # fmt: skip
+            record_run(settings, RunStatsFile(settings.lake), outcome, source)
+
+
+def record_run(
+    settings: Settings,
+    history: RunStatsFile,
+    outcome: Outcome,
+    source: str = "",
+    *,
+    stop: threading.Event | None = None,
+) -> RunStats:
+    """Add the run to the statistics, write metrics, send alerts. Failures to do so are logged, not raised."""
+    with history.update() as stats:
+        stats.add_run(outcome)
+        event = _alert_event(outcome, stats) if is_configured(settings) else None
+    labels = {"source": source} if source else {"lake": str(settings.lake.absolute())}
+    if settings.metrics_file is not None:
+        path = per_source_path(settings.metrics_file, source) if source else settings.metrics_file
+        write_metrics(path, stats, labels)
+    if settings.otel_endpoint is not None:
+        export_metrics(settings.otel_endpoint, stats, labels)
+    if event is not None and send_alert(settings, build_alert(event, outcome, source), stop=stop):
+        with history.update() as stats:
+            stats.alerted_exit_codes = [*stats.alerted_exit_codes, outcome.code] if event == "failed" else []
+    return stats
+
+
+def _alert_event(outcome: Outcome, stats: RunStats) -> AlertEvent | None:
+    """Return "failed" for an exit code without an alert so far, "recovered" for the first success after one."""
+    if outcome.kind in _FAILED_KINDS:
+        return None if outcome.code in stats.alerted_exit_codes else "failed"
+    return "recovered" if outcome.kind is OutcomeKind.DONE and stats.alerted_exit_codes else None
+
+
+# Figures of a run and its lake: from the ledger, without opening the catalog
+
+
+@dataclass(frozen=True, slots=True)
+class LakeBefore:
+    """A lake before a run: published files, and the number of the next commit."""
+
+    files: int
+    next_commit_seq: int
+
+    @classmethod
+    def read_from(cls, lake: Lake) -> LakeBefore:
+        """Return the present state of the lake."""
+        snapshot = lake.ledger.last_snapshot()
+        return cls(0 if snapshot is None else snapshot.files, lake.ledger.next_commit_seq())
+
+
+@dataclass(frozen=True, slots=True)
+class RunDelta:
+    """The difference that a run made, and the limits of its requests."""
+
+    added: int
+    changed: int
+    rows: dict[str, int]  # by table
+    rejected: dict[str, int]  # documents and files that this run rejected, by reason
+    throttled: int = 0
+    max_requests_per_second: float | None = None
+    concurrency: int = 0
+    limited_by: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields as a plain dict."""
+        return asdict(self)
+
+
+def measure_delta(lake: Lake, before: LakeBefore, *, run_id: str, fetched: int, last: ProgressState | None) -> RunDelta:
+    """Return the difference that the last run made; `last` is its last progress."""
+    ledger = lake.ledger
+    snapshot = ledger.last_snapshot()
+    added = min(max(0, (0 if snapshot is None else snapshot.files) - before.files), fetched)
+    progress = last if isinstance(last, CrawlProgress) else CrawlProgress()
+    return RunDelta(
+        added,
+        fetched - added,
+        ledger.row_counts(since_seq=before.next_commit_seq),
+        dict(islice(ledger.count_rejects(run_id).items(), _MAX_REASONS)),
+        progress.throttled,
+        progress.max_requests_per_second,
+        progress.concurrency,
+        progress.limited_by,
+    )
+
+
+def lake_stats(lake: Lake) -> dict[str, Any]:
+    """Return the figures of a locked lake: files, rejects, bytes, the last verification, the learned limits.
+
+    Instants are seconds since 1970; unknown values are None.
+    """
+    ledger = lake.ledger
+    snapshot = ledger.last_snapshot()
+    reasons = ledger.count_rejects()
+    verification = ledger.last_verification()
+    limits = ledger.properties.learned_limits or {}
+    return {
+        "files": None if snapshot is None else snapshot.files,
+        "deleted_files": ledger.count_deleted_files(),
+        "rejects": sum(reasons.values()),
+        "rejects_by_reason": dict(islice(reasons.items(), _MAX_REASONS)),
+        "snapshot": None if snapshot is None else snapshot.snapshot,
+        "watermark": None if snapshot is None or snapshot.watermark is None else snapshot.watermark / SECOND,
+        "bytes": folder_bytes(lake.layout.root),
+        "verified_at": None if verification is None else verification.verified_at / SECOND,
+        "verified_consistent": None if verification is None else verification.consistent,
+        "rate": limits.get("rate"),
+        "concurrency": limits.get("concurrency"),
+    }
+
+
+def folder_bytes(folder: Path) -> int:
+    """Return the bytes of all files below a folder; files that vanish during the count are ignored."""
+    total = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += Path(path, name).lstat().st_size
+    return total

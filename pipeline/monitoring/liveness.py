@@ -1,0 +1,88 @@
+"""The liveness file: a heartbeat every few seconds, with the last success, the next run and the state."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from pipeline.formatting import format_duration
+from pipeline.monitoring.metrics import write_or_warn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+HEARTBEAT_SECONDS: Final = 10.0
+MAX_HEARTBEAT_AGE_SECONDS: Final = 60.0
+
+
+@dataclass(slots=True)
+class WatchState:
+    """The state of one watch. Instants are seconds since 1970."""
+
+    state: str = "starting"
+    last_success: float | None = None
+    next_run: float | None = None
+    failures: int = 0
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class LivenessFile:
+    """The states of all watches of one process, by source name; the key is empty for a watch without a source."""
+
+    states: dict[str, WatchState] = field(default_factory=dict)
+
+    def write(self, path: Path) -> None:
+        """Write a heartbeat with all states to the file."""
+        content: dict[str, Any] = {"at": _format_instant(time.time())}
+        if set(self.states) == {""}:
+            content |= _to_json(self.states[""])
+        else:
+            content["sources"] = {name: _to_json(state) for name, state in self.states.items()}
+        write_or_warn(path, json.dumps(content) + "\n", subject="liveness")
+
+
+def liveness_problem(path: Path, *, max_age: float | None) -> str | None:
+    """Return the problem of the watch that writes this file; None if it lives.
+
+    With `max_age` the last success of each source must be at most so many seconds old, too.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        heartbeat_age = time.time() - _parse_instant(content["at"])
+        states: Mapping[str, Any] = content.get("sources") or {"": content}
+        successes = {name: state.get("last_success") for name, state in states.items()}
+        ages = {name: None if at is None else time.time() - _parse_instant(at) for name, at in successes.items()}
+    except OSError as error:
+        return f"{path}: {error.strerror}."
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"{path}: not a liveness file."
+    if heartbeat_age > MAX_HEARTBEAT_AGE_SECONDS:
+        return f"{path}: no heartbeat for {format_duration(round(heartbeat_age))}."
+    if max_age is not None:
+        for name, age in ages.items():
+            source = f" of {name}" if name else ""
+            if age is None:
+                return f"{path}: no success{source} yet."
+            if age > max_age:
+                return f"{path}: last success{source} {format_duration(round(age))} ago."
+    return None
+
+
+def _to_json(state: WatchState) -> dict[str, Any]:
+    fields = asdict(state)
+    return fields | {
+        name: None if fields[name] is None else _format_instant(fields[name]) for name in ("last_success", "next_run")
+    }
+
+
+def _format_instant(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _parse_instant(instant: str) -> float:
+    return datetime.fromisoformat(instant).timestamp()

@@ -1,0 +1,122 @@
+"""Run statistics of a lake: counts, the last figures, and the alerts that were sent.
+
+The file `run_stats.json` is overwritten in place, not replaced: on a full disk, which it has to record, no new file
+can be written, but an old one can be overwritten. Its loss costs the counts only.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import structlog
+
+from pipeline.atomic_files import lock_file
+from pipeline.monitoring.outcome import Outcome, OutcomeKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+FILE_NAME: Final = "run_stats.json"
+_PADDING_BYTES: Final = 8192  # the file is padded to a multiple, so that it rarely grows
+_MAX_BYTES: Final = 1_000_000
+_log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class RunStats:
+    """Counts since the file exists, and the last values. Instants are seconds since 1970."""
+
+    runs: dict[str, int] = field(default_factory=dict)  # by exit code
+    requests: dict[str, int] = field(default_factory=dict)  # by kind
+    retries: int = 0
+    throttled: int = 0
+    fetched: int = 0
+    seconds: float = 0.0
+    last_code: int | None = None
+    last_ended: float | None = None
+    last_seconds: float = 0.0
+    last_success: float | None = None
+    lake: dict[str, Any] = field(default_factory=dict)  # see `lake_stats`
+    failures: int = 0  # consecutive
+    reason: str = ""  # of the last failure
+    alerted_exit_codes: list[int] = field(default_factory=list)  # since the last success
+
+    def add_run(self, outcome: Outcome) -> None:
+        """Count a run."""
+        code = str(outcome.code)
+        self.runs[code] = self.runs.get(code, 0) + 1
+        self.last_code, self.last_ended, self.last_seconds = outcome.code, outcome.ended_at, outcome.seconds
+        self.seconds += outcome.seconds
+        if outcome.kind is OutcomeKind.DONE:
+            self.failures, self.reason, self.last_success = 0, "", outcome.ended_at
+            self._add_figures(outcome.result)
+        elif outcome.kind in {OutcomeKind.FAILED, OutcomeKind.NEEDS_ATTENTION}:
+            self.failures += 1
+            self.reason = outcome.reason
+
+    def _add_figures(self, result: Mapping[str, Any]) -> None:
+        for part in (result, result.get("verify") or {}):
+            for kind in ("list", "detail"):
+                count = int((part.get("requests") or {}).get(kind) or 0)
+                self.requests[kind] = self.requests.get(kind, 0) + count
+        self.retries += int(result.get("retries") or 0)
+        self.throttled += int((result.get("delta") or {}).get("throttled") or 0)
+        self.fetched += int(result.get("details_fetched") or 0)
+        self.lake = dict(result.get("lake") or self.lake)
+
+
+class RunStatsFile:
+    """The file with the statistics of one lake. If it cannot be used, they live in this process only."""
+
+    def __init__(self, lake: Path) -> None:
+        self._path = lake / FILE_NAME
+        self.last = RunStats()
+        try:
+            handle = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return
+        try:
+            self.last = _read(handle) or self.last
+        finally:
+            os.close(handle)
+
+    @contextmanager
+    def update(self) -> Iterator[RunStats]:
+        """Yield the statistics to change, under a lock, and write them."""
+        with ExitStack() as stack:
+            handle = self._lock(stack)
+            stored = None if handle is None else _read(handle)
+            self.last = replace(stored or self.last)
+            yield self.last
+            if handle is not None:
+                _write(handle, self.last, self._path)
+
+    def _lock(self, stack: ExitStack) -> int | None:
+        if not self._path.parent.is_dir():
+            return None
+        try:
+            return stack.enter_context(lock_file(self._path, blocking=True))  # all others hold it for a moment only
+        except OSError as error:
+            _log.warning("run_stats.read_failed", path=str(self._path), reason=error.strerror)
+            return None
+
+
+def _read(handle: int) -> RunStats | None:
+    try:
+        return msgspec.json.decode(os.pread(handle, _MAX_BYTES, 0).rstrip(b" \0"), type=RunStats)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _write(handle: int, stats: RunStats, path: Path) -> None:
+    raw = msgspec.json.encode(stats)
+    size = max(-(-len(raw) // _PADDING_BYTES) * _PADDING_BYTES, os.fstat(handle).st_size)
+    try:
+        os.pwrite(handle, raw.ljust(size), 0)
+    except OSError as error:
+        _log.warning("run_stats.write_failed", path=str(path), reason=error.strerror)

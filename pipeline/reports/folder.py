@@ -1,0 +1,222 @@
+"""The folder of a report job: its lock, its PDFs and the files that describe them.
+
+Other users may be able to write to the folder. So nothing here follows a link in it: a link could direct a write to a
+file elsewhere, or present a file elsewhere as a delivered PDF. All names are made by scanlake, never by the service.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import stat
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pipeline.atomic_files import (
+    READ_ONLY,
+    FileLockedError,
+    fsync_dir,
+    is_temp_file,
+    lock_file,
+    rename_without_overwrite,
+    temp_name,
+)
+from pipeline.errors import LakeLockedError, SettingsError, StorageError
+from pipeline.lake.layout import translate_os_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from _typeshed import ReadableBuffer
+
+MARKER: Final = ".scanlake-job"
+_MAX_MARKER_BYTES: Final = 4_096
+_FOLDER_HINT: Final = "Use a new folder or the folder of an earlier job."
+
+
+@dataclass(frozen=True, slots=True)
+class FileDigest:
+    """Size of a file in bytes and its SHA-256 in hexadecimal."""
+
+    bytes: int
+    sha256: str
+
+
+@contextmanager
+def open_job_folder(path: Path, new_job: str) -> Iterator[JobFolder]:
+    """Lock the folder of a job; a folder without a job gets the job `new_job`.
+
+    Raises `SettingsError` if the folder holds other files, `LakeLockedError` while another run uses the folder.
+    """
+    is_new_folder = not path.exists()
+    with ExitStack() as stack:
+        with translate_os_errors(path):
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+            except (FileExistsError, NotADirectoryError):
+                raise SettingsError(f"--out {path} is a file or is below a file.", hint=_FOLDER_HINT) from None
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, handle)
+        names = _names(path)
+        if names and MARKER not in names:
+            raise SettingsError(f"--out {path} is not empty and belongs to no job.", hint=_FOLDER_HINT)
+        try:
+            with translate_os_errors(path / MARKER):
+                marker = stack.enter_context(lock_file(MARKER, dir_fd=handle))
+        except FileLockedError:
+            raise LakeLockedError("Another run uses this folder.") from None
+        if not os.fstat(marker).st_nlink:  # between listing and lock, a run that could not begin its job removed it
+            raise LakeLockedError("Another run has just left this folder.", hint="Run the same command again.")
+        with translate_os_errors(path / MARKER):
+            job = _read_or_write_job(marker, new_job)
+            fsync_dir(path)
+        yield JobFolder(path.resolve(), job, is_new_folder=is_new_folder, is_new_job=MARKER not in names)
+
+
+def _read_or_write_job(marker: int, new_job: str) -> str:
+    try:
+        return str(json.loads(os.pread(marker, _MAX_MARKER_BYTES, 0))["job"])
+    except (ValueError, KeyError, TypeError):  # the marker is new, or a run was killed while it wrote the marker
+        os.ftruncate(marker, 0)
+        os.pwrite(marker, json.dumps({"job": new_job}).encode() + b"\n", 0)
+        os.fsync(marker)
+        return new_job
+
+
+class JobFolder:
+    """The locked folder of a job."""
+
+    def __init__(self, path: Path, job: str, *, is_new_folder: bool, is_new_job: bool) -> None:
+        self.path = path
+        self.job = job
+        self._is_new_folder = is_new_folder
+        self._is_new_job = is_new_job
+
+    def remove_if_new(self) -> None:
+        """Remove the marker and the folder if this run created them: the job could not begin."""
+        if not self._is_new_job:
+            return
+        with suppress(OSError):
+            (self.path / MARKER).unlink()
+            if self._is_new_folder:
+                self.path.rmdir()
+
+    def list_files(self) -> list[str]:
+        """Return the names in the folder, without hidden ones."""
+        return sorted(name for name in _names(self.path) if not name.startswith("."))
+
+    def remove_temp_files(self) -> None:
+        """Remove the temporary files of killed runs."""
+        for path in self.path.iterdir():
+            if is_temp_file(path):
+                with suppress(OSError):
+                    path.unlink()
+
+    @contextmanager
+    def temp_file(self, name: str) -> Iterator[TempFile]:
+        """Yield a new temporary file for the PDF `name`; delete it at the end unless it was committed."""
+        path = self.path / temp_name(name)
+        with translate_os_errors(self.path / name):
+            file = TempFile(path, self.path / name)
+        try:
+            with file:
+                yield file
+        finally:
+            path.unlink(missing_ok=True)
+
+    def commit(self, file: TempFile) -> None:
+        """Give a written file its name, durably and read-only. Nothing is overwritten."""
+        try:
+            self._rename(file, rename_without_overwrite)
+        except StorageError as error:
+            if not isinstance(error.__cause__, FileExistsError):
+                raise
+            raise StorageError(
+                f"{file.target.name} exists and is not a file of this job; it is not overwritten.",
+                hint=f"Move it out of {self.path}, then run the same command again.",
+            ) from None
+
+    def _rename(self, file: TempFile, rename: Callable[[Path, Path], object]) -> None:
+        with translate_os_errors(file.target):
+            os.fchmod(file.fileno(), READ_ONLY)  # not by name: that would follow a link
+            os.fsync(file.fileno())
+            rename(file.path, file.target)
+            fsync_dir(self.path)
+
+    def keep_damaged(self, name: str) -> str | None:
+        """Rename a damaged PDF and return its new name; None if the PDF does not exist.
+
+        The file may hold someone's annotations, so it is kept. Nothing is overwritten.
+        """
+        names = _names(self.path)
+        if name not in names:
+            return None
+        kept_name, number = f"{name}.damaged", 2
+        while kept_name in names:
+            kept_name, number = f"{name}.damaged-{number}", number + 1
+        with translate_os_errors(self.path / name):
+            (self.path / name).rename(self.path / kept_name)
+            fsync_dir(self.path)
+        return kept_name
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write or replace one of scanlake's own files, durably."""
+        with self.temp_file(name) as file:
+            file.write(content)
+            self._rename(file, Path.replace)
+
+    def remove(self, name: str) -> None:
+        """Remove one of scanlake's own files, durably."""
+        with translate_os_errors(self.path / name):
+            (self.path / name).unlink(missing_ok=True)
+            fsync_dir(self.path)
+
+    def digest(self, name: str) -> FileDigest | None:
+        """Return size and hash of a regular file; None if there is none with this name."""
+        with translate_os_errors(self.path / name):
+            try:
+                # O_NONBLOCK: the open of a named pipe would wait for a writer.
+                handle = os.open(self.path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            except OSError as error:
+                if error.errno in {errno.ENOENT, errno.ELOOP}:
+                    return None
+                raise
+            with ExitStack() as stack:
+                stack.callback(os.close, handle)
+                if not stat.S_ISREG(os.fstat(handle).st_mode):
+                    return None
+                file = stack.enter_context(io.FileIO(handle, closefd=False))  # raises for a folder, hence the test
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+                return FileDigest(file.tell(), sha256)
+
+
+def _names(path: Path) -> set[str]:
+    return {entry.name for entry in path.iterdir()}
+
+
+class TempFile(io.FileIO):
+    """A temporary file whose write errors are `StorageError`: the client takes an `OSError` for a network error."""
+
+    def __init__(self, path: Path, target: Path) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        super().__init__(os.open(path, flags, 0o600), "r+")
+        self.path = path
+        self.target = target
+
+    def write(self, data: ReadableBuffer) -> int:
+        """Write all of `data`."""
+        view = memoryview(data)
+        with translate_os_errors(self.target):
+            while view:
+                view = view[os.write(self.fileno(), view) :]
+        return memoryview(data).nbytes
+
+    def truncate(self, size: int | None = None) -> int:
+        """Cut the file at `size`, by default at the current position."""
+        with translate_os_errors(self.target):
+            return super().truncate(size)

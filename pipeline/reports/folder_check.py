@@ -1,0 +1,162 @@
+"""Verification of a job's folder: `scanlake report verify DIR`. Needs neither the lake nor the service."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from pydantic import ValidationError
+
+from pipeline.errors import SettingsError
+from pipeline.reports.manifest import CSV_NAME, JSON_NAME, PAGE_NAME, SIGNATURE_NAME, SUMS_NAME
+from pipeline.reports.models import Manifest
+from pipeline.reports.signing import verify_signature
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_SUMS_LINE: Final = re.compile(r"([0-9a-f]{64}) [ *]([A-Za-z0-9._-]+)")
+_TAIL_BYTES: Final = 2_048  # the end mark of a PDF is in here
+
+
+@dataclass(slots=True)
+class FolderCheck:
+    """Result of a verification. `problems` has one line each; `unknown_files` are in no list of the folder."""
+
+    job: str = ""
+    files: int = 0
+    pdfs: int = 0
+    failed: int = 0
+    signer: str | None = None
+    signed: bool = False
+    problems: list[str] = field(default_factory=list)
+    unknown_files: list[str] = field(default_factory=list)
+
+
+def verify_folder(folder: Path, allowed_signers: Path | None = None) -> FolderCheck:
+    """Check the checksums, PDFs, manifest and signature of a folder.
+
+    Raises `SettingsError` if it is not the folder of a finished job.
+    """
+    sums_file = folder / SUMS_NAME
+    if not sums_file.is_file() or sums_file.is_symlink():
+        raise SettingsError(
+            f"{folder} has no {SUMS_NAME}.",
+            hint="Run the job's command again to finish the job, or use the folder of a finished job.",
+        )
+    check = FolderCheck()
+    content = sums_file.read_bytes()
+    sums = _read_sums(content, check)
+    for name, sha256 in sums.items():
+        check.problems += _file_problems(folder / name, sha256)
+    manifest = _read_manifest(folder)
+    if manifest is None:
+        check.problems.append(f"{JSON_NAME}: cannot be read")
+    else:
+        check.job, check.files, check.pdfs = manifest.job, len(manifest.files), len(manifest.pdfs)
+        check.failed = sum(file.pdf is None and bool(file.reason) for file in manifest.files)
+        check.problems += _manifest_problems(manifest, sums, folder)
+    _check_signature(folder, content, allowed_signers, check)
+    known_names = {*sums, SUMS_NAME, SIGNATURE_NAME}
+    check.unknown_files = sorted(
+        path.name for path in folder.iterdir() if path.name not in known_names and not path.name.startswith(".")
+    )
+    return check
+
+
+def _read_sums(content: bytes, check: FolderCheck) -> dict[str, str]:
+    sums: dict[str, str] = {}
+    for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), 1):
+        match = _SUMS_LINE.fullmatch(line)
+        if match is None or match[2] in sums:
+            check.problems.append(f"{SUMS_NAME}, line {number}: not a checksum of a file of this folder")
+        else:
+            sums[match[2]] = match[1]
+    check.problems += [f"{name}: not in {SUMS_NAME}" for name in (JSON_NAME, CSV_NAME, PAGE_NAME) if name not in sums]
+    return sums
+
+
+def _file_problems(path: Path, sha256: str) -> Iterator[str]:
+    if path.is_symlink() or not path.is_file():
+        yield f"{path.name}: missing"
+        return
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+            yield f"{path.name}: the content was changed"
+        elif path.suffix == ".pdf":
+            file.seek(0)
+            head = file.read(4)
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            if head != b"%PDF" or b"%%EOF" not in file.read():
+                yield f"{path.name}: not a complete PDF"
+
+
+def _read_manifest(folder: Path) -> Manifest | None:
+    try:
+        return Manifest.model_validate_json((folder / JSON_NAME).read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def _manifest_problems(manifest: Manifest, sums: dict[str, str], folder: Path) -> Iterator[str]:
+    """Yield a line for each file that is not in exactly one PDF and not failed, and for each contradiction."""
+    yield from _duplicate_problems(manifest)
+    yield from _placement_problems(manifest)
+    yield from _pdf_problems(manifest, sums)
+    csv_pairs = [("" if file.file_id is None else str(file.file_id), file.pdf or "") for file in manifest.files]
+    if _read_csv_pairs(folder) != csv_pairs:
+        yield f"{CSV_NAME}: does not match {JSON_NAME}"
+
+
+def _duplicate_problems(manifest: Manifest) -> Iterator[str]:
+    ids = Counter(file.file_id for file in manifest.files if file.file_id is not None)
+    yield from (f"{JSON_NAME}: file {file_id} is listed {count} times" for file_id, count in ids.items() if count > 1)
+    names = Counter(pdf.pdf for pdf in manifest.pdfs)
+    yield from (f"{JSON_NAME}: {name} is listed {count} times" for name, count in names.items() if count > 1)
+
+
+def _placement_problems(manifest: Manifest) -> Iterator[str]:
+    pdfs = {(pdf.pdf, pdf.sha256) for pdf in manifest.pdfs}
+    for file in manifest.files:
+        is_failed = file.pdf is None and bool(file.reason)
+        if not is_failed and (file.pdf, file.sha256) not in pdfs:
+            yield f"{JSON_NAME}: file {file.file_id} is in no PDF and has no reason"
+
+
+def _pdf_problems(manifest: Manifest, sums: dict[str, str]) -> Iterator[str]:
+    files = Counter((file.pdf, file.sha256) for file in manifest.files)
+    for pdf in manifest.pdfs:
+        if sums.get(pdf.pdf) != pdf.sha256:
+            yield f"{pdf.pdf}: {SUMS_NAME} and {JSON_NAME} disagree"
+        if files[pdf.pdf, pdf.sha256] != pdf.files:
+            yield f"{pdf.pdf}: ordered for {pdf.files} files, but {files[pdf.pdf, pdf.sha256]} files name it"
+    names = {pdf.pdf for pdf in manifest.pdfs}
+    for name in sorted(sums):
+        if name.endswith(".pdf") and name not in names:
+            yield f"{name}: in {SUMS_NAME}, but not in {JSON_NAME}"
+
+
+def _read_csv_pairs(folder: Path) -> list[tuple[str, str]] | None:
+    try:
+        text = (folder / CSV_NAME).read_text("utf-8")
+    except (OSError, ValueError):
+        return None
+    return [(row.get("file_id") or "", row.get("pdf") or "") for row in csv.DictReader(io.StringIO(text, newline=""))]
+
+
+def _check_signature(folder: Path, content: bytes, allowed_signers: Path | None, check: FolderCheck) -> None:
+    signature = folder / SIGNATURE_NAME
+    check.signed = signature.is_file()
+    if check.signed:
+        check.signer = verify_signature(content, signature.read_bytes(), allowed_signers)
+        if check.signer is None:
+            expected = "of this content" if allowed_signers is None else "of this content by an allowed signer"
+            check.problems.append(f"{SIGNATURE_NAME}: not a signature {expected}")
+    elif allowed_signers is not None:
+        check.problems.append(f"{SIGNATURE_NAME}: missing")

@@ -1,0 +1,159 @@
+"""A report job: a folder with a fixed selection and fixed options. The same command begins and resumes it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from pipeline.errors import LakeLockedError, ScanlakeError, SettingsError
+from pipeline.lake.lake import Lake
+from pipeline.lake.request_log import JobState, OrderState, ReportJob
+from pipeline.reports.batches import make_batches
+from pipeline.reports.delivery import ReportRun
+from pipeline.reports.folder import open_job_folder
+from pipeline.reports.manifest import write_manifest
+from pipeline.reports.models import FileOutcome, JobStatus
+from schemas.timestamps import new_run_id, now_us
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from pipeline.client.client import Client
+    from pipeline.lake.request_log import ReportOrderRecord, RequestLog
+    from pipeline.progress import Progress
+    from pipeline.reports.delivery import RunOptions
+    from pipeline.reports.folder import JobFolder
+    from pipeline.reports.models import JobOptions
+    from pipeline.reports.selection import CatalogState, SelectedFile
+    from pipeline.settings import Settings
+
+    FileSelector = Callable[[], tuple[Sequence[SelectedFile], CatalogState]]
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """Input of a run. `select_files` is called once, when a job begins."""
+
+    settings: Settings
+    folder: Path
+    options: JobOptions
+    run_options: RunOptions
+    select_files: FileSelector
+    sign: Callable[[bytes], bytes] | None = None
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """Result of a run. `had_protocol_errors` if a report's URL must not be requested."""
+
+    status: JobStatus
+    resumed: bool
+    had_protocol_errors: bool
+
+
+async def run_job(client: Client, request_log: RequestLog, request: JobRequest) -> JobResult:
+    """Begin or resume the folder's job, download every report that is ready in time, and write the manifest.
+
+    Raises the errors of `open_job_folder`, `open_job` and `ReportRun.run`; PDFs that were delivered stay.
+    """
+    with open_job_folder(request.folder, new_run_id()) as folder:
+        try:
+            job, resumed = await asyncio.to_thread(open_job, folder, request_log, request.options, request.select_files)
+        except ScanlakeError:
+            folder.remove_if_new()
+            raise
+        run = ReportRun(client, request_log, folder, job, request.options, request.run_options, request.progress)
+        try:
+            async with client:
+                await run.run()
+        except BaseException:
+            with suppress(ScanlakeError):  # the error that stopped the run is more important
+                _close_job(request_log, job, request.settings)
+            raise
+        status = _close_job(request_log, job, request.settings)
+        write_manifest(folder, status, request.sign)
+    return JobResult(status, resumed, had_protocol_errors=bool(run.protocol_errors))
+
+
+def open_job(
+    folder: JobFolder, request_log: RequestLog, options: JobOptions, select_files: FileSelector
+) -> tuple[ReportJob, bool]:
+    """Return the folder's job and whether it already existed. A new job selects its files now.
+
+    Raises `SettingsError` if the folder's job has other options or belongs to another lake.
+    """
+    path = str(folder.path)
+    job = request_log.job(folder.job)
+    if job is not None:
+        _check_same_options(json.loads(job.options), json.loads(options.to_json()))
+        if job.folder != path:
+            request_log.set_folder(job.job, path)
+        return job, True
+    if folder.list_files():
+        raise SettingsError(f"--out {path} belongs to a job of another lake.", hint="Use that lake or a new folder.")
+    selected, catalog_state = select_files()
+    files, batches = make_batches(selected)
+    if not batches:
+        raise SettingsError(
+            "None of the selected files can be ordered.", hint="Correct the selection or run `scanlake sync` first."
+        )
+    context = asdict(catalog_state) | {"selected_deleted_files": [file.file_id for file in selected if file.is_deleted]}
+    job = ReportJob(folder.job, path, options.to_json(), json.dumps(context), now_us())
+    request_log.create(job, files, batches)
+    return job, False
+
+
+def _check_same_options(stored: dict[str, Any], requested: dict[str, Any]) -> None:
+    differing = [name for name in requested if stored.get(name) != requested[name]]
+    if differing:
+        raise SettingsError(
+            f"--out belongs to a job with another {' and another '.join(differing)}.",
+            hint="Resume the job with its own command, or use a new folder.",
+        )
+
+
+def _close_job(request_log: RequestLog, job: ReportJob, settings: Settings) -> JobStatus:
+    status = read_job_status(request_log, job)
+    request_log.finish_job(job.job, JobState.INCOMPLETE if status.failed else JobState.DONE, now_us())
+    publish_if_unlocked(settings, "report")
+    return status
+
+
+def read_job_status(request_log: RequestLog, job: ReportJob) -> JobStatus:
+    """Return the status of a job from the ledger."""
+    orders = request_log.orders(job.job)
+    last_orders = {order.batch: order for order in orders}  # orders are sorted by attempt, and the last one counts
+    outcomes = []
+    for file in request_log.files(job.job):
+        order = None if file.batch is None else last_orders.get(file.batch)
+        outcomes.append(FileOutcome(file, order, file.reason or _failure_reason(order)))
+    pdfs = [order for order in last_orders.values() if order.state is OrderState.DELIVERED]
+    pdfs.sort(key=lambda order: order.pdf or "")
+    return JobStatus(job, tuple(outcomes), tuple(orders), tuple(pdfs))
+
+
+def _failure_reason(order: ReportOrderRecord | None) -> str | None:
+    if order is None:
+        return "not ordered yet"
+    return None if order.state is OrderState.DELIVERED else order.error or order.state
+
+
+def publish_if_unlocked(settings: Settings, command: str) -> None:
+    """Publish meta.reports, meta.report_files and meta.shares, unless another run holds the lake.
+
+    The publish of the other run includes them, so nothing waits for its lock.
+    """
+    try:
+        with Lake(settings.lake, doing=command, reader_root=settings.reader_root, must_exist=True) as lake:
+            lake.republish(at=now_us())
+    except LakeLockedError as error:
+        _log.warning("publish.skipped", reason=error.message, hint="the next publish of a run includes the changes")

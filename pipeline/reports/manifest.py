@@ -1,0 +1,138 @@
+"""The manifest of a job's folder: manifest.json, manifest.csv, index.html, SHA256SUMS and its signature."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from pipeline import __version__
+from pipeline.reports.index_page import render_index
+from pipeline.reports.models import (
+    Manifest,
+    ManifestCounts,
+    ManifestDeletions,
+    ManifestFile,
+    ManifestOrder,
+    ManifestPdf,
+)
+from schemas.timestamps import format_instant, now_us
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pipeline.lake.request_log import ReportOrderRecord
+    from pipeline.reports.folder import JobFolder
+    from pipeline.reports.models import FileOutcome, JobStatus
+
+JSON_NAME: Final = "manifest.json"
+CSV_NAME: Final = "manifest.csv"
+PAGE_NAME: Final = "index.html"
+SUMS_NAME: Final = "SHA256SUMS"
+SIGNATURE_NAME: Final = "SHA256SUMS.sig"
+_FORMULA_PREFIXES: Final = ("=", "+", "-", "@", "\t", "\r")
+
+
+def write_manifest(folder: JobFolder, status: JobStatus, sign: Callable[[bytes], bytes] | None = None) -> None:
+    """Write the manifest files and their checksums. SHA256SUMS exists only while every file has its checksum."""
+    for name in (SIGNATURE_NAME, SUMS_NAME):
+        folder.remove(name)
+    manifest = build_manifest(status)
+    contents = {
+        JSON_NAME: (manifest.model_dump_json(indent=1) + "\n").encode(),
+        CSV_NAME: format_csv(manifest.files),
+        PAGE_NAME: render_index(manifest).encode(),
+    }
+    sums = {pdf.pdf: pdf.sha256 for pdf in manifest.pdfs}
+    for name, content in contents.items():
+        folder.write(name, content)
+        digest = folder.digest(name)
+        sums[name] = digest.sha256 if digest is not None else ""
+    text = "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(sums.items()))
+    folder.write(SUMS_NAME, text.encode())
+    if sign is not None:
+        folder.write(SIGNATURE_NAME, sign(text.encode()))
+
+
+def build_manifest(status: JobStatus) -> Manifest:
+    """Return the manifest of a job."""
+    job, options, context = status.job, json.loads(status.job.options), json.loads(status.job.context)
+    files = tuple(_file_entry(outcome) for outcome in status.files)
+    failed = len(status.failed)
+    return Manifest(
+        job=job.job,
+        scanlake=__version__,
+        service=options["service"],
+        begun_at=format_instant(job.created_at),
+        written_at=format_instant(now_us()),
+        selection=options["selection"],
+        settings={name: value for name, value in options.items() if name not in {"selection", "service"}},
+        snapshot=context["snapshot"],
+        watermark=context["watermark"],
+        deletions=ManifestDeletions(
+            known_up_to=context["last_verify_at"],
+            deleted_files_in_lake=context["deleted_files"],
+            selected=tuple(context["selected_deleted_files"]),
+        ),
+        counts=ManifestCounts(
+            files=len(files),
+            delivered=len(files) - failed,
+            failed=failed,
+            pdfs=len(status.pdfs),
+            orders=len(status.orders),
+            unknown_orders=len(status.unknown_orders),
+        ),
+        pdfs=tuple(
+            ManifestPdf(pdf=order.pdf or "", sha256=order.sha256 or "", bytes=order.bytes or 0, files=order.files)
+            for order in status.pdfs
+        ),
+        orders=tuple(_order_entry(order) for order in status.orders),
+        files=files,
+    )
+
+
+def _file_entry(outcome: FileOutcome) -> ManifestFile:
+    order = outcome.order if outcome.reason is None else None
+    return ManifestFile(
+        file_id=outcome.file.file_id,
+        reference=outcome.file.reference,
+        group=outcome.file.group_name,
+        state="failed" if order is None else "delivered",
+        pdf=None if order is None else order.pdf,
+        sha256=None if order is None else order.sha256,
+        bytes=None if order is None else order.bytes,
+        ordered_at=None if outcome.order is None else _format_instant(outcome.order.ordered_at),
+        delivered_at=None if order is None else _format_instant(order.delivered_at),
+        reason=outcome.reason,
+    )
+
+
+def _order_entry(order: ReportOrderRecord) -> ManifestOrder:
+    return ManifestOrder(
+        batch=order.batch,
+        attempt=order.attempt,
+        name=order.name,
+        state=order.state,
+        files=order.files,
+        ordered_at=_format_instant(order.ordered_at),
+        delivered_at=_format_instant(order.delivered_at),
+        error=order.error,
+    )
+
+
+def _format_instant(at: int | None) -> str | None:
+    return None if at is None else format_instant(at)
+
+
+def format_csv(files: Sequence[ManifestFile]) -> bytes:
+    """Return manifest.csv. Texts that a spreadsheet takes for a formula get an apostrophe; manifest.json is exact."""
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(ManifestFile.model_fields)
+    writer.writerows([_escape_formula(value) for _, value in file] for file in files)
+    return buffer.getvalue().encode()
+
+
+def _escape_formula(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_PREFIXES) else value

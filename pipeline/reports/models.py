@@ -1,0 +1,147 @@
+"""Values of report jobs: options, status by file and order, and the content of manifest.json."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from pipeline.lake.request_log import OrderState
+from schemas.requests import ReportSettings
+
+if TYPE_CHECKING:
+    from pipeline.lake.request_log import ReportJob, ReportJobFile, ReportOrderRecord
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """Options that determine the PDFs' content. They are fixed for the lifetime of a job."""
+
+    service: str
+    selection: dict[str, Any]
+    name: str
+    template: int | None = None
+    locale: str | None = None
+    format: str | None = None
+    timezone: str | None = None
+    datetime_format: str | None = None
+
+    def to_json(self) -> str:
+        """Return the options as the ledger stores them: equal options give equal texts."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    def report_settings(self) -> ReportSettings:
+        """Return the `settings` of an order."""
+        names = ("locale", "format", "timezone", "datetime_format")
+        return ReportSettings.model_validate({name: getattr(self, name) for name in names})
+
+
+@dataclass(frozen=True, slots=True)
+class FileOutcome:
+    """Outcome of a selected file: without `reason` the file is in the PDF of `order`."""
+
+    file: ReportJobFile
+    order: ReportOrderRecord | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """Status of a job by file and order. `pdfs` are the orders whose PDF is in the folder, by name."""
+
+    job: ReportJob
+    files: tuple[FileOutcome, ...]
+    orders: tuple[ReportOrderRecord, ...]
+    pdfs: tuple[ReportOrderRecord, ...]
+
+    @property
+    def failed(self) -> list[FileOutcome]:
+        """The files that are in no PDF."""
+        return [outcome for outcome in self.files if outcome.reason is not None]
+
+    @property
+    def unknown_orders(self) -> list[ReportOrderRecord]:
+        """The orders whose response was lost: the service may have made these reports in addition."""
+        return [order for order in self.orders if order.state is OrderState.UNKNOWN]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True)
+
+
+class ManifestFile(_Model):
+    """A selected file: in a PDF, or failed with a reason. The fields are the columns of manifest.csv."""
+
+    file_id: int | None
+    reference: str | None
+    group: str | None
+    state: Literal["delivered", "failed"]
+    pdf: str | None
+    sha256: str | None
+    bytes: int | None
+    ordered_at: str | None
+    delivered_at: str | None
+    reason: str | None
+
+
+class ManifestPdf(_Model):
+    """A PDF of the folder."""
+
+    pdf: str
+    sha256: str
+    bytes: int
+    files: int
+
+
+class ManifestOrder(_Model):
+    """An order of the job."""
+
+    batch: int
+    attempt: int
+    name: str
+    state: OrderState
+    files: int
+    ordered_at: str | None
+    delivered_at: str | None
+    error: str | None
+
+
+class ManifestDeletions(_Model):
+    """The deletions that the lake had detected when the files were selected."""
+
+    known_up_to: str | None
+    deleted_files_in_lake: int | None
+    selected: tuple[int, ...]
+
+
+class ManifestCounts(_Model):
+    """The totals of a manifest."""
+
+    files: int
+    delivered: int
+    failed: int
+    pdfs: int
+    orders: int
+    unknown_orders: int
+
+
+class Manifest(_Model):
+    """The content of manifest.json: the whole job, without the URLs of its reports, which are secrets."""
+
+    format: Literal[1] = 1
+    job: str
+    scanlake: str
+    service: str
+    begun_at: str
+    written_at: str
+    selection: dict[str, Any]
+    settings: dict[str, Any]
+    snapshot: int | None
+    watermark: str | None
+    deletions: ManifestDeletions
+    counts: ManifestCounts
+    pdfs: tuple[ManifestPdf, ...]
+    orders: tuple[ManifestOrder, ...]
+    files: tuple[ManifestFile, ...]

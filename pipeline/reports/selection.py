@@ -1,0 +1,188 @@
+"""The files of a report job: selected once from the published catalog, then fixed."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import duckdb
+import pyarrow as pa
+
+from pipeline.errors import SettingsError
+from pipeline.lake.duckdb_errors import classify_read_error, short_message
+from pipeline.lake.reader import fetch_dicts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from datetime import datetime
+
+SelectionKind = Literal["where", "sql", "ids", "reference"]
+_ID: Final = re.compile(r"-?\d{1,19}")
+_ID_COLUMNS: Final = ("file_id", "id")
+_NULL_GROUP: Final = "NULL"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A condition on `files`, a query, ids or references; `group_by` is an SQL expression over `files`."""
+
+    kind: SelectionKind
+    sql: str = ""
+    ids: tuple[int, ...] = ()
+    references: tuple[str, ...] = ()
+    group_by: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the selection as the job stores it: ids as a hash, because there may be millions."""
+        common: dict[str, Any] = {"kind": self.kind, "group_by": self.group_by}
+        match self.kind:
+            case "ids":
+                ids = sorted(set(self.ids))
+                text = "\n".join(map(str, ids))
+                return common | {"ids": len(ids), "sha256": hashlib.sha256(text.encode()).hexdigest()}
+            case "reference":
+                return common | {"references": sorted(set(self.references))}
+            case _:
+                return common | {"sql": self.sql}
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedFile:
+    """A selected file. One that cannot be ordered has a `reason`; `is_deleted` if the service deleted it."""
+
+    file_id: int | None
+    reference: str | None
+    group: str | None = None
+    reason: str | None = None
+    is_deleted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogState:
+    """State of the catalog that a selection was made from. Instants are ISO 8601, UTC."""
+
+    snapshot: int | None
+    watermark: str | None
+    last_verify_at: str | None
+    deleted_files: int | None
+
+
+def read_ids(lines: Iterable[str], source: str) -> tuple[int, ...]:
+    """Read one id per line. Skips a header, empty lines and lines that begin with #. Raises `SettingsError`."""
+    ids = []
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or text.startswith("#") or (number == 1 and text.strip('"').lower() in _ID_COLUMNS):
+            continue
+        if not _ID.fullmatch(text) or not -(2**63) <= int(text) < 2**63:
+            raise SettingsError(f"{source}, line {number}: not a file id.", hint="Write one file id per line.")
+        ids.append(int(text))
+    return tuple(ids)
+
+
+def select_files(lake: duckdb.DuckDBPyConnection, selection: Selection) -> tuple[SelectedFile, ...]:
+    """Return the selected files, each once, by group and id. Files that cannot be ordered come last.
+
+    Raises `SettingsError` if the SQL is wrong or selects nothing.
+    """
+    try:
+        with _translate_sql_errors("`scanlake tables` lists tables and columns."):
+            lake.execute(f"CREATE TEMP TABLE selected AS {_selection_sql(lake, selection)}")
+            rows = lake.execute(_resolve_sql(selection)).fetchall()
+    finally:
+        lake.execute("DROP TABLE IF EXISTS temp.selected")
+    if not rows:
+        raise SettingsError("The selection is empty.", hint="Correct the selection; nothing was ordered.")
+    return tuple(SelectedFile(*row) for row in rows)
+
+
+def select_references(lake: duckdb.DuckDBPyConnection, where: str) -> tuple[str, ...]:
+    """Return the references of the files that meet a condition, each once. Raises `SettingsError`."""
+    query = f"SELECT DISTINCT scan_code FROM files WHERE ({where}\n) AND scan_code <> '' ORDER BY scan_code"
+    with _translate_sql_errors("`scanlake tables files` lists the columns."):
+        return tuple(row[0] for row in lake.execute(query).fetchall())
+
+
+@contextmanager
+def _translate_sql_errors(hint: str) -> Iterator[None]:
+    """Raise `SettingsError` for wrong SQL. Other errors of DuckDB pass: `open_catalog` translates them."""
+    try:
+        yield
+    except duckdb.InterruptException:
+        raise
+    except duckdb.Error as error:
+        if classify_read_error(error) is not None:
+            raise
+        raise SettingsError(short_message(error), hint=hint) from error
+
+
+def read_catalog_state(lake: duckdb.DuckDBPyConnection) -> CatalogState:
+    """Return snapshot, watermark and currency of deletions of the catalog."""
+    row = fetch_dicts(lake, "SELECT snapshot, watermark, last_verify_at, deleted_files FROM meta.freshness")[0]
+    return CatalogState(
+        row["snapshot"], _format(row["watermark"]), _format(row["last_verify_at"]), row["deleted_files"]
+    )
+
+
+def _format(instant: datetime | None) -> str | None:
+    return None if instant is None else f"{instant:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _selection_sql(lake: duckdb.DuckDBPyConnection, selection: Selection) -> str:
+    """Return a query with the columns file_id and reference, of which one may be NULL."""
+    match selection.kind:
+        case "where":
+            return f"SELECT file_id, scan_code AS reference FROM files WHERE ({selection.sql}\n)"
+        case "sql":
+            query = selection.sql.strip().rstrip(";")
+            column = f'CAST("{_find_id_column(lake, query)}" AS BIGINT)'
+            return f"SELECT DISTINCT {column} AS file_id, NULL::VARCHAR AS reference FROM ({query}\n)"
+        case "ids":
+            lake.register("listed", pa.table({"file_id": pa.array(sorted(set(selection.ids)), pa.int64())}))
+            return "SELECT file_id, NULL::VARCHAR AS reference FROM listed"
+        case "reference":
+            lake.register("listed", pa.table({"reference": pa.array(sorted(set(selection.references)), pa.string())}))
+            return "SELECT f.file_id, l.reference FROM listed AS l LEFT JOIN files AS f ON f.scan_code = l.reference"
+
+
+def _find_id_column(lake: duckdb.DuckDBPyConnection, query: str) -> str:
+    names = [str(row[0]) for row in lake.execute(f"DESCRIBE {query}").fetchall()]
+    for name in _ID_COLUMNS:
+        if name in names:
+            return name
+    if len(names) == 1:
+        return names[0].replace('"', '""')
+    raise SettingsError("--sql returns no column file_id or id.", hint="Rename the column with the ids to file_id.")
+
+
+def _resolve_sql(selection: Selection) -> str:
+    # coalesce: NULL is a group of its own, and its name is part of the PDF's name.
+    group = f"coalesce(CAST(({selection.group_by}\n) AS VARCHAR), '{_NULL_GROUP}')"
+    if not selection.group_by:
+        group = "NULL::VARCHAR"
+    return f"""
+        WITH wanted AS (SELECT DISTINCT file_id, reference FROM selected),
+             present AS (SELECT file_id, scan_code, {group} AS group_name FROM files
+                         WHERE file_id IN (SELECT file_id FROM wanted))
+        SELECT wanted.file_id, coalesce(present.scan_code, deleted.scan_code, wanted.reference),
+               present.group_name,
+               CASE WHEN present.file_id IS NOT NULL THEN NULL
+                    WHEN wanted.file_id IS NULL THEN 'no file with this reference in the lake'
+                    WHEN deleted.file_id IS NOT NULL
+                    THEN strftime(deleted.deletion_detected_at, 'deleted in the service, detected %Y-%m-%dT%H:%M:%SZ')
+                    ELSE 'not in the lake' END AS reason,
+               present.file_id IS NULL AND deleted.file_id IS NOT NULL
+        FROM wanted LEFT JOIN present USING (file_id) LEFT JOIN deleted_files AS deleted USING (file_id)
+        ORDER BY reason IS NOT NULL, present.group_name, wanted.file_id, wanted.reference"""
+
+
+def describe_unorderable(selected: Sequence[SelectedFile]) -> list[str]:
+    """Return one line for each file that cannot be ordered."""
+    return [
+        f"{'reference ' + (file.reference or '') if file.file_id is None else file.file_id}: {file.reason}"
+        for file in selected
+        if file.reason is not None
+    ]

@@ -1,0 +1,237 @@
+"""Share links: each is requested once. A call that may have reached the service is never repeated automatically.
+
+The ledger has a share before it is requested. Only one call is in flight at a time, so a killed run leaves at most one
+share with an unknown outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import hashlib
+import json
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+from pydantic import ValidationError
+
+from pipeline.atomic_files import FileLockedError, lock_file
+from pipeline.client.errors import OutcomeUnknownError, RequestRejectedError
+from pipeline.errors import LakeLockedError, ScanlakeError, SettingsError
+from pipeline.lake.layout import translate_os_errors
+from pipeline.lake.request_log import ShareRecord, ShareState
+from schemas.requests import ShareRequest
+from schemas.timestamps import format_instant, parse_instant, to_datetime
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from pipeline.client.client import Client
+    from pipeline.lake.layout import LakeLayout
+    from pipeline.lake.request_log import RequestLog
+
+_log = structlog.get_logger()
+
+FIELDS: Final = ("reference", "customer_reference", "expires", "language", "dl", "email", "timezone", "username")
+_DATE_LENGTH: Final = len("2026-01-31")
+_LOCK_NAME: Final = "SHARES.LOCK"
+_STOP_GRACE_SECONDS: Final = 5.0  # a run that must stop waits so long for the response to the call in flight
+
+
+@dataclass(frozen=True, slots=True)
+class ShareOutcome:
+    """Outcome of one share."""
+
+    reference: str
+    state: ShareState
+    share_url: str | None = None
+    expires: str | None = None
+    customer_reference: str | None = None
+    recipient: str | None = None
+    error: str | None = None
+
+
+def read_share_csv(lines: Iterable[str], source: str, defaults: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Read a CSV with a column `reference` and optional other fields; `defaults` replace empty cells.
+
+    Raises `SettingsError` with the line number.
+    """
+    table = csv.DictReader(lines, strict=True)
+    try:
+        columns = [name.strip() for name in table.fieldnames or ()]
+        unknown = [name for name in columns if name not in FIELDS]
+        if "reference" not in columns or unknown or len(set(columns)) < len(columns):
+            problem = f"unknown column {unknown[0]!r}" if unknown else "needs a column reference, and no column twice"
+            raise SettingsError(f"{source}: {problem}.", hint=f"Use the columns {', '.join(FIELDS)}.")
+        table.fieldnames = columns
+        shares = []
+        for row in table:
+            if None in row or None in row.values():
+                raise SettingsError(
+                    f"{source}, line {table.line_num}: the number of cells differs from the header.",
+                    hint="Fix this line: write one cell per column; a cell may be empty.",
+                )
+            shares.append({**defaults, **{name: cell.strip() for name, cell in row.items() if cell.strip()}})
+    except csv.Error as error:
+        raise SettingsError(
+            f"{source}, line {table.reader.line_num}: {error}.",
+            hint='Fix this line: put a cell with a comma, a quote or a line break in "", and double its quotes.',
+        ) from None
+    return shares
+
+
+def build_requests(
+    shares: Iterable[Mapping[str, Any]], *, send_email: bool, now: int, source: str | None = None
+) -> list[ShareRequest]:
+    """Return each different request once, all validated. `source` names the CSV in messages.
+
+    Raises `SettingsError`.
+    """
+    requests: dict[str, ShareRequest] = {}
+    for number, share in enumerate(shares, 1):
+        fields = {name: value for name, value in share.items() if value is not None}
+        if "expires" in fields:
+            fields["expires"] = _parse_expiry(str(fields["expires"]), number, now)
+        try:
+            request = ShareRequest(**fields, send_email=send_email)
+        except ValidationError as error:
+            problem = error.errors(include_input=False)[0]
+            name = problem["loc"][0] if problem["loc"] else "share"
+            raise SettingsError(f"Share {number}: {name}: {problem['msg']}.", hint=_hint(number, source)) from None
+        if send_email and not (request.email or request.dl):
+            raise SettingsError(
+                f"Share {number}: --send-email without a recipient.", hint="Use --email or --dl, or the CSV column."
+            )
+        requests.setdefault(request_hash(request), request)
+    return list(requests.values())
+
+
+def _hint(number: int, source: str | None) -> str:
+    if source is None:
+        return "Correct the reference or the option; nothing was shared."
+    return f"Correct row {number} below the header of {source}, or the option for its empty cell; nothing was shared."
+
+
+def _parse_expiry(text: str, number: int, now: int) -> Any:
+    instant = parse_instant(text)
+    if instant is None:
+        raise SettingsError(
+            f"Share {number}: expires is not a date or time.", hint="Write 2026-01-31 or 2026-01-31T12:00:00Z."
+        )
+    if instant <= now:
+        raise SettingsError(f"Share {number}: expires is in the past.", hint="Use a time in the future.")
+    return text if len(text) == _DATE_LENGTH else to_datetime(instant)
+
+
+def request_hash(request: ShareRequest) -> str:
+    """Return the hash of all parameters of a request: identical requests have the same hash."""
+    return hashlib.sha256(json.dumps(sorted(request.parameters())).encode()).hexdigest()
+
+
+def count_recipients(requests: Iterable[ShareRequest]) -> tuple[int, int]:
+    """Return the number of different e-mail addresses and of different DL references."""
+    addresses, lists = set(), set()
+    for request in requests:
+        if request.email:
+            addresses.add(request.email.lower())
+        if request.dl:
+            lists.add(request.dl)
+    return len(addresses), len(lists)
+
+
+@contextmanager
+def lock_shares(layout: LakeLayout) -> Iterator[None]:
+    """Hold the lock of shares: two concurrent runs would create the same link twice. Raises `LakeLockedError`."""
+    path = layout.root / _LOCK_NAME
+    with ExitStack() as stack:
+        try:
+            with translate_os_errors(path):
+                stack.enter_context(lock_file(path))
+        except FileLockedError:
+            raise LakeLockedError("Another run creates shares.") from None
+        yield
+
+
+class ShareRun:
+    """One run that creates shares. `outcomes` has the outcomes so far, also if `run` raises."""
+
+    def __init__(self, client: Client, request_log: RequestLog, *, force_new: bool) -> None:
+        self._client = client
+        self._request_log = request_log
+        self._force_new = force_new
+        self.outcomes: list[ShareOutcome] = []
+
+    async def run(self, requests: Iterable[ShareRequest], now: int) -> None:
+        """Create the missing shares one after another. A failed or unknown share does not stop the run.
+
+        Raises `AuthenticationError`, `ServiceUnavailableError` and `ProtocolError`; no further call is made then.
+        """
+        if count := await asyncio.to_thread(self._request_log.mark_pending_shares_unknown):
+            _log.warning("share.outcome_unknown", shares=count, reason="an earlier run was killed before the response")
+        for request in requests:
+            self.outcomes.append(await self._share_one(request, now))
+
+    async def _share_one(self, request: ShareRequest, now: int) -> ShareOutcome:
+        expires = dict(request.parameters()).get("expires")
+        record = ShareRecord(
+            request_hash(request),
+            request.reference,
+            request.customer_reference,
+            ShareState.PENDING,
+            now,
+            None if expires is None else parse_instant(expires),
+            request.send_email,
+            request.email or request.dl,
+        )
+        number, existing = await asyncio.to_thread(
+            lambda: self._request_log.begin_share(record, now=now, renew=self._force_new)
+        )
+        if existing is not None:
+            is_valid = existing.state is ShareState.CREATED
+            return _to_outcome(replace(existing, state=ShareState.REUSED) if is_valid else existing)
+        try:
+            url = await self._create(request, number)
+        except OutcomeUnknownError as error:
+            _log.warning("share.outcome_unknown", reference=request.reference, reason=error.message)
+            return await self._finish(record, number, ShareState.UNKNOWN, error=error.message)
+        except RequestRejectedError as error:
+            return await self._finish(record, number, ShareState.FAILED, error=error.reason)
+        except ScanlakeError:
+            await asyncio.to_thread(self._request_log.delete_share, number)  # the service did not carry it out
+            raise
+        return await self._finish(record, number, ShareState.CREATED, url=url)
+
+    async def _create(self, request: ShareRequest, number: int) -> str:
+        """Request the share. A run that must stop waits for the response, so that the outcome is known."""
+        call = asyncio.ensure_future(self._client.create_share(request))
+        try:
+            return (await asyncio.shield(call)).url
+        except asyncio.CancelledError:
+            done, _ = await asyncio.wait({call}, timeout=_STOP_GRACE_SECONDS)
+            # Recorded without an await: a second cancellation must not lose the response.
+            if done and not call.cancelled() and call.exception() is None:
+                self._request_log.finish_share(number, ShareState.CREATED, url=call.result().url)
+            else:
+                self._request_log.finish_share(number, ShareState.UNKNOWN, error="stopped before the response")
+            call.cancel()
+            raise
+
+    async def _finish(
+        self, record: ShareRecord, number: int, state: ShareState, *, url: str | None = None, error: str | None = None
+    ) -> ShareOutcome:
+        await asyncio.to_thread(lambda: self._request_log.finish_share(number, state, url=url, error=error))
+        return _to_outcome(replace(record, state=state, share_url=url, error=error))
+
+
+def _to_outcome(record: ShareRecord) -> ShareOutcome:
+    return ShareOutcome(
+        record.reference,
+        record.state,
+        record.share_url,
+        None if record.expires_at is None else format_instant(record.expires_at),
+        record.customer_reference,
+        record.recipient,
+        record.error,
+    )

@@ -1,0 +1,111 @@
+"""Storage of a run's batches: first the parts on disk, then one ledger transaction that names them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pipeline.lake.models import Commit, WindowRecord
+from pipeline.sync.batch_writer import BatchWriter
+from pipeline.sync.watermark import add_completed_windows
+from pipeline.sync.worker_thread import WorkerThread
+from pipeline.sync.writer_process import WriteRequest
+
+if TYPE_CHECKING:
+    from pipeline.client.clock import ServiceClock
+    from pipeline.crawl.models import CommitBatch
+    from pipeline.lake.lake import Lake
+    from pipeline.settings import Settings
+    from pipeline.sync.writer_process import WriteResult
+    from schemas.file_versions import FileVersion
+
+
+class BatchSink:
+    """Writes and commits the batches of one run. Owns the batch writer and the sequence of commits.
+
+    Parts are written on a thread of the sink, while the batch before is committed on the ledger's thread.
+    """
+
+    def __init__(
+        self, lake: Lake, settings: Settings, run_id: str, ledger_thread: WorkerThread, clock: ServiceClock
+    ) -> None:
+        self._lake = lake
+        self._lookback_seconds = int(settings.lookback_seconds)
+        self._run_id = run_id
+        self._ledger_thread = ledger_thread
+        self._clock = clock
+        self._writer = BatchWriter(lake.layout)
+        self._writer_thread = WorkerThread("writer")
+        self._definitions: set[str] = set()
+        self._last_commit_seq = 0
+
+    def load_definitions(self) -> None:
+        """Read the workflow definitions that the lake has: a batch does not write them again."""
+        self._definitions = set(self._lake.ledger.definitions())
+
+    def prestart(self, files: int) -> None:
+        """Start the writer process during the first calls, if so many files need one."""
+        self._writer.prestart(files)
+
+    async def write(self, batch: CommitBatch) -> WriteResult:
+        """Write the parts of a batch. They count from `commit` on."""
+        return await self._writer_thread.call(self._write, batch)
+
+    def _write(self, batch: CommitBatch) -> WriteResult:
+        # The commit of the batch before may still be on its way to the ledger.
+        self._last_commit_seq = max(self._last_commit_seq + 1, self._lake.ledger.next_commit_seq())
+        request = WriteRequest(_sort_versions(batch), self._run_id, self._last_commit_seq, frozenset(self._definitions))
+        written = self._writer.write(request)
+        self._definitions |= written.definitions
+        return written
+
+    async def commit(self, batch: CommitBatch, written: WriteResult) -> None:
+        """Commit a written batch together with the windows that it completes."""
+        await self._ledger_thread.call(self._commit, batch, written)
+
+    def _commit(self, batch: CommitBatch, written: WriteResult) -> None:
+        unreadable = written.unreadable_files
+        coverage = self._lake.ledger.coverage()
+        if self._clock.now() is not None:  # a window is covered up to the time of its list; a local clock may be fast
+            coverage = add_completed_windows(coverage, batch.windows, self._lookback_seconds)
+        self._lake.commit(
+            replace(
+                self.new_commit(written.commit_seq),
+                versions=[version for version in _sort_versions(batch) if version.file_id not in unreadable],
+                parts=written.parts,
+                digests=written.digests,
+                wide_column_counts=written.names,
+                rejects=[*batch.rejects, *written.rejects],
+                resolved_files=[tombstone.file_id for tombstone in batch.tombstones],
+                refetch=[
+                    (version.file_id, version.updated_at) for version in batch.versions if version.file_id in unreadable
+                ],
+                drift=written.drift,
+                definitions=sorted(written.definitions),
+                windows=[
+                    WindowRecord(
+                        completed.window.start,
+                        completed.window.end,
+                        completed.listed_at,
+                        completed.files,
+                        completed.is_consistent,
+                    )
+                    for completed in batch.windows
+                ],
+                coverage=coverage,
+            )
+        )
+
+    def new_commit(self, commit_seq: int | None = None) -> Commit:
+        """Return an empty commit of the run: with the number of its rows, otherwise with the next one."""
+        number = self._lake.ledger.next_commit_seq() if commit_seq is None else commit_seq
+        return Commit(commit_seq=number, run_id=self._run_id, at=self._clock.now_or_local())
+
+    async def close(self) -> None:
+        """End the writer process, if there is one, and the thread."""
+        with self._writer_thread:
+            await self._writer_thread.call(self._writer.close)
+
+
+def _sort_versions(batch: CommitBatch) -> tuple[FileVersion, ...]:
+    return tuple(sorted(batch.versions, key=lambda version: version.file_id))

@@ -1,0 +1,108 @@
+"""Differences between lake and service: what a verify counts, selects and plans. Pure."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from pipeline.crawl.windows import ALL_TIME, Window
+from schemas.timestamps import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pipeline.crawl.models import RefetchRequest
+
+_MAX_LISTED_IDS: Final = 1_000  # ids per kind in the record
+_MERGE_GAP_SECONDS: Final = 3  # update times at most so far apart are read again in one window
+_ROTATION_BUCKETS: Final = 1_000
+
+
+@dataclass(slots=True)
+class Differences:
+    """Files that differ between lake and service, by id; update times in microseconds."""
+
+    missing: dict[int, int | None] = field(default_factory=dict)
+    stale: dict[int, int | None] = field(default_factory=dict)
+    deleted: dict[int, str] = field(default_factory=dict)  # the evidence by file
+    unlisted: list[int] = field(default_factory=list)
+    changed_meanwhile: dict[int, int | None] = field(default_factory=dict)
+    details: list[RefetchRequest] = field(default_factory=list)
+    details_checked: int = 0
+
+    def ids_as_json(self) -> str:
+        """Return the ids that differ as JSON: the first of each kind."""
+        kinds: dict[str, Iterable[int]] = {
+            "missing": self.missing,
+            "stale": self.stale,
+            "deleted": self.deleted,
+            "unlisted": self.unlisted,
+            "changed_meanwhile": self.changed_meanwhile,
+            "details_differing": [request.file_id for request in self.details],
+        }
+        return json.dumps({kind: list(ids)[:_MAX_LISTED_IDS] for kind, ids in kinds.items()})
+
+
+class SeenFiles:
+    """The files of the lake, and which of them the list has shown. Nine bytes per file."""
+
+    def __init__(self, file_ids: Iterable[int]) -> None:
+        """`file_ids` are the files of the lake, sorted."""
+        self._ids = array("q", file_ids)
+        self._is_seen = bytearray(len(self._ids))
+        self.seen_count = 0
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def mark_seen(self, file_id: int) -> None:
+        """Mark a file that the list shows."""
+        index = bisect_left(self._ids, file_id)
+        if index < len(self._ids) and self._ids[index] == file_id and not self._is_seen[index]:
+            self._is_seen[index] = 1
+            self.seen_count += 1
+
+    def list_unseen(self) -> list[int]:
+        """Return the files that the list has not shown."""
+        return [file_id for file_id, is_seen in zip(self._ids, self._is_seen, strict=True) if not is_seen]
+
+
+def select_rotating_share(file_ids: Iterable[int], *, position: int, share: float) -> tuple[list[int], int]:
+    """Return the files of the next `share` (0 to 1) of all buckets, and the position to continue from.
+
+    A file's bucket is its id modulo 1,000. Calls that pass the position on select every file in turn.
+    """
+    start = position if share < 1 else 0
+    buckets = max(1, round(share * _ROTATION_BUCKETS))
+    selected = [file_id for file_id in file_ids if (file_id - start) % _ROTATION_BUCKETS < buckets]
+    return selected, (start + buckets) % _ROTATION_BUCKETS
+
+
+def plan_repair_windows(updates: Iterable[int | None], *, max_windows: int) -> list[Window]:
+    """Return windows that show the files with these update times (microseconds).
+
+    That is all time for a file without an update time, and where more than `max_windows` would be read.
+    """
+    seconds: set[int] = set()
+    for update in updates:
+        if update is None:
+            return [ALL_TIME]
+        seconds.add(update // SECOND)
+    windows = [Window(start, end) for start, end in _merge_seconds(sorted(seconds))]
+    return windows if len(windows) <= max_windows else [ALL_TIME]
+
+
+def _merge_seconds(seconds: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield half-open spans that contain the sorted seconds, with small gaps closed."""
+    if not seconds:
+        return
+    start = end = seconds[0]
+    for second in seconds:
+        if second - end > _MERGE_GAP_SECONDS:
+            yield start, end
+            start = second
+        end = second + 1
+    yield start, end

@@ -1,0 +1,326 @@
+"""A run that fetches: its guards, its row in the ledger, its crawls, its failure and its publish at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from pipeline import __version__
+from pipeline.client.factory import create_client
+from pipeline.crawl.models import RefetchRequest, StoredVersion, parse_reference
+from pipeline.errors import RunInterrupted, ScanlakeError, SettingsError, StorageError
+from pipeline.lake import retention
+from pipeline.lake.integrity import check_parts_exist
+from pipeline.lake.models import RunRecord
+from pipeline.lake.snapshots import check_not_paused
+from pipeline.sync.batch_sink import BatchSink
+from pipeline.sync.crawl_runner import CrawlRunner, crawl_options
+from pipeline.sync.watermark import SETTLE_WITHOUT_DATE_SECONDS, fix_target
+from pipeline.sync.worker_thread import WorkerThread
+from schemas.requests import FileQuery
+from schemas.timestamps import SECOND, new_run_id, now_us
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from pipeline.client.client import Client
+    from pipeline.crawl.batcher import Commit
+    from pipeline.crawl.models import CommitBatch, Identity
+    from pipeline.crawl.windows import Window
+    from pipeline.lake.lake import Lake
+    from pipeline.lake.ledger import Ledger
+    from pipeline.lake.models import SnapshotRecord
+    from pipeline.progress import Progress
+    from pipeline.settings import Settings
+
+_log = structlog.get_logger()
+
+
+@asynccontextmanager
+async def open_run(
+    lake: Lake, settings: Settings, token: str, progress: Progress, *, command: str, accept_new_base_url: bool = False
+) -> AsyncIterator[RunSession]:
+    """Start a run of `command` and yield it. However the block ends, the result is recorded and commits published."""
+    with WorkerThread("ledger") as ledger_thread, WorkerThread("lookup") as lookup_thread:
+        properties = await ledger_thread.call(lambda: lake.ledger.properties)
+        async with create_client(settings, token, learned=properties.learned_limits) as client:
+            run = RunSession(
+                lake,
+                settings,
+                client,
+                progress,
+                command=command,
+                ledger_thread=ledger_thread,
+                lookup_thread=lookup_thread,
+            )
+            structlog.contextvars.bind_contextvars(run_id=run.run_id)
+            try:
+                async with run.life_cycle(accept_new_base_url=accept_new_base_url):
+                    yield run
+            finally:
+                structlog.contextvars.unbind_contextvars("run_id")
+
+
+class RunSession:
+    """One run on a lake that is open for writing.
+
+    The event loop never calls the ledger: `ledger_thread` runs all calls but lookups of stored versions. These have
+    a connection and a thread of their own, so that a crawl does not wait for a commit's fsync.
+    """
+
+    def __init__(
+        self,
+        lake: Lake,
+        settings: Settings,
+        client: Client,
+        progress: Progress,
+        *,
+        command: str,
+        ledger_thread: WorkerThread,
+        lookup_thread: WorkerThread,
+    ) -> None:
+        self.lake = lake
+        self.settings = settings
+        self.client = client
+        self.ledger_thread = ledger_thread
+        self.record = RunRecord(new_run_id(), command, __version__, now_us())
+        self.crawls = CrawlRunner(client, settings, progress, self.run_id)
+        self.sink = BatchSink(lake, settings, self.run_id, ledger_thread, client.clock)
+        self._lookup_thread = lookup_thread
+        self._started = self._published = time.monotonic()
+        self._is_catalog_current = False
+
+    @property
+    def ledger(self) -> Ledger:
+        """The lake's ledger. Call it on `ledger_thread`."""
+        return self.lake.ledger
+
+    @property
+    def run_id(self) -> str:
+        """Id of the run."""
+        return self.record.run_id
+
+    @asynccontextmanager
+    async def life_cycle(self, *, accept_new_base_url: bool) -> AsyncIterator[None]:
+        """Start the run; record and publish a failure of the block."""
+        try:
+            await self.ledger_thread.call(self._start, accept_new_base_url=accept_new_base_url)
+            _log.info("run.started", command=self.record.command)
+            try:
+                yield
+            except asyncio.CancelledError:
+                interrupted = RunInterrupted("The run was stopped on request. Complete batches are committed.")
+                await self.ledger_thread.call(self._record_failure, interrupted)
+                raise
+            except ScanlakeError as error:
+                await self.ledger_thread.call(self._record_failure, error)
+                raise
+            finally:
+                with suppress(StorageError):
+                    learned = asdict(self.client.rate_limiter.learned)
+                    await self.ledger_thread.call(self.ledger.set_properties, learned_limits=learned)
+                self._log_end()
+        finally:
+            await self.sink.close()
+
+    def _start(self, *, accept_new_base_url: bool) -> None:
+        check_not_paused(self.ledger)
+        check_parts_exist(self.lake.layout, self.ledger.parts())  # a run on a damaged lake would certify lost rows
+        _check_same_service(self.ledger, self.settings, accept_new_base_url=accept_new_base_url)
+        self.sink.load_definitions()
+        self.ledger.begin_run(self.record)
+
+    async def fix_target_watermark(self) -> int:
+        """Return the target watermark: the second up to which this run makes the lake complete.
+
+        One list call proves address and token, and returns the service's clock and the number of files.
+        """
+        page = await self.client.list_files(FileQuery(limit=1))
+        self.crawls.files_in_service = page.total
+        self.sink.prestart((page.total or 0) - await self.ledger_thread.call(self.ledger.count_file_versions))
+        now = self.client.clock.now()
+        if now is None:
+            _log.warning("clock.missing", settle_seconds=SETTLE_WITHOUT_DATE_SECONDS, hint="The service sends no Date.")
+        return fix_target(
+            None if now is None else now // SECOND,
+            now_us() // SECOND,
+            settle_seconds=int(self.settings.settle_seconds),
+        )
+
+    # Fetching
+
+    async def crawl_and_commit(
+        self, windows: Sequence[Window], *, target: int, refetches: Sequence[RefetchRequest] = ()
+    ) -> None:
+        """Read `windows` up to the target watermark and commit the files that the lake does not have."""
+        publishing = asyncio.ensure_future(self.ledger_thread.call(self._publish_if_behind))
+
+        async def store(batch: CommitBatch) -> Commit:
+            if publishing.done():
+                publishing.result()  # a catalog that cannot be written ends the run before more is fetched
+            written = await self.sink.write(batch)
+
+            async def commit() -> None:
+                await self.sink.commit(batch, written)
+                self.crawls.stats.rejects += len(written.rejects)
+                if time.monotonic() - self._published > self.settings.publish_every_seconds:
+                    await self.ledger_thread.call(self.publish, complete=False)
+
+            return commit
+
+        options = crawl_options(self.settings, await self.ledger_thread.call(self.identity))
+        try:
+            await self.crawls.run(
+                windows, store, self.lookup_versions, target=target, options=options, refetches=refetches
+            )
+        except BaseException:
+            await asyncio.wait({publishing})  # the error that stopped the crawl is the one to raise
+            if not publishing.cancelled():
+                publishing.exception()
+            raise
+        await publishing
+
+    async def lookup_versions(self, file_ids: Sequence[int]) -> dict[int, StoredVersion]:
+        """Return the stored versions of some files."""
+        records = await self._lookup_thread.call(self.ledger.file_versions, file_ids)
+        return {
+            file_id: StoredVersion(
+                updated_at=record.updated_at,
+                fetched_at=record.fetched_at,
+                digest=record.digest,
+                fetch_signature=record.fetch_signature,
+                is_stable=record.is_stable,
+                deleted=record.deleted,
+                instance_id=record.instance_id,
+                run_id=record.run_id,
+            )
+            for file_id, record in records.items()
+        }
+
+    async def switch_key_to_instance(self) -> None:
+        """Make the instance the key of a file, because several instances share an id. Everything is read again."""
+        _log.warning("identity.switched", hint="Several files share one id. Their file_id is the key from now on.")
+        await self.ledger_thread.call(self.ledger.switch_key_to_instance, self.run_id, now_us())
+
+    # End of the run; all of it on the ledger's thread
+
+    def finish(self, state: str, error: str | None = None) -> SnapshotRecord:
+        """Record the run's result, publish a snapshot, and delete expired snapshots and parts."""
+        self.ledger.update_run(**asdict(self.update_record(state, error)))
+        snapshot = self.publish(complete=state == "done")
+        retention.expire_snapshots(
+            self.lake.layout,
+            self.ledger,
+            keep=self.settings.keep_snapshots,
+            grace=self.settings.retention_hours * 3600,
+            now=time.time(),
+        )
+        return snapshot
+
+    def _record_failure(self, error: ScanlakeError) -> None:
+        """Record the failure and publish what was committed. A full disk may prevent either."""
+        state = "interrupted" if isinstance(error, RunInterrupted) else "failed"
+        self.record = replace(self.record, state=state)
+        with suppress(StorageError):
+            if isinstance(error, StorageError) or not self.lake.needs_publish:
+                self.ledger.update_run(**asdict(self.update_record(state, error.message)))
+            else:
+                self.finish(state, error.message)
+
+    def publish(self, *, complete: bool) -> SnapshotRecord:
+        """Publish a snapshot of what the ledger has."""
+        watermark = self.watermark_us()
+        snapshot = self.lake.publish(self.run_id, at=now_us(), complete=complete, watermark=watermark)
+        self._published = time.monotonic()
+        _log.info("snapshot.published", snapshot=snapshot.snapshot, files=snapshot.files, complete=complete)
+        return snapshot
+
+    def _publish_if_behind(self) -> None:
+        """Publish before the first commit if the catalog is behind, during the fetch of the first files.
+
+        An earlier run was killed between commit and publish, the lake was moved, or there is no catalog yet.
+        """
+        if not self._is_catalog_current and self.lake.needs_publish:
+            self.publish(complete=False)
+        self._is_catalog_current = True
+
+    def identity(self) -> Identity:
+        """Return what identifies a file: its id, or the instance."""
+        return "file_id" if self.ledger.properties.identity == "file_id" else "id"
+
+    def watermark_us(self) -> int | None:
+        """Return the lake's watermark in microseconds; None before the first."""
+        watermark = self.ledger.properties.watermark
+        return None if watermark is None else watermark * SECOND
+
+    def update_record(self, state: str, error: str | None = None) -> RunRecord:
+        """Return the run's record with the counts of this moment."""
+        counts, stats = self.client.stats, self.crawls.stats
+        self.record = replace(
+            self.record,
+            state=state,
+            ended_at=now_us(),
+            watermark=self.watermark_us(),
+            files_listed=stats.listed,
+            details_fetched=stats.details_fetched,
+            files_skipped=stats.skipped,
+            files_deleted=stats.deleted,
+            rejects=stats.rejects,
+            requests_list=counts.list,
+            requests_detail=counts.detail,
+            retries=counts.retries,
+            seconds=round(time.monotonic() - self._started, 3),
+            snapshot=self.ledger.next_snapshot(),
+            error=error,
+        )
+        return self.record
+
+    def _log_end(self) -> None:
+        _log.info(
+            "run.finished",
+            state=self.record.state,
+            files_listed=self.record.files_listed,
+            details_fetched=self.record.details_fetched,
+            files_skipped=self.record.files_skipped,
+            files_deleted=self.record.files_deleted,
+            rejects=self.record.rejects,
+            requests=self.client.stats.requests,
+            retries=self.record.retries,
+            seconds=self.record.seconds,
+        )
+
+
+def _check_same_service(ledger: Ledger, settings: Settings, *, accept_new_base_url: bool) -> None:
+    """Refuse a second service or language in one lake: its files would overwrite those of the first."""
+    source, lang = ledger.properties.source, ledger.properties.lang
+    base_url = str(settings.base_url)
+    if source is not None and source != base_url and not accept_new_base_url:
+        raise SettingsError(
+            f"The lake contains the files of {source}, not of {base_url}.",
+            hint="Use another --lake, or run `scanlake sync --accept-new-base-url` once if the service has moved.",
+        )
+    if source is not None and lang != settings.lang and ledger.next_commit_seq() > 1:
+        raise SettingsError(
+            f"The lake contains texts in lang {lang!r}, not {settings.lang!r}.",
+            hint="Set `lang` to the lake's language, or use another --lake.",
+        )
+    ledger.set_properties(source=base_url, lang=settings.lang)
+
+
+def read_refetch_requests(ledger: Ledger) -> list[RefetchRequest]:
+    """Return the files that a run fetches again: rejected files, and those of the refetch queue."""
+    return [
+        RefetchRequest(
+            request.file_id,
+            None if request.document is None else parse_reference(request.document),
+            request.updated_at,
+            # Only a list item can replace the list item of a file that is no longer listed.
+            request.document if request.is_list_item else None,
+        )
+        for request in ledger.refetch_requests()
+    ]

@@ -1,0 +1,123 @@
+"""Sync: fetch what the service has and the lake does not, up to the target watermark."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pipeline.crawl.models import SharedFileIdError
+from pipeline.crawl.windows import ALL_TIME, Window, uncovered_windows
+from pipeline.sync.run import open_run, read_refetch_requests
+from pipeline.sync.watermark import add_read_windows, advance, cap_target, remove_lookback
+from schemas.timestamps import SECOND, to_datetime
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.lake.lake import Lake
+    from pipeline.progress import Progress
+    from pipeline.settings import Settings
+    from pipeline.sync.run import RunSession
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRange:
+    """Update times that a sync reads, in seconds. Without bounds: what the lake does not cover yet."""
+
+    since: int | None = None
+    until: int | None = None
+    full: bool = False
+
+    @property
+    def is_explicit(self) -> bool:
+        """Whether the user chose the range."""
+        return self.full or self.since is not None or self.until is not None
+
+
+@dataclass(frozen=True, slots=True)
+class SyncSummary:
+    """Result of a sync; the object that `--json` prints."""
+
+    run_id: str
+    watermark: str | None
+    files_listed: int
+    details_fetched: int
+    files_skipped: int
+    files_deleted: int
+    rejects: int
+    requests: dict[str, int]
+    retries: int
+    seconds: float
+    snapshot: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the summary as a plain dict."""
+        return asdict(self)
+
+
+async def sync(
+    lake: Lake,
+    settings: Settings,
+    token: str,
+    time_range: TimeRange,
+    progress: Progress,
+    *,
+    accept_new_base_url: bool = False,
+) -> SyncSummary:
+    """Update the lake. Raises a `ScanlakeError`; complete batches are committed and published before that."""
+    async with open_run(
+        lake, settings, token, progress, command="sync", accept_new_base_url=accept_new_base_url
+    ) as run:
+        target = await run.fix_target_watermark()
+        windows = await run.ledger_thread.call(_choose_windows, run, time_range)
+        refetches = await run.ledger_thread.call(read_refetch_requests, run.ledger)
+        try:
+            await run.crawl_and_commit(windows, target=target, refetches=refetches)
+        except SharedFileIdError:
+            await run.switch_key_to_instance()
+            windows = [ALL_TIME]
+            await run.crawl_and_commit(windows, target=target)
+        return await run.ledger_thread.call(_finish, run, windows, target)
+
+
+def _choose_windows(run: RunSession, time_range: TimeRange) -> list[Window]:
+    ledger = run.ledger
+    coverage, properties = ledger.coverage(), ledger.properties
+    if properties.watermark is not None and properties.lookback_due:
+        coverage = remove_lookback(coverage, properties.watermark, int(run.settings.lookback_seconds))
+        ledger.begin_lookback(coverage)
+    if time_range.full:
+        return [ALL_TIME]
+    if time_range.is_explicit:
+        return [Window(time_range.since, time_range.until)]
+    return uncovered_windows(coverage, None, None)
+
+
+def _finish(run: RunSession, windows: Sequence[Window], target: int) -> SyncSummary:
+    """Advance the watermark over the windows that were read, and publish."""
+    ledger, unproven = run.ledger, run.crawls.unproven
+    if run.client.clock.now() is None:
+        newest = ledger.newest_update()
+        target = cap_target(target, None if newest is None else newest // SECOND)
+    coverage = add_read_windows(ledger.coverage(), windows, unproven, target=target)
+    watermark = advance(ledger.properties.watermark, coverage, may_move_back=bool(unproven))
+    if watermark is not None:
+        ledger.set_properties(watermark=watermark, lookback_due=True)
+    if ledger.properties.unverified_since is None:
+        ledger.set_properties(unverified_since=run.client.clock.now_or_local())
+    run.lake.commit(replace(run.sink.new_commit(), coverage=coverage))
+    snapshot = run.finish("done")
+    record, counts = run.update_record("done"), run.client.stats
+    return SyncSummary(
+        run_id=run.run_id,
+        watermark=None if snapshot.watermark is None else f"{to_datetime(snapshot.watermark):%Y-%m-%dT%H:%M:%SZ}",
+        files_listed=record.files_listed,
+        details_fetched=record.details_fetched,
+        files_skipped=record.files_skipped,
+        files_deleted=record.files_deleted,
+        rejects=record.rejects,
+        requests={"list": counts.list, "detail": counts.detail, "total": counts.requests},
+        retries=record.retries,
+        seconds=record.seconds,
+        snapshot=snapshot.snapshot,
+    )

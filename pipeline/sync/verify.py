@@ -1,0 +1,326 @@
+"""Verify: compare the lake with the service's whole list, repair the differences, record the result.
+
+Incremental lists never show a deletion. A verify reads the whole list cheaply (no includes, limit 250, windows cut
+at the update times that the lake knows) and compares ids and update times. `deep` compares details as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from pipeline.client.errors import RetriesExhaustedError
+from pipeline.client.protocol import Detail, NotFound
+from pipeline.crawl.details import detail_for_key
+from pipeline.crawl.models import CrawlOptions, RefetchRequest, SharedFileIdError, parse_reference
+from pipeline.crawl.windows import ALL_TIME, Window, split_by_timestamps
+from pipeline.errors import ProtocolError, ScanlakeError, SettingsError
+from pipeline.lake.lookups import read_details
+from pipeline.lake.models import VerificationRecord
+from pipeline.sync.crawl_runner import crawl_options
+from pipeline.sync.differences import Differences, SeenFiles, plan_repair_windows, select_rotating_share
+from pipeline.sync.run import open_run, read_refetch_requests
+from schemas.file_versions import Tombstone, same_content
+from schemas.requests import MAX_LIMIT
+from schemas.timestamps import DAY, SECOND, now_us
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pipeline.crawl.models import CommitBatch, StoredVersion
+    from pipeline.lake.lake import Lake
+    from pipeline.progress import Progress
+    from pipeline.settings import Settings
+    from pipeline.sync.run import RunSession
+
+_log = structlog.get_logger()
+
+_MAX_KNOWN_FILES_PER_WINDOW: Final = MAX_LIMIT * 9 // 10
+"""Stored files per window. The rest of a page is room for files that the lake does not have."""
+_FILES_PER_ROUND: Final = 256  # files fetched by id concurrently; the rate limiter decides how many at a time
+_MIN_DELETIONS_TO_SUSPECT: Final = 50
+_SUSPICIOUS_DELETION_DIVISOR: Final = 20  # more than one in 20 files is suspicious
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyMode:
+    """What a verify may do. `deep` is the share of files whose details are read again, 0 to 1."""
+
+    check_only: bool = False
+    accept_deletions: bool = False
+    deep: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Name of the mode in the record."""
+        return ("check" if self.check_only else "repair") + (f", deep {self.deep:g}" if self.deep else "")
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """Result of a verify; the object that `--json` prints."""
+
+    verification: VerificationRecord
+    requests: dict[str, int]
+    seconds: float
+    snapshot: int | None
+
+    @property
+    def consistent(self) -> bool:
+        """Whether lake and service agree (after the repair, unless the mode was check only)."""
+        return self.verification.consistent
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the result as a plain dict."""
+        return asdict(self.verification) | {
+            "ids": json.loads(self.verification.ids),
+            "requests": self.requests,
+            "seconds": self.seconds,
+            "snapshot": self.snapshot,
+        }
+
+
+async def verify(lake: Lake, settings: Settings, token: str, mode: VerifyMode, progress: Progress) -> VerifyResult:
+    """Compare the lake with the service. Raises a `ScanlakeError`; repaired files are published before that."""
+    if mode.deep and settings.fetch_details == "never":
+        raise SettingsError(
+            'A deep verify compares details, and fetch_details = "never" fetches none.',
+            hint="Verify without --deep, or change fetch_details.",
+        )
+    async with open_run(lake, settings, token, progress, command="verify") as run:
+        if await run.ledger_thread.call(run.watermark_us) is None:
+            raise SettingsError("The lake is not synced yet.", hint="Run `scanlake sync` first.")
+        return await _Verify(run, mode).run()
+
+
+def is_due(lake: Lake, settings: Settings) -> bool:
+    """Return whether the last verify, or the first sync, was more than `verify_every_days` ago."""
+    last = lake.ledger.properties.verified_or_synced_at
+    days = settings.verify_every_days
+    return bool(days) and last is not None and now_us() - last >= days * DAY
+
+
+class _Verify:
+    """One verify, step by step."""
+
+    def __init__(self, run: RunSession, mode: VerifyMode) -> None:
+        self._run = run
+        self._mode = mode
+        self._differences = Differences()
+        self._target = 0
+        self._new_files: set[int] = set()
+
+    async def run(self) -> VerifyResult:
+        run = self._run
+        self._target = await run.fix_target_watermark()
+        seen_files = await self._compare_list()
+        unproven = list(run.crawls.unproven)
+        await self._find_deleted(seen_files, unproven)
+        if self._mode.deep:
+            await self._compare_details()
+        if not self._mode.check_only:
+            await self._repair()
+        files_in_service = seen_files.seen_count + len(self._new_files)
+        return await run.ledger_thread.call(self._finish, files_in_service, len(unproven))
+
+    # Comparison
+
+    async def _compare_list(self) -> SeenFiles:
+        """Read the whole list without includes, and collect what differs."""
+        run = self._run
+        files = await run.ledger_thread.call(lambda: list(run.ledger.iter_files()))
+        seen_files = SeenFiles(file_id for file_id, _ in files)
+        seconds = sorted(updated_at // SECOND for _, updated_at in files if updated_at is not None)
+        windows = split_by_timestamps(ALL_TIME, seconds, _MAX_KNOWN_FILES_PER_WINDOW)
+        options = replace(
+            crawl_options(run.settings, await run.ledger_thread.call(run.identity)),
+            fetch_details="never",
+            includes=(),
+            compare_updated_at_only=True,
+            max_rejects=None,
+        )
+        watermark = await run.ledger_thread.call(run.watermark_us)
+        limit_us = self._target * SECOND
+        if self._mode.check_only and watermark is not None:
+            limit_us = min(watermark, limit_us)
+
+        async def lookup(file_ids: Sequence[int]) -> dict[int, StoredVersion]:
+            for file_id in file_ids:
+                seen_files.mark_seen(file_id)
+            return await run.lookup_versions(file_ids)
+
+        async def classify(batch: CommitBatch) -> None:
+            await self._classify_batch(batch, limit_us)
+
+        try:
+            await run.crawls.run(windows, classify, lookup, target=self._target, options=options)
+        except SharedFileIdError:
+            raise ScanlakeError(
+                "Several files of the service share one id, and the lake does not know it yet.",
+                hint="Run `scanlake sync --full`.",
+            ) from None
+        return seen_files
+
+    async def _classify_batch(self, batch: CommitBatch, limit_us: int) -> None:
+        """Sort list items whose update time the lake does not have into missing, stale and changed meanwhile.
+
+        Differences at or after `limit_us` are expected: the file changed during the verify.
+        """
+        stored = await self._run.lookup_versions([version.file_id for version in batch.versions])
+        for version in batch.versions:
+            is_new = version.file_id not in stored or stored[version.file_id].deleted
+            if is_new:
+                self._new_files.add(version.file_id)
+            elif version.updated_at is None:
+                continue  # there is no update time to compare
+            if version.updated_at is not None and version.updated_at >= limit_us:
+                kind = self._differences.changed_meanwhile
+            else:
+                kind = self._differences.missing if is_new else self._differences.stale
+            kind[version.file_id] = version.updated_at
+
+    async def _find_deleted(self, seen_files: SeenFiles, unproven: Sequence[Window]) -> None:
+        """Find deleted files: the complete list does not show them, and the service does not find them by id."""
+        unseen, file_count = seen_files.list_unseen(), len(seen_files)
+        if unproven:
+            unseen = await self._exclude_unproven(unseen, unproven)
+        max_deletions = max(_MIN_DELETIONS_TO_SUSPECT, file_count // _SUSPICIOUS_DELETION_DIVISOR)
+        deleted = self._differences.deleted
+        for file_ids in _split_rounds(unseen):
+            for file_id, answer in zip(file_ids, await self._fetch_by_id(file_ids), strict=True):
+                if isinstance(answer, NotFound):
+                    deleted[file_id] = answer.evidence
+                else:
+                    self._differences.unlisted.append(file_id)
+            is_suspicious = len(deleted) > max_deletions or len(deleted) == file_count > 1
+            if is_suspicious and not self._mode.accept_deletions:
+                raise ProtocolError(
+                    f"The list lacks {len(unseen):,} of {file_count:,} files: a suspect number of deletions.",
+                    hint="Nothing was removed. If the files were deleted: `scanlake verify --accept-deletions`.",
+                )
+
+    async def _exclude_unproven(self, file_ids: Sequence[int], unproven: Sequence[Window]) -> list[int]:
+        """Return the files outside of `unproven`: an inconsistent list is no evidence of a deletion."""
+        doubtful: set[int] = set()
+        for chunk in _split_rounds(file_ids):
+            for file_id, version in (await self._run.lookup_versions(chunk)).items():
+                second = None if version.updated_at is None else version.updated_at // SECOND
+                if second is None or any(window.may_contain(second) for window in unproven):
+                    doubtful.add(file_id)
+        return [file_id for file_id in file_ids if file_id not in doubtful]
+
+    async def _fetch_by_id(self, file_ids: Sequence[int]) -> list[Detail | NotFound | None]:
+        """Fetch files by id concurrently. The result is None where all attempts failed."""
+        run = self._run
+        identity = await run.ledger_thread.call(run.identity)
+
+        async def fetch(file_id: int) -> Detail | NotFound | None:
+            try:
+                return detail_for_key(file_id, identity, await run.client.get_file(file_id, lang=run.settings.lang))
+            except RetriesExhaustedError:
+                return None
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(fetch(file_id)) for file_id in file_ids]
+        return [task.result() for task in tasks]
+
+    async def _compare_details(self) -> None:
+        """Fetch the details of a share of the files again and compare their content. The share rotates."""
+        run, differences = self._run, self._differences
+        commit_seqs = dict(await run.ledger_thread.call(run.ledger.file_commit_seqs))
+        position = await run.ledger_thread.call(lambda: run.ledger.properties.deep_position)
+        selected, next_position = select_rotating_share(commit_seqs, position=position, share=self._mode.deep)
+        for file_ids in _split_rounds(file_id for file_id in selected if file_id not in differences.deleted):
+            versions = {file_id: commit_seqs[file_id] for file_id in file_ids}
+            stored = await run.ledger_thread.call(read_details, run.lake.layout, run.ledger, versions)
+            for file_id, answer in zip(file_ids, await self._fetch_by_id(file_ids), strict=True):
+                if not isinstance(answer, Detail):
+                    continue
+                differences.details_checked += 1
+                if not same_content(stored.get(file_id) or b"", answer.raw):
+                    request = RefetchRequest(file_id, parse_reference(answer.raw), answer.updated_at)
+                    differences.details.append(request)
+        if not self._mode.check_only:
+            await run.ledger_thread.call(run.ledger.set_properties, deep_position=next_position)
+
+    # Repair
+
+    async def _repair(self) -> None:
+        """Mark deleted files, and fetch every other file that differs."""
+        run, differences = self._run, self._differences
+        if differences.deleted:
+            detected_at = run.client.clock.now_or_local()
+            tombstones = [
+                Tombstone(file_id, detected_at, f"not in the complete list, and not found by id ({evidence})")
+                for file_id, evidence in sorted(differences.deleted.items())
+            ]
+            await run.ledger_thread.call(lambda: run.lake.commit(replace(run.sink.new_commit(), tombstones=tombstones)))
+            run.crawls.stats.deleted += len(tombstones)
+        updates = [
+            *differences.missing.values(),
+            *differences.stale.values(),
+            *differences.changed_meanwhile.values(),
+        ]
+        file_count = await run.ledger_thread.call(run.ledger.count_files)
+        page_size = CrawlOptions(includes=run.settings.includes).query().page_size
+        windows = plan_repair_windows(updates, max_windows=1 + (file_count + len(updates)) // page_size)
+        refetches = [*await run.ledger_thread.call(read_refetch_requests, run.ledger), *differences.details]
+        if windows or refetches:
+            await run.crawl_and_commit(windows, target=self._target, refetches=refetches)
+
+    # End; on the ledger's thread
+
+    def _finish(self, files_in_service: int, unproven_windows: int) -> VerifyResult:
+        run, differences = self._run, self._differences
+        if self._mode.check_only:
+            is_consistent = not (differences.missing or differences.stale or differences.deleted or differences.details)
+        else:
+            is_consistent = not self._has_unrepaired_files()
+        verification = VerificationRecord(
+            run_id=run.run_id,
+            verified_at=run.client.clock.now_or_local(),
+            mode=self._mode.name,
+            consistent=is_consistent and not unproven_windows,
+            watermark=run.watermark_us(),
+            files_in_service=files_in_service,
+            files_in_lake=run.ledger.count_files(),
+            missing=len(differences.missing),
+            stale=len(differences.stale),
+            deleted=len(differences.deleted),
+            unlisted=len(differences.unlisted),
+            changed_meanwhile=len(differences.changed_meanwhile),
+            details_checked=differences.details_checked,
+            details_differing=len(differences.details),
+            unproven_windows=unproven_windows,
+            ids=differences.ids_as_json(),
+        )
+        run.ledger.record_verification(verification)
+        # A commit makes the catalog outdated: if this process is killed now, the next run publishes the record.
+        run.lake.commit(run.sink.new_commit())
+        snapshot = run.finish("done")
+        _log.info("verification.recorded", consistent=verification.consistent, files_in_service=files_in_service)
+        counts = run.client.stats
+        requests = {"list": counts.list, "detail": counts.detail, "total": counts.requests}
+        return VerifyResult(verification, requests, run.update_record("done").seconds, snapshot.snapshot)
+
+    def _has_unrepaired_files(self) -> bool:
+        """Return whether a missing or stale file is still not in the lake, or still older than listed."""
+        expected = {**self._differences.missing, **self._differences.stale}
+        for file_ids in _split_rounds(expected):
+            stored = self._run.ledger.file_versions(file_ids)
+            for file_id in file_ids:
+                version = stored.get(file_id)
+                if version is None or version.deleted or (version.updated_at or 0) < (expected[file_id] or 0):
+                    return True
+        return False
+
+
+def _split_rounds(file_ids: Iterable[int]) -> Iterator[list[int]]:
+    """Yield the files in groups that are fetched concurrently."""
+    ids = list(file_ids)
+    for start in range(0, len(ids), _FILES_PER_ROUND):
+        yield ids[start : start + _FILES_PER_ROUND]

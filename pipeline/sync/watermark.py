@@ -1,0 +1,64 @@
+"""The watermark: everything updated before it is in the lake. Pure; times are whole seconds since 1970 UTC."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pipeline.crawl.windows import add_span, contiguous_end, covered_span, remove_span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pipeline.crawl.models import CompletedWindow
+    from pipeline.crawl.windows import Coverage, Window
+
+SETTLE_WITHOUT_DATE_SECONDS: Final = 600
+"""Settle time when the service sends no Date header: the local clock may be fast."""
+
+
+def fix_target(service_now: int | None, local_now: int, *, settle_seconds: int) -> int:
+    """Return the target watermark of a run. Commits arrive up to `settle_seconds` late in the service."""
+    if service_now is None:
+        return local_now - max(settle_seconds, SETTLE_WITHOUT_DATE_SECONDS)
+    return service_now - settle_seconds
+
+
+def cap_target(target: int, newest_update: int | None) -> int:
+    """Return the target, at most the newest known update time. For services that send no Date header."""
+    return target if newest_update is None else min(target, newest_update)
+
+
+def remove_lookback(coverage: Coverage, watermark: int, lookback_seconds: int) -> Coverage:
+    """Return the coverage without the lookback window: commits arrive late, and clocks differ."""
+    return remove_span(coverage, watermark - lookback_seconds, None)
+
+
+def add_completed_windows(coverage: Coverage, windows: Iterable[CompletedWindow], lookback_seconds: int) -> Coverage:
+    """Return the coverage after a batch. It counts if the run is killed before its end."""
+    for completed in windows:
+        span = covered_span(completed.window, completed.listed_at, lookback_seconds)
+        if completed.is_consistent and span is not None:
+            coverage = add_span(coverage, *span)
+    return coverage
+
+
+def add_read_windows(
+    coverage: Coverage, windows: Iterable[Window], unproven: Iterable[Window], *, target: int
+) -> Coverage:
+    """Return the coverage after a run: its windows up to the target, without those whose list was inconsistent."""
+    for window in windows:
+        coverage = add_span(coverage, window.start, target if window.end is None else min(window.end, target))
+    for window in unproven:
+        coverage = remove_span(coverage, window.start, window.end)
+    return coverage
+
+
+def advance(watermark: int | None, coverage: Coverage, *, may_move_back: bool) -> int | None:
+    """Return the watermark that the coverage supports; None when the coverage has no beginning.
+
+    It moves back only when `may_move_back`: this run found a list inconsistent that an earlier run relied on.
+    """
+    end = contiguous_end(coverage)
+    if end is None or watermark is None or may_move_back:
+        return end
+    return max(watermark, end)

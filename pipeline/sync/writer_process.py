@@ -1,0 +1,137 @@
+"""Flattens a batch and writes its parts; also the subprocess that does nothing else (see `batch_writer`).
+
+The module calls neither ledger nor service: it receives versions and returns parts, rejects and drift.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pickle
+import signal
+import sys
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from pipeline.flatten.flatten import flatten
+from pipeline.lake import parts
+from pipeline.lake.layout import LakeLayout
+from schemas.file_versions import content_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pipeline.lake.models import Part
+    from schemas.file_versions import FileVersion, Reject
+
+PIPE_BUFFER_BYTES: Final = 2 * 1024**2
+"""Buffer of a pipe. After every write the crawl waits for the interpreter lock, so there should be few."""
+_WRITER_THREADS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRequest:
+    """Message to the writer: versions sorted by file, the commit's number, definitions that the lake has."""
+
+    versions: tuple[FileVersion, ...]
+    run_id: str
+    commit_seq: int
+    known_definitions: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResult:
+    """Message from the writer: parts on disk, rejects, drift; digests of the list items in the order of versions."""
+
+    commit_seq: int
+    parts: tuple[Part, ...]
+    digests: tuple[bytes, ...]
+    rejects: tuple[Reject, ...]
+    drift: Mapping[tuple[str, str, str], int]
+    names: Mapping[tuple[str, str], int]
+    definitions: frozenset[str]
+
+    @property
+    def unreadable_files(self) -> frozenset[int | None]:
+        """Files of the batch that could not be flattened."""
+        return frozenset(reject.file_id for reject in self.rejects)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFailure:
+    """An error and its stack, which a pickled error does not contain."""
+
+    error: Exception
+    frames: tuple[tuple[str, int, str], ...]  # file, line, function; outermost first
+
+
+def write_batch(layout: LakeLayout, request: WriteRequest) -> WriteResult:
+    """Flatten and write one batch. Raises `StorageError`; a version that cannot be read becomes a reject.
+
+    Parts are written concurrently, because each waits for the disk twice.
+    """
+    run_id, commit_seq = request.run_id, request.commit_seq
+    flat = flatten(request.versions, run_id=run_id, seq=commit_seq, known_definitions=request.known_definitions)
+    unreadable = {reject.file_id for reject in flat.rejects}
+    versions = [version for version in request.versions if version.file_id not in unreadable]
+    names = parts.count_wide_names(flat.tables)
+    write_part = partial(parts.write_part, layout, run_id=run_id, seq=commit_seq)
+    with ThreadPoolExecutor(_WRITER_THREADS, thread_name_prefix="disk") as disk:
+        # `pop` frees a table as soon as it is written. The documents come last: they are as large as all tables.
+        writes = [disk.submit(write_part, name, flat.tables.pop(name)) for name in tuple(flat.tables)]
+        if versions:
+            writes.append(disk.submit(parts.write_raw_part, layout, versions, run_id=run_id, seq=commit_seq))
+        digests = tuple(content_digest(version.list_item or b"") for version in versions)
+    return WriteResult(
+        commit_seq=commit_seq,
+        parts=tuple(write.result() for write in writes),
+        digests=digests,
+        rejects=flat.rejects,
+        drift={(drift.table, drift.key, drift.kind): count for drift, count in flat.drift.items()},
+        names=names,
+        definitions=flat.definitions,
+    )
+
+
+def send(pipe: IO[bytes] | None, value: object) -> None:
+    """Send a message through a pipe, piece by piece, so that a batch is never in memory twice."""
+    if pipe is None:
+        raise EOFError
+    pickle.dump(value, pipe, protocol=pickle.HIGHEST_PROTOCOL)
+    pipe.flush()
+
+
+def receive(pipe: IO[bytes] | None) -> Any:
+    """Return the next message from a pipe. Raises `EOFError` when the sender has ended, also within a message."""
+    if pipe is None:
+        raise EOFError
+    try:
+        return pickle.load(pipe)  # noqa: S301 - the pipe belongs to these two processes
+    except pickle.UnpicklingError as error:  # the sender was killed within a message
+        raise EOFError from error
+
+
+def main(root: str) -> None:
+    """Process write requests from stdin until it is closed."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C and systemd signal the whole group; the parent decides
+        signal.signal(number, signal.SIG_IGN)
+    results = sys.stdout.buffer
+    sys.stdout = sys.stderr  # only results may be in the pipe
+    layout = LakeLayout(Path(root))
+    gc.disable()  # documents contain no cycles, and the search for them took a tenth of the time
+    with os.fdopen(0, "rb", PIPE_BUFFER_BYTES, closefd=False) as pipe, contextlib.suppress(EOFError, BrokenPipeError):
+        while True:
+            request = receive(pipe)
+            try:
+                result: object = write_batch(layout, request)
+            except Exception as error:  # noqa: BLE001 - raised again in the parent
+                frames = traceback.extract_tb(error.__traceback__)
+                result = WriteFailure(error, tuple((frame.filename, frame.lineno or 0, frame.name) for frame in frames))
+            send(results, result)
+            del request, result
+            gc.collect(0)

@@ -1,0 +1,49 @@
+"""Tokens: what makes one unusable, and the forms in which one can appear in text."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from typing import Final
+from urllib.parse import quote, quote_plus
+
+MIN_SECRET_CHARS: Final = 4  # a shorter fragment is too common to be replaced in text
+
+
+def find_token_problem(token: str) -> str | None:
+    """Return what makes a token unusable, as a predicate without the token; None if nothing does."""
+    if not token:
+        return "is empty"
+    if token.strip().lower() == "bearer" or token.strip().lower().startswith("bearer "):
+        return "starts with `Bearer`"
+    if any(char.isspace() for char in token):
+        return "holds white space"
+    if any(char in "\"'`" for char in token):
+        return "holds a quotation mark"
+    if not (token.isascii() and token.isprintable()):
+        return "holds characters that no token has"
+    return None
+
+
+def encoded_forms(secret: str) -> set[str]:
+    """Return the forms in which a secret can appear: plain, URL-encoded, JSON-escaped, and base64."""
+    forms = {secret, quote(secret, safe=""), quote(secret), quote_plus(secret)}
+    forms |= {re.sub("%..", lambda escape: escape[0].lower(), form) for form in forms}
+    for escaped in (secret, json.dumps(secret)[1:-1]):
+        slashes = escaped.replace("/", "\\/")
+        forms |= {escaped, slashes, escaped.replace("=", "\\u003d"), slashes.replace("=", "\\u003d")}
+    base64_text = base64.b64encode(secret.encode()).decode()
+    encoded = {base64_text, base64_text.rstrip("=")}
+    encoded |= {fragment for fragment in base64_fragments(secret) if len(fragment) >= MIN_SECRET_CHARS}
+    return forms | encoded | {text.translate(str.maketrans("+/", "-_")) for text in encoded}
+
+
+def base64_fragments(secret: str) -> list[str]:
+    """Return the base64 text of a secret at each of its three alignments in a longer text.
+
+    A fragment has only the characters that do not depend on the neighbouring bytes.
+    """
+    raw = secret.encode()
+    texts = [base64.b64encode(b"\0" * shift + raw).decode() for shift in range(3)]
+    return [text[-(-shift * 8 // 6) : (shift + len(raw)) * 8 // 6] for shift, text in enumerate(texts)]

@@ -1,0 +1,267 @@
+"""Rules of the source tree: imports point down without circles, files and functions are short, names are unique."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+LAYERS: Final = (
+    {"__main__"},
+    {"cli"},
+    {"commands"},
+    {"context"},
+    {"sync", "maintenance", "reports", "shares", "doctor", "monitoring", "dashboard"},
+    {"crawl"},
+    {"client", "flatten", "lake"},
+    {"config", "crash_report", "process", "settings_template"},
+    {"progress", "logs", "settings", "global_options"},
+    {"errors", "formatting", "atomic_files", "redaction", "tokens", "urls"},
+)
+"""From top to bottom. A unit may import units below it, never units of its own layer; schemas is below all."""
+
+SHARED_MODULE_NAMES: Final = frozenset({"errors", "models"})
+"""Module names that several packages may have: each package's own exceptions and values."""
+
+_VAGUE: Final = frozenset({"utils", "util", "helpers", "helper", "common", "base", "manager", "misc"})
+_MAX_FILE_LINES: Final = 400
+_MAX_FUNCTION_LINES: Final = 60
+
+
+@dataclass(frozen=True, eq=False)
+class Module:
+    """A source file of the project."""
+
+    path: Path
+    tree: ast.Module
+
+    @property
+    def name(self) -> str:
+        """Dotted name."""
+        parts = self.path.relative_to(ROOT).with_suffix("").parts
+        return ".".join(part for part in parts if part != "__init__")
+
+    @property
+    def unit(self) -> str:
+        """Package or module directly below `pipeline`; empty for `pipeline` itself and for schemas."""
+        parts = self.name.split(".")
+        return parts[1] if parts[0] == "pipeline" and len(parts) > 1 else ""
+
+
+@cache
+def read_modules(*folders: str) -> tuple[Module, ...]:
+    """Return the parsed modules of some folders."""
+    paths = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return tuple(Module(path, ast.parse(path.read_text(encoding="utf-8"))) for path in paths)
+
+
+def product_modules() -> tuple[Module, ...]:
+    """Return the modules of the product."""
+    return read_modules("pipeline", "schemas")
+
+
+def all_modules() -> tuple[Module, ...]:
+    """Return the modules of product and tests."""
+    return (*product_modules(), *read_modules("tests"))
+
+
+def list_imports(tree: ast.AST) -> Iterator[str]:
+    """Yield the dotted name of every import, including those for type checking."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            assert node.module is not None
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def find_layer(unit: str) -> int:
+    """Return the index of a unit's layer."""
+    return next(index for index, units in enumerate(LAYERS) if unit in units)
+
+
+def find_problem(importer: str, imported: str) -> str | None:
+    """Return the rule that an import between two units of `pipeline` breaks, or None."""
+    if importer == imported:
+        return None
+    if importer == "emulator":
+        return "the emulator imports nothing else of the project"
+    if imported == "emulator":
+        return None if importer == "commands" else "only commands and tests import the emulator"
+    if find_layer(importer) == find_layer(imported):
+        return "units of one layer do not import each other"
+    return "imports point down" if find_layer(imported) < find_layer(importer) else None
+
+
+def find_circles(imports: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """Return the modules that import themselves by way of others: one sorted list per circle."""
+    reachable: dict[str, set[str]] = {}
+    for name in imports:
+        pending, visited = list(imports[name]), set[str]()
+        while pending:
+            module = pending.pop()
+            if module not in visited:
+                visited.add(module)
+                pending += imports.get(module, ())
+        reachable[name] = visited
+    circles = {
+        tuple(sorted(other for other in reachable[name] if name in reachable.get(other, ())))
+        for name in imports
+        if name in reachable[name]
+    }
+    return sorted(list(circle) for circle in circles)
+
+
+def find_repeated(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the last parts that several dotted names of modules share, except those that may be shared."""
+    groups = defaultdict(list)
+    for name in names:
+        package, _, last = name.rpartition(".")
+        # A command's module has the name of the command; the emulator is a program of its own.
+        if package not in {"pipeline.commands", "pipeline.emulator"} and last not in SHARED_MODULE_NAMES:
+            groups[last].append(name)
+    return {last: modules for last, modules in groups.items() if len(modules) > 1}
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported", "wrong"),
+    [
+        ("commands", "lake", False),
+        ("sync", "crawl", False),
+        ("crawl", "client", False),
+        ("commands", "emulator", False),
+        ("client", "lake", True),
+        ("maintenance", "sync", True),
+        ("doctor", "sync", True),
+        ("process", "context", True),
+        ("logs", "settings", True),
+        ("lake", "sync", True),
+        ("crawl", "emulator", True),
+        ("emulator", "errors", True),
+    ],
+)
+def test_the_rule_of_layers_can_fail(importer: str, imported: str, wrong: bool) -> None:  # noqa: FBT001
+    """The rule distinguishes allowed imports from forbidden ones."""
+    assert (find_problem(importer, imported) is not None) is wrong
+
+
+@pytest.mark.parametrize(
+    ("imports", "circles"),
+    [
+        ({"a": ["b"], "b": ["c"], "c": []}, []),
+        ({"a": ["b", "c"], "b": ["d"], "c": ["d"], "d": []}, []),
+        ({"a": ["b"], "b": ["a"]}, [["a", "b"]]),
+        ({"a": ["b"], "b": ["c"], "c": ["b"]}, [["b", "c"]]),
+        ({"a": ["b"], "b": ["c"], "c": ["a"], "d": ["e"], "e": ["d"]}, [["a", "b", "c"], ["d", "e"]]),
+    ],
+)
+def test_the_rule_of_circles_can_fail(imports: dict[str, list[str]], circles: list[list[str]]) -> None:
+    """The rule finds every circle and nothing else."""
+    assert find_circles(imports) == circles
+
+
+def test_the_rule_of_unique_module_names_can_fail() -> None:
+    """The rule finds a repeated name, but accepts commands, the emulator and shared names."""
+    names = ["pipeline.lake.parts", "pipeline.sync.parts", "pipeline.lake.purge", "pipeline.commands.purge"]
+    names += ["pipeline.emulator.parts", "pipeline.errors", "pipeline.client.errors"]
+    assert find_repeated(names) == {"parts": ["pipeline.lake.parts", "pipeline.sync.parts"]}
+
+
+def test_imports_point_down() -> None:
+    """A module imports only from lower layers, so that each layer can be read and tested without the higher ones."""
+    wrong = []
+    for module in product_modules():
+        for name in list_imports(module.tree):
+            parts = name.split(".")
+            is_unit = parts[0] == "pipeline" and len(parts) > 1 and parts[1] != "__version__"
+            if parts[0] == "tests" or (module.name.startswith("schemas") and parts[0] == "pipeline"):
+                wrong.append(f"{module.name}: {name}")
+            elif module.unit == "emulator" and parts[0] == "schemas":
+                wrong.append(f"{module.name}: {name}: the emulator imports nothing else of the project")
+            elif module.unit and is_unit and (reason := find_problem(module.unit, parts[1])):
+                wrong.append(f"{module.name}: {name}: {reason}")
+    assert not wrong
+
+
+def test_no_imports_in_circles() -> None:
+    """No module imports itself by way of others, not even for type checking."""
+    names = {module.name for module in product_modules()}
+    imports = defaultdict(set)
+    for module in product_modules():
+        for imported in list_imports(module.tree):
+            target = imported if imported in names else imported.rpartition(".")[0]
+            if target in names:
+                imports[module.name].add(target)
+    assert find_circles(imports) == []
+
+
+def test_commands_do_not_import_each_other() -> None:
+    """A command imports no other command; shared code is in a module that is no command."""
+    commands = {module.name for module in product_modules() if module.unit == "commands"}
+    commands = {name for name in commands if name.count(".") == 2 and not name.rpartition(".")[2].startswith("_")}
+    wrong = []
+    for module in product_modules():
+        if module.name in commands:
+            targets = {part for name in list_imports(module.tree) for part in (name, name.rpartition(".")[0])}
+            wrong += [f"{module.name}: {name}" for name in targets & commands]
+    assert not wrong
+
+
+def test_module_names_are_unique() -> None:
+    """A module name means one thing in the whole product."""
+    modules = product_modules()
+    assert find_repeated(module.name for module in modules if module.path.name != "__init__.py") == {}
+
+
+def test_every_unit_has_its_layer() -> None:
+    """Every package or module directly below `pipeline` is in the list of layers."""
+    known = set().union(*LAYERS) | {"emulator", ""}
+    assert {module.unit for module in product_modules()} <= known
+
+
+def test_imports_are_at_the_top() -> None:
+    """No function imports anything: the head of a module shows what it needs.
+
+    The exceptions import by name when needed: cli.py the commands, the client's package its public classes.
+    """
+    by_name = {"pipeline.cli", "pipeline.client"}
+    hidden = []
+    for module in product_modules():
+        for function in ast.walk(module.tree):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                nodes = ast.walk(function)
+                if any(isinstance(node, ast.Import | ast.ImportFrom) for node in nodes):
+                    hidden.append(f"{module.name}: {function.name}")
+        if module.name not in by_name and {"importlib", "importlib.import_module"} & set(list_imports(module.tree)):
+            hidden.append(f"{module.name}: importlib")
+    assert not hidden
+
+
+def test_files_and_functions_are_short() -> None:
+    """No file has more than 400 lines, no function body more than 60; a command's options do not count."""
+    long = []
+    for module in all_modules():
+        lines = len(module.path.read_text(encoding="utf-8").splitlines())
+        if lines > _MAX_FILE_LINES:
+            long.append(f"{module.name}: {lines} lines")
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or 0) - node.body[0].lineno + 1
+                if lines > _MAX_FUNCTION_LINES:
+                    long.append(f"{module.name}: {node.name} has {lines} lines")
+    assert not long
+
+
+def test_no_module_has_a_vague_name() -> None:
+    """No module is called utils, helpers, common, base or manager."""
+    assert not [module.name for module in all_modules() if _VAGUE & set(module.name.split("."))]

@@ -1,0 +1,107 @@
+"""`query --out` and --file: what is written where, and what cannot be."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.errors import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.processes import Answer
+
+    Scanlake = Callable[..., Answer]
+
+ONE = ("query", "SELECT 1 AS n", "--format", "csv")
+
+
+def test_a_dash_is_standard_output(scanlake: Scanlake, lake: Path, tmp_path: Path) -> None:
+    """--out - writes to standard output, and makes no file of that name."""
+    assert lake.exists()
+    assert scanlake(*ONE, "-o", "-").out == '"n"\n1\n'
+    assert not (tmp_path / "-").exists()
+
+
+def test_a_device_stays_a_device(scanlake: Scanlake, lake: Path, tmp_path: Path) -> None:
+    """A link to a device is written through, and a full one ends with 7."""
+    assert lake.exists()
+    link = tmp_path / "full"
+    link.symlink_to("/dev/full")
+    answer = scanlake(*ONE, "-o", "full")
+    assert answer.code == ExitCode.STORAGE, answer.err
+    assert "No space left on device" in answer.err
+    assert link.is_symlink()
+
+
+def test_a_link_to_standard_output_is_standard_output(lake: Path, tmp_path: Path) -> None:
+    """A link to what standard output is gets the answer behind what stands there."""
+    link = tmp_path / "link"
+    link.symlink_to("/proc/self/fd/1")
+    command = [sys.executable, "-m", "pipeline", "--lake", str(lake), *ONE, "-o", str(link)]
+    with (tmp_path / "all.txt").open("w", encoding="utf-8") as everything:
+        everything.write("before\n")
+        everything.flush()
+        subprocess.run(command, cwd=tmp_path, stdout=everything, timeout=300, check=True)
+    assert (tmp_path / "all.txt").read_text(encoding="utf-8") == 'before\n"n"\n1\n'
+    assert link.is_symlink()
+
+
+@pytest.mark.parametrize("shape", ["csv", "jsonl", "parquet"])
+def test_a_pipe_gets_the_answer(shape: str, scanlake: Scanlake, lake: Path, tmp_path: Path) -> None:
+    """A named pipe is written into, in every format, and stays one."""
+    assert lake.exists()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    answer = scanlake("query", "SELECT 1 AS n", "--format", shape, "-o", "pipe")
+    assert pipe.is_fifo()
+    reader.join(timeout=300)
+    assert (answer.code, answer.err) == (ExitCode.OK, "")
+    (tmp_path / "got").write_bytes(read[0])
+    if shape == "parquet":
+        assert pq.read_table(tmp_path / "got").to_pylist() == [{"n": 1}]
+    else:
+        assert read[0] == {"csv": b'"n"\n1\n', "jsonl": b'{"n":1}\n'}[shape]
+
+
+def test_a_link_to_a_file_stays_a_link(scanlake: Scanlake, lake: Path, tmp_path: Path) -> None:
+    """The file behind a link is replaced, not the link; one that leads nowhere makes its file."""
+    assert lake.exists()
+    (tmp_path / "old.csv").write_text("old", encoding="utf-8")
+    for name in ("old", "new"):
+        (tmp_path / name).symlink_to(f"{name}.csv")
+        assert scanlake(*ONE, "-o", name).code == ExitCode.OK
+        assert (tmp_path / name).is_symlink()
+        assert (tmp_path / f"{name}.csv").read_text(encoding="utf-8") == '"n"\n1\n'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("query", "-f", "nope.sql"), "--file nope.sql: No such file or directory."),
+        ((*ONE, "-o", "nodir/x.csv"), "--out nodir/x.csv: folder nodir does not exist."),
+        ((*ONE, "-o", "."), "--out . is a folder."),
+        ((*ONE, "-o", "circle"), "--out circle is a link that refers to itself."),
+    ],
+)
+def test_where_nothing_can_be_is_a_mistake(
+    arguments: tuple[str, ...], says: str, scanlake: Scanlake, lake: Path, tmp_path: Path
+) -> None:
+    """A file that is not there and a place where none can be end with 2, and name it."""
+    assert lake.exists()
+    (tmp_path / "circle").symlink_to("circle")
+    answer = scanlake(*arguments)
+    assert answer.code == ExitCode.USAGE, answer.err
+    assert says in answer.err
+    assert len(answer.lines) == 1

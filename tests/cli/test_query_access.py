@@ -1,0 +1,312 @@
+"""status, query and tables: reading the published lake, which none of them can change."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.errors import ExitCode
+from schemas.tables import TABLES
+from tests.cli.conftest import HOSTILE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.processes import Answer
+
+    Scanlake = Callable[..., Answer]
+
+FILES = "SELECT file_id, scan_code, updated_at, closed FROM files ORDER BY file_id"
+
+
+def fingerprint(lake: Path) -> dict[str, str]:
+    """The content of every file of the lake."""
+    return {
+        str(path.relative_to(lake)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(lake.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_status_for_people(scanlake: Scanlake, lake: Path) -> None:
+    """Status says how current the lake is, what it holds, what the last runs did and what was rejected."""
+    answer = scanlake("status")
+    assert answer.code == 0
+    for words in (
+        f"Lake {lake.name}: 3 files.",
+        "Everything updated before 2024-03-31 12:00:00 UTC is in the lake (2h ago).",
+        "Never verified",
+        "the service was away",
+        "2 x no usable id: 7",
+        "uploads.colour: unknown_key, 4 times",
+    ):
+        assert words in answer.out
+    assert "\x1b" not in answer.out
+
+
+def test_status_as_json(scanlake: Scanlake, lake: Path) -> None:
+    """--json is one object with the same facts, and moments that say they are UTC."""
+    assert lake.exists()
+    state = json.loads(scanlake("status", "--json", "--runs", "1").out)
+    assert state["freshness"]["watermark"] == "2024-03-31T12:00:00+00:00"
+    assert state["tables"]["files"] == 3
+    assert set(state["tables"]) == {table.name for table in TABLES}
+    assert len(state["runs"]) == 1
+    assert state["rejects"][0]["files"] == 2
+    assert state["drift"][0]["key"] == "colour"
+
+
+def test_csv_is_exact(scanlake: Scanlake, lake: Path) -> None:
+    """CSV keeps every digit and sign, and NULL apart from empty text."""
+    assert lake.exists()
+    answer = scanlake("query", FILES, "--format", "csv")
+    assert answer.lines == []
+    rows = list(csv.DictReader(io.StringIO(answer.out, newline="")))
+    assert [row["file_id"] for row in rows] == ["9007199254740993", "9007199254740994", "9007199254740995"]
+    assert [row["scan_code"] for row in rows] == ["a", "", HOSTILE]
+    assert rows[0]["updated_at"] == "2024-03-31 12:00:00.000000"
+    assert ',"",2024-03-31 12:00:00.000000,\n' in answer.out
+
+
+def test_json_lines_are_exact(scanlake: Scanlake, lake: Path) -> None:
+    """Each line is one row, with whole numbers whole."""
+    assert lake.exists()
+    rows = [json.loads(line) for line in scanlake("query", FILES, "--format", "jsonl").out.splitlines()]
+    assert rows[2]["file_id"] == 9_007_199_254_740_995
+    assert rows[2]["scan_code"] == HOSTILE
+    assert rows[1]["closed"] is None
+    assert scanlake("query", "SELECT 1 AS result, 2 AS n", "--format", "jsonl").out == '{"result":1,"n":2}\n'
+
+
+@pytest.mark.parametrize("flags", [("--json",), ("--format", "json")])
+def test_json_is_one_object(flags: tuple[str, ...], scanlake: Scanlake, lake: Path) -> None:
+    """--json gives columns, rows and their number in one object, also when there are no rows."""
+    assert lake.exists()
+    answer = json.loads(scanlake("query", FILES, *flags).out)
+    assert answer["columns"][0] == {"name": "file_id", "type": "BIGINT"}
+    assert answer["count"] == len(answer["rows"]) == 3
+    assert json.loads(scanlake("query", "FROM uploads", *flags).out)["rows"] == []
+
+
+def test_odd_types_can_be_written(scanlake: Scanlake, lake: Path) -> None:
+    """Lists, intervals, decimals, moments with zones and repeated column names come out in every format."""
+    assert lake.exists()
+    question = (
+        "SELECT 1 AS a, 2 AS a, [1, 2] AS l, INTERVAL 1 DAY AS i, 1.50::DECIMAL(5,2) AS d, 'nan'::DOUBLE AS n,"
+        " TIMESTAMPTZ '2024-01-01 00:00:00+00' AS t, '{\"x\": 1}'::JSON AS j"
+    )
+    assert '1,2,"[1, 2]","1 day","1.50"' in scanlake("query", question, "--format", "csv").out
+    row = json.loads(scanlake("query", question, "--format", "jsonl").out)
+    assert row["l"] == [1, 2]
+    assert row["j"] == {"x": 1}
+    assert "2024-01-01 00:00:00+00" in scanlake("query", question).out
+
+
+def test_parquet_to_a_file(scanlake: Scanlake, lake: Path, tmp_path: Path) -> None:
+    """The ending of --out chooses the format; Parquet is typed and exact, and --json says what was written."""
+    assert lake.exists()
+    answer = scanlake("query", FILES, "--out", "answer.parquet", "--json")
+    assert json.loads(answer.out) == {"out": "answer.parquet", "format": "parquet", "rows": 3}
+    table = pq.read_table(tmp_path / "answer.parquet")
+    assert table["scan_code"].to_pylist() == ["a", "", HOSTILE]
+    assert str(table.schema.field("updated_at").type) == "timestamp[us]"
+
+
+def test_a_failed_query_leaves_no_file(scanlake: Scanlake, lake: Path, tmp_path: Path) -> None:
+    """A query that fails half-way leaves neither its file nor a part of it, and keeps what stood there."""
+    (tmp_path / "answer.csv").write_text("before", encoding="utf-8")
+    answer = scanlake(
+        "query",
+        "SELECT CASE WHEN range = 99999 THEN error('half-way') ELSE '' END FROM range(100000)",
+        "--out",
+        "answer.csv",
+    )
+    assert answer.code == ExitCode.USAGE
+    assert answer.lines == [
+        "scanlake: Invalid Input Error: half-way. Run `scanlake tables` to list tables and columns."
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["answer.csv", "lake"]
+    assert (tmp_path / "answer.csv").read_text(encoding="utf-8") == "before"
+    assert lake.exists()
+
+
+def test_a_table_for_people_cannot_be_forged(scanlake: Scanlake, lake: Path) -> None:
+    """On the screen values lose terminal sequences and line breaks, and NULL is told from empty."""
+    assert lake.exists()
+    answer = scanlake("query", FILES)
+    assert "\x1b" not in answer.out
+    assert "second line" in answer.out
+    assert len(answer.out.splitlines()) == 5
+    assert "NULL" in answer.out
+    assert "3 rows" in answer.out
+
+
+def test_a_table_says_when_there_is_more(scanlake: Scanlake, lake: Path) -> None:
+    """A table ends after a thousand rows and says so."""
+    assert lake.exists()
+    assert "1,000 rows, the first rows of more; use --format for all rows" in scanlake("query", "FROM range(1001)").out
+    assert scanlake("query", "FROM range(1000)").out.splitlines()[-1] == "1,000 rows"
+
+
+def test_the_question_may_come_from_elsewhere(scanlake: Scanlake, lake: Path, tmp_path: Path) -> None:
+    """SQL comes as an argument, from standard input or from a file; none or two of them is a mistake."""
+    assert lake.exists()
+    (tmp_path / "q.sql").write_text("SELECT 41 + 1 AS n; -- a comment", encoding="utf-8")
+    assert scanlake("query", "-", "--format", "jsonl", stdin="SELECT 42 AS n").out == '{"n":42}\n'
+    assert scanlake("query", "--file", "q.sql", "--format", "jsonl").out == '{"n":42}\n'
+    assert scanlake("query").code == ExitCode.USAGE
+    assert scanlake("query", "-").code == ExitCode.USAGE
+    assert scanlake("query", "; -- nothing").code == ExitCode.USAGE
+    (tmp_path / "q.sql").write_bytes(b"SELECT '\xff'")
+    assert "not UTF-8" in scanlake("query", "--file", "q.sql").err
+    gone = scanlake("query", "--file", "gone.sql")
+    assert "gone.sql" in gone.err
+    assert len(gone.lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("question", "says"),
+    [
+        ("SELEC 1", 'Parser Error: syntax error at or near "SELEC". Run `scanlake tables` to list tables and columns.'),
+        ("FROM filse", 'Table with name filse does not exist! Did you mean "files"?'),
+        ("CREATE TABLE t (i INT)", "read-only mode"),
+        ("SET threads = 1", "has been locked"),
+        ("COPY files TO 'out.csv'", "Permission Error"),
+        ("FROM read_text('/etc/hostname')", "Permission Error"),
+        ("FROM read_parquet('https://192.0.2.1/x.parquet')", ""),
+        ("ATTACH 'other.duckdb'", "Permission Error"),
+        ("INSTALL httpfs", "Permission Error"),
+    ],
+)
+def test_sql_errors_are_one_line_and_reach_nothing(
+    question: str, says: str, scanlake: Scanlake, lake: Path, tmp_path: Path
+) -> None:
+    """SQL that is wrong, that writes, or that reaches beyond the lake ends with 2 and one line."""
+    before = fingerprint(lake)
+    answer = scanlake("query", question)
+    assert answer.code == ExitCode.USAGE, answer.err
+    assert len(answer.lines) == 1
+    assert says in answer.err
+    assert fingerprint(lake) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["lake"]
+
+
+def test_an_answer_is_not_written_into_the_lake(scanlake: Scanlake, lake: Path) -> None:
+    """--out within the lake is refused: a slip of the hand may not replace the catalog."""
+    before = fingerprint(lake)
+    assert scanlake("query", "SELECT 1", "--out", "lake/catalog.duckdb").code == ExitCode.USAGE
+    assert fingerprint(lake) == before
+
+
+def test_a_lost_part_is_damage(scanlake: Scanlake, lake: Path) -> None:
+    """A part that is gone is told apart from a mistake in the question: 9, and how to mend it."""
+    (lake / "parts" / "files.parquet").unlink()
+    answer = scanlake("query", "SELECT count(*) FROM files")
+    assert answer.code == ExitCode.DAMAGE
+    assert "scanlake check" in answer.err
+    assert len(answer.lines) == 1
+
+
+def test_a_session_that_writes_is_waited_for(scanlake: Scanlake, lake: Path) -> None:
+    """While somebody has the catalog open for writing, the command says so and ends with 5."""
+    with duckdb.connect(str(lake / "catalog.duckdb")):
+        answer = scanlake("status")
+    assert answer.code == ExitCode.LOCKED
+    assert "open for writing" in answer.err
+
+
+def test_tables_without_a_lake(scanlake: Scanlake) -> None:
+    """The data dictionary needs no lake: it is the declared schema."""
+    answer = scanlake("tables")
+    assert answer.code == 0
+    for table in TABLES:
+        assert table.name in answer.out
+        assert table.comment in answer.out
+    described = json.loads(scanlake("tables", "uploads", "--json").out)["tables"]
+    assert [table["name"] for table in described] == ["uploads"]
+    assert described[0]["rows"] is None
+    assert {"name": "id", "type": "BIGINT", "is_key": True}.items() <= described[0]["columns"][1].items()
+
+
+def test_tables_with_a_lake(scanlake: Scanlake, lake: Path) -> None:
+    """With a lake the dictionary counts rows; an unknown name brings the nearest."""
+    assert lake.exists()
+    assert "files: One row per file: its latest version. 3 rows." in scanlake("tables", "files").out
+    answer = scanlake("tables", "upload")
+    assert answer.code == ExitCode.USAGE
+    assert "Did you mean uploads?" in answer.err
+
+
+def test_tables_know_views_and_meta(scanlake: Scanlake, lake: Path) -> None:
+    """With a lake, views and tables of meta are listed, described with the catalog's comments, and offered as near."""
+    with duckdb.connect(str(lake / "catalog.duckdb")) as db:
+        db.execute("CREATE VIEW main.damage_by_month AS SELECT file_id AS n, scan_code FROM main.files")
+        db.execute("COMMENT ON VIEW main.damage_by_month IS 'Damage, month by month.'")
+        db.execute("COMMENT ON COLUMN main.damage_by_month.n IS 'How many.'")
+        db.execute("COMMENT ON TABLE meta.runs IS 'One row a run.'")
+        db.execute("CREATE TABLE main._parts (name VARCHAR)")
+    (view,) = json.loads(scanlake("tables", "main.damage_by_month", "--json").out)["views"]
+    assert (view["name"], view["comment"]) == ("damage_by_month", "Damage, month by month.")
+    assert view["columns"][0] == {"name": "n", "type": "BIGINT", "comment": "How many."}
+    assert [column["name"] for column in view["columns"]] == ["n", "scan_code"]
+    told = scanlake("tables", "meta.runs").out
+    assert "meta.runs: One row a run." in told
+    assert "started_at" in told
+    everything = json.loads(scanlake("tables", "--json").out)
+    assert len(everything["tables"]) == len(TABLES)
+    names = {each["name"] for each in everything["views"]}
+    assert {"damage_by_month", "meta.runs", "meta.freshness"} <= names
+    assert not names & ({"_parts"} | {table.name for table in TABLES})
+    assert "Damage, month by month." in scanlake("tables").out
+    for wrong, near in (("damage_by_mont", "damage_by_month"), ("meta.run", "meta.runs"), ("runs", "meta.runs")):
+        assert f"Did you mean {near}?" in scanlake("tables", wrong).err
+    assert scanlake("tables", "_parts").code == ExitCode.USAGE
+
+
+def test_tables_of_meta_need_a_lake(scanlake: Scanlake) -> None:
+    """Without a lake a view is unknown, and the message says when it would be."""
+    answer = scanlake("tables", "meta.runs")
+    assert answer.code == ExitCode.USAGE
+    assert "Views and the tables of meta require a lake." in answer.err
+    assert len(answer.lines) == 1
+
+
+@pytest.fixture
+def _ctrl_c_counts() -> Iterator[None]:
+    """A suite that runs in a shell's background ignores Ctrl-C, and so would the processes it starts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ctrl_c_counts")
+def test_ctrl_c_ends_a_long_query(lake: Path, tmp_path: Path) -> None:
+    """A question that takes for ever ends with 130 and one line when it is interrupted."""
+    os.mkfifo(tmp_path / "question")  # opening it waits until the command reads it: from then on it is at work
+    command = [sys.executable, "-m", "pipeline", "--lake", str(lake), "query", "--file", "question"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        question = "SELECT max(hash(a.range + b.range)) FROM range(1000) a, range(10000000000) b"
+        (tmp_path / "question").write_text(question, encoding="utf-8")
+        time.sleep(2.5)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=300)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, out) == (ExitCode.INTERRUPTED, "")
+    assert err.startswith("scanlake: Interrupted.")
+    assert len(err.splitlines()) == 1

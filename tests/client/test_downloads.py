@@ -1,0 +1,203 @@
+"""Downloads of reports from any host, without the client's secrets."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import ipaddress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pipeline.client.allowed_urls import SafeResolver, is_allowed_address, resolve_report_url
+from pipeline.client.downloads import DownloadedReport, ReportNotReady
+from pipeline.client.errors import RetriesExhaustedError
+from pipeline.errors import ProtocolError
+from tests.client.conftest import CANARY
+from tests.client.scripted_server import Close, Wait, answer, scripted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pipeline.client.client import Client
+
+    Make = Callable[..., Client]
+
+PDF = b"%PDF-1.7\n" + b"x" * 5_000 + b"\n%%EOF\n"
+
+
+async def test_a_ready_report_is_downloaded_completely(client: Make) -> None:
+    """The file gets the exact bytes; the result has their size and hash; earlier bytes in the file stay."""
+    into = io.BytesIO(b"kept")
+    into.seek(4)
+    steps = [answer(PDF)[:-3_000], Wait(0.05), answer(PDF)[-3_000:]]
+    async with scripted([steps]) as server, client(server.base) as asking:
+        found = await asking.download_report(f"{server.base}/r/1", into)
+    assert found == DownloadedReport(len(PDF), hashlib.sha256(PDF).hexdigest())
+    assert into.getvalue() == b"kept" + PDF
+
+
+@pytest.mark.parametrize(
+    ("steps", "reason"),
+    [
+        (answer(status=404), "HTTP 404"),
+        (answer(status=403), "HTTP 403"),
+        (answer(status=202), "HTTP 202"),
+        (answer(b""), "empty body"),
+        (answer(b"<html>soon"), "no PDF"),
+        (answer(b"%P"), "no PDF"),
+    ],
+)
+async def test_not_ready(steps: bytes, reason: str, client: Make) -> None:
+    """Every answer for an unfinished report is recognized, and nothing is written."""
+    into = io.BytesIO()
+    async with scripted(steps) as server, client(server.base) as asking:
+        assert await asking.download_report(f"{server.base}/r/1", into) == ReportNotReady(reason)
+        assert len(server.asked) == 1
+    assert into.getvalue() == b""
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [answer(PDF)[:-2_000], Close()],
+        [answer(PDF[:-2_000], length=False), Close()],
+        answer(PDF[:-2_000]),
+        answer(gzip.compress(PDF), headers=[("Content-Encoding", "gzip")]),
+        answer(status=500),
+    ],
+    ids=["cut", "cut without a length", "without its end", "packed", "500"],
+)
+async def test_a_broken_download_is_retried(steps: Any, client: Make) -> None:
+    """An incomplete PDF is downloaded again over the first one; if it stays incomplete, it fails."""
+    into = io.BytesIO()
+    async with scripted([steps, answer(PDF)]) as server, client(server.base) as asking:
+        assert isinstance(await asking.download_report(f"{server.base}/r/1", into), DownloadedReport)
+    assert into.getvalue() == PDF
+    async with scripted([steps]) as server, client(server.base) as asking:
+        with pytest.raises(RetriesExhaustedError, match="GET report"):
+            await asking.download_report(f"{server.base}/r/1", into)
+
+
+async def test_no_secret_is_sent_to_the_report_host(client: Make) -> None:
+    """Another host gets no token, cookie or referrer, wherever the token is sent otherwise."""
+    async with scripted(answer({"id": 5})) as server, scripted(answer(PDF), host="127.0.0.2") as other:
+        for place in ("query", "header"):
+            async with client(server.base, token_location=place) as asking:
+                await asking.get_file(5)
+                await asking.download_report(f"{other.base}/r/1?sig=x", io.BytesIO())
+        for asked in other.asked:
+            assert asked.target == "/r/1?sig=x"
+            assert not {"token", "cookie", "referer", "authorization"} & asked.headers.keys()
+
+
+async def test_a_foreign_url_with_the_token_is_refused(client: Make) -> None:
+    """A report URL on another host that contains the token is not requested."""
+    async with scripted(answer(PDF), host="127.0.0.2") as other, scripted(answer(PDF)) as server:
+        async with client(server.base, token="hush-hush-hush") as asking:
+            with pytest.raises(ProtocolError, match="token") as raised:
+                await asking.download_report(f"{other.base}/r/1?token=hush-hush-hush", io.BytesIO())
+            assert "hush" not in str(raised.value)
+        assert other.connections == 0
+
+
+async def test_redirects_to_other_hosts_are_not_followed(client: Make) -> None:
+    """A report URL that redirects to another host is a protocol error."""
+    async with scripted(answer(PDF), host="127.0.0.2") as other:
+        moved = answer(status=302, headers=[("Location", f"{other.base}/r")])
+        async with scripted(moved) as server, client(server.base) as asking:
+            with pytest.raises(ProtocolError, match="another host"):
+                await asking.download_report(f"{server.base}/r/1", io.BytesIO())
+        assert other.connections == 0
+
+
+async def test_a_large_report_is_capped(client: Make) -> None:
+    """A report above the size limit fails without a retry."""
+    async with scripted(answer(PDF)) as server, client(server.base) as asking:
+        with pytest.raises(RetriesExhaustedError, match="more than 1,000 bytes"):
+            await asking.download_report(f"{server.base}/r/1", io.BytesIO(), max_bytes=1_000)
+        assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://10.0.0.1/r",
+        "https://169.254.169.254/latest/meta-data",
+        "https://[fe80::1]/r",
+        "https://[::ffff:10.0.0.1]/r",
+        "https://0.0.0.0/r",
+        "https://192.168.1.1/r",
+        "https://[::1]/r",
+        "https://100.64.0.1/r",
+        "https://localhost/r",
+    ],
+)
+async def test_private_hosts_are_refused_before_connecting(url: str, client: Make) -> None:
+    """A public service cannot direct a request to this machine or its network, in any spelling of the address."""
+    async with client("https://93.184.215.14") as asking:
+        with pytest.raises(ProtocolError, match="private"):
+            await asking.download_report(url, io.BytesIO())
+
+
+@pytest.mark.parametrize("places", [["10.0.0.1"], ["93.184.215.14", "127.0.0.1"], ["::ffff:192.168.0.1"]])
+async def test_names_of_private_hosts_are_refused(
+    places: list[str], client: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name is refused if any of its addresses is private; the checked addresses are those that are connected to."""
+
+    async def look_up(_: SafeResolver, host: str, port: int, family: int) -> list[dict[str, Any]]:
+        assert (host, family) == ("evil.example", 0)
+        return [{"host": place, "port": port} for place in places]
+
+    monkeypatch.setattr(SafeResolver, "_look_up", look_up)
+    async with client("https://93.184.215.14") as asking:
+        with pytest.raises(ProtocolError, match="private"):
+            await asking.download_report("https://evil.example/r", io.BytesIO())
+
+
+def test_a_service_on_this_machine_does_not_open_the_network() -> None:
+    """With the service on loopback other loopback addresses are allowed; link-local and private ones are not."""
+    ip = ipaddress.ip_address
+    here, lan = ip("127.0.0.1"), ip("10.1.2.3")
+    assert is_allowed_address(ip("127.0.0.2"), here)
+    assert not is_allowed_address(ip("10.0.0.1"), here)
+    assert not is_allowed_address(ip("169.254.169.254"), here)
+    assert is_allowed_address(ip("10.9.9.9"), lan)
+    assert not is_allowed_address(ip("127.0.0.1"), lan)
+    assert not is_allowed_address(ip("169.254.169.254"), lan)
+    assert is_allowed_address(ip("93.184.215.14"), None)
+    assert not is_allowed_address(ip("224.0.0.1"), None)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://files.example/r",
+        "file:///etc/passwd",
+        "ftp://x/y",
+        "https://a@b/c",
+        "https://x/\n",
+        "https://[",
+        "http:",
+    ],
+)
+def test_urls_that_are_never_requested(url: str) -> None:
+    """Plain http, other schemes, users and control characters are refused."""
+    with pytest.raises(ProtocolError):
+        resolve_report_url(url, "https://service.example")
+
+
+def test_urls_are_resolved() -> None:
+    """A relative URL belongs to the service; plain http on the service's own host becomes https."""
+    base = "https://service.example/tenant"
+    assert resolve_report_url("/r/1", base) == "https://service.example/r/1"
+    assert resolve_report_url("http://service.example/r?x=:80", base) == "https://service.example/r?x=:80"
+    assert resolve_report_url("http://service.example:80/r", base) == "https://service.example/r"
+    assert resolve_report_url("https://cdn.example/r", base) == "https://cdn.example/r"
+
+
+def test_the_canary_is_what_the_fixture_uses() -> None:
+    """The token of these tests has the characters that have several encodings: a slash, a plus and padding."""
+    assert set("/+=") <= set(CANARY)

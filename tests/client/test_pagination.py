@@ -1,0 +1,101 @@
+"""Whether there is a next page, in every spelling."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.client.protocol import Response, parse_list
+
+
+def page_of(count: int, asked: int = 1, **envelope: Any) -> Any:
+    """Return the page of an answer with `count` items."""
+    body = {"data": [{"id": number} for number in range(count)], **envelope}
+    return parse_list(Response(200, {}, json.dumps(body).encode()), asked)
+
+
+def test_the_usual_spelling() -> None:
+    """The keys that deployments send, with `per_page` as text and a plain http link, are read."""
+    page = page_of(
+        50,
+        current_page=1,
+        last_page=3,
+        per_page="50",
+        total=120,
+        to=50,
+        next_page_url="http://files.example/api/v2/files?page=2",
+        **{"from": 1},
+    )
+    assert (page.total, page.last_page, page.per_page, page.page, page.has_next) == (120, 3, 50, 1, True)
+
+
+@pytest.mark.parametrize(
+    ("envelope", "more"),
+    [
+        ({}, None),
+        ({"per_page": 50}, None),
+        ({"next_page_url": None}, False),
+        ({"next_page_url": ""}, False),
+        ({"next_page_url": "?page=2"}, True),
+        ({"next_page_url": "//evil.example/?page=2"}, True),
+        ({"next_page_url": "file:///etc/passwd"}, True),
+        ({"links": {"next": None}}, False),
+        ({"links": {"next": "/x?page=2"}}, True),
+        ({"links": [{"label": "Next &raquo;", "url": None}]}, False),
+        ({"meta": {"links": [{"label": "Next &raquo;", "url": "x"}]}}, True),
+        ({"meta": {"pagination": {"total": "3", "total_pages": 2, "current_page": 1}}}, True),
+        ({"pagination": {"total": 2}}, False),
+        ({"total": "2"}, False),
+        ({"total": 3}, True),
+        ({"last_page": "1", "current_page": "1"}, False),
+        ({"last_page": 2}, True),
+        ({"total": -3, "last_page": "many", "per_page": None}, None),
+        ({"total": True}, None),
+        ({"next_page_url": None, "total": 5}, True),  # contradiction: the safe side
+    ],
+)
+def test_hints(envelope: dict[str, Any], more: bool | None) -> None:  # noqa: FBT001 - the expected value
+    """Each hint is read; without any hint it is unknown whether there is a next page."""
+    assert page_of(2, **envelope).has_next is more
+
+
+def test_later_pages() -> None:
+    """The total is compared with the items of all pages up to this one."""
+    assert page_of(10, asked=3, total=30, per_page=10).has_next is False
+    assert page_of(10, asked=2, total=30, per_page=10).has_next is True
+    assert page_of(0, asked=9, total=30, per_page=10, current_page=9).has_next is False
+
+
+COUNT = st.integers(0, 10_000)
+
+
+@given(count=st.integers(0, 5), extra=COUNT, size=st.integers(1, 100), shape=st.integers(0, 5), text=st.booleans())
+def test_a_total_is_read_in_any_nested_object(
+    count: int,
+    extra: int,
+    size: int,
+    shape: int,
+    text: bool,  # noqa: FBT001 - drawn
+) -> None:
+    """A total above the listed items means a next page, wherever the counts are, as numbers or text."""
+    counts: dict[str, Any] = {"total": count + extra, "per_page": size}
+    if text:
+        counts = {name: str(number) for name, number in counts.items()}
+    nests = [counts, {"meta": counts}, {"pagination": counts}, {"meta": {"pagination": counts}}, {"paging": counts}]
+    envelope = nests[shape % len(nests)]
+    assert page_of(count, **envelope).has_next is (extra > 0)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["total", "last_page", "per_page", "next_page_url", "links", "meta", "to"]),
+        st.none() | st.integers() | st.text(max_size=5) | st.lists(st.integers(), max_size=2) | st.booleans(),
+    )
+)
+def test_no_hint_is_fatal(envelope: dict[str, Any]) -> None:
+    """The items are read whatever the pagination keys contain."""
+    assert len(page_of(3, **envelope).items) == 3

@@ -1,0 +1,206 @@
+"""A proxy is used if it is set, for https only, and never gets the token."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import socket
+import ssl
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
+
+import pytest
+
+from pipeline.client.errors import RetriesExhaustedError
+from pipeline.client.protocol import Detail
+from pipeline.emulator import Emulator
+from pipeline.errors import ProtocolError, ServiceUnavailableError
+from tests.client.scripted_server import answer, scripted
+from tests.oracle import differences
+from tests.processes import ended, launched
+from tests.sync.sync_harness import SEED, opened
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from pipeline.client.client import Client
+
+    Make = Callable[..., Client]
+
+CERTIFICATES = Path(__file__).parents[1] / "commands" / "certificates"
+GOOD = answer({"data": {"id": 5, "updated_at": "2025-01-01T00:00:00Z"}})
+
+
+@dataclass
+class Proxy:
+    """A proxy on loopback that records its requests and bytes, and connects to loopback only."""
+
+    status: str = "200 Connection established"
+    port: int = 0
+    asked: list[str] = field(default_factory=list)
+    seen: bytearray = field(default_factory=bytearray)
+
+    @property
+    def address(self) -> str:
+        """The address as a setting."""
+        return f"http://127.0.0.1:{self.port}"
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Open a tunnel and copy bytes in both directions until either side ends."""
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.seen += head
+        self.asked.append(head.split(b"\r\n")[0].decode())
+        writer.write(f"HTTP/1.1 {self.status}\r\n\r\n".encode())
+        if not self.status.startswith("200"):
+            writer.close()
+            return
+        port = int(self.asked[-1].split()[1].rpartition(":")[2])
+        there, onward = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(self.carry(reader, onward), self.carry(there, writer))
+
+    async def carry(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        """Copy one direction."""
+        with suppress(OSError):
+            while part := await source.read(65_536):
+                self.seen += part
+                target.write(part)
+                await target.drain()
+        target.close()
+
+
+@asynccontextmanager
+async def listening(serve: Callable[..., object], tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+    """Run a server on loopback for the block and yield its port."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        with suppress(asyncio.IncompleteReadError, OSError):
+            await serve(reader, writer)  # type: ignore[misc]
+
+    listener = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=tls)
+    try:
+        yield listener.sockets[0].getsockname()[1]
+    finally:
+        listener.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def proxied(status: str = "200 Connection established") -> AsyncIterator[Proxy]:
+    """Run a proxy for the block."""
+    proxy = Proxy(status)
+    async with listening(proxy.serve) as port:
+        proxy.port = port
+        yield proxy
+
+
+@asynccontextmanager
+async def encrypted(port: int) -> AsyncIterator[int]:
+    """Run a TLS server in front of `port` and yield its port."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(CERTIFICATES / "good.pem")
+    plain = Proxy()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, onward = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(plain.carry(reader, onward), plain.carry(there, writer))
+
+    async with listening(serve, context) as outer:
+        yield outer
+
+
+async def test_a_sync_through_a_proxy(tmp_path: Path) -> None:
+    """The lake equals the service, every connection used the proxy, and no byte of it contained the token."""
+    async with Emulator(60, seed=SEED) as emulator, proxied() as proxy:
+        plain = urlsplit(emulator.base_url).port
+        assert plain is not None
+        async with encrypted(plain) as port:
+            given = {
+                "SCANLAKE_BASE_URL": f"https://localhost:{port}",
+                "SCANLAKE_PROXY": proxy.address,
+                "SCANLAKE_LAKE": str(tmp_path / "lake"),
+                "SSL_CERT_FILE": str(CERTIFICATES / "ca.pem"),
+            }
+            code, out, err = await ended(await launched(emulator, "sync", **given))
+            assert code == 0, err
+            looked, told, _ = await ended(await launched(emulator, "doctor", **given))
+        truth = list(emulator.truth())
+    assert (looked, "FAULT" in told) == (0, False), told
+    assert "60 files fetched" in out
+    assert proxy.asked
+    assert set(proxy.asked) == {f"CONNECT localhost:{port} HTTP/1.1"}
+    for spelled in (emulator.token, quote(emulator.token, safe="")):
+        assert spelled.encode() not in proxy.seen
+    with opened(tmp_path / "lake") as db:
+        assert differences(db, truth) == []
+
+
+async def test_plain_http_does_not_use_the_proxy(client: Make) -> None:
+    """A service on this machine, by http, is requested directly: a proxy would get the token."""
+    async with proxied() as proxy, scripted(GOOD) as server, client(server.base, proxy=proxy.address) as asking:
+        assert isinstance(await asking.get_file(5), Detail)
+    assert not proxy.asked
+
+
+async def test_a_proxy_that_refuses(client: Make) -> None:
+    """A proxy that requires a password, and an unreachable one, have messages of their own; both are retried."""
+    async with proxied("407 Proxy Authentication Required") as proxy:
+        async with client("https://service.example", proxy=proxy.address) as asking:
+            with pytest.raises(ServiceUnavailableError, match="proxy refused") as raised:
+                await asking.get_file(5)
+        assert isinstance(raised.value, RetriesExhaustedError)
+        assert raised.value.kind == "proxy"
+        assert set(proxy.asked) == {"CONNECT service.example:443 HTTP/1.1"}
+    async with client("https://service.example", proxy=proxy.address) as asking:
+        with pytest.raises(ServiceUnavailableError, match="no connection to the proxy"):
+            await asking.get_file(5)
+
+
+async def test_a_report_behind_a_proxy(client: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxy is used for a report's host, unless that is known here to be private, by address or by name."""
+    real = socket.getaddrinfo
+
+    def known(host: str, *given: Any, **more: Any) -> Any:
+        if host == "reports.invalid":  # no name server of this machine may be asked by a test
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return real(host, *given, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", known)
+    async with proxied("403 Forbidden") as proxy:
+        async with client("https://service.example", proxy=proxy.address) as asking:
+            for private in ("https://localhost/r/1", "https://10.0.0.7/r/1", "https://[::1]/r/1"):
+                with pytest.raises(ProtocolError, match="private"):
+                    await asking.download_report(private, io.BytesIO())
+            assert not proxy.asked
+            with pytest.raises(ServiceUnavailableError, match="proxy refused"):
+                await asking.download_report("https://reports.invalid/r/1?sig=x", io.BytesIO())
+        assert set(proxy.asked) == {"CONNECT reports.invalid:443 HTTP/1.1"}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "proxy.example:3128",
+        "https://proxy.example:3128",
+        "http://proxy.example",
+        "http://me:secret@p:1",
+        "http://p:1/x",
+    ],
+)
+async def test_an_invalid_proxy(wrong: str, tmp_path: Path) -> None:
+    """An invalid proxy address is refused with one line that does not contain a password."""
+    async with Emulator(1, seed=SEED) as emulator:
+        given = {"SCANLAKE_PROXY": wrong, "SCANLAKE_LAKE": str(tmp_path / "lake")}
+        code, _, err = await ended(await launched(emulator, "sync", **given))
+    assert code == 2
+    [line] = err.splitlines()
+    assert "must look like http://proxy.example:3128" in line
+    assert "secret" not in line

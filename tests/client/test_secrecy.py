@@ -1,0 +1,156 @@
+"""The token is in no message, log, repr, traceback or stored document, however the service returns it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import socket
+import traceback
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import pytest
+
+from pipeline.client.errors import RetriesExhaustedError
+from pipeline.client.protocol import Detail
+from pipeline.errors import ScanlakeError
+from schemas.requests import FileQuery, ReportRequest, ShareRequest
+from tests.client.conftest import CANARY
+from tests.client.scripted_server import Asked, Close, Reset, answer, scripted
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from pipeline.client.client import Client
+
+    Make = Callable[..., Client]
+
+SPELLINGS = [
+    CANARY,
+    quote(CANARY, safe=""),
+    quote(CANARY, safe="").replace("%2F", "%2f").replace("%2B", "%2b").replace("%3D", "%3d"),
+    base64.b64encode(CANARY.encode()).decode(),
+    CANARY.replace("/", "\\/"),
+]
+
+
+def leaks(text: str) -> bool:
+    """Return whether the text contains any form of the token."""
+    return any(spelling in text for spelling in SPELLINGS)
+
+
+def everything_about(error: BaseException) -> str:
+    """Return what a log or debugger could show of an error and its causes."""
+    seen: list[str] = []
+    todo: list[BaseException | None] = [error]
+    while todo:
+        one = todo.pop()
+        if one is not None:
+            seen += [str(one), repr(one), repr(getattr(one, "__dict__", {})), repr(one.args)]
+            todo += [one.__cause__, one.__context__]
+    return "\n".join([*seen, *traceback.format_exception(error)])
+
+
+async def error_text(asked: Awaitable[Any]) -> str:
+    """Return the text of its error, empty without an error."""
+    try:
+        await asked
+    except ScanlakeError as error:
+        return f"{error.message} {error.hint} {everything_about(error)}"
+    return ""
+
+
+def echoes() -> list[Any]:
+    """Return answers that contain the token in every place and form."""
+    found: list[Any] = []
+    for spelling in SPELLINGS:
+        for status in (200, 400, 401, 404, 422, 429, 500, 503):
+            body = {"status": "error", "reason": f"bad token {spelling}", "errors": {"token": [spelling]}}
+            found.append(answer(body, status=status, headers=[("Retry-After", "0"), ("X-Echo", spelling)]))
+        found.append(answer(f"<html>{spelling}".encode(), status=500))
+        found.append(answer(status=302, headers=[("Location", f"http://127.0.0.2:1/?token={spelling}")]))
+        found.append([f"HTTP/1.1 {spelling}\r\n\r\n".encode(), Close()])
+        found.append(answer(b"x", headers=[("Content-Encoding", spelling)]))
+    found += [[Reset()], [Close()], [b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nx", Close()]]
+    return found
+
+
+async def test_no_error_shows_the_token(
+    client: Make, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the service answers to any request, no error and no log line contains the token."""
+    monkeypatch.setattr("pipeline.client.rate_limiter._OVERLOAD_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("pipeline.client.retry._THROTTLE_ATTEMPT_FACTOR", 1)
+    request: list[Callable[[Client, str], Any]] = [
+        lambda asking, _: asking.get_file(5),
+        lambda asking, _: asking.list_files(FileQuery()),
+        lambda asking, _: asking.create_share(ShareRequest(reference="a")),
+        lambda asking, _: asking.order_report(ReportRequest(files=(1,))),
+        lambda asking, base: asking.download_report(f"{base}/r?token={quote(CANARY, safe='')}", io.BytesIO()),
+    ]
+    errors = 0
+    for steps in echoes():
+        for place in ("query", "header"):
+            async with scripted([steps]) as server:
+                for ask in request:
+                    async with client(
+                        server.base,
+                        max_attempts=1 + (place == "query"),
+                        token_location=place,
+                        max_retry_after_seconds=0,
+                    ) as asking:
+                        asking.rate_limiter._adaptive_rate.on_throttle = lambda *_, **__: 0.0  # type: ignore[method-assign]
+                        told = await error_text(ask(asking, server.base))
+                        errors += bool(told)
+                        assert not leaks(told)
+                        assert not leaks(f"{asking!r} {asking.__dict__['rate_limiter'].state} {asking.stats}")
+    assert errors > 400
+    shown = capfd.readouterr()
+    assert "request.retried" in shown.out + shown.err
+    assert not leaks(shown.out + shown.err)
+
+
+async def test_connections_that_fail_do_not_show_the_token(client: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an answer aiohttp's errors contain the URL; the client's do not."""
+
+    async def fail_to_resolve(*_: Any, **__: Any) -> Any:
+        raise socket.gaierror(socket.EAI_NONAME, "no such host")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", fail_to_resolve)
+    for base, kind in (("http://127.0.0.1:1", "connect"), ("https://no-such-host.invalid", "dns")):
+        async with client(base, max_attempts=2) as asking:
+            with pytest.raises(RetriesExhaustedError) as raised:
+                await asking.get_file(5)
+            assert raised.value.kind == kind
+            assert not leaks(everything_about(raised.value))
+
+
+async def test_documents_are_stored_without_the_token(client: Make) -> None:
+    """A token inside a document is removed before the document is stored."""
+
+    def script(asked: Asked) -> bytes:
+        links = [f'"k{place}": "https://x/?token={spelling}"' for place, spelling in enumerate(SPELLINGS)]
+        body = f'{{"id": 5, {", ".join(links)}}}'
+        return answer((body if asked.path.endswith("/5") else f'{{"data":[{body}]}}').encode())
+
+    async with scripted(script) as server, client(server.base) as asking:
+        detail = await asking.get_file(5)
+        assert isinstance(detail, Detail)
+        item = (await asking.list_files(FileQuery())).items[0]
+        for raw in (detail.raw, item.raw):
+            assert not leaks(raw.decode())
+            assert json.loads(raw)["k0"] == "https://x/?token=***"
+
+
+async def test_an_interrupted_request_does_not_show_the_token(client: Make) -> None:
+    """Cancelling a request in flight leaves no error with the URL."""
+    async with scripted([[]]) as server, client(server.base) as asking:
+        task = asyncio.ensure_future(asking.get_file(5))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        assert not leaks(repr(task))

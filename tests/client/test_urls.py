@@ -1,0 +1,112 @@
+"""Base URL, token, and its redaction."""
+
+from __future__ import annotations
+
+import base64
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import SecretStr
+
+from pipeline.client.client import Client
+from pipeline.client.options import check_base_url, check_token
+from pipeline.client.token_redactor import TokenRedactor
+from pipeline.errors import SettingsError
+
+
+@pytest.mark.parametrize(
+    ("text", "base"),
+    [
+        ("https://files.example.com", "https://files.example.com"),
+        ("https://files.example.com/", "https://files.example.com"),
+        ("https://files.example.com/api/v2", "https://files.example.com"),
+        ("https://files.example.com/api/v2/", "https://files.example.com"),
+        ("https://files.example.com/tenant/api/v2", "https://files.example.com/tenant"),
+        ("https://files.example.com:8443/tenant/", "https://files.example.com:8443/tenant"),
+        ("HTTPS://Files.Example.com", "https://files.example.com"),
+        ("http://127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ("http://localhost:8000/", "http://localhost:8000"),
+        ("http://[::1]:8000", "http://[::1]:8000"),
+        ("https://bücher.example", "https://xn--bcher-kva.example"),
+    ],
+)
+def test_base_urls(text: str, base: str) -> None:
+    """Trailing slashes and the API's own path are removed, a prefix is kept."""
+    assert check_base_url(text) == base
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "files.example.com",
+        "ftp://files.example.com",
+        "http://files.example.com",
+        "http://127.0.0.1.example.com",
+        "https://",
+        "https://user@files.example.com",
+        "https://user:secret@files.example.com",
+        "https://files.example.com?token=secret",
+        "https://files.example.com/#x",
+        "https://files.example.com/a b",
+        "https://files.example.com:port",
+        "https://files.example.com:99999",
+        "https://exa mple.com",
+        "https://files..example.com",
+        "https://files.example.com/../admin",
+        "https://[::1",
+        "https://files.example.com\\@evil.example",
+    ],
+)
+def test_unusable_base_urls(text: str) -> None:
+    """An unusable base URL is refused with a hint, and the message does not show it."""
+    with pytest.raises(SettingsError) as raised:
+        check_base_url(text)
+    assert "base_url" in raised.value.message
+    assert raised.value.hint
+    assert "secret" not in raised.value.message
+
+
+@pytest.mark.parametrize(
+    "token",
+    ["", " ", "hush hush", "hush\n", " hush", '"hush"', "'hush'", "Bearer hush", "bearer hush", "hüsh", "hush\0"],
+)
+def test_unusable_tokens(token: str) -> None:
+    """An unusable token is refused before the first request, and the message does not show it."""
+    with pytest.raises(SettingsError) as raised:
+        check_token(token)
+    assert "hush" not in f"{raised.value.message} {raised.value.hint}"
+
+
+def test_a_client_never_shows_its_token() -> None:
+    """Neither form of a token is in the client's repr."""
+    for token in ("hush-hush-hush==", SecretStr("hush-hush-hush==")):
+        assert "hush" not in repr(Client("https://files.example.com", token))
+
+
+TOKENS = st.text(st.characters(codec="ascii", categories=["L", "N"], include_characters="+/=-_."), min_size=8)
+
+
+@given(TOKENS)
+def test_every_form_of_the_token_is_redacted(token: str) -> None:
+    """Plain, percent-encoded, base64 and JSON-escaped forms are removed from text and bytes."""
+    redactor = TokenRedactor(token)
+    quoted = quote(token, safe="")
+    spellings = [
+        token,
+        quoted,
+        quoted.replace("%2F", "%2f").replace("%2B", "%2b").replace("%3D", "%3d"),
+        base64.b64encode(token.encode()).decode(),
+        token.replace("/", "\\/"),
+    ]
+    for spelling in spellings:
+        assert spelling not in redactor.redact_text(f"before {spelling} after")
+        assert spelling.encode() not in redactor.redact_body(f"before {spelling} after".encode(), error=False)
+
+
+def test_a_short_token_is_redacted_in_errors_only() -> None:
+    """A token that could be a word stays in the data, and is removed from messages."""
+    assert TokenRedactor("test").redact_body(b"the latest", error=False) == b"the latest"
+    assert TokenRedactor("test").redact_body(b"bad token test", error=True) == b"bad token ***"

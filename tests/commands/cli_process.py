@@ -1,0 +1,41 @@
+"""The command as a real process, and a service for it in this one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from tests.processes import Answer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pipeline.emulator import Emulator
+
+
+async def started(folder: Path, *arguments: str, **environment: str) -> asyncio.subprocess.Process:
+    """Start the command in a folder, with nothing to read."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "pipeline", *arguments),
+        cwd=folder,
+        env={**os.environ, "NO_COLOR": "1", "COLUMNS": "120", **environment},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def called(folder: Path, *arguments: str, **environment: str) -> Answer:
+    """Run the command to its end."""
+    process = await started(folder, *arguments, **environment)
+    async with asyncio.timeout(300):
+        out, err = await process.communicate()
+    assert process.returncode is not None
+    return Answer(process.returncode, out.decode(), err.decode())
+
+
+def variables(emulator: Emulator) -> dict[str, str]:
+    """The two variables that lead to an emulator."""
+    return {"SCANLAKE_BASE_URL": emulator.base_url, "SCANLAKE_TOKEN": emulator.token}

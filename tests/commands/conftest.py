@@ -1,0 +1,35 @@
+"""The command within the test's own process, which is left as it was."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pipeline import cli, crash_report
+from tests.logging_reset import logging_as_before
+from tests.processes import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Answer]]:
+    """Runs the command line here: what a process would do, without its start. Keywords are environment variables."""
+    place = crash_report._report_folder
+
+    def call(*arguments: str, **environment: str) -> Answer:
+        capsys.readouterr()
+        with monkeypatch.context() as around:
+            for name, value in environment.items():
+                around.setenv(name, value)
+            with pytest.raises(SystemExit) as end:
+                cli.main(arguments)
+        shown = capsys.readouterr()
+        assert isinstance(end.value.code, int)
+        return Answer(end.value.code, shown.out, shown.err)
+
+    with logging_as_before():
+        yield call
+    crash_report._report_folder = place

@@ -1,0 +1,225 @@
+"""Mistakes and failures on the real command line: the code, one line with a hint, and nothing secret."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pipeline import crash_report
+from pipeline.commands import status
+from pipeline.emulator import Emulator
+from tests.sync.sync_harness import synced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.processes import Answer
+
+    Main = Callable[..., Answer]
+
+DATA = f"somebody's {'data' * 2}"
+REACHABLE = {"SCANLAKE_BASE_URL": "http://127.0.0.1:9", "SCANLAKE_TOKEN": "a-token"}
+SCANLAKE = Path(sys.executable).with_name("scanlake")
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "arguments", "says"),
+    [
+        ("concurency = 3", {}, (), "did you mean max_concurrency"),
+        ("max_concurrency = 1000000", {}, (), "less than or equal to 512"),
+        ("max_concurrency = -1", {}, (), "greater than or equal to 1"),
+        ("", {"SCANLAKE_MAX_CONCURRENCY": "many"}, (), "SCANLAKE_MAX_CONCURRENCY (environment)"),
+        ("", {}, ("--max-concurrency", "0"), "--max-concurrency (flag)"),
+        ("", {"SCANLAKE_BASE_URL": "http://service.example"}, (), "must be https"),
+        ("", {"SCANLAKE_BASE_URL": "service.example"}, (), "must look like https://"),
+        ("", {"SCANLAKE_BASE_URL": "https://u:p@service.example"}, (), "must not have a user or password"),
+        ("", {"SCANLAKE_BASE_URL": ""}, (), "base_url is required."),
+        ("", {"SCANLAKE_TOKEN": ""}, (), "No token is set."),
+        ("", {"SCANLAKE_TOKEN": "Bearer s3cr3t"}, (), "starts with `Bearer`"),
+        ("", {"SCANLAKE_TOKEN": "s3cr3t s3cr3t"}, (), "holds white space"),
+        ("", {"SCANLAKE_TOKEN": '"s3cr3t"'}, (), "holds a quotation mark"),
+        ('token = "s3cr3t"', {}, (), "the token must not be in a settings file"),
+        ("", {}, ("--token", "s3cr3t"), "The token must not be on the command line"),
+        ("", {"SCANLAKE_TOKEN": ""}, ("--token-file", "gone"), "token_file gone: No such file"),
+        ("", {}, ("--config", "gone.toml"), "gone.toml: not found"),
+        ("", {}, ("--since", "yesterday"), "--since is not an instant"),
+        ("", {}, ("--since", "2026-02-01", "--until", "2026-01-01"), "--until is not after --since"),
+        ("[sources.a]\n[sources.b]", {}, (), "several sources: a, b"),
+    ],
+)
+def test_a_mistake_ends_with_2_before_the_first_request(
+    text: str, environment: dict[str, str], arguments: tuple[str, ...], says: str, tmp_path: Path, main: Main
+) -> None:
+    """Each mistake in settings or flags is exit code 2 and one line with what to do; nothing is asked or made."""
+    (tmp_path / "scanlake.toml").write_text(text)
+    answer = main("sync", *arguments, **{**REACHABLE, **environment})
+    assert answer.code == 2
+    [line] = answer.err.splitlines()
+    assert says in line
+    assert line.endswith((".", "`"))
+    assert "s3cr3t" not in answer.out + line
+    assert [path.name for path in tmp_path.iterdir()] == ["scanlake.toml"]
+
+
+def test_another_service_is_2_and_a_file_in_the_lakes_place_7(tmp_path: Path, main: Main) -> None:
+    """A lake holds one service; a path that is no folder is the disk's matter. Both say what to do."""
+
+    async def make() -> None:
+        async with Emulator(5) as emulator:
+            await synced(emulator, tmp_path / "lake")
+
+    asyncio.run(make())
+    answer = main("sync", **REACHABLE)
+    assert answer.code == 2
+    assert "Use another --lake, or run `scanlake sync --accept-new-base-url` once" in answer.err
+    (tmp_path / "file").write_text("")
+    answer = main("sync", "--lake", "file", **REACHABLE)
+    assert answer.code == 7
+    assert answer.err.count("\n") == 1
+
+
+def test_what_is_not_the_service_is_6(main: Main) -> None:
+    """Where nobody knows the list of files it is exit code 6, and the path is named."""
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(404)
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", "13")
+            self.end_headers()
+            self.wfile.write(b"<html></html>")
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Page) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        answer = main("sync", SCANLAKE_MAX_ATTEMPTS="1", SCANLAKE_BASE_URL=url, SCANLAKE_TOKEN="a-token")
+        server.shutdown()
+        thread.join()
+    assert answer.code == 6
+    assert "GET /files: HTTP 404" in answer.err
+
+
+def test_the_last_line_is_json_with_log_json(main: Main) -> None:
+    """With --log-json the closing line on stderr is an event like the others."""
+    [line] = main("status", "--log-json").err.splitlines()
+    event = json.loads(line)
+    assert event["at"]
+    assert (event["event"], event["level"], event["exit_code"]) == ("command.failed", "error", 2)
+    assert event["hint"].startswith("Run `scanlake sync` first")
+
+
+# Bugs
+
+
+@pytest.fixture
+def bug(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A verb with a bug in it whose messages hold somebody's data; gives the temporary folder it has."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setattr(crash_report, "_report_folder", None)
+
+    def run(call: object) -> None:
+        """Fail."""
+        try:
+            dict[object, object]()[DATA, repr(call)]
+        except KeyError as error:
+            raise RuntimeError(f"no file of {DATA}") from error
+
+    monkeypatch.setattr(status, "run", run)
+    yield folder
+    monkeypatch.undo()
+
+
+def test_a_bug_leaves_a_report_that_can_be_shared(bug: Path, canary: str, main: Main) -> None:
+    """The report names version, command, options and lines of code; no message, no value and no secret is in it."""
+    answer = main("status", "--lake", "/home/somebody/lake", "--json", SCANLAKE_TOKEN=canary)
+    assert answer.code == 70
+    [report] = bug.iterdir()
+    [line] = answer.err.splitlines()
+    assert str(report) in line
+    assert stat.S_IMODE(report.stat().st_mode) == 0o600
+    text = report.read_text()
+    assert "command: status --lake --json" in text
+    assert "builtins.KeyError" in text
+    assert "builtins.RuntimeError" in text
+    assert "test_errors.py:" in text
+    assert "Python 3." in text
+    for secret in (DATA, "/home/somebody", canary, str(Path.home())):
+        assert secret not in text
+
+
+def test_a_report_goes_to_the_lake_and_few_are_kept(bug: Path, main: Main) -> None:
+    """Reports go to the lake's folder when it is there; only the newest stay, and nobody else's files go."""
+    lake = bug.with_name("lake")
+    lake.mkdir()
+    (lake / "scanlake-bug-notes.txt").write_text("mine")
+    crash_report.set_report_folder(lake)
+    for second in range(8):
+        (lake / f"scanlake-bug-20250101T00000{second}Z-abcdef.txt").write_text("old")
+    line = main("status").err
+    assert str(lake) in line
+    assert not list(bug.iterdir())
+    kept = sorted(path.name for path in lake.iterdir())
+    assert len(kept) == crash_report.MAX_REPORTS + 1
+    assert kept[-1] == "scanlake-bug-notes.txt"
+    assert kept[-2] in line
+    shutil.rmtree(lake)
+    assert str(bug) in main("status").err
+
+
+# Completion
+
+
+def completed(*words: str) -> list[str]:
+    """What the shell offers for the last of some words."""
+    environment = {
+        **os.environ,
+        "_SCANLAKE_COMPLETE": "complete_bash",
+        "COMP_WORDS": " ".join(words),
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    found = subprocess.run([SCANLAKE], env=environment, capture_output=True, text=True, check=True, timeout=300)
+    assert found.stderr == ""
+    return found.stdout.split()
+
+
+def test_the_shell_completes_verbs_and_their_flags() -> None:
+    """Completion offers the verbs, and behind a verb its own flags and those of every verb."""
+    assert {"sync", "doctor", "snapshots"} <= set(completed("scanlake", ""))
+    assert completed("scanlake", "doc") == ["doctor"]
+    flags = completed("scanlake", "sync", "--")
+    assert {"--since", "--all", "--jobs", "--max-concurrency", "--lake", "--source", "--json"} <= set(flags)
+    assert "--union" in completed("scanlake", "catalog", "--u")
+    assert "--union" not in flags
+
+
+def test_completion_works_in_a_real_bash(tmp_path: Path) -> None:
+    """What --show-completion prints is a function that a real bash takes and that fills its replies."""
+    bash = shutil.which("bash")
+    assert bash is not None
+    script = (
+        f'export PATH="{SCANLAKE.parent}:$PATH"; eval "$(scanlake --show-completion bash)"; complete -p scanlake;'
+        ' COMP_WORDS=(scanlake sync --sin); COMP_CWORD=2; _scanlake_completion scanlake; echo "${COMPREPLY[@]}"'
+    )
+    found = subprocess.run(
+        [bash, "--norc", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300
+    )
+    assert "complete -o default -F _scanlake_completion scanlake" in found.stdout
+    assert found.stdout.splitlines()[-1] == "--since"

@@ -1,0 +1,158 @@
+"""`scanlake init` and `scanlake settings`: a file that explains itself, a token that nobody else reads."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import stat
+import subprocess
+import sys
+import time
+import tomllib
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pipeline.settings import Settings
+from pipeline.settings_template import render_settings_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.processes import Answer
+
+    Main = Callable[..., Answer]
+
+URL = "https://service.example"
+
+
+def names(folder: Path) -> list[str]:
+    """What lies in a folder."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def typed(folder: Path, answers: dict[str, str], *arguments: str) -> tuple[int, str]:
+    """Run the command on a terminal of its own, typing each answer once its question stands there."""
+    pid, screen = pty.fork()
+    if pid == 0:
+        os.chdir(folder)
+        os.environ["TERM"] = "dumb"
+        os.execv(sys.executable, [sys.executable, "-m", "pipeline", *arguments])  # noqa: S606
+    shown, left = b"", dict(answers)
+    deadline = time.monotonic() + 300
+    with suppress(OSError):  # the terminal is gone with its process
+        while time.monotonic() < deadline:
+            shown += os.read(screen, 4096)
+            for question, answer in list(left.items()):
+                if question.encode() in shown:
+                    time.sleep(0.1)  # the echo is turned off after the question is there
+                    os.write(screen, answer.encode() + b"\n")
+                    del left[question]
+    os.close(screen)
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status), shown.decode()
+
+
+def test_it_asks_on_a_terminal(tmp_path: Path, canary: str) -> None:
+    """On a terminal address and token are asked for; the token is not shown and lands in a file of mode 600."""
+    code, shown = typed(tmp_path, {"Address": URL, "Token": canary}, "init")
+    assert code == 0, shown
+    assert canary not in shown
+    token = tmp_path / "token"
+    assert token.read_text() == canary + "\n"
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    assert tomllib.loads((tmp_path / "scanlake.toml").read_text()) == {"base_url": URL, "token_file": "token"}
+    for verb in ("doctor", "plan", "sync"):
+        assert f"scanlake {verb}" in shown
+    assert names(tmp_path) == ["scanlake.toml", "token"]
+
+
+def test_a_wrong_answer_is_asked_again(tmp_path: Path) -> None:
+    """A mistyped address is named on the spot, and asked for once more."""
+    process = subprocess.run(
+        [sys.executable, "-c", _ASKED_TWICE], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300
+    )
+    assert "must look like https://" in process.stderr
+    assert process.stdout == URL
+
+
+_ASKED_TWICE = f"""
+import sys
+from pipeline.commands import init
+answers = iter(["service.example", "{URL}"])
+init.typer.prompt = lambda *_, **__: next(answers)
+sys.stdin.isatty = lambda: True
+sys.stdout.write(init._prompt_base_url())
+"""
+
+
+def test_it_takes_flags_and_the_environment(tmp_path: Path, canary: str, main: Main) -> None:
+    """With SCANLAKE_TOKEN the token is written nowhere; what is written is a file the other verbs load."""
+    made = main("init", "--base-url", URL, "--lake", "data", "--json", SCANLAKE_TOKEN=canary)
+    assert made.code == 0, made.err
+    assert made.json["token"] == "environment"
+    assert names(tmp_path) == ["scanlake.toml"]
+    shown = main("settings", "--json", SCANLAKE_TOKEN=canary, SCANLAKE_MAX_ATTEMPTS="9")
+    settings = shown.json["settings"]
+    assert settings["base_url"] == {"value": URL, "origin": "file"}
+    assert settings["lake"] == {"value": "data", "origin": "file"}
+    assert settings["token"] == {"value": "[secret]", "origin": "environment"}
+    assert settings["max_attempts"] == {"value": 9, "origin": "environment"}
+    assert settings["commit_every_files"] == {"value": 1000, "origin": "default"}
+    assert set(settings) == set(Settings.model_fields)
+    assert canary not in shown.out + shown.err + made.out + made.err
+
+
+def test_a_token_file_that_is_there_is_named(tmp_path: Path, canary: str, main: Main) -> None:
+    """--token-file FILE is used as it is, by the path it has seen from the settings file."""
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "token").write_text(canary)
+    made = main("init", "--base-url", URL, "--token-file", "etc/token", "--config", "etc/scanlake.toml")
+    assert made.code == 0, made.err
+    assert "scanlake sync --config etc/scanlake.toml" in made.out
+    written = tomllib.loads((tmp_path / "etc" / "scanlake.toml").read_text())
+    assert written == {"base_url": URL, "token_file": "token"}
+
+
+def test_nobody_to_ask(tmp_path: Path, main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a terminal a missing answer is one line that names the flag, and nothing is written."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    missing = main("init")
+    assert (missing.code, missing.err.count("\n")) == (2, 1)
+    assert "--base-url" in missing.err
+    missing = main("init", "--base-url", URL)
+    assert (missing.code, missing.err.count("\n")) == (2, 1)
+    assert "SCANLAKE_TOKEN or --token-file" in missing.err
+    assert names(tmp_path) == []
+
+
+def test_nothing_is_overwritten_unless_forced(tmp_path: Path, canary: str, main: Main) -> None:
+    """A settings file that is there stays as it is; --force writes it anew, whole."""
+    config = tmp_path / "scanlake.toml"
+    config.write_text("max_attempts = 3\n")
+    refused = main("init", "--base-url", URL, SCANLAKE_TOKEN=canary)
+    assert refused.code == 2
+    assert "--force" in refused.err
+    assert config.read_text() == "max_attempts = 3\n"
+    assert main("init", "--base-url", URL, "--force", SCANLAKE_TOKEN=canary).code == 0
+    assert tomllib.loads(config.read_text()) == {"base_url": URL}
+
+
+@pytest.mark.parametrize("wrong", ["http://service.example", "service.example", "https://u:p@service.example"])
+def test_a_wrong_address_writes_nothing(wrong: str, tmp_path: Path, canary: str, main: Main) -> None:
+    """An address that cannot be used is refused before anything is written, and not repeated."""
+    refused = main("init", "--base-url", wrong, SCANLAKE_TOKEN=canary)
+    assert refused.code == 2
+    assert "u:p" not in refused.err
+    assert names(tmp_path) == []
+
+
+def test_every_word_has_one_place(pytestconfig: pytest.Config) -> None:
+    """configs/scanlake.toml is what `scanlake settings --template` prints: the words are those of `Settings`."""
+    example = (pytestconfig.rootpath / "configs" / "scanlake.toml").read_text(encoding="utf-8")
+    assert example == render_settings_file({}), "write it anew: scanlake settings --template > configs/scanlake.toml"
+    for name, field in Settings.model_fields.items():
+        assert field.description, name

@@ -1,0 +1,224 @@
+"""Several services in one settings file: one chosen, or all side by side, and one catalog for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import duckdb
+import pytest
+
+from pipeline.commands import _all_sources
+from pipeline.config import load, load_all_sources, load_layers, source_names
+from pipeline.emulator import Emulator
+from pipeline.emulator.options import Faults
+from pipeline.errors import ExitCode, SettingsError, most_severe
+from pipeline.settings import load_token
+from tests.commands.cli_process import called, started
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.processes import Answer
+
+    Main = Callable[..., Answer]
+
+TWO = """
+max_attempts = 2
+lake = "lakes"
+log_file = "run.log"
+[sources.north]
+base_url = "https://north.example"
+max_attempts = 3
+[sources.south]
+base_url = "https://south.example"
+lake = "own"
+token_file = "token"
+"""
+
+
+def write(text: str) -> None:
+    """The settings file of the test's folder."""
+    Path("scanlake.toml").write_text(text, encoding="utf-8")
+
+
+def test_a_source_has_what_stands_above_and_its_own() -> None:
+    """What stands above the tables holds for all; a table wins over it, and each has a lake and a log of its own."""
+    write(TWO)
+    north, south = (load(None, {}, source=name) for name in ("north", "South"))
+    assert source_names(None) == ["north", "south"]
+    assert (north.base_url, north.max_attempts, north.lake) == ("https://north.example", 3, Path("lakes/north"))
+    assert (south.base_url, south.max_attempts, south.lake) == ("https://south.example", 2, Path("own"))
+    assert (north.log_file, south.log_file) == (Path("run-north.log"), Path("run-south.log"))
+    origins = load_layers(None, {"lang": "de"}, source="north")
+    assert [origins.origin(name) for name in ("max_attempts", "lake", "lang", "fetch_details")] == [
+        *("source", "file", "flag", "default")
+    ]
+    assert load(None, {"lake": Path("x")}, source="north").lake == Path("x")
+    assert load(None, {"lake": Path("x")}).max_attempts == 2, "--lake needs no source"
+
+
+def test_the_environment_reaches_a_source_but_not_what_tells_it_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable wins over any table, but for address, lake and token: it cannot mean several services."""
+    write(TWO)
+    for name, value in (("MAX_ATTEMPTS", "7"), ("BASE_URL", "https://other.example"), ("LAKE", "elsewhere")):
+        monkeypatch.setenv(f"SCANLAKE_{name}", value)
+    north, south = (load(None, {}, source=name) for name in ("north", "south"))
+    assert (north.max_attempts, north.base_url, north.lake) == (7, "https://north.example", Path("elsewhere/north"))
+    assert (south.max_attempts, south.lake) == (7, Path("own"))
+
+
+def test_each_source_has_its_token(monkeypatch: pytest.MonkeyPatch, canary: str) -> None:
+    """SCANLAKE_TOKEN_NAME is a source's token, then its token_file, and SCANLAKE_TOKEN where it has neither."""
+    write(TWO)
+    Path("token").write_text(canary)
+    Path("token").chmod(0o600)
+    monkeypatch.setenv("SCANLAKE_TOKEN", "of-all")
+    assert load_token(load(None, {}, source="north")) == "of-all"
+    assert load_token(load(None, {}, source="south")) == canary
+    monkeypatch.setenv("SCANLAKE_TOKEN_SOUTH", "of-south")
+    assert load_token(load(None, {}, source="south")) == "of-south"
+    assert load_token(load(None, {}, source="north")) == "of-all"
+    monkeypatch.setenv("SCANLAKE_TOKEN_SUOTH", "x")
+    with pytest.raises(SettingsError, match="SCANLAKE_TOKEN_SUOTH"):
+        load(None, {}, source="south")
+
+
+def test_one_source_needs_not_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single source is taken by itself; of several one has to be named, by the flag or SCANLAKE_SOURCE."""
+    write('[sources.only]\nbase_url = "https://only.example"\n')
+    assert load(None, {}).lake == Path("lake/only")
+    write(TWO)
+    with pytest.raises(SettingsError, match="several sources: north, south") as caught:
+        load(None, {})
+    assert "--source NAME" in caught.value.hint
+    monkeypatch.setenv("SCANLAKE_SOURCE", "south")
+    assert load(None, {}).lake == Path("own")
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "says"),
+    [
+        (TWO, "nort", "No source nort in scanlake.toml. Did you mean north"),
+        ("max_attempts = 1", "north", "It has no .sources.NAME. tables"),
+        ('sources = "x"', None, "sources must be tables"),
+        ("[sources.a]\nconcurency = 3", "a", "unknown setting sources.a.concurency .*, did you mean max_concurrency"),
+        ("[sources.a]\nmax_attempts = 0", "a", r"sources.a.max_attempts \(scanlake.toml\) should be greater"),
+        ('[sources.a]\ntoken = "x"', "a", "the token must not be in a settings file"),
+        ("[sources.file]\n", "file", "'file' is not a valid name of a source"),
+        ('[sources."a/b"]\n', None, "'a/b' is not a valid name of a source"),
+        ("[sources.a-b]\n[sources.A_B]\n", "a-b", "sources a-b and A_B use the same environment variable"),
+        ('[sources.a]\nlake = "x"\n[sources.b]\nlake = "./x"\n', "a", "Sources a and b in .* have the same lake"),
+        ('[sources.a]\n[sources.b]\nlake = "lake/a"\n', "b", "have the same lake"),
+        ('lake = ""', None, r"lake \(scanlake.toml\) is empty"),
+        ('[sources.a]\nlog_file = " "', "a", r"log_file \(scanlake.toml\) is empty"),
+    ],
+)
+def test_a_mistake_in_the_sources_is_one_clear_line(text: str, source: str | None, says: str) -> None:
+    """What is wrong with a source is named, with its table and what would be right."""
+    write(text)
+    with pytest.raises(SettingsError, match=f"(?i){says}") as caught:
+        load(None, {}, source=source)
+    assert caught.value.hint
+    assert "\n" not in caught.value.message
+
+
+def test_all_need_a_table() -> None:
+    """`--all` without any source says how to write one."""
+    with pytest.raises(SettingsError, match="The settings file has no sources"):
+        load_all_sources(None)
+
+
+def test_the_worst_code_is_what_needs_somebody_most() -> None:
+    """Damage outweighs what mends itself, whatever the numbers say."""
+    assert most_severe([0, 4, 5, 1]) == ExitCode.FAILED
+    assert most_severe([3, 9, 1]) == ExitCode.DAMAGE
+    assert most_severe([4, 0]) == ExitCode.REJECTS
+    assert most_severe([2, 130]) == ExitCode.INTERRUPTED
+    assert most_severe([77]) == ExitCode.FAILED
+    assert most_severe([]) == ExitCode.OK
+
+
+def left_aside(folder: Path) -> list[Path]:
+    """What a write left behind."""
+    return list(folder.glob(".*.tmp*"))
+
+
+def sources(*emulators: Emulator, **more: str) -> dict[str, str]:
+    """Write a table for each emulator; returns the variables with their tokens."""
+    tables = [f'[sources.s{place}]\nbase_url = "{each.base_url}"' for place, each in enumerate(emulators)]
+    write("\n".join([*(f"{name} = {value}" for name, value in more.items()), *tables]))
+    return {f"SCANLAKE_TOKEN_S{place}": each.token for place, each in enumerate(emulators)}
+
+
+async def test_all_are_synced_side_by_side(tmp_path: Path) -> None:
+    """Each source is told in one line, the code is the worst, no source waits for a broken one or gets its token."""
+    async with Emulator(40, token="of-the-first") as first, Emulator(20, token="of-the-second") as second:
+        tokens = sources(first, second)
+        done = await called(tmp_path, "sync", "--all", "--json", "--log-json", SCANLAKE_TOKEN="general", **tokens)
+        assert done.code == 0, done.err
+        assert {name: each["details_fetched"] for name, each in done.json["sources"].items()} == {"s0": 40, "s1": 20}
+        events = [json.loads(line) for line in done.err.splitlines()]
+        assert {event["source"] for event in events} == {"s0", "s1"}
+        del tokens["SCANLAKE_TOKEN_S1"]
+        mixed = await called(tmp_path, "sync", "--all", "--jobs", "1", SCANLAKE_TOKEN="general", **tokens)
+    assert mixed.code == 2
+    lines = mixed.out.splitlines()
+    assert lines[0].startswith("s0  snapshot 3, ")
+    assert lines[1].startswith("s1  failed (2): No token is set. Put the token into SCANLAKE_TOKEN_S1")
+    assert "scanlake:" not in mixed.err
+
+
+def test_all_names_no_single_one(main: Main) -> None:
+    """--all together with a flag that names one service or lake is refused."""
+    write(TWO)
+    for flag in ("--source", "--lake", "--base-url", "--token-file"):
+        refused = main("sync", "--all", flag, "north")
+        assert refused.code == 2
+        assert f"--all and {flag} exclude each other" in refused.err
+
+
+def test_jobs_are_for_all(main: Main) -> None:
+    """--jobs without --all is refused, as it would change nothing."""
+    write(TWO)
+    refused = main("sync", "--source", "north", "--jobs", "3")
+    assert refused.code == 2
+    assert "--jobs requires --all" in refused.err
+
+
+async def test_sigterm_is_passed_on_and_waited_for(tmp_path: Path) -> None:
+    """A signal ends every source cleanly: what was whole is committed, and a source not begun is named."""
+    slow = Faults(latency_ms=150.0)
+    async with Emulator(400, faults=slow) as first, Emulator(400, faults=slow) as second, Emulator(9) as third:
+        tokens = sources(first, second, third, commit_every_seconds="0.2", max_concurrency="2")
+        process = await started(tmp_path, "sync", "--all", "--jobs", "2", "--json", **tokens)
+        ledgers = [tmp_path / "lake" / name / "ledger.sqlite" for name in ("s0", "s1")]
+        async with asyncio.timeout(200):
+            while not all(list(ledger.parent.glob("raw/*.parquet")) for ledger in ledgers):
+                await asyncio.sleep(0.05)
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        out, err = await process.communicate()
+    assert process.returncode == 130, err.decode()
+    assert time.monotonic() - began < 20
+    ended = json.loads(out)["sources"]
+    assert {name: each["exit_code"] for name, each in ended.items()} == {"s0": 130, "s1": 130, "s2": None}
+    for lake in ("s0", "s1"):
+        with duckdb.connect(str(tmp_path / "lake" / lake / "catalog.duckdb"), read_only=True) as db:
+            assert db.sql("SELECT state FROM meta.runs").fetchall() == [("interrupted",)]
+            assert db.sql("SELECT count(*) > 0 FROM files").fetchall() == [(True,)]
+
+
+def test_a_source_that_says_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that dies without a result is a line of its own, and counts as failed or interrupted."""
+    killed = _all_sources.SourceResult("north", -9)
+    assert "without a result" in _all_sources.format_source_result(killed, 5)
+    assert killed.exit_code == 130
+    assert _all_sources.format_source_result(_all_sources.SourceResult("south"), 6) == "south   not started\n"
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    assert _all_sources.default_jobs() == 3

@@ -1,0 +1,205 @@
+"""One catalog for all sources: it shows them all, follows them, and holds nothing that is no more."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pytest
+
+from pipeline.atomic_files import lock_file
+from pipeline.emulator import Emulator
+from pipeline.maintenance.union import write_union
+from tests.commands.cli_process import called
+from tests.commands.test_sources import TWO, left_aside, sources, write
+from tests.sync.sync_harness import synced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from tests.processes import Answer
+
+    Main = Callable[..., Answer]
+
+DUCKDB_CLI = Path(sys.executable).with_name("duckdb")
+
+
+@pytest.fixture
+def stock() -> Callable[[Path, str], Coroutine[Any, Any, list[dict[str, Any]]]]:
+    """A question to a stock client of DuckDB, older than ours: rows as JSON."""
+
+    async def ask(path: Path, question: str) -> list[dict[str, Any]]:
+        process = await asyncio.create_subprocess_exec(
+            *(DUCKDB_CLI, "-readonly", "-json", path, question), stdout=-1, stderr=-1
+        )
+        out, err = await process.communicate()
+        assert process.returncode == 0, err.decode()
+        found = json.loads(out)
+        assert isinstance(found, list)
+        return found
+
+    return ask
+
+
+async def test_the_union_shows_all_sources_to_a_stock_client(tmp_path: Path, stock: Any) -> None:
+    """Schema main has every table and view with `_source`, each source a schema of its name, and deltas count once."""
+    async with Emulator(30, seed=1) as first, Emulator(20, seed=2) as second:
+        tokens = sources(first, second)
+        await synced(first, tmp_path / "lake" / "s0")
+        await synced(second, tmp_path / "lake" / "s1")
+        first.world.update(first.world.pick_random(10))
+        second.world.delete(second.world.pick_random(2))
+        await synced(first, tmp_path / "lake" / "s0")  # now with superseded versions
+        union = tmp_path / "lake" / "union.duckdb"
+        made = await asyncio.to_thread(write_union, {name: tmp_path / "lake" / name for name in ("s0", "s1")}, union)
+        assert (made.path, made.snapshots, made.missing) == (union, {"s0": 3, "s1": 2}, [])
+        counted = "SELECT _source, count(*) AS n, count(DISTINCT file_id) AS ids FROM {} GROUP BY ALL ORDER BY ALL"
+        assert await stock(union, counted.format("files")) == [
+            {"_source": "s0", "n": 30, "ids": 30},
+            {"_source": "s1", "n": 20, "ids": 20},
+        ]
+        for name in ("s0", "s1"):
+            question = "SELECT count(*) AS n, sum(file_id % 97) AS mark FROM {}"
+            own = await stock(tmp_path / "lake" / name / "catalog.duckdb", question.format("uploads"))
+            assert own == await stock(union, question.format(f"uploads WHERE _source = '{name}'"))
+            assert own == await stock(union, question.format(f"{name}.uploads"))
+        views = "SELECT count(*) AS n FROM (FROM main.{} LIMIT 5)"
+        for view in ("fields_wide", "workflow_progress", "damage_by_month", "file_history", "workflow_steps"):
+            assert await stock(union, views.format(view))
+        fresh = await stock(union, "SELECT _source, snapshot, age_seconds > 0 AS ages FROM meta.freshness ORDER BY 1")
+        assert [(row["_source"], row["snapshot"]) for row in fresh] == [("s0", 3), ("s1", 2)]
+        said = await stock(
+            union, "SELECT comment FROM duckdb_columns() WHERE table_name = 'files' AND column_name = '_source'"
+        )
+        assert "Source the row comes from" in said[0]["comment"]
+        # It follows: after the next round of all sources it shows what they then published.
+        assert (await called(tmp_path, "sync", "--all", **tokens)).code == 0
+        fresh = await stock(union, "SELECT snapshot FROM meta.freshness ORDER BY _source")
+        own = [tmp_path / "lake" / name / "catalog.duckdb" for name in ("s0", "s1")]
+        assert fresh == [(await stock(path, "SELECT snapshot FROM meta.freshness"))[0] for path in own]
+        assert fresh[0]["snapshot"] > 3
+        # So it does after a purge, which removes parts at once.
+        gone = (await stock(union, "SELECT min(id) AS id FROM s0.files"))[0]["id"]
+        assert (await called(tmp_path, "purge", str(gone), "--source", "s0", **tokens)).code == 0
+        assert (await stock(union, counted.format("files")))[0] == {"_source": "s0", "n": 29, "ids": 29}
+
+
+async def test_the_union_holds_nothing_that_was_purged(tmp_path: Path, stock: Any) -> None:
+    """A publish that finishes a killed purge renews the union; where it cannot be renewed, a purge removes it."""
+    async with Emulator(12, seed=1) as first, Emulator(8, seed=2) as second:
+        tokens = sources(first, second)
+        await synced(first, tmp_path / "lake" / "s0")
+        await synced(second, tmp_path / "lake" / "s1")
+    union = tmp_path / "lake" / "union.duckdb"
+    assert (await called(tmp_path, "catalog", "--union", **tokens)).code == 0
+    with closing(sqlite3.connect(tmp_path / "lake" / "s0" / "ledger.sqlite")) as db, db:
+        db.execute("INSERT INTO lake_property VALUES ('purge_in_progress', '[1]')")
+    assert (await called(tmp_path, "publish", "--source", "s0", **tokens)).code == 0
+    shown = await stock(union, "SELECT snapshot FROM meta.freshness WHERE _source = 's0'")
+    assert shown == await stock(tmp_path / "lake" / "s0" / "catalog.duckdb", "SELECT snapshot FROM meta.freshness")
+    (tmp_path / "lake" / "s1" / "catalog.duckdb").chmod(0o600)
+    (tmp_path / "lake" / "s1" / "catalog.duckdb").write_text("junk")
+    gone = (await stock(union, "SELECT min(id) AS id FROM s0.files"))[0]["id"]
+    answer = await called(tmp_path, "purge", str(gone), "--source", "s0", "--json", **tokens)
+    assert (answer.code, json.loads(answer.out)["known"]) == (0, [gone])
+    assert "union.removed" in answer.err
+    assert not union.exists()
+
+
+async def test_unions_are_written_one_at_a_time(tmp_path: Path) -> None:
+    """One that has read what is no more cannot end last: the next waits until it is done."""
+    async with Emulator(5, seed=1) as emulator:
+        await synced(emulator, tmp_path / "lake" / "s0")
+    with lock_file(tmp_path / "lake", blocking=True):
+        lakes = {"s0": tmp_path / "lake" / "s0"}
+        made = asyncio.create_task(asyncio.to_thread(write_union, lakes, tmp_path / "lake" / "union.duckdb"))
+        await asyncio.sleep(1.0)
+        assert not made.done()
+    assert (await made).snapshots == {"s0": 2}
+
+
+async def test_the_union_is_whole_while_sources_publish(tmp_path: Path) -> None:
+    """Made and read while its sources publish, the union never mixes two snapshots and never breaks."""
+    lakes = {name: tmp_path / name for name in ("a", "b")}
+    out = tmp_path / "union.duckdb"
+    async with Emulator(60, seed=1) as first, Emulator(40, seed=2) as second:
+        pairs = list(zip(lakes.values(), (first, second), strict=True))
+        for lake, emulator in pairs:
+            await synced(emulator, lake)
+        done = asyncio.Event()
+
+        async def publish() -> None:
+            for _ in range(2):
+                for lake, emulator in pairs:
+                    emulator.world.create(5)
+                    await synced(emulator, lake)
+            done.set()
+
+        made = 0
+        publisher = asyncio.create_task(publish())
+        while not done.is_set():
+            await asyncio.to_thread(write_union, lakes, out)
+            with duckdb.connect(str(out), read_only=True) as db:
+                says = dict(db.sql("SELECT _source, files FROM meta.freshness").fetchall())
+                shows = dict(db.sql("SELECT _source, count(*) FROM files GROUP BY 1").fetchall())
+                uploads = dict(db.sql("SELECT _source, count(DISTINCT file_id) FROM uploads GROUP BY 1").fetchall())
+            assert says == shows
+            assert all(uploads[name] <= shows[name] for name in lakes)
+            made += 1
+        await publisher
+    assert made >= 2
+    assert not left_aside(tmp_path)
+
+
+def test_what_cannot_be_united_is_said(tmp_path: Path, main: Main) -> None:
+    """Without any catalog, or onto a source's own, one line says why; a source without one is named as missing."""
+
+    async def make() -> None:
+        async with Emulator(5) as emulator:
+            await synced(emulator, tmp_path / "own")
+
+    write(TWO)
+    empty = main("catalog", "--union")
+    assert (empty.code, empty.err.count("\n")) == (2, 1)
+    assert "scanlake sync --all" in empty.err
+    asyncio.run(make())
+    assert main("catalog", "--union", "--out", "own/catalog.duckdb").code == 2
+    made = main("catalog", "--union", "--out", "both.duckdb")
+    assert made.code == 0, made.err
+    assert "nothing published yet: north" in made.out
+    remade = main("catalog", "--union", "--out", "both.duckdb")
+    assert remade.code == 0, remade.err
+    one = main("catalog", "--source", "south")
+    assert one.out == f"{tmp_path / 'own' / 'catalog.duckdb'}\n"
+
+
+def test_a_union_overwrites_nothing_else(tmp_path: Path, main: Main) -> None:
+    """What is at --out and is no union - a text, a catalog, a link, a folder - is refused in one line and stays."""
+
+    async def make() -> None:
+        async with Emulator(5) as emulator:
+            await synced(emulator, tmp_path / "own")
+
+    write(TWO)
+    asyncio.run(make())
+    Path("token").write_text("precious")
+    Path("copy.duckdb").write_bytes((tmp_path / "own" / "catalog.duckdb").read_bytes())
+    Path("empty").touch()
+    Path("folder").mkdir()
+    Path("lost").symlink_to("nowhere")
+    assert main("catalog", "--union", "--out", "both.duckdb").code == 0
+    Path("linked").symlink_to("both.duckdb")
+    before = {name: Path(name).read_bytes() for name in ("token", "copy.duckdb", "empty", "linked")}
+    for name in (*before, "folder", "lost"):
+        refused = main("catalog", "--union", "--out", name)
+        assert (refused.code, refused.err.count("\n")) == (2, 1), name
+        assert "not overwritten" in refused.err
+    assert {name: Path(name).read_bytes() for name in before} == before
+    assert Path("linked").is_symlink()
+    assert not left_aside(tmp_path)

@@ -1,0 +1,201 @@
+"""Every variant of the list is read completely; a list that cannot be complete is an error soon."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from pipeline.client.client import Client
+from pipeline.crawl.crawler import Crawler
+from pipeline.crawl.windows import ALL_TIME, Window
+from pipeline.emulator import Emulator, make_quirks
+from pipeline.errors import ProtocolError
+from schemas.timestamps import SECOND, from_datetime
+from tests.client.scripted_server import Asked, answer, scripted
+from tests.crawl.crawl_harness import LIST_ONLY, WITH_DETAILS, FakeLake, differences, run_crawl
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pipeline.crawl.models import StoredVersion
+
+SEED: Final = 9
+FILES: Final = 330
+
+ANSWERS: Final[list[dict[str, Any]]] = [
+    *({"paging": paging} for paging in ("top", "meta", "pagination", "links", "none", "bare")),
+    *({"paging": paging, "next_page_url": "null"} for paging in ("top", "meta", "none")),
+    *({"paging": paging, "next_page_url": "absent"} for paging in ("top", "none")),
+    *({"next_page_url": style} for style in ("complete", "relative", "other-host")),
+    *({"page_cap": cap} for cap in (20, 40, 3)),
+    *({"page_cap": 20, "paging": paging} for paging in ("none", "bare", "links")),
+    {"page_cap": 20, "paging": "none", "next_page_url": "null"},
+    {"page_cap": 20, "paging": "bare", "order": "shuffled"},
+    *({"order": order} for order in ("updated-asc", "id-asc", "id-desc", "shuffled")),
+    {"start_bound": "exclusive"},
+    {"end_bound": "exclusive"},
+    {"start_bound": "exclusive", "end_bound": "exclusive", "precision": "micros"},
+    {"precision": "micros"},
+    {"precision": "millis", "page_cap": 20},
+    {"updated_in_list": "absent"},
+    {"updated_in_list": "absent", "paging": "bare", "order": "shuffled"},
+    {"updated_in_list": "absent", "paging": "none", "page_cap": 20},
+    {"date_header": "off"},
+    {"late_commit_seconds": 1.0},
+    {"instances": "on"},
+    {"instances": "on", "order": "shuffled", "ids": "string"},
+    {"ids": "string"},
+    {"per_page": "integer"},
+    {"times": "space"},
+    {"image_urls": "fresh"},
+]
+
+
+@pytest.mark.parametrize("settings", ANSWERS, ids=lambda settings: "-".join(str(value) for value in settings.values()))
+async def test_every_answer_of_the_list(settings: dict[str, Any]) -> None:
+    """All files and all later changes arrive, whatever the service answers where the interface is undefined."""
+    async with Emulator(FILES, seed=SEED, quirks=make_quirks("seen", settings)) as emulator:
+        lake = FakeLake()
+        first = await run_crawl(emulator, lake, LIST_ONLY)
+        assert differences(emulator, lake) == []
+        assert len(lake.stored) == FILES
+        assert not first.inconsistent
+        page = emulator.quirks.page_cap or 50
+        assert first.lists <= 8 * FILES / page + 40
+        emulator.world.update(emulator.world.pick_random(20))
+        emulator.world.create(60)
+        emulator.world.clock.advance(2)
+        await run_crawl(emulator, lake, LIST_ONLY)
+        assert differences(emulator, lake) == []
+        assert emulator.strays == []
+
+
+@pytest.mark.parametrize("profile", ["seen", "plain", "sparse", "hostile", "instances"])
+async def test_every_profile(profile: str) -> None:
+    """Every profile of answers is read completely, with details."""
+    async with Emulator(FILES, seed=SEED, quirks=make_quirks(profile)) as emulator:
+        lake = FakeLake()
+        await run_crawl(emulator, lake)
+        emulator.world.update(emulator.world.pick_random(20))
+        emulator.world.create(60)
+        emulator.world.clock.advance(3)
+        await run_crawl(emulator, lake)
+        assert differences(emulator, lake) == []
+        assert lake.rejects == {}
+
+
+async def test_instances_that_come_one_after_the_other() -> None:
+    """A second instance is a file of its own, even if the first was fetched in an earlier run."""
+
+    def item(file_id: int, stamp: str) -> dict[str, Any]:
+        return {"id": 7, "file_id": file_id, "scan_code": "SC", "updated_at": stamp}
+
+    held: list[dict[str, Any]] = [item(7, "2024-01-01T00:00:00Z")]
+    async with scripted(_service(lambda: held)) as server, Client(server.base, "secret") as client:
+        lake = FakeLake()
+        await run_crawl(_At(server.base), lake, LIST_ONLY, client=client)  # type: ignore[arg-type]
+        assert set(lake.stored) == {7}
+        held.append(item(8, "2024-01-02T00:00:00Z"))
+        second = Window(from_datetime(datetime(2024, 1, 2, tzinfo=UTC)) // SECOND, None)
+        await run_crawl(_At(server.base), lake, LIST_ONLY, windows=[second], client=client)  # type: ignore[arg-type]
+        assert set(lake.stored) == {7, 8}
+        assert lake.identity == "file_id"
+
+
+class _At:
+    """The address of a scripted service."""
+
+    def __init__(self, base_url: str) -> None:
+        self.base_url = base_url
+        self.token = "secret"
+
+
+def _service(held: Callable[[], list[dict[str, Any]]]) -> Callable[[Asked], bytes]:
+    """Return a service that sends all its files within the bounds in one page."""
+
+    def respond(asked: Asked) -> bytes:
+        low, high = asked.query.get("updated_start", ""), asked.query.get("updated_end", "9")
+        shown = [item for item in held() if low <= item["updated_at"] <= high]
+        return answer({"data": shown, "total": len(shown), "next_page_url": None})
+
+    return respond
+
+
+async def test_windows_ignored() -> None:
+    """A service that ignores the update filters is a protocol error after a few calls."""
+    for shown in ("shown", "absent"):
+        quirks = make_quirks("seen", {"windows": "ignored", "updated_in_list": shown})
+        async with Emulator(FILES, seed=SEED, quirks=quirks) as emulator:
+            with pytest.raises(ProtocolError, match="updated_start"):
+                await run_crawl(emulator, FakeLake(), LIST_ONLY)
+            assert emulator.counts["list"] < 25
+
+
+ROUND: Final[dict[str, Callable[[int], dict[str, Any]]]] = {
+    "two pages without end": lambda page: {"data": _page(page % 2), "next_page_url": "x"},
+    "one page without end": lambda _: {"data": _page(0), "next_page_url": "x"},
+    "empty pages": lambda _: {"data": [], "next_page_url": "x"},
+    "a wrong total": lambda page: {"data": _page(0) if page == 1 else [], "total": 10**9},
+    "the page is ignored": lambda _: {"data": _page(0), "total": 120, "current_page": 1, "last_page": 3},
+    "a wrong page number": lambda page: {"data": _page(page % 3), "current_page": 1, "last_page": 9},
+}
+
+
+def _page(number: int) -> list[dict[str, Any]]:
+    return [{"id": number * 50 + n, "scan_code": f"S{n}", "updated_at": "2024-05-05T05:05:05Z"} for n in range(50)]
+
+
+@pytest.mark.parametrize("case", ROUND)
+async def test_a_list_without_an_end(case: str) -> None:
+    """A list that repeats its pages, or announces pages without end, is a protocol error after some calls."""
+
+    def respond(asked: Asked) -> bytes:
+        return answer(ROUND[case](int(asked.query.get("page", "1"))))
+
+    async def lookup(_: object) -> dict[int, StoredVersion]:
+        return {}
+
+    async with scripted(respond) as server, Client(server.base, "secret") as client:
+        crawl = Crawler(client, LIST_ONLY, run_id="r", lookup=lookup, now_us=lambda: 1_800_000_000 * SECOND)
+        with pytest.raises(ProtocolError):
+            await crawl.run([ALL_TIME], _nowhere)
+        assert len(server.asked) < 200, case
+
+
+async def _nowhere(_: object) -> None:
+    pass
+
+
+async def test_a_document_without_an_id() -> None:
+    """List items without a usable id become rejects of their window, and the run succeeds."""
+    stamp = "2024-05-05T05:05:05Z"
+    odd: list[dict[str, Any]] = [
+        {"id": None, "updated_at": stamp},
+        {"scan_code": "no id", "updated_at": stamp},
+        {"id": "x7", "updated_at": stamp},
+        {"id": 1.5, "updated_at": stamp},
+    ]
+    good = [{"id": str(10**18 + n), "scan_code": "S", "updated_at": stamp} for n in range(3)]
+    async with scripted(_service(lambda: [*odd, *good])) as server, Client(server.base, "secret") as client:
+        lake = FakeLake()
+        result = await run_crawl(_At(server.base), lake, LIST_ONLY, client=client)  # type: ignore[arg-type]
+        assert set(lake.stored) == {10**18, 10**18 + 1, 10**18 + 2}
+        assert sorted(reject.document for reject in lake.rejects_without_id) == sorted(
+            json.dumps(item).encode() for item in odd
+        )
+        assert result.stats.rejects == 4
+        with pytest.raises(ProtocolError, match="max_rejects"):
+            await run_crawl(_At(server.base), FakeLake(), replace(LIST_ONLY, max_rejects=3), client=client)  # type: ignore[arg-type]
+
+
+async def test_the_first_page_of_a_split_window_is_used() -> None:
+    """The files on the first page of a window are fetched immediately, and not again for its sub-windows."""
+    async with Emulator(FILES, seed=SEED) as emulator:
+        lake = FakeLake()
+        result = await run_crawl(emulator, lake, WITH_DETAILS)
+        assert result.details == FILES
+        assert result.stats.details_fetched == FILES

@@ -1,0 +1,103 @@
+"""A second with more files than fit in a response: read by pages until consistent, or marked inconsistent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import pytest
+
+from pipeline.emulator import make_quirks
+from tests.crawl.crawl_harness import LIST_ONLY, ChangingEmulator, FakeLake, differences, run_crawl
+
+SEED: Final = 13
+STAMP: Final = 1_700_000_000 * 1_000_000
+
+
+def fill_second(emulator: ChangingEmulator, count: int, *, spread: int = 1) -> list[int]:
+    """Give many files timestamps within one second, or in `spread` consecutive seconds."""
+    keys = emulator.world.pick_random(count)
+    for index, key in enumerate(keys):
+        emulator.world.touch([key], at=STAMP + index % spread * 1_000_000)
+    return keys
+
+
+@pytest.mark.parametrize("count", [51, 120, 251, 600])
+@pytest.mark.parametrize("order", ["updated-desc", "shuffled"])
+async def test_one_second(count: int, order: str) -> None:
+    """All files of an overflowing second are stored, and its list is consistent."""
+    async with ChangingEmulator(700, seed=SEED, quirks=make_quirks("seen", {"order": order})) as emulator:
+        fill_second(emulator, count)
+        lake = FakeLake()
+        result = await run_crawl(emulator, lake, LIST_ONLY)
+        # A shuffled list that does not fit in a response contains files twice and others never: it is inconsistent.
+        is_inconsistent = order == "shuffled" and count > 250
+        assert len(differences(emulator, lake)) <= (5 if is_inconsistent else 0)
+        assert bool(result.inconsistent) is is_inconsistent
+        assert result.lists < 200
+
+
+@pytest.mark.parametrize("settings", [{"paging": "bare"}, {"updated_in_list": "absent"}, {"page_cap": 20}])
+async def test_one_second_without_hints(settings: dict[str, object]) -> None:
+    """The same if the service sends no counts, no timestamps, or small pages."""
+    async with ChangingEmulator(400, seed=SEED, quirks=make_quirks("seen", settings)) as emulator:
+        fill_second(emulator, 130)
+        lake = FakeLake()
+        result = await run_crawl(emulator, lake, LIST_ONLY)
+        assert differences(emulator, lake) == []
+        assert not result.inconsistent
+
+
+async def test_seconds_in_a_row() -> None:
+    """Consecutive overflowing seconds, whose widened bounds overlap, are each read completely."""
+    async with ChangingEmulator(500, seed=SEED) as emulator:
+        fill_second(emulator, 400, spread=5)
+        lake = FakeLake()
+        result = await run_crawl(emulator, lake, LIST_ONLY)
+        assert differences(emulator, lake) == []
+        assert not result.inconsistent
+
+
+async def test_a_second_that_keeps_changing() -> None:
+    """An overflowing second that changes at every request is inconsistent, and the watermark stays before it."""
+    async with ChangingEmulator(500, seed=SEED) as emulator:
+        keys = fill_second(emulator, 320)
+        outside = [key for key in emulator.world.keys() if key not in set(keys)]  # noqa: SIM118
+        lake = FakeLake()
+        at = 0
+
+        def swap() -> None:
+            nonlocal at
+            emulator.world.touch([keys[at % len(keys)]], at=STAMP + 500 * 1_000_000)
+            emulator.world.touch([outside[at % len(outside)]], at=STAMP)
+            keys.append(outside[at % len(outside)])
+            at += 1
+
+        emulator.change = swap
+        result = await run_crawl(emulator, lake, LIST_ONLY)
+        emulator.stop_changing()
+        assert result.inconsistent
+        assert lake.watermark is not None
+        assert lake.watermark <= STAMP // 1_000_000
+        assert result.lists < 400
+        again = await run_crawl(emulator, lake, LIST_ONLY)
+        assert not again.inconsistent
+        assert lake.watermark > STAMP // 1_000_000
+        assert differences(emulator, lake) == []
+
+
+async def test_a_long_window_with_an_overflow_at_its_end() -> None:
+    """If files leave a long window with an overflow at its end, only the overflow is read by pages again."""
+    options = replace(LIST_ONLY, commit_every_files=1_000)
+    async with ChangingEmulator(300, seed=SEED) as emulator:
+        keys = fill_second(emulator, 120)
+        others = iter([key for key in emulator.world.keys() if key not in set(keys)])  # noqa: SIM118
+        emulator.change = lambda: emulator.world.touch([key for key in [next(others, None)] if key is not None])
+        lake = FakeLake()
+        result = await run_crawl(emulator, lake, options)
+        emulator.stop_changing()
+        assert not [
+            window for window in result.inconsistent if window.end is not None and window.end <= STAMP // 1_000_000 + 9
+        ]
+        await run_crawl(emulator, lake, options)
+        assert differences(emulator, lake) == []

@@ -1,0 +1,153 @@
+"""The generated pages of the documentation: `python -m tests.docs.generate` writes them."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
+
+from typer.main import get_command
+
+from pipeline import cli
+from pipeline.settings import PREFIX, Settings
+from pipeline.settings_template import SECTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pydantic.fields import FieldInfo
+
+DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
+MARKER: Final = "<!-- generated -->\n"
+_HELP: Final = frozenset({"help"})
+
+
+def render(page: str) -> str:
+    """Return the text of docs/`page` with current generated content."""
+    head, _, tail = (DOCS / page).read_text(encoding="utf-8").split(MARKER)
+    return f"{head}{MARKER}\n{PAGES[page]()}\n{MARKER}{tail}"
+
+
+# docs/settings.md
+
+
+def _settings() -> str:
+    lines = [
+        f"The environment variable of a setting is its name in capitals after `{PREFIX}`: `{PREFIX}MAX_CONCURRENCY`",
+        "for `max_concurrency`. [Commands](cli.md) lists the settings that are also options. The section",
+        "[Choose settings](operations.md#choose-settings) explains the layers.",
+    ]
+    for name, field in Settings.model_fields.items():
+        if name in SECTIONS:
+            lines += ["", f"## {SECTIONS[name]}", "", "| setting | type | default | meaning |", "|---|---|---|---|"]
+        cells = (f"`{name}`", _type_text(field), _default_text(field), field.description or "")
+        lines.append(f"| {' | '.join(map(_escape, cells))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _type_text(field: FieldInfo) -> str:
+    annotation: Any = field.annotation
+    declared = [annotation, *get_args(annotation)]
+    declared += [part for argument in get_args(annotation) for part in get_args(argument)]
+    if get_origin(annotation) is Literal:
+        return " or ".join(f"`{value}`" for value in get_args(annotation))
+    if get_origin(annotation) is tuple:
+        return "list of texts"
+    names = {int: "integer", float: "number", Path: "path"}
+    return next((text for kind, text in names.items() if kind in declared), "text")
+
+
+def _default_text(field: FieldInfo) -> str:
+    if field.default is None:
+        return ""
+    value = ", ".join(field.default) if isinstance(field.default, tuple) else field.default
+    return f"`{value}`"
+
+
+# docs/cli.md
+
+
+def _commands() -> str:
+    root: Any = get_command(cli.app)
+    context = root.make_context(cli.NAME, ["init"], resilient_parsing=True)
+    commands = {name: root.resolve_command(context, [name])[1] for name in cli.COMMANDS}
+    global_options = [option for option in root.params if option.name not in {"version", *_HELP}]
+    names = {option.name for option in global_options}
+    lines = ["| command | purpose |", "|---|---|"]
+    lines += [
+        f"| [`{name}`](#{name.replace(' ', '-')}) | {_escape(entry.help)} |" for name, entry in cli.COMMANDS.items()
+    ]
+    lines += ["", "## Global options", "", "Every command has these options, before or after its name.", ""]
+    lines += _option_table(option for option in root.params if "completion" not in option.name)
+    panel = ""
+    for name, entry in cli.COMMANDS.items():
+        if entry.panel != panel:
+            panel = entry.panel
+            lines += ["", f"## {panel}"]
+        own = [parameter for parameter in commands[name].params if parameter.name not in names | _HELP]
+        arguments = "".join(
+            f" {parameter.metavar or parameter.name.upper()}" if parameter.required else f" [{parameter.metavar}]"
+            for parameter in own
+            if parameter.param_type_name == "argument"
+        )
+        lines += [
+            "",
+            f"### {name}",
+            "",
+            f"`scanlake {name} [OPTIONS]{arguments}`",
+            "",
+            *_help_text(commands[name].help),
+        ]
+        if own:
+            lines += ["", *_option_table(own)]
+    return "\n".join(lines) + "\n"
+
+
+def _help_text(text: str) -> Iterator[str]:
+    """Yield the paragraphs of a help text, command lines as console blocks."""
+    for index, paragraph in enumerate(text.split("\n\n")):
+        if index:
+            yield ""
+        is_command = re.match(r"(scanlake|curl) ", paragraph)
+        yield f"```console\n$ {paragraph}\n```" if is_command else paragraph.replace("*", r"\*")
+
+
+def _option_table(parameters: Any) -> list[str]:
+    lines = ["| option | meaning |", "|---|---|"]
+    for parameter in parameters:
+        is_option = parameter.param_type_name == "option"
+        names = ", ".join([*parameter.opts, *parameter.secondary_opts]) if is_option else parameter.metavar
+        takes_value = is_option and not parameter.is_flag and not parameter.count
+        value = f" {parameter.metavar or _value_name(parameter)}" if takes_value else ""
+        lines.append(f"| `{names}{value}` | {_escape((parameter.help or '') + _option_default(parameter))} |")
+    return lines
+
+
+def _value_name(parameter: Any) -> str:
+    annotation = parameter.type_descriptor.annotation
+    if get_origin(annotation) is list:
+        (annotation,) = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return "|".join(get_args(annotation))
+    if issubclass(annotation, StrEnum):
+        return "|".join(annotation)
+    return {int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(annotation, "TEXT")
+
+
+def _option_default(parameter: Any) -> str:
+    default = getattr(parameter.default, "value", parameter.default)
+    if not parameter.show_default or default is None or isinstance(default, bool) or default in ("", 0, []):
+        return ""
+    return f" Default: {default}."
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", r"\|").replace("*", r"\*")
+
+
+PAGES: Final = {"settings.md": _settings, "cli.md": _commands}
+
+if __name__ == "__main__":
+    for page in PAGES:
+        (DOCS / page).write_text(render(page), encoding="utf-8")

@@ -1,0 +1,48 @@
+"""A real lake to be damaged, and ways to damage it."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from pipeline.emulator import Emulator
+from pipeline.lake.lake import Lake
+from pipeline.maintenance.repair import CheckResult, check_and_repair
+from tests.sync.sync_harness import SEED, synced
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+
+@asynccontextmanager
+async def grown(lake: Path, *, files: int = 40, rounds: int = 2) -> AsyncIterator[Emulator]:
+    """A lake of several commits and snapshots, in which files have changed and one was found deleted."""
+    async with Emulator(files, seed=SEED) as emulator:
+        await synced(emulator, lake, commit_every_files=15)
+        for _ in range(rounds):
+            emulator.world.update(emulator.world.pick_random(8))
+            emulator.world.create(2)
+            await synced(emulator, lake)
+        yield emulator
+
+
+def checked(lake: Path, *, read_data: bool = False, mend: bool = True) -> CheckResult:
+    """Check as the command does."""
+    with Lake(lake, doing="check", must_exist=True, check_before_open=True, repair=mend) as held:
+        return check_and_repair(held, read_data=read_data, repair=mend)
+
+
+def flip(path: Path, place: float = 0.5) -> bytes:
+    """Flip one bit of a file; returns what it held before."""
+    before = path.read_bytes()
+    content = bytearray(before)
+    content[int(len(content) * place)] ^= 4
+    path.chmod(0o644)
+    path.write_bytes(content)
+    return before
+
+
+def parts(lake: Path) -> list[Path]:
+    """Every part that holds rows."""
+    return [path for path in sorted(lake.glob("parts/*/*.parquet")) if path.name != "empty.parquet"]

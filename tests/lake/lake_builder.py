@@ -1,0 +1,78 @@
+"""Lakes with rows that tests write, for tests without a service."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from pipeline.lake.models import Commit
+from schemas.file_versions import FileVersion, Tombstone
+from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pipeline.lake.lake import Lake
+
+AT: Final = 1_795_000_000_000_000
+"""An instant, in microseconds."""
+
+
+def version(file_id: int, stamp: int) -> FileVersion:
+    """Return a version of a file with minimal documents."""
+    document = b'{"id": %d, "stamp": %d}' % (file_id, stamp)
+    return FileVersion(file_id, document, document, AT + stamp, AT + stamp, "detail")
+
+
+def rows(table: str, values: Iterable[Mapping[str, Any]], *, run_id: str, seq: int) -> pa.Table:
+    """Return rows of a table with the columns of the fetch; other missing columns are NULL."""
+    fetch = {"_run_id": run_id, "_fetched_at": AT, COMMIT_SEQ_COLUMN: seq}
+    names = BY_NAME[table].arrow.names
+    complete = [{name: {**value, **fetch}.get(name) for name in names} for value in values]
+    return pa.Table.from_pylist(complete, schema=BY_NAME[table].arrow)
+
+
+def insert_reject(db: sqlite3.Connection, file_id: int | None, document: bytes, *, key: str = "x") -> None:
+    """Insert a reject into the ledger."""
+    columns = "reject_key, file_id, reason, document, run_id, first_seen_at, last_tried_at, attempts"
+    db.execute(f"INSERT INTO reject ({columns}) VALUES (?, ?, 'r', ?, 'r', 1, 1, 1)", (key, file_id, document))
+
+
+def commit(
+    lake: Lake,
+    files: Mapping[int, int],
+    children: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    *,
+    gone: Sequence[int] = (),
+    stamp: int = 0,
+) -> int:
+    """Commit files, given as {file_id: snap_count}, with rows of other tables by name. Return the commit's number."""
+    seq = lake.ledger.next_commit_seq()
+    run_id = f"20261121T000000Z-{seq:06x}"
+    by_table: dict[str, Sequence[Mapping[str, Any]]] = {
+        "files": [
+            {"file_id": key, "id": key, "scan_code": f"ref {key}", "updated_at": AT + stamp, "snap_count": count}
+            for key, count in files.items()
+        ],
+        **(children or {}),
+    }
+    lake.commit(
+        Commit(
+            commit_seq=seq,
+            run_id=run_id,
+            at=AT + stamp,
+            versions=[version(key, stamp) for key in files],
+            rows={name: rows(name, values, run_id=run_id, seq=seq) for name, values in by_table.items() if values},
+            tombstones=[Tombstone(key, AT + stamp, "the test says so") for key in gone],
+            definitions=sorted({row["_content_hash"] for row in by_table.get("workflows", ())}),
+        )
+    )
+    return seq
+
+
+def counted(values: Iterable[Any]) -> Counter[Any]:
+    """Return rows as a multiset."""
+    return Counter(tuple(value) for value in values)

@@ -1,0 +1,186 @@
+"""A lake that is moved, or that readers see under another path."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import duckdb
+import pytest
+
+from pipeline.errors import SettingsError
+from pipeline.lake.lake import Lake
+from pipeline.maintenance.compact import run_compaction as compact
+from pipeline.settings import Settings
+from tests.lake.corruption import checked
+from tests.lake.fault_injection import Disk, ProcessKilled, failing
+from tests.lake.lake_builder import AT, commit
+from tests.lake.operations import told
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CLIENT: Final = Path(__file__).resolve().parents[2] / ".venv" / "bin" / "duckdb"
+COUNT: Final = "SELECT count(*) AS n FROM files"
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    """A published lake of two files."""
+    with Lake(tmp_path / "lake", doing="test") as made:
+        commit(made, {1: 0, 2: 0})
+        made.publish("", at=AT, complete=True, watermark=None)
+    return tmp_path / "lake"
+
+
+def count(catalog: Path) -> int:
+    """The number of files that a reader finds."""
+    with duckdb.connect(str(catalog), read_only=True) as db:
+        return int(db.execute(COUNT).fetchall()[0][0])
+
+
+def test_a_moved_lake(lake: Path) -> None:
+    """A lake whose folder was moved answers `query` at once, and every client after `publish`."""
+    moved = lake.rename(lake.with_name("it's moved"))
+    with pytest.raises(duckdb.IOException):
+        count(moved / "catalog.duckdb")
+    assert told(moved, "query", COUNT, "--format", "csv").split() == ['"n"', "2"]
+    assert str(moved) in told(moved, "publish")
+    assert count(moved / "catalog.duckdb") == 2
+    assert told(moved, "query", COUNT, "--format", "csv").split() == ['"n"', "2"]
+    assert told(moved, "changes", "--since", "1").startswith("0 added")  # also of snapshots made before
+
+
+def test_snapshots_move_along(lake: Path) -> None:
+    """Snapshots from before a move show what they showed, in this client and in older ones, whole and commented."""
+    with Lake(lake, doing="test") as made:
+        own = {"_content_hash": "a"}
+        children = {
+            "uploads": [{"file_id": 1, "position": 0, "geocoding": '{"a": 1}'}],
+            "fields": [{"file_id": 1, "name": "it's", "value": "v", "position": 0}],
+            "workflows": [{"id": 1, "name": "w", "updated_at": AT, **own}],
+            "workflow_steps": [{"id": 2, "workflow_id": 1, "position": 0, **own}],
+        }
+        commit(made, {1: 1, 3: 0}, children, gone=[2])
+        made.publish("", at=AT, complete=True, watermark=None)
+        commit(made, {1: 0})
+        made.publish("", at=AT, complete=True, watermark=None)
+    snapshots = sorted((lake / "snapshots").iterdir())
+    before = [_shown(path) for path in snapshots]
+    since = [path.stat().st_mtime_ns for path in snapshots]
+    moved = lake.rename(lake.with_name("it's moved"))
+    told(moved, "publish")
+    after = sorted((moved / "snapshots").iterdir())[: len(snapshots)]
+    assert [_shown(path) for path in after] == before
+    assert [path.stat().st_mtime_ns for path in after] == since
+    for path in after:
+        views = "; ".join(f"SELECT count(*) FROM (FROM {name})" for name in before[0] if "." in name)
+        done = subprocess.run([CLIENT, "-readonly", str(path), views], capture_output=True, text=True, check=False)
+        assert done.stderr == ""
+    assert json.loads(told(moved, "check", "--json", "--read-data"))["ok"]
+    told(moved, "rollback", "2")
+    assert count(moved / "catalog.duckdb") == 2
+
+
+def _shown(path: Path) -> dict[str, object]:
+    with duckdb.connect(str(path), read_only=True) as db:
+        found = db.execute("SELECT schema_name || '.' || view_name FROM duckdb_views() WHERE NOT internal").fetchall()
+        shown: dict[str, object] = {
+            name: sorted(map(repr, db.execute(f"FROM {name}").fetchall()))
+            for (name,) in found
+            if name != "meta.freshness"
+        }
+        for kind in ("views", "tables", "columns"):
+            said = db.execute(f"SELECT COLUMNS('_name$|comment') FROM duckdb_{kind}() WHERE NOT internal").fetchall()
+            shown[kind] = sorted(map(repr, said))
+        return shown
+
+
+def test_a_killed_publish_moves_the_rest_next_time(lake: Path) -> None:
+    """Killed at any file operation while snapshots follow a move, the next publish finishes it."""
+    with Lake(lake, doing="test") as made:
+        made.publish("", at=AT, complete=True, watermark=None)
+    for at in range(9, 200, 8):
+        moved = lake.with_name(f"moved {at}")
+        shutil.copytree(lake, moved)
+        with failing(Disk(at, None)) as disk, suppress(ProcessKilled), Lake(moved, doing="publish") as held:
+            held.republish(at=AT)
+        with Lake(moved, doing="publish") as held:
+            if held.needs_publish:
+                held.republish(at=AT)
+            assert not held.needs_publish
+        for path in (moved / "snapshots").glob("*.duckdb"):
+            with duckdb.connect(str(path), read_only=True) as db:
+                assert db.execute("SELECT reader_root FROM meta.freshness").fetchall() == [(str(moved),)]
+        if not disk.struck:
+            break
+    assert 25 < at < 190
+    assert checked(moved).damage == []
+
+
+def test_any_run_notices_a_move(lake: Path) -> None:
+    """A run on a lake that was moved publishes it anew, also when there is nothing else to do."""
+    moved = lake.rename(lake.with_name("moved"))
+    with Lake(moved, doing="compact") as held:
+        assert compact(held, Settings(lake=moved)) is None
+        assert not held.needs_publish
+    assert count(moved / "catalog.duckdb") == 2
+
+
+def test_another_spelling_is_no_move(lake: Path) -> None:
+    """The same folder by a symbolic link is no reason to publish."""
+    link = lake.with_name("link")
+    link.symlink_to(lake)
+    with Lake(link, doing="look") as held:
+        assert not held.needs_publish
+
+
+def test_a_reader_root_is_remembered(lake: Path) -> None:
+    """Readers see the lake under the reader_root, later publishes keep it, and naming the lake's own folder ends it."""
+    mount = lake.with_name("mount")
+    mount.symlink_to(lake)
+    told(lake, "publish", "--reader-root", str(mount))
+    with duckdb.connect(str(mount / "catalog.duckdb"), read_only=True) as db:
+        assert db.execute("SELECT reader_root FROM meta.freshness").fetchall() == [(str(mount),)]
+        assert db.execute("SELECT count(*) FROM duckdb_views() WHERE sql LIKE ?", [f"%{lake}/%"]).fetchall() == [(0,)]
+    with Lake(lake, doing="test") as held:
+        assert not held.needs_publish
+        commit(held, {3: 0}, gone=[1])
+        held.publish("", at=AT, complete=True, watermark=None)
+        assert held.reader_root == mount
+    assert told(lake, "query", COUNT, "--format", "csv").split() == ['"n"', "2"]
+    told(lake, "publish", "--reader-root", str(lake))
+    mount.unlink()
+    assert count(lake / "catalog.duckdb") == 2
+
+
+def test_a_reader_root_out_of_sight(lake: Path) -> None:
+    """A reader_root that this machine does not see is believed: the lake goes on, and `query` finds the parts here."""
+    assert "not reachable from this machine" in told(lake, "publish", "--reader-root", "/mnt/elsewhere/lake")
+    with Lake(lake, doing="test") as held:
+        commit(held, {1: 1}, gone=[2])
+        held.publish("", at=AT, complete=True, watermark=None)
+    assert told(lake, "query", COUNT, "--format", "csv").split() == ['"n"', "1"]
+    with pytest.raises(duckdb.IOException, match="/mnt/elsewhere/lake"):
+        count(lake / "catalog.duckdb")
+
+
+def test_parts_that_are_nowhere(lake: Path) -> None:
+    """Where the parts are neither under the reader_root nor in the lake's folder, one line says what to do."""
+    told(lake, "publish", "--reader-root", "/mnt/elsewhere/lake")
+    (lake / "parts").rename(lake / "away")
+    assert "scanlake publish" in told(lake, "query", COUNT, code=9)
+
+
+@pytest.mark.parametrize("make", [lambda path: path.mkdir(), lambda path: path.touch()])
+def test_a_wrong_reader_root_is_refused(lake: Path, make: Callable[[Path], object]) -> None:
+    """A reader_root where something else lies is refused, and readers keep what they have."""
+    other = lake.with_name("other")
+    make(other)
+    with Lake(lake, doing="publish") as held, pytest.raises(SettingsError, match="does not show this lake"):
+        held.set_reader_root(other)
+    assert count(lake / "catalog.duckdb") == 2

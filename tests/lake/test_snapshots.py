@@ -1,0 +1,282 @@
+"""The lake's past: snapshots, changes between them, going back to one and on from there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+import duckdb
+import pytest
+
+from pipeline.emulator import Emulator
+from pipeline.errors import SettingsError
+from pipeline.lake.lake import Lake
+from pipeline.lake.models import RunRecord
+from pipeline.lake.snapshots import clear_pause, diff_snapshots, read_snapshot, roll_back
+from pipeline.maintenance.compact import run_compaction as compact
+from pipeline.progress import NullProgress
+from pipeline.settings import Settings
+from pipeline.sync.sync import TimeRange
+from pipeline.sync.verify import VerifyMode, is_due, verify
+from tests import oracle
+from tests.lake.operations import told
+from tests.sync.sync_harness import SEED, opened, synced
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from pipeline.lake.models import SnapshotRecord
+
+FULL = TimeRange(full=True)
+AT = 1_795_000_000_000_000
+SHOWN = "SELECT (SELECT list(f ORDER BY f.file_id) FROM files f), (SELECT list(u ORDER BY u) FROM uploads u)"
+
+
+def rolled_back(lake: Path, number: int) -> SnapshotRecord:
+    """Roll back as the command does."""
+    with Lake(lake, doing="rollback") as held:
+        run_id = f"r-{held.ledger.next_snapshot():06x}"
+        return roll_back(held, number, run=RunRecord(run_id, "rollback", "0", AT, state="done"))
+
+
+def unpaused(lake: Path) -> None:
+    """Unpause as the command does."""
+    with Lake(lake, doing="unpause") as held:
+        clear_pause(held.ledger)
+
+
+async def verified(emulator: Emulator, lake: Path) -> None:
+    """Verify as the command does, when it is due."""
+    made = Settings(base_url=emulator.base_url, lake=lake)
+    with Lake(lake, doing="verify") as held:
+        assert is_due(held, made)
+        assert (await verify(held, made, emulator.token, VerifyMode(accept_deletions=True), NullProgress())).consistent
+
+
+def differences(db: duckdb.DuckDBPyConnection, truth: Iterable[oracle.Row]) -> list[str]:
+    """Where lake and service differ; definitions stay when the last file that bore one has changed."""
+    return [line for line in oracle.differences(db, truth) if not line.startswith(("workflows", "workflow_steps"))]
+
+
+def snapshot_of(lake: Path) -> int:
+    """The number of the snapshot that readers see."""
+    with opened(lake) as db:
+        return int(db.execute("SELECT snapshot FROM meta.freshness").fetchall()[0][0])
+
+
+async def test_time_travel(tmp_path: Path) -> None:
+    """A kept snapshot opens as any catalog does, and shows the service as it was then, compactions or not."""
+    lake = tmp_path / "lake"
+    async with Emulator(50, seed=SEED) as emulator:
+        await synced(emulator, lake)
+        then, number = list(emulator.truth()), snapshot_of(lake)
+        for _ in range(3):
+            emulator.world.update(emulator.world.pick_random(20))
+            emulator.world.create(2)
+            await synced(emulator, lake)
+        with Lake(lake, doing="compact") as held:
+            assert compact(held, Settings(lake=lake), everything=True)
+        with duckdb.connect(str(lake / "snapshots" / f"{number:06d}.duckdb"), read_only=True) as db:
+            assert differences(db, then) == []
+        with opened(lake) as db:
+            assert differences(db, emulator.truth()) == []
+
+
+async def test_rollback_and_unpause(tmp_path: Path) -> None:
+    """A rollback shows what was, under a new number and the old watermark; syncs wait for unpause, then converge."""
+    lake = tmp_path / "lake"
+    async with Emulator(80, seed=SEED) as emulator:
+        await synced(emulator, lake)
+        then, number = list(emulator.truth()), snapshot_of(lake)
+        with opened(lake) as db:
+            watermark = db.execute("SELECT watermark FROM meta.freshness").fetchall()
+        emulator.world.clock.advance(86_400)
+        for _ in range(2):
+            emulator.world.update(emulator.world.pick_random(20))
+            emulator.world.create(5)
+            emulator.world.delete(emulator.world.pick_random(3))
+            emulator.world.clock.advance(900)
+            await synced(emulator, lake)
+        with Lake(lake, doing="compact") as held:
+            before = held.ledger.next_commit_seq()
+            assert compact(held, Settings(lake=lake), everything=True)
+        record = rolled_back(lake, number)
+        assert record.snapshot > number
+        with opened(lake) as db:
+            assert differences(db, then) == []
+            assert db.execute("SELECT watermark FROM meta.freshness").fetchall() == watermark
+        requests = emulator.requests
+        with pytest.raises(SettingsError, match=f"rolled back to snapshot {number}") as refused:
+            await synced(emulator, lake)
+        assert "scanlake unpause" in refused.value.hint
+        with pytest.raises(SettingsError, match="rolled back"):
+            await verified(emulator, lake)
+        assert emulator.requests == requests
+        unpaused(lake)
+        await synced(emulator, lake)
+        await verified(emulator, lake)
+        with opened(lake) as db:
+            assert differences(db, emulator.truth()) == []
+            assert db.execute(
+                "SELECT min(first_commit_seq) FROM _parts WHERE first_commit_seq > ?", [record.snapshot]
+            ).fetchall()
+        with Lake(lake, doing="look") as held:
+            assert held.ledger.next_commit_seq() > before
+
+
+async def test_what_a_rollback_keeps_is_not_fetched_again(tmp_path: Path) -> None:
+    """Only files whose version went back are fetched again; the others are known as well as before."""
+    lake = tmp_path / "lake"
+    async with Emulator(80, seed=SEED) as emulator:
+        await synced(emulator, lake)
+        number = snapshot_of(lake)
+        emulator.world.clock.advance(86_400)
+        emulator.world.update(emulator.world.pick_random(7))
+        await synced(emulator, lake)
+        rolled_back(lake, number)
+        unpaused(lake)
+        emulator.reset()
+        await synced(emulator, lake)
+        assert emulator.counts["detail"] == 7
+        with opened(lake) as db:
+            assert differences(db, emulator.truth()) == []
+
+
+async def test_late_commits_come_back(tmp_path: Path) -> None:
+    """A file that came in late, older than the watermark, is owed after a rollback and fetched without a verify."""
+    lake = tmp_path / "lake"
+    async with Emulator(60, seed=SEED) as emulator:
+        world = emulator.world
+        lost = world.pick_random(1)
+        world.delete(lost)
+        world.clock.advance(86_400)
+        await synced(emulator, lake)
+        number = snapshot_of(lake)
+        world.restore(lost, stamp=False)
+        await synced(emulator, lake)
+        made = Settings(base_url=emulator.base_url, lake=lake)
+        with Lake(lake, doing="verify") as held:
+            proof = await verify(held, made, emulator.token, VerifyMode(), NullProgress())
+        assert proof.verification.missing == 1
+        rolled_back(lake, number)
+        unpaused(lake)
+        await synced(emulator, lake)
+        with opened(lake) as db:
+            assert differences(db, emulator.truth()) == []
+
+
+async def test_a_rollback_can_be_rolled_back(tmp_path: Path) -> None:
+    """Going back, forward and back again shows each time exactly what that snapshot shows."""
+    lake = tmp_path / "lake"
+    async with Emulator(40, seed=SEED) as emulator:
+        for _ in range(3):
+            await synced(emulator, lake)
+            emulator.world.update(emulator.world.pick_random(10))
+            emulator.world.clock.advance(3_600)
+    numbers = [int(path.stem) for path in sorted((lake / "snapshots").glob("*.duckdb"))]
+    for number in (numbers[1], numbers[-1], numbers[0], numbers[-2], numbers[-1]):
+        shown = rolled_back(lake, number).snapshot
+        with (
+            opened(lake) as now,
+            duckdb.connect(str(lake / "snapshots" / f"{number:06d}.duckdb"), read_only=True) as db,
+        ):
+            assert now.execute(SHOWN).fetchall() == db.execute(SHOWN).fetchall()
+        assert shown == numbers[-1] + 1
+        numbers.append(shown)
+
+
+async def test_definitions_go_back_too(tmp_path: Path) -> None:
+    """A workflow's definition that only later parts held is written again by the next sync."""
+    lake = tmp_path / "lake"
+    async with Emulator(40, seed=SEED) as emulator:
+        await synced(emulator, lake, fetch_details="never", includes=())
+        with opened(lake) as db:
+            assert db.execute("SELECT count(*) FROM workflows").fetchall() == [(0,)]
+        number = snapshot_of(lake)
+        await synced(emulator, lake, FULL)
+        rolled_back(lake, number)
+        unpaused(lake)
+        await synced(emulator, lake, FULL)
+        with opened(lake) as db:
+            assert oracle.differences(db, emulator.truth()) == []
+
+
+async def test_refused_when_parts_are_gone(tmp_path: Path) -> None:
+    """A snapshot of which a part is gone, or that is not kept, is refused in one line and nothing changes."""
+    lake = tmp_path / "lake"
+    async with Emulator(30, seed=SEED) as emulator:
+        await synced(emulator, lake)
+        number = snapshot_of(lake)
+        emulator.world.update(emulator.world.pick_random(5))
+        await synced(emulator, lake)
+        with Lake(lake, doing="compact") as held:
+            assert compact(held, Settings(lake=lake), everything=True)
+        (lake / read_snapshot(lake / "snapshots" / f"{number:06d}.duckdb").parts[0].name).unlink()
+        with pytest.raises(SettingsError, match=f"Snapshot {number} cannot be restored"):
+            rolled_back(lake, number)
+        with pytest.raises(SettingsError, match="Snapshot 77 is not kept"):
+            rolled_back(lake, 77)
+        await synced(emulator, lake)
+        with opened(lake) as db:
+            assert differences(db, emulator.truth()) == []
+
+
+async def test_changes_between_snapshots(tmp_path: Path) -> None:
+    """Changes lists exactly the files that were added, changed or deleted, with reference and stamp."""
+    lake = tmp_path / "lake"
+    async with Emulator(60, seed=SEED) as emulator:
+        await synced(emulator, lake)
+        number = snapshot_of(lake)
+        changed = set(emulator.world.pick_random(6))
+        emulator.world.update(list(changed))
+        gone = [key for key in emulator.world.pick_random(20) if key not in changed][:2]
+        emulator.world.delete(gone)
+        added = {true["key"] for true in emulator.truth()}
+        emulator.world.create(3)
+        added = {true["key"] for true in emulator.truth()} - added
+        await synced(emulator, lake)
+        with Lake(lake, doing="verify") as held:
+            made = Settings(base_url=emulator.base_url, lake=lake)
+            await verify(held, made, emulator.token, VerifyMode(), NullProgress())
+        truth = {true["key"]: true for true in emulator.truth()}
+    with Lake(lake, doing="look") as held:
+        layout = held.layout
+    since = read_snapshot(layout.snapshot_path(number))
+    found = list(diff_snapshots(layout, since, read_snapshot(layout.catalog)))
+    kinds = {kind: {each.file_id for each in found if each.change == kind} for kind in ("added", "changed", "deleted")}
+    assert kinds == {"added": added, "changed": changed, "deleted": set(gone)}
+    for each in found:
+        if each.change != "deleted":
+            assert each.updated_at == truth[each.file_id]["updated"]
+            assert each.scan_code == truth[each.file_id]["item"]["scan_code"]
+    assert list(diff_snapshots(layout, since, since)) == []
+
+
+def test_the_verbs(tmp_path: Path) -> None:
+    """snapshots, changes, rollback and unpause tell people and programs what there is and what they did."""
+    lake = tmp_path / "lake"
+
+    async def grow() -> None:
+        async with Emulator(30, seed=SEED) as emulator:
+            for _ in range(4):
+                await synced(emulator, lake, keep_snapshots=2, retention_hours=0)
+                emulator.world.create(1)
+
+    asyncio.run(grow())
+    listed = json.loads(told(lake, "snapshots", "--json"))["snapshots"]
+    assert [row["state"] for row in listed] == ["deleted"] * (len(listed) - 2) + ["kept"] * 2
+    assert listed[-1]["bytes"] > 1_000
+    number = str(listed[-2]["snapshot"])
+    found = json.loads(told(lake, "changes", "--since", number, "--json"))
+    assert found["counts"] == {"added": 1, "changed": 0, "deleted": 0}
+    lines = told(lake, "changes", "--since", number, "--format", "csv").splitlines()
+    assert lines[0] == "change,file_id,scan_code,updated_at"
+    assert lines[1].startswith(f"added,{found['files'][0]['file_id']},")
+    assert "1 added, 0 changed, 0 deleted" in told(lake, "changes", "--since", number)
+    assert json.loads(told(lake, "rollback", number, "--json"))["files"] == 32
+    refused = told(lake, "sync", "--base-url", "http://127.0.0.1:1", code=2, SCANLAKE_TOKEN="t")
+    assert "scanlake unpause" in refused
+    assert f"from snapshot {number}" in told(lake, "unpause")
+    assert "were not paused" in told(lake, "unpause")

@@ -1,0 +1,137 @@
+"""The files in configs/ that start scanlake: what they call and set exists, and systemd takes its units."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from typer.main import get_command
+
+from pipeline.cli import app
+from pipeline.config import NON_SETTING_VARIABLES
+from pipeline.settings import Settings
+
+CONFIGS: Final = Path(__file__).resolve().parents[2] / "configs"
+FILES: Final = [
+    path
+    for folder in ("systemd", "kubernetes", "cron")
+    for path in sorted((CONFIGS / folder).iterdir())
+    if path.is_file()
+]
+HARDENED: Final = {
+    "NoNewPrivileges": "yes",
+    "ProtectSystem": "strict",
+    "ReadWritePaths": "/var/lib/scanlake",
+    "CapabilityBoundingSet": "",
+    "LoadCredential": "token:/etc/scanlake/token",
+}
+
+
+def commands_of(text: str) -> list[list[str]]:
+    """Every call of scanlake in a file, without the program's name: in units, in lists of YAML, in lines of cron."""
+    found = []
+    for line in text.splitlines():
+        if line.lstrip().startswith("#"):
+            continue
+        for part in re.findall(r"command: (\[.*\])", line):
+            words = json.loads(part)
+            found.append(words if words[0] != "sh" else shlex.split(words[2].partition(" || ")[0]))
+        if line.startswith("ExecStart=") or ("* * * *" in line and "/bin/scanlake" in line):
+            found.append(shlex.split(line[line.index("/opt/") :]))
+    assert all(Path(words[0]).name == "scanlake" for words in found)
+    return [words[1:] for words in found]
+
+
+def judge(arguments: list[str]) -> Any:
+    """What the real command line makes of a call, without doing it; raises for what it does not know."""
+    group: Any = get_command(app)
+    context = group.make_context("scanlake", arguments)
+    name, command, rest = group.resolve_command(context, [*context._protected_args, *context.args])
+    return command.make_context(name, rest, parent=context).params
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_call_is_understood(path: Path) -> None:
+    """Each call in them has a verb and options that the command line has."""
+    for arguments in commands_of(path.read_text(encoding="utf-8")):
+        assert judge(arguments)
+
+
+def test_the_calls_are_found() -> None:
+    """The tests above look at each kind of file, and would notice an option that is gone."""
+    verbs = {path.name: [call[0] for call in commands_of(path.read_text(encoding="utf-8"))] for path in FILES}
+    assert verbs == {
+        "scanlake": ["sync"],
+        "scanlake.service": ["sync"],
+        "scanlake.timer": [],
+        "scanlake-watch.service": ["watch"],
+        "cronjob.yaml": ["sync"],
+        "lake.yaml": [],
+        "watch.yaml": ["watch", "watch", "watch"],
+    }
+    with pytest.raises(Exception, match="No such option"):
+        judge(["watch", "--evry", "15m"])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_setting_exists(path: Path) -> None:
+    """Each variable of ours that they set or name is a setting; none holds a token."""
+    text = path.read_text(encoding="utf-8")
+    named = set(re.findall(r"SCANLAKE_[A-Z_]+", text)) - NON_SETTING_VARIABLES
+    assert {name.removeprefix("SCANLAKE_").lower() for name in named} <= set(Settings.model_fields)
+    assert not re.search(r"SCANLAKE_TOKEN\b(=|, value)", text)
+
+
+@pytest.mark.parametrize("name", ["scanlake.service", "scanlake-watch.service"])
+def test_the_units_are_hardened(name: str) -> None:
+    """Both services give up what they do not need, and get the token as a credential."""
+    found = _directives((CONFIGS / "systemd" / name).read_text(encoding="utf-8"))
+    assert {key: found.get(key) for key in HARDENED} == HARDENED
+    if name == "scanlake-watch.service":
+        assert found["Type"] == "notify"
+        assert int(found["WatchdogSec"]) > 3 * 10  # three signs of life, as the watch gives them
+        assert int(found["TimeoutStopSec"]) > 10
+        assert found["RestartPreventExitStatus"] == "2 3"
+
+
+def _directives(text: str) -> dict[str, str]:
+    lines = [line for line in text.splitlines() if "=" in line and not line.startswith("#")]
+    return {name: value for name, _, value in (line.partition("=") for line in lines)}
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_takes_the_units(tmp_path: Path) -> None:
+    """Systemd knows every directive and value in them."""
+    for path in (CONFIGS / "systemd").iterdir():
+        text = path.read_text(encoding="utf-8").replace("/opt/scanlake/bin/scanlake", sys.executable)
+        (tmp_path / path.name).write_text(text, encoding="utf-8")
+    units = sorted(str(path) for path in tmp_path.iterdir())
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", *units],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    flaws = [line for line in done.stderr.splitlines() if str(tmp_path) in line]
+    assert flaws == []
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["watch.yaml", "cronjob.yaml"])
+def test_the_pods_are_hardened(name: str) -> None:
+    """Pods run as nobody in particular, write nowhere but their volumes, and have limits; the token is a file."""
+    text = (CONFIGS / "kubernetes" / name).read_text(encoding="utf-8")
+    for line in (
+        "runAsNonRoot: true", "readOnlyRootFilesystem: true", "allowPrivilegeEscalation: false",
+        'capabilities: {drop: ["ALL"]}', "seccompProfile: {type: RuntimeDefault}", "enableServiceLinks: false",
+        "secret: {secretName: scanlake-token, defaultMode: 0440}", "limits: {memory:",
+    ):  # fmt: skip
+        assert line in text, line
+    assert "\t" not in text

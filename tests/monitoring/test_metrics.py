@@ -1,0 +1,124 @@
+"""The metrics file: valid, whole, and true."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from pipeline.emulator import Emulator
+from pipeline.monitoring.metrics import METRICS, render_prometheus, write_metrics
+from pipeline.monitoring.run_history import RunStats
+from tests.monitoring.watch_harness import parsed, scanlake
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FULL = RunStats(
+    runs={"0": 3, "1": 2},
+    requests={"list": 4, "detail": 10},
+    last_code=1,
+    last_ended=1_795_000_000.25,
+    last_success=1_794_999_000.0,
+    lake={
+        "files": 7, "deleted_files": 1, "rejects": 2, "snapshot": 4, "watermark": 1_794_998_970.0, "bytes": 123_456,
+        "verified_at": 1_794_000_000.5, "verified_consistent": True, "rate": 49.5, "concurrency": 32,
+    },
+)  # fmt: skip
+
+
+def test_it_is_valid_whatever_the_labels_hold() -> None:
+    """The text keeps to the format's grammar, also with quotes, backslashes and line breaks in a path."""
+    path = 'C:\\lake "one"\nline\u00e9'
+    found = parsed(render_prometheus(FULL, {"lake": path}))
+    assert {dict(labels)["lake"] for _, labels in found} == {path}
+    assert {name for name, _ in found} == {metric.name for metric in METRICS} | {"scanlake_build_info"}
+    assert found["scanlake_runs_total", frozenset({("lake", path), ("exit_code", "1")})] == 2
+    assert found["scanlake_last_run_timestamp_seconds", frozenset({("lake", path)})] == 1_795_000_000.25
+    assert found["scanlake_last_verify_consistent", frozenset({("lake", path)})] == 1
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    """Before the first run nothing is claimed: no watermark of 1970, no file count of nought."""
+    names = {name for name, _ in parsed(render_prometheus(RunStats(), {}))}
+    assert not names & {
+        "scanlake_watermark_timestamp_seconds",
+        "scanlake_files",
+        "scanlake_last_success_timestamp_seconds",
+    }
+    assert "scanlake_consecutive_failures" in names
+
+
+def test_names_and_units_are_as_prometheus_has_them() -> None:
+    """Counters end in _total, times are seconds, sizes bytes, and every metric is explained."""
+    for metric in METRICS:
+        assert metric.name.startswith("scanlake_")
+        assert (metric.kind == "counter") == metric.name.endswith("_total")
+        assert not {"ms", "kb", "mb", "minutes", "hours", "days"} & set(metric.name.split("_"))
+        assert metric.help.endswith(".")
+
+
+def test_a_reader_never_sees_half_of_it(tmp_path: Path) -> None:
+    """Whoever reads while it is written sees a whole file; nothing else in the folder looks like one."""
+    path = tmp_path / "out" / "scanlake.prom"
+    write_metrics(path, FULL, {})
+    whole = path.read_text(encoding="utf-8")
+    done = threading.Event()
+
+    def write() -> None:
+        while not done.is_set():
+            write_metrics(path, FULL, {})
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        seen = {path.read_text(encoding="utf-8") for _ in range(3000)}
+        shown = {each.name for _ in range(300) for each in path.parent.iterdir() if each.suffix == ".prom"}
+    finally:
+        done.set()
+        writer.join()
+    assert seen == {whole}
+    assert shown == {"scanlake.prom"}
+    assert [each.name for each in path.parent.iterdir()] == ["scanlake.prom"]
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+async def test_a_sync_by_cron_writes_them(tmp_path: Path) -> None:
+    """Every sync writes the file, one that fails as well, and counts go on from process to process."""
+    lake, path = tmp_path / "lake", tmp_path / "scanlake.prom"
+    given = {"SCANLAKE_METRICS_FILE": str(path), "SCANLAKE_LAKE": str(lake), "SCANLAKE_MAX_ATTEMPTS": "1"}
+    async with Emulator(40, seed=5) as emulator:
+        before = time.time()
+        code, _, _ = await scanlake(emulator, "sync", "--quiet", **given)
+        assert code == 0
+        first = parsed(path.read_text(encoding="utf-8"))
+        emulator.set_faults(outage=True)
+        emulator.world.create(3)
+        code, _, err = await scanlake(emulator, "sync", "--quiet", **given)
+        assert code == 1, err
+    second = parsed(path.read_text(encoding="utf-8"))
+    assert {dict(labels)["lake"] for _, labels in second} == {str(lake)}
+
+    def value(found: dict[tuple[str, frozenset[tuple[str, str]]], float], name: str, **labels: str) -> float:
+        return found[f"scanlake_{name}", frozenset({("lake", str(lake)), *labels.items()})]
+
+    assert value(first, "files") == value(second, "files") == value(second, "files_fetched_total") == 40
+    assert value(first, "requests_total", kind="detail") == 40
+    assert value(first, "runs_total", exit_code="0") == value(second, "runs_total", exit_code="1") == 1
+    assert (value(first, "consecutive_failures"), value(second, "consecutive_failures")) == (0, 1)
+    assert before - 60 < value(first, "watermark_timestamp_seconds") < time.time()
+    assert before < value(second, "last_success_timestamp_seconds") < value(second, "last_run_timestamp_seconds")
+    here = sum(each.stat().st_size for each in lake.rglob("*") if each.is_file())
+    assert abs(value(first, "lake_size_bytes") - here) < 0.3 * here
+
+
+async def test_a_place_that_takes_no_file_ends_no_sync(tmp_path: Path) -> None:
+    """Metrics that cannot be written are a warning in the log; the sync has done its work."""
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    async with Emulator(5, seed=5) as emulator:
+        code, _, err = await asyncio.wait_for(
+            scanlake(emulator, "sync", SCANLAKE_METRICS_FILE=str(tmp_path / "file" / "m.prom")), 240
+        )
+    assert code == 0
+    assert "metrics.write_failed" in err

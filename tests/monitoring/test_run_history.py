@@ -1,0 +1,84 @@
+"""What is remembered from run to run."""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import signal
+from typing import TYPE_CHECKING
+
+from pipeline.monitoring.outcome import Outcome
+from pipeline.monitoring.run_history import FILE_NAME, RunStatsFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WENT_WELL = {"requests": {"list": 2, "detail": 5}, "retries": 1, "details_fetched": 5, "lake": {"files": 9}}
+
+
+def count(lake: Path, *codes: int) -> None:
+    """Count runs in, as a process of its own would."""
+    memory = RunStatsFile(lake)
+    for code in codes:
+        told = {} if code else WENT_WELL
+        with memory.update() as record:
+            record.add_run(Outcome("sync", lake, code, "why", started_at=100.0, seconds=2.0, result=told))
+
+
+def test_counts_go_on_from_process_to_process(tmp_path: Path) -> None:
+    """Each process finds what the ones before have counted; facts of the last good run stay through failures."""
+    count(tmp_path, 0, 1)
+    count(tmp_path, 1, 5)
+    record = RunStatsFile(tmp_path).last
+    assert record.runs == {"0": 1, "1": 2, "5": 1}
+    assert (record.failures, record.reason, record.last_code, record.last_success) == (2, "why", 5, 102.0)
+    assert (record.requests, record.lake) == ({"list": 2, "detail": 5}, {"files": 9})
+    count(tmp_path, 0)
+    record = RunStatsFile(tmp_path).last
+    assert (record.failures, record.reason, record.fetched, record.retries) == (0, "", 10, 2)
+
+
+def test_processes_side_by_side_lose_no_count(tmp_path: Path) -> None:
+    """A run that finds the lake busy counts itself while the other one ends."""
+    forked = multiprocessing.get_context("fork")
+    processes = [forked.Process(target=count, args=(tmp_path, *([5] * 50))) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert RunStatsFile(tmp_path).last.runs == {"5": 200}
+
+
+def test_a_torn_file_costs_the_counts_alone(tmp_path: Path) -> None:
+    """Whatever stands in the file, the next run counts from where it can."""
+    for torn in (b"", b'{"runs": {"0"', b"\0" * 9000, b'{"runs": 7}', b"[]"):
+        (tmp_path / FILE_NAME).write_bytes(torn)
+        count(tmp_path, 0)
+        assert RunStatsFile(tmp_path).last.runs == {"0": 1}, torn
+
+
+def test_a_full_disk_can_be_remembered(tmp_path: Path) -> None:
+    """Where no file may grow, what is there is written over: else each run would tell of the full disk anew."""
+    count(tmp_path, 0)
+    size = (tmp_path / FILE_NAME).stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        count(tmp_path, 7, 7)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    record = RunStatsFile(tmp_path).last
+    assert (record.runs, record.failures) == ({"0": 1, "7": 2}, 2)
+    assert (tmp_path / FILE_NAME).stat().st_size == size
+
+
+def test_without_a_folder_the_process_remembers_by_itself(tmp_path: Path) -> None:
+    """A lake that cannot be made leaves nothing behind, and failures are counted all the same."""
+    memory = RunStatsFile(tmp_path / "none")
+    for _ in range(2):
+        with memory.update() as record:
+            record.add_run(Outcome("sync", tmp_path, 7, "why"))
+    assert memory.last.failures == 2
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,382 @@
+"""The watch: real processes, real signals, a service that fails in every way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pipeline.emulator import Emulator
+from pipeline.lake.lake import Lake
+from pipeline.lake.layout import LakeLayout, lock_lake
+from pipeline.lake.models import RunRecord
+from pipeline.lake.snapshots import clear_pause, roll_back
+from tests.monitoring.watch_harness import Collector, parsed, scanlake
+from tests.processes import ended
+from tests.processes import launched as started
+from tests.sync.sync_harness import opened, synced
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+QUICK = {"SCANLAKE_MAX_ATTEMPTS": "1", "SCANLAKE_REQUEST_TIMEOUT_SECONDS": "2"}
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process has started and that are not waited for yet."""
+    found = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(each) for each in (thread / "children").read_text().split()]
+    return found
+
+
+def lives(pid: int) -> bool:
+    """Whether there is such a process."""
+    return Path(f"/proc/{pid}").exists()
+
+
+def seen_of(pid: int, what: str) -> str:
+    """What others can see of a process: its environ, its cmdline."""
+    return Path(f"/proc/{pid}/{what}").read_text()
+
+
+@dataclass
+class Usage:
+    """What a process holds beside each child it has: descriptors, threads, resident memory in kB, the least seen."""
+
+    pid: int
+    most_children: int = 0
+    beside: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def until(self, condition: Callable[[], Any]) -> Callable[[], Any]:
+        """The condition, with a look at the process each time that it is asked for."""
+
+        def looked() -> Any:
+            self.look()
+            return condition()
+
+        return looked
+
+    def look(self) -> None:
+        """Note it."""
+        children = children_of(self.pid)
+        self.most_children = max(self.most_children, len(children))
+        for child in children:
+            status = Path(f"/proc/{self.pid}/status").read_text()
+            lines = dict(line.split(":", 1) for line in status.splitlines())
+            descriptors = len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
+            seen = descriptors, int(lines["Threads"]), int(lines["VmRSS"].split()[0])
+            self.beside[child] = tuple(map(min, seen, self.beside.get(child, seen)))
+
+
+async def until(condition: Callable[[], Any], within: float = 200) -> None:
+    """Wait until something is true."""
+    end = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        await asyncio.sleep(0.03)
+
+
+def metric(path: Path, name: str, **labels: str) -> float | None:
+    """A metric as the file has it at this moment, whatever the lake."""
+    if not path.exists():
+        return None
+    for (found, own), value in parsed(path.read_text(encoding="utf-8")).items():
+        if found == name and labels.items() <= dict(own).items():
+            return value
+    return None
+
+
+async def test_it_outlives_trouble_and_holds_nothing(tmp_path: Path) -> None:
+    """Through an outage, 429s and errors it syncs on, one run at a time, and holds no more than after the first run."""
+    lake, metrics = tmp_path / "lake", tmp_path / "m.prom"
+    given = {"SCANLAKE_LAKE": str(lake), "SCANLAKE_METRICS_FILE": str(metrics), **QUICK}
+    troubles: list[dict[str, Any]] = [{"outage": True}, {"error_ratio": 0.1, "rate_limit": 40.0}]
+    async with Emulator(60, seed=5) as emulator:
+        process = await started(emulator, "watch", "--every", "1s", "--jitter", "0s", "--quiet", **given)
+        usage = Usage(process.pid)
+        await until(usage.until(lambda: _runs(metrics)))
+        for trouble in troubles:
+            emulator.faults.clear()
+            emulator.set_faults(**trouble)
+            emulator.world.update(emulator.world.pick_random(5))
+            before = _runs(metrics)
+            await until(usage.until(lambda: _runs(metrics) > before))  # noqa: B023
+        since = time.time()
+        success = "scanlake_last_success_timestamp_seconds"
+        await until(usage.until(lambda: (metric(metrics, success) or 0) > since))
+        process.send_signal(signal.SIGTERM)
+        code, _, err = await ended(process)
+    assert code == 130
+    assert "Traceback" not in err
+    assert usage.most_children == 1
+    assert len(usage.beside) >= 4
+    _, first, *_, third, fourth = usage.beside.values()  # what is opened once is there after the first run
+    # One alone may have been seen only while something was open for a moment.
+    last = [min(pair) for pair in zip(third, fourth, strict=True)]
+    assert last[0] <= first[0], "descriptors"
+    assert last[1] <= first[1], "threads"
+    assert last[2] <= first[2] + 4_000, "memory"
+    assert metric(metrics, "scanlake_runs_total", exit_code="1")
+    with opened(lake) as db:
+        states = db.execute("SELECT state, count(*) FROM meta.runs GROUP BY state").fetchall()
+    assert dict(states)["done"] == metric(metrics, "scanlake_runs_total", exit_code="0")
+
+
+def _runs(metrics: Path) -> float:
+    if not metrics.exists():
+        return 0
+    found = parsed(metrics.read_text(encoding="utf-8"))
+    return sum(value for (name, _), value in found.items() if name == "scanlake_runs_total")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_it_ends_promptly_on_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+    """A signal during a run stops that run and the watch; complete batches are in the lake, no process is left."""
+    lake = tmp_path / "lake"
+    slow = {"SCANLAKE_MAX_CONCURRENCY": "4", "SCANLAKE_COMMIT_EVERY_FILES": "20", "SCANLAKE_LAKE": str(lake)}
+    async with Emulator(400, seed=5) as emulator:
+        emulator.set_faults(latency_ms=50.0)
+        process = await started(emulator, "watch", "--every", "1h", "--jitter", "0s", **slow)
+        await until(lambda: emulator.counts["detail"] > 60)
+        [child] = children_of(process.pid)
+        process.send_signal(number)
+        asked = time.monotonic()
+        code, _, err = await ended(process)
+        assert time.monotonic() - asked < 60
+    assert code == 130
+    assert err.splitlines()[-1].startswith("scanlake: Stopped on request")
+    assert not lives(child)
+    with opened(lake) as db:
+        rows = db.execute("SELECT (SELECT count(*) FROM files), (SELECT state FROM meta.runs)").fetchall()
+    assert rows[0][0] >= 20
+    assert rows[0][1] == "interrupted"
+
+
+async def test_a_lake_that_is_held_is_waited_for(tmp_path: Path) -> None:
+    """A run that another one holds up is no failure: it is tried again until its turn comes, and nobody is told."""
+    lake = tmp_path / "lake"
+    with Collector().serving() as hook:
+        given = {"SCANLAKE_LAKE": str(lake), "SCANLAKE_ON_FAILURE_WEBHOOK": hook.url}
+        async with Emulator(5, seed=5) as emulator:
+            await synced(emulator, lake)
+            with lock_lake(LakeLayout(lake), "a test"):
+                process = await started(emulator, "watch", "--every", "1s", "--once", "--json", **given)
+                await until(lambda: _counted(lake).get("5", 0) >= 1)
+            code, out, err = await ended(process)
+    assert code == 0
+    assert json.loads(out) == {"sources": [{"source": "", "runs": 1, "exit_code": 0}]}
+    assert "watch.lake_locked" in err
+    assert hook.taken == []
+
+
+def _counted(lake: Path) -> dict[str, int]:
+    try:
+        counts: dict[str, int] = json.loads((lake / "run_stats.json").read_text())["runs"]
+    except (FileNotFoundError, json.JSONDecodeError):  # not there yet, or just being written over
+        return {}
+    return counts
+
+
+async def test_a_token_that_never_worked_ends_it(tmp_path: Path) -> None:
+    """Whoever starts a watch with a wrong token learns so at once, by the exit code and one line."""
+    async with Emulator(5, seed=5) as emulator:
+        code, _, err = await scanlake(
+            emulator, "watch", "--every", "1s", SCANLAKE_TOKEN="wrong", SCANLAKE_LAKE=str(tmp_path / "lake")
+        )
+        assert emulator.requests == 1
+    assert code == 3
+    assert "watch.ended" in err
+
+
+async def test_a_token_that_is_changed_heals(tmp_path: Path) -> None:
+    """A token that is refused later is waited out: when its file is put right, syncs work again, told once each."""
+    token, metrics = tmp_path / "token", tmp_path / "m.prom"
+    with Collector().serving() as hook:
+        async with Emulator(5, seed=5) as emulator:
+            token.write_text(emulator.token)
+            token.chmod(0o600)
+            given = {
+                "SCANLAKE_LAKE": str(tmp_path / "lake"), "SCANLAKE_METRICS_FILE": str(metrics),
+                "SCANLAKE_ON_FAILURE_WEBHOOK": hook.url, "SCANLAKE_TOKEN_FILE": str(token), "SCANLAKE_TOKEN": "",
+            }  # fmt: skip
+            process = await started(emulator, "watch", "--every", "1s", **given)
+            await until(lambda: metric(metrics, "scanlake_runs_total", exit_code="0"))
+            token.write_text("not-the-token")
+            await until(lambda: metric(metrics, "scanlake_runs_total", exit_code="3"))
+            token.write_text(emulator.token)
+            await until(lambda: len(hook.taken) == 2)
+            process.terminate()
+            await ended(process)
+    assert [(body["event"], body["exit_code"]) for body in hook.bodies] == [("failed", 3), ("recovered", 0)]
+
+
+async def test_a_killed_run_is_told(tmp_path: Path) -> None:
+    """A run that the system kills can tell nobody: the watch does it, and goes on."""
+    lake = tmp_path / "lake"
+    with Collector().serving() as hook:
+        async with Emulator(200, seed=5) as emulator:
+            emulator.set_faults(latency_ms=30.0)
+            given = {
+                "SCANLAKE_LAKE": str(lake),
+                "SCANLAKE_ON_FAILURE_WEBHOOK": hook.url,
+                "SCANLAKE_MAX_CONCURRENCY": "4",
+            }
+            process = await started(emulator, "watch", "--every", "1s", "--max-runs", "2", **given)
+            await until(lambda: emulator.counts["detail"] > 20)
+            [child] = children_of(process.pid)
+            os.kill(child, signal.SIGKILL)
+            await until(lambda: hook.taken)
+            emulator.set_faults(latency_ms=0.0)
+            code, _, err = await ended(process)
+    assert code == 0, err
+    assert [(body["event"], body["exit_code"]) for body in hook.bodies] == [("failed", 137), ("recovered", 0)]
+    assert "SIGKILL" in hook.bodies[0]["reason"]
+
+
+async def test_a_rollback_pauses_it(tmp_path: Path) -> None:
+    """While a rollback pauses syncing the watch goes on without a word to anybody, and syncs again after the resume."""
+    lake = tmp_path / "lake"
+    async with Emulator(5, seed=5) as emulator, _hooked() as hook:
+        await synced(emulator, lake)
+        with Lake(lake, doing="rollback") as open_lake:
+            roll_back(open_lake, 2, run=RunRecord("r-1", "rollback", "0", time.time_ns() // 1000, state="done"))
+        given = {"SCANLAKE_LAKE": str(lake), "SCANLAKE_ON_FAILURE_WEBHOOK": hook.url}
+        process = await started(emulator, "watch", "--every", "1s", **given)
+        await until(lambda: _counted(lake).get("2", 0) >= 1)
+        with Lake(lake, doing="unpause") as open_lake:
+            clear_pause(open_lake.ledger)
+        await until(lambda: _counted(lake).get("0", 0) >= 1)
+        process.terminate()
+        await ended(process)
+    assert hook.taken == []
+
+
+@asynccontextmanager
+async def _hooked() -> AsyncIterator[Collector]:
+    with Collector().serving() as hook:
+        yield hook
+
+
+async def test_systemd_is_told(tmp_path: Path) -> None:
+    """READY comes before the first run, the watchdog hears of it during a run too, and STOPPING is said."""
+    name = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as systemd:
+        systemd.bind(name)
+        said: list[str] = []
+        asyncio.get_running_loop().add_reader(systemd, lambda: said.append(systemd.recv(4096).decode()))
+        async with Emulator(300, seed=5) as emulator:
+            emulator.set_faults(latency_ms=50.0)
+            given = {
+                "SCANLAKE_LAKE": str(tmp_path / "lake"), "SCANLAKE_MAX_CONCURRENCY": "4",
+                "NOTIFY_SOCKET": name, "WATCHDOG_USEC": "900000",
+            }  # fmt: skip
+            process = await started(emulator, "watch", "--every", "1h", "--jitter", "0s", **given)
+            await until(lambda: emulator.counts["detail"] > 20)
+            before = len(said)
+            await until(lambda: sum("WATCHDOG=1" in each for each in said[before:]) >= 3)
+            [child] = children_of(process.pid)
+            assert "NOTIFY_SOCKET" not in seen_of(child, "environ")
+            process.terminate()
+            await ended(process)
+        asyncio.get_running_loop().remove_reader(systemd)
+    assert said[0].startswith("READY=1")
+    assert any("STATUS=running" in each for each in said)
+    assert any("STOPPING=1" in each for each in said)
+
+
+async def test_sources_are_watched_side_by_side(tmp_path: Path) -> None:
+    """With --all each source has its own times and its own metrics: one that is away does not hold up the other."""
+    live = tmp_path / "live.json"
+    async with Emulator(5, seed=5) as near, Emulator(5, seed=6) as away:
+        away.set_faults(outage=True)
+        (tmp_path / "scanlake.toml").write_text(
+            f'lake = "lakes"\nmetrics_file = "m.prom"\nmax_attempts = 1\n'
+            f'[sources.near]\nbase_url = "{near.base_url}"\n[sources.away]\nbase_url = "{away.base_url}"\n'
+        )
+        environment = {
+            "SCANLAKE_BASE_URL": "", "SCANLAKE_LIVENESS_FILE": str(live),
+            "SCANLAKE_TOKEN_NEAR": near.token, "SCANLAKE_TOKEN_AWAY": away.token,
+        }  # fmt: skip
+        process = await started(near, "watch", "--all", "--every", "1s", **environment)
+        away_file, near_file = tmp_path / "m-away.prom", tmp_path / "m-near.prom"
+        await until(lambda: metric(away_file, "scanlake_runs_total", exit_code="1", source="away"))
+        await until(lambda: metric(near_file, "scanlake_runs_total", exit_code="0", source="near"))
+        told = json.loads(live.read_text())["sources"]
+        union = tmp_path / "lakes" / "union.duckdb"
+        code, _, err = await scanlake(near, "catalog", "--union", **environment)
+        assert code == 0, err
+        made = union.stat().st_ino
+        await until(lambda: union.stat().st_ino != made)
+        alive, _, _ = await scanlake(near, "watch", "--check-liveness", str(live))
+        code, _, err = await scanlake(near, "watch", "--check-liveness", str(live), "--max-age", "1h")
+        process.terminate()
+        await ended(process)
+    assert set(told) == {"near", "away"}
+    assert alive == 0
+    assert (code, err) == (1, f"scanlake: {live}: no success of away yet.\n")
+
+
+async def test_one_token_is_not_sent_to_several_services(tmp_path: Path) -> None:
+    """With --all SCANLAKE_TOKEN is no source's own: a source without a token of its own is a mistake, told at once."""
+    async with Emulator(5, seed=5) as emulator:
+        (tmp_path / "scanlake.toml").write_text(f'[sources.north]\nbase_url = "{emulator.base_url}"\n')
+        code, _, err = await scanlake(emulator, "watch", "--all", "--once", SCANLAKE_BASE_URL="")
+        assert emulator.requests == 0
+    assert code == 2
+    assert "SCANLAKE_TOKEN_NORTH" in err
+
+
+def test_the_watch_itself_is_light() -> None:
+    """The process that waits imports neither database nor client: only its runs do."""
+    program = "import sys, pipeline.commands.watch; print(*sys.modules)"
+    seen = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"duckdb", "pyarrow", "aiohttp", "tenacity"} & set(seen)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--every", "15"), "--every: not a duration. Did you mean 15s or 15m? Write it as 90s, 15m, 6h, 1d or 1h30m."),
+        (("--every", "500ms"), "--every: not a duration."),
+        (("--max-age", "1h"), "--max-age requires --check-liveness."),
+        (("--all", "--lake", "x"), "--all and --lake exclude each other."),
+        (("--all",), "--all requires [sources.NAME] tables in the settings file."),
+    ],
+)
+async def test_mistakes_are_one_line(arguments: tuple[str, ...], says: str) -> None:
+    """A mistake ends it with 2 and one line, before anything is run."""
+    async with Emulator(1, seed=5) as emulator:
+        code, _, err = await scanlake(emulator, "watch", *arguments)
+        assert emulator.requests == 0
+    assert code == 2
+    [line] = err.splitlines()
+    assert line.startswith(f"scanlake: {says}")
+
+
+async def test_the_token_is_nowhere(tmp_path: Path, canary: str) -> None:
+    """No output, metrics, record, liveness or log file holds the token, nor does any command line."""
+    async with Emulator(60, seed=5, token=canary) as emulator:
+        emulator.set_faults(latency_ms=50.0)
+        process = await started(
+            emulator, "watch", "--every", "1s", "--once", "-v", "--log-file", str(tmp_path / "log"),
+            SCANLAKE_LAKE=str(tmp_path / "lake"), SCANLAKE_METRICS_FILE=str(tmp_path / "m.prom"),
+            SCANLAKE_LIVENESS_FILE=str(tmp_path / "live"), SCANLAKE_MAX_CONCURRENCY="4",
+        )  # fmt: skip
+        await until(lambda: emulator.counts["detail"] > 5)
+        lines = [seen_of(each, "cmdline") for each in (process.pid, *children_of(process.pid))]
+        code, out, err = await ended(process)
+    assert code == 0
+    assert len(lines) == 2
+    assert canary not in "".join(lines) + out + err

@@ -1,0 +1,76 @@
+"""Batches and names of PDFs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import SettingsError
+from pipeline.lake.request_log import ReportBatch
+from pipeline.reports.batches import make_batches, pdf_stem, validate_name_pattern
+from pipeline.reports.selection import SelectedFile, Selection, read_ids
+
+NAMES = st.text(max_size=80) | st.sampled_from(["../../.ssh/x", "/etc/x", "C:\\x", "CON", "\0", "a\nb", ".", "\u202e"])
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes"), [(0, []), (1, [1]), (99, [99]), (100, [100]), (101, [100, 1]), (250, [100, 100, 50])]
+)
+def test_batches_hold_a_hundred(count: int, sizes: list[int]) -> None:
+    """A batch has at most 100 files, in order."""
+    files, batches = make_batches([SelectedFile(number, None) for number in range(count)])
+    assert [len(batch.files) for batch in batches] == sizes
+    assert [file_id for batch in batches for file_id in batch.files] == list(range(count))
+    assert [file.batch for file in files] == [position // 100 + 1 for position in range(count)]
+
+
+@given(st.lists(st.integers(0, 3)), st.integers(0, 5))
+def test_groups_stay_apart_and_each_file_has_one_batch(groups: list[int], unknown: int) -> None:
+    """Every file that can be ordered is in exactly one batch of its group; the others are in none."""
+    selected = [SelectedFile(position, None, str(group)) for position, group in enumerate(sorted(groups))]
+    selected += [SelectedFile(-number, None, reason="not in the lake") for number in range(1, unknown + 1)]
+    files, batches = make_batches(selected)
+    assert [file_id for batch in batches for file_id in batch.files] == list(range(len(groups)))
+    by_id = {file.file_id: file.group for file in selected}
+    assert all({by_id[file_id] for file_id in batch.files} == {batch.group_name} for batch in batches)
+    assert [file.batch is None for file in files] == [file.reason is not None for file in selected]
+
+
+@given(NAMES, st.text(alphabet="abc./\\ -{}", max_size=40), st.integers(1, 99999))
+def test_names_stay_in_the_folder(group: str, text: str, number: int) -> None:
+    """For every group and pattern a name is plain, visible, of limited length, and contains its batch."""
+    label = f"{number:04}ab"
+    try:
+        pattern = validate_name_pattern("{group}" + text, grouped=True)
+    except SettingsError:
+        return
+    name = pdf_stem(pattern, ReportBatch(number, label, group, split=False, files=(1,)))
+    assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}", name)
+    assert label in name
+    assert ".." not in name
+
+
+def test_name_patterns() -> None:
+    """The batch is always part of the name; unknown fields are refused."""
+    assert validate_name_pattern(None, grouped=False) == "report-{batch}"
+    assert validate_name_pattern("audit", grouped=False) == "audit-{batch}"
+    for wrong in ("{reference}", "{batch.__class__}", "{batch", "batch}"):
+        with pytest.raises(SettingsError, match="--name"):
+            validate_name_pattern(wrong, grouped=False)
+
+
+def test_read_ids() -> None:
+    """A header, comments and empty lines are skipped; a line without an id is an error with its number."""
+    assert read_ids(["file_id\n", "1\n", "\n", " 9007199254740993 \n", "# no\n"], "x") == (1, 9007199254740993)
+    for wrong in ("1.5", "0x1", "9223372036854775808", "1 2"):
+        with pytest.raises(SettingsError, match="x, line 2"):
+            read_ids(["1", wrong], "x")
+
+
+def test_the_same_ids_in_another_order_are_the_same_selection() -> None:
+    """The order of a list of ids does not change the job."""
+    assert Selection("ids", ids=(3, 1, 1)).to_json() == Selection("ids", ids=(1, 3)).to_json()
+    assert Selection("ids", ids=(3, 1)).to_json() != Selection("ids", ids=(1, 4)).to_json()

@@ -1,0 +1,116 @@
+"""Selections of files from a published lake."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from pipeline.emulator import Emulator
+from pipeline.errors import SettingsError
+from pipeline.lake.reader import open_catalog
+from pipeline.reports.selection import SelectedFile, Selection, describe_unorderable, select_files, select_references
+from pipeline.settings import Settings
+from tests.reports.report_harness import SEED, sync_lists
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+_CLOSED: Final = "SELECT file_id FROM copy WHERE closed"
+
+
+@pytest.fixture(scope="module")
+def forty_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A lake of forty files; tests only read it."""
+    folder = tmp_path_factory.mktemp("forty_files") / "lake"
+
+    async def fill() -> None:
+        async with Emulator(40, seed=SEED) as emulator:
+            await sync_lists(emulator, folder)
+
+    asyncio.run(fill())
+    return folder
+
+
+def select(lake_folder: Path, *selections: Selection) -> list[Sequence[SelectedFile] | str]:
+    """Return the selected files, or the error message, for each selection."""
+    results: list[Sequence[SelectedFile] | str] = []
+    for selection in selections:
+        with open_catalog(Settings(lake=lake_folder)) as lake:
+            try:
+                results.append(select_files(lake, selection))
+            except SettingsError as error:
+                results.append(error.message)
+    return results
+
+
+def test_equal_selections(forty_files: Path) -> None:
+    """A condition and equal queries select the same files in the same order, each once."""
+    plain, *others = select(
+        forty_files,
+        Selection("where", sql="closed -- the closed ones"),
+        Selection("sql", sql="SELECT file_id FROM files WHERE closed;"),
+        Selection("sql", sql="FROM files SELECT closed, file_id AS id WHERE closed"),
+        Selection("sql", sql=f"WITH copy AS (FROM files) {_CLOSED} UNION ALL {_CLOSED} ORDER BY random()"),
+        Selection("sql", sql='SELECT CAST(file_id AS VARCHAR) AS "any ""name" FROM files WHERE closed -- no more'),
+    )
+    assert plain
+    assert [other == plain or other for other in others] == [True] * 4
+    ids = [file.file_id for file in plain if isinstance(file, SelectedFile)]
+    assert ids == sorted(set(ids))  # type: ignore[type-var]
+
+
+def test_invalid_selections(forty_files: Path) -> None:
+    """Wrong SQL, no column of ids, values that are not ids and an empty selection are errors."""
+    messages = select(
+        forty_files,
+        Selection("where", sql="colour = 'red'"),
+        Selection("where", sql="closed) UNION SELECT (1"),
+        Selection("sql", sql="SELECT scan_code, closed FROM files"),
+        Selection("sql", sql="SELECT scan_code AS file_id FROM files"),
+        Selection("sql", sql="SELECT file_id FROM read_csv('/etc/passwd')"),
+        Selection("where", sql="FALSE"),
+        Selection("where", sql="TRUE", group_by="nothing"),
+    )
+    assert all(isinstance(message, str) for message in messages)
+    assert "colour" in messages[0]
+    assert "file_id or id" in messages[2]
+    assert "empty" in messages[5]
+
+
+async def test_unknown_files_come_last_with_a_reason(tmp_path: Path) -> None:
+    """Unknown ids and references are part of the selection; a reference selects every file that has it."""
+    async with Emulator(80, seed=SEED) as emulator:
+        await sync_lists(emulator, tmp_path / "lake")
+        reference, keys = next(
+            (reference, keys) for reference, keys in emulator.world.by_reference.items() if len(keys) > 1
+        )
+        with open_catalog(Settings(lake=tmp_path / "lake")) as lake:
+            by_id = select_files(lake, Selection("ids", ids=(5, keys[0], 5)))
+        with open_catalog(Settings(lake=tmp_path / "lake")) as lake:
+            by_reference = select_files(lake, Selection("reference", references=(reference, "NOPE", reference)))
+            assert set(select_references(lake, "TRUE")) == set(emulator.world.by_reference)
+    assert [(file.file_id, file.reason) for file in by_id] == [(keys[0], None), (5, "not in the lake")]
+    assert [file.file_id for file in by_reference] == [*sorted(keys), None]
+    assert describe_unorderable(by_reference) == ["reference NOPE: no file with this reference in the lake"]
+
+
+def test_a_null_group_is_a_group(forty_files: Path) -> None:
+    """Files without a value of --group-by are one group, named NULL."""
+    (result,) = select(forty_files, Selection("where", sql="TRUE", group_by="CASE WHEN closed THEN 'x' END"))
+    groups = [file.group for file in result if isinstance(file, SelectedFile)]
+    assert set(groups) == {"NULL", "x"}
+    assert groups == sorted(groups)  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("ids", [(), (7,)])
+def test_selections_without_known_files(forty_files: Path, ids: tuple[int, ...]) -> None:
+    """An empty list is an error; unknown ids are selected as files that cannot be ordered."""
+    (result,) = select(forty_files, Selection("ids", ids=ids))
+    if ids:
+        assert all(isinstance(file, SelectedFile) and file.reason for file in result)
+    else:
+        assert isinstance(result, str)

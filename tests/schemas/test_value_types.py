@@ -1,0 +1,157 @@
+"""The judges: exact, or refused; never rounded, never guessed."""
+
+from __future__ import annotations
+
+import json
+import re
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from schemas import value_types
+from schemas.value_types import (
+    BOOLEAN,
+    COUNT,
+    ID,
+    INSTANT,
+    JSON,
+    NUMBER,
+    TEXT,
+    TypeMismatchError,
+    ValueType,
+    encode_json,
+    escape_surrogates,
+)
+
+_NO_ID: list[Any] = [2**63, 2**64, 10**30, "9223372036854775808", -(2**63) - 1, "007", "+1", "-0", "1.0", " 1"]
+_NO_ID += ["1e3", "\u0663", "0x10", Decimal("1.0"), True, "NaN", [], {}, [1], 1.0]
+_NO_FLAG: list[Any] = ["true", "yes", 2, -1, Decimal(1), [], "01"]
+_NO_TEXT: list[Any] = [[], {}, ["a"], 1.5]
+_NO_NUMBER: list[Any] = ["NaN", "Infinity", "1e999", Decimal("1e999"), 10**400, True, "1_0", "0x1", "1,5", []]
+_NO_INSTANT: list[Any] = ["soon", "2023-02-30", True, {}, Decimal("1.5")]
+
+_VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.decimals(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+_ANY_TEXT = st.text(st.sampled_from("\ud800\udfff\\ud8fa0é"), max_size=8) | st.text()
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent", "expected"),
+    [
+        (ID, 2**53 + 1, 2**53 + 1),
+        (ID, 2**63 - 1, 2**63 - 1),
+        (ID, -(2**63), -(2**63)),
+        (ID, "9007199254740993", 9007199254740993),
+        (ID, "0", 0),
+        (ID, "", None),
+        (ID, None, None),
+        (COUNT, 17, 17),
+        (BOOLEAN, 0, False),
+        (BOOLEAN, 1, True),
+        (BOOLEAN, "1", True),
+        (BOOLEAN, True, True),
+        (BOOLEAN, "", None),
+        (TEXT, "", ""),
+        (TEXT, True, "true"),
+        (TEXT, 10**30, "1" + "0" * 30),
+        (TEXT, Decimal("0.1234567890123456789"), "0.1234567890123456789"),
+        (TEXT, Decimal("-0.0"), "-0.0"),
+        (TEXT, "007", "007"),
+        (TEXT, "a\x00b", "a\x00b"),
+        (TEXT, "\ufeffbom", "\ufeffbom"),
+        (TEXT, "e\u0301", "e\u0301"),
+        (TEXT, "\u00e9", "\u00e9"),
+        (TEXT, "👩\u200d🚀", "👩\u200d🚀"),
+        (TEXT, "\u202egnp.exe", "\u202egnp.exe"),
+        (TEXT, "\ud800", "\\ud800"),
+        (NUMBER, "51.5", 51.5),
+        (NUMBER, Decimal("-0.0"), -0.0),
+        (NUMBER, 7, 7.0),
+        (NUMBER, "1e-99999", 0.0),
+        (NUMBER, "", None),
+        (INSTANT, "2023-12-11", 1_702_252_800_000_000),
+        (INSTANT, "", None),
+        (JSON, {"a": [Decimal("1.10"), 2**64]}, '{"a":[1.10,18446744073709551616]}'),
+        (JSON, None, None),
+    ],
+)
+def test_what_fits_is_taken_exactly(kind: ValueType, sent: object, expected: object) -> None:
+    """A value that fits its kind is taken with every digit and every character it came with."""
+    judged = kind.convert(sent)
+    assert judged == expected
+    assert type(judged) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent"),
+    [
+        *((ID, sent) for sent in _NO_ID),
+        *((BOOLEAN, sent) for sent in _NO_FLAG),
+        *((TEXT, sent) for sent in _NO_TEXT),
+        *((NUMBER, sent) for sent in _NO_NUMBER),
+        *((INSTANT, sent) for sent in _NO_INSTANT),
+    ],
+)
+def test_what_does_not_fit_is_refused(kind: ValueType, sent: object) -> None:
+    """A value that does not fit is refused, never rounded or coerced, and the refusal does not show it."""
+    with pytest.raises(TypeMismatchError) as refused:
+        kind.convert(sent)
+    assert not isinstance(sent, str) or len(sent) < 3 or sent not in str(refused.value)
+
+
+@given(st.sampled_from([ID, COUNT, BOOLEAN, TEXT, NUMBER, INSTANT, JSON]), _VALUES)
+def test_a_judge_gives_a_value_or_a_misfit(kind: ValueType, value: object) -> None:
+    """Whatever stands in a document, a judge answers with a value of its kind or with `Misfit`."""
+    types: dict[str, type | tuple[type, ...]] = {"flag": bool, "text": str, "json": str, "number": float}
+    try:
+        judged = kind.convert(value)
+    except TypeMismatchError:
+        return
+    assert judged is None or isinstance(judged, types.get(kind.name, int))
+
+
+@given(_VALUES)
+def test_spelled_json_says_the_same(value: object) -> None:
+    """JSON that we spell reads back as the same value, digit for digit."""
+    assert json.loads(encode_json(value), parse_float=Decimal) == value
+
+
+@given(_ANY_TEXT)
+@example("\\ud800\ud800")
+def test_escaped_text_is_fit_for_utf8_and_reversible(text: str) -> None:
+    """Text with lone surrogates becomes UTF-8 and can be turned back; all other text stays as it is."""
+    escaped = escape_surrogates(text)
+    escaped.encode()
+    if escaped == text:
+        return
+    turned = re.sub(r"\\(\\|u(....))", lambda found: chr(int(found[2], 16)) if found[2] else "\\", escaped)
+    assert turned == text
+
+
+@example({"\ud800": 1, "\\ud800": 2})
+@given(st.dictionaries(_ANY_TEXT, st.integers(), max_size=6))
+def test_no_two_keys_become_one(value: dict[str, int]) -> None:
+    """Keys with lone surrogates stay apart from keys that look like their escape."""
+    assert sorted(json.loads(encode_json(value)).values()) == sorted(value.values())
+
+
+def test_lone_surrogates_in_keys_and_values_can_be_spelled() -> None:
+    """A lone surrogate at any depth, in key or value, is escaped in the way DuckDB can read."""
+    assert encode_json({"\ud800": ["\udfff", {"k": "\ud800"}]}) == '{"\\\\ud800":["\\\\udfff",{"k":"\\\\ud800"}]}'
+
+
+def test_an_integer_of_4300_digits_can_be_spelled() -> None:
+    """The longest integer that Python reads is spelled again with all its digits."""
+    assert encode_json(int("9" * 4300)) == "9" * 4300
+
+
+def test_each_kind_has_its_own_name() -> None:
+    """Kinds are told apart by name, as `scanlake tables` shows them."""
+    every = [value for value in vars(value_types).values() if isinstance(value, ValueType)]
+    assert len({kind.name for kind in every}) == len(every) == 7

@@ -1,0 +1,95 @@
+"""This machine's clock may be wrong, and may jump while a run lasts; the service's is what counts."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pipeline.emulator import Emulator, WorldPlan
+from pipeline.errors import ScanlakeError
+from schemas.timestamps import SECOND
+from tests.oracle import differences
+from tests.sync.sync_harness import SEED, opened, synced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+DAY = 86_400
+SETTLE = 30
+NOW = "2026-03-29T00:59:50Z"  # ten seconds before Europe puts its clocks forward
+
+
+def clocks() -> dict[str, Callable[[float, int], float]]:
+    """Wrong clocks: from the true time and how often it was asked for to what is shown; seconds."""
+    return {
+        "an hour fast": lambda true, _: true + 3_600,
+        "a day slow": lambda true, _: true - DAY,
+        "1970": lambda true, _: true % DAY,
+        "2099": lambda true, _: true + 73 * 365 * DAY,
+        "steps back mid-run": lambda true, asked: true - (asked > 2) * 3 * 3_600,
+        "steps forth mid-run": lambda true, asked: true + (asked > 2) * 40 * DAY,
+    }
+
+
+@pytest.fixture
+def wrong(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Both spellings of the wall clock show what a wrong one would; durations are the monotonic clock's."""
+    shows, true, asked = clocks()[request.param], time.time, 0
+
+    def shown() -> float:
+        nonlocal asked
+        asked += 1
+        return shows(true(), asked)
+
+    monkeypatch.setattr(time, "time", shown)
+    monkeypatch.setattr(time, "time_ns", lambda: int(shown() * 1e9))
+
+
+@pytest.mark.parametrize("wrong", clocks(), indirect=True)
+@pytest.mark.usefixtures("wrong")
+async def test_the_services_clock_is_what_counts(tmp_path: Path) -> None:
+    """Whatever the local clock says, watermarks are the service's time minus the settle time; nothing is missed."""
+    async with Emulator(plan=WorldPlan(files=30, seed=SEED, now=NOW, days=30)) as emulator:
+        clock = emulator.world.clock
+        for _ in range(2):
+            began = clock.now() // SECOND
+            summary = await synced(emulator, tmp_path / "lake")
+            # A `Date` has whole seconds, and the monotonic clock carries it on while the service's stands still here.
+            assert summary.watermark is not None
+            watermark = datetime.fromisoformat(summary.watermark).timestamp()
+            assert began - SETTLE - 1 <= watermark <= began - SETTLE + 10
+            emulator.world.update(emulator.world.pick_random(5))
+            emulator.world.create(2)
+            clock.advance(3_600)
+        await synced(emulator, tmp_path / "lake")
+        asked = emulator.counts["detail"]
+        await synced(emulator, tmp_path / "lake")
+        assert emulator.counts["detail"] == asked, "nothing had changed"
+        truth = list(emulator.truth())
+    with opened(tmp_path / "lake") as db:
+        assert differences(db, truth, history=True) == []
+
+
+async def test_a_run_has_its_time(tmp_path: Path) -> None:
+    """A run that is to last no longer than so many seconds stops then, keeps what is whole, and the next goes on."""
+    async with Emulator(200, seed=SEED) as emulator:
+        emulator.set_faults(latency_ms=20.0)
+        emulator.script("stall", times=3, path="/api/v2/files/", skip=60)
+        began = time.monotonic()
+        with pytest.raises(ScanlakeError, match="max_duration_seconds"):
+            await synced(
+                emulator, tmp_path / "lake", max_duration_seconds=1.5, max_concurrency=4, commit_every_files=20
+            )
+        assert time.monotonic() - began < 10
+        assert emulator.in_flight == 0
+        emulator.faults.clear()
+        first = emulator.counts["detail"]
+        await synced(emulator, tmp_path / "lake")
+        assert emulator.counts["detail"] - first < 200
+        truth = list(emulator.truth())
+    with opened(tmp_path / "lake") as db:
+        assert differences(db, truth) == []

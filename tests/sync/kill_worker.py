@@ -1,0 +1,74 @@
+"""A process that syncs copies of one lake and is killed in each at another step that changes the disk.
+
+`python -m tests.sync.kill_worker BASE_URL LAKE early|late STEP...` copies LAKE to LAKE-early-STEP and so on, syncs each
+in a forked child that kills itself with SIGKILL before (early) or right after (late) its nth step, and prints for each
+the step's number and how it ended: "killed", or how many steps there are. SCANLAKE_TOKEN is read as always.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.lake.lake import Lake
+from pipeline.progress import NullProgress
+from pipeline.settings import Settings
+from pipeline.sync.sync import TimeRange, sync
+from tests.lake.fault_injection import Disk, failing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass
+class KillPoint(Disk):
+    """Kills this process with SIGKILL at one step."""
+
+    def step(self, what: str, work: Callable[[], Any]) -> Any:
+        """Do something to the disk, or be killed before or after it."""
+        self.done.append(what)
+        if len(self.done) != self.at:
+            return work()
+        if self.late:
+            work()
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
+def synced(base_url: str, lake: Path, disk: Disk) -> None:
+    """Sync into `lake` until the end, whichever comes first."""
+    settings = Settings(base_url=base_url, lake=lake, max_concurrency=4, commit_every_files=4)
+
+    async def run() -> None:
+        with Lake(settings.lake, doing="sync") as held:
+            await sync(held, settings, os.environ["SCANLAKE_TOKEN"], TimeRange(), NullProgress())
+
+    with failing(disk):
+        asyncio.run(run())
+
+
+def main() -> None:
+    """One child after the other: a child is forked, so that nothing is imported twice."""
+    base_url, lake, when, *steps = sys.argv[1:]
+    for step in map(int, steps):
+        copy = Path(f"{lake}-{when}-{step}")
+        shutil.copytree(lake, copy)
+        child = os.fork()
+        if not child:
+            disk = KillPoint(step, None, late=when == "late")
+            synced(base_url, copy, disk)
+            print(step, len(disk.done), flush=True)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if os.waitstatus_to_exitcode(status) == -signal.SIGKILL:
+            print(step, "killed", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""Running real syncs against the emulator for these tests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+
+from pipeline.lake.lake import Lake
+from pipeline.progress import NullProgress
+from pipeline.settings import Settings
+from pipeline.sync.sync import SyncSummary, TimeRange, sync
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pipeline.emulator import Emulator
+
+SEED = 11
+
+
+async def synced(emulator: Emulator, lake: Path, chosen: TimeRange | None = None, **settings: Any) -> SyncSummary:
+    """Sync the emulator's world into `lake`, as one run of the command would."""
+    made = Settings(base_url=emulator.base_url, lake=lake, **settings)
+    with Lake(made.lake, doing="sync", reader_root=made.reader_root) as held:
+        return await sync(held, made, emulator.token, chosen or TimeRange(), NullProgress())
+
+
+def opened(lake: Path) -> duckdb.DuckDBPyConnection:
+    """The lake as an analyst opens it."""
+    return duckdb.connect(str(lake / "catalog.duckdb"), read_only=True)

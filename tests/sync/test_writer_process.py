@@ -1,0 +1,167 @@
+"""Batches are written in a process of their own once there is much to do, and it makes no difference but to speed."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import math
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from pipeline import crash_report
+from pipeline.emulator import Emulator
+from pipeline.errors import ScanlakeError, StorageError
+from pipeline.lake.layout import LakeLayout
+from pipeline.sync import batch_sink, batch_writer
+from pipeline.sync.batch_writer import BatchWriter
+from pipeline.sync.writer_process import WriteRequest, receive, send
+from schemas.file_versions import FileVersion
+from schemas.tables import TABLES
+from tests.oracle import differences
+from tests.sync.sync_harness import SEED, opened, synced
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let even a small sync use the process."""
+    monkeypatch.setattr(batch_sink, "BatchWriter", partial(BatchWriter, min_files=1))
+
+
+def children() -> set[int]:
+    """Processes that this one has started and that are alive."""
+    tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    return {int(number) for task in tasks for number in task.read_text().split()}
+
+
+async def test_the_lake_is_the_same(tmp_path: Path) -> None:
+    """A sync through the writing process makes the lake equal to the service, and leaves no process behind."""
+    before = children()
+    async with Emulator(150, seed=SEED) as emulator:
+        await synced(emulator, tmp_path / "lake", commit_every_files=40)
+        emulator.world.update(emulator.world.pick_random(20))
+        await synced(emulator, tmp_path / "lake")
+        truth = list(emulator.truth())
+    with opened(tmp_path / "lake") as db:
+        assert differences(db, truth) == []
+    assert children() == before
+
+
+async def test_it_is_killed(tmp_path: Path) -> None:
+    """When the writing process is killed the run fails with one line, and the next one converges."""
+    before = children()
+    async with Emulator(200, seed=SEED) as emulator:
+        emulator.set_faults(latency_ms=20.0)
+
+        async def kill() -> None:
+            while emulator.counts["detail"] < 120:
+                await asyncio.sleep(0.01)
+            for number in children() - before:
+                with suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+
+        killer = asyncio.create_task(kill())
+        with pytest.raises(ScanlakeError, match=r"ended unexpectedly \(exit code -9\)"):
+            await synced(emulator, tmp_path / "lake", commit_every_files=20, max_concurrency=4)
+        await killer
+        emulator.set_faults(latency_ms=0.0)
+        await synced(emulator, tmp_path / "lake")
+        truth = list(emulator.truth())
+    with opened(tmp_path / "lake") as db:
+        assert differences(db, truth) == []
+    assert children() == before
+
+
+async def test_its_errors_arrive(tmp_path: Path) -> None:
+    """An error of the disk in the writing process is the same error in the run."""
+    lake = tmp_path / "lake"
+    async with Emulator(40, seed=SEED) as emulator:
+        await synced(emulator, lake)
+        emulator.world.create(5)
+        uploads = lake / "parts" / "uploads"
+        aside = uploads.rename(lake / "parts" / "elsewhere")
+        uploads.write_text("not a folder")
+        with pytest.raises(StorageError):
+            await synced(emulator, lake)
+        uploads.unlink()
+        aside.rename(uploads)
+        await synced(emulator, lake)
+        truth = list(emulator.truth())
+    with opened(lake) as db:
+        assert differences(db, truth) == []
+
+
+async def test_a_bug_in_it_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report of a bug in the writing process names the line that it came up in, and nothing that was written."""
+    monkeypatch.setattr(
+        batch_writer,
+        "_WORKER_CODE",
+        f"import pipeline.sync.writer_process as w\nw.flatten = None\n{batch_writer._WORKER_CODE}",
+    )
+    async with Emulator(20, seed=SEED) as emulator:
+        with pytest.raises(TypeError) as raised:
+            await synced(emulator, tmp_path / "lake")
+    crash_report.set_report_folder(tmp_path)
+    report = crash_report.write_report(raised.value, ["sync"], ["sync"])
+    assert report is not None
+    text = report.read_text(encoding="utf-8")
+    assert re.search(r"pipeline/sync/writer_process\.py:\d+ in write_batch\n", text)
+    assert "NoneType" not in text
+
+
+def test_half_an_order_is_mixed_with_no_other(tmp_path: Path) -> None:
+    """When an order cannot be sent to its end the process that has the half of it takes no other."""
+    before = children()
+    layout = LakeLayout(tmp_path)
+    layout.create_dirs([table.name for table in TABLES])
+    held = BatchWriter(layout, min_files=1)
+    whole = FileVersion(1, b"{}", b'{"id":1}' + b" " * 3_000_000, None, 0, "")
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        held.write(WriteRequest((whole, whole._replace(fetch_signature=lambda: 0)), "r-abcdef", 1, frozenset()))  # type: ignore[arg-type]
+    with pytest.raises(ScanlakeError, match="ended unexpectedly"):
+        held.write(WriteRequest((whole,), "r-abcdef", 2, frozenset()))
+    held.close()
+    assert children() == before
+    assert not list(tmp_path.rglob("*-abcdef.parquet"))
+
+
+def order() -> bytes:
+    """A batch as it is sent to the writing process; larger than what goes through the pipe in one frame."""
+    versions = tuple(FileVersion(number, b"{}", b"{" + b" " * 9_000 + b"}", None, 0, "") for number in range(20))
+    sent = io.BytesIO()
+    send(sent, WriteRequest(versions, "20260101T000000Z-abcdef", 1, frozenset({"d"})))
+    return sent.getvalue()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.00001, 0.4, 0.99999], ids=["nothing", "a few bytes", "some", "nearly all"])
+def test_the_sender_is_killed(tmp_path: Path, share: float) -> None:
+    """When the run is killed, however much of an order it had sent, the writing process ends without a word."""
+    lake = tmp_path / "lake"
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from pipeline.sync.writer_process import main; main(sys.argv[1])",
+        str(lake),
+    ]
+    sent = order()
+    cut = sent[: math.ceil(share * len(sent))]
+    done = subprocess.run(command, input=cut, capture_output=True, check=True, timeout=300)
+    assert (done.stdout, done.stderr) == (b"", b"")
+    assert not lake.exists()
+
+
+def test_what_is_cut_is_never_taken() -> None:
+    """Of an order that is cut anywhere nothing is taken; whole it comes as it was sent."""
+    sent = order()
+    assert receive(io.BytesIO(sent)).versions[7].detail == b"{" + b" " * 9_000 + b"}"
+    for length in [*range(400), *range(400, len(sent), 997), *range(len(sent) - 400, len(sent))]:
+        with pytest.raises(EOFError):
+            receive(io.BytesIO(sent[:length]))
