@@ -1,7 +1,7 @@
 """The command line: the commands, the exit codes, and the only catch-all of the project.
 
 Nothing heavy is imported here, so that `scanlake --help` is fast: a command's module is imported when the command
-is called. A command is a line in `COMMANDS` and a function `run` in its module. The docstring of `run` begins with
+is called. A command is a line in `_PANELS` and a function `run` in its module. The docstring of `run` begins with
 the line in the table. A positional parameter of `run` receives the `CommandContext`.
 """
 
@@ -35,11 +35,6 @@ from pipeline.errors import (
 from pipeline.global_options import GlobalOptions, tokens_in_environment
 
 NAME: Final = "scanlake"
-_GROUP_SETUP: Final = "Set up"
-_GROUP_FETCH: Final = "Fetch data"
-_GROUP_MAINTAIN: Final = "Maintain the lake"
-_GROUP_USE: Final = "Use the data"
-_GROUP_DEMO: Final = "Try it out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,67 +46,58 @@ class Command:
     panel: str
 
 
-def _commands(panel: str, lines: dict[str, str]) -> dict[str, Command]:
-    return {name: Command(f"pipeline.commands.{name.replace(' ', '_')}", line, panel) for name, line in lines.items()}
-
+_PANELS: Final = {
+    "Set up": {
+        "init": "Create the settings file; prompt for base URL and token.",
+        "doctor": "Check settings, network, token, clock, disk and lake; every problem has a hint.",
+        "settings": "Show every setting with its value and its origin.",
+    },
+    "Fetch data": {
+        "plan": "Estimate calls, time, rows and disk space of the next sync.",
+        "sync": "Fetch everything that changed in the service into the lake.",
+        "watch": "Run a sync at every interval, unattended.",
+        "verify": "Compare the lake with the service and repair differences (`check` checks the lake's own files).",
+    },
+    "Maintain the lake": {
+        "compact": "Merge small parts into large parts, so that queries stay fast.",
+        "publish": "Publish the lake again, under its current path or the path that readers see.",
+        "snapshots": "List the published snapshots and their state.",
+        "rollback": "Publish an earlier snapshot again and pause syncs.",
+        "unpause": "Allow syncs again after a rollback.",
+        "check": "Check the lake's own files and repair damage (`verify` compares with the service).",
+        "replay": "Rebuild all tables from the raw documents, without calls to the service.",
+        "purge": "Erase files from the lake and from every earlier snapshot.",
+        "backup": "Copy the lake into an empty folder.",
+    },
+    "Use the data": {
+        "status": "Show how current and how complete the lake is.",
+        "dashboard": "Write or serve a self-contained HTML page about the lake.",
+        "query": "Query the lake with SQL.",
+        "export": "Write tables to files, or to one workbook or database.",
+        "changes": "List the files that were added, changed or deleted between two snapshots.",
+        "tables": "List the tables, or describe one.",
+        "catalog": "Print the path of the catalog, or write one catalog for all sources.",
+        "report": "Download the PDFs of many files into a folder with a manifest.",
+        "report verify": "Check checksums, PDFs, manifest and signature of a report folder.",
+        "share": "Create share links to files, by default without e-mail.",
+    },
+    "Look into the service": {
+        "files": "Search the files in the service, without a lake.",
+        "file": "Show one file as the service has it now, without a lake.",
+        "record": "Record anonymised answers of the service as a test fixture.",
+    },
+    "Try it out": {
+        "demo": "Run the main workflow against the emulator: sync, change, sync, verify, report, query.",
+        "emulator": "Run a local emulator of the service on 127.0.0.1.",
+    },
+}
+"""The commands with their help, by panel, in the order of the help. A new command is one line here."""
 
 COMMANDS: Final = {
-    **_commands(
-        _GROUP_SETUP,
-        {
-            "init": "Create the settings file; prompt for base URL and token.",
-            "doctor": "Check settings, network, token, clock, disk and lake; every problem has a hint.",
-            "settings": "Show every setting with its value and its origin.",
-        },
-    ),
-    **_commands(
-        _GROUP_FETCH,
-        {
-            "plan": "Estimate calls, time, rows and disk space of the next sync.",
-            "sync": "Fetch everything that changed in the service into the lake.",
-            "watch": "Run a sync at every interval, unattended.",
-            "verify": "Compare the lake with the service and repair differences (`check` checks the lake's own files).",
-        },
-    ),
-    **_commands(
-        _GROUP_MAINTAIN,
-        {
-            "compact": "Merge small parts into large parts, so that queries stay fast.",
-            "publish": "Publish the lake again, under its current path or the path that readers see.",
-            "snapshots": "List the published snapshots and their state.",
-            "rollback": "Publish an earlier snapshot again and pause syncs.",
-            "unpause": "Allow syncs again after a rollback.",
-            "check": "Check the lake's own files and repair damage (`verify` compares with the service).",
-            "replay": "Rebuild all tables from the raw documents, without calls to the service.",
-            "purge": "Erase files from the lake and from every earlier snapshot.",
-            "backup": "Copy the lake into an empty folder.",
-        },
-    ),
-    **_commands(
-        _GROUP_USE,
-        {
-            "status": "Show how current and how complete the lake is.",
-            "dashboard": "Write or serve a self-contained HTML page about the lake.",
-            "query": "Query the lake with SQL.",
-            "export": "Write tables to files, or to one workbook or database.",
-            "changes": "List the files that were added, changed or deleted between two snapshots.",
-            "tables": "List the tables, or describe one.",
-            "catalog": "Print the path of the catalog, or write one catalog for all sources.",
-            "report": "Download the PDFs of many files into a folder with a manifest.",
-            "report verify": "Check checksums, PDFs, manifest and signature of a report folder.",
-            "share": "Create share links to files, by default without e-mail.",
-        },
-    ),
-    **_commands(
-        _GROUP_DEMO,
-        {
-            "demo": "Run the main workflow against the emulator: sync, change, sync, verify, report, query.",
-            "emulator": "Run a local emulator of the service on 127.0.0.1.",
-        },
-    ),
+    name: Command(f"pipeline.commands.{name.replace(' ', '_')}", line, panel)
+    for panel, lines in _PANELS.items()
+    for name, line in lines.items()
 }
-"""Every command, in the order of the help. A new command is one line here."""
-
 
 _GC_THRESHOLDS: Final = (20_000, 20, 20)
 """Collect cycles rarely: importing `sync` triggers 13 collections instead of 197, and a crawl creates few cycles."""
@@ -286,12 +272,8 @@ def _report_failure(error: BaseException, arguments: Sequence[str]) -> int:
     message, hint = logs.to_one_line(failure.message), logs.to_one_line(failure.hint)
     if not message.endswith((".", "?", "!")):
         message += "."
-    payload = {
-        "error": message,
-        "hint": hint,
-        "error_type": type(failure).__name__,
-        "exit_code": failure.exit_code,
-    }
+    error_type, exit_code = type(failure).__name__, failure.exit_code
+    payload = {"error": message, "hint": hint, "error_type": error_type, "exit_code": exit_code}
     if "--json" in arguments:
         sys.stdout.write(json.dumps(payload) + "\n")
         sys.stdout.flush()
@@ -301,7 +283,7 @@ def _report_failure(error: BaseException, arguments: Sequence[str]) -> int:
         sys.stderr.write(logs.format_failure_event(payload) + "\n")
     else:
         sys.stderr.write(f"{NAME}: {message} {hint}".rstrip() + "\n")
-    return failure.exit_code
+    return exit_code
 
 
 def _to_failure(error: BaseException, arguments: Sequence[str]) -> ScanlakeError:

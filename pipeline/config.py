@@ -98,9 +98,10 @@ def load_layers(config: Path | None, overrides: Mapping[str, Any], *, source: st
     if "token" in flags:
         raise SettingsError("The token must not be a flag: other users can list it.", hint=token_hint())
     path = _config_path(config)
-    top, tables = ({}, {}) if path is None else _from_file(path)
+    top, tables = _from_file(path)
     environment = _from_environment(tables)
-    name = _select_source(source or os.environ.get("SCANLAKE_SOURCE") or None, tables, path, "lake" in flags)
+    requested = source or os.environ.get("SCANLAKE_SOURCE") or None
+    name = _select_source(requested, tables, path, has_lake_flag="lake" in flags)
     if name is None:
         return SettingsLayers(path, None, (("file", top), ("environment", environment), ("flag", flags)))
     table = tables[name]
@@ -115,18 +116,15 @@ def load_layers(config: Path | None, overrides: Mapping[str, Any], *, source: st
 
 def source_names(config: Path | None) -> list[str]:
     """Return the sources in the order of the settings file; empty without sources or without a file."""
-    path = _config_path(config)
-    return [] if path is None else list(_from_file(path)[1])
+    return list(_from_file(_config_path(config))[1])
 
 
 def load_all_sources(config: Path | None) -> dict[str, Settings]:
     """Load the settings of every source. Raises `SettingsError`, also if the file has no sources."""
     names = source_names(config)
     if not names:
-        raise SettingsError(
-            "The settings file has no sources.",
-            hint="Add a table [sources.NAME] for each service to the settings file.",
-        )
+        hint = "Add a table [sources.NAME] for each service to the settings file."
+        raise SettingsError("The settings file has no sources.", hint=hint)
     return {name: load(config, {}, source=name) for name in names}
 
 
@@ -142,8 +140,7 @@ def lake_paths(config: Path | None) -> dict[str, Path]:
 
 def default_lake_root(config: Path | None) -> Path:
     """Return the folder with the lakes of the sources that do not set `lake`."""
-    path = _config_path(config)
-    top, tables = ({}, {}) if path is None else _from_file(path)
+    top, tables = _from_file(_config_path(config))
     return Path(_from_environment(tables).get("lake", top.get("lake", "lake")))
 
 
@@ -173,10 +170,7 @@ def load_valid_settings_only(config: Path | None, overrides: Mapping[str, Any]) 
 
 
 def _select_source(
-    name: str | None,
-    tables: Mapping[str, Any],
-    path: Path | None,
-    has_lake_flag: bool,  # noqa: FBT001
+    name: str | None, tables: Mapping[str, Any], path: Path | None, *, has_lake_flag: bool
 ) -> str | None:
     if name is None:
         if not tables or has_lake_flag:
@@ -268,8 +262,10 @@ def _config_path(config: Path | None) -> Path | None:
     return path
 
 
-def _from_file(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return the settings above the tables, and the tables of the sources."""
+def _from_file(path: Path | None) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return the settings above the tables, and the tables of the sources; nothing without a file."""
+    if path is None:
+        return {}, {}
     top = _read(path)
     tables = _validate_source_tables(top.pop(TABLES, {}), path)
     _refuse_token(top, path)

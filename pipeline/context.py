@@ -78,6 +78,13 @@ class CommandContext(GlobalOptions):
         """Return a console on stdout: as wide as the terminal, or with unwrapped lines without one."""
         return Console() if sys.stdout.isatty() else Console(width=_NON_TTY_WIDTH)
 
+    def print_result(self, result: Mapping[str, Any], text: str) -> None:
+        """Print `result` as the JSON object of `--json`, otherwise `text`."""
+        if self.as_json:
+            self.print_json(result)
+        else:
+            sys.stdout.write(text)
+
     def print_json(self, result: Mapping[str, Any]) -> None:
         """Print the one JSON object of `--json` on stdout. Other types than JSON's become text."""
         sys.stdout.write(json.dumps(result, default=str, ensure_ascii=True) + "\n")
@@ -130,7 +137,9 @@ def _option_type(name: str) -> type:
     return next((kind for kind in (int, float, Path) if kind in declared), str)
 
 
-def require_catalog(settings: Settings) -> None:
-    """Raise `SettingsError` if nothing has been published in the lake."""
-    if not LakeLayout(settings.lake.absolute()).catalog.is_file():  # lake.reader would import DuckDB into `watch`
+def require_catalog(settings: Settings) -> LakeLayout:
+    """Return the lake's paths. Raises `SettingsError` if nothing has been published in the lake."""
+    layout = LakeLayout(settings.lake.absolute())
+    if not layout.catalog.is_file():  # lake.reader would import DuckDB into `watch`
         raise SettingsError(f"No lake at {settings.lake}.", hint="Run `scanlake sync` first, or correct --lake.")
+    return layout

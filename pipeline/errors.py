@@ -5,6 +5,7 @@
     |   `-- LakePausedError           2   run `scanlake unpause`
     |-- AuthenticationError           3   get a valid token
     |-- ServiceUnavailableError       1   run again later; nothing is lost
+    |-- MissingFileError              4   correct the id; or the file was deleted
     |-- LakeLockedError               5   wait for the other run
     |-- ProtocolError                 6   check base_url; the service may have changed
     |-- StorageError                  7   free disk space, correct permissions
@@ -21,12 +22,13 @@ from __future__ import annotations
 import errno
 import os
 import traceback
+from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 
 class ExitCode(IntEnum):
@@ -102,6 +104,13 @@ class ServiceUnavailableError(ScanlakeError):
     """The service cannot be reached, or every attempt failed."""
 
     default_hint = "Run the same command again later; committed files stay, the others are fetched then."
+
+
+class MissingFileError(ScanlakeError):
+    """The service does not have the file."""
+
+    exit_code = ExitCode.REJECTS
+    default_hint = "Correct the id; the service may have deleted the file."
 
 
 class ProtocolError(ScanlakeError):
@@ -194,6 +203,16 @@ def to_scanlake_error(error: BaseException) -> ScanlakeError:
             return StorageError.from_errno(error.filename if isinstance(error.filename, str) else None, error.errno)
         case _:
             return BugError(error)
+
+
+@contextmanager
+def refuse_unreadable(subject: str, *, hint: str) -> Iterator[None]:
+    """Raise `SettingsError` about `subject` if the block cannot read a file, or the file is not UTF-8."""
+    try:
+        yield
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise SettingsError(f"{subject}: {reason}.", hint=hint) from None
 
 
 def root_cause(error: BaseException) -> BaseException:

@@ -55,8 +55,7 @@ class GlobalOptions:
     verbosity: Annotated[int, _option("-v", "--verbose", count=True, help="Log every step.")] = 0
     log_json: Annotated[bool, _option("--log-json", help="Log JSON lines to stderr.")] = False
     log_file: Annotated[
-        Path | None,
-        _option("--log-file", help="Also log to this file, as JSON lines with tracebacks.", **_PATH_OPTION),
+        Path | None, _option("--log-file", help="Also log to this file, as JSON lines with tracebacks.", **_PATH_OPTION)
     ] = None
 
     def merged_over(self, outer: Self) -> Self:

@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from datetime import datetime
 from logging.handlers import RotatingFileHandler
@@ -42,38 +42,25 @@ _add_timestamp: Final = structlog.processors.TimeStamper(fmt="iso", utc=True, ke
 
 # Redaction
 
-
-class _Redactor:
-    """The secrets of this process in every encoding in which they are sent."""
-
-    def __init__(self) -> None:
-        self._pattern: re.Pattern[str] | None = None
-        self._encoded: set[str] = set()
-
-    def register(self, secrets: Iterable[str]) -> None:
-        for secret in secrets:
-            if len(secret) >= MIN_SECRET_CHARS:
-                self._encoded |= encoded_forms(secret)
-        longest_first = sorted(self._encoded, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
-
-    def redact(self, text: str) -> str:
-        if self._pattern is not None:
-            text = self._pattern.sub(REDACTED, text)
-        return _URL_USER.sub(r"\1", _URL_QUERY.sub(r"\1?...", text))
-
-
-_redactor: Final = _Redactor()
+_encoded_secrets: Final[set[str]] = set()
+_secret_pattern: re.Pattern[str] | None = None
 
 
 def register_secrets(*secrets: str) -> None:
     """Keep these out of all later output, plain, URL-encoded and in base64."""
-    _redactor.register(secrets)
+    global _secret_pattern  # noqa: PLW0603 - the secrets of the process
+    for secret in secrets:
+        if len(secret) >= MIN_SECRET_CHARS:
+            _encoded_secrets.update(encoded_forms(secret))
+    longest_first = sorted(_encoded_secrets, key=len, reverse=True)
+    _secret_pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
 
 def redact(text: str) -> str:
     """Return the text without registered secrets and without the query of any URL."""
-    return _redactor.redact(text)
+    if _secret_pattern is not None:
+        text = _secret_pattern.sub(REDACTED, text)
+    return _URL_USER.sub(r"\1", _URL_QUERY.sub(r"\1?...", text))
 
 
 def to_one_line(text: str) -> str:

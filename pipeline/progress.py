@@ -6,7 +6,7 @@ import sys
 import time
 from collections import deque
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from rich.console import Console
@@ -111,19 +111,24 @@ class ReportProgress:
 ProgressState = CrawlProgress | ReportProgress
 
 
-class Progress(Protocol):
-    """The receiver of a run's progress. `total` is a hint: the number of files or PDFs, if known."""
+class Progress:
+    """The receiver of a run's progress; it shows nothing. `total`: the number of files or PDFs, if known."""
 
-    last: ProgressState | None
+    last: ProgressState | None = None
 
     def start(self, total: int | None = None) -> None:
         """Begin the run, or its next stage."""
 
-    def update(self, state: ProgressState, total: int | None = None) -> None:
-        """Report the present state. Cheap: may be called for every file."""
+    def update(self, state: ProgressState, total: int | None = None) -> None:  # noqa: ARG002
+        """Keep the present state. Cheap: may be called for every file."""
+        self.last = state
 
     def stop(self) -> None:
         """End the stage; may be called twice."""
+
+
+class NullProgress(Progress):
+    """Shows nothing."""
 
 
 def create_progress(*, silent: bool, as_lines: bool) -> Progress:
@@ -134,28 +139,10 @@ def create_progress(*, silent: bool, as_lines: bool) -> Progress:
     return LogProgress() if as_lines or not console.is_terminal or console.is_dumb_terminal else LiveProgress(console)
 
 
-class NullProgress:
-    """Shows nothing."""
-
-    def __init__(self) -> None:
-        self.last: ProgressState | None = None
-
-    def start(self, total: int | None = None) -> None:
-        """Begin the run."""
-
-    def update(self, state: ProgressState, total: int | None = None) -> None:  # noqa: ARG002
-        """Keep the present state."""
-        self.last = state
-
-    def stop(self) -> None:
-        """End the run."""
-
-
-class LogProgress:
+class LogProgress(Progress):
     """Logs `run.progress` every ten seconds, and once at the end."""
 
     def __init__(self) -> None:
-        self.last: ProgressState | None = None
         self._log = structlog.get_logger()
         self._next_at = 0.0
         self._pending: tuple[ProgressState, int | None] | None = None
@@ -190,11 +177,10 @@ class LogProgress:
         self._next_at = time.monotonic() + LOG_INTERVAL_SECONDS
 
 
-class LiveProgress:
+class LiveProgress(Progress):
     """Shows a few lines at the bottom of the terminal; log lines scroll by above them."""
 
     def __init__(self, console: Console) -> None:
-        self.last: ProgressState | None = None
         self._console = console
         self._display: _StatusDisplay | None = None
 
@@ -244,14 +230,11 @@ class _StatusDisplay(RichProgress):
             return
         width = self.console.width - 1
         lines = self.state.status_lines() if self.state is not None else (["starting"],)
-        bar_width = min(max(width // 4, _BAR_WIDTH_RANGE[0]), _BAR_WIDTH_RANGE[1])
+        self._bar.bar_width = bar_width = min(max(width // 4, _BAR_WIDTH_RANGE[0]), _BAR_WIDTH_RANGE[1])
         done = self.state.done if self.state is not None else 0
         percent = [f"{min(done / self.total, 1):.0%}"] if self.total else []
-        self._bar.bar_width = bar_width
         first = join_to_width([*percent, *lines[0]], width - bar_width - 4)
-        self.update(
-            self.task_ids[0], total=self.total, completed=min(done, self.total or done), description=first
-        )  # fmt: skip
+        self.update(self.task_ids[0], total=self.total, completed=min(done, self.total or done), description=first)
         yield self.make_tasks_table(self.tasks)
         for line in filter(None, lines[1:]):
             yield Text(f"  {join_to_width(line, width - 2)}", no_wrap=True, overflow="crop")

@@ -19,7 +19,7 @@ import structlog
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from pipeline.errors import SettingsError
+from pipeline.errors import SettingsError, refuse_unreadable
 from pipeline.tokens import find_token_problem
 from pipeline.urls import normalize_base_url, validate_url
 from schemas.requests import INCLUDES, Include
@@ -291,8 +291,7 @@ def require_base_url(settings: Settings) -> str:
     """Return the base URL without a trailing slash. Raises `SettingsError` if there is none."""
     if settings.base_url is None:
         raise SettingsError(
-            "base_url is required.",
-            hint="Set base_url in scanlake.toml, SCANLAKE_BASE_URL or --base-url.",
+            "base_url is required.", hint="Set base_url in scanlake.toml, SCANLAKE_BASE_URL or --base-url."
         )
     return settings.base_url
 
@@ -308,12 +307,9 @@ def load_token(settings: Settings, *, variable: str = TOKEN_VARIABLE) -> str:
     if settings.token_file is None:
         raise SettingsError("No token is set.", hint=hint)
     path = settings.token_file
-    try:
+    with refuse_unreadable(f"token_file {path}", hint=hint):
         text = path.read_text(encoding="utf-8")
         mode = path.stat().st_mode
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not text"
-        raise SettingsError(f"token_file {path}: {reason}.", hint=hint) from None
     if mode & (stat.S_IROTH | stat.S_IWOTH):
         _log.warning("token_file.open_to_all", path=str(path), hint=f"chmod 600 {path}")
     return validate_token(text.strip(), f"token_file {path}")

@@ -22,13 +22,15 @@ from pipeline.client.errors import OutcomeUnknownError, RequestRejectedError
 from pipeline.errors import LakeLockedError, ScanlakeError, SettingsError
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.request_log import ShareRecord, ShareState
-from schemas.requests import ShareRequest
+from schemas.json_decode import decode_json
+from schemas.requests import FileQuery, ShareRequest
 from schemas.timestamps import format_instant, parse_instant, to_datetime
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from pipeline.client.client import Client
+    from pipeline.client.protocol import ListItem
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.request_log import RequestLog
 
@@ -37,6 +39,7 @@ _log = structlog.get_logger()
 FIELDS: Final = ("reference", "customer_reference", "expires", "language", "dl", "email", "timezone", "username")
 _DATE_LENGTH: Final = len("2026-01-31")
 _LOCK_NAME: Final = "SHARES.LOCK"
+_MAX_COUNTED_FILES: Final = 50
 _STOP_GRACE_SECONDS: Final = 5.0  # a run that must stop waits so long for the response to the call in flight
 
 
@@ -49,7 +52,8 @@ class ShareOutcome:
     share_url: str | None = None
     expires: str | None = None
     customer_reference: str | None = None
-    recipient: str | None = None
+    email: str | None = None
+    dl: str | None = None
     error: str | None = None
 
 
@@ -132,13 +136,9 @@ def request_hash(request: ShareRequest) -> str:
 
 def count_recipients(requests: Iterable[ShareRequest]) -> tuple[int, int]:
     """Return the number of different e-mail addresses and of different DL references."""
-    addresses, lists = set(), set()
-    for request in requests:
-        if request.email:
-            addresses.add(request.email.lower())
-        if request.dl:
-            lists.add(request.dl)
-    return len(addresses), len(lists)
+    requests = list(requests)
+    addresses = {request.email.lower() for request in requests if request.email}
+    return len(addresses), len({request.dl for request in requests if request.dl})
 
 
 @contextmanager
@@ -174,17 +174,9 @@ class ShareRun:
             self.outcomes.append(await self._share_one(request, now))
 
     async def _share_one(self, request: ShareRequest, now: int) -> ShareOutcome:
-        expires = dict(request.parameters()).get("expires")
-        record = ShareRecord(
-            request_hash(request),
-            request.reference,
-            request.customer_reference,
-            ShareState.PENDING,
-            now,
-            None if expires is None else parse_instant(expires),
-            request.send_email,
-            request.email or request.dl,
-        )
+        record = _to_record(request, now)
+        if self._force_new or not await asyncio.to_thread(self._request_log.has_share, record.request, now=now):
+            await self._warn_if_ambiguous(request.reference)
         number, existing = await asyncio.to_thread(
             lambda: self._request_log.begin_share(record, now=now, renew=self._force_new)
         )
@@ -202,6 +194,15 @@ class ShareRun:
             await asyncio.to_thread(self._request_log.delete_share, number)  # the service did not carry it out
             raise
         return await self._finish(record, number, ShareState.CREATED, url=url)
+
+    async def _warn_if_ambiguous(self, reference: str) -> None:
+        """Warn if several files have the reference: the service shares one of them, and does not answer which."""
+        page = await self._client.list_files(FileQuery(reference=reference, limit=_MAX_COUNTED_FILES))
+        # The references are compared here too: a service that ignores the condition lists all files.
+        files = sum(_read_reference(item) == reference for item in page.items)
+        if files > 1:
+            count = max(files, page.total or 0) if files == len(page.items) else files
+            _log.warning("share.reference_ambiguous", reference=reference, files=count, hint="the service picks one")
 
     async def _create(self, request: ShareRequest, number: int) -> str:
         """Request the share. A run that must stop waits for the response, so that the outcome is known."""
@@ -225,13 +226,27 @@ class ShareRun:
         return _to_outcome(replace(record, state=state, share_url=url, error=error))
 
 
-def _to_outcome(record: ShareRecord) -> ShareOutcome:
-    return ShareOutcome(
-        record.reference,
-        record.state,
-        record.share_url,
-        None if record.expires_at is None else format_instant(record.expires_at),
-        record.customer_reference,
-        record.recipient,
-        record.error,
+def _to_record(request: ShareRequest, now: int) -> ShareRecord:
+    sent = dict(request.parameters())
+    return ShareRecord(
+        request=request_hash(request),
+        reference=request.reference,
+        customer_reference=request.customer_reference,
+        state=ShareState.PENDING,
+        created_at=now,
+        expires_at=parse_instant(sent["expires"]) if "expires" in sent else None,
+        send_email=request.send_email,
+        **{name: sent.get(name) for name in ("email", "dl", "language", "lang", "timezone", "username")},
     )
+
+
+def _read_reference(item: ListItem) -> str | None:
+    document = decode_json(item.raw)
+    reference = document.get("scan_code") if isinstance(document, dict) else None
+    return None if reference is None else str(reference)
+
+
+def _to_outcome(record: ShareRecord) -> ShareOutcome:
+    expires = None if record.expires_at is None else format_instant(record.expires_at)
+    link = (record.reference, record.state, record.share_url, expires)
+    return ShareOutcome(*link, record.customer_reference, record.email, record.dl, record.error)

@@ -9,14 +9,12 @@ from typing import Final, NamedTuple
 
 
 class FileVersion(NamedTuple):
-    """One version of a file: the pair of list item and detail, both as received.
+    """One version of a file: the pair of list item and detail, both as received. Instants are microseconds UTC.
 
-    `file_id` is the key in the lake: the instance's id if several instances share one id.
-    Instants are microseconds since 1970 UTC.
-    `is_stable` is false if list and detail had different timestamps, or if the fetch was too close to the timestamp.
-    A crawl never skips a file because of a version that is not stable.
-    `fetch_signature` has the options of the fetch; `instance` is the service's `file_id`.
-    The class is a tuple because a crawl sends thousands per second to another process.
+    `file_id` is the key in the lake: the instance's id if several instances share one id. `is_stable` is false if
+    list and detail had different timestamps, or if the fetch was too close to the timestamp; a crawl never skips a
+    file because of such a version. `fetch_signature` has the options of the fetch; `instance` is the service's
+    `file_id`. The class is a tuple because a crawl sends thousands per second to another process.
     """
 
     file_id: int

@@ -39,10 +39,7 @@ def decode_json(document: bytes) -> Any:
 def _read_lenient(document: bytes) -> Any:
     try:
         return json.loads(
-            document.decode("utf-8-sig"),
-            parse_float=_parse_decimal,
-            parse_int=_parse_integer,
-            parse_constant=str,
+            document.decode("utf-8-sig"), parse_float=_parse_decimal, parse_int=_parse_integer, parse_constant=str
         )
     except UnicodeDecodeError:
         raise InvalidJsonError("not UTF-8") from None

@@ -66,10 +66,15 @@ def _validate_field_numbers(values: Any) -> Any:
     return values
 
 
+def _list_texts(request: Request, *names: str) -> Query:
+    """Return the parameters of a request that have a value."""
+    return [(name, text) for name in names if (text := getattr(request, name)) is not None]
+
+
 class FileQuery(Request):
     """Parameters of `GET /files` (4.1). The default limit is the service's maximum."""
 
-    reference: Reference | None = None
+    reference: Annotated[str, StringConstraints(min_length=1)] | None = None  # 255 is a limit of /share alone
     find: str | None = None
     closed: bool | None = None
     startdate: Moment | None = None
@@ -95,14 +100,11 @@ class FileQuery(Request):
     def parameters(self) -> Query:
         """Return the query with the interface's names, without token and page."""
         query: Query = [("limit", str(self.page_size)), ("format", "json")]
-        for name in ("reference", "find", "lang"):
-            if (text := getattr(self, name)) is not None:
-                query.append((name, text))
+        query += _list_texts(self, "reference", "find", "lang")
         if self.closed is not None:
             query.append(("closed", "1" if self.closed else "0"))
-        for name in ("startdate", "enddate", "updated_start", "updated_end"):
-            if (moment := getattr(self, name)) is not None:
-                query.append((name, _format_moment(name, moment)))
+        moments = {name: getattr(self, name) for name in ("startdate", "enddate", "updated_start", "updated_end")}
+        query += [(name, _format_moment(name, moment)) for name, moment in moments.items() if moment is not None]
         query += [("include[]", name) for name in self.include]
         query += [(f"field_id[{number}]", value) for number, value in self.field_id.items()]
         return query
@@ -122,16 +124,11 @@ class ShareRequest(Request):
     username: str | None = None
 
     def parameters(self) -> Query:
-        """Return the query without token.
-
-        The query always has `send_email`, because the service's default is true.
-        """
+        """Return the query without token, always with `send_email`: the service's default is true."""
         query: Query = [("reference", self.reference), ("send_email", str(self.send_email).lower())]
         if self.expires is not None:
             query.append(("expires", _format_moment("expires", self.expires)))
-        for name in ("customer_reference", "language", "dl", "email", "timezone", "username"):
-            if (text := getattr(self, name)) is not None:
-                query.append((name, text))
+        query += _list_texts(self, "customer_reference", "language", "dl", "email", "timezone", "username")
         if self.language is not None:
             # The interface lists both keys for the language: `language` with a rule, `lang` in an example (4.3).
             query.append(("lang", self.language))
@@ -148,9 +145,7 @@ class ReportSettings(Request):
 
     def body(self) -> dict[str, Any]:
         """Return the `settings` object with the interface's names."""
-        settings: dict[str, Any] = {
-            name: text for name in ("locale", "format") if (text := getattr(self, name)) is not None
-        }
+        settings: dict[str, Any] = dict(_list_texts(self, "locale", "format"))
         date_time = {"zone": self.timezone, "format": self.datetime_format}
         if any(date_time.values()):
             settings["dateTime"] = {name: text for name, text in date_time.items() if text is not None}
@@ -175,10 +170,7 @@ class ReportRequest(Request):
     def body(self) -> dict[str, Any]:
         """Return the JSON body with the interface's names."""
         body: dict[str, Any] = {"files": list(self.files), "asynchronous": self.asynchronous}
-        if self.template is not None:
-            body["template"] = self.template
-        if self.filename is not None:
-            body["filename"] = self.filename
+        body |= {name: value for name in ("template", "filename") if (value := getattr(self, name)) is not None}
         if settings := self.settings.body():
             body["settings"] = settings
         return body

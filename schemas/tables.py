@@ -81,20 +81,23 @@ _FETCH_COLUMNS: Final = (
     Column("_fetched_at", value_types.INSTANT, "Fetched from the service (UTC, the service's clock where it has one)."),
     Column("_run_id", value_types.TEXT, "Run that fetched it; see meta.runs."),
 )
-
-
-def _id(name: str, comment: str) -> Column:
-    return Column(name, value_types.ID, comment)
+_CHILD_COLUMNS: Final = (_POSITION, _EXTRA, *_FETCH_COLUMNS)
 
 
 def _columns_from_model(model: type[wire.WireModel], renamed: dict[str, str] | None = None) -> tuple[Column, ...]:
     names = renamed or {}
     columns = []
     for key, field in model.model_fields.items():
-        kind = wire.kind_of(model, key)
-        if kind is not None:
+        if (kind := wire.kind_of(model, key)) is not None:
             columns.append(Column(names.get(key, key), kind, field.description or "", key))
     return tuple(columns)
+
+
+def _child_of_files(name: str, comment: str, model: type[wire.WireModel], *ignored_keys: str) -> Table:
+    """Return the table of a list in a file, whose items have an id."""
+    columns = (_FILE_ID, *_columns_from_model(model), *_CHILD_COLUMNS)
+    key = ("file_id", "id", "position")
+    return Table(name, comment, columns, key, FILES.name, model=model, ignored_keys=frozenset(ignored_keys))
 
 
 FILES: Final = Table(
@@ -110,34 +113,17 @@ FILES: Final = Table(
     ("file_id",),
     model=wire.File,
 )
-UPLOADS: Final = Table(
-    "uploads",
-    "One row per image or document scan.",
-    (_FILE_ID, *_columns_from_model(wire.Upload), _POSITION, _EXTRA, *_FETCH_COLUMNS),
-    ("file_id", "id", "position"),
-    "files",
-    model=wire.Upload,
-    ignored_keys=frozenset({"file_id"}),
-)
-FORM_SUBMITS: Final = Table(
-    "form_submits",
-    "One row per submitted form.",
-    (_FILE_ID, *_columns_from_model(wire.FormSubmit), _POSITION, _EXTRA, *_FETCH_COLUMNS),
-    ("file_id", "id", "position"),
-    "files",
-    model=wire.FormSubmit,
-)
+UPLOADS: Final = _child_of_files("uploads", "One row per image or document scan.", wire.Upload, "file_id")
+FORM_SUBMITS: Final = _child_of_files("form_submits", "One row per submitted form.", wire.FormSubmit)
 FORM_ANSWERS: Final = Table(
     "form_answers",
     "One row per question of a submitted form, with its answer.",
     (
         _FILE_ID,
         Column("form_submit_id", value_types.TEXT, "Submission; see form_submits.id."),
-        _id("form_id", "Form that was filled in."),
+        Column("form_id", value_types.ID, "Form that was filled in."),
         *_columns_from_model(wire.FormAnswer, {"id": "question_id"}),
-        _POSITION,
-        _EXTRA,
-        *_FETCH_COLUMNS,
+        *_CHILD_COLUMNS,
     ),
     ("file_id", "form_submit_id", "position"),
     "form_submits",
@@ -147,28 +133,17 @@ FORM_ANSWERS: Final = Table(
 FIELDS: Final = Table(
     "fields",
     "One row per value of a custom field; a field can be scanned several times.",
-    (_FILE_ID, *_columns_from_model(wire.CustomField, {"id": "deprecated_id"}), _POSITION, _EXTRA, *_FETCH_COLUMNS),
+    (_FILE_ID, *_columns_from_model(wire.CustomField, {"id": "deprecated_id"}), *_CHILD_COLUMNS),
     ("file_id", "field_id", "snap_id", "position"),
     "files",
     model=wire.CustomField,
     ignored_keys=frozenset({"file_id", "donotuse"}),
 )
-LOCATIONS: Final = Table(
-    "locations",
-    "One row per location setting of the devices that created the file.",
-    (_FILE_ID, *_columns_from_model(wire.Location), _POSITION, _EXTRA, *_FETCH_COLUMNS),
-    ("file_id", "id", "position"),
-    "files",
-    model=wire.Location,
+LOCATIONS: Final = _child_of_files(
+    "locations", "One row per location setting of the devices that created the file.", wire.Location
 )
-WORKFLOW_RUNS: Final = Table(
-    "workflow_runs",
-    "One row per workflow carried out on a file.",
-    (_FILE_ID, *_columns_from_model(wire.WorkflowRun), _POSITION, _EXTRA, *_FETCH_COLUMNS),
-    ("file_id", "id", "position"),
-    "files",
-    model=wire.WorkflowRun,
-    ignored_keys=frozenset({"file_id"}),
+WORKFLOW_RUNS: Final = _child_of_files(
+    "workflow_runs", "One row per workflow carried out on a file.", wire.WorkflowRun, "file_id"
 )
 WORKFLOW_RUN_STEPS: Final = Table(
     "workflow_run_steps",
@@ -176,32 +151,24 @@ WORKFLOW_RUN_STEPS: Final = Table(
     (
         _FILE_ID,
         *_columns_from_model(wire.WorkflowRunStep),
-        _id("workflow_id", "Workflow of the run."),
-        _POSITION,
-        _EXTRA,
-        *_FETCH_COLUMNS,
+        Column("workflow_id", value_types.ID, "Workflow of the run."),
+        *_CHILD_COLUMNS,
     ),
     ("file_id", "workflow_run_id", "id", "position"),
     "workflow_runs",
     model=wire.WorkflowRunStep,
 )
+_ENTITY_ID_COMMENT: Final = "The item, for example uploads.id. Can name an upload that does not exist yet."
 WORKFLOW_RUN_STEP_ITEMS: Final = Table(
     "workflow_run_step_items",
     "One row per item (such as an upload) of an executed step.",
     (
         _FILE_ID,
-        _id("workflow_run_id", "Run; see workflow_runs.id."),
-        _id("workflow_run_step_id", "Executed step; see workflow_run_steps.id."),
-        Column(
-            "entity_id",
-            value_types.ID,
-            "The item, for example uploads.id. Can name an upload that does not exist yet.",
-            "entity_id",
-        ),
+        Column("workflow_run_id", value_types.ID, "Run; see workflow_runs.id."),
+        Column("workflow_run_step_id", value_types.ID, "Executed step; see workflow_run_steps.id."),
+        Column("entity_id", value_types.ID, _ENTITY_ID_COMMENT, "entity_id"),
         Column("entity_type", value_types.TEXT, "What the item is, for example uploads."),
-        _POSITION,
-        _EXTRA,
-        *_FETCH_COLUMNS,
+        *_CHILD_COLUMNS,
     ),
     ("file_id", "workflow_run_id", "workflow_run_step_id", "position"),
     "workflow_run_steps",

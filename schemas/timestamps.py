@@ -37,7 +37,7 @@ def parse_instant(value: object) -> int | None:
         plain = _parse_fast(value)
         return _parse_lenient(value) if plain is None else plain
     if isinstance(value, int) and not isinstance(value, bool):
-        return _from_epoch(value)
+        return _check_range(value * (1_000 if abs(value) >= _MIN_MILLISECONDS else SECOND))
     return None
 
 
@@ -61,10 +61,7 @@ def _parse_lenient(text: str) -> int | None:
 
 
 def _parse_fast(text: str) -> int | None:
-    """Return the instant of a text in a usual UTC format, None for other formats.
-
-    The interpreter's own parser reads the text.
-    """
+    """Return the instant of a text in a usual UTC format, read by the interpreter's parser; None for other formats."""
     size = len(text)
     if (size == 20 and text[19] == "Z") or (size == 25 and text.endswith("+00:00")):
         text = text[:19]
@@ -87,10 +84,6 @@ def _is_valid_clock(parts: tuple[int, int, int], fraction: str | None) -> bool:
     if hour == 24:
         return minute == second == 0 and not (fraction or "").strip("0")
     return hour <= 23 and minute <= 59 and second <= 60
-
-
-def _from_epoch(value: int) -> int | None:
-    return _check_range(value * (1_000 if abs(value) >= _MIN_MILLISECONDS else SECOND))
 
 
 _FIRST: Final = (datetime(1, 1, 1, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)

@@ -1,8 +1,8 @@
 """Types of the service's values, with one converter per type.
 
-A converter converts a decoded JSON value to the lake's value, or raises `TypeMismatchError`.
-The pydantic models (`wire`) and the columns (`pipeline.flatten`) use the same converters.
-`null` and an absent key mean "no value"; so does an empty string, except for text.
+A converter converts a decoded JSON value to the lake's value, or raises `TypeMismatchError`. The pydantic models
+(`wire`) and the columns (`pipeline.flatten`) use the same ones. `null`, an absent key and, except for text, an empty
+string mean "no value".
 """
 
 from __future__ import annotations
@@ -95,8 +95,7 @@ def _convert_integer(value: object) -> int | None:
 def _convert_instant(value: object) -> int | None:
     if value is None or value == "":
         return None
-    instant = parse_instant(value)
-    if instant is None:
+    if (instant := parse_instant(value)) is None:
         raise TypeMismatchError("not a timestamp")
     return instant
 

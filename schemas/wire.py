@@ -147,9 +147,7 @@ class WorkflowRunStep(WireModel):
     workflow_step_id: Id = _field("Step of the definition. Can name a removed step.")
     entity_type: Text = _field("What the items are, for example uploads.")
     status: Text = _field("Status, for example done or skipped.")
-    entity_ids: ListOf[Any] = _list_field(
-        "Items of the file that belong to the step. Can name uploads that do not exist yet."
-    )
+    entity_ids: ListOf[Any] = _list_field("The step's items. Can name uploads that do not exist yet.")
     device_id: Id = _field("Device that executed the step.")
     submit_date_time: Instant = _field("Submitted.")
     created_at: Instant = _field("Created.")
@@ -196,7 +194,5 @@ class File(WireModel):
 
 def kind_of(model: type[WireModel], key: str) -> value_types.ValueType | None:
     """Return the value type of `key`, None for a list or an object."""
-    for value_type in model.model_fields[key].metadata:
-        if isinstance(value_type, value_types.ValueType):
-            return value_type
-    return None
+    metadata = model.model_fields[key].metadata
+    return next((item for item in metadata if isinstance(item, value_types.ValueType)), None)

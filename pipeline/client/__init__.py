@@ -1,4 +1,7 @@
-"""Client of the file service: requests, responses, retries and rate limit. `__all__` is its public interface."""
+"""Client of the file service: requests, responses, retries and rate limit. `__all__` is its public interface.
+
+`Client.search_files` and `Client.read_file` return typed files: `File` and its children.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,55 @@ if TYPE_CHECKING:
     from pipeline.client.client import Client
     from pipeline.client.options import ClientOptions
     from pipeline.client.protocol import Detail, ListItem, ListPage, NotFound, ReportOrder, Share
+    from schemas.requests import FileQuery, ReportRequest, ReportSettings, ShareRequest
+    from schemas.wire import (
+        CustomField,
+        File,
+        FormSubmit,
+        Location,
+        Upload,
+        Workflow,
+        WorkflowRun,
+        WorkflowRunStep,
+        WorkflowStep,
+    )
 
-__all__ = ["Client", "ClientOptions", "Detail", "ListItem", "ListPage", "NotFound", "ReportOrder", "Share"]
+__all__ = [
+    "Client",
+    "ClientOptions",
+    "CustomField",
+    "Detail",
+    "File",
+    "FileQuery",
+    "FormSubmit",
+    "ListItem",
+    "ListPage",
+    "Location",
+    "NotFound",
+    "ReportOrder",
+    "ReportRequest",
+    "ReportSettings",
+    "Share",
+    "ShareRequest",
+    "Upload",
+    "Workflow",
+    "WorkflowRun",
+    "WorkflowRunStep",
+    "WorkflowStep",
+]
 
-_MODULES: Final = {"Client": "client", "ClientOptions": "options"}
+_MODULES: Final = {
+    "pipeline.client.client": ("Client",),
+    "pipeline.client.options": ("ClientOptions",),
+    "pipeline.client.protocol": ("Detail", "ListItem", "ListPage", "NotFound", "ReportOrder", "Share"),
+    "schemas.requests": ("FileQuery", "ReportRequest", "ReportSettings", "ShareRequest"),
+}
+_DEFAULT_MODULE: Final = "schemas.wire"
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is used: `scanlake --help` must not import the HTTP library."""
     if name not in __all__:
         raise AttributeError(f"module {__name__} has no attribute {name}")
-    return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'protocol')}"), name)
+    module = next((module for module, names in _MODULES.items() if name in names), _DEFAULT_MODULE)
+    return getattr(import_module(module), name)

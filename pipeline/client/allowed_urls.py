@@ -146,14 +146,8 @@ class SafeResolver:
 
     async def _look_up(self, host: str, port: int, family: socket.AddressFamily) -> list[dict[str, Any]]:
         infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, family=family)
+        common = {"hostname": host, "port": port, "flags": socket.AI_NUMERICHOST}
         return [
-            {
-                "hostname": host,
-                "host": address[0],
-                "port": port,
-                "family": address_family,
-                "proto": protocol,
-                "flags": socket.AI_NUMERICHOST,
-            }
+            {**common, "host": address[0], "family": address_family, "proto": protocol}
             for address_family, _, protocol, _, address in infos
         ]

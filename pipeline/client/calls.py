@@ -68,34 +68,25 @@ class ApiCall(Generic[Value]):
         return not self.is_idempotent and error.may_have_reached_service and not is_throttled
 
 
+@dataclass(frozen=True, slots=True)
 class CallRunner:
     """Runs calls. `send` sends one request and returns its complete response, or raises `AttemptError`."""
 
-    def __init__(
-        self,
-        send: Callable[[ApiCall[Any]], Awaitable[Response]],
-        *,
-        rate_limiter: RateLimiter,
-        retry_policy: RetryPolicy,
-        stats: RequestStats,
-        redactor: TokenRedactor,
-    ) -> None:
-        self._send = send
-        self._rate_limiter = rate_limiter
-        self._retry_policy = retry_policy
-        self._stats = stats
-        self._redactor = redactor
-        self._clock = retry_policy.time.clock
+    send: Callable[[ApiCall[Any]], Awaitable[Response]]
+    rate_limiter: RateLimiter
+    retry_policy: RetryPolicy
+    stats: RequestStats
+    redactor: TokenRedactor
 
     async def run(self, call: ApiCall[Value]) -> Value:
         """Return the call's value, after retries if it is idempotent."""
-        self._retry_policy.budget.deposit()
+        self.retry_policy.budget.deposit()
         try:
             return await self._attempt(call)
         except AttemptError as error:
             first_error = error
         try:
-            return await self._retry_policy.retry(
+            return await self.retry_policy.retry(
                 first_error,
                 partial(self._attempt, call),
                 label=call.label,
@@ -107,35 +98,35 @@ class CallRunner:
             raise self._final_error(call, error) from None
 
     def _count_retry(self) -> None:
-        self._stats.retries += 1
+        self.stats.retries += 1
 
     async def _attempt(self, call: ApiCall[Value]) -> Value:
         """Wait for the rate limiter, send, parse, and report the outcome to the rate limiter."""
-        limiter = self._rate_limiter
+        limiter, clock = self.rate_limiter, self.retry_policy.time_source.clock
         async with limiter.slot():
-            started = self._clock()
+            started = clock()
             if call.started is None:
                 call.started = started
             try:
-                value = call.parse(await self._send(call))
+                value = call.parse(await self.send(call))
             except AttemptError as error:
-                error.detail = self._redactor.redact_text(error.detail)
+                error.detail = self.redactor.redact_text(error.detail)
                 error.args = (error.detail,)
-                self._stats.error_kinds[error.kind] += 1
+                self.stats.error_kinds[error.kind] += 1
                 if isinstance(error, ThrottledError):
-                    self._stats.throttled += not error.is_overload
+                    self.stats.throttled += not error.is_overload
                     limiter.on_throttle(error.retry_after, started=started, overload=error.is_overload)
                 raise
             except ScanlakeError as error:
-                error.message = self._redactor.redact_text(error.message)
+                error.message = self.redactor.redact_text(error.message)
                 error.args = (error.message,)
                 if isinstance(error, RequestRejectedError):
-                    error.reason = self._redactor.redact_text(error.reason)
-                    limiter.on_success(self._clock() - started)
+                    error.reason = self.redactor.redact_text(error.reason)
+                    limiter.on_success(clock() - started)
                 elif isinstance(error, AuthenticationError):
                     limiter.fail_all(error)
                 raise
-            limiter.on_success(self._clock() - started)
+            limiter.on_success(clock() - started)
             return value
 
     def _final_error(self, call: ApiCall[Any], error: AttemptError) -> ScanlakeError:

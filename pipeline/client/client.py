@@ -33,6 +33,7 @@ from pipeline.client.errors import AIOHTTP_EXCEPTIONS, AttemptError, map_aiohttp
 from pipeline.client.options import GIB, ClientOptions, check_base_url, check_token
 from pipeline.client.protocol import (
     Detail,
+    ListItem,
     ListPage,
     NotFound,
     ReportOrder,
@@ -46,18 +47,20 @@ from pipeline.client.protocol import (
 )
 from pipeline.client.rate_limiter import RateLimiter
 from pipeline.client.retry import RetryPolicy, TimeSource
+from pipeline.client.search import iter_items, iter_pages
 from pipeline.client.token_redactor import TokenRedactor
 from pipeline.errors import AuthenticationError, ProtocolError
 from pipeline.urls import API_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, Callable
     from types import TracebackType
     from typing import BinaryIO
 
     from pydantic import SecretStr
 
     from schemas.requests import FileQuery, ReportRequest, ShareRequest
+    from schemas.wire import File
 
 _MAX_REDIRECTS: Final = 5
 _MAX_ERROR_BODY_BYTES: Final = 65_536
@@ -75,7 +78,8 @@ class Client:
 
     Raises `SettingsError`, `AuthenticationError`, `ProtocolError`, `RetriesExhaustedError` (a
     `ServiceUnavailableError`), and for shares and report orders `OutcomeUnknownError` and `RequestRejectedError`.
-    `on_list_page` is called with each query, page number and page of `list_files`.
+    `on_list_page` is called with each query, page number and page of `list_files`, `on_response` with each call and
+    its response without the token, before it is parsed.
     """
 
     def __init__(
@@ -102,12 +106,13 @@ class Client:
         self.stats = RequestStats()
         self.clock = ServiceClock()
         self.on_list_page: Callable[[FileQuery, int, ListPage], None] | None = None
+        self.on_response: Callable[[ApiCall[Any], Response], None] | None = None
         self._retry_policy = RetryPolicy(
             max_attempts=options.max_attempts,
             total_deadline_seconds=options.total_deadline_seconds,
             initial_connect_seconds=options.initial_connect_seconds,
             max_retry_after_seconds=options.max_retry_after_seconds,
-            time_source=time_source,
+            time_source=time_source or TimeSource(),
         )
         self._create_runner = partial(
             CallRunner,
@@ -154,11 +159,7 @@ class Client:
             timeout=aiohttp.ClientTimeout(
                 total=_DOWNLOAD_SECONDS, sock_connect=connect_seconds, sock_read=options.attempt_timeout_seconds
             ),
-            headers={
-                "Accept": "application/pdf",
-                "Accept-Encoding": "identity",
-                "User-Agent": options.user_agent,
-            },
+            headers={"Accept": "application/pdf", "Accept-Encoding": "identity", "User-Agent": options.user_agent},
         )
         return self
 
@@ -181,24 +182,29 @@ class Client:
             self.on_list_page(query, page, result)
         return result
 
-    async def iter_pages(self, query: FileQuery) -> AsyncIterator[ListPage]:
+    async def iter_pages(self, query: FileQuery) -> AsyncGenerator[ListPage, None]:
         """Yield all pages, one after the other.
 
         Beware: a list that is paged while files change **loses files**. For a complete copy, list windows of update
         time that fit in one page each; this is for a quick look.
         """
-        number = 1
-        page_hashes: set[int] = set()
-        while True:
-            page = await self.list_files(query, page=number)
+        async for page in iter_pages(self.list_files, query):
             yield page
-            if page.has_next is False or (page.has_next is None and len(page.items) < query.page_size):
-                return
-            page_hash = hash(tuple(item.raw for item in page.items))
-            if not page.items or page_hash in page_hashes:
-                raise ProtocolError(f"GET /files: page {number} is empty or a repetition, but announces a next page.")
-            page_hashes.add(page_hash)
-            number += 1
+
+    async def iter_items(self, query: FileQuery) -> AsyncGenerator[ListItem, None]:
+        """Yield the files of all pages, each once, with their exact bytes. Beware as of `iter_pages`."""
+        async for item in iter_items(self.iter_pages(query)):
+            yield item
+
+    async def search_files(self, query: FileQuery) -> AsyncGenerator[File, None]:
+        """Yield the files of all pages, each once, as typed objects. Beware as of `iter_pages`."""
+        async for item in self.iter_items(query):
+            yield item.to_model()
+
+    async def read_file(self, file_id: int, *, lang: str | None = None) -> File | None:
+        """Return one file as a typed object, None if the service does not have it."""
+        answer = await self.get_file(file_id, lang=lang)
+        return None if isinstance(answer, NotFound) else answer.to_model()
 
     async def get_file(self, file_id: int, *, lang: str | None = None) -> Detail | NotFound:
         """Return one file by `GET /files/{id}`, or `NotFound`. `lang` selects the language of its texts."""
@@ -333,7 +339,10 @@ class Client:
                 self._retry_policy.was_answered = True
                 self.clock.observe(headers.get("Date"))
                 if not 300 <= status < 400:
-                    return Response(status, headers, self._redactor.redact_body(body, error=status >= 300))
+                    response = Response(status, headers, self._redactor.redact_body(body, error=status >= 300))
+                    if self.on_response is not None:
+                        self.on_response(call, response)
+                    return response
                 url = self._redirect(call, status, str(url), headers.get("Location"))
                 continue
             raise attempt_error  # outside of the handler, so that aiohttp's exception is not its context

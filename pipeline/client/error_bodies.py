@@ -15,8 +15,10 @@ from schemas.json_decode import InvalidJsonError, decode_json
 
 ERROR_BODY_KEYS: Final = ("response", "status", "reason", "code", "message", "error", "errors", "success")
 MAX_QUOTED_CHARS: Final = 120  # of the service's text, in one message
+MAX_ERRORS_CHARS: Final = 300  # of the parameters that the service names, in one message
 _MAX_ERROR_BYTES: Final = 65_536
 _MAX_NESTED_TEXTS: Final = 10
+_MAX_DEPTH: Final = 3
 
 _FAILED: Final = {"error", "errors", "fail", "failed", "failure"}
 _TOKEN: Final = re.compile(r"unauthori[sz]ed|unauthenticated|forbidden|\btoken\b", re.IGNORECASE)
@@ -59,11 +61,16 @@ def parse_error_body(members: Mapping[str, bytes]) -> ErrorBody:
         or bool(values.get("error"))
         or bool(values.get("errors"))
     )
-    texts = (summarize_in_one_line(values.get(key)) for key in ("reason", "message", "status", "errors", "error"))
-    text = next(filter(None, texts), "")
+    errors = _to_line(_describe_errors(values.get("errors")), MAX_ERRORS_CHARS)
+    texts = (summarize_in_one_line(values.get(key)) for key in ("reason", "message", "status"))
+    text = next(filter(None, texts), "") or errors or summarize_in_one_line(values.get("error"))
     if (word := _to_word(values.get("status"))) and text and word not in _FAILED and word != text.casefold():
         text = summarize_in_one_line(f"{values['status']}: {text}")
-    return ErrorBody(bool(values), is_error, _classify(codes, text), text)
+    # A parameter's name decides nothing: `token: too long` among the errors of a search is no refused token.
+    category = _classify(codes, text)
+    if errors and errors not in text:
+        text = f"{text} ({errors})"
+    return ErrorBody(bool(values), is_error, category, text)
 
 
 def _classify(codes: list[int], text: str) -> Category:
@@ -90,9 +97,26 @@ def describe_status(status: int, body: bytes) -> str:
 
 def summarize_in_one_line(value: Any) -> str:
     """Return a value as one line without control and direction characters, at most `MAX_QUOTED_CHARS` long."""
-    text = "; ".join(_texts(value))[: MAX_QUOTED_CHARS * 20]
-    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
-    return line if len(line) <= MAX_QUOTED_CHARS else f"{line[: MAX_QUOTED_CHARS - 3]}..."
+    return _to_line("; ".join(_texts(value)), MAX_QUOTED_CHARS)
+
+
+def _to_line(text: str, max_chars: int) -> str:
+    printable = "".join(char if char.isprintable() else " " for char in text[: max_chars * 20])
+    line = " ".join(printable.split())
+    return line if len(line) <= max_chars else f"{line[: max_chars - 3]}..."
+
+
+def _describe_errors(value: Any, depth: int = 0) -> str:
+    """Return the parameters that the service names, each with its texts: `limit: too large; closed: not a flag`."""
+    separator = ", " if depth else "; "
+    if depth > _MAX_DEPTH:
+        return "..."
+    if isinstance(value, Mapping):
+        named = list(value.items())[:_MAX_NESTED_TEXTS]
+        return separator.join(f"{name}: {_describe_errors(nested, depth + 1)}" for name, nested in named)
+    if isinstance(value, list):
+        return separator.join(_describe_errors(nested, depth + 1) for nested in value[:_MAX_NESTED_TEXTS])
+    return next(iter(_texts(value)), "")
 
 
 def _texts(value: Any) -> Iterable[str]:

@@ -16,7 +16,7 @@ from pipeline.client.clock import parse_retry_after
 from pipeline.client.error_bodies import ERROR_BODY_KEYS, ErrorBody, decode_value, describe_status, parse_error_body
 from pipeline.client.errors import AttemptError, RequestRejectedError, ThrottledError
 from pipeline.client.json_scan import JsonScanError, split_members
-from pipeline.client.pagination import PAGINATION_KEYS, parse_page_info
+from pipeline.client.pagination import PAGINATION_KEYS, PageInfo, parse_page_info
 from pipeline.errors import AuthenticationError, ProtocolError
 from schemas.json_decode import InvalidJsonError, decode_json
 from schemas.timestamps import parse_instant
@@ -25,6 +25,8 @@ from schemas.wire import File
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from schemas.value_types import ValueType
 
 _CANONICAL_ID: Final = re.compile(rb'"?(0|-?[1-9]\d{0,17})"?')
 _BOM: Final = b"\xef\xbb\xbf"
@@ -73,15 +75,10 @@ class ListItem(Document):
 
 
 @dataclass(frozen=True, slots=True)
-class ListPage:
+class ListPage(PageInfo):
     """One answer to `GET /files`. `has_next` is None if the service gave no hint."""
 
     items: tuple[ListItem, ...]
-    total: int | None
-    last_page: int | None
-    per_page: int | None
-    has_next: bool | None
-    page: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +117,10 @@ class _RawIdentity(msgspec.Struct):
     file_id: msgspec.Raw = _ABSENT
     updated_at: msgspec.Raw = _ABSENT
     data: msgspec.Raw = _ABSENT
+
+    def parse(self) -> tuple[int | None, int | None, int | None]:
+        """Return id, instance id and timestamp in microseconds; None for an unusable one."""
+        return _parse_id(bytes(self.id)), _parse_id(bytes(self.file_id)), _parse_timestamp(bytes(self.updated_at))
 
 
 _Id = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -173,7 +174,7 @@ def parse_list(response: Response, requested_page: int = 1) -> ListPage:
     items = tuple(map(_parse_list_item, data if isinstance(data, list) else _split_list(data)))
     hints = {key: decode_value(raw) for key, raw in members.items() if key in PAGINATION_KEYS}
     info = parse_page_info(hints, items=len(items), requested_page=requested_page)
-    return ListPage(items, info.total, info.last_page, info.per_page, info.has_next, info.page)
+    return ListPage(info.total, info.last_page, info.per_page, info.page, info.has_next, items)
 
 
 def parse_detail(response: Response, file_id: int) -> Detail | NotFound:
@@ -222,13 +223,12 @@ def _parse_file(body: bytes, file_id: int, label: str) -> Detail | NotFound:
         identity = _read_identity(body)
     if identity is None:
         raise AttemptError("shape", "an answer that is neither a file nor empty", is_protocol_error=True)
-    number = _parse_id(bytes(identity.id))
-    instance_id = _parse_id(bytes(identity.file_id))
+    number, instance_id, updated_at = identity.parse()
     if number is None:
         return _parse_without_id(body, label)
     if file_id not in {number, instance_id}:
         raise AttemptError("other-file", "another file than the requested one", is_protocol_error=True)
-    return Detail(number, instance_id, _parse_timestamp(bytes(identity.updated_at)), bytes(body))
+    return Detail(number, instance_id, updated_at, bytes(body))
 
 
 def _empty_value(raw: bytes) -> str | None:
@@ -255,8 +255,7 @@ def parse_share(response: Response) -> Share:
 
 def parse_report_order(response: Response) -> ReportOrder:
     """Return the URL in an answer to `POST /reports`; 200, 201 and 202 are equal."""
-    url, _ = _parse_created_url(response, "POST /reports", key="url")
-    return ReportOrder(url)
+    return ReportOrder(_parse_created_url(response, "POST /reports", key="url")[0])
 
 
 def _parse_created_url(response: Response, label: str, *, key: str) -> tuple[str, str]:
@@ -375,26 +374,23 @@ def _parse_list_item(raw: bytes) -> ListItem:
         identity = None
     if identity is None:
         return ListItem(None, None, None, raw)
-    file_id, instance_id = _parse_id(bytes(identity.id)), _parse_id(bytes(identity.file_id))
-    return ListItem(file_id, instance_id, _parse_timestamp(bytes(identity.updated_at)), raw)
+    return ListItem(*identity.parse(), raw)
 
 
 def _parse_id(raw: bytes) -> int | None:
     match = _CANONICAL_ID.fullmatch(raw)
-    if match is not None:
-        return int(match[1])
-    try:
-        value = ID.convert(decode_value(raw))
-    except TypeMismatchError:
-        return None
-    return value if isinstance(value, int) else None
+    return _convert(raw, ID) if match is None else int(match[1])
 
 
 def _parse_timestamp(raw: bytes) -> int | None:
     if raw[:1] == b'"' and b"\\" not in raw and raw.isascii():
         return parse_instant(raw[1:-1].decode())
+    return _convert(raw, INSTANT)
+
+
+def _convert(raw: bytes, kind: ValueType) -> int | None:
     try:
-        value = INSTANT.convert(decode_value(raw))
+        value = kind.convert(decode_value(raw))
     except TypeMismatchError:
         return None
     return value if isinstance(value, int) else None

@@ -24,13 +24,12 @@ import math
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self
 
 from pipeline.client.rate_search import AdaptiveRate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from pipeline.errors import AuthenticationError
 
@@ -109,11 +108,10 @@ class RateLimiter:
         self._previous_limit: tuple[int, float] | None = None  # the limit before an increase, and its throughput
         self._backoff_seconds = _PROBE_BACKOFF_SECONDS[0]
         self._backoff_until = 0.0
-        self._context = _LimiterContext(self)
 
-    def slot(self) -> _LimiterContext:
+    def slot(self) -> Self:
         """Return a context that waits until a request may be sent. Raises `AuthenticationError` after `fail_all`."""
-        return self._context
+        return self
 
     @property
     def state(self) -> LimiterState:
@@ -241,8 +239,8 @@ class RateLimiter:
         self._timer = None
         self._release_waiters()
 
-    async def acquire(self) -> None:
-        """Wait until a request may be sent, and take a slot for it. `slot` is the context for it."""
+    async def __aenter__(self) -> None:
+        """Wait until a request may be sent, and take a slot for it."""
         if self._authentication_error is not None:
             raise self._copy_error(self._authentication_error)
         if not self._waiters and not self._try_acquire():
@@ -254,28 +252,13 @@ class RateLimiter:
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self.release()
+                self._release()
             raise
 
-    def release(self) -> None:
-        """Free the slot of a request that has ended."""
+    async def __aexit__(self, *_: object) -> None:
+        self._release()
+
+    def _release(self) -> None:
         self._in_flight -= 1
         if self._waiters:
             self._release_waiters()
-
-
-class _LimiterContext:
-    """The rate limiter as an asynchronous context; one object serves every request."""
-
-    __slots__ = ("_limiter",)
-
-    def __init__(self, limiter: RateLimiter) -> None:
-        self._limiter = limiter
-
-    async def __aenter__(self) -> None:
-        await self._limiter.acquire()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._limiter.release()

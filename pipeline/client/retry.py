@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
@@ -63,6 +63,7 @@ class RetryBudget:
         return max(0.0, -self._balance / BUDGET_PER_SECOND)
 
 
+@dataclass(slots=True, kw_only=True)
 class RetryPolicy:
     """The limits of all calls.
 
@@ -70,22 +71,16 @@ class RetryPolicy:
     measured, beside about 200 us for the request itself.
     """
 
-    def __init__(
-        self,
-        *,
-        max_attempts: int = 6,
-        total_deadline_seconds: float = 300.0,
-        initial_connect_seconds: float = 15.0,
-        max_retry_after_seconds: float = 900.0,
-        time_source: TimeSource | None = None,
-    ) -> None:
-        self.time = time_source or TimeSource()
-        self.budget = RetryBudget(self.time.clock)
-        self.was_answered = False  # the service has sent any answer at all
-        self.max_attempts = max_attempts
-        self.total_deadline_seconds = total_deadline_seconds
-        self.initial_connect_seconds = initial_connect_seconds
-        self.max_retry_after_seconds = max_retry_after_seconds
+    max_attempts: int = 6
+    total_deadline_seconds: float = 300.0
+    initial_connect_seconds: float = 15.0
+    max_retry_after_seconds: float = 900.0
+    time_source: TimeSource = TimeSource()
+    was_answered: bool = False  # the service has sent any answer at all
+    budget: RetryBudget = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.budget = RetryBudget(self.time_source.clock)
 
     async def retry(
         self,
@@ -106,7 +101,7 @@ class RetryPolicy:
             retry=tenacity.retry_if_exception(lambda error: isinstance(error, AttemptError) and is_retryable(error)),
             wait=state.next_pause,
             stop=state.is_exhausted,
-            sleep=self.time.sleep,
+            sleep=self.time_source.sleep,
             before_sleep=lambda call: _log_retry(label, call),
             reraise=True,
         )
@@ -125,37 +120,37 @@ class RetryPolicy:
         return await retrying(repeat)
 
 
+@dataclass(slots=True)
 class _RetryState:
     """The failures of one call so far. Its methods are tenacity's wait and stop strategies, called in this order."""
 
-    def __init__(self, policy: RetryPolicy, started: float) -> None:
-        self._policy = policy
-        self._started = started
-        self._failures = 0
-        self._throttles = 0
-        self._retry_after_total = 0.0  # seconds that the service asked for; they do not count against the deadline
+    policy: RetryPolicy
+    started: float
+    failures: int = 0
+    throttles: int = 0
+    retry_after_total: float = 0.0  # seconds that the service asked for; they do not count against the deadline
 
     def next_pause(self, call: tenacity.RetryCallState) -> float:
         """Return a pause with full jitter. The rate limiter holds back all calls for `Retry-After`, this one too."""
-        policy, error = self._policy, _error_of(call)
+        policy, error = self.policy, _error_of(call)
         if isinstance(error, ThrottledError):
-            self._retry_after_total += min(error.retry_after or 0.0, policy.max_retry_after_seconds)
+            self.retry_after_total += min(error.retry_after or 0.0, policy.max_retry_after_seconds)
             if not error.is_overload:
-                self._throttles += 1
-                return policy.time.random() * _MAX_THROTTLE_JITTER_SECONDS
-        self._failures += 1
-        max_pause = min(_MAX_JITTER_SECONDS, _FIRST_JITTER_SECONDS * 2.0 ** (self._failures - 1))
-        return max(policy.time.random() * max_pause, policy.budget.withdraw())
+                self.throttles += 1
+                return policy.time_source.random() * _MAX_THROTTLE_JITTER_SECONDS
+        self.failures += 1
+        max_pause = min(_MAX_JITTER_SECONDS, _FIRST_JITTER_SECONDS * 2.0 ** (self.failures - 1))
+        return max(policy.time_source.random() * max_pause, policy.budget.withdraw())
 
     def is_exhausted(self, call: tenacity.RetryCallState) -> bool:
         """Return whether attempts or time are used up. No pause begins that would end after the deadline."""
-        policy = self._policy
-        if self._failures >= policy.max_attempts or self._throttles >= policy.max_attempts * _THROTTLE_ATTEMPT_FACTOR:
+        policy = self.policy
+        if self.failures >= policy.max_attempts or self.throttles >= policy.max_attempts * _THROTTLE_ATTEMPT_FACTOR:
             return True
-        deadline = policy.total_deadline_seconds + min(self._retry_after_total, 2 * policy.max_retry_after_seconds)
+        deadline = policy.total_deadline_seconds + min(self.retry_after_total, 2 * policy.max_retry_after_seconds)
         if not policy.was_answered and _error_of(call).kind in _UNREACHABLE:
             deadline = min(deadline, policy.initial_connect_seconds)
-        return policy.time.clock() + call.upcoming_sleep - self._started > deadline
+        return policy.time_source.clock() + call.upcoming_sleep - self.started > deadline
 
 
 def _error_of(call: tenacity.RetryCallState) -> AttemptError:

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.config import per_source_path
@@ -21,7 +21,7 @@ from pipeline.process import run_async
 from pipeline.settings import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pipeline.context import CommandContext
 
@@ -95,8 +95,10 @@ async def _run_one(context: CommandContext, result: SourceResult, arguments: Seq
     environment = {name: value for name, value in os.environ.items() if name not in {TOKEN_VARIABLE, "SCANLAKE_SOURCE"}}
     started = time.monotonic()
     source = result.source
+    log_file = context.log_file and per_source_path(context.log_file, source)
+    context = replace(context, source=source, log_file=log_file)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "pipeline", *arguments, "--source", source, "--json", *_global_argv(context, source)),
+        *(sys.executable, "-m", "pipeline", *arguments, "--json", *global_argv(context)),
         env=environment,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
@@ -125,15 +127,18 @@ async def _run_one(context: CommandContext, result: SourceResult, arguments: Seq
         result.output = parse_json_object((await output).decode(errors="replace"))
 
 
-def _global_argv(context: CommandContext, source: str) -> list[str]:
-    """Return the global options as arguments of a source's process."""
-    arguments = ["-v"] * context.verbosity
-    if context.config is not None:
-        arguments += ["--config", str(context.config)]
-    arguments += ["--quiet"] if context.quiet else []
-    arguments += ["--log-json"] if context.log_json else []
-    if context.log_file is not None:
-        arguments += ["--log-file", str(per_source_path(context.log_file, source))]
+def global_argv(context: CommandContext) -> list[str]:
+    """Return the global options as arguments of another process, without `--json`."""
+    names = ("config", "source", "lake", "log_file", "quiet", "log_json")
+    return to_argv({name: getattr(context, name) for name in names}) + ["--verbose"] * context.verbosity
+
+
+def to_argv(options: Mapping[str, Any]) -> list[str]:
+    """Return the options as command-line arguments; None and False are left out."""
+    arguments = []
+    for name, value in options.items():
+        if value is not None and value is not False:
+            arguments += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     return arguments
 
 

@@ -1,6 +1,5 @@
 """`scanlake backup`: a copy of the lake that can be opened and synced."""
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -31,11 +30,9 @@ def run(
     settings = context.settings()
     with Lake(settings.lake, doing="backup", is_backup=True, reader_root=settings.reader_root, must_exist=True) as lake:
         result = backup(lake, folder, copy=copy)
-    if context.as_json:
-        context.print_json(asdict(result))
-    else:
-        sys.stdout.write(
-            f"{pluralize(result.files, 'file')} in {pluralize(result.parts, 'part')} ({format_bytes(result.bytes)})"
-            f" to {result.folder}: {result.linked:,} linked, {result.copied:,} copied\n"
-        )
+    text = (
+        f"{pluralize(result.files, 'file')} in {pluralize(result.parts, 'part')} ({format_bytes(result.bytes)})"
+        f" to {result.folder}: {result.linked:,} linked, {result.copied:,} copied\n"
+    )
+    context.print_result(asdict(result), text)
     return ExitCode.OK

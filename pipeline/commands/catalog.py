@@ -1,6 +1,5 @@
 """`scanlake catalog`: the path of the catalog, and one catalog for all sources."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +8,6 @@ import typer
 from pipeline.config import lake_paths, union_path
 from pipeline.context import CommandContext, require_catalog
 from pipeline.errors import ExitCode, SettingsError
-from pipeline.lake.reader import CATALOG
 from pipeline.maintenance.union import check_is_union_file, write_union
 
 
@@ -20,8 +18,7 @@ def run(
         bool, typer.Option("--union", help="Write one catalog with the tables of all sources and a column _source.")
     ] = False,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE", help="File of the union catalog. Default: union.duckdb in `lake`."),
+        Path | None, typer.Option(metavar="FILE", help="File of the union catalog. Default: union.duckdb in `lake`.")
     ] = None,
 ) -> ExitCode:
     """Print the path of the catalog, or write one catalog for all sources.
@@ -35,13 +32,8 @@ def run(
         return _write_union(context, out)
     if out is not None:
         raise SettingsError("--out requires --union.", hint="Add --union, or leave out --out.")
-    settings = context.settings()
-    require_catalog(settings)
-    path = (settings.lake / CATALOG).absolute()
-    if context.as_json:
-        context.print_json({"catalog": str(path)})
-    else:
-        sys.stdout.write(f"{path}\n")
+    path = require_catalog(context.settings()).catalog
+    context.print_result({"catalog": str(path)}, f"{path}\n")
     return ExitCode.OK
 
 
@@ -50,11 +42,9 @@ def _write_union(context: CommandContext, out: Path | None) -> ExitCode:
     if out is not None:
         check_is_union_file(out)
     result = write_union(lakes, out or union_path(context.config))
-    if context.as_json:
-        context.print_json({"union": str(result.path), "snapshots": result.snapshots, "missing": result.missing})
-    else:
-        snapshots = ", ".join(f"{name} (snapshot {number})" for name, number in result.snapshots.items())
-        sys.stdout.write(f"{result.path}: {snapshots}\n")
-        if result.missing:
-            sys.stdout.write(f"nothing published yet: {', '.join(result.missing)}\n")
+    snapshots = ", ".join(f"{name} (snapshot {number})" for name, number in result.snapshots.items())
+    text = f"{result.path}: {snapshots}\n"
+    if result.missing:
+        text += f"nothing published yet: {', '.join(result.missing)}\n"
+    context.print_result({"union": str(result.path), "snapshots": result.snapshots, "missing": result.missing}, text)
     return ExitCode.OK

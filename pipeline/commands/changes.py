@@ -12,7 +12,6 @@ import typer
 
 from pipeline.context import CommandContext, require_catalog
 from pipeline.errors import ExitCode, SettingsError
-from pipeline.lake.layout import LakeLayout
 from pipeline.lake.snapshots import Change, diff_snapshots, read_snapshot, require_snapshot
 from pipeline.logs import to_one_line
 from schemas.timestamps import to_datetime
@@ -31,12 +30,9 @@ class ChangesFormat(StrEnum):
 def run(
     context: CommandContext,
     *,
-    since: Annotated[int, typer.Option("--since", metavar="N", min=1, help="Number of the earlier snapshot.")],
+    since: Annotated[int, typer.Option(metavar="N", min=1, help="Number of the earlier snapshot.")],
     until: Annotated[
-        int | None,
-        typer.Option(
-            "--until", metavar="M", min=1, help="Number of the later snapshot. Default: the newest.", show_default=False
-        ),
+        int | None, typer.Option(metavar="M", min=1, help="Number of the later snapshot. Default: the newest.")
     ] = None,
     output_format: Annotated[
         ChangesFormat, typer.Option("--format", help="Aligned text, or CSV with exact values.")
@@ -46,9 +42,7 @@ def run(
 
     A file is changed if it was fetched again with different content. `scanlake snapshots` lists the numbers.
     """
-    settings = context.settings()
-    require_catalog(settings)
-    layout = LakeLayout(settings.lake.absolute())
+    layout = require_catalog(context.settings())
     before = read_snapshot(require_snapshot(layout, since))
     later = read_snapshot(layout.catalog if until is None else require_snapshot(layout, until))
     if later.snapshot < before.snapshot:

@@ -1,6 +1,5 @@
 """`scanlake check`: check the lake's own files and repair damage."""
 
-import sys
 from dataclasses import asdict
 from typing import Annotated
 
@@ -32,20 +31,10 @@ def run(
     Exit codes: 0 no damage, 9 damage (also if it was repaired).
     """
     settings = context.settings()
-    lake = Lake(
-        settings.lake,
-        doing="check",
-        reader_root=settings.reader_root,
-        must_exist=True,
-        check_before_open=True,
-        repair=not dry_run,
-    )
-    with lake:
+    options = {"must_exist": True, "check_before_open": True, "repair": not dry_run}
+    with Lake(settings.lake, doing="check", reader_root=settings.reader_root, **options) as lake:
         result = check_and_repair(lake, read_data=read_data, repair=not dry_run)
-    if context.as_json:
-        context.print_json({"ok": not result.damage, **asdict(result)})
-    else:
-        sys.stdout.write(_format_result(result, repaired=not dry_run))
+    context.print_result({"ok": not result.damage, **asdict(result)}, _format_result(result, repaired=not dry_run))
     return ExitCode.DAMAGE if result.damage else ExitCode.OK
 
 

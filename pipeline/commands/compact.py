@@ -1,6 +1,5 @@
 """`scanlake compact`: merge many small parts into few large parts."""
 
-import sys
 from dataclasses import asdict
 from typing import Annotated
 
@@ -26,14 +25,13 @@ def run(
     settings = context.settings()
     with Lake(settings.lake, doing="compact", reader_root=settings.reader_root, must_exist=True) as lake:
         result = run_compaction(lake, settings, everything=full)
-    if context.as_json:
-        context.print_json({"compacted": None if result is None else asdict(result)})
-    elif result is None:
-        sys.stdout.write("nothing to compact\n")
-    else:
-        sys.stdout.write(
-            f"{pluralize(result.parts_before, 'part')} of {pluralize(result.part_groups, 'commit')}"
-            f" merged into {result.parts_after:,}; {pluralize(result.superseded, 'superseded version')} removed\n"
-            f"{format_bytes(result.bytes_before)} -> {format_bytes(result.bytes_after)}\n"
-        )
+    if result is None:
+        context.print_result({"compacted": None}, "nothing to compact\n")
+        return ExitCode.OK
+    text = (
+        f"{pluralize(result.parts_before, 'part')} of {pluralize(result.part_groups, 'commit')}"
+        f" merged into {result.parts_after:,}; {pluralize(result.superseded, 'superseded version')} removed\n"
+        f"{format_bytes(result.bytes_before)} -> {format_bytes(result.bytes_after)}\n"
+    )
+    context.print_result({"compacted": asdict(result)}, text)
     return ExitCode.OK

@@ -24,16 +24,13 @@ _DEFAULT_PORT: Final = 8787
 def run(
     context: CommandContext,
     *,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="File of the page. Default: dashboard.html.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="File of the page. Default: dashboard.html.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is not a dashboard.")] = False,
     live: Annotated[
         bool, typer.Option("--serve", help="Serve the page on 127.0.0.1; it reloads after each publish.")
     ] = False,
     port: Annotated[
-        int | None,
-        typer.Option(min=0, max=65_535, help="Port of --serve; 0 uses a free port. Default: 8787.", show_default=False),
+        int | None, typer.Option(min=0, max=65_535, help="Port of --serve; 0 uses a free port. Default: 8787.")
     ] = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> ExitCode:
@@ -55,10 +52,7 @@ def run(
         raise SettingsError(f"--out {target} is in the lake.", hint="Choose a file outside the lake with --out.")
     check_writable(target, force=force)
     size = write_page(target, _render_page(settings, None))
-    if context.as_json:
-        context.print_json({"out": str(target), "bytes": size})
-    else:
-        sys.stdout.write(f"{target}: {size:,} bytes\n")
+    context.print_result({"out": str(target), "bytes": size}, f"{target}: {size:,} bytes\n")
     if open_browser:
         webbrowser.open(target.as_uri())
     return ExitCode.OK
@@ -73,10 +67,7 @@ def _render_page(settings: Settings, version: str | None) -> str:
 
 def _serve(context: CommandContext, settings: Settings, port: int, *, open_browser: bool) -> ExitCode:
     def announce(url: str) -> None:
-        if context.as_json:
-            context.print_json({"address": url})
-        else:
-            sys.stdout.write(f"{url} shows the lake. Press Ctrl-C to stop.\n")
+        context.print_result({"address": url}, f"{url} shows the lake. Press Ctrl-C to stop.\n")
         sys.stdout.flush()
         if open_browser:
             webbrowser.open(url)

@@ -9,10 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import duckdb
@@ -59,8 +58,7 @@ _DEMO_QUERIES: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Service:
+class _Service(NamedTuple):
     """Base URL and token from the emulator's first line."""
 
     base_url: str
@@ -88,20 +86,21 @@ def run(
         _show_run(first)
         _print("\n2. The service changes: 25 files updated, 12 created, 8 closed.")
         for change in _CHANGES:
-            _post_control(service, "world", change)
+            _change_world(service, change)
         second = _scanlake(service, lake, "sync", "--json")
         _show_run(second)
-        _print(
-            f"   The first sync needed {first['requests']['total']:,} calls, this one {second['requests']['total']:,}."
-        )
+        first_calls, second_calls = first["requests"]["total"], second["requests"]["total"]
+        _print(f"   The first sync needed {first_calls:,} calls, this one {second_calls:,}.")
         _print(
             "\n3. Five files are deleted in the service."
             " An incremental list does not show deletions; verify detects them."
         )
-        _post_control(service, "world", {"op": "delete", "n": 5})
+        _change_world(service, {"op": "delete", "n": 5})
         _print_verification(_scanlake(service, lake, "verify", "--json"))
         _print("\n4. An auditor needs the PDFs of the closed files of the last 90 days, in a folder with a manifest.")
-        _print_report(_run_report(service, folder), folder)
+        where = "closed AND updated_at > now()::TIMESTAMP - INTERVAL 90 DAY"
+        selection = ("--where", where, "--out", str(folder / "audit"))
+        _print_report(_scanlake(service, lake, "report", *selection, "--json"), folder)
     _print("\n5. The service is stopped. An analyst queries the lake:")
     _run_queries(lake, second["run_id"])
     _print(f"\nDone in {time.monotonic() - started:.1f} s. Open the lake:")
@@ -144,16 +143,14 @@ def _emulator(files: int, seed: int) -> Iterator[_Service]:
             process.wait(_TIMEOUT_SECONDS)
 
 
-def _post_control(service: _Service, route: str, body: dict[str, Any]) -> None:
+def _change_world(service: _Service, change: dict[str, Any]) -> None:
     url = urlsplit(service.base_url)
     connection = http.client.HTTPConnection(url.hostname or "127.0.0.1", url.port, timeout=_TIMEOUT_SECONDS)
-    try:
-        connection.request("POST", f"/_emulator/{route}", json.dumps(body), {"Content-Type": "application/json"})
+    with closing(connection):
+        connection.request("POST", "/_emulator/world", json.dumps(change), {"Content-Type": "application/json"})
         response = connection.getresponse()
         if response.status != http.HTTPStatus.OK:
             raise ScanlakeError(f"The emulator refused a change (HTTP {response.status}).")
-    finally:
-        connection.close()
 
 
 def _scanlake(service: _Service, lake: Path, *arguments: str) -> dict[str, Any]:
@@ -189,11 +186,6 @@ def _print_verification(result: dict[str, Any]) -> None:
         f" {result['files_in_service']:,} files in the service, {result['files_in_lake']:,} in the lake:"
         f" {'consistent' if result['consistent'] else 'NOT consistent'}, {result['requests']['total']:,} calls."
     )
-
-
-def _run_report(service: _Service, folder: Path) -> dict[str, Any]:
-    where = "closed AND updated_at > now()::TIMESTAMP - INTERVAL 90 DAY"
-    return _scanlake(service, folder / "lake", "report", "--where", where, "--out", str(folder / "audit"), "--json")
 
 
 def _print_report(report: dict[str, Any], folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from functools import partial
 from typing import Annotated, Final
 
 import typer
@@ -17,12 +18,15 @@ from pipeline.emulator.options import (
     make_quirks,
     parse_assignments,
 )
-from pipeline.emulator.process import ServeOptions, parse_faults, serve
-from pipeline.emulator.server import DEFAULT_TOKEN
+from pipeline.emulator.process import parse_faults, serve
+from pipeline.emulator.server import DEFAULT_TOKEN, Emulator
 from pipeline.errors import SettingsError
 
 _PORT_ERRNOS: Final = frozenset({errno.EADDRINUSE, errno.EACCES, errno.EPERM, errno.EADDRNOTAVAIL})
-_WORLD, _BEHAVIOR, _FAULTS, _PROCESS = "World", "Behavior", "Faults", "Process"
+_world_option = partial(typer.Option, rich_help_panel="World")
+_behavior_option = partial(typer.Option, rich_help_panel="Behavior")
+_fault_option = partial(typer.Option, rich_help_panel="Faults")
+_process_option = partial(typer.Option, rich_help_panel="Process")
 
 
 def _print_options(is_requested: bool) -> None:  # noqa: FBT001 (typer passes the flag by position)
@@ -48,66 +52,39 @@ def _print_options(is_requested: bool) -> None:  # noqa: FBT001 (typer passes th
 
 def run(
     *,
-    port: Annotated[
-        int,
-        typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 uses a free port.", rich_help_panel=_PROCESS),
-    ] = 8765,
-    files: Annotated[int, typer.Option(min=0, help="Number of files.", rich_help_panel=_WORLD)] = 2000,
-    seed: Annotated[
-        int, typer.Option(help="Seed; the same seed generates the same files.", rich_help_panel=_WORLD)
-    ] = 0,
-    days: Annotated[int, typer.Option(min=1, help="Age of the oldest file in days.", rich_help_panel=_WORLD)] = 1095,
+    port: Annotated[int, _process_option(min=0, max=65535, help="Port on 127.0.0.1; 0 uses a free port.")] = 8765,
+    files: Annotated[int, _world_option(min=0, help="Number of files.")] = 2000,
+    seed: Annotated[int, _world_option(help="Seed; the same seed generates the same files.")] = 0,
+    days: Annotated[int, _world_option(min=1, help="Age of the oldest file in days.")] = 1095,
     spread: Annotated[
         Spread,
-        typer.Option(
-            help="Update times: natural mix, even, burst (80 % in 1 % of the time), or 60 files per second.",
-            rich_help_panel=_WORLD,
-        ),
+        _world_option(help="Update times: natural mix, even, burst (80 % in 1 % of the time), or 60 files per second."),
     ] = "natural",
-    now: Annotated[
-        str,
-        typer.Option(help="Time of a stopped clock (ISO-8601, UTC); empty: system time.", rich_help_panel=_WORLD),
-    ] = "",
-    churn: Annotated[float, typer.Option(min=0, help="Random changes per second.", rich_help_panel=_WORLD)] = 0.0,
-    profile: Annotated[
-        str, typer.Option(help=f"Set of quirks: {', '.join(PROFILES)}.", rich_help_panel=_BEHAVIOR)
-    ] = "seen",
+    now: Annotated[str, _world_option(help="Time of a stopped clock (ISO-8601, UTC); empty: system time.")] = "",
+    churn: Annotated[float, _world_option(min=0, help="Random changes per second.")] = 0.0,
+    profile: Annotated[str, _behavior_option(help=f"Set of quirks: {', '.join(PROFILES)}.")] = "seen",
     quirk: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE", help="Behavior that the interface does not define.", rich_help_panel=_BEHAVIOR
-        ),
+        list[str] | None, _behavior_option(metavar="NAME=VALUE", help="Behavior that the interface does not define.")
     ] = None,
-    token: Annotated[
-        str, typer.Option(help="Token that clients must send; not a secret.", rich_help_panel=_BEHAVIOR)
-    ] = DEFAULT_TOKEN,
+    token: Annotated[str, _behavior_option(help="Token that clients must send; not a secret.")] = DEFAULT_TOKEN,
     fault: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="latency_ms=50, rate_limit=20, drop-mid-body=0.01, 503=0.05, ...",
-            rich_help_panel=_FAULTS,
-        ),
+        _fault_option(metavar="NAME=VALUE", help="latency_ms=50, rate_limit=20, drop-mid-body=0.01, 503=0.05, ..."),
     ] = None,
     prerender: Annotated[
-        bool,
-        typer.Option("--prerender", help="Render all files before serving (for benchmarks).", rich_help_panel=_PROCESS),
+        bool, _process_option("--prerender", help="Render all files before serving (for benchmarks).")
     ] = False,
-    max_seconds: Annotated[
-        float, typer.Option(min=0, help="Stop after this number of seconds; 0: no limit.", rich_help_panel=_PROCESS)
-    ] = 0.0,
+    max_seconds: Annotated[float, _process_option(min=0, help="Stop after this number of seconds; 0: no limit.")] = 0.0,
     until_stdin_closes: Annotated[
-        bool,
-        typer.Option("--until-stdin-closes", help="Stop when the parent process ends.", rich_help_panel=_PROCESS),
+        bool, _process_option("--until-stdin-closes", help="Stop when the parent process ends.")
     ] = False,
     list_quirks: Annotated[  # noqa: ARG001 (used by its callback)
         bool,
-        typer.Option(
+        _behavior_option(
             "--list-quirks",
             callback=_print_options,
             is_eager=True,
             help="Print all quirks, faults and profiles and exit.",
-            rich_help_panel=_BEHAVIOR,
         ),
     ] = False,
 ) -> None:
@@ -126,7 +103,7 @@ def run(
     Files are generated: two runs with the same --seed and --now serve the same files. Stop with Ctrl-C.
     """
     try:
-        options = ServeOptions(
+        emulator = Emulator(
             plan=WorldPlan(files=files, seed=seed, days=days, spread=spread, now=now),
             quirks=make_quirks(profile, parse_assignments(quirk or [])),
             faults=parse_faults(fault or []),
@@ -134,17 +111,14 @@ def run(
             token=token,
             churn=churn,
             prerender=prerender,
-            max_seconds=max_seconds,
-            until_stdin_closes=until_stdin_closes,
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     try:
-        serve(options)
+        serve(emulator, max_seconds=max_seconds, until_stdin_closes=until_stdin_closes)
     except OSError as error:
         if error.errno not in _PORT_ERRNOS:
             raise
         raise SettingsError(
-            f"Port {port}: cannot listen: {os.strerror(error.errno or 0)}.",
-            hint="Use another port with --port.",
+            f"Port {port}: cannot listen: {os.strerror(error.errno or 0)}.", hint="Use another port with --port."
         ) from None

@@ -1,13 +1,12 @@
 """`scanlake export`: tables as files, or as one workbook or database."""
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pipeline.context import CommandContext, require_catalog
+from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.lake.export import ExportFormat, plan_export, run_export
 from pipeline.lake.reader import open_catalog, run_interruptibly
@@ -21,16 +20,10 @@ def run(
         ExportFormat, typer.Option("--format", help="One file per table, or one workbook or database.")
     ],
     tables: Annotated[
-        str | None,
-        typer.Option(
-            "--tables", metavar="A,B", help="Tables or views to export. Default: all tables.", show_default=False
-        ),
+        str | None, typer.Option(metavar="A,B", help="Tables or views to export. Default: all tables.")
     ] = None,
     partition_by: Annotated[
-        str | None,
-        typer.Option(
-            "--partition-by", metavar="COLUMN", help="Partition the tables that have this column.", show_default=False
-        ),
+        str | None, typer.Option(metavar="COLUMN", help="Partition the tables that have this column.")
     ] = None,
     no_formula_escape: Annotated[
         bool, typer.Option("--no-formula-escape", help="Write CSV values unchanged, also spreadsheet formulas.")
@@ -42,7 +35,6 @@ def run(
     line end. Such text gets a leading '; --no-formula-escape leaves it unchanged. The other formats are always exact.
     """
     settings = context.settings()
-    require_catalog(settings)
     folder = Path(os.path.realpath(target))  # the real path is the one that SQL is allowed to write below
     if folder.is_relative_to(settings.lake.resolve()):
         raise SettingsError(f"{target} is in the lake.", hint="Choose a folder outside the lake.")
@@ -50,9 +42,6 @@ def run(
     with open_catalog(settings, writes=folder.parent) as lake:
         plan = plan_export(lake, output_format, names, partition_by, escape_formulas=not no_formula_escape)
         counts = run_interruptibly(lake, lambda: run_export(lake, folder, plan))
-    if context.as_json:
-        context.print_json({"out": str(target.absolute()), "format": output_format.value, "rows": counts})
-    else:
-        for name, count in counts.items():
-            sys.stdout.write(f"{count:>12,} rows of {name}\n")
+    text = "".join(f"{count:>12,} rows of {name}\n" for name, count in counts.items())
+    context.print_result({"out": str(target.absolute()), "format": output_format.value, "rows": counts}, text)
     return ExitCode.OK

@@ -13,7 +13,7 @@ from pipeline import logs
 from pipeline.atomic_files import write_file
 from pipeline.config import CONFIG_NAME, SettingsLayers
 from pipeline.context import CommandContext, setting_options
-from pipeline.errors import ExitCode, SettingsError, StorageError
+from pipeline.errors import ExitCode, SettingsError, StorageError, refuse_unreadable
 from pipeline.settings import TOKEN_VARIABLE, validate_token
 from pipeline.settings_template import render_settings_file
 
@@ -70,7 +70,9 @@ def _resolve(context: CommandContext, environment: Mapping[str, str]) -> InitPla
     if token_file is None and environment.get(_TOKEN_FILE_VARIABLE):
         token_file = Path(environment[_TOKEN_FILE_VARIABLE])
     if token_file is not None and token_file.exists():
-        validate_token(_read_token(token_file), f"token_file {token_file}")
+        with refuse_unreadable(f"token_file {token_file}", hint="Correct the file, or use another file."):
+            text = token_file.read_text(encoding="utf-8")
+        validate_token(text.strip(), f"token_file {token_file}")
         return InitPlan(config, base_url, token_file, None, writes_token=False, lake=context.lake)
     token = environment.get(TOKEN_VARIABLE)
     if token:
@@ -140,14 +142,6 @@ def _require_tty(subject: str, options: str) -> None:
 
 def _validate_base_url(base_url: str) -> str:
     return str(SettingsLayers(None, None, (("flag", {"base_url": base_url}),)).settings().base_url)
-
-
-def _read_token(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not text"
-        raise SettingsError(f"token_file {path}: {reason}.", hint="Correct the file, or use another file.") from None
 
 
 # Files

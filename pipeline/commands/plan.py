@@ -1,7 +1,5 @@
 """`scanlake plan`: the estimated cost of the next sync."""
 
-import sys
-
 from pipeline.context import CommandContext, setting_options
 from pipeline.errors import ExitCode
 from pipeline.formatting import format_bytes, pluralize
@@ -20,10 +18,7 @@ def run(context: CommandContext) -> ExitCode:
     settings = context.settings()
     require_base_url(settings)
     estimate = run_async(estimate_sync(settings, context.token(settings)))
-    if context.as_json:
-        context.print_json(estimate.as_json())
-    else:
-        sys.stdout.write(_format_plan(estimate))
+    context.print_result(estimate.as_json(), _format_plan(estimate))
     return ExitCode.OK
 
 

@@ -1,7 +1,5 @@
 """`scanlake publish`: publish the lake again, after a move or for readers that use another path."""
 
-import sys
-
 from pipeline.context import CommandContext, setting_options
 from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
@@ -25,12 +23,11 @@ def run(context: CommandContext) -> ExitCode:
         finishes_purge = lake.ledger.properties.purge_in_progress is not None
         snapshot = lake.republish(at=now_us())
         reader_root = lake.reader_root
-    if context.as_json:
-        context.print_json({"snapshot": snapshot.snapshot, "files": snapshot.files, "reader_root": str(reader_root)})
-    else:
-        files = pluralize(snapshot.files, "file")
-        note = "" if reader_root.is_dir() else " (not reachable from this machine)"
-        sys.stdout.write(f"snapshot {snapshot.snapshot}: {files}, read from {reader_root}{note}\n")
+    note = "" if reader_root.is_dir() else " (not reachable from this machine)"
+    context.print_result(
+        {"snapshot": snapshot.snapshot, "files": snapshot.files, "reader_root": str(reader_root)},
+        f"snapshot {snapshot.snapshot}: {pluralize(snapshot.files, 'file')}, read from {reader_root}{note}\n",
+    )
     if finishes_purge:
         union.refresh_after_purge(context.config)
     return ExitCode.OK

@@ -4,7 +4,6 @@ import getpass
 import os
 import secrets
 import socket
-import sys
 from dataclasses import asdict
 from typing import Annotated
 
@@ -26,8 +25,7 @@ def run(
         list[int], typer.Argument(metavar="ID...", min=1, max=MAX_FILE_ID, help="Ids of the files (files.file_id).")
     ],
     requested_by: Annotated[
-        str | None,
-        typer.Option("--requested-by", help="Person who requested the purge. Default: current user and host."),
+        str | None, typer.Option(help="Person who requested the purge. Default: current user and host.")
     ] = None,
 ) -> ExitCode:
     """Erase files from the lake and from every earlier snapshot.
@@ -42,17 +40,14 @@ def run(
     requester = requested_by or _current_user()
     with Lake(settings.lake, doing="purge", reader_root=settings.reader_root, must_exist=True) as lake:
         result = purge(lake, file_ids, by=requester, at=now_us(), mark=secrets.token_hex(3))
-    _print_result(context, result, requester)
+    context.print_result({**asdict(result), "requested_by": requester}, _format_result(result))
     union.refresh_after_purge(context.config)  # the union catalog refers to deleted parts
     return ExitCode.OK
 
 
-def _print_result(context: CommandContext, result: PurgeResult, requester: str) -> None:
-    if context.as_json:
-        context.print_json({**asdict(result), "requested_by": requester})
-        return
+def _format_result(result: PurgeResult) -> str:
     earlier = len(result.file_ids) - len(result.known)
-    sys.stdout.write(
+    return (
         f"snapshot {result.snapshot}: {pluralize(len(result.known), 'file')} erased"
         f"{f', {earlier:,} already erased' if earlier else ''};"
         f" {pluralize(result.parts, 'part')} rewritten, {pluralize(result.snapshots, 'earlier snapshot')} deleted\n"

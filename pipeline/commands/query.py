@@ -2,10 +2,8 @@
 
 import io
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -21,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.atomic_files import atomic_write
+from pipeline.commands._output_file import open_output, resolve_output
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import pluralize
@@ -30,7 +28,6 @@ from pipeline.lake.reader import open_catalog, run_interruptibly
 from pipeline.lake.sql import sql_identifier
 from pipeline.logs import to_one_line
 
-_STANDARD_OUTPUT: Final = Path("-")
 _BATCH_ROWS: Final = 20_000
 _TABLE_ROWS: Final = 1_000
 _UNLIMITED_WIDTH: Final = 100_000  # characters; without a terminal lines are not wrapped
@@ -52,22 +49,14 @@ class QueryFormat(StrEnum):
 def run(
     context: CommandContext,
     *,
-    sql: Annotated[
-        str | None,
-        typer.Argument(metavar="SQL", help="Query; - reads it from standard input.", show_default=False),
-    ] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="Read the query from this file.", show_default=False)
-    ] = None,
+    sql: Annotated[str | None, typer.Argument(metavar="SQL", help="Query; - reads it from standard input.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the query from this file.")] = None,
     output_format: Annotated[
         QueryFormat | None,
-        typer.Option(
-            "--format", help="Output format. Default: by the extension of --out, otherwise table.", show_default=False
-        ),
+        typer.Option("--format", help="Output format. Default: by the extension of --out, otherwise table."),
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Write the result to this file; - is standard output.", show_default=False),
+        Path | None, typer.Option("--out", "-o", help="Write the result to this file; - is standard output.")
     ] = None,
 ) -> ExitCode:
     """Query the lake with SQL.
@@ -76,11 +65,11 @@ def run(
     text is two quotation marks. A table shows the first 1,000 rows; all other formats write all rows.
     """
     settings = context.settings()
-    if out is not None and _is_standard_output(out):
+    target = resolve_output(out, settings.lake)
+    if target is None:
         out = None
     chosen_format = _choose_format(output_format, out, as_json=context.as_json)
     query = _read_sql(sql, file)
-    target = None if out is None else _resolve_output(out, settings.lake)
     with open_catalog(settings) as lake:
         try:
             count = run_interruptibly(lake, lambda: _write_result(lake, query, chosen_format, target))
@@ -89,9 +78,8 @@ def run(
         except duckdb.Error as error:
             if classify_read_error(error) is not None:
                 raise  # not caused by the query
-            raise SettingsError(
-                short_message(error), hint="Run `scanlake tables` to list tables and columns."
-            ) from error
+            hint = "Run `scanlake tables` to list tables and columns."
+            raise SettingsError(short_message(error), hint=hint) from error
     if context.as_json and out is not None:
         context.print_json({"out": str(out), "format": chosen_format.value, "rows": count})
     return ExitCode.OK
@@ -111,27 +99,23 @@ def _choose_format(requested: QueryFormat | None, out: Path | None, *, as_json: 
 
 def _read_sql(sql: str | None, file: Path | None) -> str:
     if (sql is None) == (file is None):
-        raise SettingsError(
-            "One query is required.", hint='Use `scanlake query "SQL"`, - for standard input, or --file.'
-        )
+        hint = 'Use `scanlake query "SQL"`, - for standard input, or --file.'
+        raise SettingsError("One query is required.", hint=hint)
+    text = sql or ""
     try:
-        text = _read_sql_text(sql, file)
+        if file is not None:
+            text = file.read_text(encoding="utf-8")
+        elif sql == "-":
+            text = sys.stdin.read()
         text.encode()
+    except OSError as error:
+        raise SettingsError(f"--file {file}: {error.strerror}.", hint="Use a readable file.") from None
     except UnicodeError:
         raise SettingsError("The query is not UTF-8.", hint="Use UTF-8 for the file or the terminal.") from None
     text = _strip_trailing_semicolon(text)
     if not text.strip():
         raise SettingsError("The query is empty.", hint="Run `scanlake tables` to list the tables.")
     return text
-
-
-def _read_sql_text(sql: str | None, file: Path | None) -> str:
-    if file is not None:
-        try:
-            return file.read_text(encoding="utf-8")
-        except OSError as error:
-            raise SettingsError(f"--file {file}: {error.strerror}.", hint="Use a readable file.") from None
-    return sys.stdin.read() if sql == "-" else str(sql)
 
 
 def _strip_trailing_semicolon(query: str) -> str:
@@ -149,54 +133,8 @@ def _write_result(lake: duckdb.DuckDBPyConnection, query: str, output_format: Qu
     result = lake.sql(query)
     if result is None:
         raise SettingsError("The statement returns no rows.", hint="Use SELECT, FROM, DESCRIBE or SHOW.")
-    with _open_output(out) as target:
+    with open_output(out) as target:
         return _WRITERS[output_format](result, target)
-
-
-def _resolve_output(out: Path, lake: Path) -> Path:
-    """Return the file, device or pipe behind --out, links resolved. Raises `SettingsError` if it is not allowed."""
-    try:
-        path = out if _is_stream(out) else out.resolve()
-    except RuntimeError:
-        raise SettingsError(f"--out {out} is a link that refers to itself.", hint="Use another file.") from None
-    if path.is_relative_to(lake.resolve()):
-        raise SettingsError(f"--out {out} is in the lake.", hint="Use a file outside the lake.")
-    if path.is_dir():
-        raise SettingsError(f"--out {out} is a folder.", hint="Use a file in this folder.")
-    if not path.parent.is_dir():
-        raise SettingsError(f"--out {out}: folder {out.parent} does not exist.", hint="Create it, or use another file.")
-    return path
-
-
-def _is_standard_output(out: Path) -> bool:
-    """Return whether this is standard output, also as /dev/stdout redirected to a file with earlier content."""
-    if out == _STANDARD_OUTPUT:
-        return True
-    try:
-        return os.path.samestat(out.stat(), os.fstat(sys.stdout.fileno()))
-    except (OSError, ValueError):
-        return False
-
-
-def _is_stream(out: Path) -> bool:
-    """Return whether this is a device, a pipe or a terminal, which a rename would replace."""
-    return out.exists() and not (out.is_file() or out.is_dir())
-
-
-@contextmanager
-def _open_output(out: Path | None) -> Iterator[IO[bytes]]:
-    """Open standard output, a device or a pipe, or a file that is renamed when it is complete."""
-    if out is None:
-        sys.stdout.flush()
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
-        return
-    if _is_stream(out):
-        with out.open("wb") as target:
-            yield target
-        return
-    with atomic_write(out, durable=False) as temp, temp.open("xb") as target:
-        yield target
 
 
 # Writers: a result to bytes; each returns the number of rows

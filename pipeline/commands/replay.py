@@ -1,6 +1,5 @@
 """`scanlake replay`: rebuild all tables from the documents in raw/."""
 
-import sys
 from dataclasses import asdict
 
 from pipeline.context import CommandContext
@@ -19,12 +18,10 @@ def run(context: CommandContext) -> ExitCode:
     settings = context.settings()
     with Lake(settings.lake, doing="replay", reader_root=settings.reader_root, must_exist=True) as lake:
         result = replay(lake)
-    if context.as_json:
-        context.print_json(asdict(result))
-    else:
-        sys.stdout.write(
-            f"snapshot {result.snapshot}: {pluralize(result.files, 'file')}, {pluralize(result.rows, 'row')}"
-            f" rebuilt in {result.seconds:.1f} s\n"
-            f"{pluralize(result.parts_before, 'part')} -> {result.parts_after:,}\n"
-        )
+    text = (
+        f"snapshot {result.snapshot}: {pluralize(result.files, 'file')}, {pluralize(result.rows, 'row')}"
+        f" rebuilt in {result.seconds:.1f} s\n"
+        f"{pluralize(result.parts_before, 'part')} -> {result.parts_after:,}\n"
+    )
+    context.print_result(asdict(result), text)
     return ExitCode.OK

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from pipeline.client.client import Client
 from pipeline.client.factory import create_client
 from pipeline.context import CommandContext, setting_option
-from pipeline.errors import ExitCode, SettingsError
+from pipeline.errors import ExitCode, SettingsError, refuse_unreadable
 from pipeline.formatting import format_bytes, pluralize
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import open_catalog, run_interruptibly
@@ -27,6 +27,7 @@ from pipeline.reports.selection import (
     CatalogState,
     SelectedFile,
     Selection,
+    SelectionKind,
     describe_unorderable,
     read_catalog_state,
     read_ids,
@@ -37,100 +38,60 @@ from pipeline.settings import Settings, require_base_url
 
 _MAX_LINES: Final = 20
 _MIB: Final = 1024 * 1024
-_GROUP_SELECTION, _GROUP_CONTENT, _GROUP_RUN = "Files", "Content of the PDFs", "Run"
+_selection_option = partial(typer.Option, rich_help_panel="Files")
+_content_option = partial(typer.Option, rich_help_panel="Content of the PDFs")
+_run_option = partial(typer.Option, rich_help_panel="Run")
 
 
 def run(
     call: CommandContext,
     *,
     where: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SQL", help="Select files by a condition on the table files.", rich_help_panel=_GROUP_SELECTION
-        ),
+        str | None, _selection_option(metavar="SQL", help="Select files by a condition on the table files.")
     ] = None,
     sql: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SQL", help="Select files by a query with a column file_id.", rich_help_panel=_GROUP_SELECTION
-        ),
+        str | None, _selection_option(metavar="SQL", help="Select files by a query with a column file_id.")
     ] = None,
     ids: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="Select files by id: one per line; - reads stdin.", rich_help_panel=_GROUP_SELECTION
-        ),
+        str | None, _selection_option(metavar="FILE", help="Select files by id: one per line; - reads stdin.")
     ] = None,
     reference: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="REF", help="Select all files of a reference; repeatable.", rich_help_panel=_GROUP_SELECTION
-        ),
+        list[str] | None, _selection_option(metavar="REF", help="Select all files of a reference; repeatable.")
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", metavar="DIR", help="Folder for the PDFs and the manifest.", rich_help_panel=_GROUP_RUN
-        ),
+        Path | None, _run_option("--out", "-o", metavar="DIR", help="Folder for the PDFs and the manifest.")
     ] = None,
     group_by: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SQL", help="Expression over files; each PDF has one value of it.", rich_help_panel=_GROUP_CONTENT
-        ),
+        str | None, _content_option(metavar="SQL", help="Expression over files; each PDF has one value of it.")
     ] = None,
     template: Annotated[
-        int | None,
-        typer.Option(metavar="ID", help="Report template. Default: the service's.", rich_help_panel=_GROUP_CONTENT),
+        int | None, _content_option(metavar="ID", help="Report template. Default: the service's.")
     ] = None,
     locale: Annotated[
-        str | None,
-        typer.Option(
-            help="Language and formats, for example en-US. Default: the service's.", rich_help_panel=_GROUP_CONTENT
-        ),
+        str | None, _content_option(help="Language and formats, for example en-US. Default: the service's.")
     ] = None,
-    format_: Annotated[
-        str | None,
-        typer.Option("--format", help="File format; the service has only pdf.", rich_help_panel=_GROUP_CONTENT),
-    ] = None,
+    format_: Annotated[str | None, _content_option("--format", help="File format; the service has only pdf.")] = None,
     timezone: Annotated[
-        str | None,
-        typer.Option(
-            help="Time zone of dates, for example Europe/Berlin. Default: the service's.",
-            rich_help_panel=_GROUP_CONTENT,
-        ),
+        str | None, _content_option(help="Time zone of dates, for example Europe/Berlin. Default: the service's.")
     ] = None,
     datetime_format: Annotated[
-        str | None,
-        typer.Option(
-            help="Pattern of dates, for example Y-m-d H:i:s. Default: the service's.", rich_help_panel=_GROUP_CONTENT
-        ),
+        str | None, _content_option(help="Pattern of dates, for example Y-m-d H:i:s. Default: the service's.")
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(
+        _content_option(
             metavar="PATTERN",
             help="Names of the PDFs, with {batch}, {group} and {count}. Default: report-{batch}, or {group}-{batch}.",
-            rich_help_panel=_GROUP_CONTENT,
         ),
     ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Show the batches, calls and time; order nothing.", rich_help_panel=_GROUP_RUN),
-    ] = False,
-    timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds to wait for a report after its order.", rich_help_panel=_GROUP_RUN)
-    ] = 1_800,
+    dry_run: Annotated[bool, _run_option("--dry-run", help="Show the batches, calls and time; order nothing.")] = False,
+    timeout: Annotated[float, _run_option(min=0, help="Seconds to wait for a report after its order.")] = 1_800,
     synchronous: Annotated[
-        bool,
-        typer.Option("--synchronous", help="For a service without asynchronous reports.", rich_help_panel=_GROUP_RUN),
+        bool, _run_option("--synchronous", help="For a service without asynchronous reports.")
     ] = False,
-    max_mb: Annotated[
-        int, typer.Option(min=1, help="Maximum size of a PDF, in MiB.", rich_help_panel=_GROUP_RUN)
-    ] = 1024,
+    max_mb: Annotated[int, _run_option(min=1, help="Maximum size of a PDF, in MiB.")] = 1024,
     sign_with: Annotated[
-        Path | None,
-        typer.Option("--sign", metavar="KEY", help="Sign SHA256SUMS with this SSH key.", rich_help_panel=_GROUP_RUN),
+        Path | None, _run_option("--sign", metavar="KEY", help="Sign SHA256SUMS with this SSH key.")
     ] = None,
     base_url: Annotated[str | None, setting_option("base_url")] = None,
     token_file: Annotated[Path | None, setting_option("token_file")] = None,
@@ -195,30 +156,25 @@ def run(
 def _parse_selection(
     where: str | None, sql: str | None, ids: str | None, references: list[str] | None, group_by: str | None
 ) -> Selection:
-    options = [option for option in (where, sql, ids, references or None) if option is not None]
-    if len(options) != 1:
+    options: dict[SelectionKind, Any] = {"where": where, "sql": sql, "ids": ids, "reference": references or None}
+    kinds = [kind for kind, value in options.items() if value is not None]
+    if len(kinds) != 1:
         raise SettingsError(
-            "No files are selected." if not options else "More than one option selects files.",
+            "No files are selected." if not kinds else "More than one option selects files.",
             hint="Use one of --where, --sql, --ids and --reference.",
         )
-    if where is not None:
-        return Selection("where", sql=where, group_by=group_by)
-    if sql is not None:
-        return Selection("sql", sql=sql, group_by=group_by)
-    if ids is not None:
-        return Selection("ids", ids=_read_ids(ids), group_by=group_by)
-    return Selection("reference", references=tuple(references or ()), group_by=group_by)
+    listed_ids = () if ids is None else _read_ids(ids)
+    return Selection(kinds[0], where or sql or "", listed_ids, tuple(references or ()), group_by)
 
 
 def _read_ids(source: str) -> tuple[int, ...]:
     if source == "-":
         return read_ids(sys.stdin, "--ids -")
-    try:
-        with Path(source).open(encoding="utf-8-sig") as lines:
-            return read_ids(lines, f"--ids {source}")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise SettingsError(f"--ids {source}: {reason}.", hint="Use a text file with one id per line.") from None
+    with (
+        refuse_unreadable(f"--ids {source}", hint="Use a text file with one id per line."),
+        Path(source).open(encoding="utf-8-sig") as lines,
+    ):
+        return read_ids(lines, f"--ids {source}")
 
 
 def _validate_format(value: str | None) -> str | None:

@@ -1,6 +1,5 @@
 """`scanlake report verify`: check the folder of a finished report job."""
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -30,10 +29,7 @@ def run(
     Exit codes: 0 the folder is complete and unchanged, 2 it is not the folder of a finished job, 9 damage found.
     """
     check = verify_folder(folder, allowed_signers)
-    if call.as_json:
-        call.print_json(asdict(check))
-    else:
-        sys.stdout.write(_format_check(check))
+    call.print_result(asdict(check), _format_check(check))
     return ExitCode.DAMAGE if check.problems else ExitCode.OK
 
 

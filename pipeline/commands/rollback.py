@@ -1,6 +1,5 @@
 """`scanlake rollback`: publish an earlier snapshot again, and pause syncs."""
 
-import sys
 from typing import Annotated
 
 import typer
@@ -33,12 +32,9 @@ def run(
     run_record = RunRecord(new_run_id(), "rollback", __version__, at, state="done", ended_at=at)
     with Lake(settings.lake, doing="rollback", reader_root=settings.reader_root, must_exist=True) as lake:
         published = roll_back(lake, number, run=run_record)
-    if context.as_json:
-        context.print_json({"rolled_back_to": number, "snapshot": published.snapshot, "files": published.files})
-    else:
-        sys.stdout.write(
-            f"snapshot {published.snapshot} has the content of snapshot {number}:"
-            f" {pluralize(published.files, 'file')}\n"
-            "syncs are paused; run `scanlake unpause` to allow them\n"
-        )
+    text = (
+        f"snapshot {published.snapshot} has the content of snapshot {number}: {pluralize(published.files, 'file')}\n"
+        "syncs are paused; run `scanlake unpause` to allow them\n"
+    )
+    context.print_result({"rolled_back_to": number, "snapshot": published.snapshot, "files": published.files}, text)
     return ExitCode.OK

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -18,7 +19,7 @@ from rich.text import Text
 from pipeline.client.client import Client
 from pipeline.client.factory import create_client
 from pipeline.context import CommandContext, setting_option
-from pipeline.errors import ExitCode, ScanlakeError, SettingsError
+from pipeline.errors import ExitCode, ScanlakeError, SettingsError, refuse_unreadable
 from pipeline.formatting import pluralize
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import open_catalog, run_interruptibly
@@ -40,7 +41,9 @@ from schemas.requests import ShareRequest
 from schemas.timestamps import now_us
 
 _COLUMNS: Final = tuple(field.name for field in fields(ShareOutcome))
-_GROUP_SELECTION, _GROUP_LINK, _GROUP_RUN = "Files", "Share link", "Run"
+_selection_option = partial(typer.Option, rich_help_panel="Files")
+_link_option = partial(typer.Option, rich_help_panel="Share link")
+_run_option = partial(typer.Option, rich_help_panel="Run")
 
 
 class ShareFormat(StrEnum):
@@ -58,65 +61,34 @@ def run(
         list[str] | None, typer.Argument(metavar="REF...", help="References of the files to share.")
     ] = None,
     where: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SQL", help="Share files by a condition on the table files.", rich_help_panel=_GROUP_SELECTION
-        ),
+        str | None, _selection_option(metavar="SQL", help="Share files by a condition on the table files.")
     ] = None,
     file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="CSV", help=f"Share the rows of a CSV: {', '.join(FIELDS)}.", rich_help_panel=_GROUP_SELECTION
-        ),
+        Path | None, _selection_option(metavar="CSV", help=f"Share the rows of a CSV: {', '.join(FIELDS)}.")
     ] = None,
     expires: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME", help="End of the links (ISO 8601, UTC). Default: never.", rich_help_panel=_GROUP_LINK
-        ),
+        str | None, _link_option(metavar="TIME", help="End of the links (ISO 8601, UTC). Default: never.")
     ] = None,
     language: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CODE", help="Language of the shared view (ISO 639-1, for example en).", rich_help_panel=_GROUP_LINK
-        ),
+        str | None, _link_option(metavar="CODE", help="Language of the shared view (ISO 639-1, for example en).")
     ] = None,
     customer_reference: Annotated[
-        str | None,
-        typer.Option(metavar="REF", help="The recipient's reference for the file.", rich_help_panel=_GROUP_LINK),
+        str | None, _link_option(metavar="REF", help="The recipient's reference for the file.")
     ] = None,
-    dl: Annotated[
-        str | None, typer.Option(metavar="REF", help="DL reference: several recipients.", rich_help_panel=_GROUP_LINK)
-    ] = None,
-    email: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="E-mail address of the recipient.", rich_help_panel=_GROUP_LINK),
-    ] = None,
+    dl: Annotated[str | None, _link_option(metavar="REF", help="DL reference: several recipients.")] = None,
+    email: Annotated[str | None, _link_option(metavar="ADDRESS", help="E-mail address of the recipient.")] = None,
     timezone: Annotated[
-        str | None,
-        typer.Option(
-            help="Time zone of dates, for example Europe/Berlin. Default: the service's.", rich_help_panel=_GROUP_LINK
-        ),
+        str | None, _link_option(help="Time zone of dates, for example Europe/Berlin. Default: the service's.")
     ] = None,
-    username: Annotated[
-        str | None, typer.Option(help="User who shares. Default: the service's API user.", rich_help_panel=_GROUP_LINK)
-    ] = None,
+    username: Annotated[str | None, _link_option(help="User who shares. Default: the service's API user.")] = None,
     send_email: Annotated[
-        bool,
-        typer.Option("--send-email", help="E-mail the recipients (default: no e-mail).", rich_help_panel=_GROUP_RUN),
+        bool, _run_option("--send-email", help="E-mail the recipients (default: no e-mail).")
     ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Send e-mails without confirmation.", rich_help_panel=_GROUP_RUN)
-    ] = False,
+    yes: Annotated[bool, _run_option("--yes", help="Send e-mails without confirmation.")] = False,
     force_new: Annotated[
-        bool,
-        typer.Option(
-            "--force-new", help="Create a link even if a link is valid or unknown.", rich_help_panel=_GROUP_RUN
-        ),
+        bool, _run_option("--force-new", help="Create a link even if a link is valid or unknown.")
     ] = False,
-    format_: Annotated[
-        ShareFormat, typer.Option("--format", help="Output format.", rich_help_panel=_GROUP_RUN)
-    ] = ShareFormat.TABLE,
+    format_: Annotated[ShareFormat, _run_option("--format", help="Output format.")] = ShareFormat.TABLE,
     base_url: Annotated[str | None, setting_option("base_url")] = None,
     token_file: Annotated[Path | None, setting_option("token_file")] = None,
 ) -> ExitCode:
@@ -178,12 +150,11 @@ def _collect_shares(
             hint="Use references, or --where, or --file.",
         )
     if file is not None:
-        try:
-            with file.open(encoding="utf-8-sig", newline="") as lines:
-                return read_share_csv(lines, f"--file {file}", defaults)
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            raise SettingsError(f"--file {file}: {reason}.", hint="Use a CSV file in UTF-8.") from None
+        with (
+            refuse_unreadable(f"--file {file}", hint="Use a CSV file in UTF-8."),
+            file.open(encoding="utf-8-sig", newline="") as lines,
+        ):
+            return read_share_csv(lines, f"--file {file}", defaults)
     if where is not None:
         with open_catalog(settings) as lake:
             references = run_interruptibly(lake, lambda: select_references(lake, where))

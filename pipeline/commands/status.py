@@ -1,7 +1,7 @@
 """`scanlake status`: freshness, counts, runs, rejects and drift, from the published catalog."""
 
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, TypedDict, cast
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -16,69 +16,17 @@ from pipeline.logs import to_one_line
 from schemas.tables import TABLES
 
 _MAX_REASONS: Final = 10
-
-
-class _Freshness(TypedDict):
-    """The columns of meta.freshness that the text shows."""
-
-    snapshot: int
-    published_at: datetime
-    complete: bool
-    files: int
-    watermark: datetime | None
-    age_seconds: float
-    last_verify_at: datetime | None
-
-
-class _RunRow(TypedDict):
-    """The columns of meta.runs that the text shows."""
-
-    run_id: str
-    command: str
-    state: str
-    started_at: datetime
-    seconds: float | None
-    files_listed: int | None
-    details_fetched: int | None
-    files_skipped: int | None
-    rejects: int | None
-    error: str | None
-
-
-class _RejectGroup(TypedDict):
-    """The rejects with one reason."""
-
-    reason: str
-    files: int
-    first_seen_at: datetime
-    last_tried_at: datetime
-    file_ids: list[int | None]
-
-
-class _DriftRow(TypedDict):
-    """The columns of meta.schema_drift that the text shows."""
-
-    table_name: str
-    key: str
-    kind: str
-    count: int
-
-
-class _Status(TypedDict):
-    """The output of `--json`; the rows have all columns of their tables."""
-
-    lake: str
-    freshness: _Freshness
-    tables: dict[str, int]
-    runs: list[_RunRow]
-    rejects: list[_RejectGroup]
-    drift: list[_DriftRow]
+_REJECTS_SQL: Final = """
+    SELECT reason, count(*) AS files, min(first_seen_at) AS first_seen_at, max(last_tried_at) AS last_tried_at,
+           (list(file_id ORDER BY file_id))[:5] AS file_ids
+    FROM meta.rejects GROUP BY reason ORDER BY files DESC, reason
+"""
 
 
 def run(
     context: CommandContext,
     *,
-    runs: Annotated[int, typer.Option("--runs", min=0, max=1000, help="Number of recent runs to show.")] = 5,
+    runs: Annotated[int, typer.Option(min=0, max=1000, help="Number of recent runs to show.")] = 5,
 ) -> ExitCode:
     """Show how current and how complete the lake is.
 
@@ -89,26 +37,19 @@ def run(
         counts = " UNION ALL ".join(
             f"SELECT '{table.name}' AS name, count(*) AS n FROM {table.name}" for table in TABLES
         )
-        status: _Status = {
+        status = {
             "lake": str(settings.lake),
-            "freshness": cast("_Freshness", fetch_dicts(lake, "FROM meta.freshness")[0]),
+            "freshness": fetch_dicts(lake, "FROM meta.freshness")[0],
             "tables": {row["name"]: row["n"] for row in fetch_dicts(lake, counts)},
-            "runs": cast("list[_RunRow]", fetch_dicts(lake, "FROM meta.runs ORDER BY started_at DESC LIMIT ?", runs)),
-            "rejects": cast("list[_RejectGroup]", fetch_dicts(lake, _REJECTS_SQL)),
-            "drift": cast("list[_DriftRow]", fetch_dicts(lake, "FROM meta.schema_drift ORDER BY table_name, key")),
+            "runs": fetch_dicts(lake, "FROM meta.runs ORDER BY started_at DESC LIMIT ?", runs),
+            "rejects": fetch_dicts(lake, _REJECTS_SQL),
+            "drift": fetch_dicts(lake, "FROM meta.schema_drift ORDER BY table_name, key"),
         }
     if context.as_json:
         context.print_json(_to_json(status))
     else:
         _print_status(context.console(), status)
     return ExitCode.OK
-
-
-_REJECTS_SQL: Final = """
-    SELECT reason, count(*) AS files, min(first_seen_at) AS first_seen_at, max(last_tried_at) AS last_tried_at,
-           (list(file_id ORDER BY file_id))[:5] AS file_ids
-    FROM meta.rejects GROUP BY reason ORDER BY files DESC, reason
-"""
 
 
 def _to_json(value: Any) -> Any:
@@ -123,7 +64,7 @@ def _to_json(value: Any) -> Any:
 # Formatted output
 
 
-def _print_status(console: Console, status: _Status) -> None:
+def _print_status(console: Console, status: dict[str, Any]) -> None:
     for line in _summary_lines(status):
         console.print(Text(line))
     grid = Table("table", box=None)
@@ -146,7 +87,7 @@ def _print_status(console: Console, status: _Status) -> None:
             console.print(Text(to_one_line(line)))
 
 
-def _summary_lines(status: _Status) -> list[str]:
+def _summary_lines(status: dict[str, Any]) -> list[str]:
     fresh = status["freshness"]
     published = f"Snapshot {fresh['snapshot']}, published {format_instant(fresh['published_at'])}"
     lines = [
@@ -165,7 +106,7 @@ def _summary_lines(status: _Status) -> list[str]:
     return lines
 
 
-def _runs_table(runs: list[_RunRow]) -> Table:
+def _runs_table(runs: list[dict[str, Any]]) -> Table:
     table = Table("run", "command", "state", "started (UTC)", box=None)
     for heading in ("seconds", "listed", "fetched", "skipped", "rejects"):
         table.add_column(heading, justify="right")

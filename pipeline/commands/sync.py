@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -11,8 +12,10 @@ from pipeline.commands._all_sources import (
     format_source_result,
     refuse_single_source_options,
     run_for_all_sources,
+    to_argv,
 )
 from pipeline.commands._summaries import format_sync_summary, format_verification
+from pipeline.commands._time_bounds import parse_range
 from pipeline.config import lake_paths
 from pipeline.context import CommandContext, setting_options
 from pipeline.errors import ExitCode, SettingsError, most_severe
@@ -24,30 +27,20 @@ from pipeline.process import run_async, run_subcommand
 from pipeline.settings import Settings, require_base_url
 from pipeline.sync.sync import TimeRange, sync
 from pipeline.sync.verify import VerifyMode, is_due, verify
-from schemas.timestamps import SECOND, parse_instant
 
 
 @setting_options(
-    "base_url",
-    "token_file",
-    "fetch_details",
-    "includes",
-    "lang",
-    "max_concurrency",
-    "max_requests_per_second",
-    "max_duration_seconds",
-    "max_rejects",
+    *("base_url", "token_file", "fetch_details", "includes", "lang"),
+    *("max_concurrency", "max_requests_per_second", "max_duration_seconds", "max_rejects"),
 )
 def run(
     context: CommandContext,
     *,
     since: Annotated[
-        str | None,
-        typer.Option("--since", metavar="INSTANT", help="Fetch files updated at or after this (ISO-8601, UTC)."),
+        str | None, typer.Option(metavar="INSTANT", help="Fetch files updated at or after this (ISO-8601, UTC).")
     ] = None,
     until: Annotated[
-        str | None,
-        typer.Option("--until", metavar="INSTANT", help="Fetch files updated before this (ISO-8601, UTC)."),
+        str | None, typer.Option(metavar="INSTANT", help="Fetch files updated before this; a date includes its day.")
     ] = None,
     full: Annotated[
         bool, typer.Option("--full", help="List all files again; fetch only those that differ from the lake.")
@@ -59,7 +52,7 @@ def run(
         bool, typer.Option("--all", help="Sync every source in the settings file, one process per source.")
     ] = False,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", min=1, help="Concurrent processes of --all. Default: one per core.")
+        int | None, typer.Option(min=1, help="Concurrent processes of --all. Default: one per core.")
     ] = None,
 ) -> ExitCode:
     """Fetch everything that changed in the service into the lake.
@@ -87,40 +80,22 @@ def _sync_all(context: CommandContext, options: Mapping[str, Any], jobs: int | N
     """Sync every source in a separate process, then rebuild the union catalog if there is one."""
     refuse_single_source_options(context)
     lakes = lake_paths(context.config)
-    arguments = ["sync", *_to_argv({**context.setting_flags, **options})]
+    arguments = ["sync", *to_argv({**context.setting_flags, **options})]
     results = run_for_all_sources(context, list(lakes), arguments, jobs=jobs or default_jobs())
     union.refresh_if_present(context.config, lakes)
     code = most_severe(result.exit_code for result in results)
-    if context.as_json:
-        sources = {
-            result.source: {"exit_code": result.code, "seconds": round(result.seconds, 3)} | result.output
-            for result in results
-        }
-        context.print_json({"exit_code": code, "sources": sources})
-    else:
-        width = max(map(len, lakes))
-        sys.stdout.writelines(format_source_result(result, width) for result in results)
+    sources = {
+        result.source: {"exit_code": result.code, "seconds": round(result.seconds, 3)} | result.output
+        for result in results
+    }
+    width = max(map(len, lakes))
+    text = "".join(format_source_result(result, width) for result in results)
+    context.print_result({"exit_code": code, "sources": sources}, text)
     return code
 
 
-def _to_argv(options: Mapping[str, Any]) -> list[str]:
-    """Return the options as command-line arguments."""
-    arguments = []
-    for name, value in options.items():
-        if value is True:
-            arguments.append(f"--{name.replace('_', '-')}")
-        elif value is not None and value is not False:
-            arguments += [f"--{name.replace('_', '-')}", str(value)]
-    return arguments
-
-
 def _sync(
-    context: CommandContext,
-    settings: Settings,
-    time_range: TimeRange,
-    result: RunResult,
-    *,
-    accept_new_base_url: bool,
+    context: CommandContext, settings: Settings, time_range: TimeRange, result: RunResult, *, accept_new_base_url: bool
 ) -> ExitCode:
     token = context.token(settings)
     progress = context.progress()
@@ -136,18 +111,17 @@ def _sync(
         if is_due(lake, settings):
             verification = run_async(verify(lake, settings, token, VerifyMode(), progress))
         compaction_due = is_compaction_due(lake)
-        result.result = summary.as_json() | {"delta": delta.as_json(), "lake": lake_stats(lake)}
+        result.result = asdict(summary) | {"delta": asdict(delta), "lake": lake_stats(lake)}
     if compaction_due:
-        run_subcommand(
-            settings.lake, context.config, "compact", *(["--source", context.source] if context.source else [])
-        )
+        run_subcommand(settings.lake, context.config, "compact", *to_argv({"source": context.source}))
     if verification:
         result.result["verify"] = verification.as_json()
     if context.as_json:
         context.print_json(result.result)
     elif verification and (prints_summary or not verification.consistent):
-        interval = f"{settings.verify_every_days:g} days"
-        sys.stdout.write(f"verify (due every {interval}):\n{format_verification(verification)}")
+        sys.stdout.write(
+            f"verify (due every {settings.verify_every_days:g} days):\n{format_verification(verification)}"
+        )
     clean = not summary.rejects and (verification is None or verification.consistent)
     return ExitCode.OK if clean else ExitCode.REJECTS
 
@@ -158,16 +132,5 @@ def _parse_range(since: str | None, until: str | None, *, full: bool) -> TimeRan
             "--full lists all files, --since and --until only a part.",
             hint="Use --full alone, or --since and --until.",
         )
-    low, high = _parse_instant_seconds("--since", since), _parse_instant_seconds("--until", until)
-    if low is not None and high is not None and high <= low:
-        raise SettingsError("--until is not after --since.", hint="Use a later --until.")
+    low, high = parse_range(since, until)
     return TimeRange(low, high, full)
-
-
-def _parse_instant_seconds(flag: str, text: str | None) -> int | None:
-    if text is None:
-        return None
-    instant = parse_instant(text)
-    if instant is None:
-        raise SettingsError(f"{flag} is not an instant.", hint="Use 2026-01-31 or 2026-01-31T12:00:00Z.")
-    return instant // SECOND

@@ -69,7 +69,9 @@ def run(
     elif declared:
         _print_table(context.console(), declared[0], counts.get(name))
     else:
-        _print_view(context.console(), others[name])
+        other = others[name]
+        columns = [(column["name"], column["type"], column["comment"]) for column in other.columns]
+        _print_columns(context.console(), f"{other.name}: {other.comment}", columns)
     return ExitCode.OK
 
 
@@ -78,10 +80,8 @@ def _describe_views_and_meta(lake: duckdb.DuckDBPyConnection) -> dict[str, Descr
     tables: dict[str, DescribedTable] = {}
     for row in fetch_dicts(lake, _VIEWS_AND_META_SQL):
         if row["name"] not in BY_NAME:
-            table = tables.setdefault(row["name"], DescribedTable(row["name"], row["comment"], []))
-            table.columns.append(
-                {"name": row["column_name"], "type": row["data_type"], "comment": row["column_comment"]}
-            )
+            column = {"name": row["column_name"], "type": row["data_type"], "comment": row["column_comment"]}
+            tables.setdefault(row["name"], DescribedTable(row["name"], row["comment"], [])).columns.append(column)
     return tables
 
 
@@ -93,22 +93,12 @@ def _unknown_table(name: str, known: list[str], *, has_lake: bool) -> SettingsEr
 
 
 def _to_json(table: Table, count: int | None) -> dict[str, Any]:
-    return {
-        "name": table.name,
-        "comment": table.comment,
-        "rows": count,
-        "key": list(table.key),
-        "parent": table.parent or None,
-        "columns": [
-            {
-                "name": column.name,
-                "type": column.kind.sql,
-                "comment": column.comment,
-                "is_key": column.name in table.key,
-            }
-            for column in table.columns
-        ],
-    }
+    columns = [
+        {"name": item.name, "type": item.kind.sql, "comment": item.comment, "is_key": item.name in table.key}
+        for item in table.columns
+    ]
+    head = {"name": table.name, "comment": table.comment, "rows": count, "key": list(table.key)}
+    return head | {"parent": table.parent or None, "columns": columns}
 
 
 def _print_list(console: Console, counts: dict[str, int], others: list[DescribedTable]) -> None:
@@ -128,18 +118,13 @@ def _print_list(console: Console, counts: dict[str, int], others: list[Described
 
 def _print_table(console: Console, table: Table, count: int | None) -> None:
     rows = "" if count is None else f" {count:,} rows."
-    console.print(Text(f"{table.name}: {table.comment}{rows}"))
     parent = f" Parent: {table.parent}." if table.parent else ""
-    console.print(Text(f"Key: {', '.join(table.key)}.{parent}"))
-    _print_columns(console, [(column.name, column.kind.sql, column.comment) for column in table.columns])
+    heading = f"{table.name}: {table.comment}{rows}\nKey: {', '.join(table.key)}.{parent}"
+    _print_columns(console, heading, [(column.name, column.kind.sql, column.comment) for column in table.columns])
 
 
-def _print_view(console: Console, table: DescribedTable) -> None:
-    console.print(Text(f"{table.name}: {table.comment}"))
-    _print_columns(console, [(column["name"], column["type"], column["comment"]) for column in table.columns])
-
-
-def _print_columns(console: Console, columns: list[tuple[str, str, str]]) -> None:
+def _print_columns(console: Console, heading: str, columns: list[tuple[str, str, str]]) -> None:
+    console.print(Text(heading))
     grid = Grid("column", "type", "meaning", box=None)
     for cells in columns:
         grid.add_row(*map(Text, cells))

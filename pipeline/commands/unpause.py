@@ -1,7 +1,5 @@
 """`scanlake unpause`: allow syncs again after a rollback."""
 
-import sys
-
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.lake.lake import Lake
@@ -17,10 +15,9 @@ def run(context: CommandContext) -> ExitCode:
     settings = context.settings()
     with Lake(settings.lake, doing="unpause", reader_root=settings.reader_root, must_exist=True) as lake:
         pause = clear_pause(lake.ledger)
-    if context.as_json:
-        context.print_json({"was_rolled_back_to": None if pause is None else pause["to"]})
-    elif pause is None:
-        sys.stdout.write("syncs were not paused\n")
+    if pause is None:
+        context.print_result({"was_rolled_back_to": None}, "syncs were not paused\n")
     else:
-        sys.stdout.write(f"syncs are allowed again, from snapshot {pause['to']}; run `scanlake sync`\n")
+        text = f"syncs are allowed again, from snapshot {pause['to']}; run `scanlake sync`\n"
+        context.print_result({"was_rolled_back_to": pause["to"]}, text)
     return ExitCode.OK

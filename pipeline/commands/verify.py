@@ -1,6 +1,5 @@
 """`scanlake verify`: compare the lake with the service and repair differences."""
 
-import sys
 from typing import Annotated
 
 import typer
@@ -41,8 +40,5 @@ def run(
     mode = VerifyMode(check_only=dry_run, accept_deletions=accept_deletions, deep=deep)
     with Lake(settings.lake, doing="verify", reader_root=settings.reader_root) as lake:
         result = run_async(verify(lake, settings, token, mode, context.progress()))
-    if context.as_json:
-        context.print_json(result.as_json())
-    else:
-        sys.stdout.write(format_verification(result))
+    context.print_result(result.as_json(), format_verification(result))
     return ExitCode.OK if result.consistent else ExitCode.REJECTS

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands._all_sources import refuse_single_source_options
+from pipeline.commands._all_sources import global_argv, refuse_single_source_options, to_argv
 from pipeline.config import source_names, union_path
 from pipeline.context import CommandContext, setting_options
 from pipeline.errors import ExitCode, SettingsError, most_severe
@@ -28,9 +28,7 @@ def run(
     *,
     every: Annotated[
         str | None,
-        typer.Option(
-            "--every", metavar="DURATION", help="Time between two syncs: 90s, 15m, 6h, 1d. Default: watch_interval."
-        ),
+        typer.Option(metavar="DURATION", help="Time between two syncs: 90s, 15m, 6h, 1d. Default: watch_interval."),
     ] = None,
     jitter: Annotated[
         str | None,
@@ -104,29 +102,15 @@ def _load_settings(context: CommandContext) -> Settings:
 
 def _sync_argv(context: CommandContext) -> list[str]:
     """Return the command of one sync, without the options that only `watch` uses."""
-    arguments = [sys.executable, "-m", "pipeline", COMMAND, "--json"]
-    flags = {
-        "config": context.config,
-        "source": context.source,
-        "lake": context.lake,
-        "log-file": context.log_file,
-        "base-url": context.setting_flags["base_url"],
-        "token-file": context.setting_flags["token_file"],
-    }
-    for name, value in flags.items():
-        if value is not None:
-            arguments += [f"--{name}", str(value)]
-    arguments += ["--quiet"] if context.quiet else []
-    arguments += ["--log-json"] if context.log_json else []
-    return arguments + ["--verbose"] * context.verbosity
+    flags = {name: context.setting_flags[name] for name in ("base_url", "token_file")}
+    return [sys.executable, "-m", "pipeline", COMMAND, "--json", *to_argv(flags), *global_argv(context)]
 
 
 def _union_argv(context: CommandContext) -> list[str]:
     """Return the command that rebuilds the union catalog; empty if there is none."""
     if not union_path(context.config).exists():
         return []
-    arguments = [sys.executable, "-m", "pipeline", "catalog", "--union", "--json"]
-    return arguments + ([] if context.config is None else ["--config", str(context.config)])
+    return [sys.executable, "-m", "pipeline", "catalog", "--union", "--json", *to_argv({"config": context.config})]
 
 
 def _print_result(context: CommandContext, watchers: list[Watcher]) -> ExitCode:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from pipeline.crawl.details import FetchResult
-    from pipeline.crawl.in_flight import FetchTask
+    from pipeline.crawl.in_flight import FetchTask, InFlightFiles
     from pipeline.crawl.models import CrawlOptions, PendingWindow
     from schemas.file_versions import Tombstone
 
@@ -38,14 +38,10 @@ class Batcher:
     them in batches until `finish` was called and nothing is pending; `close` ends it after a failure.
     """
 
-    def __init__(self, options: CrawlOptions, count_in_flight: Callable[[], int], sink: Sink) -> None:
-        """Create an idle batcher.
-
-        `count_in_flight` returns how many files were submitted and are not committed. `sink` writes a batch and
-        returns its commit, or None if nothing is left to commit.
-        """
+    def __init__(self, options: CrawlOptions, in_flight: InFlightFiles, sink: Sink) -> None:
+        """Create an idle batcher. `sink` writes a batch and returns its commit; None if nothing is left to commit."""
         self._options = options
-        self._count_in_flight = count_in_flight
+        self._in_flight = in_flight
         self._sink = sink
         self._files: list[tuple[FetchTask, FetchResult]] = []
         self._listed_windows: set[PendingWindow] = set()
@@ -82,9 +78,9 @@ class Batcher:
         self._is_finishing = True
         self._wake.set()
 
-    async def run(self, on_committed: Callable[[Sequence[FetchTask]], None]) -> None:
-        """Commit batches until `finish()` was called and nothing is pending. Reports the tasks of each batch."""
-        while not (self._is_finishing and not self._has_pending() and not self._count_in_flight()):
+    async def run(self) -> None:
+        """Commit batches until `finish()` was called and nothing is pending."""
+        while not (self._is_finishing and not self._has_pending() and not self._in_flight):
             await self._wait_until_due()
             if self._has_finished_commit():
                 await self._await_previous_commit()
@@ -92,14 +88,14 @@ class Batcher:
             # At most one full batch: taking more would leave no capacity to collect the next one.
             tasks, batch = self._take_batch(self._batch_files)
             if not batch:
-                self._notify_committed(tasks, on_committed)
+                self._remove_committed(tasks)
                 continue
             # A cancellation does not stop a write or commit that has begun; `close` waits for it.
             self._write = asyncio.ensure_future(self._sink(batch))
             commit = await asyncio.shield(self._write)
             await self._await_previous_commit()
             self._write = None
-            self._commit = asyncio.ensure_future(self._commit_batch(commit, tasks, on_committed))
+            self._commit = asyncio.ensure_future(self._commit_batch(commit, tasks))
             self._commit.add_done_callback(lambda _: self._wake.set())
         await self._await_previous_commit()
 
@@ -114,22 +110,15 @@ class Batcher:
             await asyncio.shield(self._commit)
             self._commit = None
 
-    async def _commit_batch(
-        self,
-        commit: Commit | None,
-        tasks: Sequence[FetchTask],
-        on_committed: Callable[[Sequence[FetchTask]], None],
-    ) -> None:
+    async def _commit_batch(self, commit: Commit | None, tasks: Sequence[FetchTask]) -> None:
         if commit is not None:
             await commit()
-        self._notify_committed(tasks, on_committed)
+        self._remove_committed(tasks)
 
-    def _notify_committed(
-        self, tasks: Sequence[FetchTask], on_committed: Callable[[Sequence[FetchTask]], None]
-    ) -> None:
+    def _remove_committed(self, tasks: Sequence[FetchTask]) -> None:
         for _ in tasks:
             self._capacity.release()
-        on_committed(tasks)
+        self._in_flight.on_committed(tasks)
 
     async def close(self, failure: BaseException | None) -> None:
         """Finish what has begun and commit the rest, after `failure` or (None) a cancellation.
@@ -187,7 +176,7 @@ class Batcher:
         while True:
             if len(self._files) >= self._batch_files or self._has_finished_commit():
                 return
-            if self._is_finishing and len(self._files) == self._count_in_flight():
+            if self._is_finishing and len(self._files) == len(self._in_flight):
                 return
             since = self._pending_since
             timeout = None if since is None else since + interval - monotonic()
@@ -217,10 +206,7 @@ class Batcher:
                 *(reject for window in completed for reject in window.rejects),
             ],
             windows=[window.to_completed() for window in completed],
-            tombstones=[
-                *self._tombstones,
-                *(result.tombstone for _, result in files if result.tombstone is not None),
-            ],
+            tombstones=[*self._tombstones, *(result.tombstone for _, result in files if result.tombstone is not None)],
         )
         self._tombstones = []
         return [task for task, _ in files], batch

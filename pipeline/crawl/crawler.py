@@ -17,7 +17,7 @@ from pipeline.crawl.details import DetailFetcher, FetchResult
 from pipeline.crawl.in_flight import InFlightFiles
 from pipeline.crawl.listing import WindowReader
 from pipeline.crawl.models import CrawlStats, ListObservation, PendingWindow, SharedFileIdError, parse_reference
-from pipeline.crawl.windows import Window
+from pipeline.crawl.windows import ALL_TIME
 from pipeline.errors import ProtocolError, ScanlakeError
 from schemas.timestamps import SECOND
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pipeline.crawl.batcher import Sink
     from pipeline.crawl.in_flight import LookupVersions
     from pipeline.crawl.models import CrawlOptions, RefetchRequest
+    from pipeline.crawl.windows import Window
 
 _LIST_WORKERS: Final = 6
 _MAX_REREADS: Final = 200
@@ -37,13 +38,7 @@ class Crawler:
     """One crawl over a set of windows. `run` may be called once."""
 
     def __init__(
-        self,
-        client: Client,
-        options: CrawlOptions,
-        *,
-        run_id: str,
-        lookup: LookupVersions,
-        now_us: Callable[[], int],
+        self, client: Client, options: CrawlOptions, *, run_id: str, lookup: LookupVersions, now_us: Callable[[], int]
     ) -> None:
         """Create the stages.
 
@@ -69,10 +64,10 @@ class Crawler:
         Finished files are passed on even if the crawl fails or is cancelled. Raises the first `ScanlakeError`, or
         `SharedFileIdError` if the instance id must be the key of a file.
         """
-        batcher = Batcher(self._options, lambda: len(self._in_flight), sink)
+        batcher = Batcher(self._options, self._in_flight, sink)
         try:
             async with asyncio.TaskGroup() as group:
-                committer = group.create_task(batcher.run(self._in_flight.on_committed))
+                committer = group.create_task(batcher.run())
                 workers = [group.create_task(self._fetch_files(batcher)) for _ in range(self._options.workers)]
                 read_in_one_response = await self._list_all(windows, batcher)
                 await self._refetch_all(refetches, batcher)
@@ -137,13 +132,11 @@ class Crawler:
         # Files that change faster than they can be listed are after the watermark: the next run reads them.
 
     async def _list(self, window: Window, batcher: Batcher) -> tuple[Window, ...]:
-        pending = PendingWindow(window)
         # The service reads its list between request and answer; the earlier instant is the safe one.
-        pending.listed_at = self._now_us() // SECOND
-        requested = monotonic()
+        listed_at, requested = self._now_us() // SECOND, monotonic()
         result = await self._reader.read(window)
-        pending.observation = ListObservation(requested, monotonic(), self._now_us())
-        pending.is_consistent = result.is_consistent
+        observation = ListObservation(requested, monotonic(), self._now_us())
+        pending = PendingWindow(window, listed_at, observation, is_consistent=result.is_consistent)
         self.stats.windows += not result.sub_windows
         self.stats.windows_total += len(result.sub_windows) - bool(result.sub_windows)
         self.stats.inconsistent_windows += not result.is_consistent
@@ -166,10 +159,9 @@ class Crawler:
                 group.create_task(refetch_files())
 
     async def _refetch(self, request: RefetchRequest, batcher: Batcher) -> None:
-        key, pending = request.file_id, PendingWindow(Window(None, None))
-        requested = monotonic()
+        key, requested = request.file_id, monotonic()
         item = await self._reader.find_item(key, request.reference, request.updated_at)
-        pending.observation = ListObservation(requested, monotonic(), self._now_us())
+        pending = PendingWindow(ALL_TIME, observation=ListObservation(requested, monotonic(), self._now_us()))
         if item is None and request.document is not None:
             # The list no longer contains the file; the call by id shows whether it was deleted.
             item = ListItem(key, None, request.updated_at, request.document)

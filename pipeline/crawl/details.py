@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pipeline.crawl.models import CrawlOptions, Identity
 
 
-_MIN_DELETIONS_TO_SUSPECT: Final = 50
-_SUSPICIOUS_DELETION_DIVISOR: Final = 20  # one deletion in so many details is suspicious
+MIN_DELETIONS_TO_SUSPECT: Final = 50
+SUSPICIOUS_DELETION_DIVISOR: Final = 20  # more than one deletion in so many files is suspicious
 _MAX_PROBES: Final = 5
 _PROBE_PAGE_SIZE: Final = 50
 
@@ -114,7 +114,7 @@ class DetailFetcher:
             if self._succeeded > succeeded_before:
                 return
             page = await self._client.list_files(FileQuery(limit=_PROBE_PAGE_SIZE))
-            listed = [listed_key for item in page.items if (listed_key := self._key(item)) is not None]
+            listed = [listed_key for item in page.items if (listed_key := self._options.get_key(item)) is not None]
             spread = listed[:: max(1, len(listed) // _MAX_PROBES)]
             candidates = [candidate for candidate in (self._last_success_key, *spread) if candidate is not None]
             excluded = {key, *self._failed_keys}
@@ -130,9 +130,6 @@ class DetailFetcher:
             if probes:
                 raise failure
 
-    def _key(self, item: ListItem) -> int | None:
-        return item.instance_id if self._options.identity == "file_id" and item.instance_id is not None else item.id
-
     def _keep_list_item_only(self, key: int, item: ListItem, reason: str) -> FetchResult:
         version = self._build_version(key, item, None, timestamps_agree=False)
         return FetchResult(version, Reject(key, reason, item.raw, is_list_item=True))
@@ -140,7 +137,7 @@ class DetailFetcher:
     async def _handle_missing_detail(self, key: int, item: ListItem, missing: NotFound) -> FetchResult:
         """Return a tombstone for a listed file without detail, unless the list still contains the file."""
         self._missing += 1
-        if self._missing > max(_MIN_DELETIONS_TO_SUSPECT, self._succeeded // _SUSPICIOUS_DELETION_DIVISOR):
+        if self._missing > max(MIN_DELETIONS_TO_SUSPECT, self._succeeded // SUSPICIOUS_DELETION_DIVISOR):
             raise ProtocolError(
                 f"GET /files/<id>: {self._missing} listed files were not found by id ({missing.evidence}).",
                 hint="Check that the token may read details and that the service works; nothing was deleted.",

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from pipeline.client.protocol import ListItem
-    from pipeline.crawl.models import CrawlOptions, CrawlStats, ListObservation, PendingWindow, StoredVersion
+    from pipeline.crawl.models import CrawlOptions, CrawlStats, ListObservation, PendingWindow
+    from pipeline.lake.models import FileVersionRecord
 
-    LookupVersions = Callable[[Sequence[int]], Awaitable[Mapping[int, StoredVersion]]]
+    LookupVersions = Callable[[Sequence[int]], Awaitable[Mapping[int, FileVersionRecord]]]
 
 _QUEUE_DEPTH_PER_WORKER: Final = 4  # fetch tasks queued for each worker
 _LOOKUP_CHUNK_FILES: Final = 500
@@ -52,14 +53,7 @@ class InFlightFiles:
     The queue is bounded: `submit` waits while too many tasks wait for a worker.
     """
 
-    def __init__(
-        self,
-        options: CrawlOptions,
-        stats: CrawlStats,
-        *,
-        run_id: str,
-        lookup: LookupVersions,
-    ) -> None:
+    def __init__(self, options: CrawlOptions, stats: CrawlStats, *, run_id: str, lookup: LookupVersions) -> None:
         self._options = options
         self._fetch_signature = options.fetch_signature
         self._stats = stats
@@ -82,7 +76,8 @@ class InFlightFiles:
         committed = self._committed_keys[window] = set()
         try:
             for start in range(0, len(items), _LOOKUP_CHUNK_FILES):
-                keyed_items = [(self._key(item), item) for item in items[start : start + _LOOKUP_CHUNK_FILES]]
+                chunk = items[start : start + _LOOKUP_CHUNK_FILES]
+                keyed_items = [(self._options.get_key(item), item) for item in chunk]
                 committed.clear()
                 stored = dict(await self._lookup([key for key, _ in keyed_items if key is not None]))
                 self._stats.listed += len(keyed_items)
@@ -108,7 +103,7 @@ class InFlightFiles:
         if key not in stored or stored[key].run_id != self._run_id:
             await self._submit_item(key, item, window, None)
 
-    async def _refresh_if_committed(self, key: int, committed: set[int], stored: dict[int, StoredVersion]) -> None:
+    async def _refresh_if_committed(self, key: int, committed: set[int], stored: dict[int, FileVersionRecord]) -> None:
         """Look a file up again until it has not been committed since the lookup began."""
         while key in committed:
             committed.discard(key)
@@ -131,7 +126,9 @@ class InFlightFiles:
                 self._tasks[task.key] = task.followup
                 self._queue.put_nowait(task.followup)
 
-    async def _submit_item(self, key: int, item: ListItem, window: PendingWindow, stored: StoredVersion | None) -> None:
+    async def _submit_item(
+        self, key: int, item: ListItem, window: PendingWindow, stored: FileVersionRecord | None
+    ) -> None:
         task = self._tasks.get(key)
         self._check_id_is_unique(item, task, stored)
         if task is not None:
@@ -165,12 +162,7 @@ class InFlightFiles:
             latest.item, latest.observation = item, window.observation
         window.pending_files += 1
 
-    def _key(self, item: ListItem) -> int | None:
-        if self._options.identity == "file_id" and item.instance_id is not None:
-            return item.instance_id
-        return item.id
-
-    def _check_id_is_unique(self, item: ListItem, task: FetchTask | None, stored: StoredVersion | None) -> None:
+    def _check_id_is_unique(self, item: ListItem, task: FetchTask | None, stored: FileVersionRecord | None) -> None:
         """Raise if two list items share an id and differ in `file_id`: they are two files."""
         if self._options.identity == "file_id" or item.instance_id is None:
             return
@@ -179,7 +171,7 @@ class InFlightFiles:
         if task_instance not in {None, item.instance_id} or stored_instance not in {None, item.instance_id}:
             raise SharedFileIdError
 
-    def _is_outdated(self, item: ListItem, observation: ListObservation, stored: StoredVersion) -> bool:
+    def _is_outdated(self, item: ListItem, observation: ListObservation, stored: FileVersionRecord) -> bool:
         """Return whether this run fetched a later version after the list was read: the item may have waited."""
         return (
             stored.run_id == self._run_id
@@ -187,7 +179,7 @@ class InFlightFiles:
             and (item.updated_at or 0) < (stored.updated_at or 0)
         )
 
-    def _is_up_to_date(self, item: ListItem, stored: StoredVersion) -> bool:
+    def _is_up_to_date(self, item: ListItem, stored: FileVersionRecord) -> bool:
         """Return whether the lake has stored this version with the same fetch signature."""
         if stored.deleted:
             return False

@@ -214,15 +214,9 @@ class WindowReader:
                 raise SharedFileIdError
 
     async def _is_complete(self, page: ListPage, query: FileQuery, window: Window) -> bool:
+        """Return whether `page` is the whole list. Until the page size is known, a further page may have to show it."""
         if page.has_next is not None:
             return not page.has_next
-        return await self._is_complete_without_counts(page, query, window)
-
-    async def _is_complete_without_counts(self, page: ListPage, query: FileQuery, window: Window) -> bool:
-        """Return whether `page` is the whole list if the service reports neither counts nor a next page.
-
-        Until the page size is known, only a further page shows that.
-        """
         is_cheap = not query.include
         if len(page.items) >= self._page_caps.get(is_cheap, query.page_size):
             return False

@@ -1,4 +1,4 @@
-"""Values of a crawl: its options, what the lake has stored, and what the crawl commits."""
+"""Values of a crawl: its options, what it fetches again, and what it commits."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
+    from pipeline.client.protocol import ListItem
     from pipeline.crawl.windows import Window
     from schemas.file_versions import FileVersion, Reject, Tombstone
 
@@ -47,6 +48,10 @@ class CrawlOptions:
         """Whether every change of a file changes its list item. Geocoding follows from the uploads."""
         return set(self.includes) >= set(INCLUDES) - {"geocoding"}
 
+    def get_key(self, item: ListItem) -> int | None:
+        """Return the number that identifies the file of a list item; None if it has none."""
+        return item.instance_id if self.identity == "file_id" and item.instance_id is not None else item.id
+
     def query(self, window: Window | None = None, *, cheap: bool = False, reference: str | None = None) -> FileQuery:
         """Return the list query of a window; `cheap` means without includes, at the higher page limit."""
         start, end = (None, None) if window is None else window.query_bounds()
@@ -57,20 +62,6 @@ class CrawlOptions:
             include=() if cheap else self.includes,
             lang=self.lang,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class StoredVersion:
-    """What the lake has stored of a file. Instants are in microseconds."""
-
-    updated_at: int | None
-    fetched_at: int
-    digest: bytes
-    fetch_signature: str
-    is_stable: bool
-    deleted: bool
-    instance_id: int | None
-    run_id: str
 
 
 @dataclass(frozen=True, slots=True)

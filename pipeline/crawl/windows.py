@@ -47,10 +47,7 @@ class Window:
 
         They are widened by a second on both sides, so that it does not matter whether the service includes them.
         """
-        return (
-            None if self.start is None else self.start - 1,
-            None if self.end is None else self.end,  # the last second inside is end - 1
-        )
+        return None if self.start is None else self.start - 1, self.end  # the last second inside is end - 1
 
     def may_contain(self, second: int) -> bool:
         """Return whether a file with a timestamp in that second may be in the answer to `query_bounds`."""

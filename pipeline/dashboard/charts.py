@@ -145,21 +145,12 @@ def line_chart(
 
 def bar_table(headings: tuple[str, str], rows: Iterable[tuple[str, float, float, str]], *, others: str = "") -> Element:
     """Return a table of names with horizontal bars; a row is (name, part, total, text)."""
-    head = element(
-        "tr",
-        element("th", headings[0], scope="col"),
-        element("td", class_="bar"),
-        element("th", headings[1], scope="col", class_="number"),
-    )
-    body = [
-        element(
-            "tr",
-            element("th", name, scope="row"),
-            element("td", _meter(part, total), class_="bar"),
-            element("td", text, class_="number"),
-        )
-        for name, part, total, text in rows
-    ]
+    last_heading = element("th", headings[1], scope="col", class_="number")
+    head = element("tr", element("th", headings[0], scope="col"), element("td", class_="bar"), last_heading)
+    body = []
+    for name, part, total, text in rows:
+        bar, number = element("td", _meter(part, total), class_="bar"), element("td", text, class_="number")
+        body.append(element("tr", element("th", name, scope="row"), bar, number))
     last = element("tr", element("td", others, colspan="3", class_="others")) if others else None
     return element("table", element("thead", head), element("tbody", *body, last), class_="meters")
 
@@ -181,12 +172,10 @@ def _add_axes(axes: Axes, marks: Sequence[Element], ticks: Iterable[Tick]) -> El
         y = axes.y(value)
         axis.append(element("text", label, x=width - _LABEL_PADDING_PX, y=y + 4))
         grid.append(element("line", x1=0, x2="100%", y1=y, y2=y, class_="grid" if value else "base"))
-    names = (
-        element("title", axes.title, id=f"{axes.key}-title"),
-        element("desc", axes.description, id=f"{axes.key}-desc"),
-    )
-    tick_labels = [_tick_label(axes, tick) for tick in ticks]
-    area = element("svg", *names, *grid, *marks, *tick_labels, class_="area", height=axes.height, role="img")
+    title = element("title", axes.title, id=f"{axes.key}-title")
+    description = element("desc", axes.description, id=f"{axes.key}-desc")
+    content = (title, description, *grid, *marks, *(_tick_label(axes, tick) for tick in ticks))
+    area = element("svg", *content, class_="area", height=axes.height, role="img")
     area.set("aria-labelledby", f"{axes.key}-title {axes.key}-desc")
     return element("div", axis, area, class_="frame")
 

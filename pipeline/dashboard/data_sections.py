@@ -6,16 +6,7 @@ from datetime import date
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from pipeline.dashboard.charts import (
-    Axes,
-    Bar,
-    Tick,
-    axis_ticks,
-    bar_chart,
-    bar_table,
-    evenly_spaced_ticks,
-    line_chart,
-)
+from pipeline.dashboard.charts import Axes, Bar, Tick, axis_ticks, bar_chart, bar_table, evenly_spaced_ticks, line_chart
 from pipeline.dashboard.html import axis_label, details, element, empty_note, figure, section, table, time_cell
 from pipeline.dashboard.queries import AGE_BUCKETS, DAYS, TYPES
 from pipeline.formatting import display_name, format_count, format_decimal, format_percent, pluralize
@@ -53,9 +44,8 @@ def _headline(data: DashboardData) -> str:
     days = len(data.days)
     if not files and not uploads:
         latest = data.totals.last_file
-        return f"No file or upload in the last {days} days" + (
-            f"; the latest file is of {latest:%Y-%m-%d}" if latest else ""
-        )
+        suffix = f"; the latest file is of {latest:%Y-%m-%d}" if latest else ""
+        return f"No file or upload in the last {days} days{suffix}"
     return f"{pluralize(files, 'file')} and {pluralize(uploads, 'upload')} in the last {days} days"
 
 
@@ -63,11 +53,10 @@ def _per_day(days: Sequence[Day], noun: str) -> Element:
     numbers = [day.files if noun == "files" else day.uploads for day in days]
     maximum = max(numbers)
     peak = days[numbers.index(maximum)].day
-    finding = (
-        f"{format_decimal(median(numbers[:-1]))} {noun} a day (median), at most {maximum:,} on {peak.day} {peak:%b}"
-    )
-    if not maximum:
-        finding = f"No {noun} in these days"
+    finding = f"No {noun} in these days"
+    if maximum:
+        typical = format_decimal(median(numbers[:-1]))
+        finding = f"{typical} {noun} a day (median), at most {maximum:,} on {peak.day} {peak:%b}"
     bars = [Bar(number, f"{day.day:%Y-%m-%d}: {number:,} {noun}") for day, number in zip(days, numbers, strict=True)]
     text = f"{noun.capitalize()} on each of {len(days)} days (at most {DAYS}). The table below has every value."
     axes = Axes(noun, finding, text, axis_ticks(maximum), format_count)
@@ -97,9 +86,8 @@ def damage(data: DashboardData) -> Element:
         finding = f"None of {pluralize(sum(flagged.values()), 'upload')} shows damage"
     # The rate of a month with two uploads is 0, 50 or 100 %, and would flatten all others.
     min_uploads = _MIN_UPLOADS if any(month.with_flag >= _MIN_UPLOADS for month in data.damage) else 1
-    top = axis_ticks(
-        max(100 * month.damaged / month.with_flag for month in data.damage if month.with_flag >= min_uploads)
-    )
+    rates = [100 * month.damaged / month.with_flag for month in data.damage if month.with_flag >= min_uploads]
+    top = axis_ticks(max(rates))
     panels = [_panel(by_type[rank], months, top, min_uploads) for rank in ranks]
     note = (
         "Percentage of the uploads with a damage flag, by the month they were taken,"
@@ -107,8 +95,8 @@ def damage(data: DashboardData) -> Element:
         + (f" Months with fewer than {min_uploads} uploads are only in the table." if min_uploads > 1 else "")
     )
     as_table = details("The rates as a table", _rates(data))
-    rates = figure(finding, element("div", *panels, class_="panels"), as_table, note=note)
-    return section("damage", heading, rates, _kinds(data))
+    by_month = figure(finding, element("div", *panels, class_="panels"), as_table, note=note)
+    return section("damage", heading, by_month, _kinds(data))
 
 
 def _months(damage: Sequence[DamageRate]) -> list[date]:
@@ -173,17 +161,15 @@ def _ranking(headings: tuple[str, str], names: Sequence[NameCount], noun: str) -
     """Return the most frequent names with their percentages, the others in one line."""
     first = names[0]
     rows = [
-        (
-            display_name(name.name),
-            name.number,
-            first.number,
-            f"{format_count(name.number)} ({format_percent(name.number, name.total)})",
-        )
-        for name in names
+        (display_name(name.name), name.number, first.number, _format_part(name.number, name.total)) for name in names
     ]
     rest = first.total - sum(name.number for name in names)
     others = f"{pluralize(first.names - len(names), f'other {noun}')}: {format_count(rest)}" if rest else ""
     return bar_table(headings, rows, others=others)
+
+
+def _format_part(number: int, total: int) -> str:
+    return f"{format_count(number)} ({format_percent(number, total)})"
 
 
 # Workflow runs
@@ -201,9 +187,7 @@ def open_runs(data: DashboardData) -> Element:
     if None in numbers:
         classes.append(("start unknown", numbers[None]))
     maximum = max(numbers.values())
-    rows = [
-        (age, number, maximum, f"{format_count(number)} ({format_percent(number, total)})") for age, number in classes
-    ]
+    rows = [(age, number, maximum, _format_part(number, total)) for age, number in classes]
     old = sum(number for bucket, number in numbers.items() if bucket is not None and bucket >= 4)
     finding = f"{pluralize(total, 'workflow run is', 'workflow runs are')} open, {old:,} of them for more than 90 days"
     oldest = [
@@ -211,12 +195,9 @@ def open_runs(data: DashboardData) -> Element:
         for run in data.open_oldest
     ]
     as_table = details("The oldest ones", table(("File", "Reference", "Workflow", "Started (UTC)"), oldest))
-    pair = element(
-        "div",
-        element("div", bar_table(("Age", "Open runs"), rows)),
-        element("div", _ranking(("Workflow", "Open runs"), data.open_workflows, "workflow")),
-        class_="pair",
-    )
+    ages = bar_table(("Age", "Open runs"), rows)
+    workflows = _ranking(("Workflow", "Open runs"), data.open_workflows, "workflow")
+    pair = element("div", element("div", ages), element("div", workflows), class_="pair")
     note = "Age at the time of this page. All of them: SELECT * FROM open_workflow_runs ORDER BY age_days DESC."
     return section("workflows", heading, figure(finding, pair, as_table, note=note))
 
@@ -226,10 +207,8 @@ def open_runs(data: DashboardData) -> Element:
 
 def completeness(data: DashboardData) -> Element:
     """Return the fill rates of fields and forms."""
-    return section(
-        "completeness", "Fields and forms", element("div", _fields(data.fields), _forms(data.forms), class_="pair"),
-        _questions(data.questions),
-    )  # fmt: skip
+    pair = element("div", _fields(data.fields), _forms(data.forms), class_="pair")
+    return section("completeness", "Fields and forms", pair, _questions(data.questions))
 
 
 def _fields(fields: Sequence[FillRate]) -> Element:
@@ -238,11 +217,8 @@ def _fields(fields: Sequence[FillRate]) -> Element:
     first = fields[0]
     percentage = format_percent(first.filled, first.asked)
     finding = f"The most used of {pluralize(first.names, 'field')} is filled in {percentage} of the files"
-    return figure(
-        finding,
-        _shares(("Field", "Files with a value"), fields, "field"),
-        note=f"Percentage of all {first.asked:,} files.",
-    )
+    bars = _shares(("Field", "Files with a value"), fields, "field")
+    return figure(finding, bars, note=f"Percentage of all {first.asked:,} files.")
 
 
 def _forms(forms: Sequence[FillRate]) -> Element:
@@ -252,18 +228,9 @@ def _forms(forms: Sequence[FillRate]) -> Element:
     others_count = forms[0].names - len(forms)
     subject = f"the {len(forms)} most submitted forms" if others_count else "submitted forms"
     finding = f"{format_percent(answered, questions)} of the questions in {subject} are answered"
-    rows = [
-        (
-            display_name(form.name),
-            form.filled,
-            form.asked,
-            f"{format_percent(form.filled, form.asked)} ({format_count(form.sent)})",
-        )
-        for form in forms
-    ]
-    others = f"and {pluralize(others_count, 'other form')}" if others_count else ""
+    texts = [f"{format_percent(form.filled, form.asked)} ({format_count(form.sent)})" for form in forms]
     note = "Percentage of the questions that have an answer, and the number of submitted forms."
-    return figure(finding, bar_table(("Form", "Answered (forms)"), rows, others=others), note=note)
+    return figure(finding, _shares(("Form", "Answered (forms)"), forms, "form", texts), note=note)
 
 
 def _questions(questions: Sequence[FillRate]) -> Element | None:
@@ -277,15 +244,10 @@ def _questions(questions: Sequence[FillRate]) -> Element | None:
     return figure(finding, _shares(("Question", "Answered"), questions, "question"), note=note)
 
 
-def _shares(headings: tuple[str, str], rates: Sequence[FillRate], noun: str) -> Element:
-    rows = [
-        (
-            display_name(rate.name),
-            rate.filled,
-            rate.asked,
-            f"{format_count(rate.filled)} ({format_percent(rate.filled, rate.asked)})",
-        )
-        for rate in rates
-    ]
+def _shares(
+    headings: tuple[str, str], rates: Sequence[FillRate], noun: str, texts: Sequence[str] | None = None
+) -> Element:
+    texts = texts or [_format_part(rate.filled, rate.asked) for rate in rates]
+    rows = [(display_name(rate.name), rate.filled, rate.asked, text) for rate, text in zip(rates, texts, strict=True)]
     rest = rates[0].names - len(rates)
     return bar_table(headings, rows, others=f"and {pluralize(rest, f'other {noun}')}" if rest else "")

@@ -99,16 +99,10 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[Child]], *, numbers: 
     """
     right = frozenset(numbers)
     head = element("tr", *(_cell("th", name, index in right, scope="col") for index, name in enumerate(headings)))
-    body = [
-        element(
-            "tr",
-            *(
-                _cell("td" if index else "th", cell, index in right, **({} if index else {"scope": "row"}))
-                for index, cell in enumerate(row)
-            ),
-        )
-        for row in rows
-    ]
+    body = []
+    for first, *others in rows:
+        cells = [_cell("td", cell, index in right) for index, cell in enumerate(others, 1)]
+        body.append(element("tr", _cell("th", first, 0 in right, scope="row"), *cells))
     content = element("table", element("thead", head), element("tbody", *body))
     return element("div", content, class_="scroll", tabindex="0", role="region", aria_label=f"Table: {headings[0]}")
 

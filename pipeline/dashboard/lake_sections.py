@@ -5,16 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from pipeline.dashboard.charts import (
-    Axes,
-    Bar,
-    Tick,
-    axis_ticks,
-    bar_chart,
-    bar_table,
-    evenly_spaced_ticks,
-    line_chart,
-)
+from pipeline.dashboard.charts import Axes, Bar, Tick, axis_ticks, bar_chart, bar_table, evenly_spaced_ticks, line_chart
 from pipeline.dashboard.html import axis_label, details, element, empty_note, figure, section, table, time_cell
 from pipeline.formatting import (
     UNKNOWN,
@@ -39,6 +30,7 @@ if TYPE_CHECKING:
 
 UNFINISHED: Final = frozenset({"failed", "interrupted"})
 _RAW: Final = "raw"
+_MAX_BARS: Final = 6  # of drift
 
 
 def runs(data: DashboardData) -> Element:
@@ -58,18 +50,16 @@ def runs(data: DashboardData) -> Element:
     )
     counted = ", ".join(f"{count.command} {count.state} {count.runs:,}" for count in data.run_counts)
     plots = element("div", _rates(data.runs), _durations(data.runs), class_="pair")
-    return section(
-        "runs", "Runs", figure(finding, plots, details("The runs as a table", _run_table(data)), note=note),
-        element("p", f"All known runs: {counted}.", class_="soft"),
-    )  # fmt: skip
+    charts = figure(finding, plots, details("The runs as a table", _run_table(data)), note=note)
+    return section("runs", "Runs", charts, element("p", f"All known runs: {counted}.", class_="soft"))
 
 
 def _rates(runs: Sequence[Run]) -> Element:
     rates = [(run.calls or 0) / run.seconds if run.seconds else None for run in runs]
     known = [rate for rate, run in zip(rates, runs, strict=True) if rate is not None and run.calls]
-    finding = (
-        f"{format_decimal(median(known))} calls to the service a second (median)" if known else "No run made any calls"
-    )
+    finding = "No run made any calls"
+    if known:
+        finding = f"{format_decimal(median(known))} calls to the service a second (median)"
     return _run_chart("rates", finding, "calls a second", runs=runs, values=rates)
 
 
@@ -78,12 +68,10 @@ def _durations(runs: Sequence[Run]) -> Element:
     known = [value for value in seconds if value is not None]
     unit_seconds, unit_name = _time_unit(max(known, default=0))
     values = [None if value is None else value / unit_seconds for value in seconds]
-    longest = f"{format_decimal(max(known) / unit_seconds)} {unit_name}" if known else ""
-    finding = (
-        f"{format_decimal(median(known) / unit_seconds)} {unit_name} (median), at most {longest}"
-        if known
-        else "No duration"
-    )
+    finding = "No duration"
+    if known:
+        typical, longest = format_decimal(median(known) / unit_seconds), format_decimal(max(known) / unit_seconds)
+        finding = f"{typical} {unit_name} (median), at most {longest} {unit_name}"
     return _run_chart("durations", finding, unit_name, runs=runs, values=values)
 
 
@@ -93,14 +81,7 @@ def _time_unit(maximum: float) -> tuple[float, str]:
     return (60.0, "minutes") if maximum > 300 else (1.0, "seconds")
 
 
-def _run_chart(
-    key: str,
-    finding: str,
-    unit: str,
-    *,
-    runs: Sequence[Run],
-    values: Sequence[float | None],
-) -> Element:
+def _run_chart(key: str, finding: str, unit: str, *, runs: Sequence[Run], values: Sequence[float | None]) -> Element:
     bars = [
         Bar(
             value,
@@ -113,15 +94,12 @@ def _run_chart(
     maximum = max((value for value in values if value is not None), default=0)
     text = f"{unit.capitalize()} of {pluralize(len(runs), 'run')}, oldest first. The table has every value."
     axes = Axes(key, finding, text, axis_ticks(maximum, integers=False), format_decimal)
-    tick_count = min(3, len(runs))
-    indexes = sorted({round(number * (len(runs) - 1) / max(1, tick_count - 1)) for number in range(tick_count)})
     ticks = [
         Tick((index + 0.5) / len(runs), f"{runs[index].started_at:%d %b %H:%M}", minor=0 < index < len(runs) - 1)
-        for index in indexes
+        for index in sorted({0, round((len(runs) - 1) / 2), len(runs) - 1})
     ]
-    return element(
-        "div", element("p", finding), axis_label(f"{unit}, by start of the run (UTC)"), bar_chart(axes, bars, ticks)
-    )
+    label = axis_label(f"{unit}, by start of the run (UTC)")
+    return element("div", element("p", finding), label, bar_chart(axes, bars, ticks))
 
 
 def _run_table(data: DashboardData) -> Element:
@@ -153,26 +131,23 @@ def verifications(data: DashboardData) -> Element:
     headings = ("Verified (UTC)", "Mode", "Result", "Files in service", "Files in lake", "Missing", "Stale", "Deleted")
     rows = [
         (
-            time_cell(verification.verified_at),
-            verification.mode,
-            "consistent" if verification.consistent else element("span", "not consistent", class_="bad nowrap"),
-            *(
-                UNKNOWN if number is None else format_count(number)
-                for number in (
-                    verification.files_in_service,
-                    verification.files_in_lake,
-                    verification.missing,
-                    verification.stale,
-                    verification.deleted,
-                )
+            time_cell(check.verified_at),
+            check.mode,
+            "consistent" if check.consistent else element("span", "not consistent", class_="bad nowrap"),
+            *map(
+                _format_known,
+                (check.files_in_service, check.files_in_lake, check.missing, check.stale, check.deleted),
             ),
         )
-        for verification in data.verifications
+        for check in data.verifications
     ]
     note = "Missing, stale and deleted count the differences. Mode repair repairs them; mode check only reports them."
-    return section(
-        "verifications", "Verifications", figure(finding, table(headings, rows, numbers=range(3, 8)), note=note)
-    )
+    results = figure(finding, table(headings, rows, numbers=range(3, 8)), note=note)
+    return section("verifications", "Verifications", results)
+
+
+def _format_known(number: int | None) -> str:
+    return UNKNOWN if number is None else format_count(number)
 
 
 def rejects(data: DashboardData) -> Element:
@@ -183,15 +158,10 @@ def rejects(data: DashboardData) -> Element:
     finding = f"{pluralize(total, 'file or document', 'files or documents')} could not be stored"
     listed = sum(reason.rejects for reason in data.reject_reasons)
     headings = ("Reason", "Rejects", "First seen (UTC)", "Last attempt (UTC)")
-    rows: list[tuple[Child, ...]] = [
-        (
-            truncate(reason.reason),
-            format_count(reason.rejects),
-            time_cell(reason.first_seen_at),
-            time_cell(reason.last_tried_at),
-        )
-        for reason in data.reject_reasons
-    ]
+    rows: list[tuple[Child, ...]] = []
+    for reason in data.reject_reasons:
+        times = time_cell(reason.first_seen_at), time_cell(reason.last_tried_at)
+        rows.append((truncate(reason.reason), format_count(reason.rejects), *times))
     others = data.reject_reasons[0].reasons - len(data.reject_reasons)
     if others:
         rows.append((f"{pluralize(others, 'other reason')}", format_count(max(total - listed, 0)), "", ""))
@@ -206,37 +176,20 @@ def drift(data: DashboardData) -> Element:
     keys = data.drift[0].keys
     finding = f"{pluralize(keys, 'key')} the schema does not know, or with values of another type"
     headings = ("Key", "Kind", "Count", "First seen (UTC)", "Last seen (UTC)")
-    rows: list[tuple[Child, ...]] = [
-        (
-            display_name(f"{entry.table_name}.{entry.key}"),
-            display_name(entry.kind),
-            format_count(entry.count),
-            time_cell(entry.first_seen_at),
-            time_cell(entry.last_seen_at),
-        )
-        for entry in data.drift
-    ]
+    rows: list[tuple[Child, ...]] = []
+    bars = []
+    for entry in data.drift:
+        name, count = display_name(f"{entry.table_name}.{entry.key}"), format_count(entry.count)
+        times = time_cell(entry.first_seen_at), time_cell(entry.last_seen_at)
+        rows.append((name, display_name(entry.kind), count, *times))
+        bars.append((name, entry.count, data.drift[0].count, count))
     if keys > len(data.drift):
         rows.append((pluralize(keys - len(data.drift), "other key"), "", "", "", ""))
-    top = bar_table(
-        ("Most frequent", "Count"),
-        [
-            (
-                display_name(f"{entry.table_name}.{entry.key}"),
-                entry.count,
-                data.drift[0].count,
-                format_count(entry.count),
-            )
-            for entry in data.drift[:6]
-        ],
-        others=f"and {pluralize(keys - 6, 'other key')}" if keys > 6 else "",
-    )
+    others = f"and {pluralize(keys - _MAX_BARS, 'other key')}" if keys > _MAX_BARS else ""
+    top = bar_table(("Most frequent", "Count"), bars[:_MAX_BARS], others=others)
+    as_table = details("The keys as a table", table(headings, rows, numbers=(2,)))
     note = "Nothing is lost: the column extra keeps them as sent, and meta.schema_drift counts them."
-    return section(
-        "drift",
-        "Schema drift",
-        figure(finding, top, details("The keys as a table", table(headings, rows, numbers=(2,))), note=note),
-    )
+    return section("drift", "Schema drift", figure(finding, top, as_table, note=note))
 
 
 def deletions(data: DashboardData) -> Element:
@@ -258,17 +211,8 @@ def deletions(data: DashboardData) -> Element:
     rows = [(f"{count.since:{style}}", format_count(count.files)) for count in data.deletions if count.files]
     as_table = details("The numbers", table((span_name.capitalize(), "Detected deletions"), rows, numbers=(1,)))
     note = "By the time of detection, which may be long after the deletion. See the table deleted_files."
-    return section(
-        "deletions",
-        heading,
-        figure(
-            finding,
-            axis_label(f"detected deletions, by {span_name} (UTC)"),
-            bar_chart(axes, bars, ticks),
-            as_table,
-            note=note,
-        ),
-    )
+    label = axis_label(f"detected deletions, by {span_name} (UTC)")
+    return section("deletions", heading, figure(finding, label, bar_chart(axes, bars, ticks), as_table, note=note))
 
 
 def size_and_snapshots(data: DashboardData) -> Element:
@@ -284,32 +228,23 @@ def _growth(snapshots: Sequence[Snapshot]) -> Element:
     length = (last.published_at - first.published_at).total_seconds()
     if length <= 0:
         return figure(finding, empty_note(f"Published {format_instant(last.published_at)}. A chart needs two."))
-    points = [
-        (
-            (snapshot.published_at - first.published_at).total_seconds() / length,
-            float(snapshot.files),
-            f"snapshot {snapshot.snapshot}, {format_minute(snapshot.published_at)} UTC: "
-            + pluralize(snapshot.files, "file"),
-        )
-        for snapshot in snapshots
-    ]
+    points = []
+    for snapshot in snapshots:
+        published, files = format_minute(snapshot.published_at), pluralize(snapshot.files, "file")
+        position = (snapshot.published_at - first.published_at).total_seconds() / length
+        points.append((position, snapshot.files, f"snapshot {snapshot.snapshot}, {published} UTC: {files}"))
     style = "%d %b %H:%M" if length < 3 * 86_400 else "%d %b %Y"
     ticks = [Tick(0, f"{first.published_at:{style}}"), Tick(1, f"{last.published_at:{style}}")]
     text = "Files in each published snapshot, over time. The table below has every value."
-    axes = Axes(
-        "snapshots", finding, text, axis_ticks(max(snapshot.files for snapshot in snapshots)), format_count, height=180
-    )
+    top = axis_ticks(max(snapshot.files for snapshot in snapshots))
+    axes = Axes("snapshots", finding, text, top, format_count, height=180)
     rows = [
         (str(snapshot.snapshot), time_cell(snapshot.published_at), format_count(snapshot.files))
         for snapshot in reversed(snapshots)
     ]
     as_table = details("The numbers", table(("Snapshot", "Published (UTC)", "Files"), rows, numbers=(2,)))
-    return figure(
-        finding,
-        axis_label("files, by when the snapshot was published (UTC)"),
-        line_chart(axes, points, ticks, stepped=True),
-        as_table,
-    )
+    label = axis_label("files, by when the snapshot was published (UTC)")
+    return figure(finding, label, line_chart(axes, points, ticks, stepped=True), as_table)
 
 
 def _storage(data: DashboardData) -> Element:
@@ -319,14 +254,10 @@ def _storage(data: DashboardData) -> Element:
     raw = sum(table_size.bytes for table_size in data.table_sizes if table_size.table_name == _RAW)
     finding = f"The current parts take {format_bytes(total)}, {format_percent(raw, total)} of it the raw documents"
     names = {_RAW: "raw (documents as received)"}
+    largest = data.table_sizes[0].bytes
     rows = [
-        (
-            names.get(table_size.table_name, table_size.table_name),
-            table_size.bytes,
-            data.table_sizes[0].bytes,
-            format_bytes(table_size.bytes),
-        )
-        for table_size in data.table_sizes
+        (names.get(size.table_name, size.table_name), size.bytes, largest, format_bytes(size.bytes))
+        for size in data.table_sizes
     ]
     note = "Parquet parts of this snapshot, without the parts of earlier snapshots."
     return figure(finding, bar_table(("Table", "Size"), rows), note=note)

@@ -21,6 +21,7 @@ from pipeline.formatting import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from xml.etree.ElementTree import Element
 
     from pipeline.dashboard.models import DashboardData
@@ -97,21 +98,11 @@ def _header(data: DashboardData, *, live: bool) -> Element:
     if fresh.watermark is None:
         lead = element("p", "No watermark yet: the first sync has not finished.", class_="lead")
     else:
-        lead = element(
-            "p",
-            f"Everything updated before {format_instant(fresh.watermark)} (",
-            _age(fresh.watermark, data.now),
-            ") is in the lake.",
-            class_="lead",
-        )
-    created = element(
-        "p",
-        f"Snapshot {fresh.snapshot}, published {format_instant(fresh.published_at)}. "
-        f"Page created {format_instant(data.now)} (",
-        _age(data.now, data.now),
-        ").",
-        class_="soft",
-    )
+        text = f"Everything updated before {format_instant(fresh.watermark)} ("
+        lead = element("p", text, _age(fresh.watermark, data.now), ") is in the lake.", class_="lead")
+    text = f"Snapshot {fresh.snapshot}, published {format_instant(fresh.published_at)}. "
+    text += f"Page created {format_instant(data.now)} ("
+    created = element("p", text, _age(data.now, data.now), ").", class_="soft")
     links = [element("li", element("a", name, href=f"#{key}")) for name, key, _ in _SECTIONS]
     return element(
         "header",
@@ -131,7 +122,7 @@ def _age(at: datetime, now: datetime) -> Element:
 
 def _verdict(data: DashboardData) -> Element:
     """Return what needs attention. The page's script updates the age of the watermark while the page is open."""
-    items = [element("li", text, *link) for text, link in _problems(data)]
+    items = [element("li", f"{text} ", element("a", f"See {key}.", href=f"#{key}")) for text, key in _problems(data)]
     watermark = data.freshness.watermark
     is_old = watermark is not None and data.now - watermark > STALE_AFTER
     if watermark is not None:
@@ -142,43 +133,31 @@ def _verdict(data: DashboardData) -> Element:
             old.set("hidden", "hidden")
         items.append(old)
     has_problems = is_old or len(items) > (watermark is not None)
-    fine = element(
-        "p", "Nothing needs attention: the lake is current, its last run and verification succeeded.", id="fine"
-    )
+    text = "Nothing needs attention: the lake is current, its last run and verification succeeded."
+    fine = element("p", text, id="fine")
     if has_problems:
         fine.set("hidden", "hidden")
     heading = element("strong", "Needs attention") if has_problems else None
-    return element(
-        "div",
-        heading,
-        fine,
-        element("ul", *items),
-        id="verdict",
-        class_="verdict problems" if has_problems else "verdict",
-    )
+    css_class = "verdict problems" if has_problems else "verdict"
+    return element("div", heading, fine, element("ul", *items), id="verdict", class_=css_class)
 
 
-def _problems(data: DashboardData) -> list[tuple[str, list[Element]]]:
+def _problems(data: DashboardData) -> Iterator[tuple[str, str]]:
+    """Yield each problem with the section about it."""
     fresh = data.freshness
-    problems: list[tuple[str, list[Element]]] = []
-
-    def add(text: str, key: str) -> None:
-        problems.append((f"{text} ", [element("a", f"See {key}.", href=f"#{key}")]))
-
     if fresh.watermark is None:
-        add("No sync has finished yet: the lake is incomplete.", "runs")
+        yield "No sync has finished yet: the lake is incomplete.", "runs"
     if not fresh.complete:
-        add("This snapshot was published during a run.", "runs")
+        yield "This snapshot was published during a run.", "runs"
     run = data.runs[-1] if data.runs else None
     if run is not None and run.state in UNFINISHED:
-        add(f"The last run ({run.command}) did not finish: {truncate(run.error or 'interrupted')}.", "runs")
+        yield f"The last run ({run.command}) did not finish: {truncate(run.error or 'interrupted')}.", "runs"
     if not data.verifications:
-        add("Never verified: files deleted in the service may still be in the lake.", "verifications")
+        yield "Never verified: files deleted in the service may still be in the lake.", "verifications"
     elif not data.verifications[0].consistent:
-        add("The last verification found that lake and service differ.", "verifications")
+        yield "The last verification found that lake and service differ.", "verifications"
     if fresh.rejects:
-        add(f"{pluralize(fresh.rejects, 'file or document', 'files or documents')} rejected.", "rejects")
-    return problems
+        yield f"{pluralize(fresh.rejects, 'file or document', 'files or documents')} rejected.", "rejects"
 
 
 def _summary_tiles(data: DashboardData) -> Element:
@@ -186,6 +165,7 @@ def _summary_tiles(data: DashboardData) -> Element:
     run = data.runs[-1] if data.runs else None
     check = data.verifications[0] if data.verifications else None
     total_bytes = sum(size.bytes for size in data.table_sizes)
+    parts = sum(size.parts for size in data.table_sizes)
     open_runs = sum(bucket.runs for bucket in data.open_ages)
     tiles = [
         _tile("Files", format_count(totals.files), f"{pluralize(fresh.deleted_files, 'file')} deleted in the service"),
@@ -205,11 +185,7 @@ def _summary_tiles(data: DashboardData) -> Element:
             bad=check is None or not check.consistent,
         ),
         _tile("Schema drift", format_count(data.drift[0].keys if data.drift else 0), "keys, kept as sent in extra"),
-        _tile(
-            "Size",
-            format_bytes(total_bytes),
-            f"{pluralize(sum(size.parts for size in data.table_sizes), 'part')} in this snapshot",
-        ),
+        _tile("Size", format_bytes(total_bytes), f"{pluralize(parts, 'part')} in this snapshot"),
     ]
     return element("dl", *tiles, class_="tiles")
 
@@ -222,9 +198,6 @@ def _tile(name: str, number: str, more: str, *, bad: bool = False) -> Element:
 def _footer() -> Element:
     return element(
         "footer",
-        element(
-            "p",
-            f"All times are UTC; sizes are in powers of 1,000. Created by scanlake {__version__}.",
-        ),
+        element("p", f"All times are UTC; sizes are in powers of 1,000. Created by scanlake {__version__}."),
         element("p", "The same figures in SQL: ", element("code", 'scanlake query "FROM meta.freshness"'), "."),
     )

@@ -2,30 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from datetime import UTC, date, datetime, time, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from pipeline.dashboard.models import (
-    AgeBucket,
-    DamageRate,
-    DashboardData,
-    Day,
-    DeletionCount,
-    DriftEntry,
-    FillRate,
-    Freshness,
-    Job,
-    NameCount,
-    OpenRun,
-    RejectReason,
-    Run,
-    RunCount,
-    Snapshot,
-    TableSize,
-    Totals,
-    Verification,
-)
+from pipeline.dashboard import models
 from pipeline.lake.reader import fetch_dicts
 
 if TYPE_CHECKING:
@@ -49,41 +29,39 @@ AGE_BUCKETS: Final = (
 _Kind = TypeVar("_Kind")
 
 
-def load_dashboard_data(lake: duckdb.DuckDBPyConnection, name: str, now: datetime) -> DashboardData:
+def load_dashboard_data(lake: duckdb.DuckDBPyConnection, name: str, now: datetime) -> models.DashboardData:
     """Return the values of the snapshot that the connection sees; ages are relative to the aware `now`."""
     now_utc = now.astimezone(UTC).replace(tzinfo=None)
-    freshness = _fetch_as(lake, Freshness, f"SELECT {_names(Freshness)} FROM meta.freshness")[0]
-    totals = _fetch_as(lake, Totals, _TOTALS)[0]
+    freshness = _fetch_as(lake, models.Freshness, _FRESHNESS)[0]
+    totals = _fetch_as(lake, models.Totals, _TOTALS)[0]
     last = (freshness.watermark or freshness.published_at).date()
     deletions, by_month = _deletions(lake, last)
-    return DashboardData(
+    return models.DashboardData(
         lake=name,
         now=now_utc,
         freshness=freshness,
         totals=totals,
-        runs=_fetch_as(lake, Run, _RUNS, RUNS)[::-1],
-        run_counts=_fetch_as(lake, RunCount, _RUN_COUNTS),
-        verifications=_fetch_as(
-            lake,
-            Verification,
-            f"SELECT {_names(Verification)} FROM meta.verifications ORDER BY verified_at DESC LIMIT 10",
+        runs=_fetch_as(lake, models.Run, _RUNS, RUNS)[::-1],
+        run_counts=_fetch_as(lake, models.RunCount, _RUN_COUNTS),
+        verifications=_fetch_as(lake, models.Verification, _VERIFICATIONS),
+        days=_fetch_as(lake, models.Day, _DAYS, _first_day(totals, last), last),
+        damage=_fetch_as(
+            lake, models.DamageRate, _DAMAGE, _months_before(last, MONTHS - 1), _months_before(last, -1), TYPES
         ),
-        days=_fetch_as(lake, Day, _DAYS, _first_day(totals, last), last),
-        damage=_fetch_as(lake, DamageRate, _DAMAGE, _months_before(last, MONTHS - 1), _months_before(last, -1), TYPES),
-        damage_kinds=_fetch_as(lake, NameCount, _DAMAGE_KINDS, MAX_NAMES),
-        open_ages=_fetch_as(lake, AgeBucket, _OPEN_AGES, now_utc, [days for days, _ in AGE_BUCKETS]),
-        open_workflows=_fetch_as(lake, NameCount, _OPEN_WORKFLOWS, MAX_NAMES),
-        open_oldest=_fetch_as(lake, OpenRun, _OPEN_OLDEST, MAX_NAMES),
-        fields=_fetch_as(lake, FillRate, _FIELDS, MAX_NAMES, totals.files),
-        forms=_fetch_as(lake, FillRate, _FORMS, MAX_NAMES),
-        questions=_fetch_as(lake, FillRate, _QUESTIONS, MAX_NAMES),
-        reject_reasons=_fetch_as(lake, RejectReason, _REASONS, MAX_NAMES),
-        drift=_fetch_as(lake, DriftEntry, _DRIFT, 2 * MAX_NAMES),
+        damage_kinds=_fetch_as(lake, models.NameCount, _DAMAGE_KINDS, MAX_NAMES),
+        open_ages=_fetch_as(lake, models.AgeBucket, _OPEN_AGES, now_utc, [days for days, _ in AGE_BUCKETS]),
+        open_workflows=_fetch_as(lake, models.NameCount, _OPEN_WORKFLOWS, MAX_NAMES),
+        open_oldest=_fetch_as(lake, models.OpenRun, _OPEN_OLDEST, MAX_NAMES),
+        fields=_fetch_as(lake, models.FillRate, _FIELDS, MAX_NAMES, totals.files),
+        forms=_fetch_as(lake, models.FillRate, _FORMS, MAX_NAMES),
+        questions=_fetch_as(lake, models.FillRate, _QUESTIONS, MAX_NAMES),
+        reject_reasons=_fetch_as(lake, models.RejectReason, _REASONS, MAX_NAMES),
+        drift=_fetch_as(lake, models.DriftEntry, _DRIFT, 2 * MAX_NAMES),
         deletions=deletions,
         deletions_by_month=by_month,
-        snapshots=_fetch_as(lake, Snapshot, _SNAPSHOTS, 2 * RUNS),
-        table_sizes=_fetch_as(lake, TableSize, _TABLE_SIZES),
-        jobs=_fetch_as(lake, Job, _JOBS, MAX_NAMES),
+        snapshots=_fetch_as(lake, models.Snapshot, _SNAPSHOTS, 2 * RUNS),
+        table_sizes=_fetch_as(lake, models.TableSize, _TABLE_SIZES),
+        jobs=_fetch_as(lake, models.Job, _JOBS, MAX_NAMES),
     )
 
 
@@ -91,14 +69,10 @@ def _fetch_as(lake: duckdb.DuckDBPyConnection, kind: type[_Kind], sql: str, *val
     return tuple(kind(**row) for row in fetch_dicts(lake, sql, *values))
 
 
-def _names(kind: type[Any]) -> str:
-    return ", ".join(f'"{field.name}"' for field in fields(kind))
-
-
 # Time ranges
 
 
-def _first_day(totals: Totals, last: date) -> date:
+def _first_day(totals: models.Totals, last: date) -> date:
     """Return the first day of the chart: at most `DAYS`, at least `MIN_DAYS`, else from the first file on."""
     earliest, latest = last - timedelta(DAYS - 1), last - timedelta(MIN_DAYS - 1)
     first = latest if totals.first_file is None else totals.first_file.date()
@@ -111,19 +85,19 @@ def _months_before(day: date, months: int) -> datetime:
     return datetime.combine(date(index // 12, index % 12 + 1, 1), time())
 
 
-def _deletions(lake: duckdb.DuckDBPyConnection, last: date) -> tuple[tuple[DeletionCount, ...], bool]:
+def _deletions(lake: duckdb.DuckDBPyConnection, last: date) -> tuple[tuple[models.DeletionCount, ...], bool]:
     """Return the deletions by day if all are within `DAYS`, else by month, and whether they are by month."""
-    ((first,),) = lake.execute("SELECT min(deletion_detected_at) FROM deleted_files").fetchall()
+    sql = "SELECT min(deletion_detected_at), max(deletion_detected_at) FROM deleted_files"
+    ((first, latest),) = lake.execute(sql).fetchall()
     if first is None:
         return (), False
-    ((latest,),) = lake.execute("SELECT max(deletion_detected_at) FROM deleted_files").fetchall()
     end = max(last, latest.date())
     if (end - first.date()).days < DAYS:
         start = min(first.date(), end - timedelta(MIN_DAYS - 1))
-        return _fetch_as(
-            lake, DeletionCount, _DELETIONS.format(unit="day"), datetime.combine(start, time()), end
-        ), False
-    return _fetch_as(lake, DeletionCount, _DELETIONS.format(unit="month"), _months_before(end, MONTHS - 1), end), True
+        unit, begin = "day", datetime.combine(start, time())
+    else:
+        unit, begin = "month", _months_before(end, MONTHS - 1)
+    return _fetch_as(lake, models.DeletionCount, _DELETIONS.format(unit=unit), begin, end), unit == "month"
 
 
 # SQL
@@ -134,14 +108,19 @@ _TOTALS: Final = """
                  count(*) - count(created_at) AS files_undated FROM files),
          (SELECT count(*) AS uploads, count(*) - count(created_at) AS uploads_undated FROM uploads)
 """
+_FRESHNESS: Final = (
+    "SELECT watermark, snapshot, complete, published_at, files, deleted_files, rejects FROM meta.freshness"
+)
+_VERIFICATIONS: Final = """
+    SELECT verified_at, mode, consistent, files_in_service, files_in_lake, missing, stale, deleted
+    FROM meta.verifications ORDER BY verified_at DESC LIMIT 10
+"""
 _RUNS: Final = """
     SELECT run_id, command, state, started_at, seconds, details_fetched,
            coalesce(requests_list, 0) + coalesce(requests_detail, 0) AS calls, rejects, error
     FROM meta.runs ORDER BY started_at DESC, run_id DESC LIMIT $1
 """
-_RUN_COUNTS: Final = """
-    SELECT command, state, count(*) AS runs FROM meta.runs GROUP BY ALL ORDER BY command, state
-"""
+_RUN_COUNTS: Final = "SELECT command, state, count(*) AS runs FROM meta.runs GROUP BY ALL ORDER BY command, state"
 _DAYS: Final = """
     WITH days AS (SELECT unnest(generate_series($1::TIMESTAMP, $2::TIMESTAMP, INTERVAL 1 DAY))::DATE AS day),
     made AS (SELECT created_at::DATE AS day, count(*) AS files FROM files

@@ -22,7 +22,7 @@ from pipeline.lake.layout import LakeLayout, describe_lock_owner
 from pipeline.lake.parts import sha256_file
 from pipeline.lake.reader import LedgerOutdatedError, fetch_dicts, open_catalog, open_ledger_readonly
 from pipeline.lake.retention import list_part_files
-from schemas.timestamps import DAY, SECOND, to_datetime
+from schemas.timestamps import DAY, SECOND, now_us, to_datetime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,10 +64,9 @@ def check_folder(settings: Settings) -> Iterator[Finding]:
         return
     if not os.access(existing, os.W_OK | os.X_OK):
         yield problem("folder", f"{existing} cannot be written", "Correct its permissions or owner.", ExitCode.STORAGE)
-    elif existing == root:
-        yield ok("folder", f"{root} can be written")
     else:
-        yield ok("folder", f"{root} does not exist yet; the first sync creates the folder")
+        state = "can be written" if existing == root else "does not exist yet; the first sync creates the folder"
+        yield ok("folder", f"{root} {state}")
     kind = _find_file_system(existing)
     if kind in _NETWORK_FILE_SYSTEMS:
         message = f"{existing} is on a network file system ({kind}), where locks may not work"
@@ -85,10 +84,7 @@ def check_lake(settings: Settings) -> Iterator[Finding]:
             yield ok("lake", "the lake is empty")
         return
     is_locked = _is_locked(layout)
-    if is_locked:
-        yield ok("lock", f"locked by {describe_lock_owner(layout)}")
-    else:
-        yield ok("lock", "no run holds the lock")
+    yield ok("lock", f"locked by {describe_lock_owner(layout)}" if is_locked else "no run holds the lock")
     try:
         with open_ledger_readonly(layout) as ledger:
             yield from _check_ledger(ledger, settings, is_locked=is_locked)
@@ -111,9 +107,8 @@ def _catch_errors(check: str, run_check: Callable[[], Iterator[Finding]]) -> Ite
     except duckdb.Error as error:
         yield problem(check, short_message(error).rstrip("."), _RUN_CHECK_HINT, ExitCode.DAMAGE)
     except OSError as error:
-        yield problem(
-            check, f"{error.strerror}: {error.filename}", "Correct the permissions of the file.", ExitCode.STORAGE
-        )
+        hint = "Correct the permissions of the file."
+        yield problem(check, f"{error.strerror}: {error.filename}", hint, ExitCode.STORAGE)
 
 
 # The folder
@@ -123,9 +118,7 @@ def _check_disk_space(existing: Path, root: Path) -> Finding:
     free = shutil.disk_usage(existing).free
     message = f"{format_bytes(free)} free"
     if free < _DISK_LIMITS_BYTES[0]:
-        return problem(
-            "disk", f"only {format_bytes(free)} free", "Free disk space: a sync cannot commit.", ExitCode.STORAGE
-        )
+        return problem("disk", f"only {message}", "Free disk space: a sync cannot commit.", ExitCode.STORAGE)
     parts = sum(path.stat().st_size for path in root.glob("parts/*/*.parquet")) if existing == root else 0
     if free < max(_DISK_LIMITS_BYTES[1], parts):
         hint = "Free disk space: a compaction needs as much as the tables take."
@@ -168,8 +161,7 @@ def _check_ledger(ledger: LedgerReader, settings: Settings, *, is_locked: bool) 
     result = ledger.quick_check()
     if result != "ok":
         raise LakeCorruptedError(f"ledger.sqlite: {result}", hint=_RUN_CHECK_HINT)
-    files = ledger.count_files()
-    yield ok("ledger", f"intact: {pluralize(files, 'file')}, format {ledger.schema_version()}")
+    yield ok("ledger", f"intact: {pluralize(ledger.count_files(), 'file')}, format {ledger.schema_version()}")
     properties = ledger.properties
     source, lang = properties.source, properties.lang
     if source is not None and settings.base_url is not None and source != settings.base_url:
@@ -182,9 +174,8 @@ def _check_ledger(ledger: LedgerReader, settings: Settings, *, is_locked: bool) 
         message = f"syncs are paused: the lake was rolled back to snapshot {pause['to']}"
         yield warning("paused", message, "Run `scanlake unpause` to allow syncs.")
     if not is_locked and (file_ids := properties.purge_in_progress):
-        message = (
-            f"a purge of {pluralize(len(file_ids), 'file')} was not finished: their documents may still be on disk"
-        )
+        files = pluralize(len(file_ids), "file")
+        message = f"a purge of {files} was not finished: their documents may still be on disk"
         yield warning("purge", message, "Run `scanlake publish`: it finishes the purge.")
     yield from _check_history(ledger, settings, is_locked=is_locked)
 
@@ -193,11 +184,8 @@ def _check_history(ledger: LedgerReader, settings: Settings, *, is_locked: bool)
     run, properties = ledger.last_run(), ledger.properties
     if run is not None and run.state != "done" and not is_locked:
         reason = "killed" if run.state == "running" else run.error or run.state
-        yield warning(
-            "last run",
-            f"{run.command} {run.run_id}: {reason}",
-            f"Run `scanlake {run.command}` again: it continues there.",
-        )
+        hint = f"Run `scanlake {run.command}` again: it continues there."
+        yield warning("last run", f"{run.command} {run.run_id}: {reason}", hint)
     elif run is not None:
         yield ok("last run", f"{run.command} {run.run_id}: {run.state}")
     watermark = properties.watermark
@@ -212,17 +200,16 @@ def _check_history(ledger: LedgerReader, settings: Settings, *, is_locked: bool)
             yield ok("watermark", message)
     verified = properties.verified_or_synced_at
     every = settings.verify_every_days * DAY
-    if every and verified is not None and time.time_ns() // 1_000 - verified > 2 * every:
-        days = (time.time_ns() // 1_000 - verified) / DAY
+    if every and verified is not None and (unverified := now_us() - verified) > 2 * every:
+        days = unverified / DAY
         message = f"the last check for deletions was {days:,.0f} days ago"
         if properties.last_verify_at is None:  # after a rollback, the other instant is no real one
             message = "deletions are unchecked since the first sync or the last rollback"
         yield warning("verify", message, "Run `scanlake verify`.")
     rejects = sum(ledger.count_rejects().values())
     if rejects:
-        yield warning(
-            "rejects", f"{pluralize(rejects, 'reject')} in meta.rejects", "Query meta.rejects: the next runs try again."
-        )
+        hint = "Query meta.rejects: the next runs try again."
+        yield warning("rejects", f"{pluralize(rejects, 'reject')} in meta.rejects", hint)
 
 
 def _check_parts(layout: LakeLayout, ledger: LedgerReader) -> Iterator[Finding]:
@@ -257,11 +244,8 @@ def _check_catalog(
         message = f"the catalog names parts in {freshness['reader_root']}, but the lake has moved"
         yield problem("catalog", message, "Run `scanlake publish`.", ExitCode.DAMAGE)
     else:
-        yield ok(
-            "catalog",
-            f"snapshot {freshness['snapshot']}: {pluralize(freshness['files'], 'file')},"
-            f" read from {freshness['reader_root']}",
-        )
+        files = pluralize(freshness["files"], "file")
+        yield ok("catalog", f"snapshot {freshness['snapshot']}: {files}, read from {freshness['reader_root']}")
     has_unpublished = ledger.has_unpublished_commits()
     if not is_locked and (has_unpublished or last is None or last.snapshot != freshness["snapshot"]):
         message = "the lake has commits that readers do not see yet"
@@ -274,7 +258,7 @@ def _check_orphans(layout: LakeLayout, ledger: LedgerReader) -> Iterator[Finding
     temp_files = [path for path in layout.root.rglob("*") if is_temp_file(path)]
     leftovers = [*orphans, *temp_files]
     if leftovers:
-        size = sum(max(0, _file_size(path)) for path in leftovers)
+        size = sum(map(_file_size, leftovers))
         message = f"{pluralize(len(leftovers), 'file')} left by a killed run ({format_bytes(size)})"
         yield warning("leftovers", message, _NEXT_RUN_HINT)
     log = layout.catalog.with_name(f"{layout.catalog.name}.wal")
@@ -285,5 +269,5 @@ def _check_orphans(layout: LakeLayout, ledger: LedgerReader) -> Iterator[Finding
 def _file_size(path: Path) -> int:
     try:
         return path.stat().st_size
-    except OSError:
-        return -1
+    except OSError:  # it vanished meanwhile
+        return 0

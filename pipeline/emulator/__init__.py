@@ -12,14 +12,6 @@ from pipeline.emulator.server import DEFAULT_TOKEN, Emulator
 from pipeline.emulator.world import World
 
 __all__ = [
-    "DEFAULT_TOKEN",
-    "EDIT_KINDS",
-    "PROFILES",
-    "EditKind",
-    "Emulator",
-    "Faults",
-    "Quirks",
-    "World",
-    "WorldPlan",
+    "DEFAULT_TOKEN", "EDIT_KINDS", "PROFILES", "EditKind", "Emulator", "Faults", "Quirks", "World", "WorldPlan",
     "make_quirks",
-]
+]  # fmt: skip

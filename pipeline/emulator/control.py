@@ -5,7 +5,7 @@ They need no token and accept only loopback connections. GET /_emulator/ lists t
 
 import ipaddress
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -53,7 +53,7 @@ async def handle_request(  # noqa: PLR0911 (one return per route)
         command = msgspec.json.decode(await request.read() or b"{}")
         if not isinstance(command, dict):
             return _to_text_response("The body must be a JSON object.", 400)
-        return _to_json_response(await operation(service, command))
+        return _to_json_response({"ok": True, **(operation(service, command) or {})})
     except KeyError as error:
         return _to_text_response(f"Unknown file or missing key: {error}.", 400)
     except (ValueError, TypeError) as error:
@@ -80,12 +80,7 @@ def _read_log(service: EmulatedService, args: dict[str, str]) -> web.Response:
     return _to_json_response({"log": [entry.to_json() for entry in list(service.log)[-count:]]})
 
 
-async def _reset(service: EmulatedService, _: dict[str, Any]) -> dict[str, Any]:
-    service.reset()
-    return {"ok": True}
-
-
-async def _change_world(service: EmulatedService, command: dict[str, Any]) -> dict[str, Any]:
+def _change_world(service: EmulatedService, command: dict[str, Any]) -> dict[str, Any]:
     world, op = service.world, command.get("op")
     at = timestamps.parse_timestamp(command["at"]) if "at" in command else None
     match op:
@@ -97,24 +92,21 @@ async def _change_world(service: EmulatedService, command: dict[str, Any]) -> di
             world.clock.resume()
         case "create":
             keys = world.create(int(command.get("n", 1)), scan_code=command.get("scan_code"), at=at)
-            return {"ok": True, "keys": keys}
+            return {"keys": keys}
         case "restore":
             keys = command.get("ids") or list(world.deleted)[: int(command.get("n", sys.maxsize))]
-            return {"ok": True, "keys": world.restore(keys, stamp=bool(command.get("stamp", True)))}
+            return {"keys": world.restore(keys, stamp=bool(command.get("stamp", True)))}
         case "edit":
             if command.get("kind") not in EDIT_KINDS:
                 raise ValueError(f"The kind must be one of {', '.join(EDIT_KINDS)}.")
-            return {
-                "ok": True,
-                "keys": [world.edit(key, command["kind"], at=at) for key in _find_keys(service, command)],
-            }
+            return {"keys": [world.edit(key, command["kind"], at=at) for key in _find_keys(service, command)]}
         case "touch":
-            return {"ok": True, "keys": world.touch(_find_keys(service, command), at)}
+            return {"keys": world.touch(_find_keys(service, command), at)}
         case "update" | "close" | "open" | "reopen" | "delete":
-            return {"ok": True, "keys": getattr(world, op)(_find_keys(service, command))}
+            return {"keys": getattr(world, op)(_find_keys(service, command))}
         case _:
             raise ValueError(f"Unknown op {op!r}.\n\n{HELP}")
-    return {"ok": True, "now": timestamps.format_micros_z(world.clock.now())}
+    return {"now": timestamps.format_micros_z(world.clock.now())}
 
 
 def _find_keys(service: EmulatedService, command: dict[str, Any]) -> list[int]:
@@ -130,24 +122,14 @@ def _find_keys(service: EmulatedService, command: dict[str, Any]) -> list[int]:
     return keys
 
 
-async def _set_faults(service: EmulatedService, command: dict[str, Any]) -> dict[str, Any]:
+def _set_faults(service: EmulatedService, command: dict[str, Any]) -> dict[str, Any]:
     if command.pop("clear", False):
         service.faults.clear()
     scripted = command.pop("script", [])
     service.faults.set(replace_fields(service.faults.faults, command))
     for entry in scripted:
         service.script(**entry)
-    return {"ok": True, "quiet": service.faults.faults == Faults()}
-
-
-async def _set_quirks(service: EmulatedService, command: dict[str, Any]) -> dict[str, Any]:
-    service.set_quirks(**command)
-    return {"ok": True}
-
-
-async def _set_churn(service: EmulatedService, command: dict[str, Any]) -> dict[str, Any]:
-    service.set_churn(float(command.get("rate", 0)))
-    return {"ok": True}
+    return {"quiet": service.faults.faults == Faults()}
 
 
 def _to_text_response(text: str, status: int = 200) -> web.Response:
@@ -163,10 +145,10 @@ _GET_ROUTES: dict[str, Callable[[EmulatedService, dict[str, str]], web.Response]
     "state": lambda service, _args: _to_json_response(service.read_state()),
     "log": _read_log,
 }
-_POST_ROUTES: dict[str, Callable[[EmulatedService, dict[str, Any]], Awaitable[dict[str, Any]]]] = {
-    "reset": _reset,
+_POST_ROUTES: dict[str, Callable[[EmulatedService, dict[str, Any]], dict[str, Any] | None]] = {
+    "reset": lambda service, _command: service.reset(),
     "world": _change_world,
     "faults": _set_faults,
-    "quirks": _set_quirks,
-    "churn": _set_churn,
+    "quirks": lambda service, command: service.set_quirks(**command),
+    "churn": lambda service, command: service.set_churn(float(command.get("rate", 0))),
 }

@@ -1,6 +1,7 @@
 """Files as response bytes: list items with the requested includes, and details."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -15,47 +16,18 @@ INCLUDES = ("uploads", "geocoding", "forms", "fields", "locations", "workflows")
 ALL_INCLUDES = frozenset(INCLUDES)
 
 _SIGNATURE = b"signature=0000000000"
-_ID_KEYS = frozenset(
-    (
-        "id",
-        "file_id",
-        "tenant_id",
-        "device_id",
-        "workflow_id",
-        "workflow_step_id",
-        "workflow_run_id",
-        "field_id",
-        "snap_id",
-        "recent_snap_id",
-        "form_id",
-        "damage_type_id",
-        "document_type_id",
-    )
-)
+_ID_KEYS = frozenset((
+    "id", "file_id", "tenant_id", "device_id", "workflow_id", "workflow_step_id", "workflow_run_id", "field_id",
+    "snap_id", "recent_snap_id", "form_id", "damage_type_id", "document_type_id",
+))  # fmt: skip
 _FLAG_KEYS = frozenset(("closed", "has_damage"))
 _TEXT_KEYS = frozenset(("comment", "damage_type_desc", "document_type_desc", "latitude", "longitude"))
 # Keys that were observed in the field; the interface has none of them.
-_SEEN_KEYS = frozenset(
-    (
-        "recent_snap_id",
-        "snap_count",
-        "snap_count_with_damage",
-        "device_nick",
-        "damage_type_id",
-        "document_type_id",
-        "client_key",
-        "deleted_at",
-        "started_on_device_at",
-        "finished_on_device_at",
-        "force",
-        "language",
-        "location_filter",
-        "close_file_after_completion",
-        "info_url",
-        "data",
-        "retention_class",
-    )
-)
+_SEEN_KEYS = frozenset((
+    "recent_snap_id", "snap_count", "snap_count_with_damage", "device_nick", "damage_type_id", "document_type_id",
+    "client_key", "deleted_at", "started_on_device_at", "finished_on_device_at", "force", "language",
+    "location_filter", "close_file_after_completion", "info_url", "data", "retention_class",
+))  # fmt: skip
 
 
 class DocumentRenderer:
@@ -81,7 +53,11 @@ class DocumentRenderer:
         plain: timestamps.TimeFormat = "offset" if quirks.times == "mixed" else quirks.times
         self._file_time = timestamps.TIME_FORMATS[plain]
         self._pools = fixtures.build_pools(
-            self.world.plan.seed, self.world.born - self.world.born % timestamps.DAY, nested
+            self.world.plan.seed,
+            self.world.born - self.world.born % timestamps.DAY,
+            nested,
+            loses_steps=quirks.definitions == "lose-steps",
+            mixed_answers=quirks.answer_values == "mixed",
         )
         self._options = RenderOptions(
             timestamps.TIME_FORMATS[nested],
@@ -113,18 +89,23 @@ class DocumentRenderer:
     def render_item(self, record: FileRecord, includes: frozenset[str], lang: str | None) -> bytes:
         """Return one element of the data array of a list."""
         key = (record.key, record.revision, includes, lang)
-        body = self._bodies.get(key)
-        if body is None:
-            body = self._cache(key, msgspec.json.encode(self.build_item(record, includes, lang)))
-        return self._sign_image_urls(body) if self.quirks.image_urls == "fresh" else body
+        return self._render(key, lambda: self.build_item(record, includes, lang))
 
     def render_detail(self, record: FileRecord, lang: str | None) -> bytes:
         """Return the body of a detail response, without a wrapper."""
-        key = (record.key, record.revision, lang)
+        return self._render((record.key, record.revision, lang), lambda: self.build_detail(record, lang))
+
+    def _render(self, key: tuple[Any, ...], build: Callable[[], JsonObject]) -> bytes:
         body = self._bodies.get(key)
         if body is None:
-            body = self._cache(key, msgspec.json.encode(self.build_detail(record, lang)))
-        return self._sign_image_urls(body) if self.quirks.image_urls == "fresh" else body
+            body = self._bodies[key] = msgspec.json.encode(build())
+            self._cached_bytes += len(body)
+            while self._cached_bytes > self._max_cached_bytes and self._bodies:
+                self._cached_bytes -= len(self._bodies.popitem(last=False)[1])
+        if self.quirks.image_urls != "fresh":
+            return body
+        self._signature_count += 1
+        return body.replace(_SIGNATURE, b"signature=%010d" % self._signature_count)
 
     # Objects, for oracles.
 
@@ -135,7 +116,7 @@ class DocumentRenderer:
         content = self.get_content(record)
         document = self._build_head(record, content, record.listed or record.updated)
         if "uploads" in includes:
-            uploads = self._translate(content.uploads, lang)
+            uploads = self._translate(content.uploads, lang if self.quirks.lang_texts != "detail-only" else None)
             if "geocoding" in includes:
                 uploads = [{**upload, "geocoding": self._find_geocoding(upload)} for upload in uploads]
             document["uploads"] = uploads
@@ -163,14 +144,16 @@ class DocumentRenderer:
                 del document[key]
         if quirks.instances == "on":
             document["file_id"] = record.key
-        extra = {"file_id": record.key, "tenant_id": self._pools.tenant, "image_path": ""}
-        detail_lang = lang if quirks.lang_texts == "list-and-detail" else None
+        extra: JsonObject = {"file_id": record.key, "tenant_id": self._pools.tenant, "image_path": ""}
+        if quirks.detail_geocoding != "absent":
+            extra["geocoding"] = None if quirks.detail_geocoding == "null" else []
+        detail_lang = lang if quirks.lang_texts in {"list-and-detail", "detail-only"} else None
         document["uploads"] = [
             {**upload, **extra, "image_path": f"tenants/{self._pools.tenant}/{upload['image_name']}"}
             for upload in self._translate(content.uploads, detail_lang)
         ]
-        if quirks.detail_forms == "yes":
-            document["form_submits"] = content.forms
+        if quirks.detail_forms != "no":
+            document["form_submits"] = content.forms if quirks.detail_forms == "yes" else []
         document["fields"] = content.fields
         document["locations"] = content.locations
         document["workflow_runs"] = content.runs
@@ -191,7 +174,7 @@ class DocumentRenderer:
         document = {
             "id": record.id,
             "scan_code": record.scan_code,
-            "scan_code_format": self._pools.code_formats[record.serial * 13 % 6],
+            "scan_code_format": fixtures.CODE_FORMATS[record.serial * 13 % 6],
             "closed": record.closed,
             "recent_snap_id": snaps[-1] if snaps else None,
             "snap_count": len(snaps),
@@ -205,6 +188,8 @@ class DocumentRenderer:
 
     def _translate(self, uploads: list[JsonObject], lang: str | None) -> list[JsonObject]:
         """Return uploads with damage texts in a language, if the service supports it."""
+        if self.quirks.identifiers == "text" or self.quirks.escapes == "html":
+            uploads = [self._respell_upload(upload) for upload in uploads]
         if lang not in LANGUAGES or lang == LANGUAGES[0] or self.quirks.lang_texts == "off":
             return uploads
         index = LANGUAGES.index(lang)
@@ -214,6 +199,16 @@ class DocumentRenderer:
             else upload
             for upload in uploads
         ]
+
+    def _respell_upload(self, upload: JsonObject) -> JsonObject:
+        """Return an upload with identifiers that are no numbers, and with HTML entities in its comment."""
+        respelled = dict(upload)
+        if self.quirks.identifiers == "text":
+            for key, prefix in (("device_id", "dev"), ("workflow_id", "wf"), ("workflow_step_id", "step")):
+                respelled[key] = None if upload[key] is None else f"{prefix}-{upload[key]}"
+        if self.quirks.escapes == "html" and upload["comment"]:
+            respelled["comment"] = f"Tom &amp; Jerry &lt;{upload['comment']}&gt;"
+        return respelled
 
     def _find_geocoding(self, upload: JsonObject) -> JsonObject | None:
         return self._pools.geocodings[upload["id"] % 100] if upload["latitude"] else None
@@ -241,17 +236,6 @@ class DocumentRenderer:
         if key in _ID_KEYS and quirks.ids == "string" and isinstance(value, int):
             return str(value)
         return value
-
-    def _cache(self, key: tuple[Any, ...], body: bytes) -> bytes:
-        self._bodies[key] = body
-        self._cached_bytes += len(body)
-        while self._cached_bytes > self._max_cached_bytes and self._bodies:
-            self._cached_bytes -= len(self._bodies.popitem(last=False)[1])
-        return body
-
-    def _sign_image_urls(self, body: bytes) -> bytes:
-        self._signature_count += 1
-        return body.replace(_SIGNATURE, b"signature=%010d" % self._signature_count)
 
 
 def _to_list_field(field: JsonObject) -> JsonObject:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from email.utils import formatdate
 
-from pipeline.emulator.http import HTML, RawResponse, Response, render_head, to_html_response, to_json_response
+from pipeline.emulator.http import HTML, Ending, RawResponse, Response, render_head, to_html_response, to_json_response
 from pipeline.emulator.options import Faults
 
 BEFORE: dict[str, str] = {
@@ -68,10 +68,10 @@ class ScriptedFault:
 class FaultInjector:
     """Chooses the fault of each request; `quiet` means that no fault is configured."""
 
-    def __init__(self, faults: Faults, seed: int, token: str, other_origin: str) -> None:
+    def __init__(self, faults: Faults, seed: int, token: str) -> None:
+        self.other_origin = ""  # the default target of redirects, known once the server listens
         self._rng = random.Random(f"faults:{seed}")
         self._token = token
-        self._other = other_origin
         self._tokens = 0.0
         self._filled = time.monotonic()
         self._bomb: bytes | None = None
@@ -131,7 +131,7 @@ class FaultInjector:
         if kind.isdigit():
             return self._build_status_response(int(kind))
         if kind in _REDIRECTS:
-            origin = self.faults.redirect_to or self._other
+            origin = self.faults.redirect_to or self.other_origin
             return Response(_REDIRECTS[kind], b"", HTML, {"Location": f"{origin}/elsewhere"})
         if kind == "html":
             return to_html_response("Please sign in")
@@ -154,25 +154,21 @@ class FaultInjector:
                 return RawResponse(head[: len(head) // 2], ending="abort")
             case "drop-mid-body" | "cut-length":
                 head = render_head(response, date, length=len(body), ending="keep")
-                return RawResponse(
-                    head + body[:half], ending="abort" if kind == "drop-mid-body" else "close", status=status
-                )
+                ending: Ending = "abort" if kind == "drop-mid-body" else "close"
+                return RawResponse(head + body[:half], ending=ending, status=status)
             case "cut-chunked":
                 head = render_head(response, date, length=None, ending="keep", extra="Transfer-Encoding: chunked\r\n")
                 return RawResponse(head + b"%x\r\n%s\r\n" % (max(half, 1), body[: max(half, 1)]), ending="close")
             case "cut-close":
-                return RawResponse(
-                    render_head(response, date, length=None, ending="close") + body[:half], ending="close"
-                )
+                head = render_head(response, date, length=None, ending="close")
+                return RawResponse(head + body[:half], ending="close")
             case "drip":
                 head = render_head(response, date, length=len(body), ending="close")
                 return RawResponse(head + body, ending="close", pause=self.faults.drip_seconds)
             case _:
                 corrupted = _corrupt_body(kind, response)
-                return RawResponse(
-                    render_head(corrupted, date, length=len(corrupted.body), ending="keep") + corrupted.body,
-                    status=status,
-                )
+                head = render_head(corrupted, date, length=len(corrupted.body), ending="keep")
+                return RawResponse(head + corrupted.body, status=status)
 
     def _update_quiet(self) -> None:
         self.quiet = not self.script and self.faults == Faults()

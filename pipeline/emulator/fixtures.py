@@ -24,39 +24,27 @@ DAMAGE_TEXTS: dict[int, tuple[str, ...]] = {
 DOCUMENT_TYPES = {1: "CMR", 2: "Delivery note", 3: "Bill of lading", 4: "Gate pass", 5: "Überweisung / Beleg"}
 _TOWNS = ("Rotterdam", "Bremerhaven", "Antwerpen", "Zeebrugge", "Málaga", "Gdańsk", "Le Havre", "Göteborg")
 _QUESTIONS = (
-    "Is the seal intact?",
-    "Seal number ",
-    "Temperature on arrival (°C)",
-    "Name of the driver  ",
-    "Container nummer — controle",
-    "Datum der Übernahme",
-    "Number of pallets",
-    "Remarks",
-    "検品済み",
+    "Is the seal intact?", "Seal number ", "Temperature on arrival (°C)", "Name of the driver  ",
+    "Container nummer — controle", "Datum der Übernahme", "Number of pallets", "Remarks", "検品済み",
     "Подпись получателя",
-    (
-        "Have you checked, with the driver and before the first pallet left the trailer, that no packaging "
-        "was wet, torn or opened and that every label could be read? (see 4.2, 4.3, 9) "
-    ),
+    ("Have you checked, with the driver and before the first pallet left the trailer, that no packaging "
+     "was wet, torn or opened and that every label could be read? (see 4.2, 4.3, 9) "),
     "Vehicle clean and dry",
-)
+)  # fmt: skip
 _ANSWERS: tuple[str | None, ...] = (
-    "Yes",
-    "No",
-    "n/a",
-    "12",
-    "-18.5",
-    "2025-03-14",
-    "J. de Vries",
-    "line one\nline two\r\nline three",
-    None,
-    "",
-    "Straße 7, Tür 3",
-    "OK  ",
-    "✅ checked",
+    "Yes", "No", "n/a", "12", "-18.5", "2025-03-14", "J. de Vries", "line one\nline two\r\nline three", None, "",
+    "Straße 7, Tür 3", "OK  ", "✅ checked",
+)  # fmt: skip
+_MIXED_ANSWERS: tuple[Any, ...] = (
+    ["Front", "Rear  left"],
+    [],
+    ["nur eins"],
+    [3, True, None],
+    {"text": "größer", "count": 2},
+    [{"id": 1, "label": "Box A"}, {"id": 2, "label": "Box B"}],
 )
 _UPLOAD_TYPES = ("snap",) * 12 + ("manual",) * 3 + ("document",) * 4 + ("signature", "video")
-_CODE_FORMATS = ("NONE", "NONE", "CODE_128", "QR_CODE", "EAN_13", "DATA_MATRIX")
+CODE_FORMATS = ("NONE", "NONE", "CODE_128", "QR_CODE", "EAN_13", "DATA_MATRIX")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,32 +55,35 @@ class FixturePools:
     tenant: int
     uploads: list[JsonObject]
     geocodings: list[JsonObject]
-    devices: list[tuple[int, str]]
     locations: list[JsonObject]
     workflows: list[JsonObject]
     forms: list[JsonObject]
     fields: list[tuple[int, str]]
-    answers: tuple[str | None, ...] = _ANSWERS
-    code_formats: tuple[str, ...] = _CODE_FORMATS
+    answers: tuple[Any, ...] = _ANSWERS
 
 
-def build_pools(seed: int, until: int, time_format: timestamps.TimeFormat) -> FixturePools:
-    """Generate the pools of a seed; no definition is newer than `until`."""
+def build_pools(
+    seed: int, until: int, time_format: timestamps.TimeFormat, *, loses_steps: bool = False, mixed_answers: bool = False
+) -> FixturePools:
+    """Generate the pools of a seed; no definition is newer than `until`.
+
+    `loses_steps`: newer versions of a workflow drop steps. `mixed_answers`: some answers are lists or objects.
+    """
     rng = random.Random(f"pools:{seed}")
     devices = [(4_000 + n * 7, f"Gate {n} {rng.choice(_TOWNS)}") for n in range(40)]
-    geocodings = [_build_geocoding(rng) for _ in range(100)]
+    geocodings = [_build_geocoding(rng) for _ in range(100)]  # before the other pools: each takes from one sequence
     return FixturePools(
         seed=seed,
         tenant=rng.randrange(100, 999),
         uploads=[_build_upload(rng, devices) for _ in range(400)],
         geocodings=geocodings,
-        devices=devices,
         locations=[{"id": 900 + n, "location": f"{rng.choice(_TOWNS)} terminal {n}"} for n in range(25)],
-        workflows=_build_workflows(rng, until, time_format),
+        workflows=_build_workflows(rng, until, time_format, loses_steps=loses_steps),
         forms=[_build_form(rng, n) for n in range(14)],
         fields=[
             (70_000 + n, rng.choice(("PO number", "Weight", "Lot", "Gewicht", "Zone ")) + f" {n}") for n in range(18)
         ],
+        answers=_ANSWERS + _MIXED_ANSWERS if mixed_answers else _ANSWERS,
     )
 
 
@@ -125,10 +116,7 @@ def _build_upload(rng: random.Random, devices: list[tuple[int, str]]) -> JsonObj
         "comment": rng.choice((None, None, "", "left rear corner", "siehe Foto 2, größerer Riß", "=SUM(A1)", "漏れ")),
         "image_url": "",
         "image_thumb": "",
-        "workflow_id": None,
-        "workflow_description": None,
-        "workflow_step_id": None,
-        "workflow_step_description": None,
+        **dict.fromkeys(("workflow_id", "workflow_description", "workflow_step_id", "workflow_step_description")),
     }
 
 
@@ -144,14 +132,16 @@ def _build_geocoding(rng: random.Random) -> JsonObject:
         "position": f"{rng.uniform(36, 60):.6f},{rng.uniform(-5, 25):.6f}",
     }
     count = int(rng.random() < 0.9)
-    return {
-        "summary": {"queryTime": rng.randrange(3, 90), "numResults": count},
-        "addresses": [address] * count,
-    }
+    return {"summary": {"queryTime": rng.randrange(3, 90), "numResults": count}, "addresses": [address] * count}
 
 
-def _build_workflows(rng: random.Random, until: int, time_format: timestamps.TimeFormat) -> list[JsonObject]:
-    """Return workflow definitions; every third has two versions, the newer one with an additional step."""
+def _build_workflows(
+    rng: random.Random, until: int, time_format: timestamps.TimeFormat, *, loses_steps: bool
+) -> list[JsonObject]:
+    """Return workflow definitions; every third has two versions.
+
+    The newer version has a step more; with `loses_steps` it has only the first of the older steps beside it.
+    """
     format_time = timestamps.TIME_FORMATS[time_format]
     flows: list[JsonObject] = []
     for n in range(9):
@@ -173,7 +163,8 @@ def _build_workflows(rng: random.Random, until: int, time_format: timestamps.Tim
         flows.append({**flow, "steps": steps})
         if n % 3 == 0:
             later = {"updated_at": format_time(created + 200 * timestamps.DAY), "name": f"{flow['name']} (v2)"}
-            flows.append({**flow, **later, "steps": [*steps, _build_step(rng, 300 + n, len(steps))]})
+            older = steps[:1] if loses_steps else steps
+            flows.append({**flow, **later, "steps": [*older, _build_step(rng, 300 + n, len(steps))]})
     return flows
 
 
@@ -194,8 +185,4 @@ def _build_step(rng: random.Random, flow: int, index: int) -> JsonObject:
 def _build_form(rng: random.Random, n: int) -> JsonObject:
     count = rng.randrange(2, 8)
     questions = [{"id": 5_000 + n * 50 + q, "label": rng.choice(_QUESTIONS)} for q in range(count)]
-    return {
-        "id": 40 + n,
-        "title": f"{rng.choice(('Gate check', 'Übergabe', 'Reefer'))} {n}",
-        "questions": questions,
-    }
+    return {"id": 40 + n, "title": f"{rng.choice(('Gate check', 'Übergabe', 'Reefer'))} {n}", "questions": questions}

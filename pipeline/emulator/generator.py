@@ -7,29 +7,15 @@ world of 200,000 files fits in memory and each document can be rendered again by
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from pipeline.emulator.fixtures import DAMAGE_TEXTS, FixturePools, JsonObject
 from pipeline.emulator.timestamps import SECOND
 
 EditKind = Literal[
-    "touch",
-    "add-upload",
-    "remove-upload",
-    "comment",
-    "damage",
-    "arrive",
-    "add-form",
-    "remove-form",
-    "answer",
-    "add-field",
-    "remove-field",
-    "field-value",
-    "add-run",
-    "remove-run",
-    "complete-run",
-    "clear",
-]
+    "touch", "add-upload", "remove-upload", "comment", "damage", "arrive", "add-form", "remove-form", "answer",
+    "add-field", "remove-field", "field-value", "add-run", "remove-run", "complete-run", "clear",
+]  # fmt: skip
 EDIT_KINDS: tuple[EditKind, ...] = EditKind.__args__  # type: ignore[attr-defined]
 
 _SLOTS = 4096  # upload numbers of a file; the last one is the upload that arrives late
@@ -104,9 +90,8 @@ def generate_children(pools: FixturePools, record: FileRecord, options: RenderOp
         seconds += int(draw() * 900)
         generator.add_upload(draw, seconds * SECOND + int(draw() * 1000) * 1000)
     shift = int(draw() * 25)
-    content.locations = [
-        dict(pools.locations[(shift + n) % 25]) for n in range((0, 1, 1, 1, 1, 2, 2, 3)[int(draw() * 8)])
-    ]
+    location_count = (0, 1, 1, 1, 1, 2, 2, 3)[int(draw() * 8)]
+    content.locations = [dict(pools.locations[(shift + n) % 25]) for n in range(location_count)]
     for _ in range((0, 0, 1, 1, 2, 4)[int(draw() * 6)]):
         generator.add_field(draw, record.created)
     if content.fields and draw() < 0.3:
@@ -120,14 +105,14 @@ def generate_children(pools: FixturePools, record: FileRecord, options: RenderOp
     return content
 
 
+@dataclass(frozen=True, slots=True)
 class ContentGenerator:
     """Builds the content of one file: each method adds or changes one object at random."""
 
-    def __init__(self, pools: FixturePools, record: FileRecord, options: RenderOptions, content: Content) -> None:
-        self.pools = pools
-        self.record = record
-        self.options = options
-        self.content = content
+    pools: FixturePools
+    record: FileRecord
+    options: RenderOptions
+    content: Content
 
     def child_id(self, slot: int) -> int:
         """Return the id of the nth child; one file in three has ids above 2^53, which floats round."""
@@ -163,9 +148,8 @@ class ContentGenerator:
         first = self.content.fields[0]
         uploads = self.content.uploads
         source = uploads[int(draw() * len(uploads))]["id"] if uploads else None
-        self.content.fields.append(
-            self._build_field(first["field_id"], first["name"], f"R-{int(draw() * 999)}", source, at=at)
-        )
+        value = f"R-{int(draw() * 999)}"
+        self.content.fields.append(self._build_field(first["field_id"], first["name"], value, source, at=at))
 
     def _build_field(self, number: int, name: str, value: str, source: int | None, *, at: int) -> JsonObject:
         text = self.options.field_time(at)
@@ -208,15 +192,11 @@ class ContentGenerator:
                 if draw() < 0.5:
                     steps.append(self._build_run_step(key, index, step["id"], "skipped", [], at=at))
                 continue
-            steps.append(
-                self._build_run_step(key, index, step["id"], "done", self._pick_uploads(draw, step, flow), at=at)
-            )
+            items = self._pick_uploads(draw, step, flow)
+            steps.append(self._build_run_step(key, index, step["id"], "done", items, at=at))
         if self.options.dangling and draw() < 0.12:
-            steps.append(
-                self._build_run_step(
-                    key, 14, flow["id"] * 100 + 77, "done", self._pick_uploads(draw, None, flow), at=at
-                )
-            )
+            items = self._pick_uploads(draw, None, flow)
+            steps.append(self._build_run_step(key, 14, flow["id"] * 100 + 77, "done", items, at=at))
         end = at + int(draw() * 7200) * SECOND
         self.content.runs.append(
             {
@@ -304,9 +284,8 @@ class ContentGenerator:
         content = self.content
         match edit.kind:
             case "comment" if content.uploads:
-                content.uploads[int(draw() * len(content.uploads))]["comment"] = (
-                    f"edited {edit.seed % 10_000} — geändert"
-                )
+                upload = content.uploads[int(draw() * len(content.uploads))]
+                upload["comment"] = f"edited {edit.seed % 10_000} — geändert"
             case "damage" if content.uploads:
                 upload = content.uploads[int(draw() * len(content.uploads))]
                 damage = list(DAMAGE_TEXTS)[int(draw() * len(DAMAGE_TEXTS))]
@@ -325,7 +304,7 @@ class ContentGenerator:
                 pass
 
 
-def _build_submission(key: str, form: JsonObject, values: list[str | None], layout: str) -> JsonObject:
+def _build_submission(key: str, form: JsonObject, values: list[Any], layout: str) -> JsonObject:
     """Return a submission: value inside the field, answers beside the fields, or both under the form."""
     questions = form["questions"]
     pairs = list(zip(questions, values, strict=True))

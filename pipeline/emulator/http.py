@@ -3,7 +3,6 @@
 import asyncio
 import gzip
 import http
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from email.utils import formatdate
@@ -71,9 +70,9 @@ class DateHeaderCache:
         self._second = -1
         self._text = ""
 
-    def format(self, moment: float | None = None) -> str:
-        """Return a time (seconds since 1970; None: now) as an HTTP date."""
-        second = int(time.time() if moment is None else moment)
+    def format(self, moment: float) -> str:
+        """Return a time (seconds since 1970) as an HTTP date."""
+        second = int(moment)
         if second != self._second:
             self._second, self._text = second, formatdate(second, usegmt=True)
         return self._text

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 Spread = Literal["natural", "even", "burst", "same-second"]
 
 
-def _define_option(default: Any, doc: str) -> Any:
+def _option(default: Any, doc: str) -> Any:
     """Return a dataclass field with a one-line description."""
     return field(default=default, metadata={"doc": doc})
 
@@ -24,100 +24,97 @@ class Quirks:
     """Behaviour that the interface does not define; the defaults were observed in the field."""
 
     # The list.
-    paging: Literal["top", "meta", "pagination", "links", "none", "bare"] = _define_option(
-        "top",
-        "location of page counts: next to data, nested, with a links array, next_page_url only, or none",
+    paging: Literal["top", "meta", "pagination", "links", "none", "bare"] = _option(
+        "top", "location of page counts: next to data, nested, with a links array, next_page_url only, or none"
     )
-    per_page: Literal["string", "integer"] = _define_option("string", "type of per_page")
-    next_page_url: Literal["http-page-only", "complete", "relative", "other-host", "null", "absent"] = _define_option(
+    per_page: Literal["string", "integer"] = _option("string", "type of per_page")
+    next_page_url: Literal["http-page-only", "complete", "relative", "other-host", "null", "absent"] = _option(
         "http-page-only", "value of next_page_url if there is another page"
     )
-    page_cap: int = _define_option(0, "maximum items per page, even if limit is larger; 0: no maximum")
-    order: Literal["updated-desc", "updated-asc", "id-asc", "id-desc", "shuffled"] = _define_option(
+    page_cap: int = _option(0, "maximum items per page, even if limit is larger; 0: no maximum")
+    order: Literal["updated-desc", "updated-asc", "id-asc", "id-desc", "shuffled"] = _option(
         "updated-desc", "order of the list; shuffled: random for each request"
     )
-    limit_over_max: Literal["422", "clamp"] = _define_option("422", "response to a limit above 250 without include[]")
-    start_bound: Literal["inclusive", "exclusive"] = _define_option(
-        "inclusive", "whether updated_start is part of the window"
-    )
-    end_bound: Literal["inclusive", "exclusive"] = _define_option(
-        "inclusive", "whether updated_end is part of the window"
-    )
-    windows: Literal["honoured", "ignored"] = _define_option(
+    limit_over_max: Literal["422", "clamp"] = _option("422", "response to a limit above 250 without include[]")
+    start_bound: Literal["inclusive", "exclusive"] = _option("inclusive", "whether updated_start is part of the window")
+    end_bound: Literal["inclusive", "exclusive"] = _option("inclusive", "whether updated_end is part of the window")
+    windows: Literal["honoured", "ignored"] = _option(
         "honoured", "ignored: updated_start and updated_end have no effect"
     )
-    updated_in_list: Literal["shown", "absent"] = _define_option("shown", "whether a list item has updated_at")
-    late_commit_seconds: float = _define_option(
-        0.0, "delay between the update time of a change and its appearance in lists"
-    )
-    instances: Literal["off", "on"] = _define_option(
+    updated_in_list: Literal["shown", "absent"] = _option("shown", "whether a list item has updated_at")
+    late_commit_seconds: float = _option(0.0, "delay between the update time of a change and its appearance in lists")
+    instances: Literal["off", "on"] = _option(
         "off", "on: some ids have several list objects with different file_id (set at start)"
     )
     # Documents.
-    times: Literal["mixed", "micros-z", "offset", "space"] = _define_option("mixed", "format of timestamps")
-    precision: Literal["seconds", "millis", "micros"] = _define_option(
+    times: Literal["mixed", "micros-z", "offset", "space"] = _option("mixed", "format of timestamps")
+    precision: Literal["seconds", "millis", "micros"] = _option(
         "seconds", "resolution of a file's created_at/updated_at (set at start)"
     )
-    ids: Literal["integer", "string"] = _define_option("integer", "type of every id")
-    flags: Literal["integer", "boolean", "string"] = _define_option("integer", "type of closed and has_damage")
-    empties: Literal["mixed", "null", "empty"] = _define_option("mixed", "value of absent texts and coordinates")
-    extra_keys: Literal["none", "seen", "many"] = _define_option(
+    ids: Literal["integer", "string"] = _option("integer", "type of every id")
+    flags: Literal["integer", "boolean", "string"] = _option("integer", "type of closed and has_damage")
+    empties: Literal["mixed", "null", "empty"] = _option("mixed", "value of absent texts and coordinates")
+    extra_keys: Literal["none", "seen", "many"] = _option(
         "seen", "additional keys: none, those observed in the field, or invented ones too"
     )
-    dangling: Literal["yes", "no"] = _define_option("yes", "references to steps and uploads that do not exist (yet)")
-    form_layout: Literal["mixed", "value-in-field", "answers-beside", "under-form"] = _define_option(
+    dangling: Literal["yes", "no"] = _option("yes", "references to steps and uploads that do not exist (yet)")
+    form_layout: Literal["mixed", "value-in-field", "answers-beside", "under-form"] = _option(
         "mixed", "location of the questions and answers of a form"
     )
-    lang_texts: Literal["list-and-detail", "list-only", "off"] = _define_option(
+    definitions: Literal["grow", "lose-steps"] = _option(
+        "grow", "newer versions of a workflow have one step more; lose-steps: they drop steps that older runs executed"
+    )
+    identifiers: Literal["integer", "text"] = _option(
+        "integer", "text: device, workflow and step of an upload are named by texts that are no numbers"
+    )
+    answer_values: Literal["text", "mixed"] = _option(
+        "text", "mixed: some answers are lists (several boxes ticked) or objects"
+    )
+    escapes: Literal["none", "html"] = _option("none", "html: comments of uploads have HTML entities")
+    lang_texts: Literal["list-and-detail", "list-only", "detail-only", "off"] = _option(
         "list-and-detail", "calls that use the lang parameter for damage_type_desc"
     )
-    image_urls: Literal["stable", "fresh"] = _define_option("stable", "fresh: a new signature in each response")
+    image_urls: Literal["stable", "fresh"] = _option("stable", "fresh: a new signature in each response")
     # The detail call.
-    detail_wrap: Literal["no", "data"] = _define_option("no", "whether the detail is wrapped in a data key")
-    detail_keys: Literal["schema", "full"] = _define_option(
+    detail_wrap: Literal["no", "data"] = _option("no", "whether the detail is wrapped in a data key")
+    detail_keys: Literal["schema", "full"] = _option(
         "schema", "schema: only keys of the detail schema; full: also scan_code_format and counts"
     )
-    detail_forms: Literal["no", "yes"] = _define_option("no", "whether the detail has form_submits")
-    detail_stamp: Literal["same", "newer", "older"] = _define_option(
+    detail_forms: Literal["no", "yes", "empty"] = _option(
+        "no", "whether the detail has form_submits; empty: always an empty list"
+    )
+    detail_geocoding: Literal["absent", "null", "empty"] = _option(
+        "absent", "the key geocoding in a detail, which cannot be asked for it"
+    )
+    detail_stamp: Literal["same", "newer", "older"] = _option(
         "same", "updated_at of the detail, compared with the list item"
     )
     not_found: Literal[
-        "404",
-        "410",
-        "empty",
-        "null",
-        "[]",
-        "{}",
-        "data-null",
-        "data-list",
-        "envelope-300",
-        "response-error",
-    ] = _define_option("404", "response for a file that does not exist")
+        "404", "410", "empty", "null", "[]", "{}", "data-null", "data-list", "envelope-300", "response-error"
+    ] = _option("404", "response for a file that does not exist")
     # Tokens, headers.
-    token_location: Literal["both", "query", "header"] = _define_option("both", "accepted location of the token")
-    bad_token_status: Literal["401", "403"] = _define_option(
-        "401", "status for a missing or wrong token (share: always 401)"
-    )
-    bad_token_shape: Literal["response-error", "message", "html", "empty"] = _define_option(
+    token_location: Literal["both", "query", "header"] = _option("both", "accepted location of the token")
+    bad_token_status: Literal["401", "403"] = _option("401", "status for a missing or wrong token (share: always 401)")
+    bad_token_shape: Literal["response-error", "message", "html", "empty"] = _option(
         "response-error", "body for a missing or wrong token (share: always response-error)"
     )
-    date_header: Literal["on", "off"] = _define_option("on", "whether responses have a Date header")
-    date_skew_seconds: float = _define_option(0.0, "seconds by which Date is ahead of the timestamps")
-    gzip: Literal["off", "on"] = _define_option("off", "compress bodies if the client accepts it")
+    date_header: Literal["on", "off"] = _option("on", "whether responses have a Date header")
+    date_skew_seconds: float = _option(0.0, "seconds by which Date is ahead of the timestamps")
+    gzip: Literal["off", "on"] = _option("off", "compress bodies if the client accepts it")
     # Reports.
-    report_async: Literal["honoured", "ignored"] = _define_option("honoured", "ignored: every report is synchronous")
-    report_async_status: Literal["201", "200", "202"] = _define_option("201", "status of an asynchronous order")
-    report_seconds: float = _define_option(0.05, "duration of a synchronous report")
-    report_ready_seconds: float = _define_option(0.3, "delay before an asynchronous report is available")
-    report_ready_polls: int = _define_option(0, "polls before an asynchronous report is available")
-    report_not_ready: Literal["404", "403", "empty-200", "html-200"] = _define_option(
+    report_async: Literal["honoured", "ignored"] = _option("honoured", "ignored: every report is synchronous")
+    report_async_status: Literal["201", "200", "202"] = _option("201", "status of an asynchronous order")
+    report_seconds: float = _option(0.05, "duration of a synchronous report")
+    report_ready_seconds: float = _option(0.3, "delay before an asynchronous report is available")
+    report_ready_polls: int = _option(0, "polls before an asynchronous report is available")
+    report_not_ready: Literal["404", "403", "empty-200", "html-200"] = _option(
         "404", "response of a report URL before the report exists"
     )
-    report_lost_ratio: float = _define_option(0.0, "fraction of asynchronous reports that never appear")
-    report_over_limit: Literal["422", "400", "200"] = _define_option("422", "status for more than 100 unique files")
-    report_unknown_ids: Literal["skip", "422", "404"] = _define_option("skip", "response to ids without a file")
-    report_host: Literal["same", "other-port"] = _define_option("same", "origin of report URLs")
-    report_disposition: Literal["plain", "traversal", "absent"] = _define_option(
+    report_lost_ratio: float = _option(0.0, "fraction of asynchronous reports that never appear")
+    report_over_limit: Literal["422", "400", "200"] = _option("422", "status for more than 100 unique files")
+    report_unknown_ids: Literal["skip", "422", "404"] = _option("skip", "response to ids without a file")
+    report_host: Literal["same", "other-port"] = _option("same", "origin of report URLs")
+    report_disposition: Literal["plain", "traversal", "absent"] = _option(
         "plain", "Content-Disposition of a report; traversal: a hostile file name"
     )
 
@@ -126,100 +123,64 @@ class Quirks:
 class WorldPlan:
     """Parameters of the world: the same plan and clock generate the same files, byte for byte."""
 
-    files: int = _define_option(500, "number of files at the start")
-    seed: int = _define_option(0, "seed of all random values")
-    days: int = _define_option(1095, "age of the oldest file, in days")
-    spread: Literal["natural", "even", "burst", "same-second"] = _define_option(
+    files: int = _option(500, "number of files at the start")
+    seed: int = _option(0, "seed of all random values")
+    days: int = _option(1095, "age of the oldest file, in days")
+    spread: Literal["natural", "even", "burst", "same-second"] = _option(
         "natural",
         "update times: natural mix, even, burst (80 % of the files in 1 % of the time), "
         "or same-second (60 files in one second of each hour)",
     )
-    now: str = _define_option("", "time of a stopped clock (ISO-8601, UTC); empty: the system time")
+    now: str = _option("", "time of a stopped clock (ISO-8601, UTC); empty: the system time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
     """Faults of the service. `probabilities` maps a kind of `faults.KINDS` to its probability per request."""
 
-    latency_ms: float = _define_option(0.0, "delay of each response in milliseconds")
-    jitter_ms: float = _define_option(0.0, "maximum additional random delay in milliseconds")
-    rate_limit: float = _define_option(0.0, "accepted requests per second, then 429; 0: no limit")
-    rate_burst: float = _define_option(0.0, "burst size of the rate limit; 0: the requests of one second")
-    retry_after: Literal["seconds", "http-date", "absent", "garbage", "huge", "negative", "past-date"] = _define_option(
+    latency_ms: float = _option(0.0, "delay of each response in milliseconds")
+    jitter_ms: float = _option(0.0, "maximum additional random delay in milliseconds")
+    rate_limit: float = _option(0.0, "accepted requests per second, then 429; 0: no limit")
+    rate_burst: float = _option(0.0, "burst size of the rate limit; 0: the requests of one second")
+    retry_after: Literal["seconds", "http-date", "absent", "garbage", "huge", "negative", "past-date"] = _option(
         "seconds", "form of Retry-After with 429 and 503"
     )
-    retry_after_seconds: int = _define_option(1, "value of Retry-After")
-    error_ratio: float = _define_option(0.0, "fraction of requests that end with one of error_statuses")
-    error_statuses: tuple[int, ...] = _define_option(
-        (500, 502, 503, 504), "statuses of error_ratio, for example 500+503"
-    )
-    outage: bool = _define_option(default=False, doc="every response is 503")
-    revoked: bool = _define_option(default=False, doc="every token is rejected")
-    poison: tuple[int, ...] = _define_option((), "ids whose detail is always 500, for example 17+23")
-    redirect_to: str = _define_option("", "target origin of the kind redirect; empty: the other origin of the emulator")
-    drip_seconds: float = _define_option(0.3, "pause in seconds between two bytes of the kind drip")
-    paths: str = _define_option("/", "path prefix of random faults")
+    retry_after_seconds: int = _option(1, "value of Retry-After")
+    error_ratio: float = _option(0.0, "fraction of requests that end with one of error_statuses")
+    error_statuses: tuple[int, ...] = _option((500, 502, 503, 504), "statuses of error_ratio, for example 500+503")
+    outage: bool = _option(default=False, doc="every response is 503")
+    revoked: bool = _option(default=False, doc="every token is rejected")
+    poison: tuple[int, ...] = _option((), "ids whose detail is always 500, for example 17+23")
+    redirect_to: str = _option("", "target origin of the kind redirect; empty: the other origin of the emulator")
+    drip_seconds: float = _option(0.3, "pause in seconds between two bytes of the kind drip")
+    paths: str = _option("/", "path prefix of random faults")
     probabilities: Mapping[str, float] = field(default_factory=dict, metadata={"doc": "probability of each fault kind"})
 
 
 PROFILES: dict[str, dict[str, Any]] = {
     "seen": {},
     "plain": {
-        "next_page_url": "complete",
-        "per_page": "integer",
-        "times": "micros-z",
-        "extra_keys": "none",
-        "dangling": "no",
-        "empties": "empty",
-        "token_location": "query",
-        "form_layout": "answers-beside",
+        "next_page_url": "complete", "per_page": "integer", "times": "micros-z", "extra_keys": "none",
+        "dangling": "no", "empties": "empty", "token_location": "query", "form_layout": "answers-beside",
     },
     "sparse": {
-        "paging": "bare",
-        "updated_in_list": "absent",
-        "date_header": "off",
-        "not_found": "empty",
-        "empties": "null",
-        "extra_keys": "none",
+        "paging": "bare", "updated_in_list": "absent", "date_header": "off", "not_found": "empty",
+        "empties": "null", "extra_keys": "none",
     },
     "contrary": {
-        "paging": "meta",
-        "next_page_url": "relative",
-        "order": "shuffled",
-        "start_bound": "exclusive",
-        "end_bound": "exclusive",
-        "times": "space",
-        "ids": "string",
-        "flags": "boolean",
-        "detail_wrap": "data",
-        "detail_keys": "full",
-        "detail_forms": "yes",
-        "not_found": "data-null",
-        "token_location": "header",
-        "report_async_status": "202",
-        "report_not_ready": "html-200",
-        "report_host": "other-port",
-        "gzip": "on",
+        "paging": "meta", "next_page_url": "relative", "order": "shuffled", "start_bound": "exclusive",
+        "end_bound": "exclusive", "times": "space", "ids": "string", "flags": "boolean", "detail_wrap": "data",
+        "detail_keys": "full", "detail_forms": "yes", "not_found": "data-null", "token_location": "header",
+        "report_async_status": "202", "report_not_ready": "html-200", "report_host": "other-port", "gzip": "on",
     },
     "hostile": {
-        "paging": "none",
-        "next_page_url": "other-host",
-        "page_cap": 40,
-        "order": "shuffled",
-        "precision": "micros",
-        "extra_keys": "many",
-        "not_found": "envelope-300",
-        "bad_token_shape": "html",
-        "date_skew_seconds": 120.0,
-        "late_commit_seconds": 2.0,
-        "image_urls": "fresh",
-        "report_not_ready": "empty-200",
-        "report_host": "other-port",
-        "report_disposition": "traversal",
-        "report_unknown_ids": "422",
+        "paging": "none", "next_page_url": "other-host", "page_cap": 40, "order": "shuffled", "precision": "micros",
+        "extra_keys": "many", "not_found": "envelope-300", "bad_token_shape": "html", "date_skew_seconds": 120.0,
+        "late_commit_seconds": 2.0, "image_urls": "fresh", "report_not_ready": "empty-200",
+        "report_host": "other-port", "report_disposition": "traversal", "report_unknown_ids": "422",
     },
     "instances": {"instances": "on"},
-}
+}  # fmt: skip
 """Sets of quirks by name: seen (the default), plain (exactly the interface), sparse (the minimum), contrary (the other
 plausible behaviours), hostile (difficult for clients), instances."""
 

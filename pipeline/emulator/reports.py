@@ -17,17 +17,7 @@ from pipeline.emulator.http import HTML, Response, to_html_response, to_json_res
 from pipeline.emulator.options import Quirks
 
 MAX_FILES = 100
-_DATE_LETTERS = {
-    "Y": "%Y",
-    "m": "%m",
-    "d": "%d",
-    "H": "%H",
-    "i": "%M",
-    "s": "%S",
-    "y": "%y",
-    "M": "%b",
-    "D": "%a",
-}
+_DATE_LETTERS = {"Y": "%Y", "m": "%m", "d": "%d", "H": "%H", "i": "%M", "s": "%S", "y": "%y", "M": "%b", "D": "%a"}
 
 
 @dataclass(slots=True)
@@ -99,9 +89,8 @@ class Reports:
         secret = secrets.token_urlsafe(24)
         lost = order["asynchronous"] and self.rng.random() < quirks.report_lost_ratio
         ready = None if lost else time.monotonic() + quirks.report_ready_seconds
-        stem = order["filename"] or datetime.fromtimestamp(self.documents.world.clock.now() / 1e6, UTC).strftime(
-            "report-%Y%m%d-%H%M%S"
-        )
+        now = datetime.fromtimestamp(self.documents.world.clock.now() / 1e6, UTC)
+        stem = order["filename"] or now.strftime("report-%Y%m%d-%H%M%S")
         safe = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "-_.") else "_" for letter in stem)
         name = safe if safe.lower().endswith(".pdf") else f"{safe}.pdf"
         report = Report(secret, order["files"], name, ready, self._render(order, stem))
@@ -111,10 +100,7 @@ class Reports:
     def _render(self, order: dict[str, Any], title: str) -> bytes:
         zone, pattern = ZoneInfo(order["zone"]), order["pattern"]
         world = self.documents.world
-        lines = [
-            f"Template {order['template']}, locale {order['locale']}, {len(order['files'])} files ordered",
-            "",
-        ]
+        lines = [f"Template {order['template']}, locale {order['locale']}, {len(order['files'])} files ordered", ""]
         for key in order["files"]:
             record = world.find(key)
             if record is not None:

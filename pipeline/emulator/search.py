@@ -1,7 +1,6 @@
 """Parameters of GET /files and the selection of files."""
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from multidict import MultiMapping
@@ -41,6 +40,11 @@ class ListQuery:
     fields: dict[int, str] = field(default_factory=dict)
     lang: str | None = None
 
+    @property
+    def has_filters(self) -> bool:
+        """Whether there are filters other than window and reference."""
+        return (self.closed, self.find, self.active_from, self.active_to, self.fields) != (None, None, None, None, {})
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
@@ -58,10 +62,7 @@ class Page:
 
 
 def parse_query(args: MultiMapping[str], quirks: Quirks) -> ListQuery:
-    """Parse the parameters of GET /files; unknown ones are ignored.
-
-    Raise UnprocessableError for an invalid value.
-    """
+    """Parse the parameters of GET /files; unknown ones are ignored. Raise UnprocessableError for an invalid value."""
     includes = frozenset(args.getall("include[]", [])) | frozenset(args.getall("include", []))
     if includes - ALL_INCLUDES:
         raise UnprocessableError(include=f"unknown include {min(includes - ALL_INCLUDES)!r}")
@@ -105,8 +106,8 @@ def search(documents: DocumentRenderer, query: ListQuery, rng: random.Random) ->
         entries = world.list_window(query.updated_start, query.updated_end)
     else:
         entries = _files_with_reference(documents, query)
-    for is_match in _build_filters(documents, query):
-        entries = [entry for entry in entries if is_match(world.records[entry[1]])]
+    if query.has_filters:
+        entries = [entry for entry in entries if _is_match(documents, world.records[entry[1]], query)]
     if (query.active_from is not None or query.active_to is not None) and world.instances:
         entries = _keep_newest_instances(entries, world.records)
     total, start = len(entries), (query.page - 1) * query.limit
@@ -133,23 +134,15 @@ def _files_with_reference(documents: DocumentRenderer, query: ListQuery) -> list
     return sorted(entry for entry in entries if low <= entry[0] and (high is None or entry[0] <= high))
 
 
-def _build_filters(documents: DocumentRenderer, query: ListQuery) -> list[Callable[[FileRecord], bool]]:
-    """Return the filters other than window and reference, cheap ones first."""
-    filters: list[Callable[[FileRecord], bool]] = []
-    if query.closed is not None:
-        filters.append(lambda record: record.closed == query.closed)
-    if query.find is not None:
-        part = query.find.casefold()
-        filters.append(lambda record: part in record.scan_code.casefold())
-    if query.active_from is not None:
-        since = query.active_from
-        filters.append(lambda record: record.listed >= since)
-    if query.active_to is not None:
-        until = query.active_to
-        filters.append(lambda record: record.created <= until)
-    if query.fields:
-        filters.append(lambda record: _has_field_values(documents, record, query.fields))
-    return filters
+def _is_match(documents: DocumentRenderer, record: FileRecord, query: ListQuery) -> bool:
+    """Return whether a file passes the filters other than window and reference, cheap ones first."""
+    return (
+        query.closed in {None, record.closed}
+        and (query.find is None or query.find.casefold() in record.scan_code.casefold())
+        and (query.active_from is None or record.listed >= query.active_from)
+        and (query.active_to is None or record.created <= query.active_to)
+        and (not query.fields or _has_field_values(documents, record, query.fields))
+    )
 
 
 def _has_field_values(documents: DocumentRenderer, record: FileRecord, expected: dict[int, str]) -> bool:

@@ -10,7 +10,6 @@ from aiohttp import web
 from multidict import MultiDict
 
 from pipeline.emulator import control, paging, search, shares
-from pipeline.emulator.faults import FaultInjector
 from pipeline.emulator.http import (
     DateHeaderCache,
     Ending,
@@ -57,7 +56,7 @@ class Emulator(EmulatedService):
     async def __aenter__(self) -> Self:
         self.other_port = await self._listen(self._handle_other_origin, 0)
         self.port = await self._listen(self._handle, self.port)
-        self.faults = self._rebuild_faults()
+        self.faults.other_origin = self.other_url
         self.set_churn(self.churn_rate)
         return self
 
@@ -78,12 +77,6 @@ class Emulator(EmulatedService):
         self._runners.append(runner)
         await web.TCPSite(runner, self.host, port, backlog=2048).start()
         return int(runner.addresses[0][1])
-
-    def _rebuild_faults(self) -> FaultInjector:
-        injector = FaultInjector(self.faults.faults, self.plan.seed, self.token, self.other_url)
-        for scripted in self.faults.script:
-            injector.add(scripted)
-        return injector
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Handle one request; all requests except control are counted and may get a fault."""
@@ -146,7 +139,7 @@ class Emulator(EmulatedService):
             return to_json_response({"message": "Not Found"}, 404), endpoint
         if not self._is_authorized(request, args):
             if endpoint == "share":
-                return shares.build_unauthorized_response(), endpoint
+                return shares.build_error_response(401, "Unauthorized"), endpoint
             return self._build_unauthorized_response(), endpoint
         if request.method != ("POST" if endpoint == "report" else "GET"):
             return to_json_response({"message": "Method Not Allowed"}, 405), endpoint

@@ -76,7 +76,7 @@ class EmulatedService:
         self.shares = Shares(self.world)
         if prerender:
             self.documents.prerender()
-        self.faults = FaultInjector(faults or Faults(), self.plan.seed, token, "")
+        self.faults = FaultInjector(faults or Faults(), self.plan.seed, token)
         self.in_flight = 0
         self._churn_task: asyncio.Task[None] | None = None
         self.reset()

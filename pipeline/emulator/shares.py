@@ -13,7 +13,6 @@ from pipeline.emulator.world import World
 _NO_CACHE = {"Cache-Control": "no-cache"}
 _MAX_TEXT_LENGTH = 255
 _LIST_RECIPIENTS = 3
-_LANGUAGE_LENGTH = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +21,7 @@ class Share:
 
     key: int
     reference: str
-    customer_reference: str | None
     expires: int | None
-    language: str | None
-    username: str | None
-    timezone: str
-    secret: str
 
 
 @dataclass(slots=True)
@@ -42,32 +36,22 @@ class Shares:
         """Create a link to the newest file with a reference."""
         for name in ("reference", "customer_reference"):
             if len(args.get(name, "")) > _MAX_TEXT_LENGTH:
-                return _build_error_response(422, f"{name.upper()} TOO LONG")
-        zone = args.get("timezone", "UTC")
-        if not is_time_zone(zone):
-            return _build_error_response(422, "INVALID TIMEZONE")
+                return build_error_response(422, f"{name.upper()} TOO LONG")
+        if not is_time_zone(args.get("timezone", "UTC")):
+            return build_error_response(422, "INVALID TIMEZONE")
         try:
             expires = timestamps.parse_timestamp(args["expires"]) if "expires" in args else None
         except ValueError:
-            return _build_error_response(422, "INVALID EXPIRES")
+            return build_error_response(422, "INVALID EXPIRES")
         reference = args.get("reference", "")
         keys = self.world.by_reference.get(reference)
         if not keys:
-            return _build_error_response(404, "NO FILE FOUND")
-        language = args.get("language") or args.get("lang")
-        share = Share(
-            key=max(keys, key=lambda key: self.world.records[key].updated),
-            reference=reference,
-            customer_reference=args.get("customer_reference"),
-            expires=expires,
-            language=language if language and len(language) == _LANGUAGE_LENGTH and language.isalpha() else None,
-            username=args.get("username"),
-            timezone=zone,
-            secret=secrets.token_urlsafe(24),
-        )
-        self.by_secret[share.secret] = share
+            return build_error_response(404, "NO FILE FOUND")
+        newest = max(keys, key=lambda key: self.world.records[key].updated)
+        secret = secrets.token_urlsafe(24)
+        self.by_secret[secret] = Share(newest, reference, expires)
         self._send_emails(args, reference)
-        body = {"response": "success", "status": "SHARE CREATED", "share_url": f"{origin}/s/{share.secret}"}
+        body = {"response": "success", "status": "SHARE CREATED", "share_url": f"{origin}/s/{secret}"}
         return to_json_response(body, 200, _NO_CACHE)
 
     def view(self, secret: str) -> Response:
@@ -88,12 +72,8 @@ class Shares:
             self.emails.extend((f"{args['dl']}#{n}", reference) for n in range(_LIST_RECIPIENTS))
 
 
-def build_unauthorized_response() -> Response:
-    """Return the response of /share to a missing or invalid token."""
-    return _build_error_response(401, "Unauthorized")
-
-
-def _build_error_response(status: int, text: str) -> Response:
+def build_error_response(status: int, text: str) -> Response:
+    """Return an error response of /share."""
     return to_json_response({"response": "error", "status": text}, status, _NO_CACHE)
 
 

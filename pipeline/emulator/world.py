@@ -82,7 +82,7 @@ class World:
     def create(self, count: int = 1, *, scan_code: str | None = None, at: int | None = None) -> list[int]:
         """Add new files, created and updated now or at a time."""
         time_us = self._now() if at is None else self._round(at)
-        return [self._add(time_us, time_us, scan_code).key for _ in range(count)]
+        return [self._add(time_us, scan_code) for _ in range(count)]
 
     def edit(self, key: int, kind: EditKind, *, at: int | None = None) -> int:
         """Change one file by an edit (see `generator.EditKind`) and set its update time."""
@@ -175,11 +175,11 @@ class World:
         if position < len(self.index) and self.index[position] == entry:
             del self.index[position]
 
-    def _add(self, created: int, updated: int, scan_code: str | None) -> FileRecord:
-        record = self._new_record(created, updated, scan_code)
+    def _add(self, time_us: int, scan_code: str | None) -> int:
+        record = self._new_record(time_us, time_us, scan_code)
         self._insert(record)
-        self._set_updated(record, updated)
-        return record
+        self._set_updated(record, time_us)
+        return record.key
 
     def _insert(self, record: FileRecord) -> None:
         self.records[record.key] = record
@@ -194,10 +194,8 @@ class World:
         serial = self._serial
         self._serial += 1
         key = _build_key(serial, self.plan.seed)
-        record = FileRecord(
-            key, key, serial, scan_code or f"SC{serial * 7919 % 10_000_019:08d}", 0, created, updated, 0
-        )
-        record.closed = int(draw() < 0.4)
+        code = scan_code or f"SC{serial * 7919 % 10_000_019:08d}"
+        record = FileRecord(key, key, serial, code, int(draw() < 0.4), created, updated, 0)
         fraction = draw()
         if fraction < 0.06 and self._order:
             earlier = self.records.get(self._order[int(draw() * len(self._order))])
@@ -223,9 +221,7 @@ class World:
         for updated in sorted(_generate_update_times(self.plan, self.born, rng)):
             age = int(min(rng.expovariate(1 / 3), 60) * DAY) + 60 * SECOND
             record = self._new_record(self._round(updated - age), self._round(updated), None, is_initial=True)
-            self.records[record.key] = record
-            self.by_reference.setdefault(record.scan_code, []).append(record.key)
-            self._order.append(record.key)
+            self._insert(record)
             record.listed = record.updated
         self.index = sorted((record.listed, record.key) for record in self.records.values())
 

@@ -22,10 +22,7 @@ _MAX_KEY_CHARACTERS: Final = 120  # a key of 20 MB would go to the ledger otherw
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Drift from the schema: table, key and kind.
-
-    The kind is "unknown_key" or "type_mismatch".
-    """
+    """Drift from the schema: table, key and kind ("unknown_key" or "type_mismatch")."""
 
     table: str
     key: str
@@ -39,7 +36,6 @@ class DriftCounter:
     """
 
     def __init__(self, table: str) -> None:
-        """Start without counts."""
         self._table = table
         self._counts: Counter[tuple[str, str]] = Counter()
 

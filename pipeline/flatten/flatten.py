@@ -13,6 +13,7 @@ from pipeline.flatten.rows import TableBuilder
 from schemas import tables, value_types
 from schemas.file_versions import FileVersion, Reject
 from schemas.json_decode import InvalidJsonError, decode_json
+from schemas.value_types import ID, TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
@@ -110,7 +111,6 @@ class _RowCollector:
     """Collector of one batch's rows, for all tables."""
 
     def __init__(self, known_definitions: Container[str]) -> None:
-        """Start without rows."""
         self.rows = {table.name: TableBuilder(table) for table in _FLATTENED}
         self._known = known_definitions
         self._hashes: dict[str, str] = {}  # of this batch's definitions, by their JSON
@@ -135,7 +135,7 @@ class _RowCollector:
         submission = parse_submission(submit)
         header = submission.header
         self.rows["form_submits"].add(header, file_id, position, fetched, also=submission.unexpected)
-        parents = (_to_text(header.get("id")), _to_id(header.get("form_id")))
+        parents = (_convert(header.get("id"), TEXT), _convert(header.get("form_id"), ID))
         add = self.rows["form_answers"].add
         for index, answer in enumerate(submission.answers):
             add(answer, file_id, *parents, index, fetched)
@@ -146,14 +146,12 @@ class _RowCollector:
             self._add_definition(definition, fetched)
         elif definition is not None:
             unexpected["workflow"] = definition
-        owner = (file_id, _to_id(run.get("id")), _to_id(run.get("workflow_id")))
+        owner = (file_id, _convert(run.get("id"), ID), _convert(run.get("workflow_id"), ID))
         for index, step in _get_child_objects("workflow_run_steps", run, unexpected):
             self._add_run_step(step, owner, index, fetched)
         self.rows["workflow_runs"].add(run, file_id, position, fetched, also=unexpected)
 
-    def _add_run_step(
-        self, step: JsonObject, owner: tuple[int, int | None, int | None], position: int, fetched: int
-    ) -> None:
+    def _add_run_step(self, step: JsonObject, owner: tuple[object, ...], position: int, fetched: int) -> None:
         file_id, run_id, workflow_id = owner
         if step.get("workflow_run_id") is None:
             step = {**step, "workflow_run_id": run_id}
@@ -165,11 +163,9 @@ class _RowCollector:
             unexpected["entity_ids"] = items
         self.rows["workflow_run_steps"].add(step, file_id, workflow_id, position, fetched, also=unexpected)
 
-    def _add_items(
-        self, items: list[Any], step: JsonObject, owner: tuple[int, int | None, int | None], fetched: int
-    ) -> None:
+    def _add_items(self, items: list[Any], step: JsonObject, owner: tuple[object, ...], fetched: int) -> None:
         file_id, run_id, _ = owner
-        step_id, entity_type = _to_id(step.get("id")), _to_text(step.get("entity_type"))
+        step_id, entity_type = _convert(step.get("id"), ID), _convert(step.get("entity_type"), TEXT)
         add = self.rows["workflow_run_step_items"].add
         for number, entity in enumerate(items):
             add({"entity_id": entity}, file_id, run_id, step_id, entity_type, number, fetched)
@@ -192,10 +188,7 @@ class _RowCollector:
 
 
 def _get_child_objects(key: str, owner: JsonObject, unexpected: JsonObject) -> Iterable[tuple[int, JsonObject]]:
-    """Return the objects of a collection with their positions.
-
-    Values of other types go to `unexpected` under the collection's key.
-    """
+    """Return a collection's objects with their positions. Values of other types go to `unexpected` under its key."""
     value = owner.get(key)
     if value is None:
         return ()
@@ -214,35 +207,23 @@ def _get_mismatched_file_id(child: JsonObject, own_ids: set[str]) -> JsonObject:
     return {} if named_id is None or str(named_id) in own_ids else {"file_id": named_id}
 
 
-def _to_id(value: Any) -> int | None:
+def _convert(value: object, kind: value_types.ValueType) -> object:
+    """Return the converted value, None after a type mismatch."""
     try:
-        converted = value_types.ID.convert(value)
+        return kind.convert(value)
     except value_types.TypeMismatchError:
         return None
-    return converted if isinstance(converted, int) else None
-
-
-def _to_text(value: Any) -> str | None:
-    try:
-        converted = value_types.TEXT.convert(value)
-    except value_types.TypeMismatchError:
-        return None
-    return converted if isinstance(converted, str) else None
 
 
 # Workflow definitions: every run embeds its definition; the lake stores definitions with equal content once.
 
 
 def content_hash(workflow: JsonObject) -> str:
-    """Return the hash of a definition's content.
-
-    The hash does not depend on the format of timestamps and numbers.
-    """
-    steps = workflow.get("steps") or []
+    """Return the hash of a definition's content. The hash does not depend on the format of timestamps and numbers."""
+    sent = workflow.get("steps") or []
+    steps = sent if isinstance(sent, list) else [sent]
     content = [_to_canonical_items(workflow, tables.WORKFLOWS)]
-    content += [
-        _to_canonical_items(step, tables.WORKFLOW_STEPS) for step in (steps if isinstance(steps, list) else [steps])
-    ]
+    content += [_to_canonical_items(step, tables.WORKFLOW_STEPS) for step in steps]
     return blake2b(repr(content).encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
 
 

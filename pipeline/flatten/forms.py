@@ -42,10 +42,7 @@ def parse_submission(sent: JsonObject) -> Submission:
 
 
 def _pick_value(outer: object, inner: JsonObject, key: str, unexpected: JsonObject) -> object:
-    """Return the submission's value, or else its form's.
-
-    If both differ, `unexpected` keeps the form's value.
-    """
+    """Return the submission's value, or else its form's. If both differ, `unexpected` keeps the form's value."""
     other = inner.get(key)
     if outer is None or (outer in ("", [], {}) and other is not None):
         return other

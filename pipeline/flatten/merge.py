@@ -91,10 +91,7 @@ def _merge_lists(listed: list[Any], detailed: list[Any], rule: MergeRule) -> lis
         return detailed
     list_keys, detail_keys = _get_item_keys(listed, rule.key), _get_item_keys(detailed, rule.key)
     if list_keys == detail_keys and _NOT_AN_OBJECT not in list_keys:  # the usual case: both have one order
-        return [
-            _merge_objects(list_value, detail_value, rule)
-            for list_value, detail_value in zip(listed, detailed, strict=True)
-        ]
+        return [_merge_objects(*values, rule) for values in zip(listed, detailed, strict=True)]
     listed_by_key: defaultdict[str, deque[JsonObject]] = defaultdict(deque)
     for key, list_value in zip(list_keys, listed, strict=True):
         if key is not _NOT_AN_OBJECT:

@@ -24,7 +24,6 @@ class TableBuilder:
     """Builder of one table: the last rows as tuples, the earlier ones as Arrow."""
 
     def __init__(self, table: Table) -> None:
-        """Start without rows."""
         self.table = table
         self._wire_keys = tuple(column.wire_key for column in table.from_wire)
         self._pick = itemgetter(*self._wire_keys, *self._wire_keys[:1])  # one extra key: the result is always a tuple

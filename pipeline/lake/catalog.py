@@ -7,7 +7,7 @@ a reader who has an older catalog open keeps a complete, consistent snapshot.
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
@@ -25,11 +25,12 @@ from schemas import value_types
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES, RAW, TABLES, WORKFLOWS, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Sequence
     from pathlib import Path
 
     from pipeline.lake.ledger import Ledger
-    from pipeline.lake.models import Part
+    from pipeline.lake.meta_tables import MetaColumn
+    from pipeline.lake.models import Part, SnapshotRecord
 
 _CLEAN_TO_DIRTY_RATIO: Final = 0.5  # rows of clean parts to rows of dirty ones, up to which all are filtered
 _ARROW: Final = {
@@ -40,37 +41,35 @@ _ARROW: Final = {
     "TIMESTAMP": pa.timestamp("us"),
 }
 _DUCKDB: Final = {arrow: name for name, arrow in _ARROW.items()} | {pa.binary(): "BLOB"}
-_SUPERSEDED_COLUMNS: Final = {"file_id": "The file.", COMMIT_SEQ_COLUMN: "Commit that wrote the version."}
-_FILE_VERSION_COLUMNS: Final = {**_SUPERSEDED_COLUMNS, "deleted": "The file is in deleted_files."}
-_PART_COLUMNS: Final = {
-    "name": "Path below the lake's folder.",
-    "table_name": "Table that the rows belong to, or raw.",
-    "first_commit_seq": "First commit in the part.",
-    "last_commit_seq": "Last commit in the part.",
-    "row_count": "Number of rows, superseded ones included.",
-    "bytes": "Size of the file.",
-    "sha256": "SHA-256 of the file.",
-}
-_DICTIONARY_COLUMNS: Final = {
-    "table_name": "Table or view.",
-    "column_name": "Column.",
-    "type": "Arrow type of the column.",
-    "comment": "Meaning of the column.",
-    "is_key": "The column is part of the key of the table's rows.",
-    "is_view": "The column belongs to a view that is computed from the tables.",
-}
+_SUPERSEDED_COLUMNS: Final = (
+    ("file_id", "BIGINT", "The file."),
+    (COMMIT_SEQ_COLUMN, "BIGINT", "Commit that wrote the version."),
+)
+_FILE_VERSION_COLUMNS: Final = (*_SUPERSEDED_COLUMNS, ("deleted", "BOOLEAN", "The file is in deleted_files."))
+_PART_COLUMNS: Final = (
+    ("name", "VARCHAR", "Path below the lake's folder."),
+    ("table_name", "VARCHAR", "Table that the rows belong to, or raw."),
+    ("first_commit_seq", "BIGINT", "First commit in the part."),
+    ("last_commit_seq", "BIGINT", "Last commit in the part."),
+    ("row_count", "BIGINT", "Number of rows, superseded ones included."),
+    ("bytes", "BIGINT", "Size of the file."),
+    ("sha256", "VARCHAR", "SHA-256 of the file."),
+)
+_DICTIONARY_COLUMNS: Final = (
+    ("table_name", "VARCHAR", "Table or view."),
+    ("column_name", "VARCHAR", "Column."),
+    ("type", "VARCHAR", "Arrow type of the column."),
+    ("comment", "VARCHAR", "Meaning of the column."),
+    ("is_key", "BOOLEAN", "The column is part of the key of the table's rows."),
+    ("is_view", "BOOLEAN", "The column belongs to a view that is computed from the tables."),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogSpec:
-    """Contents of a catalog. Times are in microseconds since 1970."""
+    """Contents of a catalog: the snapshot that it shows, and the parts, which readers find below `reader_root`."""
 
-    snapshot: int
-    published_at: int
-    run_id: str
-    complete: bool
-    watermark: int | None
-    files: int
+    snapshot: SnapshotRecord
     parts: Sequence[Part]
     parts_with_superseded_rows: frozenset[str]
     reader_root: Path
@@ -82,9 +81,8 @@ class CatalogSpec:
 
 def publish(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) -> str:
     """Write the catalog as a snapshot, then replace the published catalog by a copy. Return the file's SHA-256."""
-    snapshot = layout.snapshot_path(spec.snapshot)
-    if snapshot.exists():  # a publish was killed before the ledger recorded it
-        snapshot.unlink()
+    snapshot = layout.snapshot_path(spec.snapshot.snapshot)
+    snapshot.unlink(missing_ok=True)  # of a publish that was killed before the ledger recorded it
     with write_read_only(snapshot) as temp, translate_duckdb_errors(snapshot.name):
         _build(temp, layout, ledger, spec)
     with write_read_only(layout.catalog) as temp:
@@ -108,7 +106,8 @@ def _build(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) ->
         db.execute(f"ATTACH {sql_literal(str(path))} AS lake (STORAGE_VERSION '{STORAGE_VERSION}')")
         db.execute("USE lake")
         db.execute("BEGIN")
-        _write_superseded(db, ledger)
+        comment = "Superseded versions of files. Their rows do not count, in any table."
+        _write_table(db, "main._superseded_versions", comment, _SUPERSEDED_COLUMNS, ledger.superseded_columns())
         _bind_to_schema(db, RAW)
         views = write_views(db, layout, ledger, _raw_documents_sql(spec))
         for table in reversed(TABLES):  # workflow_steps needs workflows, which is still a placeholder then
@@ -116,7 +115,9 @@ def _build(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) ->
             _write_view(db, layout, spec, table)
         _bind_to_schema(db, FILES.arrow)
         _write_file_version(db, layout, spec)
-        _write_parts(db, spec)
+        part_columns = [[getattr(part, name) for part in spec.parts] for name, _, _ in _PART_COLUMNS]
+        comment = "Parquet files of this snapshot, with their hashes."
+        _write_table(db, "main._parts", comment, _PART_COLUMNS, part_columns)
         db.execute("CREATE SCHEMA meta")
         for meta_table in META_TABLES:
             _write_meta_table(db, meta_table, ledger)
@@ -128,24 +129,24 @@ def _build(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) ->
         db.execute("DETACH lake")
 
 
-def _write_superseded(db: duckdb.DuckDBPyConnection, ledger: Ledger) -> None:
-    arrays = [pa.array(column, pa.int64()) for column in ledger.superseded_columns()]
-    _write_table(
-        db,
-        "main._superseded_versions",
-        pa.table(arrays, names=["file_id", COMMIT_SEQ_COLUMN]),
-        "Superseded versions of files. Their rows do not count, in any table.",
-        _SUPERSEDED_COLUMNS,
-    )
-
-
 def _write_table(
-    db: duckdb.DuckDBPyConnection, name: str, rows: pa.Table, comment: str, columns: Mapping[str, str]
+    db: duckdb.DuckDBPyConnection,
+    name: str,
+    comment: str,
+    columns: Sequence[MetaColumn],
+    values: Iterable[Sequence[Any]],
 ) -> None:
-    db.register("incoming", rows)
+    """Create a table with its comments; `values` has one sequence per column."""
+    types = [_ARROW[sql_type] for _, sql_type, _ in columns]
+    arrays = [pa.array(cells, arrow_type) for cells, arrow_type in zip(values, types, strict=True)]
+    db.register("incoming", pa.table(arrays, names=[column for column, _, _ in columns]))
     db.execute(f"CREATE TABLE {name} AS SELECT * FROM incoming")
     db.unregister("incoming")
-    db.execute(sql_comment("TABLE", name, comment, columns.items()))
+    db.execute(sql_comment("TABLE", name, comment, _comments(columns)))
+
+
+def _comments(columns: Iterable[MetaColumn]) -> list[tuple[str, str]]:
+    return [(name, comment) for name, _, comment in columns]
 
 
 # Views of `main`
@@ -216,14 +217,7 @@ def _write_file_version(db: duckdb.DuckDBPyConnection, layout: LakeLayout, spec:
         f" UNION ALL SELECT file_id, {COMMIT_SEQ_COLUMN}, true FROM {deleted}"
     )
     comment = "Current version of each file. Its rows count in every table."
-    db.execute(sql_comment("VIEW", "main._file_version", comment, _FILE_VERSION_COLUMNS.items()))
-
-
-def _write_parts(db: duckdb.DuckDBPyConnection, spec: CatalogSpec) -> None:
-    texts = {"name", "table_name", "sha256"}
-    schema = pa.schema([(name, pa.string() if name in texts else pa.int64()) for name in _PART_COLUMNS])
-    rows = pa.table({name: [getattr(part, name) for part in spec.parts] for name in schema.names}, schema=schema)
-    _write_table(db, "main._parts", rows, "Parquet files of this snapshot, with their hashes.", _PART_COLUMNS)
+    db.execute(sql_comment("VIEW", "main._file_version", comment, _comments(_FILE_VERSION_COLUMNS)))
 
 
 # Schema `meta`
@@ -231,13 +225,9 @@ def _write_parts(db: duckdb.DuckDBPyConnection, spec: CatalogSpec) -> None:
 
 def _write_meta_table(db: duckdb.DuckDBPyConnection, table: MetaTable, ledger: Ledger) -> None:
     rows = ledger.query(table.ledger_query)
-    columns = {
-        name: [_to_arrow_value(row[index], sql_type) for row in rows]
-        for index, (name, sql_type, _) in enumerate(table.columns)
-    }
-    schema = pa.schema([(name, _ARROW[sql_type]) for name, sql_type, _ in table.columns])
-    comments = {name: comment for name, _, comment in table.columns}
-    _write_table(db, f"meta.{table.name}", pa.table(columns, schema=schema), table.comment, comments)
+    types = [sql_type for _, sql_type, _ in table.columns]
+    values = [[_to_arrow_value(row[index], sql_type) for row in rows] for index, sql_type in enumerate(types)]
+    _write_table(db, f"meta.{table.name}", table.comment, table.columns, values)
 
 
 def _to_arrow_value(value: Any, sql_type: str) -> Any:
@@ -249,11 +239,7 @@ def _to_arrow_value(value: Any, sql_type: str) -> Any:
 def _write_freshness(db: duckdb.DuckDBPyConnection, spec: CatalogSpec, ledger: Ledger) -> None:
     run = ledger.last_run()
     row: dict[str, Any] = {
-        "watermark": spec.watermark,
-        "snapshot": spec.snapshot,
-        "complete": spec.complete,
-        "published_at": spec.published_at,
-        "files": spec.files,
+        **asdict(spec.snapshot),
         "deleted_files": ledger.count_deleted_files(),
         "rejects": sum(ledger.count_rejects().values()),
         "last_run_id": run.run_id if run else None,
@@ -262,16 +248,14 @@ def _write_freshness(db: duckdb.DuckDBPyConnection, spec: CatalogSpec, ledger: L
         "last_verify_at": ledger.properties.last_verify_at,
         "reader_root": str(spec.reader_root),
     }
-    comments = {name: comment for name, _, comment in FRESHNESS_COLUMNS}
-    schema = pa.schema([(name, _ARROW[sql_type]) for name, sql_type, _ in FRESHNESS_COLUMNS if name in row])
-    rows = pa.table({name: [row[name]] for name in schema.names}, schema=schema)
-    own = {name: comments[name] for name in schema.names}
-    _write_table(db, "meta._freshness", rows, "One row: the source of meta.freshness.", own)
-    columns = ", ".join(
-        "epoch(now()) - epoch(watermark) AS age_seconds" if name == "age_seconds" else name for name in comments
-    )
+    stored = [column for column in FRESHNESS_COLUMNS if column[0] in row]
+    values = [[row[name]] for name, _, _ in stored]
+    _write_table(db, "meta._freshness", "One row: the source of meta.freshness.", stored, values)
+    age = "epoch(now()) - epoch(watermark) AS age_seconds"
+    columns = ", ".join(age if name == "age_seconds" else name for name, _, _ in FRESHNESS_COLUMNS)
     db.execute(f"CREATE VIEW meta.freshness AS SELECT {columns} FROM meta._freshness")
-    db.execute(sql_comment("VIEW", "meta.freshness", "One row: how current this snapshot is.", comments.items()))
+    comment = "One row: how current this snapshot is."
+    db.execute(sql_comment("VIEW", "meta.freshness", comment, _comments(FRESHNESS_COLUMNS)))
 
 
 def _write_dictionary(db: duckdb.DuckDBPyConnection, views: Collection[str]) -> None:
@@ -289,9 +273,5 @@ def _write_dictionary(db: duckdb.DuckDBPyConnection, views: Collection[str]) -> 
         for view, column, sql_type, comment in columns
         if view in views
     ]
-    types = (pa.string(), pa.string(), pa.string(), pa.string(), pa.bool_(), pa.bool_())
-    schema = pa.schema(list(zip(_DICTIONARY_COLUMNS, types, strict=True)))
-    arrays = [[row[index] for row in rows] for index in range(len(types))]
-    dictionary = pa.table(dict(zip(_DICTIONARY_COLUMNS, arrays, strict=True)), schema=schema)
     comment = "One row per column of the tables and views in main."
-    _write_table(db, "meta.data_dictionary", dictionary, comment, _DICTIONARY_COLUMNS)
+    _write_table(db, "meta.data_dictionary", comment, _DICTIONARY_COLUMNS, zip(*rows, strict=True))

@@ -17,14 +17,7 @@ import pyarrow.parquet as pq
 
 from pipeline.lake.duckdb import open_worker_connection, read_sorted_batches
 from pipeline.lake.layout import write_read_only
-from pipeline.lake.parts import (
-    RAW_OPTIONS,
-    RAW_TABLE,
-    describe_part,
-    empty_part,
-    estimate_memory,
-    write_parts,
-)
+from pipeline.lake.parts import RAW_OPTIONS, RAW_TABLE, describe_part, empty_part, estimate_memory, write_parts
 from pipeline.lake.sql import sql_literal, sql_read_parquet
 from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, RAW
 
@@ -148,13 +141,7 @@ def _compact_tables(layout: LakeLayout, ledger: Ledger, seqs: tuple[int, int], n
 
 
 def _compact_table(
-    layout: LakeLayout,
-    ledger: Ledger,
-    table: Table,
-    parts: Sequence[Part],
-    *,
-    seqs: tuple[int, int],
-    name_suffix: str,
+    layout: LakeLayout, ledger: Ledger, table: Table, parts: Sequence[Part], *, seqs: tuple[int, int], name_suffix: str
 ) -> Iterator[Part]:
     """Yield new parts with the rows of `parts` that are not superseded, sorted by file."""
     paths = [empty_part(layout, table.name), *(layout.part_path(part.name) for part in parts)]
@@ -162,21 +149,13 @@ def _compact_table(
     source = f"SELECT {columns} FROM {sql_read_parquet(paths)} AS part"
     with open_worker_connection(layout.spill_dir) as db:
         if table.is_per_file:
-            db.register("incoming", _superseded_versions(ledger, seqs))
-            db.execute("CREATE TABLE superseded_version AS FROM incoming")
-            source += (
-                " ANTI JOIN superseded_version AS superseded ON part.file_id = superseded.file_id"
-                f" AND part.{COMMIT_SEQ_COLUMN} = superseded.commit_seq"
-            )
+            superseded = [pa.array(column, pa.int64()) for column in ledger.superseded_columns(seqs)]
+            db.register("incoming", pa.table(superseded, names=["file_id", COMMIT_SEQ_COLUMN]))
+            db.execute("CREATE TABLE superseded AS FROM incoming")
+            source += f" ANTI JOIN superseded USING (file_id, {COMMIT_SEQ_COLUMN})"
         batches = read_sorted_batches(db, source, table, size=sum(map(estimate_memory, paths)))
         folder = layout.table_dir(table.name)
         yield from write_parts(layout, folder, table.name, batches, table.arrow, seqs=seqs, name_suffix=name_suffix)
-
-
-def _superseded_versions(ledger: Ledger, seqs: tuple[int, int]) -> pa.Table:
-    rows = ledger.query("SELECT file_id, commit_seq FROM superseded_version WHERE commit_seq BETWEEN ? AND ?", seqs)
-    columns = {name: pa.array([row[name] for row in rows], pa.int64()) for name in ("file_id", "commit_seq")}
-    return pa.table(columns)
 
 
 # Raw documents

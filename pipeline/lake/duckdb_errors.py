@@ -74,11 +74,8 @@ def classify_read_error(error: duckdb.Error) -> ScanlakeError | None:
         )
     kind = _ERROR_KIND_RE.match(message)
     # DuckDB reports damaged Parquet files and catalog blocks without a kind, or as invalid input.
-    if (
-        kind
-        and kind[1] not in _FILE_ERROR_KINDS
-        and not (kind[1] == "Invalid Input" and _PARQUET_ERROR_RE.search(message))
-    ):
+    is_damaged_parquet = kind and kind[1] == "Invalid Input" and _PARQUET_ERROR_RE.search(message)
+    if kind and kind[1] not in _FILE_ERROR_KINDS and not is_damaged_parquet:
         return None
     if os.strerror(errno.EMFILE) in message:
         return StorageError(

@@ -155,8 +155,8 @@ def _write_files(db: duckdb.DuckDBPyConnection, folder: Path, name: str, plan: E
     table = f"main.{sql_identifier(name)}"
     columns = _columns_of(db, table)
     is_csv = plan.format is ExportFormat.CSV
-    to_sql = _escape_formula_sql if is_csv and plan.escape_formulas else _text_sql
-    selected = ", ".join(to_sql(column, sql_type) for column, sql_type in columns)
+    escape = is_csv and plan.escape_formulas
+    selected = ", ".join(_column_sql(column, sql_type, escape=escape) for column, sql_type in columns)
     options = "FORMAT csv, HEADER true" if is_csv else "FORMAT parquet, COMPRESSION zstd"
     target = folder / f"{name}.{plan.format.value}"
     names = {column for column, _ in columns}
@@ -168,18 +168,15 @@ def _write_files(db: duckdb.DuckDBPyConnection, folder: Path, name: str, plan: E
     return int(db.execute(copy).fetchall()[0][0])
 
 
-def _text_sql(column: str, sql_type: str) -> str:
-    name = sql_identifier(column)
-    return f"{name}::VARCHAR AS {name}" if sql_type == "JSON" else name
-
-
-def _escape_formula_sql(column: str, sql_type: str) -> str:
-    """Return SQL that puts a ' before text that a spreadsheet takes for a formula, as spreadsheets do."""
+def _column_sql(column: str, sql_type: str, *, escape: bool) -> str:
+    """Return SQL for a column. `escape` puts a ' before text that spreadsheets take for a formula, as they do."""
     name = sql_identifier(column)
     if sql_type not in {"VARCHAR", "JSON"}:
         return name
-    is_formula = f"regexp_matches({name}::VARCHAR, {sql_literal(_FORMULA_RE)})"
-    return f"CASE WHEN {is_formula} THEN '''' || {name}::VARCHAR ELSE {name}::VARCHAR END AS {name}"
+    text = f"{name}::VARCHAR"
+    if escape:
+        text = f"if(regexp_matches({text}, {sql_literal(_FORMULA_RE)}), '''' || {text}, {text})"
+    return f"{text} AS {name}"
 
 
 def _write_database(db: duckdb.DuckDBPyConnection, path: Path, plan: ExportPlan) -> dict[str, int]:

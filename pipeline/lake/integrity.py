@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -95,12 +96,12 @@ def damaged_empty_parts(layout: LakeLayout) -> list[IntegrityIssue]:
     for table in TABLES:
         path = empty_part(layout, table.name)
         try:
-            is_intact = path.read_bytes() == encode_parquet(table.arrow.empty_table())
+            if path.read_bytes() == encode_parquet(table.arrow.empty_table()):
+                continue
+            problem = "not the empty part of this version"
         except OSError as error:
-            issues.append(IntegrityIssue(_relative(layout, path), _describe_os_error(error), table.name))
-            continue
-        if not is_intact:
-            issues.append(IntegrityIssue(_relative(layout, path), "not the empty part of this version", table.name))
+            problem = _describe_os_error(error)
+        issues.append(IntegrityIssue(layout.part_name(path), problem, table.name))
     return issues
 
 
@@ -119,9 +120,7 @@ def damaged_parts(
         problem = _file_problem(path, part.bytes, part.sha256, names)
         if problem is not None and _is_intact(path, recorded.get(part.name)):
             problem = None  # the ledger's entry is wrong, not the part
-        if problem is None and read_data:
-            problem = _content_problem(path, part)
-        if problem is not None:
+        if problem := problem or (_content_problem(path, part) if read_data else None):
             yield part, IntegrityIssue(part.name, problem, part.table_name, part.span)
 
 
@@ -179,15 +178,12 @@ def _content_problem(path: Path, part: Part) -> str | None:
 def damaged_catalogs(layout: LakeLayout, ledger: Ledger) -> Iterator[IntegrityIssue]:
     """Yield the catalog and the kept snapshots that differ from what was published or cannot be queried."""
     hashes = ledger.snapshot_hashes()
-    for number, path in list_snapshots(layout):
-        problem = _catalog_problem(layout, path, hashes.get(number))
-        if problem is not None:
-            yield IntegrityIssue(_relative(layout, path), problem)
-    last = ledger.last_snapshot()
-    if last is not None:
-        problem = _catalog_problem(layout, layout.catalog, hashes.get(last.snapshot))
-        if problem is not None:
-            yield IntegrityIssue(_relative(layout, layout.catalog), problem)
+    catalogs = list_snapshots(layout)
+    if (last := ledger.last_snapshot()) is not None:
+        catalogs.append((last.snapshot, layout.catalog))
+    for number, path in catalogs:
+        if problem := _catalog_problem(layout, path, hashes.get(number)):
+            yield IntegrityIssue(layout.part_name(path), problem)
 
 
 def _catalog_problem(layout: LakeLayout, path: Path, sha256: str | None) -> str | None:
@@ -217,13 +213,9 @@ def read_recorded_parts(catalogs: Iterable[Path]) -> dict[str, RecordedPart]:
     for path in catalogs:
         if not path.is_file():
             continue
-        try:
-            with duckdb.connect(str(path), read_only=True) as db:
-                rows = db.execute("SELECT name, table_name, bytes, sha256 FROM main._parts").fetchall()
-        except duckdb.Error:
-            continue
-        for name, table, size, sha256 in rows:
-            entries.setdefault(name, RecordedPart(table, size, sha256))
+        with suppress(duckdb.Error), duckdb.connect(str(path), read_only=True) as db:
+            for name, *entry in db.execute("SELECT name, table_name, bytes, sha256 FROM main._parts").fetchall():
+                entries.setdefault(name, RecordedPart(*entry))
     return entries
 
 
@@ -235,8 +227,7 @@ def damaged_snapshot_parts(
     for name, entry in recorded.items():
         if name in names or entry.table == RAW_TABLE:
             continue  # no view of a snapshot reads raw documents
-        problem = _file_problem(layout.part_path(name), entry.bytes, entry.sha256, {})
-        if problem is not None:
+        if problem := _file_problem(layout.part_path(name), entry.bytes, entry.sha256, {}):
             yield name, IntegrityIssue(name, problem, f"{entry.table}, of earlier snapshots")
 
 
@@ -245,19 +236,14 @@ def damaged_snapshot_parts(
 
 def unknown_files(layout: LakeLayout, ledger: Ledger) -> list[str]:
     """Return the files in the lake's folder that scanlake did not write. They are never changed."""
-    known = ledger.part_names()
-    known |= {_relative(layout, empty_part(layout, table.name)) for table in TABLES}
-    known |= {_relative(layout, path) for _, path in list_snapshots(layout)}
-    known |= {_relative(layout, path) for path in (layout.catalog, layout.ledger, layout.lock)} | set(_AUXILIARY_FILES)
+    own = [layout.catalog, layout.ledger, layout.lock, *(empty_part(layout, table.name) for table in TABLES)]
+    own += [path for _, path in list_snapshots(layout)]
+    known = ledger.part_names() | set(map(layout.part_name, own)) | set(_AUXILIARY_FILES)
     paths = set()
     for folder, _, names in os.walk(layout.root):
         prefix = os.path.relpath(folder, layout.root).replace(os.sep, "/")
         paths |= {name if prefix == "." else f"{prefix}/{name}" for name in names}
     return sorted(name for name in paths - known if not _CRASH_REPORT_RE.fullmatch(name))
-
-
-def _relative(layout: LakeLayout, path: Path) -> str:
-    return path.relative_to(layout.root).as_posix()
 
 
 def _describe_os_error(error: OSError) -> str:

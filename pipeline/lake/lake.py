@@ -17,7 +17,7 @@ from pipeline.lake.layout import LakeLayout, lock_lake, translate_os_errors
 from pipeline.lake.ledger import Ledger, integrity_problem
 from pipeline.lake.migrations import check_file_not_newer
 from pipeline.lake.views import count_wide_names_in_parts
-from schemas.tables import DELETED_FILES, TABLES
+from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, TABLES
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -134,17 +134,8 @@ class Lake:
         """
         check_parts_exist(self.layout, self.ledger.parts())
         record = self.ledger.begin_snapshot(run_id, at, complete=complete, watermark=watermark)
-        spec = catalog.CatalogSpec(
-            snapshot=record.snapshot,
-            published_at=at,
-            run_id=run_id,
-            complete=complete,
-            watermark=watermark,
-            files=record.files,
-            parts=self.ledger.parts(),
-            parts_with_superseded_rows=self.ledger.parts_with_superseded_rows(),
-            reader_root=self.reader_root,
-        )
+        superseded = self.ledger.parts_with_superseded_rows()
+        spec = catalog.CatalogSpec(record, self.ledger.parts(), superseded, self.reader_root)
         self.ledger.end_snapshot(record.snapshot, catalog.publish(self.layout, self.ledger, spec))
         properties = self.ledger.properties
         if properties.published_root != str(self.reader_root):
@@ -168,11 +159,8 @@ class Lake:
 
         Raises `SettingsError` when that folder has other contents; a folder that does not exist here is accepted.
         """
-        missing = [
-            part.name
-            for part in self.ledger.parts()[:_PARTS_TO_PROBE]
-            if not self.layout.has_part_at(reader_root, part)
-        ]
+        probed = self.ledger.parts()[:_PARTS_TO_PROBE]
+        missing = [part.name for part in probed if not self.layout.has_part_at(reader_root, part)]
         if reader_root.exists() and missing:
             raise SettingsError(
                 f"{reader_root} does not show this lake: it has no {missing[0]}.", hint="Correct --reader-root."
@@ -190,22 +178,19 @@ class Lake:
 
     def _tombstone_rows(self, commit: Commit) -> pa.Table:
         tombstones = commit.tombstones
-        versions = self.ledger.file_versions([tombstone.file_id for tombstone in tombstones])
+        file_ids = [tombstone.file_id for tombstone in tombstones]
+        versions = self.ledger.file_versions(file_ids)
         seqs = {file_id: version.commit_seq for file_id, version in versions.items()}
         references = lookups.read_references(self.layout, self.ledger, seqs)
-        updates = {file_id: version.updated_at for file_id, version in versions.items()}
-        rows = [
-            (
-                t.file_id,
-                references.get(t.file_id),
-                updates.get(t.file_id),
-                t.deletion_detected_at,
-                t.evidence,
-                t.deletion_detected_at,
-                commit.run_id,
-                commit.commit_seq,
-            )
-            for t in tombstones
-        ]
-        names = DELETED_FILES.arrow.names
-        return pa.table(dict(zip(names, zip(*rows, strict=True), strict=True)), schema=DELETED_FILES.arrow)
+        detected_at = [tombstone.deletion_detected_at for tombstone in tombstones]
+        columns = {
+            "file_id": file_ids,
+            "scan_code": [references.get(file_id) for file_id in file_ids],
+            "updated_at": [versions[file_id].updated_at if file_id in versions else None for file_id in file_ids],
+            "deletion_detected_at": detected_at,
+            "evidence": [tombstone.evidence for tombstone in tombstones],
+            "_fetched_at": detected_at,
+            "_run_id": [commit.run_id] * len(tombstones),
+            COMMIT_SEQ_COLUMN: [commit.commit_seq] * len(tombstones),
+        }
+        return pa.table(columns, schema=DELETED_FILES.arrow)

@@ -66,7 +66,7 @@ class LakeLayout:
         return self.root / name
 
     def part_name(self, path: Path) -> str:
-        """Return the name of the part at `path`."""
+        """Return the name of the part, or of another file, at `path`."""
         return path.relative_to(self.root).as_posix()
 
     def is_same_path(self, path: Path) -> bool:
@@ -116,12 +116,8 @@ def lock_lake(layout: LakeLayout, operation: str) -> Iterator[None]:
                 handle = stack.enter_context(lock_file(layout.lock))
             except FileLockedError:
                 raise LakeLockedError(f"Another run holds the lake: {describe_lock_owner(layout)}.") from None
-            note = {
-                "operation": operation,
-                "pid": os.getpid(),
-                "host": socket.gethostname(),
-                "since": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
-            }
+            since = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+            note = {"operation": operation, "pid": os.getpid(), "host": socket.gethostname(), "since": since}
             os.ftruncate(handle, 0)
             os.pwrite(handle, json.dumps(note).encode(), 0)
         yield

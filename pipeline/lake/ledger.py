@@ -143,10 +143,8 @@ class Ledger(LedgerQueries):
         with self.transaction() as db:
             # Everything is read again: no watermark holds, and a queued or rejected shared id is no file.
             set_properties(db, identity="file_id", watermark=None)
-            db.execute(
-                "INSERT OR IGNORE INTO superseded_version (commit_seq, file_id)"
-                " SELECT commit_seq, file_id FROM file_version"
-            )
+            versions = "SELECT commit_seq, file_id FROM file_version"
+            db.execute(f"INSERT OR IGNORE INTO superseded_version (commit_seq, file_id) {versions}")
             for table in ("file_version", "coverage", "refetch_queue"):
                 db.execute(f"DELETE FROM {table}")
             db.execute("DELETE FROM reject WHERE file_id IS NOT NULL")
@@ -170,18 +168,15 @@ class Ledger(LedgerQueries):
         """
         with self.transaction() as db:
             ledger_writes.replace_parts(db, (part.name for part in old), new, at=at)
-            deleted = db.execute(
-                "DELETE FROM superseded_version WHERE commit_seq BETWEEN ? AND ?", superseded_span
-            ).rowcount
+            deleted = db.execute("DELETE FROM superseded_version WHERE commit_seq BETWEEN ? AND ?", superseded_span)
             require_publish(db)
-        return int(deleted)
+        return deleted.rowcount
 
     def update_part(self, name: str, *, row_count: int, size: int, sha256: str) -> None:
         """Change the recorded contents of a part that was written again under its name."""
+        sql = "UPDATE part SET row_count = ?, bytes = ?, sha256 = ? WHERE name = ?"
         with self.transaction() as db:
-            db.execute(
-                "UPDATE part SET row_count = ?, bytes = ?, sha256 = ? WHERE name = ?", (row_count, size, sha256, name)
-            )
+            db.execute(sql, (row_count, size, sha256, name))
             require_publish(db)
 
     def correct_part(self, name: str, *, size: int, sha256: str) -> None:
@@ -208,6 +203,7 @@ class Ledger(LedgerQueries):
         """
         superseded = [(file_id,) for file_id in sorted(incomplete & documents.keys())]
         file_ids = [(file_id,) for file_id in documents]
+        rejects = [(f"file {key}", key, reason, text, run_id, at, at, 1) for key, text in documents.items()]
         with self.transaction() as db:
             db.executemany(
                 "INSERT OR REPLACE INTO refetch_queue (file_id, updated_at)"
@@ -217,12 +213,10 @@ class Ledger(LedgerQueries):
             ledger_writes.supersede_file_versions(db, superseded)
             db.executemany("DELETE FROM file_version WHERE file_id = ?", superseded)
             db.executemany("UPDATE file_version SET is_stable = 0 WHERE file_id = ?", file_ids)
-            insert_all(
-                db,
-                "reject",
-                ("reject_key", "file_id", "reason", "document", "run_id", "first_seen_at", "last_tried_at", "attempts"),
-                [(f"file {key}", key, reason, text, run_id, at, at, 1) for key, text in documents.items()],
-                on_conflict="REPLACE",
+            db.executemany(
+                "INSERT OR REPLACE INTO reject (reject_key, file_id, reason, document, run_id, first_seen_at,"
+                " last_tried_at, attempts) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                rejects,
             )
             require_publish(db)
 

@@ -111,7 +111,7 @@ CREATE TABLE report_order (
 CREATE TABLE share (
     share INTEGER PRIMARY KEY, request TEXT NOT NULL, reference TEXT NOT NULL, customer_reference TEXT,
     state TEXT NOT NULL, created_at INTEGER NOT NULL, expires_at INTEGER, send_email INTEGER NOT NULL,
-    recipient TEXT, share_url TEXT, error TEXT
+    email TEXT, dl TEXT, language TEXT, lang TEXT, timezone TEXT, username TEXT, share_url TEXT, error TEXT
 );
 CREATE INDEX share_request ON share (request);
 

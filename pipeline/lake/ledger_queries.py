@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Final
+from enum import EnumType
+from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 from pipeline.lake.models import (
     DeletedFileRecord,
@@ -44,12 +44,20 @@ class LedgerQueries(ABC):
         """Return the only number of a query; 0 for NULL."""
         return int(self.query(sql, parameters)[0][0] or 0)
 
-    def _select(self, record: type[Any], source: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        """Return records from the columns with the names of their fields; flags become bool."""
-        names = [field.name for field in fields(record)]
-        flags = [field.name for field in fields(record) if field.type == "bool"]
-        rows = self.query(f"SELECT {', '.join(names)} FROM {source}", parameters)
-        return [record(**{**dict(row), **{flag: bool(row[flag]) for flag in flags}}) for row in rows]
+    def select(self, record: type[Any], source: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """Return records from the columns with the names of their fields; flags and states get their types."""
+        types = get_type_hints(record)
+        typed = {name: kind for name, kind in types.items() if kind is bool or isinstance(kind, EnumType)}
+        rows = self.query(f"SELECT {', '.join(types)} FROM {source}", parameters)
+        return [record(**{**dict(row), **{name: kind(row[name]) for name, kind in typed.items()}}) for row in rows]
+
+    def _mapping(self, sql: str, parameters: Sequence[Any] = ()) -> dict[Any, Any]:
+        """Return {first column: second column}."""
+        return {row[0]: row[1] for row in self.query(sql, parameters)}
+
+    def _column(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """Return the first column."""
+        return [row[0] for row in self.query(sql, parameters)]
 
     def quick_check(self) -> str:
         """Return "ok", or what SQLite reports as the first damage."""
@@ -62,8 +70,7 @@ class LedgerQueries(ABC):
     @property
     def properties(self) -> LakeProperties:
         """The properties of the lake, as stored now."""
-        rows = self.query("SELECT name, value FROM lake_property")
-        return LakeProperties.from_rows({row["name"]: row["value"] for row in rows})
+        return LakeProperties.from_rows(self._mapping("SELECT name, value FROM lake_property"))
 
     # Files
 
@@ -73,18 +80,17 @@ class LedgerQueries(ABC):
         for start in range(0, len(file_ids), _MAX_IDS):
             chunk = list(file_ids[start : start + _MAX_IDS])
             source = f"file_version WHERE file_id IN ({_marks(chunk)})"
-            versions |= {record.file_id: record for record in self._select(FileVersionRecord, source, chunk)}
+            versions |= {record.file_id: record for record in self.select(FileVersionRecord, source, chunk)}
         return versions
 
     def file_ids_of_commit(self, seq: int, file_ids: Sequence[int]) -> set[int]:
         """Return those of the files whose rows of this commit are in the parts: current ones and superseded ones."""
         marks = _marks(file_ids)
-        rows = self.query(
+        sql = (
             f"SELECT file_id FROM file_version WHERE commit_seq = ? AND file_id IN ({marks})"
-            f" UNION SELECT file_id FROM superseded_version WHERE commit_seq = ? AND file_id IN ({marks})",
-            (seq, *file_ids, seq, *file_ids),
+            f" UNION SELECT file_id FROM superseded_version WHERE commit_seq = ? AND file_id IN ({marks})"
         )
-        return {row["file_id"] for row in rows}
+        return set(self._column(sql, (seq, *file_ids, seq, *file_ids)))
 
     def count_file_versions(self) -> int:
         """Return the number of files that the lake has ever had, with deleted ones."""
@@ -104,8 +110,8 @@ class LedgerQueries(ABC):
         while True:
             rows = self.query(
                 "SELECT file_id, updated_at FROM file_version WHERE file_id > ? AND NOT deleted"
-                " ORDER BY file_id LIMIT ?",
-                (last, _PAGE_ROWS),
+                f" ORDER BY file_id LIMIT {_PAGE_ROWS}",
+                (last,),
             )
             yield from ((row["file_id"], row["updated_at"]) for row in rows)
             if not rows:
@@ -114,11 +120,8 @@ class LedgerQueries(ABC):
 
     def file_commit_seqs(self, span: tuple[int, int] | None = None) -> list[tuple[int, int]]:
         """Return (file id, commit) of the files that are not deleted, by commit; of all commits or of a span."""
-        rows = self.query(
-            "SELECT file_id, commit_seq FROM file_version WHERE NOT deleted AND commit_seq BETWEEN ? AND ?"
-            " ORDER BY commit_seq, file_id",
-            span or _ALL_COMMITS,
-        )
+        sql = "SELECT file_id, commit_seq FROM file_version WHERE NOT deleted AND commit_seq BETWEEN ? AND ?"
+        rows = self.query(f"{sql} ORDER BY commit_seq, file_id", span or _ALL_COMMITS)
         return [(row["file_id"], row["commit_seq"]) for row in rows]
 
     def deleted_files(self, span: tuple[int, int] | None = None) -> list[DeletedFileRecord]:
@@ -134,8 +137,8 @@ class LedgerQueries(ABC):
 
     def newest_update(self) -> int | None:
         """Return the newest update time of a file."""
-        newest = self.query("SELECT max(updated_at) FROM file_version")[0][0]
-        return None if newest is None else int(newest)
+        newest: int | None = self.query("SELECT max(updated_at) FROM file_version")[0][0]
+        return newest
 
     def has_versions_since(self, seq: int) -> bool:
         """Return whether files were added, changed or deleted after a commit."""
@@ -143,33 +146,26 @@ class LedgerQueries(ABC):
 
     def superseded_versions(self, seqs: Collection[int]) -> set[tuple[int, int]]:
         """Return the superseded versions of some commits whose rows parts still have: (file id, commit)."""
-        rows = self.query(
-            f"SELECT file_id, commit_seq FROM superseded_version WHERE commit_seq IN ({_marks(seqs)})", list(seqs)
-        )
-        return {(row["file_id"], row["commit_seq"]) for row in rows}
+        sql = f"SELECT file_id, commit_seq FROM superseded_version WHERE commit_seq IN ({_marks(seqs)})"
+        return {(row["file_id"], row["commit_seq"]) for row in self.query(sql, list(seqs))}
 
     def superseded_columns(self, span: tuple[int, int] | None = None) -> tuple[list[int], list[int]]:
         """Return the superseded versions whose rows parts still have: their file ids and their commits."""
-        rows = self.query(
-            "SELECT file_id, commit_seq FROM superseded_version WHERE commit_seq BETWEEN ? AND ?"
-            " ORDER BY commit_seq, file_id",
-            span or _ALL_COMMITS,
-        )
+        sql = "SELECT file_id, commit_seq FROM superseded_version WHERE commit_seq BETWEEN ? AND ?"
+        rows = self.query(f"{sql} ORDER BY commit_seq, file_id", span or _ALL_COMMITS)
         return [row[0] for row in rows], [row[1] for row in rows]  # by index: there may be many
 
     def refetch_requests(self) -> list[RefetchRecord]:
         """Return the files that the next run fetches again: rejected ones, then queued ones."""
-        rows = self.query(
-            "SELECT reject.file_id, updated_at, document, is_list_item FROM reject"
-            " LEFT JOIN refetch_queue USING (file_id) WHERE reject.file_id IS NOT NULL ORDER BY reject.file_id"
+        rejected = (
+            "(SELECT reject.file_id AS file_id, updated_at, document, is_list_item FROM reject"
+            " LEFT JOIN refetch_queue USING (file_id) WHERE reject.file_id IS NOT NULL) ORDER BY file_id"
         )
-        rows += self.query(
-            "SELECT file_id, updated_at, NULL AS document, 0 AS is_list_item FROM refetch_queue"
-            " WHERE file_id NOT IN (SELECT file_id FROM reject WHERE file_id IS NOT NULL)"
+        queued = (
+            "(SELECT file_id, updated_at, NULL AS document, 0 AS is_list_item FROM refetch_queue"
+            " WHERE file_id NOT IN (SELECT file_id FROM reject WHERE file_id IS NOT NULL))"
         )
-        return [
-            RefetchRecord(row["file_id"], row["updated_at"], row["document"], bool(row["is_list_item"])) for row in rows
-        ]
+        return [*self.select(RefetchRecord, rejected), *self.select(RefetchRecord, queued)]
 
     def count_refetch_requests(self) -> int:
         """Return the number of files that are rejected or queued; a file may be both."""
@@ -178,23 +174,16 @@ class LedgerQueries(ABC):
 
     def count_rejects(self, run_id: str | None = None) -> dict[str, int]:
         """Return the number of rejects by reason, most frequent first; of all runs or of one."""
-        rows = self.query(
-            "SELECT reason, count(*) AS n FROM reject WHERE run_id = ?1 OR ?1 IS NULL"
-            " GROUP BY reason ORDER BY n DESC, reason",
-            (run_id,),
-        )
-        return {row["reason"]: row["n"] for row in rows}
+        sql = "SELECT reason, count(*) AS n FROM reject WHERE run_id = ?1 OR ?1 IS NULL GROUP BY reason"
+        return self._mapping(f"{sql} ORDER BY n DESC, reason", (run_id,))
 
     def definitions(self) -> dict[str, int]:
         """Return the workflow definitions of the lake: {content hash: commit}."""
-        rows = self.query("SELECT hash, commit_seq FROM definition")
-        return {row["hash"]: row["commit_seq"] for row in rows}
+        return self._mapping("SELECT hash, commit_seq FROM definition")
 
     def coverage(self) -> Coverage:
         """Return the spans of update time, in seconds, that the lake has completely."""
-        rows = self.query(
-            "SELECT start_second, end_second FROM coverage ORDER BY start_second IS NOT NULL, start_second"
-        )
+        rows = self.query("SELECT start_second, end_second FROM coverage ORDER BY start_second NULLS FIRST")
         return tuple((row["start_second"], row["end_second"]) for row in rows)
 
     def wide_columns(self) -> dict[tuple[str, str], int]:
@@ -206,15 +195,12 @@ class LedgerQueries(ABC):
 
     def parts(self) -> list[Part]:
         """Return the parts with current rows, oldest first."""
-        return self._select(Part, "part ORDER BY first_commit_seq, name")
+        return self.select(Part, "part ORDER BY first_commit_seq, name")
 
     def parts_with_superseded_rows(self) -> frozenset[str]:
         """Return the names of the parts with rows of superseded versions."""
-        rows = self.query(
-            "SELECT name FROM part WHERE EXISTS (SELECT 1 FROM superseded_version AS s"
-            " WHERE s.commit_seq BETWEEN part.first_commit_seq AND part.last_commit_seq)"
-        )
-        return frozenset(row["name"] for row in rows)
+        superseded = "superseded_version AS s WHERE s.commit_seq BETWEEN part.first_commit_seq AND part.last_commit_seq"
+        return frozenset(self._column(f"SELECT name FROM part WHERE EXISTS (SELECT 1 FROM {superseded})"))
 
     def part_groups(self, *, without: str) -> list[tuple[int, int, int, int]]:
         """Return (first commit, last commit, files, superseded versions) of the parts of each span, oldest first.
@@ -232,12 +218,8 @@ class LedgerQueries(ABC):
 
     def row_counts(self, *, since_seq: int) -> dict[str, int]:
         """Return the number of rows by table in the parts that begin at a commit or later."""
-        rows = self.query(
-            "SELECT table_name, sum(row_count) AS n FROM part WHERE first_commit_seq >= ?"
-            " GROUP BY table_name ORDER BY table_name",
-            (since_seq,),
-        )
-        return {row["table_name"]: row["n"] for row in rows}
+        sql = "SELECT table_name, sum(row_count) FROM part WHERE first_commit_seq >= ?"
+        return self._mapping(f"{sql} GROUP BY table_name ORDER BY table_name", (since_seq,))
 
     def retired_parts(self) -> list[RetiredPart]:
         """Return the retired parts, oldest first.
@@ -246,29 +228,26 @@ class LedgerQueries(ABC):
         still open the former one, so the retention of the part begins with that catalog.
         """
         rows = self.query(
-            "SELECT name, last_snapshot, max(retired_at, coalesce((SELECT min(published_at) FROM snapshot"
-            " WHERE state = 'published' AND snapshot > last_snapshot), retired_at)) AS since"
+            "SELECT name, max(retired_at, coalesce((SELECT min(published_at) FROM snapshot"
+            " WHERE state = 'published' AND snapshot > last_snapshot), retired_at)) AS since, last_snapshot"
             " FROM retired_part ORDER BY since, name"
         )
-        return [RetiredPart(row["name"], row["since"], row["last_snapshot"]) for row in rows]
+        return [RetiredPart(*row) for row in rows]
 
     def part_totals(self) -> dict[str, PartTotals]:
         """Return rows, bytes and number of the parts by table."""
-        rows = self.query(
-            "SELECT table_name, sum(row_count) AS rows, sum(bytes) AS bytes, count(*) AS parts"
-            " FROM part GROUP BY table_name"
-        )
-        return {row["table_name"]: PartTotals(row["rows"], row["bytes"], row["parts"]) for row in rows}
+        rows = self.query("SELECT table_name, sum(row_count), sum(bytes), count(*) FROM part GROUP BY table_name")
+        return {table: PartTotals(*totals) for table, *totals in rows}
 
     def part_names(self) -> set[str]:
         """Return the names of all parts, with retired ones."""
-        return {row["name"] for row in self.query("SELECT name FROM part UNION ALL SELECT name FROM retired_part")}
+        return set(self._column("SELECT name FROM part UNION ALL SELECT name FROM retired_part"))
 
     # Runs and snapshots
 
     def recent_runs(self, limit: int) -> list[RunRecord]:
         """Return the latest runs, newest first."""
-        return self._select(RunRecord, "run ORDER BY started_at DESC, rowid DESC LIMIT ?", (limit,))
+        return self.select(RunRecord, "run ORDER BY started_at DESC, rowid DESC LIMIT ?", (limit,))
 
     def last_run(self) -> RunRecord | None:
         """Return the latest run; None before the first."""
@@ -276,17 +255,16 @@ class LedgerQueries(ABC):
 
     def last_verification(self) -> VerificationRecord | None:
         """Return the result of the latest verify; None before the first."""
-        rows = self._select(VerificationRecord, "verification ORDER BY verified_at DESC LIMIT 1")
-        return rows[0] if rows else None
+        return next(iter(self.select(VerificationRecord, "verification ORDER BY verified_at DESC LIMIT 1")), None)
 
     def last_snapshot(self) -> SnapshotRecord | None:
         """Return the snapshot that readers see; None before the first."""
-        rows = self._select(SnapshotRecord, "snapshot WHERE state = 'published' ORDER BY snapshot DESC LIMIT 1")
-        return rows[0] if rows else None
+        source = "snapshot WHERE state = 'published' ORDER BY snapshot DESC LIMIT 1"
+        return next(iter(self.select(SnapshotRecord, source)), None)
 
     def snapshot_hashes(self) -> dict[int, str | None]:
         """Return the hashes of the snapshot files, by number; None where it is not known."""
-        return {row["snapshot"]: row["sha256"] for row in self.query("SELECT snapshot, sha256 FROM snapshot")}
+        return self._mapping("SELECT snapshot, sha256 FROM snapshot")
 
     def next_snapshot(self) -> int:
         """Return the number of the next snapshot."""
@@ -303,19 +281,18 @@ class LedgerQueries(ABC):
 
     def list_purged_files(self) -> set[int]:
         """Return the ids of all files that were ever purged."""
-        return {row["file_id"] for row in self.query("SELECT DISTINCT file_id FROM purge")}
+        return set(self._column("SELECT DISTINCT file_id FROM purge"))
 
     def rows_to_embed(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield (table, row) of the small tables, and of histories the newest rows: a rebuild needs them."""
-        tables = self.query("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
-        for name in sorted({row["name"] for row in tables}.difference(_DERIVED_TABLES)):
+        tables = self._column("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
+        for name in sorted(set(tables).difference(_DERIVED_TABLES)):
             newest = f" ORDER BY rowid DESC LIMIT {_MAX_HISTORY_ROWS}" if name in _HISTORY_TABLES else ""
             yield from ((name, dict(row)) for row in self.query(f"SELECT * FROM {name}{newest}"))
 
     def unstable_files(self) -> list[int]:
         """Return the ids of the files whose content may change under the same update time."""
-        rows = self.query("SELECT file_id FROM file_version WHERE is_stable = 0 AND deleted = 0")
-        return [row["file_id"] for row in rows]
+        return self._column("SELECT file_id FROM file_version WHERE is_stable = 0 AND deleted = 0")
 
 
 def _marks(values: Collection[object]) -> str:

@@ -84,21 +84,12 @@ def upsert_file_versions(db: sqlite3.Connection, commit: Commit) -> None:
     file_ids = [(version.file_id,) for version in commit.versions] + deleted
     # The rows of the former version are no longer current, in any table: child rows are replaced as a set.
     supersede_file_versions(db, file_ids)
+    seq, run_id = commit.commit_seq, commit.run_id
     db.executemany(
         "INSERT OR REPLACE INTO file_version (file_id, commit_seq, deleted, updated_at, fetched_at, digest,"
         " fetch_signature, is_stable, instance_id, run_id) VALUES (?, ?, 0, ?, ?, ?, ?, ?, ?, ?)",
         [
-            (
-                v.file_id,
-                commit.commit_seq,
-                v.updated_at,
-                v.fetched_at,
-                digest,
-                v.fetch_signature,
-                v.is_stable,
-                v.instance,
-                commit.run_id,
-            )
+            (v.file_id, seq, v.updated_at, v.fetched_at, digest, v.fetch_signature, v.is_stable, v.instance, run_id)
             for v, digest in zip(commit.versions, digests, strict=True)
         ],
     )
@@ -107,7 +98,7 @@ def upsert_file_versions(db: sqlite3.Connection, commit: Commit) -> None:
         "INSERT INTO file_version (file_id, commit_seq, deleted, fetched_at, digest, fetch_signature, is_stable,"
         " run_id) VALUES (?, ?, 1, ?, x'', '', 0, ?) ON CONFLICT (file_id) DO UPDATE SET"
         " commit_seq = excluded.commit_seq, deleted = 1, is_stable = 0, run_id = excluded.run_id",
-        [(stone.file_id, commit.commit_seq, stone.deletion_detected_at, commit.run_id) for stone in commit.tombstones],
+        [(stone.file_id, seq, stone.deletion_detected_at, run_id) for stone in commit.tombstones],
     )
     resolved = [*file_ids, *((file_id,) for file_id in commit.resolved_files)]
     db.executemany("DELETE FROM refetch_queue WHERE file_id = ?", resolved)
@@ -125,12 +116,9 @@ def supersede_file_versions(db: sqlite3.Connection, file_ids: Sequence[tuple[int
 
 def insert_windows(db: sqlite3.Connection, commit: Commit) -> None:
     """Record the windows that a commit completes."""
-    insert_all(
-        db,
-        "read_window",
-        ("run_id", "start_second", "end_second", "listed_at", "files", "is_consistent"),
-        [(commit.run_id, w.start, w.end, w.listed_at, w.files, w.is_consistent) for w in commit.windows],
-    )
+    columns = ("run_id", "start_second", "end_second", "listed_at", "files", "is_consistent")
+    rows = [(commit.run_id, w.start, w.end, w.listed_at, w.files, w.is_consistent) for w in commit.windows]
+    insert_all(db, "read_window", columns, rows)
 
 
 def replace_parts(db: sqlite3.Connection, old: Iterable[str], new: Iterable[Part], *, at: int) -> None:
@@ -149,37 +137,22 @@ def replace_parts(db: sqlite3.Connection, old: Iterable[str], new: Iterable[Part
 
 def record_rejects(db: sqlite3.Connection, commit: Commit) -> None:
     """Record the rejects of a commit, and delete those that it resolves."""
-    resolved = {version.file_id for version in commit.versions}
-    resolved |= set(commit.resolved_files)
+    resolved = {version.file_id for version in commit.versions}.union(commit.resolved_files)
     resolved |= {tombstone.file_id for tombstone in commit.tombstones}
     resolved -= {reject.file_id for reject in commit.rejects if reject.file_id is not None}
     db.executemany("DELETE FROM reject WHERE file_id = ?", [(file_id,) for file_id in resolved])
     for reject in commit.rejects:
-        key = f"file {reject.file_id}" if reject.file_id is not None else _document_key(reject.document)
-        start, end = reject.window
+        digest = blake2b(reject.document, digest_size=16).hexdigest()
+        key = f"document {digest}" if reject.file_id is None else f"file {reject.file_id}"
+        attempt = (*reject.window, commit.run_id, commit.at, commit.at)
         db.execute(
             "INSERT INTO reject (reject_key, file_id, reason, document, start_second, end_second, run_id,"
             " first_seen_at, last_tried_at, attempts, is_list_item) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 1, ?)"
             " ON CONFLICT (reject_key) DO UPDATE SET"
             " reason = excluded.reason, document = excluded.document, run_id = excluded.run_id,"
             " last_tried_at = excluded.last_tried_at, attempts = attempts + 1, is_list_item = excluded.is_list_item",
-            (
-                key,
-                reject.file_id,
-                reject.reason,
-                reject.document,
-                start,
-                end,
-                commit.run_id,
-                commit.at,
-                commit.at,
-                reject.is_list_item,
-            ),
+            (key, reject.file_id, reject.reason, reject.document, *attempt, reject.is_list_item),
         )
-
-
-def _document_key(document: bytes) -> str:
-    return f"document {blake2b(document, digest_size=16).hexdigest()}"
 
 
 def record_wide_names(db: sqlite3.Connection, commit: Commit) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.lake.duckdb import open_worker_connection
-from pipeline.lake.parts import RAW_TABLE, empty_part
+from pipeline.lake.parts import RAW_TABLE
+from pipeline.lake.sql import sql_read_parquet
 from schemas.tables import COMMIT_SEQ_COLUMN, FILES
 
 if TYPE_CHECKING:
@@ -17,15 +18,8 @@ if TYPE_CHECKING:
 
 def read_references(layout: LakeLayout, ledger: Ledger, versions: Mapping[int, int]) -> dict[int, str | None]:
     """Return the references of some files, given as {file_id: commit_seq}."""
-    paths = [str(layout.part_path(part.name)) for part in ledger.parts() if part.table_name == FILES.name]
-    query = (
-        f"SELECT file_id, {COMMIT_SEQ_COLUMN}, scan_code FROM read_parquet($paths, union_by_name = true)"
-        " WHERE file_id = ANY($ids)"
-    )
-    with open_worker_connection(layout.spill_dir) as db:
-        paths.append(str(empty_part(layout, FILES.name)))
-        rows = db.execute(query, {"paths": paths, "ids": list(versions)}).fetchall()
-    return {file_id: reference for file_id, seq, reference in rows if versions[file_id] == seq}
+    names = [part.name for part in ledger.parts() if part.table_name == FILES.name]
+    return _read_column("scan_code", layout, names, versions)
 
 
 def read_details(layout: LakeLayout, ledger: Ledger, versions: Mapping[int, int]) -> dict[int, bytes | None]:
@@ -35,14 +29,19 @@ def read_details(layout: LakeLayout, ledger: Ledger, versions: Mapping[int, int]
     requested together, cost least.
     """
     seqs = set(versions.values())
-    paths = [
-        str(layout.part_path(part.name))
+    names = [
+        part.name
         for part in ledger.parts()
         if part.table_name == RAW_TABLE and any(part.first_commit_seq <= seq <= part.last_commit_seq for seq in seqs)
     ]
-    if not paths:
+    return _read_column("detail", layout, names, versions)
+
+
+def _read_column(column: str, layout: LakeLayout, names: list[str], versions: Mapping[int, int]) -> dict[int, Any]:
+    if not names:
         return {}
-    query = f"SELECT file_id, {COMMIT_SEQ_COLUMN}, detail FROM read_parquet($paths) WHERE file_id = ANY($ids)"
+    source = sql_read_parquet(map(layout.part_path, names))
+    query = f"SELECT file_id, {COMMIT_SEQ_COLUMN}, {column} FROM {source} WHERE file_id = ANY($ids)"
     with open_worker_connection(layout.spill_dir) as db:
-        rows = db.execute(query, {"paths": paths, "ids": list(versions)}).fetchall()
-    return {file_id: detail for file_id, seq, detail in rows if versions[file_id] == seq}
+        rows = db.execute(query, {"ids": list(versions)}).fetchall()
+    return {file_id: value for file_id, seq, value in rows if versions[file_id] == seq}

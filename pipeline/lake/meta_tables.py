@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
+MetaColumn: TypeAlias = tuple[str, str, str]
+"""A column: name, SQL type and comment."""
 _TIMESTAMP: Final = "TIMESTAMP"
 
 
 @dataclass(frozen=True, slots=True)
 class MetaTable:
-    """A table of `meta`: columns as (name, SQL type, comment), and the ledger query for its rows.
-
-    The query returns the columns in this order, and TIMESTAMP columns in microseconds.
-    """
+    """A table of `meta`. `source`, SQL after FROM, has its columns; those of type TIMESTAMP in microseconds."""
 
     name: str
     comment: str
-    columns: tuple[tuple[str, str, str], ...]
-    ledger_query: str
+    columns: tuple[MetaColumn, ...]
+    source: str
+
+    @property
+    def ledger_query(self) -> str:
+        """Query of the ledger for the rows."""
+        return f"SELECT {', '.join(name for name, _, _ in self.columns)} FROM {self.source}"
 
 
 _RUNS: Final = MetaTable(
@@ -44,9 +48,7 @@ _RUNS: Final = MetaTable(
         ("error", "VARCHAR", "Reason for the failure."),
         ("version", "VARCHAR", "Version of scanlake."),
     ),
-    "SELECT run_id, command, state, started_at, ended_at, watermark, files_listed, details_fetched, files_skipped,"
-    " files_deleted, rejects, requests_list, requests_detail, retries, seconds, snapshot, error, version"
-    " FROM run ORDER BY started_at DESC LIMIT 10000",
+    "run ORDER BY started_at DESC LIMIT 10000",
 )
 _WINDOWS: Final = MetaTable(
     "windows",
@@ -59,9 +61,9 @@ _WINDOWS: Final = MetaTable(
         ("files", "BIGINT", "Files listed."),
         ("is_consistent", "BOOLEAN", "The list was read in one response, or in two passes with equal results."),
     ),
-    "SELECT run_id, start_second * 1000000, end_second * 1000000, listed_at * 1000000, files, is_consistent"
-    " FROM read_window WHERE NOT is_consistent OR run_id IN (SELECT run_id FROM run ORDER BY started_at DESC LIMIT 5)"
-    " ORDER BY listed_at, start_second LIMIT 200000",
+    "(SELECT run_id, start_second * 1000000 AS window_start, end_second * 1000000 AS window_end,"
+    " listed_at * 1000000 AS listed_at, files, is_consistent FROM read_window) WHERE NOT is_consistent OR run_id IN"
+    " (SELECT run_id FROM run ORDER BY started_at DESC LIMIT 5) ORDER BY listed_at, window_start LIMIT 200000",
 )
 _REJECTS: Final = MetaTable(
     "rejects",
@@ -77,8 +79,8 @@ _REJECTS: Final = MetaTable(
         ("attempts", "BIGINT", "Runs that tried it."),
         ("document", "VARCHAR", "Document as received; bytes that are not UTF-8 are escaped."),
     ),
-    "SELECT file_id, reason, start_second * 1000000, end_second * 1000000, run_id, first_seen_at, last_tried_at,"
-    " attempts, document FROM reject ORDER BY first_seen_at LIMIT 100000",
+    "(SELECT *, start_second * 1000000 AS window_start, end_second * 1000000 AS window_end FROM reject)"
+    " ORDER BY first_seen_at LIMIT 100000",
 )
 _DRIFT: Final = MetaTable(
     "schema_drift",
@@ -93,8 +95,7 @@ _DRIFT: Final = MetaTable(
         ("first_seen_at", _TIMESTAMP, "First occurrence (UTC)."),
         ("last_seen_at", _TIMESTAMP, "Latest occurrence (UTC)."),
     ),
-    "SELECT table_name, json_key, kind, occurrences, first_run_id, last_run_id, first_seen_at, last_seen_at"
-    " FROM schema_drift ORDER BY table_name, json_key LIMIT 10000",
+    "(SELECT *, json_key AS key, occurrences AS count FROM schema_drift) ORDER BY table_name, key LIMIT 10000",
 )
 _SNAPSHOTS: Final = MetaTable(
     "snapshots",
@@ -107,8 +108,7 @@ _SNAPSHOTS: Final = MetaTable(
         ("complete", "BOOLEAN", "False: published while the run was still fetching."),
         ("files", "BIGINT", "Files in the snapshot."),
     ),
-    "SELECT snapshot, published_at, run_id, watermark, complete, files FROM snapshot"
-    " WHERE state <> 'abandoned' ORDER BY snapshot DESC LIMIT 10000",
+    "snapshot WHERE state <> 'abandoned' ORDER BY snapshot DESC LIMIT 10000",
 )
 _REPORTS: Final = MetaTable(
     "reports",
@@ -127,8 +127,8 @@ _REPORTS: Final = MetaTable(
         ("error", "VARCHAR", "Reason for the failure."),
         ("folder", "VARCHAR", "Folder of the job."),
     ),
-    "SELECT job, batch, attempt, o.state, files, ordered_at, delivered_at, pdf, sha256, bytes, error, folder"
-    " FROM report_order AS o JOIN report_job USING (job) ORDER BY intended_at DESC, batch LIMIT 100000",
+    "(SELECT report_order.*, folder FROM report_order JOIN report_job USING (job))"
+    " ORDER BY intended_at DESC, batch LIMIT 100000",
 )
 _REPORT_FILES: Final = MetaTable(
     "report_files",
@@ -142,10 +142,11 @@ _REPORT_FILES: Final = MetaTable(
         ("pdf", "VARCHAR", "PDF of the latest order, within the job's folder."),
         ("reason", "VARCHAR", "Reason why the file is in no PDF."),
     ),
-    "SELECT f.job, f.batch, f.file_id, CASE WHEN f.batch IS NULL THEN 'not_ordered' ELSE coalesce(o.state, 'pending')"
-    " END, f.reference, o.pdf, coalesce(f.reason, o.error) FROM report_file AS f LEFT JOIN report_order AS o"
-    " ON o.job = f.job AND o.batch = f.batch AND o.attempt = (SELECT max(attempt) FROM report_order AS last"
-    " WHERE last.job = f.job AND last.batch = f.batch) ORDER BY f.job DESC, f.position LIMIT 1000000",
+    "(SELECT f.job, f.batch, f.file_id, iif(f.batch IS NULL, 'not_ordered', coalesce(o.state, 'pending')) AS state,"
+    " f.reference, o.pdf, coalesce(f.reason, o.error) AS reason, f.position FROM report_file AS f"
+    " LEFT JOIN report_order AS o ON o.job = f.job AND o.batch = f.batch AND o.attempt = (SELECT max(attempt)"
+    " FROM report_order AS last WHERE last.job = f.job AND last.batch = f.batch))"
+    " ORDER BY job DESC, position LIMIT 1000000",
 )
 _SHARES: Final = MetaTable(
     "shares",
@@ -158,11 +159,15 @@ _SHARES: Final = MetaTable(
         ("share_url", "VARCHAR", "Link. Everyone who has it can see the file: treat it as a secret."),
         ("customer_reference", "VARCHAR", "Reference of the recipient."),
         ("send_email", "BOOLEAN", "The service was asked to e-mail the recipient."),
-        ("recipient", "VARCHAR", "E-mail address or DL reference, if one was given."),
+        ("email", "VARCHAR", "E-mail address of the recipient, as sent."),
+        ("dl", "VARCHAR", "DL reference of several recipients, as sent."),
+        ("language", "VARCHAR", "Language of the shared view, as sent in the parameter language."),
+        ("lang", "VARCHAR", "Language of the shared view, as sent in the parameter lang."),
+        ("timezone", "VARCHAR", "Time zone of dates, as sent."),
+        ("username", "VARCHAR", "User who shares, as sent; NULL: the service's API user."),
         ("error", "VARCHAR", "Reason for the failure."),
     ),
-    "SELECT reference, created_at, expires_at, state, share_url, customer_reference, send_email, recipient, error"
-    " FROM share ORDER BY share DESC LIMIT 1000000",
+    "share ORDER BY share DESC LIMIT 1000000",
 )
 _VERIFICATIONS: Final = MetaTable(
     "verifications",
@@ -185,9 +190,7 @@ _VERIFICATIONS: Final = MetaTable(
         ("unproven_windows", "BIGINT", "Windows whose list was not proven to be consistent."),
         ("ids", "VARCHAR", "JSON: ids of the files that differed, by kind, the first thousand of each."),
     ),
-    "SELECT run_id, verified_at, mode, consistent, watermark, files_in_service, files_in_lake, missing, stale,"
-    " deleted, unlisted, changed_meanwhile, details_checked, details_differing, unproven_windows, ids"
-    " FROM verification ORDER BY verified_at DESC LIMIT 1000",
+    "verification ORDER BY verified_at DESC LIMIT 1000",
 )
 
 META_TABLES: Final = (_RUNS, _WINDOWS, _REJECTS, _DRIFT, _SNAPSHOTS, _VERIFICATIONS, _REPORTS, _REPORT_FILES, _SHARES)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
@@ -23,7 +24,7 @@ from pipeline.lake.integrity import check_parts_exist, read_recorded_parts
 from pipeline.lake.layout import write_read_only
 from pipeline.lake.parts import RAW_TABLE, WRITE_OPTIONS, describe_part
 from pipeline.lake.retention import list_snapshots
-from pipeline.lake.sql import sql_literal
+from pipeline.lake.sql import sql_read_parquet
 from schemas.tables import BY_NAME, DELETED_FILES, FILES, RAW
 
 if TYPE_CHECKING:
@@ -151,15 +152,13 @@ def _ids_in_part(path: Path, file_ids: Collection[int]) -> set[int]:
 def _references_of(lake: Lake, file_ids: Sequence[int]) -> list[str]:
     """Return every reference that the files have had: shares are recorded under it."""
     names = {FILES.name, DELETED_FILES.name}
-    paths = [str(lake.layout.part_path(part.name)) for part in lake.ledger.parts() if part.table_name in names]
+    paths = [lake.layout.part_path(part.name) for part in lake.ledger.parts() if part.table_name in names]
     if not paths:
         return []
-    sql = (
-        "SELECT DISTINCT scan_code FROM read_parquet($paths, union_by_name = true)"
-        " WHERE file_id = ANY($ids) AND scan_code IS NOT NULL"
-    )
+    selected = "WHERE file_id = ANY($ids) AND scan_code IS NOT NULL"
     with open_worker_connection(lake.layout.spill_dir) as db:
-        return [row[0] for row in db.execute(sql, {"paths": paths, "ids": list(file_ids)}).fetchall()]
+        sql = f"SELECT DISTINCT scan_code FROM {sql_read_parquet(paths)} {selected}"
+        return [row[0] for row in db.execute(sql, {"ids": list(file_ids)}).fetchall()]
 
 
 def _rewrite_part_without(lake: Lake, part: Part, file_ids: Sequence[int], mark: str) -> list[Part]:
@@ -172,16 +171,13 @@ def _rewrite_part_without(lake: Lake, part: Part, file_ids: Sequence[int], mark:
     ids = ", ".join(str(int(file_id)) for file_id in file_ids)
     row_count = 0
     with open_worker_connection(lake.layout.spill_dir) as db:
-        reader: Any = db.sql(
-            f"SELECT {columns} FROM read_parquet({sql_literal(str(source))}) WHERE file_id NOT IN ({ids})"
-        ).to_arrow_reader(_BATCH_ROWS)
-        batch = next(reader, None)
-        if batch is None:
+        rows: Any = db.sql(f"SELECT {columns} FROM {sql_read_parquet([source])} WHERE file_id NOT IN ({ids})")
+        batches = rows.to_arrow_reader(_BATCH_ROWS)
+        first = next(batches, None)
+        if first is None:
             return []
         with write_read_only(target) as temp, pq.ParquetWriter(temp, schema, **WRITE_OPTIONS) as writer:
-            while batch is not None:
+            for batch in chain([first], batches):
                 writer.write_batch(batch.cast(schema))
                 row_count += batch.num_rows
-                batch = next(reader, None)
-    seqs = (part.first_commit_seq, part.last_commit_seq)
-    return [describe_part(lake.layout, target, part.table_name, row_count, seqs)]
+    return [describe_part(lake.layout, target, part.table_name, row_count, part.span)]

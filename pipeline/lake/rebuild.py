@@ -8,7 +8,7 @@ the next sync fetches their files again.
 from __future__ import annotations
 
 import json
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import astuple, fields
 from datetime import UTC, datetime
 from itertools import chain
@@ -29,6 +29,7 @@ from pipeline.lake.ledger_writes import insert, insert_all, next_commit_seq, set
 from pipeline.lake.models import Part
 from pipeline.lake.parts import RAW_TABLE, sha256_file
 from pipeline.lake.retention import list_part_files, list_snapshots
+from pipeline.lake.sql import sql_comment, sql_read_parquet
 from schemas.file_versions import content_digest
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES
 from schemas.timestamps import now_us
@@ -54,9 +55,9 @@ def embed_ledger(db: duckdb.DuckDBPyConnection, ledger: Ledger) -> None:
     db.register("embedded", table)
     db.execute("CREATE TABLE main._ledger AS SELECT * FROM embedded")
     db.unregister("embedded")
-    db.execute("COMMENT ON TABLE main._ledger IS 'Small tables of the ledger: a lost ledger is rebuilt from them.'")
-    db.execute("COMMENT ON COLUMN main._ledger.table_name IS 'Table of the ledger.'")
-    db.execute("COMMENT ON COLUMN main._ledger.row_json IS 'One row of it, as JSON.'")
+    comment = "Small tables of the ledger: a lost ledger is rebuilt from them."
+    comments = (("table_name", "Table of the ledger."), ("row_json", "One row of it, as JSON."))
+    db.execute(sql_comment("TABLE", "main._ledger", comment, comments))
 
 
 def _hex(value: bytes) -> dict[str, str]:
@@ -101,13 +102,9 @@ def _newest_catalog(layout: LakeLayout) -> Path:
     for path in (layout.catalog, *snapshots):
         if not path.is_file():
             continue
-        try:
-            with duckdb.connect(str(path), read_only=True) as db:
-                sql = "SELECT count(*) FROM main._ledger WHERE table_name = 'lake_property'"
-                if db.execute(sql).fetchall() > [(0,)]:
-                    return path
-        except duckdb.Error:
-            continue
+        with suppress(duckdb.Error), duckdb.connect(str(path), read_only=True) as db:
+            if db.execute("SELECT 1 FROM main._ledger WHERE table_name = 'lake_property' LIMIT 1").fetchall():
+                return path
     raise LakeCorruptedError(
         "ledger.sqlite is missing, and there is no catalog to rebuild it from. Nothing was changed.",
         hint="Restore a backup, or sync into a new --lake.",
@@ -165,16 +162,14 @@ def _restore_file_versions(
 ) -> None:
     """Restore the current versions from the parts, not through the views: the lake may have been moved since."""
     for table, deleted, instance in ((FILES, 0, "instance_file_id"), (DELETED_FILES, 1, "NULL")):
-        paths = [str(layout.part_path(part.name)) for part in parts if part.table_name == table.name]
+        paths = [layout.part_path(part.name) for part in parts if part.table_name == table.name]
         if not paths:
             continue
         rows = _rows(
             db,
-            f"SELECT part.file_id, part.{COMMIT_SEQ_COLUMN}, {deleted}, epoch_us(part.updated_at),"
-            f" epoch_us(part._fetched_at), {instance}, part._run_id"
-            " FROM read_parquet($paths, union_by_name = true) AS part ANTI JOIN main._superseded_versions AS s"
-            f" ON part.file_id = s.file_id AND part.{COMMIT_SEQ_COLUMN} = s.{COMMIT_SEQ_COLUMN}",
-            {"paths": paths},
+            f"SELECT file_id, {COMMIT_SEQ_COLUMN}, {deleted}, epoch_us(updated_at), epoch_us(_fetched_at), {instance},"
+            f" _run_id FROM {sql_read_parquet(paths)}"
+            f" ANTI JOIN main._superseded_versions USING (file_id, {COMMIT_SEQ_COLUMN})",
         )
         target.executemany(
             "INSERT INTO file_version (file_id, commit_seq, deleted, updated_at, fetched_at, digest, fetch_signature,"
@@ -186,18 +181,14 @@ def _restore_file_versions(
 
 def _restore_digests(target: sqlite3.Connection, layout: LakeLayout, names: Sequence[str]) -> None:
     """Restore the digests of the documents. A version with unreadable documents stays unstable: it is refetched."""
+    columns = ["file_id", COMMIT_SEQ_COLUMN, "list_item"]
+    sql = "UPDATE file_version SET digest = ?, is_stable = 1 WHERE file_id = ? AND commit_seq = ? AND deleted = 0"
     for name in names:
         try:
             with pq.ParquetFile(layout.part_path(name), page_checksum_verification=True) as file:
-                for batch in file.iter_batches(_BATCH_ROWS, columns=["file_id", COMMIT_SEQ_COLUMN, "list_item"]):
-                    target.executemany(
-                        "UPDATE file_version SET digest = ?, is_stable = 1"
-                        " WHERE file_id = ? AND commit_seq = ? AND deleted = 0",
-                        [
-                            (content_digest(row["list_item"] or b""), row["file_id"], row[COMMIT_SEQ_COLUMN])
-                            for row in batch.to_pylist()
-                        ],
-                    )
+                for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
+                    for file_id, seq, item in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
+                        target.execute(sql, (content_digest(item or b""), file_id, seq))
         except (OSError, pa.ArrowException) as error:
             _log.warning("raw.read_failed", part=name, error=first_line(error))
 
@@ -213,8 +204,6 @@ def _restore_retired_parts(target: sqlite3.Connection, layout: LakeLayout, curre
     target.executemany("DELETE FROM retired_part WHERE name = ?", [(name,) for name in current])
 
 
-def _rows(
-    db: duckdb.DuckDBPyConnection, sql: str, parameters: dict[str, Any] | None = None
-) -> Iterator[tuple[Any, ...]]:
-    result = db.cursor().execute(sql, parameters or {})
+def _rows(db: duckdb.DuckDBPyConnection, sql: str) -> Iterator[tuple[Any, ...]]:
+    result = db.cursor().execute(sql)
     return chain.from_iterable(iter(lambda: result.fetchmany(_BATCH_ROWS), []))

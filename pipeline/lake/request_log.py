@@ -6,10 +6,10 @@ Instants are microseconds UTC.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, astuple, dataclass, fields, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.lake.ledger import Ledger
 from pipeline.lake.ledger_writes import insert, insert_all
@@ -120,19 +120,27 @@ class ShareRecord:
     created_at: int
     expires_at: int | None
     send_email: bool
-    recipient: str | None
+    email: str | None = None
+    dl: str | None = None
+    language: str | None = None
+    lang: str | None = None
+    timezone: str | None = None
+    username: str | None = None
     share_url: str | None = None
     error: str | None = None
+
+
+_FIND_SHARE: Final = (
+    "SELECT share FROM share WHERE request = ? AND (state = 'unknown'"
+    " OR state = 'created' AND (expires_at IS NULL OR expires_at > ?)) ORDER BY share DESC LIMIT 1"
+)
 
 
 @contextmanager
 def open_request_log(layout: LakeLayout) -> Iterator[RequestLog]:
     """Open the request log of a lake, also while a run holds the lake's lock."""
-    ledger = Ledger(layout.ledger)
-    try:
+    with closing(Ledger(layout.ledger)) as ledger:
         yield RequestLog(ledger)
-    finally:
-        ledger.close()
 
 
 class RequestLog:
@@ -150,8 +158,7 @@ class RequestLog:
 
     def job(self, job: str) -> ReportJob | None:
         """Return the job; None if this ledger has no such job."""
-        rows = self._ledger.query(f"SELECT {_columns(ReportJob)} FROM report_job WHERE job = ?", (job,))
-        return ReportJob(**{**dict(rows[0]), "state": JobState(rows[0]["state"])}) if rows else None
+        return next(iter(self._ledger.select(ReportJob, "report_job WHERE job = ?", (job,))), None)
 
     def create(self, job: ReportJob, files: Sequence[ReportJobFile], batches: Sequence[ReportBatch]) -> None:
         """Record a job with its files and batches."""
@@ -179,10 +186,7 @@ class RequestLog:
 
     def files(self, job: str) -> list[ReportJobFile]:
         """Return the selected files, in their order."""
-        rows = self._ledger.query(
-            f"SELECT {_columns(ReportJobFile)} FROM report_file WHERE job = ? ORDER BY position", (job,)
-        )
-        return [ReportJobFile(**dict(row)) for row in rows]
+        return self._ledger.select(ReportJobFile, "report_file WHERE job = ? ORDER BY position", (job,))
 
     def batches(self, job: str) -> list[ReportBatch]:
         """Return the batches by label, with those that were split."""
@@ -190,14 +194,10 @@ class RequestLog:
         for file in self.files(job):
             if file.batch is not None and file.file_id is not None:
                 ids.setdefault(file.batch, []).append(file.file_id)
-        rows = self._ledger.query(
-            "SELECT batch, label, group_name, split FROM report_batch WHERE job = ? ORDER BY label", (job,)
-        )
+        sql = "SELECT batch, label, group_name, split FROM report_batch WHERE job = ? ORDER BY label"
         return [
-            ReportBatch(
-                row["batch"], row["label"], row["group_name"], bool(row["split"]), tuple(ids.get(row["batch"], ()))
-            )
-            for row in rows
+            ReportBatch(number, label, group_name, bool(split), tuple(ids.get(number, ())))
+            for number, label, group_name, split in self._ledger.query(sql, (job,))
         ]
 
     def split_batch(self, job: str, batch: ReportBatch) -> tuple[ReportBatch, ReportBatch]:
@@ -222,19 +222,13 @@ class RequestLog:
 
     def orders(self, job: str) -> list[ReportOrderRecord]:
         """Return the orders of a job, by batch and attempt."""
-        rows = self._ledger.query(
-            f"SELECT {_columns(ReportOrderRecord)} FROM report_order WHERE job = ? ORDER BY batch, attempt", (job,)
-        )
-        return [ReportOrderRecord(**{**dict(row), "state": OrderState(row["state"])}) for row in rows]
+        return self._ledger.select(ReportOrderRecord, "report_order WHERE job = ? ORDER BY batch, attempt", (job,))
 
     def record_order(self, job: str, batch: ReportBatch, stem: str, at: int) -> ReportOrderRecord:
         """Record an order before it is sent. Its name is `stem`, job and attempt."""
         with self._ledger.transaction() as db:
-            attempt = 1 + int(
-                db.execute(
-                    "SELECT coalesce(max(attempt), 0) FROM report_order WHERE job = ? AND batch = ?", (job, batch.batch)
-                ).fetchone()[0]
-            )
+            sql = "SELECT coalesce(max(attempt), 0) + 1 FROM report_order WHERE job = ? AND batch = ?"
+            attempt = int(db.execute(sql, (job, batch.batch)).fetchone()[0])
             name = f"{stem}-{job}-{attempt}"
             order = ReportOrderRecord(batch.batch, attempt, name, OrderState.PENDING, len(batch.files), at)
             insert(db, "report_order", {"job": job, **asdict(order)})
@@ -254,13 +248,17 @@ class RequestLog:
     def mean_report_seconds(self) -> float | None:
         """Return the mean time from order to delivery of the last 100 reports; None if there is none."""
         rows = self._ledger.query(
-            "SELECT avg(delivered_at - ordered_at) / 1e6 AS seconds FROM (SELECT delivered_at, ordered_at"
+            "SELECT avg(delivered_at - ordered_at) / 1e6 FROM (SELECT delivered_at, ordered_at"
             " FROM report_order WHERE state = 'delivered' ORDER BY delivered_at DESC LIMIT 100)"
         )
-        mean = rows[0]["seconds"]
-        return None if mean is None else float(mean)
+        mean: float | None = rows[0][0]
+        return mean
 
     # Shares
+
+    def has_share(self, request: str, *, now: int) -> bool:
+        """Return whether an identical share is valid or has an unknown outcome."""
+        return bool(self._ledger.query(_FIND_SHARE, (request, now)))
 
     def begin_share(self, record: ShareRecord, *, now: int, renew: bool) -> tuple[int, ShareRecord | None]:
         """Record a share before it is requested, unless an identical one exists; return number and existing record.
@@ -269,25 +267,17 @@ class RequestLog:
         `renew` records a new one in any case.
         """
         with self._ledger.transaction() as db:
-            row = db.execute(
-                f"SELECT share, {_columns(ShareRecord)} FROM share WHERE request = ? AND (state = 'unknown'"
-                " OR state = 'created' AND (expires_at IS NULL OR expires_at > ?)) ORDER BY share DESC LIMIT 1",
-                (record.request, now),
-            ).fetchone()
+            row = db.execute(_FIND_SHARE, (record.request, now)).fetchone()
             if row is not None and not renew:
-                known = dict(row)
-                number = int(known.pop("share"))
-                typed = {"state": ShareState(known["state"]), "send_email": bool(known["send_email"])}
-                return number, ShareRecord(**{**known, **typed})
+                return int(row["share"]), self._ledger.select(ShareRecord, "share WHERE share = ?", tuple(row))[0]
             insert(db, "share", asdict(record))
             return int(db.execute("SELECT last_insert_rowid()").fetchone()[0]), None
 
     def finish_share(self, number: int, state: ShareState, *, url: str | None = None, error: str | None = None) -> None:
         """Record the outcome of a share."""
+        sql = "UPDATE share SET state = ?, share_url = ?, error = ? WHERE share = ?"
         with self._ledger.transaction() as db:
-            db.execute(
-                "UPDATE share SET state = ?, share_url = ?, error = ? WHERE share = ?", (state, url, error, number)
-            )
+            db.execute(sql, (state, url, error, number))
 
     def delete_share(self, number: int) -> None:
         """Delete a share that was not requested."""
@@ -306,7 +296,3 @@ class RequestLog:
 def _insert_batches(db: sqlite3.Connection, job: str, batches: Sequence[ReportBatch]) -> None:
     rows = [(job, batch.batch, batch.label, batch.group_name) for batch in batches]
     insert_all(db, "report_batch", ("job", "batch", "label", "group_name"), rows)
-
-
-def _columns(kind: Any) -> str:
-    return ", ".join(field.name for field in fields(kind))

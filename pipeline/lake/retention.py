@@ -11,7 +11,6 @@ from pipeline.lake.layout import translate_os_errors
 from schemas.timestamps import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from pipeline.lake.layout import LakeLayout
@@ -30,8 +29,8 @@ def remove_orphans(layout: LakeLayout, ledger: Ledger) -> int:
     names = ledger.part_names()
     removed = 0
     with translate_os_errors(layout.root):
-        for path in _candidate_files(layout):
-            is_orphan = _PART_NAME_RE.fullmatch(path.name) and path.relative_to(layout.root).as_posix() not in names
+        for path in _list_files(layout, "parts/*/*", "raw/*", "snapshots/*", ".*.tmp*"):
+            is_orphan = _PART_NAME_RE.fullmatch(path.name) and layout.part_name(path) not in names
             if is_orphan or is_temp_file(path):
                 path.unlink(missing_ok=True)
                 removed += 1
@@ -39,17 +38,13 @@ def remove_orphans(layout: LakeLayout, ledger: Ledger) -> int:
     return removed
 
 
-def _candidate_files(layout: LakeLayout) -> Iterator[Path]:
-    yield from layout.root.glob("parts/*/*")
-    yield from layout.root.glob("raw/*")
-    yield from layout.root.glob("snapshots/*")
-    yield from layout.root.glob(".*.tmp*")
+def _list_files(layout: LakeLayout, *patterns: str) -> list[Path]:
+    return [path for pattern in patterns for path in layout.root.glob(pattern)]
 
 
 def list_part_files(layout: LakeLayout) -> list[Path]:
     """Return the files whose names are those of parts."""
-    files = [*layout.root.glob("parts/*/*"), *layout.root.glob("raw/*")]
-    return [path for path in files if _PART_NAME_RE.fullmatch(path.name)]
+    return [path for path in _list_files(layout, "parts/*/*", "raw/*") if _PART_NAME_RE.fullmatch(path.name)]
 
 
 def list_snapshots(layout: LakeLayout) -> list[tuple[int, Path]]:
@@ -75,11 +70,8 @@ def expire_snapshots(layout: LakeLayout, ledger: Ledger, *, keep: int, grace: fl
         if removed:
             fsync_dir(layout.root / "snapshots")  # a snapshot must not come back without its parts
         oldest = remaining[0][0] if remaining else 0
-        expired = [
-            part.name
-            for part in ledger.retired_parts()
-            if part.last_snapshot < oldest and part.since < (now - grace) * SECOND
-        ]
+        retired = [part for part in ledger.retired_parts() if part.last_snapshot < oldest]
+        expired = [part.name for part in retired if part.since < (now - grace) * SECOND]
         for name in expired:
             layout.part_path(name).unlink(missing_ok=True)
         ledger.delete_retired(expired)

@@ -7,18 +7,19 @@ that has moved keeps its snapshots.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields
 from typing import TYPE_CHECKING, Final
 
 import duckdb
 
 from pipeline.errors import LakeCorruptedError, LakePausedError, SettingsError
 from pipeline.lake import ledger_writes
+from pipeline.lake.integrity import missing_or_resized_parts
 from pipeline.lake.ledger_writes import insert, insert_all, set_properties
 from pipeline.lake.models import Part, RollbackPause, RunRecord
 from pipeline.lake.parts import empty_part
 from pipeline.lake.retention import list_snapshots
-from pipeline.lake.sql import sql_literal
+from pipeline.lake.sql import sql_read_parquet
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES, WORKFLOWS
 from schemas.timestamps import SECOND
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from pipeline.lake.models import SnapshotRecord
 
 _BATCH_ROWS: Final = 50_000
-_PART_COLUMNS: Final = ", ".join(field.name for field in fields(Part))
+_PART_COLUMNS: Final = tuple(field.name for field in fields(Part))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,8 @@ class SnapshotContents:
 def require_snapshot(layout: LakeLayout, number: int) -> Path:
     """Return the file of a kept snapshot. Raises `SettingsError` when it is not kept."""
     if number not in dict(list_snapshots(layout)):
-        raise SettingsError(
-            f"Snapshot {number} is not kept.", hint="Run `scanlake snapshots` for a list of the kept ones."
-        )
+        hint = "Run `scanlake snapshots` for a list of the kept ones."
+        raise SettingsError(f"Snapshot {number} is not kept.", hint=hint)
     return layout.snapshot_path(number)
 
 
@@ -74,7 +74,7 @@ def read_snapshot(path: Path) -> SnapshotContents:
                 " (SELECT count(*) FROM meta.schema_drift WHERE kind = 'identity')"
                 " FROM meta._freshness AS f LEFT JOIN meta.snapshots AS s USING (snapshot)"
             ).fetchall()[0]
-            parts = db.execute(f"SELECT {_PART_COLUMNS} FROM main._parts").fetchall()
+            parts = db.execute(f"SELECT {', '.join(_PART_COLUMNS)} FROM main._parts").fetchall()
             superseded = db.sql(f"SELECT file_id, {COMMIT_SEQ_COLUMN} FROM main._superseded_versions").to_arrow_table()
     except (duckdb.Error, IndexError) as error:
         raise LakeCorruptedError(f"{path.name} cannot be read.") from error
@@ -85,14 +85,7 @@ def read_snapshot(path: Path) -> SnapshotContents:
 
 def missing_parts(layout: LakeLayout, contents: SnapshotContents) -> list[str]:
     """Return the names of the snapshot's parts that are missing or have another size."""
-
-    def size(part: Part) -> int:
-        try:
-            return layout.part_path(part.name).stat().st_size
-        except FileNotFoundError:
-            return -1
-
-    return [part.name for part in contents.parts if size(part) != part.bytes]
+    return missing_or_resized_parts(layout, ((part.name, part.bytes) for part in contents.parts))
 
 
 # Differences
@@ -121,10 +114,8 @@ def diff_snapshots(layout: LakeLayout, since: SnapshotContents, until: SnapshotC
         _create_version_table(db, layout, until, "later")
         result = db.execute(
             "SELECT CASE WHEN b.file_id IS NULL OR b.deleted THEN 'added' WHEN l.file_id IS NULL OR l.deleted"
-            " THEN 'deleted' ELSE 'changed' END, coalesce(l.file_id, b.file_id),"
-            " CASE WHEN l.file_id IS NULL THEN b.scan_code ELSE l.scan_code END,"
-            " CASE WHEN l.file_id IS NULL THEN b.updated_at ELSE l.updated_at END"
-            " FROM before AS b FULL JOIN later AS l ON b.file_id = l.file_id"
+            " THEN 'deleted' ELSE 'changed' END, file_id, if(l.file_id IS NULL, b.scan_code, l.scan_code),"
+            " if(l.file_id IS NULL, b.updated_at, l.updated_at) FROM before AS b FULL JOIN later AS l USING (file_id)"
             " WHERE b.commit_seq IS DISTINCT FROM l.commit_seq"
             " AND NOT (coalesce(b.deleted, true) AND coalesce(l.deleted, true)) ORDER BY 2"
         )
@@ -147,16 +138,13 @@ def _create_version_table(
 ) -> None:
     """Create the table `name`: the snapshot's version of each file, one row per file; instants in microseconds."""
     db.register("superseded", contents.superseded)
-    columns = (
-        f"part.file_id AS file_id, part.{COMMIT_SEQ_COLUMN} AS commit_seq, epoch_us(part.updated_at) AS updated_at,"
-    )
-    columns += " epoch_us(part._fetched_at) AS fetched_at, part._run_id AS run_id, part.scan_code AS scan_code"
     selects = [
-        f"SELECT {columns}, {instance} AS instance_id, {deleted} AS deleted"
-        f" FROM read_parquet([{_paths(layout, contents, table)}], union_by_name = true) AS part"
-        f" ANTI JOIN superseded AS s ON part.file_id = s.file_id AND part.{COMMIT_SEQ_COLUMN} = s.{COMMIT_SEQ_COLUMN}"
+        f"SELECT file_id, {COMMIT_SEQ_COLUMN} AS commit_seq, epoch_us(updated_at) AS updated_at,"
+        " epoch_us(_fetched_at) AS fetched_at, _run_id AS run_id, scan_code,"
+        f" {instance} AS instance_id, {deleted} AS deleted"
+        f" FROM {_read_parquet_sql(layout, contents, table)} ANTI JOIN superseded USING (file_id, {COMMIT_SEQ_COLUMN})"
         for table, instance, deleted in (
-            (FILES.name, "part.instance_file_id", "false"),
+            (FILES.name, "instance_file_id", "false"),
             (DELETED_FILES.name, "NULL::BIGINT", "true"),
         )
     ]
@@ -164,9 +152,9 @@ def _create_version_table(
     db.unregister("superseded")
 
 
-def _paths(layout: LakeLayout, contents: SnapshotContents, table: str) -> str:
-    names = [part.name for part in contents.parts if part.table_name == table]
-    return ", ".join(sql_literal(str(path)) for path in (empty_part(layout, table), *map(layout.part_path, names)))
+def _read_parquet_sql(layout: LakeLayout, contents: SnapshotContents, table: str) -> str:
+    paths = [layout.part_path(part.name) for part in contents.parts if part.table_name == table]
+    return sql_read_parquet([empty_part(layout, table), *paths])
 
 
 # Rollback
@@ -215,7 +203,7 @@ def roll_back(lake: Lake, number: int, *, run: RunRecord) -> SnapshotRecord:
         _create_version_table(snapshot_db, layout, contents, "versions")
         definitions = snapshot_db.execute(
             f"SELECT _content_hash, min({COMMIT_SEQ_COLUMN})"
-            f" FROM read_parquet([{_paths(layout, contents, WORKFLOWS.name)}], union_by_name = true) GROUP BY ALL"
+            f" FROM {_read_parquet_sql(layout, contents, WORKFLOWS.name)} GROUP BY ALL"
         ).fetchall()
         with ledger.transaction() as db:
             _restore_versions(db, snapshot_db, contents)
@@ -240,7 +228,6 @@ def _restore_versions(
     it is never a reason to skip its file.
     """
     columns = ("file_id", "commit_seq", "deleted", "updated_at", "fetched_at", "instance_id", "run_id")
-    db.execute("DROP TABLE IF EXISTS temp.restored")
     db.execute(
         "CREATE TEMP TABLE restored (file_id INTEGER PRIMARY KEY, commit_seq INTEGER, deleted INTEGER,"
         " updated_at INTEGER, fetched_at INTEGER, instance_id INTEGER, run_id TEXT)"
@@ -278,8 +265,7 @@ def _restore_parts(db: sqlite3.Connection, contents: SnapshotContents, *, at: in
     ledger_writes.replace_parts(db, later, (), at=at)
     db.executemany("DELETE FROM retired_part WHERE name = ?", [(name,) for name in names])
     db.execute("DELETE FROM part")
-    for part in contents.parts:
-        insert(db, "part", asdict(part))
+    insert_all(db, "part", _PART_COLUMNS, map(astuple, contents.parts))
 
 
 def _restore_coverage(db: sqlite3.Connection, contents: SnapshotContents) -> None:

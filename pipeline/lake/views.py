@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import pyarrow.parquet as pq
@@ -60,23 +60,14 @@ def write_views(db: duckdb.DuckDBPyConnection, layout: LakeLayout, ledger: Ledge
     for table in TABLES:
         columns = ", ".join(f'"{column.name}" {column.kind.sql}' for column in table.columns)
         db.execute(f"CREATE TABLE main.{table.name} ({columns})")
-    views = _views(layout, ledger, history)
+    names = _load_wide_columns(layout, ledger)
+    raw = replace(_HISTORY, sql=_HISTORY.sql.format(history=history))
+    wide = (_fields_wide(names[FIELDS.name]), _answers_wide(names[FORM_ANSWERS.name]))
+    views = (*wide, _DAMAGE, _PROGRESS, _OPEN_RUNS, raw)
     for view in views:
         db.execute(f"CREATE VIEW main.{view.name} AS {view.sql}")
         db.execute(sql_comment("VIEW", f"main.{view.name}", view.comment, view.columns))
     return frozenset(view.name for view in views)
-
-
-def _views(layout: LakeLayout, ledger: Ledger, history: str) -> list[View]:
-    names = _load_wide_columns(layout, ledger)
-    return [
-        _fields_wide(names[FIELDS.name]),
-        _answers_wide(names[FORM_ANSWERS.name]),
-        _DAMAGE,
-        _PROGRESS,
-        _OPEN_RUNS,
-        View("file_history", _HISTORY.comment, _HISTORY.columns, _HISTORY.sql.format(history=history)),
-    ]
 
 
 def _load_wide_columns(layout: LakeLayout, ledger: Ledger) -> dict[str, dict[str, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pipeline.errors import SettingsError, StorageError
 from pipeline.lake.sql import sql_identifier
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MAX_SHEET_ROWS: Final = 1_048_575  # below the heading
 _MAX_EXACT_INT: Final = 10**15  # Excel rounds greater whole numbers
 _BATCH_ROWS: Final = 20_000
+_CellWriter: TypeAlias = "Callable[[Any, int, int, Any], None]"
 
 
 def check_xlsx_installed() -> None:
@@ -52,9 +53,7 @@ def _write_sheet(db: duckdb.DuckDBPyConnection, sheet: Any, name: str) -> int:
     columns = result.description or ()
     for index, column in enumerate(columns):
         sheet.write_string(0, index, column[0])
-    writers: list[Callable[[Any, int, int, Any], None]] = [
-        _CELL_WRITERS.get(str(column[1]), _write_text) for column in columns
-    ]
+    writers: list[_CellWriter] = [_CELL_WRITERS.get(str(column[1]), _write_text) for column in columns]
     count = 0
     while rows := result.fetchmany(_BATCH_ROWS):
         if count + len(rows) > MAX_SHEET_ROWS:
@@ -76,10 +75,6 @@ def _write_number(sheet: Any, row: int, column: int, value: float) -> None:
         _write_text(sheet, row, column, value)
 
 
-def _write_boolean(sheet: Any, row: int, column: int, value: bool) -> None:  # noqa: FBT001
-    sheet.write_boolean(row, column, value)
-
-
 def _write_text(sheet: Any, row: int, column: int, value: object) -> None:
     """Write a string cell, which Excel never takes for a formula."""
     text = str(value)
@@ -88,9 +83,9 @@ def _write_text(sheet: Any, row: int, column: int, value: object) -> None:
     sheet.write_string(row, column, text)
 
 
-_CELL_WRITERS: Final[dict[str, Callable[[Any, int, int, Any], None]]] = {
+_CELL_WRITERS: Final[dict[str, _CellWriter]] = {
     "BIGINT": _write_number,
     "INTEGER": _write_number,
     "DOUBLE": _write_number,
-    "BOOLEAN": _write_boolean,
+    "BOOLEAN": lambda sheet, row, column, value: sheet.write_boolean(row, column, value),
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.lake import BACKUP_IN_PROGRESS, Lake
 from pipeline.lake.layout import LakeLayout, translate_os_errors
 from schemas.tables import TABLES
+from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,9 +55,8 @@ def backup(lake: Lake, folder: Path, *, copy: bool = False) -> BackupResult:
         if target.root.resolve().is_relative_to(lake.layout.root.resolve()):
             raise SettingsError(f"{folder} is inside the lake.", hint="Choose a folder outside the lake.")
         entries = _folder_entries(target.root)
-        if folder.is_symlink() or (
-            entries and not (BACKUP_IN_PROGRESS in entries and all(map(_is_backup_entry, entries)))
-        ):
+        is_killed_backup = BACKUP_IN_PROGRESS in entries and all(map(_is_backup_entry, entries))
+        if folder.is_symlink() or (entries and not is_killed_backup):
             raise SettingsError(f"{folder} is not an empty folder.", hint="Choose an empty folder or a new one.")
     is_new = not target.root.exists()
     with translate_os_errors(folder):
@@ -70,7 +69,7 @@ def backup(lake: Lake, folder: Path, *, copy: bool = False) -> BackupResult:
                 copied.set_reader_root(target.root)  # the original lake may have another reader root
                 # Retired parts are not copied.
                 copied.ledger.delete_retired([part.name for part in copied.ledger.retired_parts()])
-                record = copied.republish(at=time.time_ns() // 1_000)
+                record = copied.republish(at=now_us())
         except BaseException:
             with suppress(OSError):
                 _remove_partial_backup(target.root)
@@ -139,11 +138,8 @@ def _link_or_copy(source: Path, target: Path, *, copy: bool) -> bool:
     """Link a part, or copy it if the link fails. Return whether it was linked."""
     with translate_os_errors(target):
         if not copy:
-            try:
+            with suppress(OSError):  # another file system, or one without links; the copy raises any other disk error
                 os.link(source, target)
-            except OSError:  # another file system, or one without links; the copy raises any other disk error
-                pass
-            else:
                 return True
         shutil.copyfile(source, target)
         target.chmod(0o444)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.lake import compaction
 from pipeline.lake.retention import expire_snapshots
+from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
     from pipeline.lake.compaction import CompactionResult
@@ -25,18 +26,13 @@ def run_compaction(lake: Lake, settings: Settings, *, everything: bool = False) 
     result = compaction.compact(
         lake.layout,
         lake.ledger,
-        now=time.time_ns() // 1_000,
+        now=now_us(),
         name_suffix=secrets.token_hex(3),
         full=everything,
         keep_raw_versions=settings.keep_raw_versions,
     )
     if result is not None or lake.needs_publish:
-        lake.republish(at=time.time_ns() // 1_000)  # not the time above: a compaction may take minutes
-    expire_snapshots(
-        lake.layout,
-        lake.ledger,
-        keep=settings.keep_snapshots,
-        grace=settings.retention_hours * 3600,
-        now=time.time(),
-    )
+        lake.republish(at=now_us())  # not the time above: a compaction may take minutes
+    keep, grace = settings.keep_snapshots, settings.retention_hours * 3600
+    expire_snapshots(lake.layout, lake.ledger, keep=keep, grace=grace, now=time.time())
     return result

@@ -16,14 +16,7 @@ from pipeline.flatten.flatten import flatten
 from pipeline.lake import lookups
 from pipeline.lake.models import RunRecord
 from pipeline.lake.parts import write_part_file
-from pipeline.maintenance.replay import (
-    DEFINITIONS,
-    DefinitionIndex,
-    RowSpill,
-    add_definitions,
-    iter_raw_versions,
-    select_live_and_superseded,
-)
+from pipeline.maintenance.replay import DEFINITIONS, DefinitionIndex, RowSpill, add_definitions, iter_raw_versions
 from schemas.tables import BY_NAME, DELETED_FILES
 from schemas.timestamps import new_run_id, now_us
 
@@ -50,9 +43,8 @@ class PartRebuilder:
 
         The same name also repairs the earlier snapshots that name the part.
         """
-        group = [
-            other for other in self._ledger.parts() if (other.table_name, other.span) == (part.table_name, part.span)
-        ]
+        same_table = (other for other in self._ledger.parts() if other.table_name == part.table_name)
+        group = [other for other in same_table if other.span == part.span]
         if part.table_name == DELETED_FILES.name:
             new = [self._write_in_place(part, self._rebuild_tombstones(part))]
         elif part.first_commit_seq == part.last_commit_seq:
@@ -125,7 +117,7 @@ class PartRebuilder:
         """Select the versions with rows in the part. A definition may come from a version that no longer has any."""
         if part.table_name in DEFINITIONS:
             return lambda seq, file_ids: file_ids if seq in definitions.seqs else ()
-        return select_live_and_superseded(self._ledger)
+        return self._ledger.file_ids_of_commit  # current versions, and those superseded since a compaction
 
     def _forget_lost_definitions(self, part: Part, definitions: DefinitionIndex) -> None:
         """Delete the definitions that no document has. The next file that contains one adds it again."""
@@ -140,24 +132,20 @@ class PartRebuilder:
         files = self._ledger.deleted_files(part.span)
         ids = {file.file_id for file in files}
         references: dict[int, str | None] = {}
-        for commit in iter_raw_versions(
-            self._lake.layout, self._raw_parts, lambda _, file_ids: ids.intersection(file_ids)
-        ):
+        layout = self._lake.layout
+        for commit in iter_raw_versions(layout, self._raw_parts, lambda _, file_ids: ids.intersection(file_ids)):
             references |= {v.file_id: parse_reference(v.list_item or v.detail or b"") for v in commit.versions}
-        rows = [
-            (
-                file.file_id,
-                references.get(file.file_id),
-                file.updated_at,
-                file.detected_at,
-                "lost with a damaged part",
-                file.detected_at,
-                file.run_id,
-                file.commit_seq,
-            )
-            for file in files
-        ]
-        columns = list(zip(*rows, strict=True)) or [()] * len(DELETED_FILES.arrow.names)
+        detected = [file.detected_at for file in files]
+        columns = (
+            [file.file_id for file in files],
+            [references.get(file.file_id) for file in files],
+            [file.updated_at for file in files],
+            detected,
+            ["lost with a damaged part"] * len(files),
+            detected,
+            [file.run_id for file in files],
+            [file.commit_seq for file in files],
+        )
         return pa.table(dict(zip(DELETED_FILES.arrow.names, columns, strict=True)), schema=DELETED_FILES.arrow)
 
 

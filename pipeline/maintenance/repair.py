@@ -24,7 +24,6 @@ from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from pipeline.lake.integrity import RecordedPart
     from pipeline.lake.lake import Lake
@@ -73,19 +72,6 @@ class CheckResult:
 
 
 @dataclass(frozen=True, slots=True)
-class WrongLedgerEntry:
-    """An undamaged part of which the ledger has another size or hash than the catalog."""
-
-    part: Part
-    recorded: RecordedPart
-
-    @property
-    def issue(self) -> IntegrityIssue:
-        """Return the finding."""
-        return IntegrityIssue("ledger.sqlite", f"has another size or hash of {self.part.name} than the catalog")
-
-
-@dataclass(frozen=True, slots=True)
 class DamagedPart:
     """A part with another content than recorded, and the current files of its commits."""
 
@@ -96,20 +82,15 @@ class DamagedPart:
 
 @dataclass(frozen=True, slots=True)
 class PartDamage:
-    """Problems of the parts. No raw part has the documents of `files_without_raw`."""
+    """Problems of the parts. No raw part has the documents of `files_without_raw`.
 
-    wrong_entries: Sequence[WrongLedgerEntry]
+    `wrong_entries` are undamaged parts of which the ledger has another size or hash than the catalog.
+    """
+
+    wrong_entries: Sequence[tuple[Part, RecordedPart]]
     parts: Sequence[DamagedPart]
     intact_raw_parts: Sequence[Part]
     files_without_raw: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
-class CatalogDamage:
-    """Damaged parts of earlier snapshots alone, and the catalogs that are damaged or name such a part."""
-
-    snapshot_parts: Sequence[IntegrityIssue]
-    catalogs: Sequence[IntegrityIssue]
 
 
 def check_and_repair(lake: Lake, *, read_data: bool = False, repair: bool = True) -> CheckResult:
@@ -126,9 +107,13 @@ def check_and_repair(lake: Lake, *, read_data: bool = False, repair: bool = True
     recorded = integrity.read_recorded_parts([lake.layout.catalog, *snapshots])
     parts = find_part_damage(lake, recorded, read_data=read_data)
     _report_part_damage(result, parts, _repair_parts(lake, parts) if repair else {}, is_repaired=repair)
-    catalogs = find_catalog_damage(lake, recorded)  # a rebuilt part makes its catalogs readable again
-    snapshot = _repair_catalogs(lake, catalogs) if repair and catalogs.catalogs else None
-    _report_catalog_damage(result, catalogs, lake.layout, snapshot, is_repaired=repair)
+    snapshot_parts, catalogs = find_catalog_damage(lake, recorded)  # a rebuilt part makes its catalogs readable again
+    snapshot = _repair_catalogs(lake, catalogs) if repair and catalogs else None
+    for issue in snapshot_parts:
+        result.add(issue, "its snapshots were deleted" if repair else "")
+    for issue in catalogs:
+        action = "published again" if issue.subject == lake.layout.catalog.name else "deleted"
+        result.add(issue, f"{action} (snapshot {snapshot})" if repair else "")
     renamed_ledger = f"{lake.layout.ledger.name}.damaged-"
     for name in integrity.unknown_files(lake.layout, lake.ledger):
         (result.replaced_ledgers if name.startswith(renamed_ledger) else result.unknown_files).append(name)
@@ -145,9 +130,7 @@ def check_and_repair(lake: Lake, *, read_data: bool = False, repair: bool = True
 def find_part_damage(lake: Lake, recorded: RecordedParts, *, read_data: bool) -> PartDamage:
     """Return the problems of the parts. Changes nothing."""
     layout, ledger = lake.layout, lake.ledger
-    wrong_entries = [
-        WrongLedgerEntry(*entry) for entry in integrity.find_wrong_ledger_entries(layout, ledger, recorded)
-    ]
+    wrong_entries = list(integrity.find_wrong_ledger_entries(layout, ledger, recorded))
     issues = list(integrity.damaged_parts(layout, ledger, recorded, read_data=read_data))
     names = {part.name for part, _ in issues}
     raw_parts = [part for part in ledger.parts() if part.table_name == RAW_TABLE and part.name not in names]
@@ -179,17 +162,16 @@ def _find_files_without_raw(
     return frozenset(missing)
 
 
-def find_catalog_damage(lake: Lake, recorded: RecordedParts) -> CatalogDamage:
-    """Return the problems of the catalog and the retained snapshots. Changes nothing."""
+def find_catalog_damage(lake: Lake, recorded: RecordedParts) -> tuple[list[IntegrityIssue], list[IntegrityIssue]]:
+    """Return the damaged parts of earlier snapshots alone, and the catalogs that are damaged or name such a part."""
     layout, ledger = lake.layout, lake.ledger
     current = {part.name for part in ledger.parts()}
     snapshot_parts = dict(integrity.damaged_snapshot_parts(layout, current, recorded))
     catalogs = list(integrity.damaged_catalogs(layout, ledger))
     if snapshot_parts:
-        catalogs += _find_dependent_snapshots(
-            layout, snapshot_parts.keys(), damaged={issue.subject for issue in catalogs}
-        )
-    return CatalogDamage(list(snapshot_parts.values()), catalogs)
+        damaged = {issue.subject for issue in catalogs}
+        catalogs += _find_dependent_snapshots(layout, snapshot_parts.keys(), damaged=damaged)
+    return list(snapshot_parts.values()), catalogs
 
 
 def _find_dependent_snapshots(
@@ -208,8 +190,8 @@ def _find_dependent_snapshots(
 def _repair_parts(lake: Lake, damage: PartDamage) -> dict[str, str]:
     """Repair the parts. Return the repair of each part by name."""
     repairs: dict[str, str] = {}
-    for entry in damage.wrong_entries:
-        lake.ledger.correct_part(entry.part.name, size=entry.recorded.bytes, sha256=entry.recorded.sha256)
+    for part, recorded in damage.wrong_entries:
+        lake.ledger.correct_part(part.name, size=recorded.bytes, sha256=recorded.sha256)
     rebuilder = PartRebuilder(lake, damage.intact_raw_parts)
     rebuilt: set[tuple[str, tuple[int, int]]] = set()
     incomplete: set[int] = set()
@@ -231,18 +213,14 @@ def _repair_parts(lake: Lake, damage: PartDamage) -> dict[str, str]:
     return repairs
 
 
-def _repair_catalogs(lake: Lake, damage: CatalogDamage) -> int:
+def _repair_catalogs(lake: Lake, catalogs: Iterable[IntegrityIssue]) -> int:
     """Publish again and delete the damaged snapshots. Return the number of the new snapshot."""
     snapshot = lake.republish(at=now_us()).snapshot
     with translate_os_errors(lake.layout.root):
-        for issue in damage.catalogs:
+        for issue in catalogs:
             if issue.subject != lake.layout.catalog.name:
-                _snapshot_path(lake.layout, issue).unlink(missing_ok=True)
+                (lake.layout.root / issue.subject).unlink(missing_ok=True)
     return snapshot
-
-
-def _snapshot_path(layout: LakeLayout, issue: IntegrityIssue) -> Path:
-    return layout.root / issue.subject
 
 
 # Report
@@ -251,8 +229,9 @@ def _snapshot_path(layout: LakeLayout, issue: IntegrityIssue) -> Path:
 def _report_part_damage(
     result: CheckResult, damage: PartDamage, repairs: Mapping[str, str], *, is_repaired: bool
 ) -> None:
-    for entry in damage.wrong_entries:
-        result.add(entry.issue, "corrected from the catalog" if is_repaired else "")
+    for part, _ in damage.wrong_entries:
+        issue = IntegrityIssue("ledger.sqlite", f"has another size or hash of {part.name} than the catalog")
+        result.add(issue, "corrected from the catalog" if is_repaired else "")
     for damaged in damage.parts:
         is_raw = damaged.part.table_name == RAW_TABLE
         files = damaged.files & damage.files_without_raw if is_raw else damaged.files
@@ -261,13 +240,3 @@ def _report_part_damage(
     if damage.files_without_raw and not damage.parts:
         issue = IntegrityIssue("raw/", "lacks the documents of files", RAW_TABLE)
         result.add(issue, "queued for the next sync" if is_repaired else "", damage.files_without_raw)
-
-
-def _report_catalog_damage(
-    result: CheckResult, damage: CatalogDamage, layout: LakeLayout, snapshot: int | None, *, is_repaired: bool
-) -> None:
-    for issue in damage.snapshot_parts:
-        result.add(issue, "its snapshots were deleted" if is_repaired else "")
-    for issue in damage.catalogs:
-        action = "published again" if issue.subject == layout.catalog.name else "deleted"
-        result.add(issue, f"{action} (snapshot {snapshot})" if is_repaired else "")

@@ -31,7 +31,6 @@ from schemas.timestamps import now_us
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
-    from types import TracebackType
 
     from pipeline.lake.lake import Lake
     from pipeline.lake.layout import LakeLayout
@@ -85,26 +84,10 @@ def iter_raw_versions(layout: LakeLayout, parts: Sequence[Part], version_filter:
 
 def _versions(batch: pa.RecordBatch) -> Iterator[tuple[int, str, FileVersion]]:
     instants = [batch.column(name).cast(pa.int64()).to_pylist() for name in ("updated_at", "_fetched_at")]
-    plain = [
-        batch.column(name).to_pylist() for name in (COMMIT_SEQ_COLUMN, "_run_id", "file_id", "list_item", "detail")
-    ]
+    names = (COMMIT_SEQ_COLUMN, "_run_id", "file_id", "list_item", "detail")
+    plain = [batch.column(name).to_pylist() for name in names]
     for seq, run_id, file_id, item, detail, updated, fetched in zip(*plain, *instants, strict=True):
         yield seq, run_id, FileVersion(file_id, item, detail, updated, fetched, "")
-
-
-def select_live(ledger: Ledger) -> VersionFilter:
-    """Return a filter for the current version of each file."""
-
-    def select(seq: int, file_ids: Sequence[int]) -> Collection[int]:
-        versions = ledger.file_versions(file_ids)
-        return {file_id for file_id, version in versions.items() if version.commit_seq == seq and not version.deleted}
-
-    return select
-
-
-def select_live_and_superseded(ledger: Ledger) -> VersionFilter:
-    """Return a filter for every version with rows in parts: current ones, and those superseded since a compaction."""
-    return ledger.file_ids_of_commit
 
 
 class DefinitionIndex:
@@ -136,9 +119,7 @@ class RowSpill:
             self._folder.mkdir()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -163,7 +144,7 @@ class RowSpill:
         sources += [f"SELECT {columns} FROM ({extra_rows_sql})"] if extra_rows_sql else []
         if not sources:
             return
-        size = sum(map(estimate_memory, [path] * path.exists()))
+        size = estimate_memory(path) if path.exists() else 0
         with open_worker_connection(self._folder / "sort") as db:
             batches = read_sorted_batches(db, " UNION ALL ".join(sources), table, size=size)
             folder = self._layout.table_dir(name)
@@ -195,10 +176,8 @@ def replay(lake: Lake) -> ReplayResult:
             raise LakeCorruptedError("raw/ cannot be read. Nothing was changed.") from error
         _check_file_count(ledger, files)
         for table in TABLES:
-            extra_rows_sql = _rows_without_raw_sql(lake, table, old, definitions)
-            new += spill.write_sorted_parts(
-                table.name, span=span, name_suffix=name_suffix, extra_rows_sql=extra_rows_sql
-            )
+            extra_sql = _rows_without_raw_sql(lake, table, old, definitions)
+            new += spill.write_sorted_parts(table.name, span=span, name_suffix=name_suffix, extra_rows_sql=extra_sql)
     ledger.replace_parts(old, new, superseded_span=span, at=now_us())
     snapshot = lake.republish(at=now_us())
     return ReplayResult(
@@ -212,7 +191,11 @@ def replay(lake: Lake) -> ReplayResult:
 
 
 def _replay_files(lake: Lake, raw: Sequence[Part], spill: RowSpill, definitions: DefinitionIndex) -> int:
-    files, select_current = 0, select_live(lake.ledger)
+    files = 0
+
+    def select_current(seq: int, file_ids: Sequence[int]) -> Collection[int]:
+        versions = lake.ledger.file_versions(file_ids)
+        return {file_id for file_id, version in versions.items() if version.commit_seq == seq and not version.deleted}
 
     def select(seq: int, file_ids: Sequence[int]) -> Collection[int]:
         # A definition belongs to the first commit that contains it, in whichever version of a file.
@@ -255,9 +238,8 @@ def _check_file_count(ledger: Ledger, files: int) -> None:
 
 def _rows_without_raw_sql(lake: Lake, table: Table, old: Sequence[Part], definitions: DefinitionIndex) -> str:
     """Return a query for rows without a document: tombstones, and definitions whose document no longer exists."""
-    paths = ", ".join(
-        sql_literal(str(lake.layout.part_path(part.name))) for part in old if part.table_name == table.name
-    )
+    own_parts = [lake.layout.part_path(part.name) for part in old if part.table_name == table.name]
+    paths = ", ".join(sql_literal(str(path)) for path in own_parts)
     source = f"SELECT * FROM read_parquet([{paths}], union_by_name = true)"
     if table is DELETED_FILES and paths:
         pairs = ", ".join(f"({file.file_id}, {file.commit_seq})" for file in lake.ledger.deleted_files())

@@ -11,6 +11,7 @@ import os
 import re
 from contextlib import ExitStack
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Final
 
 import duckdb
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _TEXT_OR_MAIN: Final = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|\bmain\.""")
+_VIEW_OF_MAIN: Final = re.compile(r"\bmain\.(\w+)")
 _COPIED_TABLES: Final = frozenset({"_superseded_versions"})  # the views of a source read them, besides its parts
 _HIDDEN_TABLES: Final = frozenset({"_ledger", "_parts", "_superseded_versions"})
 _SOURCE_COLUMN_COMMENT: Final = "Source the row comes from, as the settings file names it."
@@ -151,12 +153,8 @@ def _copy_views(db: duckdb.DuckDBPyConnection, catalog: str, source: str) -> Non
 
 def _sort_by_dependency(views: Mapping[str, str]) -> list[str]:
     """Return the names of the views, each after the views that it reads."""
-    reads = {name: {other for other in views if other != name and f"main.{other}" in views[name]} for name in views}
-    ordered: list[str] = []
-    while len(ordered) < len(views):
-        ready = [name for name in views if name not in ordered and reads[name] <= set(ordered)]
-        ordered += ready or [name for name in views if name not in ordered]
-    return ordered
+    reads = {name: views.keys() & set(_VIEW_OF_MAIN.findall(sql)) - {name} for name, sql in views.items()}
+    return list(TopologicalSorter(reads).static_order())
 
 
 def _rewrite_schema(sql: str, schema: str) -> str:
@@ -171,16 +169,18 @@ def _create_union_views(db: duckdb.DuckDBPyConnection, sources: Sequence[str]) -
         " AND database_name = 'united' AND NOT starts_with(view_name, '_') GROUP BY view_name ORDER BY view_name"
     ).fetchall()
     for name, schemas, first in views:
-        view = sql_identifier(str(name))
-        queries = [
-            f"SELECT {sql_literal(source)} AS _source, * FROM {sql_identifier(source)}.{view}"
-            for source in sources
-            if source in schemas
-        ]
-        db.execute(f"CREATE VIEW main.{view} AS {' UNION ALL BY NAME '.join(queries)}")
+        owners = {source: sql_identifier(source) for source in sources if source in schemas}
+        _create_union(db, "VIEW", "main", str(name), owners)
         _copy_comments(db, "united", str(first), "main", only=str(name))
-        db.execute(f"COMMENT ON COLUMN main.{view}._source IS {sql_literal(_SOURCE_COLUMN_COMMENT)}")
     return [str(name) for name, _, _ in views]
+
+
+def _create_union(db: duckdb.DuckDBPyConnection, kind: str, schema: str, name: str, owners: Mapping[str, str]) -> None:
+    """Create the union of a view or table. `owners` are the schemas that have it, by source."""
+    table = sql_identifier(name)
+    queries = [f"SELECT {sql_literal(source)} AS _source, * FROM {owner}.{table}" for source, owner in owners.items()]
+    db.execute(f"CREATE {kind} {schema}.{table} AS {' UNION ALL BY NAME '.join(queries)}")
+    db.execute(f"COMMENT ON COLUMN {schema}.{table}._source IS {sql_literal(_SOURCE_COLUMN_COMMENT)}")
 
 
 def _create_union_meta(db: duckdb.DuckDBPyConnection, sources: Sequence[str]) -> None:
@@ -190,15 +190,10 @@ def _create_union_meta(db: duckdb.DuckDBPyConnection, sources: Sequence[str]) ->
         " WHERE schema_name = 'meta' AND starts_with(database_name, 'source_') GROUP BY table_name"
     ).fetchall()
     for name, databases in tables:
-        table = sql_identifier(str(name))
-        queries = [
-            f"SELECT {sql_literal(source)} AS _source, * FROM source_{index}.meta.{table}"
-            for index, source in enumerate(sources)
-            if f"source_{index}" in databases
-        ]
-        db.execute(f"CREATE TABLE meta.{table} AS {' UNION ALL BY NAME '.join(queries)}")
+        aliases = {source: f"source_{index}" for index, source in enumerate(sources)}
+        owners = {source: f"{alias}.meta" for source, alias in aliases.items() if alias in databases}
+        _create_union(db, "TABLE", "meta", str(name), owners)
         _copy_comments(db, str(databases[0]), "meta", "meta", only=str(name))
-        db.execute(f"COMMENT ON COLUMN meta.{table}._source IS {sql_literal(_SOURCE_COLUMN_COMMENT)}")
     db.execute(
         "CREATE VIEW meta.freshness AS SELECT _source, watermark, epoch(now()) - epoch(watermark) AS age_seconds,"
         " * EXCLUDE (_source, watermark) FROM meta._freshness"
@@ -210,33 +205,19 @@ def _copy_comments(
     db: duckdb.DuckDBPyConnection, catalog: str, schema: str, into: str, only: str | None = None
 ) -> None:
     """Copy the comments of the tables, views and columns of a schema."""
-    template = (
-        "SELECT {kind} AS kind, {name} AS name, comment FROM {source}() WHERE database_name = $catalog"
-        " AND schema_name = $schema AND comment IS NOT NULL"
-    )
-    values = {"catalog": catalog, "schema": schema}
-    query = " UNION ALL ".join(
-        (
-            template.format(kind="'VIEW'", name="view_name", source="duckdb_views"),
-            template.format(kind="'TABLE'", name="table_name", source="duckdb_tables"),
-        )
-    )
-    statements = [
-        f"COMMENT ON {kind} {into}.{sql_identifier(str(name))} IS {sql_literal(str(comment))}"
-        for kind, name, comment in db.execute(query, values).fetchall()
-        if name not in _HIDDEN_TABLES and only in {None, name}
-    ]
-    columns = db.execute(
-        "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE database_name = $catalog"
-        " AND schema_name = $schema AND comment IS NOT NULL",
-        values,
+    rows = db.execute(
+        "SELECT kind, name, part, comment FROM (SELECT 'VIEW' AS kind, view_name AS name, NULL AS part,"
+        " database_name, schema_name, comment FROM duckdb_views()"
+        " UNION ALL SELECT 'TABLE', table_name, NULL, database_name, schema_name, comment FROM duckdb_tables()"
+        " UNION ALL SELECT 'COLUMN', table_name, column_name, database_name, schema_name, comment FROM duckdb_columns()"
+        ") WHERE database_name = ? AND schema_name = ? AND comment IS NOT NULL",
+        [catalog, schema],
     ).fetchall()
-    statements += [
-        f"COMMENT ON COLUMN {into}.{sql_identifier(str(table))}.{sql_identifier(str(column))}"
-        f" IS {sql_literal(str(comment))}"
-        for table, column, comment in columns
-        if table not in _HIDDEN_TABLES and only in {None, table}
-    ]
+    statements = []
+    for kind, name, column, comment in rows:
+        if name not in _HIDDEN_TABLES and only in {None, name}:
+            parts = [sql_identifier(str(part)) for part in (name, column) if part is not None]
+            statements.append(f"COMMENT ON {kind} {into}.{'.'.join(parts)} IS {sql_literal(str(comment))}")
     if statements:
         db.execute(";".join(statements))
 

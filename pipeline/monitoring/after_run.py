@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -39,12 +39,12 @@ _FAILED_KINDS: Final = frozenset({OutcomeKind.FAILED, OutcomeKind.NEEDS_ATTENTIO
 _MAX_REASONS: Final = 20
 
 
+@dataclass(slots=True)
 class RunResult:
     """The result of a command's run: its exit code, and the object that --json prints."""
 
-    def __init__(self) -> None:
-        self.code = ExitCode.OK
-        self.result: dict[str, Any] = {}
+    code: ExitCode = ExitCode.OK
+    result: dict[str, Any] = field(default_factory=dict)
 
 
 @contextmanager
@@ -67,10 +67,9 @@ def monitored_run(settings: Settings, command: str, source: str = "") -> Iterato
         is_wanted = is_configured(settings) or settings.metrics_file or settings.otel_endpoint
         if is_wanted and not is_watched():
             seconds = max(0.0, time.time() - started_at)
-            outcome = Outcome(
-                command, settings.lake, result.code, reason, started_at, seconds, result.result, error_type
-            )  # fmt: skip
-            record_run(settings, RunStatsFile(settings.lake), outcome, source)
+            lake, code = settings.lake, result.code
+            outcome = Outcome(command, lake, code, reason, started_at, seconds, result.result, error_type)
+            record_run(settings, RunStatsFile(lake), outcome, source)
 
 
 def record_run(
@@ -133,10 +132,6 @@ class RunDelta:
     max_requests_per_second: float | None = None
     concurrency: int = 0
     limited_by: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the fields as a plain dict."""
-        return asdict(self)
 
 
 def measure_delta(lake: Lake, before: LakeBefore, *, run_id: str, fetched: int, last: ProgressState | None) -> RunDelta:

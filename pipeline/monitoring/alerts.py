@@ -11,7 +11,6 @@ import json
 import os
 import shlex
 import signal
-import ssl
 import subprocess
 import threading
 import time
@@ -129,13 +128,8 @@ def _post(url: str, alert: Alert, stop: threading.Event) -> str | None:
 
 def _post_once(url: str, alert: Alert) -> str | None:
     parts = urlsplit(url)
-    connection: http.client.HTTPConnection
-    if parts.scheme == "https":
-        connection = http.client.HTTPSConnection(
-            parts.hostname or "", parts.port, timeout=POST_SECONDS, context=ssl.create_default_context()
-        )
-    else:
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=POST_SECONDS)
+    connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = connect(parts.hostname or "", parts.port, timeout=POST_SECONDS)  # HTTPS verifies the certificate
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     try:
         connection.request("POST", target, json.dumps(alert.as_json()), {"Content-Type": "application/json"})

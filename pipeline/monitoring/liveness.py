@@ -74,14 +74,16 @@ def liveness_problem(path: Path, *, max_age: float | None) -> str | None:
 
 
 def _to_json(state: WatchState) -> dict[str, Any]:
-    fields = asdict(state)
-    return fields | {
-        name: None if fields[name] is None else _format_instant(fields[name]) for name in ("last_success", "next_run")
-    }
+    instants = {"last_success": _format_instant(state.last_success), "next_run": _format_instant(state.next_run)}
+    return asdict(state) | instants
 
 
-def _format_instant(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def _format_instant(seconds: float | None) -> str | None:
+    return (
+        None
+        if seconds is None
+        else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    )
 
 
 def _parse_instant(instant: str) -> float:

@@ -6,7 +6,7 @@ Ages are left to the query: `time() - scanlake_watermark_timestamp_seconds`. Uni
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import structlog
 
@@ -30,73 +30,59 @@ class Metric:
     """A metric: its name, its meaning, and its samples as (labels, value)."""
 
     name: str
-    kind: Literal["gauge", "counter"]
     help: str
     samples: Callable[[RunStats], Samples]
 
-
-def _gauge_value(get_value: Callable[[RunStats], Any]) -> Callable[[RunStats], Samples]:
-    """Return a function that yields one sample without labels, or nothing for an unknown value."""
-
-    def samples(stats: RunStats) -> Samples:
-        value = get_value(stats)
-        if value is not None:
-            yield {}, float(value)
-
-    return samples
+    @property
+    def kind(self) -> Literal["gauge", "counter"]:
+        """Its type in Prometheus, which the name shows."""
+        return "counter" if self.name.endswith("_total") else "gauge"
 
 
-def _make_labelled_getter(
-    label: str, get_values: Callable[[RunStats], Mapping[str, Any]]
-) -> Callable[[RunStats], Samples]:
-    def samples(stats: RunStats) -> Samples:
-        for key, value in sorted(get_values(stats).items()):
-            yield {label: key}, float(value)
-
-    return samples
+def _read_field(name: str) -> Callable[[RunStats], Samples]:
+    """Return a function that yields a field as one sample without labels, or nothing for an unknown value."""
+    return lambda stats: _yield_known(getattr(stats, name))
 
 
-def _lake_value(name: str) -> Callable[[RunStats], Samples]:
-    return _gauge_value(lambda stats: stats.lake.get(name))
+def _read_lake(name: str) -> Callable[[RunStats], Samples]:
+    return lambda stats: _yield_known(stats.lake.get(name))
+
+
+def _read_counts(name: str, label: str) -> Callable[[RunStats], Samples]:
+    return lambda stats: (({label: key}, float(count)) for key, count in sorted(getattr(stats, name).items()))
+
+
+def _yield_known(value: float | None) -> Samples:
+    if value is not None:
+        yield {}, float(value)
 
 
 METRICS: Final = (
-    Metric("scanlake_last_success_timestamp_seconds", "gauge", "End of the last successful run.",
-           _gauge_value(lambda stats: stats.last_success)),
-    Metric("scanlake_last_run_timestamp_seconds", "gauge", "End of the last run, successful or not.",
-           _gauge_value(lambda stats: stats.last_ended)),
-    Metric("scanlake_last_run_exit_code", "gauge", "Exit code of the last run.",
-           _gauge_value(lambda stats: stats.last_code)),
-    Metric("scanlake_last_run_duration_seconds", "gauge", "Duration of the last run.",
-           _gauge_value(lambda stats: stats.last_seconds)),
-    Metric("scanlake_consecutive_failures", "gauge", "Failed runs since the last successful one.",
-           _gauge_value(lambda stats: stats.failures)),
-    Metric("scanlake_runs_total", "counter", "Runs by exit code.",
-           _make_labelled_getter("exit_code", lambda stats: stats.runs)),
-    Metric("scanlake_run_seconds_total", "counter", "Duration of all runs.", _gauge_value(lambda stats: stats.seconds)),
-    Metric("scanlake_watermark_timestamp_seconds", "gauge", "Everything updated before this instant is in the lake.",
-           _lake_value("watermark")),
-    Metric("scanlake_files", "gauge", "Files in the lake.", _lake_value("files")),
-    Metric("scanlake_deleted_files", "gauge", "Files that the service no longer has.", _lake_value("deleted_files")),
-    Metric("scanlake_rejects", "gauge", "Documents and files that are rejected at present.", _lake_value("rejects")),
-    Metric("scanlake_snapshot", "gauge", "Number of the published snapshot.", _lake_value("snapshot")),
-    Metric("scanlake_lake_size_bytes", "gauge", "Size of the lake's folder.", _lake_value("bytes")),
-    Metric("scanlake_last_verify_timestamp_seconds", "gauge", "Last comparison with the service's full list.",
-           _lake_value("verified_at")),
-    Metric("scanlake_last_verify_consistent", "gauge", "1 if that comparison found no difference.",
-           _lake_value("verified_consistent")),
-    Metric("scanlake_files_fetched_total", "counter", "Files that successful runs fetched.",
-           _gauge_value(lambda stats: stats.fetched)),
-    Metric("scanlake_requests_total", "counter", "API calls of successful runs.",
-           _make_labelled_getter("kind", lambda stats: stats.requests)),
-    Metric("scanlake_retries_total", "counter", "Retries of successful runs.",
-           _gauge_value(lambda stats: stats.retries)),
-    Metric("scanlake_throttled_total", "counter", "Responses 429 to successful runs.",
-           _gauge_value(lambda stats: stats.throttled)),
-    Metric("scanlake_learned_requests_per_second", "gauge", "Rate limit of the service, as learned; absent: none met.",
-           _lake_value("rate")),
-    Metric("scanlake_learned_concurrency", "gauge", "Concurrency learned from the service.",
-           _lake_value("concurrency")),
+    Metric("scanlake_last_success_timestamp_seconds", "End of the last successful run.", _read_field("last_success")),
+    Metric("scanlake_last_run_timestamp_seconds", "End of the last run, successful or not.", _read_field("last_ended")),
+    Metric("scanlake_last_run_exit_code", "Exit code of the last run.", _read_field("last_code")),
+    Metric("scanlake_last_run_duration_seconds", "Duration of the last run.", _read_field("last_seconds")),
+    Metric("scanlake_consecutive_failures", "Failed runs since the last successful one.", _read_field("failures")),
+    Metric("scanlake_runs_total", "Runs by exit code.", _read_counts("runs", "exit_code")),
+    Metric("scanlake_run_seconds_total", "Duration of all runs.", _read_field("seconds")),
+    Metric("scanlake_watermark_timestamp_seconds", "Everything updated before this instant is in the lake.",
+           _read_lake("watermark")),
+    Metric("scanlake_files", "Files in the lake.", _read_lake("files")),
+    Metric("scanlake_deleted_files", "Files that the service no longer has.", _read_lake("deleted_files")),
+    Metric("scanlake_rejects", "Documents and files that are rejected at present.", _read_lake("rejects")),
+    Metric("scanlake_snapshot", "Number of the published snapshot.", _read_lake("snapshot")),
+    Metric("scanlake_lake_size_bytes", "Size of the lake's folder.", _read_lake("bytes")),
+    Metric("scanlake_last_verify_timestamp_seconds", "Last comparison with the service's full list.",
+           _read_lake("verified_at")),
+    Metric("scanlake_last_verify_consistent", "1 if that comparison found no difference.",
+           _read_lake("verified_consistent")),
+    Metric("scanlake_files_fetched_total", "Files that successful runs fetched.", _read_field("fetched")),
+    Metric("scanlake_requests_total", "API calls of successful runs.", _read_counts("requests", "kind")),
+    Metric("scanlake_retries_total", "Retries of successful runs.", _read_field("retries")),
+    Metric("scanlake_throttled_total", "Responses 429 to successful runs.", _read_field("throttled")),
+    Metric("scanlake_learned_requests_per_second", "Rate limit of the service, as learned; absent: none met.",
+           _read_lake("rate")),
+    Metric("scanlake_learned_concurrency", "Concurrency learned from the service.", _read_lake("concurrency")),
 )  # fmt: skip
 
 

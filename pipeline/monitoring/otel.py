@@ -42,9 +42,8 @@ def check_otel_installed(settings: Settings) -> None:
 
 def export_metrics(endpoint: str, stats: RunStats, labels: Mapping[str, str]) -> bool:
     """Send the metrics once; return whether the endpoint accepted them. A failure is logged."""
-    exporter = OTLPMetricExporter(
-        endpoint=f"{endpoint.removesuffix('/v1/metrics')}/v1/metrics", timeout=_TIMEOUT_SECONDS
-    )
+    url = f"{endpoint.removesuffix('/v1/metrics')}/v1/metrics"
+    exporter = OTLPMetricExporter(endpoint=url, timeout=_TIMEOUT_SECONDS)
     accepted: list[bool] = []
     export = exporter.export
 

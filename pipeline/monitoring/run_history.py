@@ -7,7 +7,7 @@ can be written, but an old one can be overwritten. Its loss costs the counts onl
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -76,14 +76,8 @@ class RunStatsFile:
     def __init__(self, lake: Path) -> None:
         self._path = lake / FILE_NAME
         self.last = RunStats()
-        try:
-            handle = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return
-        try:
-            self.last = _read(handle) or self.last
-        finally:
-            os.close(handle)
+        with suppress(OSError), self._path.open("rb") as file:
+            self.last = _read(file.fileno()) or self.last
 
     @contextmanager
     def update(self) -> Iterator[RunStats]:

@@ -112,9 +112,7 @@ class Watcher:
         self._consecutive = self._consecutive + 1 if kind is self._previous_kind else 1
         self._previous_kind = kind
         self._has_synced |= kind in {OutcomeKind.DONE, OutcomeKind.PAUSED}
-        stats = await asyncio.to_thread(
-            record_run, settings, history, outcome, self.config.source, stop=self._stop
-        )  # fmt: skip
+        stats = await asyncio.to_thread(record_run, settings, history, outcome, self.config.source, stop=self._stop)
         self.state.last_success = stats.last_success
         self.state.failures, self.state.reason = stats.failures, stats.reason
         return outcome
@@ -124,9 +122,8 @@ class Watcher:
         if argv:
             outcome = await run_child(argv, command="the command after the sync", lake=settings.lake)
             if outcome.kind is not OutcomeKind.DONE:
-                _log.warning(
-                    "watch.after_sync_failed", **self._source_field, exit_code=outcome.code, reason=outcome.reason
-                )
+                fields = {**self._source_field, "exit_code": outcome.code, "reason": outcome.reason}
+                _log.warning("watch.after_sync_failed", **fields)
 
     def _reload_settings(self, previous: Settings) -> Settings:
         """Return the present settings; loading also reopens the log file, which a run may have rotated."""

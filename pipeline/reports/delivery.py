@@ -337,15 +337,9 @@ class ReportRun:
         failed = sum(state in _FAILED for state in states)
         rate = self._rate.update(pdfs + failed)
         remaining = max(self._batches - pdfs - failed, 0)
-        progress = ReportProgress(
-            pdfs=pdfs,
-            total=self._batches,
-            orders=self._orders,
-            polls=self._polls,
-            waiting=states.count(OrderState.ORDERED) + states.count(OrderState.SAVING),
-            failed=failed,
-            eta_seconds=remaining / rate if rate else None,
-        )
+        waiting = states.count(OrderState.ORDERED) + states.count(OrderState.SAVING)
+        eta = remaining / rate if rate else None
+        progress = ReportProgress(pdfs, self._batches, self._orders, self._polls, waiting, failed, eta)
         self._progress.update(progress, total=self._batches)
 
 

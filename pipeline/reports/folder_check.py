@@ -106,19 +106,15 @@ def _read_manifest(folder: Path) -> Manifest | None:
 
 def _manifest_problems(manifest: Manifest, sums: dict[str, str], folder: Path) -> Iterator[str]:
     """Yield a line for each file that is not in exactly one PDF and not failed, and for each contradiction."""
-    yield from _duplicate_problems(manifest)
+    ids = Counter(file.file_id for file in manifest.files if file.file_id is not None)
+    yield from (f"{JSON_NAME}: file {file_id} is listed {count} times" for file_id, count in ids.items() if count > 1)
+    names = Counter(pdf.pdf for pdf in manifest.pdfs)
+    yield from (f"{JSON_NAME}: {name} is listed {count} times" for name, count in names.items() if count > 1)
     yield from _placement_problems(manifest)
     yield from _pdf_problems(manifest, sums)
     csv_pairs = [("" if file.file_id is None else str(file.file_id), file.pdf or "") for file in manifest.files]
     if _read_csv_pairs(folder) != csv_pairs:
         yield f"{CSV_NAME}: does not match {JSON_NAME}"
-
-
-def _duplicate_problems(manifest: Manifest) -> Iterator[str]:
-    ids = Counter(file.file_id for file in manifest.files if file.file_id is not None)
-    yield from (f"{JSON_NAME}: file {file_id} is listed {count} times" for file_id, count in ids.items() if count > 1)
-    names = Counter(pdf.pdf for pdf in manifest.pdfs)
-    yield from (f"{JSON_NAME}: {name} is listed {count} times" for name, count in names.items() if count > 1)
 
 
 def _placement_problems(manifest: Manifest) -> Iterator[str]:
@@ -136,9 +132,8 @@ def _pdf_problems(manifest: Manifest, sums: dict[str, str]) -> Iterator[str]:
             yield f"{pdf.pdf}: {SUMS_NAME} and {JSON_NAME} disagree"
         if files[pdf.pdf, pdf.sha256] != pdf.files:
             yield f"{pdf.pdf}: ordered for {pdf.files} files, but {files[pdf.pdf, pdf.sha256]} files name it"
-    names = {pdf.pdf for pdf in manifest.pdfs}
-    for name in sorted(sums):
-        if name.endswith(".pdf") and name not in names:
+    for name in sorted(sums.keys() - {pdf.pdf for pdf in manifest.pdfs}):
+        if name.endswith(".pdf"):
             yield f"{name}: in {SUMS_NAME}, but not in {JSON_NAME}"
 
 

@@ -17,7 +17,6 @@ from pipeline.lake.reader import fetch_dicts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from datetime import datetime
 
 SelectionKind = Literal["where", "sql", "ids", "reference"]
 _ID: Final = re.compile(r"-?\d{1,19}")
@@ -121,14 +120,10 @@ def _translate_sql_errors(hint: str) -> Iterator[None]:
 
 def read_catalog_state(lake: duckdb.DuckDBPyConnection) -> CatalogState:
     """Return snapshot, watermark and currency of deletions of the catalog."""
-    row = fetch_dicts(lake, "SELECT snapshot, watermark, last_verify_at, deleted_files FROM meta.freshness")[0]
-    return CatalogState(
-        row["snapshot"], _format(row["watermark"]), _format(row["last_verify_at"]), row["deleted_files"]
-    )
-
-
-def _format(instant: datetime | None) -> str | None:
-    return None if instant is None else f"{instant:%Y-%m-%dT%H:%M:%SZ}"
+    sql = """SELECT snapshot, strftime(watermark, '%Y-%m-%dT%H:%M:%SZ') AS watermark,
+                    strftime(last_verify_at, '%Y-%m-%dT%H:%M:%SZ') AS last_verify_at, deleted_files
+             FROM meta.freshness"""
+    return CatalogState(**fetch_dicts(lake, sql)[0])
 
 
 def _selection_sql(lake: duckdb.DuckDBPyConnection, selection: Selection) -> str:

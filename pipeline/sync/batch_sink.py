@@ -68,6 +68,10 @@ class BatchSink:
         coverage = self._lake.ledger.coverage()
         if self._clock.now() is not None:  # a window is covered up to the time of its list; a local clock may be fast
             coverage = add_completed_windows(coverage, batch.windows, self._lookback_seconds)
+        windows = [
+            WindowRecord(done.window.start, done.window.end, done.listed_at, done.files, done.is_consistent)
+            for done in batch.windows
+        ]
         self._lake.commit(
             replace(
                 self.new_commit(written.commit_seq),
@@ -77,21 +81,10 @@ class BatchSink:
                 wide_column_counts=written.names,
                 rejects=[*batch.rejects, *written.rejects],
                 resolved_files=[tombstone.file_id for tombstone in batch.tombstones],
-                refetch=[
-                    (version.file_id, version.updated_at) for version in batch.versions if version.file_id in unreadable
-                ],
+                refetch=[(file.file_id, file.updated_at) for file in batch.versions if file.file_id in unreadable],
                 drift=written.drift,
                 definitions=sorted(written.definitions),
-                windows=[
-                    WindowRecord(
-                        completed.window.start,
-                        completed.window.end,
-                        completed.listed_at,
-                        completed.files,
-                        completed.is_consistent,
-                    )
-                    for completed in batch.windows
-                ],
+                windows=windows,
                 coverage=coverage,
             )
         )

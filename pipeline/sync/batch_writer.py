@@ -85,22 +85,15 @@ class BatchWriter:
                 self._process = _start(self._layout)
             except OSError as error:
                 self._can_start = False
-                _log.warning(
-                    "writer.not_started",
-                    reason=error.strerror,
-                    hint="The run writes more slowly.",
-                )
+                _log.warning("writer.not_started", reason=error.strerror, hint="The run writes more slowly.")
         return self._process
 
     def close(self) -> None:
         """End the subprocess, if there is one."""
         process, self._process = self._process, None
         if process is not None:
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(OSError):
-                        pipe.close()
-            process.wait()
+            with contextlib.suppress(OSError), process:
+                pass  # its exit closes the pipes and waits for its end
 
 
 def _start(layout: LakeLayout) -> subprocess.Popen[bytes]:

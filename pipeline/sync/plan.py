@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.client.factory import create_client
-from pipeline.crawl.models import CrawlOptions
 from pipeline.crawl.windows import ALL_TIME, Window, split_by_timestamps, uncovered_windows
 from pipeline.formatting import pluralize
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import open_ledger_readonly
+from pipeline.sync.crawl_runner import crawl_options
 from pipeline.sync.size_estimate import NO_ESTIMATE, SizeEstimate, estimate_from_lake, estimate_from_sample
 from pipeline.sync.watermark import remove_lookback
 from schemas.requests import FileQuery
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pipeline.client.client import Client
     from pipeline.client.protocol import ListItem
-    from pipeline.crawl.models import Identity
+    from pipeline.crawl.models import CrawlOptions, Identity
     from pipeline.lake.reader import LedgerReader
     from pipeline.settings import Settings
 
@@ -124,9 +124,7 @@ async def estimate_sync(settings: Settings, token: str) -> SyncEstimate:
     """Return what a sync would do now. Raises a `ScanlakeError`."""
     layout = LakeLayout(settings.lake.absolute())
     summary = _summarize_lake(layout, settings)
-    options = CrawlOptions(
-        fetch_details=settings.fetch_details, includes=settings.includes, lang=settings.lang, identity=summary.identity
-    )
+    options = crawl_options(settings, summary.identity)
     async with create_client(settings, token) as client:
         files_in_service = (await client.list_files(FileQuery(limit=1))).total
         return await _Planner(client, options, settings, summary).plan(layout, files_in_service)
@@ -144,7 +142,7 @@ def _summarize_lake(layout: LakeLayout, settings: Settings) -> LakeSummary:
         return LakeSummary(
             windows=tuple(uncovered_windows(coverage, None, None)),
             is_first_sync=watermark is None,
-            identity="file_id" if properties.identity == "file_id" else "id",
+            identity=properties.identity,
             size_per_file=estimate_from_lake(ledger),
             call_rate=_rate_from_history(ledger),
             refetches=ledger.count_refetch_requests(),
@@ -253,7 +251,7 @@ class _Planner:
         """Return how many of a window's files the lake does not have in the listed version."""
         if self._options.fetch_details == "always" or not self._lake.files or not sample.items:
             return sample.total
-        by_key = {key: item for item in sample.items if (key := self._key(item)) is not None}
+        by_key = {key: item for item in sample.items if (key := self._options.get_key(item)) is not None}
         with open_ledger_readonly(layout) as ledger:
             stored = ledger.file_versions(list(by_key))
         signature = self._options.fetch_signature
@@ -269,10 +267,6 @@ class _Planner:
             )
             changed += not is_current
         return round(changed * sample.total / len(sample.items))
-
-    def _key(self, item: ListItem) -> int | None:
-        by_instance = self._options.identity == "file_id" and item.instance_id is not None
-        return item.instance_id if by_instance else item.id
 
     # Calls, rows, bytes
 

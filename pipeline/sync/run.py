@@ -12,7 +12,7 @@ import structlog
 
 from pipeline import __version__
 from pipeline.client.factory import create_client
-from pipeline.crawl.models import RefetchRequest, StoredVersion, parse_reference
+from pipeline.crawl.models import RefetchRequest, parse_reference
 from pipeline.errors import RunInterrupted, ScanlakeError, SettingsError, StorageError
 from pipeline.lake import retention
 from pipeline.lake.integrity import check_parts_exist
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pipeline.crawl.windows import Window
     from pipeline.lake.lake import Lake
     from pipeline.lake.ledger import Ledger
-    from pipeline.lake.models import SnapshotRecord
+    from pipeline.lake.models import FileVersionRecord, SnapshotRecord
     from pipeline.progress import Progress
     from pipeline.settings import Settings
 
@@ -146,11 +146,8 @@ class RunSession:
         now = self.client.clock.now()
         if now is None:
             _log.warning("clock.missing", settle_seconds=SETTLE_WITHOUT_DATE_SECONDS, hint="The service sends no Date.")
-        return fix_target(
-            None if now is None else now // SECOND,
-            now_us() // SECOND,
-            settle_seconds=int(self.settings.settle_seconds),
-        )
+        service_now = None if now is None else now // SECOND
+        return fix_target(service_now, now_us() // SECOND, settle_seconds=int(self.settings.settle_seconds))
 
     # Fetching
 
@@ -185,22 +182,9 @@ class RunSession:
             raise
         await publishing
 
-    async def lookup_versions(self, file_ids: Sequence[int]) -> dict[int, StoredVersion]:
+    async def lookup_versions(self, file_ids: Sequence[int]) -> dict[int, FileVersionRecord]:
         """Return the stored versions of some files."""
-        records = await self._lookup_thread.call(self.ledger.file_versions, file_ids)
-        return {
-            file_id: StoredVersion(
-                updated_at=record.updated_at,
-                fetched_at=record.fetched_at,
-                digest=record.digest,
-                fetch_signature=record.fetch_signature,
-                is_stable=record.is_stable,
-                deleted=record.deleted,
-                instance_id=record.instance_id,
-                run_id=record.run_id,
-            )
-            for file_id, record in records.items()
-        }
+        return await self._lookup_thread.call(self.ledger.file_versions, file_ids)
 
     async def switch_key_to_instance(self) -> None:
         """Make the instance the key of a file, because several instances share an id. Everything is read again."""
@@ -213,13 +197,8 @@ class RunSession:
         """Record the run's result, publish a snapshot, and delete expired snapshots and parts."""
         self.ledger.update_run(**asdict(self.update_record(state, error)))
         snapshot = self.publish(complete=state == "done")
-        retention.expire_snapshots(
-            self.lake.layout,
-            self.ledger,
-            keep=self.settings.keep_snapshots,
-            grace=self.settings.retention_hours * 3600,
-            now=time.time(),
-        )
+        keep, grace = self.settings.keep_snapshots, self.settings.retention_hours * 3600
+        retention.expire_snapshots(self.lake.layout, self.ledger, keep=keep, grace=grace, now=time.time())
         return snapshot
 
     def _record_failure(self, error: ScanlakeError) -> None:
@@ -251,7 +230,7 @@ class RunSession:
 
     def identity(self) -> Identity:
         """Return what identifies a file: its id, or the instance."""
-        return "file_id" if self.ledger.properties.identity == "file_id" else "id"
+        return self.ledger.properties.identity
 
     def watermark_us(self) -> int | None:
         """Return the lake's watermark in microseconds; None before the first."""
@@ -281,18 +260,9 @@ class RunSession:
         return self.record
 
     def _log_end(self) -> None:
-        _log.info(
-            "run.finished",
-            state=self.record.state,
-            files_listed=self.record.files_listed,
-            details_fetched=self.record.details_fetched,
-            files_skipped=self.record.files_skipped,
-            files_deleted=self.record.files_deleted,
-            rejects=self.record.rejects,
-            requests=self.client.stats.requests,
-            retries=self.record.retries,
-            seconds=self.record.seconds,
-        )
+        names = ("state", "files_listed", "details_fetched", "files_skipped", "files_deleted", "rejects", "retries")
+        fields = {name: getattr(self.record, name) for name in names}
+        _log.info("run.finished", **fields, requests=self.client.stats.requests, seconds=self.record.seconds)
 
 
 def _check_same_service(ledger: Ledger, settings: Settings, *, accept_new_base_url: bool) -> None:

@@ -103,7 +103,7 @@ async def estimate_from_sample(
     return SizeEstimate(
         files=len(identified),
         rows_per_file=_count_rows(list_versions) / len(list_versions) * detail_factor,
-        rows_once=_count_definitions(versions),
+        rows_once=_count_rows(versions, definitions=True),
         bytes_per_file=file_bytes * size_factor,
         bytes_per_commit=max(footers, all_bytes - file_bytes * len(versions)),
         basis=f"a sample: {len(identified):,} list items, {len(versions):,} details",
@@ -113,9 +113,7 @@ async def estimate_from_sample(
 
 async def _fetch_details(client: Client, options: CrawlOptions, items: Sequence[ListItem]) -> list[Detail | None]:
     async def fetch(item: ListItem) -> Detail | None:
-        by_instance = options.identity == "file_id" and item.instance_id is not None
-        key = item.instance_id if by_instance else item.id
-        answer = await client.get_file(key or 0, lang=options.lang)
+        answer = await client.get_file(options.get_key(item) or 0, lang=options.lang)
         return answer if isinstance(answer, Detail) else None
 
     try:
@@ -132,14 +130,9 @@ def _build_version(item: ListItem, detail: Detail | None, at: int) -> FileVersio
     return FileVersion(item.id or 0, item.raw, raw, item.updated_at, at, "sample", instance=item.instance_id)
 
 
-def _count_rows(versions: Sequence[FileVersion]) -> int:
+def _count_rows(versions: Sequence[FileVersion], *, definitions: bool = False) -> int:
     flat = flatten(versions, run_id="sample", seq=1)
-    return sum(len(rows) for name, rows in flat.tables.items() if name not in _DEFINITIONS)
-
-
-def _count_definitions(versions: Sequence[FileVersion]) -> int:
-    flat = flatten(versions, run_id="sample", seq=1)
-    return sum(len(rows) for name, rows in flat.tables.items() if name in _DEFINITIONS)
+    return sum(len(rows) for name, rows in flat.tables.items() if (name in _DEFINITIONS) == definitions)
 
 
 def _count_bytes(versions: Sequence[FileVersion]) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from pipeline.crawl.models import SharedFileIdError
 from pipeline.crawl.windows import ALL_TIME, Window, uncovered_windows
@@ -49,10 +49,6 @@ class SyncSummary:
     retries: int
     seconds: float
     snapshot: int
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the summary as a plain dict."""
-        return asdict(self)
 
 
 async def sync(

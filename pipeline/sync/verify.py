@@ -15,7 +15,7 @@ import structlog
 
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import Detail, NotFound
-from pipeline.crawl.details import detail_for_key
+from pipeline.crawl.details import MIN_DELETIONS_TO_SUSPECT, SUSPICIOUS_DELETION_DIVISOR, detail_for_key
 from pipeline.crawl.models import CrawlOptions, RefetchRequest, SharedFileIdError, parse_reference
 from pipeline.crawl.windows import ALL_TIME, Window, split_by_timestamps
 from pipeline.errors import ProtocolError, ScanlakeError, SettingsError
@@ -31,8 +31,9 @@ from schemas.timestamps import DAY, SECOND, now_us
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from pipeline.crawl.models import CommitBatch, StoredVersion
+    from pipeline.crawl.models import CommitBatch
     from pipeline.lake.lake import Lake
+    from pipeline.lake.models import FileVersionRecord
     from pipeline.progress import Progress
     from pipeline.settings import Settings
     from pipeline.sync.run import RunSession
@@ -42,8 +43,6 @@ _log = structlog.get_logger()
 _MAX_KNOWN_FILES_PER_WINDOW: Final = MAX_LIMIT * 9 // 10
 """Stored files per window. The rest of a page is room for files that the lake does not have."""
 _FILES_PER_ROUND: Final = 256  # files fetched by id concurrently; the rate limiter decides how many at a time
-_MIN_DELETIONS_TO_SUSPECT: Final = 50
-_SUSPICIOUS_DELETION_DIVISOR: Final = 20  # more than one in 20 files is suspicious
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +147,7 @@ class _Verify:
         if self._mode.check_only and watermark is not None:
             limit_us = min(watermark, limit_us)
 
-        async def lookup(file_ids: Sequence[int]) -> dict[int, StoredVersion]:
+        async def lookup(file_ids: Sequence[int]) -> dict[int, FileVersionRecord]:
             for file_id in file_ids:
                 seen_files.mark_seen(file_id)
             return await run.lookup_versions(file_ids)
@@ -188,7 +187,7 @@ class _Verify:
         unseen, file_count = seen_files.list_unseen(), len(seen_files)
         if unproven:
             unseen = await self._exclude_unproven(unseen, unproven)
-        max_deletions = max(_MIN_DELETIONS_TO_SUSPECT, file_count // _SUSPICIOUS_DELETION_DIVISOR)
+        max_deletions = max(MIN_DELETIONS_TO_SUSPECT, file_count // SUSPICIOUS_DELETION_DIVISOR)
         deleted = self._differences.deleted
         for file_ids in _split_rounds(unseen):
             for file_id, answer in zip(file_ids, await self._fetch_by_id(file_ids), strict=True):
@@ -260,11 +259,7 @@ class _Verify:
             ]
             await run.ledger_thread.call(lambda: run.lake.commit(replace(run.sink.new_commit(), tombstones=tombstones)))
             run.crawls.stats.deleted += len(tombstones)
-        updates = [
-            *differences.missing.values(),
-            *differences.stale.values(),
-            *differences.changed_meanwhile.values(),
-        ]
+        updates = [*differences.missing.values(), *differences.stale.values(), *differences.changed_meanwhile.values()]
         file_count = await run.ledger_thread.call(run.ledger.count_files)
         page_size = CrawlOptions(includes=run.settings.includes).query().page_size
         windows = plan_repair_windows(updates, max_windows=1 + (file_count + len(updates)) // page_size)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -24,9 +23,7 @@ class WorkerThread:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._executor.shutdown()
 
     async def call(

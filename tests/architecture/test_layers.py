@@ -20,7 +20,7 @@ LAYERS: Final = (
     {"cli"},
     {"commands"},
     {"context"},
-    {"sync", "maintenance", "reports", "shares", "doctor", "monitoring", "dashboard"},
+    {"sync", "maintenance", "reports", "shares", "doctor", "monitoring", "dashboard", "recording"},
     {"crawl"},
     {"client", "flatten", "lake"},
     {"config", "crash_report", "process", "settings_template"},

@@ -295,13 +295,13 @@ def test_shares_and_orders() -> None:
 
 
 def test_the_services_text_is_shortened() -> None:
-    """At most 120 characters of the service's text are quoted, on one line, without control characters."""
+    """At most 300 characters of the service's errors are quoted, on one line, without control characters."""
     with pytest.raises(ProtocolError) as raised:
         parse_list(reply({"errors": {"limit": ["\x1b[31mtoo\nlarge\u202e" + "x" * 500]}}, 422))
     shown = raised.value.message.partition("HTTP 422: ")[2].removesuffix(".")
-    assert len(shown) == 120
+    assert len(shown) == 300
     assert shown.isprintable()
-    assert shown.startswith("[31mtoo large x")
+    assert shown.startswith("limit: [31mtoo large x")
 
 
 @given(

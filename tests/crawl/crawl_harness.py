@@ -16,14 +16,7 @@ from pipeline.client.options import ClientOptions
 from pipeline.client.rate_limiter import LearnedLimits, RateLimiter
 from pipeline.crawl.crawler import Crawler
 from pipeline.crawl.listing import WindowReader, WindowResult
-from pipeline.crawl.models import (
-    CommitBatch,
-    CrawlOptions,
-    CrawlStats,
-    RefetchRequest,
-    SharedFileIdError,
-    StoredVersion,
-)
+from pipeline.crawl.models import CommitBatch, CrawlOptions, CrawlStats, RefetchRequest, SharedFileIdError
 from pipeline.crawl.windows import (
     ALL_TIME,
     Coverage,
@@ -36,6 +29,7 @@ from pipeline.crawl.windows import (
 )
 from pipeline.emulator import Emulator
 from pipeline.emulator.churn import change_one
+from pipeline.lake.models import FileVersionRecord
 from schemas.file_versions import content_digest
 from schemas.requests import INCLUDES, FileQuery
 from schemas.timestamps import SECOND
@@ -90,7 +84,7 @@ class ChangingEmulator(Emulator):
 class FakeLake:
     """A lake in memory. `commit` checks that no window is completed before its files are committed."""
 
-    stored: dict[int, StoredVersion] = field(default_factory=dict)
+    stored: dict[int, FileVersionRecord] = field(default_factory=dict)
     versions: dict[int, FileVersion] = field(default_factory=dict)
     rejects: dict[int, Reject] = field(default_factory=dict)
     rejects_without_id: list[Reject] = field(default_factory=list)
@@ -102,7 +96,7 @@ class FakeLake:
     runs: int = 0
     listings: list[tuple[Window, Sequence[ListItem]]] = field(default_factory=list)
 
-    async def lookup(self, keys: Sequence[int]) -> dict[int, StoredVersion]:
+    async def lookup(self, keys: Sequence[int]) -> dict[int, FileVersionRecord]:
         """Return what the lake has stored of some files."""
         return {key: self.stored[key] for key in keys if key in self.stored}
 
@@ -114,9 +108,10 @@ class FakeLake:
         for version in batch.versions:
             self.versions[version.file_id] = version
             digest = content_digest(version.list_item or b"")
-            self.stored[version.file_id] = StoredVersion(
-                version.updated_at, version.fetched_at, digest, version.fetch_signature, version.is_stable,
-                deleted=False, instance_id=version.instance, run_id=run_id,
+            self.stored[version.file_id] = FileVersionRecord(
+                version.file_id, len(self.batches) + 1, deleted=False, updated_at=version.updated_at,
+                fetched_at=version.fetched_at, digest=digest, fetch_signature=version.fetch_signature,
+                is_stable=version.is_stable, instance_id=version.instance, run_id=run_id,
             )  # fmt: skip
             if version.detail is not None:
                 self.rejects.pop(version.file_id, None)

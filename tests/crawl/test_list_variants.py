@@ -21,7 +21,7 @@ from tests.crawl.crawl_harness import LIST_ONLY, WITH_DETAILS, FakeLake, differe
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pipeline.crawl.models import StoredVersion
+    from pipeline.lake.models import FileVersionRecord
 
 SEED: Final = 9
 FILES: Final = 330
@@ -156,7 +156,7 @@ async def test_a_list_without_an_end(case: str) -> None:
     def respond(asked: Asked) -> bytes:
         return answer(ROUND[case](int(asked.query.get("page", "1"))))
 
-    async def lookup(_: object) -> dict[int, StoredVersion]:
+    async def lookup(_: object) -> dict[int, FileVersionRecord]:
         return {}
 
     async with scripted(respond) as server, Client(server.base, "secret") as client:

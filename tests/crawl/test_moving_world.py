@@ -10,9 +10,10 @@ import pytest
 
 from pipeline.client.protocol import ListItem
 from pipeline.crawl.in_flight import InFlightFiles
-from pipeline.crawl.models import CrawlStats, ListObservation, PendingWindow, StoredVersion
+from pipeline.crawl.models import CrawlStats, ListObservation, PendingWindow
 from pipeline.crawl.windows import ALL_TIME
 from pipeline.emulator import make_quirks
+from pipeline.lake.models import FileVersionRecord
 from schemas.requests import INCLUDES, FileQuery
 from tests.crawl.crawl_harness import (
     LIST_ONLY,
@@ -141,13 +142,13 @@ async def test_files_that_move_behind_the_reader() -> None:
 @pytest.mark.parametrize("settled", [True, False])
 async def test_a_list_that_waited_too_long(settled: bool) -> None:  # noqa: FBT001
     """A list item that waited while a later version was committed never replaces that version."""
-    later = StoredVersion(
-        updated_at=2_000_000, fetched_at=9_000_000, digest=b"", fetch_signature="", is_stable=settled,
-        deleted=False, instance_id=None, run_id="this",
+    later = FileVersionRecord(
+        file_id=7, commit_seq=1, deleted=False, updated_at=2_000_000, fetched_at=9_000_000, digest=b"",
+        fetch_signature="", is_stable=settled, instance_id=None, run_id="this",
     )  # fmt: skip
     stats = CrawlStats()
 
-    async def lookup(_: object) -> dict[int, StoredVersion]:
+    async def lookup(_: object) -> dict[int, FileVersionRecord]:
         return {7: later}
 
     in_flight = InFlightFiles(WITH_DETAILS, stats, run_id="this", lookup=lookup)

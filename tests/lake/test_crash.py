@@ -173,9 +173,10 @@ main()
 
 async def limited(name: str, limit: int, *arguments: str, emulator: Emulator) -> tuple[int | None, str]:
     """Run the command under a limit of the system: its exit code, and what it told on standard error."""
+    service = {"SCANLAKE_BASE_URL": emulator.base_url, "SCANLAKE_TOKEN": emulator.token}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", _LIMITED, name, str(limit), *arguments),
-        env={**os.environ, "SCANLAKE_BASE_URL": emulator.base_url, "SCANLAKE_TOKEN": emulator.token},
+        env={**os.environ, **service, "PYTHONDONTWRITEBYTECODE": "1"},  # Python would leave half a bytecode file
         stderr=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )

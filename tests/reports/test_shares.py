@@ -222,6 +222,43 @@ async def test_shares_by_condition(tmp_path: Path) -> None:
         assert len(emulator.world.by_reference) < 80
 
 
+async def test_everything_that_was_sent_is_recorded(tmp_path: Path) -> None:
+    """An auditor reads in meta.shares what was sent: both recipients, languages, time zone and user."""
+    async with Emulator(60, seed=SEED) as emulator:
+        await sync_lists(emulator, tmp_path / "lake")
+        reference = pick_references(emulator, 1)[0]
+        options = ("--email", "a@x.example", "--dl", "team-7", "--language", "de", "--timezone", "Europe/Berlin")
+        command = ("share", reference, *options, "--username", "audit", "--json")
+        code, out, _ = await ended(await started(emulator, tmp_path / "lake", *command))
+        assert code == 0
+        (share,) = json.loads(out)["shares"]
+        assert (share["email"], share["dl"]) == ("a@x.example", "team-7")
+    with opened(tmp_path / "lake") as db:
+        columns = "reference, email, dl, language, lang, timezone, username"
+        sent = db.execute(f"SELECT {columns} FROM meta.shares").fetchall()
+    assert sent == [(reference, "a@x.example", "team-7", "de", "de", "Europe/Berlin", "audit")]
+
+
+async def test_a_reference_of_several_files_is_a_warning_before_the_share(tmp_path: Path) -> None:
+    """The service picks one of several files: stderr names the reference and their number before the link is made."""
+    async with Emulator(80, seed=SEED) as emulator:
+        await sync_lists(emulator, tmp_path / "lake")
+        counts = {name: len(keys) for name, keys in emulator.world.by_reference.items()}
+        shared = next(name for name, count in sorted(counts.items()) if count > 1)
+        single = next(name for name, count in sorted(counts.items()) if count == 1)
+        emulator.reset()
+        code, _, err = await ended(await started(emulator, tmp_path / "lake", "share", shared, single))
+        assert code == 0
+        (line,) = [line for line in err.splitlines() if "share.reference_ambiguous" in line]
+        assert shared in line
+        assert f"files={counts[shared]}" in line
+        paths = [request.raw_path.partition("?")[0].rpartition("/")[2] for request in emulator.log]
+        assert paths == ["files", "share", "files", "share"]
+        emulator.reset()
+        code, _, err = await ended(await started(emulator, tmp_path / "lake", "share", shared, single))
+        assert (code, emulator.requests) == (0, 0)  # both links are reused
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import duckdb
 import pytest
 
 from pipeline.emulator import Emulator
+from schemas.timestamps import to_datetime
 from tests.oracle import differences
 from tests.processes import ended, started
 from tests.sync.sync_harness import SEED, opened
@@ -53,6 +55,23 @@ async def test_settings_file_drives_it(tmp_path: Path) -> None:
         assert await process.wait() == 0
     assert (tmp_path / "right" / "catalog.duckdb").exists()
     assert not (tmp_path / "wrong").exists()
+
+
+async def test_one_and_the_same_date_syncs_the_whole_day(tmp_path: Path) -> None:
+    """`--since D --until D` fetches what was updated on that day, from its first second to its last."""
+    async with Emulator(300, seed=SEED) as emulator:
+        days = Counter(f"{to_datetime(file['updated']):%Y-%m-%d}" for file in emulator.truth())
+        day, count = days.most_common(1)[0]
+        command = ("sync", "--since", day, "--until", day, "--json")
+        code, out, _ = await ended(await started(emulator, tmp_path / "lake", *command))
+        truth = {file["key"] for file in emulator.truth() if f"{to_datetime(file['updated']):%Y-%m-%d}" == day}
+    assert (code, len(truth)) == (0, count)
+    with opened(tmp_path / "lake") as db:
+        found = {row[0] for row in db.execute("SELECT file_id FROM files").fetchall()}
+        beyond = f"updated_at < DATE '{day}' - INTERVAL 1 SECOND OR updated_at > DATE '{day}' + INTERVAL 86401 SECOND"
+        assert db.execute(f"SELECT count(*) FROM files WHERE {beyond}").fetchall() == [(0,)]
+    assert truth <= found  # a second beyond each bound can be read too
+    assert json.loads(out)["details_fetched"] == len(found)
 
 
 async def test_a_quiet_sync_that_goes_well_says_nothing(tmp_path: Path) -> None:
