@@ -82,7 +82,8 @@ class CatalogSpec:
 def publish(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) -> str:
     """Write the catalog as a snapshot, then replace the published catalog by a copy. Return the file's SHA-256."""
     snapshot = layout.snapshot_path(spec.snapshot.snapshot)
-    snapshot.unlink(missing_ok=True)  # of a publish that was killed before the ledger recorded it
+    with translate_os_errors(snapshot):
+        snapshot.unlink(missing_ok=True)  # of a publish that was killed before the ledger recorded it
     with write_read_only(snapshot) as temp, translate_duckdb_errors(snapshot.name):
         _build(temp, layout, ledger, spec)
     with write_read_only(layout.catalog) as temp:
