@@ -101,7 +101,8 @@ def create_context(options: GlobalOptions) -> CommandContext:
 def setting_option(name: str) -> Any:
     """Return the option of a setting: `--max-concurrency` for `max_concurrency`, with the setting's description."""
     setting = Settings.model_fields[name]
-    default = "" if setting.default is None else f" Default: {setting.default}."
+    has_default = setting.default is not None and not isinstance(setting.default, bool)  # a flag is off
+    default = f" Default: {setting.default}." if has_default else ""
     return typer.Option(f"--{name.replace('_', '-')}", help=f"{setting.description}{default}", show_default=False)
 
 
@@ -131,10 +132,10 @@ def setting_options(*names: str) -> Callable[[Callable[..., ExitCode]], Callable
 
 
 def _option_type(name: str) -> type:
-    """Return int, float or Path as declared; other settings are text that `Settings` converts."""
+    """Return bool, int, float or Path as declared; other settings are text that `Settings` converts."""
     annotation: Any = Settings.model_fields[name].annotation
     declared = {annotation, *get_args(annotation), *(part for arg in get_args(annotation) for part in get_args(arg))}
-    return next((kind for kind in (int, float, Path) if kind in declared), str)
+    return next((kind for kind in (bool, int, float, Path) if kind in declared), str)
 
 
 def require_catalog(settings: Settings) -> LakeLayout:

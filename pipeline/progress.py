@@ -44,7 +44,7 @@ class CrawlProgress:
     """
 
     listed: int = 0
-    details_fetched: int = 0
+    files_stored: int = 0  # new versions of files, with or without a detail
     skipped: int = 0
     deleted: int = 0
     rejects: int = 0
@@ -62,14 +62,14 @@ class CrawlProgress:
     @property
     def done(self) -> int:
         """Files that need no further work."""
-        return self.details_fetched + self.skipped + self.deleted + self.rejects
+        return self.files_stored + self.skipped + self.deleted + self.rejects
 
     def status_lines(self) -> tuple[Sequence[str], ...]:
         """Return three lines of phrases, the most important first."""
         first = [f"{self.files_per_second:,.0f} files/s"]
         if self.eta_seconds is not None:
             first.insert(0, f"{format_duration(round(self.eta_seconds))} left")
-        counts = [f"{self.listed:,} listed", f"{self.details_fetched:,} fetched"]
+        counts = [f"{self.listed:,} listed", f"{self.files_stored:,} fetched"]
         optional = {
             "rejects": self.rejects, "unchanged": self.skipped, "deleted": self.deleted, "retries": self.retries
         }  # fmt: skip

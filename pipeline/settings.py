@@ -82,6 +82,10 @@ class Settings(BaseSettings):
         description="Language of the service's texts. Fixed once the lake contains files.",
         examples=["en"],
     )
+    strict: bool = Field(
+        default=False,
+        description="End a run at the first value that does not fit its column in a place where none has so far.",
+    )
 
     max_concurrency: int = Field(
         default=64,

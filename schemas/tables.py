@@ -7,6 +7,7 @@ The parents' keys precede these columns; `extra` and the columns of the fetch fo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from typing import Final
 
@@ -25,14 +26,27 @@ _ARROW: Final = {
 }
 
 
+class MergeRule(StrEnum):
+    """Which of list item and detail speaks for a value. What only one of them has always stays."""
+
+    DETAIL = "detail"  # the detail, also with null or an empty value: it is the full information
+    FILLED = "filled"  # the detail if it has a value: it cannot be asked for what an include adds to the list
+    BY_LANG = "by_lang"  # the detail, unless only the list heeds `lang`; then the list's text
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: name, type, comment and wire key ('' if the service does not send it)."""
+    """A column: name, type, comment, wire key ('' if the service does not send it), merge rule.
+
+    A column that is not `nullable` has a value in every row.
+    """
 
     name: str
     kind: value_types.ValueType
     comment: str
     wire_key: str = ""
+    merge: MergeRule = MergeRule.DETAIL
+    nullable: bool = True
 
     @property
     def arrow(self) -> pa.DataType:
@@ -42,7 +56,10 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table. `key` names the identifying columns, `parent` the parent table."""
+    """A table. `key` names the identifying columns, `parent` the parent table, `merge` who speaks for the collection.
+
+    `position` separates rows with equal keys. `schema` is the catalog's schema that shows the table.
+    """
 
     name: str
     comment: str
@@ -52,12 +69,19 @@ class Table:
     is_per_file: bool = True
     model: type[wire.WireModel] | None = None
     ignored_keys: frozenset[str] = frozenset()
+    merge: MergeRule = MergeRule.DETAIL
+    schema: str = "main"
 
     @cached_property
     def arrow(self) -> pa.Schema:
         """The schema of the table's parts: its columns and `_seq`, the version the row belongs to."""
-        fields = [pa.field(column.name, column.arrow) for column in self.columns]
+        fields = [pa.field(column.name, column.arrow, nullable=column.nullable) for column in self.columns]
         return pa.schema([*fields, pa.field(COMMIT_SEQ_COLUMN, pa.int64(), nullable=False)])
+
+    @property
+    def qualified_name(self) -> str:
+        """The name with its schema, as queries name the table."""
+        return f"{self.schema}.{self.name}"
 
     @cached_property
     def from_wire(self) -> tuple[Column, ...]:
@@ -72,32 +96,39 @@ class Table:
 
 
 COMMIT_SEQ_COLUMN: Final = "_seq"
-_FILE_ID: Final = Column("file_id", value_types.ID, "The file. Joins every table to `files`.")
-_POSITION: Final = Column("position", value_types.COUNT, "Index in the list as sent, from 0.")
+_FILE_ID: Final = Column("file_id", value_types.ID, "The file. Joins every table to `files`.", nullable=False)
+_POSITION: Final = Column("position", value_types.COUNT, "Index in the list as sent, from 0.", nullable=False)
 _EXTRA: Final = Column(
     "extra", value_types.JSON, "Keys scanlake does not know, and values that did not fit their column, as sent."
 )
 _FETCH_COLUMNS: Final = (
-    Column("_fetched_at", value_types.INSTANT, "Fetched from the service (UTC, the service's clock where it has one)."),
-    Column("_run_id", value_types.TEXT, "Run that fetched it; see meta.runs."),
+    Column(
+        "_fetched_at",
+        value_types.INSTANT,
+        "Fetched from the service (UTC, the service's clock where it has one).",
+        nullable=False,
+    ),
+    Column("_run_id", value_types.TEXT, "Run that fetched it; see meta.runs.", nullable=False),
 )
-_CHILD_COLUMNS: Final = (_POSITION, _EXTRA, *_FETCH_COLUMNS)
 
 
-def _columns_from_model(model: type[wire.WireModel], renamed: dict[str, str] | None = None) -> tuple[Column, ...]:
-    names = renamed or {}
+def _id(name: str, comment: str) -> Column:
+    return Column(name, value_types.ID, comment)
+
+
+def _columns_from_model(
+    model: type[wire.WireModel],
+    renamed: dict[str, str] | None = None,
+    merge: dict[str, MergeRule] | None = None,
+) -> tuple[Column, ...]:
+    names, rules = renamed or {}, merge or {}
     columns = []
     for key, field in model.model_fields.items():
-        if (kind := wire.kind_of(model, key)) is not None:
-            columns.append(Column(names.get(key, key), kind, field.description or "", key))
+        kind = wire.kind_of(model, key)
+        if kind is not None:
+            rule = rules.get(key, MergeRule.DETAIL)
+            columns.append(Column(names.get(key, key), kind, field.description or "", key, rule))
     return tuple(columns)
-
-
-def _child_of_files(name: str, comment: str, model: type[wire.WireModel], *ignored_keys: str) -> Table:
-    """Return the table of a list in a file, whose items have an id."""
-    columns = (_FILE_ID, *_columns_from_model(model), *_CHILD_COLUMNS)
-    key = ("file_id", "id", "position")
-    return Table(name, comment, columns, key, FILES.name, model=model, ignored_keys=frozenset(ignored_keys))
 
 
 FILES: Final = Table(
@@ -105,27 +136,61 @@ FILES: Final = Table(
     "One row per file: its latest version.",
     (
         _FILE_ID,
-        *_columns_from_model(wire.File, {"file_id": "instance_file_id"}),
-        Column("_has_detail", value_types.BOOLEAN, "The row has the detail; false: only the list item."),
+        *_columns_from_model(wire.File, {"id": "service_id", "file_id": "instance_file_id"}),
+        Column(
+            "_has_detail", value_types.BOOLEAN, "The row has the detail; false: only the list item.", nullable=False
+        ),
         _EXTRA,
         *_FETCH_COLUMNS,
     ),
     ("file_id",),
     model=wire.File,
 )
-UPLOADS: Final = _child_of_files("uploads", "One row per image or document scan.", wire.Upload, "file_id")
-FORM_SUBMITS: Final = _child_of_files("form_submits", "One row per submitted form.", wire.FormSubmit)
+UPLOADS: Final = Table(
+    "uploads",
+    "One row per image or document scan.",
+    (
+        _FILE_ID,
+        *_columns_from_model(
+            wire.Upload,
+            merge={
+                "geocoding": MergeRule.FILLED,
+                "damage_type_desc": MergeRule.BY_LANG,
+                "document_type_desc": MergeRule.BY_LANG,
+            },
+        ),
+        _POSITION,
+        _EXTRA,
+        *_FETCH_COLUMNS,
+    ),
+    ("file_id", "id"),
+    "files",
+    model=wire.Upload,
+    ignored_keys=frozenset({"file_id"}),
+)
+FORM_SUBMITS: Final = Table(
+    "form_submits",
+    "One row per submitted form.",
+    (_FILE_ID, *_columns_from_model(wire.FormSubmit), _POSITION, _EXTRA, *_FETCH_COLUMNS),
+    ("file_id", "id"),
+    "files",
+    model=wire.FormSubmit,
+    merge=MergeRule.FILLED,
+)
 FORM_ANSWERS: Final = Table(
     "form_answers",
     "One row per question of a submitted form, with its answer.",
     (
         _FILE_ID,
         Column("form_submit_id", value_types.TEXT, "Submission; see form_submits.id."),
-        Column("form_id", value_types.ID, "Form that was filled in."),
+        Column("submit_position", value_types.COUNT, "Position of the submission; see form_submits.", nullable=False),
+        _id("form_id", "Form that was filled in."),
         *_columns_from_model(wire.FormAnswer, {"id": "question_id"}),
-        *_CHILD_COLUMNS,
+        _POSITION,
+        _EXTRA,
+        *_FETCH_COLUMNS,
     ),
-    ("file_id", "form_submit_id", "position"),
+    ("file_id", "form_submit_id", "question_id"),
     "form_submits",
     model=wire.FormAnswer,
     ignored_keys=frozenset({"name"}),
@@ -133,17 +198,39 @@ FORM_ANSWERS: Final = Table(
 FIELDS: Final = Table(
     "fields",
     "One row per value of a custom field; a field can be scanned several times.",
-    (_FILE_ID, *_columns_from_model(wire.CustomField, {"id": "deprecated_id"}), *_CHILD_COLUMNS),
-    ("file_id", "field_id", "snap_id", "position"),
+    (_FILE_ID, *_columns_from_model(wire.CustomField, {"id": "deprecated_id"}), _POSITION, _EXTRA, *_FETCH_COLUMNS),
+    ("file_id", "field_id", "snap_id"),
     "files",
     model=wire.CustomField,
     ignored_keys=frozenset({"file_id", "donotuse"}),
 )
-LOCATIONS: Final = _child_of_files(
-    "locations", "One row per location setting of the devices that created the file.", wire.Location
+LOCATIONS: Final = Table(
+    "locations",
+    "One row per location setting of the devices that created the file.",
+    (_FILE_ID, *_columns_from_model(wire.Location), _POSITION, _EXTRA, *_FETCH_COLUMNS),
+    ("file_id", "id"),
+    "files",
+    model=wire.Location,
 )
-WORKFLOW_RUNS: Final = _child_of_files(
-    "workflow_runs", "One row per workflow carried out on a file.", wire.WorkflowRun, "file_id"
+WORKFLOW_RUNS: Final = Table(
+    "workflow_runs",
+    "One row per workflow carried out on a file.",
+    (
+        _FILE_ID,
+        *_columns_from_model(wire.WorkflowRun),
+        Column(
+            "_definition_hash",
+            value_types.TEXT,
+            "Definition that the run was made under; see workflow_definitions. NULL: the run has none.",
+        ),
+        _POSITION,
+        _EXTRA,
+        *_FETCH_COLUMNS,
+    ),
+    ("file_id", "id"),
+    "files",
+    model=wire.WorkflowRun,
+    ignored_keys=frozenset({"file_id"}),
 )
 WORKFLOW_RUN_STEPS: Final = Table(
     "workflow_run_steps",
@@ -151,45 +238,71 @@ WORKFLOW_RUN_STEPS: Final = Table(
     (
         _FILE_ID,
         *_columns_from_model(wire.WorkflowRunStep),
-        Column("workflow_id", value_types.ID, "Workflow of the run."),
-        *_CHILD_COLUMNS,
+        _id("workflow_id", "Workflow of the run."),
+        _POSITION,
+        _EXTRA,
+        *_FETCH_COLUMNS,
     ),
-    ("file_id", "workflow_run_id", "id", "position"),
+    ("file_id", "workflow_run_id", "id"),
     "workflow_runs",
     model=wire.WorkflowRunStep,
 )
-_ENTITY_ID_COMMENT: Final = "The item, for example uploads.id. Can name an upload that does not exist yet."
 WORKFLOW_RUN_STEP_ITEMS: Final = Table(
     "workflow_run_step_items",
     "One row per item (such as an upload) of an executed step.",
     (
         _FILE_ID,
-        Column("workflow_run_id", value_types.ID, "Run; see workflow_runs.id."),
-        Column("workflow_run_step_id", value_types.ID, "Executed step; see workflow_run_steps.id."),
-        Column("entity_id", value_types.ID, _ENTITY_ID_COMMENT, "entity_id"),
+        _id("workflow_run_id", "Run; see workflow_runs.id."),
+        _id("workflow_run_step_id", "Executed step; see workflow_run_steps.id."),
+        Column(
+            "entity_id",
+            value_types.ID,
+            "The item, for example uploads.id. Can name an upload that does not exist yet.",
+            "entity_id",
+        ),
         Column("entity_type", value_types.TEXT, "What the item is, for example uploads."),
-        *_CHILD_COLUMNS,
+        _POSITION,
+        _EXTRA,
+        *_FETCH_COLUMNS,
     ),
-    ("file_id", "workflow_run_id", "workflow_run_step_id", "position"),
+    ("file_id", "workflow_run_id", "workflow_run_step_id", "entity_id"),
     "workflow_run_steps",
 )
-_HASH: Final = Column("_content_hash", value_types.TEXT, "Hash of the definition, steps included.")
-WORKFLOWS: Final = Table(
-    "workflows",
-    "One row per workflow: its latest known definition.",
-    (*_columns_from_model(wire.Workflow), _EXTRA, _HASH, *_FETCH_COLUMNS),
-    ("id",),
+_HASH: Final = Column("_definition_hash", value_types.TEXT, "Hash of the definition, steps included.", nullable=False)
+WORKFLOW_DEFINITIONS: Final = Table(
+    "workflow_definitions",
+    "One row per version of a workflow's definition that the lake has ever seen.",
+    (*_columns_from_model(wire.Workflow, {"order": "workflow_order"}), _EXTRA, _HASH, *_FETCH_COLUMNS),
+    ("_definition_hash",),
     is_per_file=False,
     model=wire.Workflow,
 )
-WORKFLOW_STEPS: Final = Table(
-    "workflow_steps",
-    "One row per step of a workflow's latest known definition.",
-    (*_columns_from_model(wire.WorkflowStep), _POSITION, _EXTRA, _HASH, *_FETCH_COLUMNS),
-    ("workflow_id", "id", "position"),
-    "workflows",
+WORKFLOW_DEFINITION_STEPS: Final = Table(
+    "workflow_definition_steps",
+    "One row per step of each version of a workflow's definition.",
+    (*_columns_from_model(wire.WorkflowStep, {"order": "step_order"}), _POSITION, _EXTRA, _HASH, *_FETCH_COLUMNS),
+    ("_definition_hash", "id"),
+    "workflow_definitions",
     is_per_file=False,
     model=wire.WorkflowStep,
+)
+MISFITS: Final = Table(
+    "misfits",
+    "One row per value that did not fit its column, as sent; the column is NULL there.",
+    (
+        _FILE_ID,
+        Column("table_name", value_types.TEXT, "Table of the row.", nullable=False),
+        Column("row_key", value_types.JSON, "Key and position of the row in its table.", nullable=False),
+        Column(
+            "column_name", value_types.TEXT, "Column, or key of the service where no column has it.", nullable=False
+        ),
+        Column("reason", value_types.TEXT, "Why the value does not fit.", nullable=False),
+        Column("value", value_types.TEXT, "The value as sent; other than text as JSON."),
+        *_FETCH_COLUMNS,
+    ),
+    ("file_id", "table_name", "row_key", "column_name"),
+    "files",
+    schema="meta",
 )
 DELETED_FILES: Final = Table(
     "deleted_files",
@@ -215,11 +328,12 @@ TABLES: Final = (
     WORKFLOW_RUNS,
     WORKFLOW_RUN_STEPS,
     WORKFLOW_RUN_STEP_ITEMS,
-    WORKFLOWS,
-    WORKFLOW_STEPS,
+    WORKFLOW_DEFINITIONS,
+    WORKFLOW_DEFINITION_STEPS,
     DELETED_FILES,
+    MISFITS,
 )
-"""Every table of `main`, parents before children."""
+"""Every table with parts, parents before children."""
 
 BY_NAME: Final = {table.name: table for table in TABLES}
 

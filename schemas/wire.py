@@ -45,7 +45,7 @@ class Upload(WireModel):
 
     id: Id = _field("Unique identifier of the upload.")
     tenant_id: Id = _field("Tenant the upload belongs to (detail only).")
-    device_id: Id = _field("Device that took the image.")
+    device_id: Text = _field("Device that took the image. Text: the interface does not name a number.")
     device_nick: Text = _field("Name of that device.")
     created_at: Instant = _field("Registered on the platform.")
     scan_date_time: Instant = _field("Taken in the app.")
@@ -63,9 +63,9 @@ class Upload(WireModel):
     image_path: Text = _field("Path of the image (detail only).")
     image_url: Text = _field("URL of the full image. The URL gives access without a token: treat it as a secret.")
     image_thumb: Text = _field("URL of a small image with the full content. Treat it as a secret.")
-    workflow_id: Id = _field("Workflow the image was taken in.")
+    workflow_id: Text = _field("Workflow the image was taken in. Text: the interface does not name a number.")
     workflow_description: Text = _field("Platform description of that workflow.")
-    workflow_step_id: Id = _field("Workflow step the image was taken in.")
+    workflow_step_id: Text = _field("Workflow step the image was taken in. Text: the interface does not name a number.")
     workflow_step_description: Text = _field("Platform description of that step.")
     geocoding: Json = _field("Addresses found for the position, as sent.")
 
@@ -85,8 +85,9 @@ class FormAnswer(WireModel):
     """One question of a submission with its answer, in one format."""
 
     id: Text = _field("Question id within the form. Text: the interface names no type.")
-    label: Text = _field("The question, trimmed.")
-    value: Text = _field("The answer as filled in.")
+    label: Text = _field("The question, as sent.")
+    value: Text = _field("The answer as filled in; a list or an object as readable text.")
+    value_json: Json = _field("The answer as sent if it is a list or an object; otherwise NULL.")
 
 
 class CustomField(WireModel):

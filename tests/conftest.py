@@ -27,8 +27,28 @@ CANARY: Final = "cAnArY/7f3a+Scanlake/Suite9c1e+Token=="
 TOKEN_FILE: Final = "token"
 """The one file name under which a test may keep the canary."""
 
+_SLOW_FOLDERS: Final = ("lake", "recording", "reports", "stateful", "sync")
+_SLOW_MODULES: Final = frozenset(
+    "cli/test_argument_validation cli/test_damage cli/test_output cli/test_query_access cli/test_summaries"
+    " client/test_proxy client/test_rate_on_sockets commands/test_doctor commands/test_file commands/test_files"
+    " commands/test_plan commands/test_sources commands/test_true_figures commands/test_union crawl/test_bounds"
+    " crawl/test_budgets crawl/test_failures crawl/test_list_variants crawl/test_moving_world"
+    " crawl/test_overflowing_second dashboard/test_browser dashboard/test_command emulator/test_control_and_process"
+    " monitoring/test_metrics monitoring/test_otel monitoring/test_terminal_progress monitoring/test_watch".split()
+)
+"""Modules whose tests mostly start processes or sync whole worlds: `make test-fast` leaves them out."""
+
 _ZONES: Final = ("UTC", "Europe/Berlin", "Asia/Kathmandu", "Pacific/Apia", "America/St_Johns")
 _OF_OTHERS: Final = ("SCANLAKE_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "NETRC")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of slow modules."""
+    for item in items:
+        module = item.path.relative_to(ROOT / "tests").with_suffix("").as_posix()
+        if module in _SLOW_MODULES or module.startswith(_SLOW_FOLDERS):
+            item.add_marker(pytest.mark.slow)
+
 
 set_hypothesis_home_dir(ROOT / ".hypothesis")
 _SLOW_IS_FINE: Final = (HealthCheck.too_slow, HealthCheck.function_scoped_fixture)

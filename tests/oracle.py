@@ -27,8 +27,9 @@ _IDS: Final = frozenset(
     "id file_id tenant_id device_id workflow_id workflow_step_id workflow_run_id damage_type_id document_type_id"
     " field_id snap_id recent_snap_id snap_count snap_count_with_damage form_id order".split()
 )
+_IDENTIFIERS: Final = frozenset({"device_id", "workflow_id", "workflow_step_id"})
 _SIGNED: Final = frozenset({"image_url", "image_thumb"})
-_JSON: Final = frozenset({"geocoding", "location_filter", "data"})
+_JSON: Final = frozenset({"geocoding", "value_json", "location_filter", "data"})
 _UPLOAD: Final = (
     "id tenant_id device_id device_nick created_at scan_date_time upload_type damage_type_id damage_type_desc"
     " has_damage document_type_id document_type_desc latitude longitude image_name image_mime comment image_path"
@@ -56,22 +57,40 @@ _WORKFLOW_STEP: Final = (
 def expected(truth: Iterable[Row]) -> dict[str, list[Row]]:
     """Every row of every table, from the service's files as `Emulator.truth` gives them."""
     rows: defaultdict[str, list[Row]] = defaultdict(list)
-    definitions: dict[int, tuple[tuple[datetime, str], Row]] = {}
+    definitions: dict[str, Row] = {}
     for true in truth:
         _file(rows, true["key"], _together(true["item"], true["detail"]), definitions)
-    for _, workflow in definitions.values():
-        rows["workflows"].append(_pick(workflow, _WORKFLOW))
-        rows["workflow_steps"] += [
-            _pick(step, _WORKFLOW_STEP) | {"position": place} for place, step in enumerate(workflow["steps"])
-        ]
+    latest: dict[int, tuple[datetime, Row]] = {}
+    for workflow in definitions.values():
+        _definition(rows, "workflow_definitions", "workflow_definition_steps", workflow)
+        updated = _value("updated_at", workflow["updated_at"])
+        if int(workflow["id"]) not in latest or latest[int(workflow["id"])][0] < updated:
+            latest[int(workflow["id"])] = (updated, workflow)
+    for _, workflow in latest.values():
+        _definition(rows, "workflows", "workflow_steps", workflow)
     return rows
 
 
-def _file(rows: defaultdict[str, list[Row]], key: int, document: Row, definitions: dict[int, Any]) -> None:
+def _definition(rows: defaultdict[str, list[Row]], table: str, steps: str, workflow: Row) -> None:
+    rows[table].append(_renamed(_pick(workflow, _WORKFLOW), {"order": "workflow_order"}))
+    rows[steps] += [
+        _renamed(_pick(step, _WORKFLOW_STEP), {"order": "step_order"}) | {"position": place}
+        for place, step in enumerate(workflow["steps"])
+    ]
+
+
+def _renamed(row: Row, names: dict[str, str]) -> Row:
+    return {names.get(name, name): value for name, value in row.items()}
+
+
+def _file(rows: defaultdict[str, list[Row]], key: int, document: Row, definitions: dict[str, Row]) -> None:
     owner = {"file_id": key}
-    rows["files"].append(owner | _pick(document, _FILE))
+    rows["files"].append(owner | _renamed(_pick(document, _FILE), {"id": "service_id"}))
     for table, names in (("uploads", _UPLOAD), ("locations", ["id", "location"])):
-        rows[table] += [owner | _pick(each, names) | {"position": place} for place, each in enumerate(document[table])]
+        rows[table] += [
+            owner | _pick(each, set(names) - _IDENTIFIERS) | _identifiers(each, names) | {"position": place}
+            for place, each in enumerate(document[table])
+        ]
     rows["fields"] += [
         owner | _pick(each, _FIELD) | {"position": place, "deprecated_id": _value("id", each["id"])}
         for place, each in enumerate(document["fields"])
@@ -80,11 +99,14 @@ def _file(rows: defaultdict[str, list[Row]], key: int, document: Row, definition
         _form(rows, owner, place, submit)
     for place, run in enumerate(document["workflow_runs"]):
         _run(rows, owner, place, run)
-        workflow = run["workflow"]
-        rank = (_value("updated_at", workflow["updated_at"]), json.dumps(workflow, sort_keys=True))
-        held = definitions.get(int(workflow["id"]))
-        if held is None or held[0][0] < rank[0]:
-            definitions[int(workflow["id"])] = (rank, workflow)
+        definitions.setdefault(json.dumps(run["workflow"], sort_keys=True), run["workflow"])
+
+
+def _identifiers(upload: Row, names: list[str]) -> Row:
+    """The interface says "identifier" of these, not "integer"."""
+    return {
+        name: None if upload.get(name) in {None, ""} else str(upload[name]) for name in _IDENTIFIERS.intersection(names)
+    }
 
 
 def _form(rows: defaultdict[str, list[Row]], owner: Row, place: int, submit: Row) -> None:
@@ -102,8 +124,9 @@ def _form(rows: defaultdict[str, list[Row]], owner: Row, place: int, submit: Row
         value = question["value"] if "value" in question else answers[str(question["id"])].popleft()
         rows["form_answers"].append(
             owner
-            | {"form_submit_id": reference, "form_id": form_id, "question_id": str(question["id"])}
-            | {"label": label.strip(), "value": value, "position": number}
+            | {"form_submit_id": reference, "submit_position": place, "form_id": form_id}
+            | {"question_id": str(question["id"]), "label": label, "value": _readable(value), "position": number}
+            | {"value_json": _value("value_json", value if isinstance(value, list | dict) else None)}
         )
 
 
@@ -120,8 +143,10 @@ def _run(rows: defaultdict[str, list[Row]], owner: Row, place: int, run: Row) ->
 
 
 def _together(item: Row, detail: Row) -> Row:
-    """The detail wins where both speak; what only the list says stays."""
+    """The detail wins where both speak, but for what it cannot be asked for; what only the list says stays."""
     document = item | detail
+    if not detail.get("form_submits"):
+        document["form_submits"] = item.get("form_submits", [])
     keys: dict[str, Callable[[Row], Any]] = {
         "uploads": lambda each: str(each["id"]),
         "locations": lambda each: str(each["id"]),
@@ -134,9 +159,25 @@ def _together(item: Row, detail: Row) -> Row:
         for each in item.get(name, []):
             listed[key(each)].append(each)
         document[name] = [
-            (listed[key(each)].popleft() if listed[key(each)] else {}) | each for each in document.get(name, [])
+            _with_geocoding(listed[key(each)].popleft() if listed[key(each)] else {}, each)
+            for each in document.get(name, [])
         ]
     return document
+
+
+def _with_geocoding(listed: Row, told: Row) -> Row:
+    both = listed | told
+    return both | {"geocoding": listed["geocoding"]} if listed.get("geocoding") and not told.get("geocoding") else both
+
+
+def _readable(value: Any) -> str | None:
+    """An answer as text; people tick several boxes."""
+    if isinstance(value, list):
+        return ", ".join(_readable(item) or "" for item in value)
+    if isinstance(value, dict):
+        named = [value[key] for key in ("label", "name", "title", "value", "text") if isinstance(value.get(key), str)]
+        return named[0] if named else ", ".join(f"{key}: {_readable(item) or ''}" for key, item in value.items())
+    return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
 def _pick(source: Row, names: Iterable[str]) -> Row:
@@ -181,11 +222,13 @@ def differences(db: duckdb.DuckDBPyConnection, truth: Iterable[Row], *, history:
     found: list[str] = []
     for table in TABLES:
         rows = wanted[table]
+        if history and table.startswith("workflow_definition"):
+            continue
         if history and table in {"workflows", "workflow_steps"}:
             known = {row["id"] for row in shown(db, "workflows", ["id"])}
             found += [f"workflow {row['id']} is missing" for row in wanted["workflows"] if row["id"] not in known]
             continue
-        names = list(rows[0]) if rows else ["file_id"] if not table.startswith("workflows") else ["id"]
+        names = list(rows[0]) if rows else ["file_id"] if table not in DEFINITIONS else ["id"]
         here = sorted(map(_spelled, shown(db, table, names)))
         there = sorted(_spelled({name: row[name] for name in names}) for row in rows)
         if here != there:
@@ -196,9 +239,10 @@ def differences(db: duckdb.DuckDBPyConnection, truth: Iterable[Row], *, history:
     return found
 
 
+DEFINITIONS: Final = frozenset("workflow_definitions workflow_definition_steps workflows workflow_steps".split())
 TABLES: Final = (
     "files uploads form_submits form_answers fields locations workflow_runs workflow_run_steps"
-    " workflow_run_step_items workflows workflow_steps"
+    " workflow_run_step_items workflow_definitions workflow_definition_steps workflows workflow_steps"
 ).split()
 
 

@@ -60,6 +60,7 @@ class ApiCall(Generic[Value]):
     method: str = "GET"
     body: bytes | None = None
     is_idempotent: bool = True
+    timeout_seconds: float | None = None  # for one attempt; None: that of the client's options
     started: float | None = None  # seconds of the retry policy's clock
 
     def may_have_taken_effect(self, error: AttemptError) -> bool:

@@ -6,7 +6,6 @@ and raised `from None`. `protocol` parses answers, `rate_limiter` sets the speed
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 from urllib.parse import quote, urlencode
@@ -25,11 +24,11 @@ from pipeline.client.allowed_urls import (
     resolve_redirect,
     resolve_report_url,
 )
+from pipeline.client.body_reader import BodyReader
 from pipeline.client.calls import ApiCall, CallRunner, RequestStats
 from pipeline.client.clock import ServiceClock
-from pipeline.client.content_encoding import body_too_large_error, decode_body
 from pipeline.client.downloads import DownloadedReport, PdfDownload, ReportNotReady
-from pipeline.client.errors import AIOHTTP_EXCEPTIONS, AttemptError, map_aiohttp_exception, prevent_implicit_retry
+from pipeline.client.errors import AIOHTTP_EXCEPTIONS, map_aiohttp_exception, prevent_implicit_retry
 from pipeline.client.options import GIB, ClientOptions, check_base_url, check_token
 from pipeline.client.protocol import (
     Detail,
@@ -63,11 +62,9 @@ if TYPE_CHECKING:
     from schemas.wire import File
 
 _MAX_REDIRECTS: Final = 5
-_MAX_ERROR_BODY_BYTES: Final = 65_536
 _SPARE_CONNECTIONS: Final = 8
 _DNS_CACHE_SECONDS: Final = 60
 _DOWNLOAD_SECONDS: Final = 3_600.0
-_THROUGHPUT_GRACE_SECONDS: Final = 5.0  # before the minimum throughput is checked
 _NOT_OPEN: Final = "use the client as an asynchronous context: async with Client(...)"
 _JSON_HEADERS: Final = {"Content-Type": "application/json"}
 _encode_json: Final = msgspec.json.Encoder().encode
@@ -104,6 +101,7 @@ class Client:
             max_retry_after_seconds=options.max_retry_after_seconds,
         )
         self.stats = RequestStats()
+        self._body_reader = BodyReader(options, self.stats)
         self.clock = ServiceClock()
         self.on_list_page: Callable[[FileQuery, int, ListPage], None] | None = None
         self.on_response: Callable[[ApiCall[Any], Response], None] | None = None
@@ -124,6 +122,7 @@ class Client:
         self._runner = self._create_runner(self._send)
         self._session: aiohttp.ClientSession | None = None
         self._download_session: aiohttp.ClientSession | None = None
+        self._has_download_token = False  # the service wants the token for its reports
         self._resolver = SafeResolver(origin(self._base_url)[1], proxy=options.proxy)
         self._files_url = f"{self._base_url}{API_PREFIX}/files"
         self._proxy = options.proxy if origin(self._base_url)[0] == "https" else None
@@ -146,7 +145,6 @@ class Client:
             connector=aiohttp.TCPConnector(
                 limit=options.max_concurrency + _SPARE_CONNECTIONS, ttl_dns_cache=_DNS_CACHE_SECONDS
             ),
-            timeout=aiohttp.ClientTimeout(total=options.attempt_timeout_seconds, sock_connect=connect_seconds),
             headers={
                 "Accept": "application/json",
                 "Accept-Encoding": "gzip, deflate",
@@ -221,22 +219,31 @@ class Client:
         url = self._build_url(f"{self._base_url}{API_PREFIX}/share", request.parameters())
         return await self._runner.run(ApiCall("GET /share", url, parse_share, is_idempotent=False))
 
-    async def order_report(self, request: ReportRequest) -> ReportOrder:
-        """Order a report. A request that may have reached the service is never repeated: `OutcomeUnknownError`."""
+    async def order_report(self, request: ReportRequest, *, timeout_seconds: float | None = None) -> ReportOrder:
+        """Order a report. A request that may have reached the service is never repeated: `OutcomeUnknownError`.
+
+        `timeout_seconds` is for the answer: that to a synchronous order comes when the report is made.
+        """
         self.stats.report += 1
-        url = self._build_url(f"{self._base_url}{API_PREFIX}/reports", [])
-        body = _encode_json(request.body())
-        return await self._runner.run(
-            ApiCall("POST /reports", url, parse_report_order, method="POST", body=body, is_idempotent=False)
+        call: ApiCall[ReportOrder] = ApiCall(
+            "POST /reports",
+            self._build_url(f"{self._base_url}{API_PREFIX}/reports", []),
+            parse_report_order,
+            method="POST",
+            body=_encode_json(request.body()),
+            is_idempotent=False,
+            timeout_seconds=timeout_seconds,
         )
+        return await self._runner.run(call)
 
     async def download_report(
         self, url: str, file: BinaryIO, *, max_bytes: int = GIB
     ) -> DownloadedReport | ReportNotReady:
         """Download a report into a seekable file, or return that it is not ready. This is one poll.
 
-        The URL comes from the service, so no token, cookie or referrer is sent to it. Public hosts are allowed;
-        private addresses only if the service itself has one.
+        The URL comes from the service, so no token, cookie or referrer is sent to it. Only the service's own origin
+        gets the token, once it has answered 401. Public hosts are allowed; private addresses only if the service itself
+        has one. Raises `AuthenticationError` for a 401 with the token, `ProtocolError` for one from another origin.
         """
         self.stats.other += 1
         download = PdfDownload(file, max_bytes=max_bytes)
@@ -264,13 +271,18 @@ class Client:
                 await self._resolver.resolve_service_host()
                 proxy = await self._proxy_for(target)
                 request = partial(self._download_session.get, allow_redirects=False, proxy=proxy)
-                async with request(URL(target, encoded=True)) as answer:
+                with_token = self._has_download_token
+                url, secrets = self._authorize_download(target)
+                async with request(url, headers=secrets) as answer:
                     status, headers = answer.status, answer.headers
-                    start = await self._stream_to(answer, download) if status == 200 else b""
+                    start = await self._body_reader.stream_to(answer, download) if status == 200 else b""
             except AIOHTTP_EXCEPTIONS as error:
                 attempt_error = map_aiohttp_exception(error)
                 is_private = isinstance(getattr(error, "os_error", error), PrivateAddressError)
             else:
+                if status == 401:
+                    self._require_download_token(target, was_sent=with_token)
+                    continue
                 if not 300 <= status < 400:
                     response = Response(status, headers, start)
                     if status in {429, 503}:
@@ -286,6 +298,23 @@ class Client:
             raise attempt_error
         raise ProtocolError(f"GET report: redirected more than {_MAX_REDIRECTS} times.")
 
+    def _require_download_token(self, target: str, *, was_sent: bool) -> None:
+        """Send the token with downloads from now on. Raises if it was sent, or if it must not be sent to this host."""
+        if origin(target) != origin(self._base_url):
+            raise ProtocolError("GET report: another host wants credentials (HTTP 401); it never gets the token.")
+        if was_sent:
+            raise AuthenticationError("GET report: HTTP 401, without the token and with it.")
+        self._has_download_token = True
+
+    def _authorize_download(self, target: str) -> tuple[URL, dict[str, str]]:
+        """Return URL and headers of a download: with the token on the service's own origin, if that needs it."""
+        if not self._has_download_token or origin(target) != origin(self._base_url):
+            return URL(target, encoded=True), {}
+        target = target.partition("#")[0]
+        if self._token_query and "token=" not in target:
+            target += ("&" if "?" in target else "?") + self._token_query
+        return URL(target, encoded=True), self._token_headers
+
     async def _proxy_for(self, target: str) -> str | None:
         """Return the proxy for a report URL. The proxy resolves names; private ones are refused here."""
         scheme, host, _ = origin(target)
@@ -293,25 +322,6 @@ class Client:
             return None
         await self._resolver.check_not_private(host)
         return self._proxy
-
-    async def _stream_to(self, answer: aiohttp.ClientResponse, download: PdfDownload) -> bytes:
-        """Write the body to `download` and return its first bytes."""
-        if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise AttemptError("encoding", "a Content-Encoding that was not requested")
-        size, started, start = 0, time.monotonic(), b""
-        while part := await answer.content.readany():
-            size += len(part)
-            self.stats.bytes += len(part)
-            start = start or part[:16]
-            if not download.write(part):
-                break
-            self._check_min_throughput(size, started)
-        return start
-
-    def _check_min_throughput(self, size: int, started: float) -> None:
-        seconds = time.monotonic() - started
-        if seconds > _THROUGHPUT_GRACE_SECONDS and size < seconds * self.options.min_bytes_per_second:
-            raise AttemptError("slow", f"fewer than {self.options.min_bytes_per_second} bytes per second")
 
     def _build_url(self, url: str, parameters: list[tuple[str, str]]) -> URL:
         query = urlencode(parameters, quote_via=quote)
@@ -329,10 +339,11 @@ class Client:
                     url,
                     data=call.body,
                     headers=_JSON_HEADERS if call.body else None,
+                    timeout=self._timeout_of(call),
                     allow_redirects=False,
                 ) as answer:
                     status, headers = answer.status, answer.headers
-                    body = await self._read_body(answer)
+                    body = await self._body_reader.read_body(answer)
             except AIOHTTP_EXCEPTIONS as error:
                 attempt_error = map_aiohttp_exception(error)
             else:
@@ -348,6 +359,13 @@ class Client:
             raise attempt_error  # outside of the handler, so that aiohttp's exception is not its context
         raise ProtocolError(f"{call.label}: redirected more than {_MAX_REDIRECTS} times.")
 
+    def _timeout_of(self, call: ApiCall[Any]) -> aiohttp.ClientTimeout:
+        options = self.options
+        connect_seconds = min(options.connect_timeout_seconds, options.initial_connect_seconds)
+        return aiohttp.ClientTimeout(
+            total=call.timeout_seconds or options.attempt_timeout_seconds, sock_connect=connect_seconds
+        )
+
     def _redirect(self, call: ApiCall[Any], status: int, current: str, location: str | None) -> URL:
         target = resolve_redirect(self._base_url, current, location)
         if status not in {301, 302, 303, 307, 308} or target is None or not call.is_idempotent:
@@ -361,36 +379,3 @@ class Client:
         if self._token_query and "token=" not in target:
             target += ("&" if "?" in target else "?") + self._token_query
         return URL(target, encoded=True)
-
-    async def _read_body(self, answer: aiohttp.ClientResponse) -> bytes:
-        """Return the decoded body, within the size limit and at the minimum throughput or faster."""
-        headers, max_bytes = answer.headers, self.options.max_body_bytes
-        is_success = answer.status < 300
-        if is_success and (answer.content_length or 0) > max_bytes:
-            raise body_too_large_error(max_bytes)
-        parts: list[bytes] = []
-        size, started = 0, time.monotonic()
-        while part := await answer.content.readany():
-            parts.append(part)
-            size += len(part)
-            if is_success and size > max_bytes:
-                raise body_too_large_error(max_bytes)
-            if not is_success and size > _MAX_ERROR_BODY_BYTES:
-                break
-            self._check_min_throughput(size, started)
-        self.stats.bytes += size
-        body = parts[0] if len(parts) == 1 else b"".join(parts)
-        if answer.status == 200 and not body and not _has_length(headers):
-            raise AttemptError("cut", "an answer that ended before its body", status=answer.status)
-        if not headers.get("Content-Encoding"):
-            return body
-        try:
-            return decode_body(body, ",".join(headers.getall("Content-Encoding")), max_bytes=max_bytes)
-        except AttemptError:
-            if is_success:
-                raise
-            return b""  # for an error the status is enough
-
-
-def _has_length(headers: Any) -> bool:
-    return "Content-Length" in headers or "chunked" in headers.get("Transfer-Encoding", "").lower()

@@ -68,7 +68,7 @@ class PdfDownload:
     def result(self, response: Response) -> DownloadedReport | ReportNotReady:
         """Return the result of the download. Raises `AttemptError` for an incomplete PDF."""
         status = response.status
-        if status in {202, 204, 401, 403, 404, 409, 410, 425}:
+        if status in {202, 204, 403, 404, 409, 410, 425}:
             return ReportNotReady(f"HTTP {status}")
         if status >= 500 or status == 408:
             raise AttemptError(f"status-{status}", f"HTTP {status}", status=status)

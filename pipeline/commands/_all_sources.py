@@ -170,5 +170,5 @@ def format_source_result(result: SourceResult, width: int) -> str:
     if result.code < 0 or "snapshot" not in output:
         return f"{name}  ended with {result.code} and without a result\n"
     rejects = f", {pluralize(output['rejects'], 'reject')}" if output["rejects"] else ""
-    files = f"snapshot {output['snapshot']}, {pluralize(output['details_fetched'], 'file')} fetched{rejects}"
+    files = f"snapshot {output['snapshot']}, {pluralize(output['files_stored'], 'file')} fetched{rejects}"
     return f"{name}  {files}, watermark {output['watermark'] or 'not reached yet'} ({result.seconds:.1f} s)\n"

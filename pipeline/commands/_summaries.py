@@ -22,9 +22,9 @@ _MAX_REASONS: Final = 5
 
 def format_sync_summary(summary: SyncSummary, delta: RunDelta, lake: Mapping[str, Any]) -> str:
     """Return the closing lines of a sync; `lake` is the result of `lake_stats`."""
-    rate = summary.details_fetched / summary.seconds if summary.seconds else 0.0
+    rate = summary.files_stored / summary.seconds if summary.seconds else 0.0
     requests = summary.requests
-    files = [f"{pluralize(summary.details_fetched, 'file')} fetched", f"{summary.files_skipped:,} unchanged"]
+    files = [f"{pluralize(summary.files_stored, 'file')} fetched", f"{summary.files_skipped:,} unchanged"]
     files += [f"{delta.added:,} of them new"] if delta.added else []
     files += [f"{summary.files_deleted:,} deleted during the run"] if summary.files_deleted else []
     calls = [
@@ -85,6 +85,9 @@ def format_verification(result: VerifyResult) -> str:
     lines += [f"  {count:,} {meaning}" for count, meaning in counts if count]
     if record.details_checked and not record.details_differing:
         lines.append(f"  details of {details} compared: no differences")
+    if result.missing_includes:
+        names = " and ".join(result.missing_includes)
+        lines.append(f"  without {names}: left out of includes, and only the list has them; they are in no table")
     verdict = "consistent" if record.consistent else "NOT consistent"
     watermark = "-" if record.watermark is None else format_instant(record.watermark)
     calls = pluralize(result.requests["total"], "call")

@@ -37,12 +37,12 @@ _DEMO_QUERIES: Final = (
     (
         "Open workflow runs with skipped steps, oldest first",
         """
-        SELECT files.scan_code, workflows.name AS workflow, runs.created_at AS started,
+        SELECT files.scan_code, definition.name AS workflow, runs.created_at AS started,
                count(*) FILTER (steps.status = 'skipped') AS skipped, count(*) AS steps
         FROM workflow_runs AS runs
         JOIN workflow_run_steps AS steps ON steps.workflow_run_id = runs.id AND steps.file_id = runs.file_id
         JOIN files ON files.file_id = runs.file_id
-        LEFT JOIN workflows ON workflows.id = runs.workflow_id
+        LEFT JOIN workflow_definitions AS definition USING (_definition_hash)
         WHERE runs.completed_at IS NULL
         GROUP BY ALL HAVING skipped > 0 ORDER BY started LIMIT 5
         """,
@@ -98,7 +98,7 @@ def run(
         _change_world(service, {"op": "delete", "n": 5})
         _print_verification(_scanlake(service, lake, "verify", "--json"))
         _print("\n4. An auditor needs the PDFs of the closed files of the last 90 days, in a folder with a manifest.")
-        where = "closed AND updated_at > now()::TIMESTAMP - INTERVAL 90 DAY"
+        where = "closed AND updated_at > utc_now() - INTERVAL 90 DAY"
         selection = ("--where", where, "--out", str(folder / "audit"))
         _print_report(_scanlake(service, lake, "report", *selection, "--json"), folder)
     _print("\n5. The service is stopped. An analyst queries the lake:")
@@ -172,9 +172,9 @@ def _scanlake(service: _Service, lake: Path, *arguments: str) -> dict[str, Any]:
 
 def _show_run(summary: dict[str, Any]) -> None:
     requests = summary["requests"]
-    rate = summary["details_fetched"] / max(summary["seconds"], 0.001)
+    rate = summary["files_stored"] / max(summary["seconds"], 0.001)
     _print(
-        f"   {summary['details_fetched']:,} files fetched in {summary['seconds']:.1f} s ({rate:,.0f} files/s) with"
+        f"   {summary['files_stored']:,} files fetched in {summary['seconds']:.1f} s ({rate:,.0f} files/s) with"
         f" {requests['list']:,} list and {requests['detail']:,} detail calls."
     )
     _print(f"   Snapshot {summary['snapshot']}: everything updated before {summary['watermark']} is in the lake.")

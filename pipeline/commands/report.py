@@ -2,14 +2,12 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from pipeline.client.client import Client
 from pipeline.client.factory import create_client
 from pipeline.context import CommandContext, setting_option
 from pipeline.errors import ExitCode, SettingsError, refuse_unreadable
@@ -20,9 +18,9 @@ from pipeline.lake.request_log import RequestLog, open_request_log
 from pipeline.logs import to_one_line
 from pipeline.process import run_async
 from pipeline.reports.batches import make_batches, pdf_stem, validate_name_pattern
-from pipeline.reports.delivery import MAX_OUTSTANDING_REPORTS, RunOptions
 from pipeline.reports.job import JobRequest, JobResult, run_job
 from pipeline.reports.models import FileOutcome, JobOptions
+from pipeline.reports.run_state import MAX_OUTSTANDING_REPORTS, RunOptions
 from pipeline.reports.selection import (
     CatalogState,
     SelectedFile,
@@ -87,8 +85,11 @@ def run(
     dry_run: Annotated[bool, _run_option("--dry-run", help="Show the batches, calls and time; order nothing.")] = False,
     timeout: Annotated[float, _run_option(min=0, help="Seconds to wait for a report after its order.")] = 1_800,
     synchronous: Annotated[
-        bool, _run_option("--synchronous", help="For a service without asynchronous reports.")
+        bool, _run_option("--synchronous", help="The service has no asynchronous reports; found out if omitted.")
     ] = False,
+    concurrency: Annotated[
+        int, _run_option(min=1, max=32, help="Orders in flight if the service answers when the report is made.")
+    ] = 4,
     max_mb: Annotated[int, _run_option(min=1, help="Maximum size of a PDF, in MiB.")] = 1024,
     sign_with: Annotated[
         Path | None, _run_option("--sign", metavar="KEY", help="Sign SHA256SUMS with this SSH key.")
@@ -100,9 +101,10 @@ def run(
 ) -> ExitCode:
     """Download the PDFs of many files into a folder with a manifest.
 
-    Files are ordered in batches of at most 100. The same command resumes an interrupted job and orders failed reports
-    again. A changed selection or option in the same folder is refused. The folder has the PDFs, manifest.csv,
-    manifest.json, index.html and SHA256SUMS; `scanlake report verify DIR` checks it.
+    Files are ordered in batches of at most 100. Each file is confirmed in the service before its order and after its
+    delivery. The same command resumes an interrupted job and orders failed reports again. A changed selection or option
+    in the same folder is refused. The folder has the PDFs, manifest.csv, manifest.json, index.html and SHA256SUMS;
+    `scanlake report verify DIR` checks it.
 
     Exit codes: 0 every file is in a PDF, 4 some files are named as failed, 1 the service failed (run again),
     3 token refused, 5 another run uses the folder, 6 the URL of a report must not be requested.
@@ -133,7 +135,9 @@ def run(
             return _print_dry_run(call, selected, options, request_log.mean_report_seconds())
         folder = _validate_output_folder(out, settings)
         _require_same_service(request_log, settings)
-        run_options = RunOptions(timeout, max_pdf_bytes=max_mb * _MIB, asynchronous=not synchronous)
+        run_options = RunOptions(
+            timeout, max_pdf_bytes=max_mb * _MIB, asynchronous=not synchronous, concurrency=concurrency
+        )
         request = JobRequest(
             settings,
             folder,
@@ -145,7 +149,8 @@ def run(
         )
         if request.sign is not None:
             request.sign(b"")  # a key that cannot sign must fail now, not after hours
-        client = _create_client(settings, call.token(settings), request_log, run_options)
+        learned = request_log.properties.learned_limits
+        client = create_client(settings, call.token(settings), learned=learned)
         result = run_async(run_job(client, request_log, request))
     _print_result(call, result, folder)
     if result.had_protocol_errors:
@@ -221,20 +226,6 @@ def _print_unorderable(selected: Sequence[SelectedFile]) -> None:
         sys.stderr.write(f"not ordered: {len(lines) - _MAX_LINES:,} more, all in the manifest\n")
 
 
-def _create_client(settings: Settings, token: str, request_log: RequestLog, run_options: RunOptions) -> Client:
-    client = create_client(settings, token, learned=request_log.properties.learned_limits)
-    if run_options.asynchronous:
-        return client
-    # The response to a synchronous order comes when the report is ready: that may take minutes.
-    timeout = run_options.timeout_seconds
-    options = replace(
-        client.options,
-        attempt_timeout_seconds=timeout,
-        total_deadline_seconds=max(timeout, client.options.total_deadline_seconds),
-    )
-    return Client(str(settings.base_url), token, options=options, rate_limiter=client.rate_limiter)
-
-
 def _print_dry_run(
     call: CommandContext, selected: Sequence[SelectedFile], options: JobOptions, mean_seconds: float | None
 ) -> ExitCode:
@@ -255,7 +246,9 @@ def _print_dry_run(
     if len(lines) > _MAX_LINES:
         lines[_MAX_LINES:] = [f"... and {len(lines) - _MAX_LINES:,} more"]
     counts = f"{pluralize(len(files) - not_ordered, 'file')} in {pluralize(len(batches), 'PDF')}"
-    calls = f"{pluralize(len(batches), 'order')}, at least {pluralize(2 * len(batches), 'call')}"
+    calls = (
+        f"{pluralize(len(batches), 'order')}, at least {pluralize(2 * len(batches), 'call')}, each file confirmed twice"
+    )
     time = "unknown before the first job" if seconds is None else f"about {seconds:,.0f} s, as in earlier jobs"
     lines += [f"{counts}: {calls}", f"time: {time}", "nothing was ordered"]
     sys.stdout.write("\n".join(lines) + "\n")

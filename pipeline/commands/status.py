@@ -35,7 +35,7 @@ def run(
     settings = context.settings()
     with open_catalog(settings) as lake:
         counts = " UNION ALL ".join(
-            f"SELECT '{table.name}' AS name, count(*) AS n FROM {table.name}" for table in TABLES
+            f"SELECT '{table.name}' AS name, count(*) AS n FROM {table.qualified_name}" for table in TABLES
         )
         status = {
             "lake": str(settings.lake),
@@ -113,7 +113,7 @@ def _runs_table(runs: list[dict[str, Any]]) -> Table:
     table.add_column("error")
     for run in runs:
         texts = (run["run_id"], run["command"], run["state"], f"{run['started_at']:%m-%d %H:%M}")
-        counts = (run["files_listed"], run["details_fetched"], run["files_skipped"], run["rejects"])
+        counts = (run["files_listed"], run["files_stored"], run["files_skipped"], run["rejects"])
         seconds = "" if run["seconds"] is None else f"{run['seconds']:,.1f}"
         numbers = (seconds, *("" if count is None else f"{count:,}" for count in counts))
         table.add_row(*(Text(to_one_line(text)) for text in texts), *numbers, Text(to_one_line(run["error"] or "")))

@@ -30,7 +30,7 @@ from pipeline.sync.verify import VerifyMode, is_due, verify
 
 
 @setting_options(
-    *("base_url", "token_file", "fetch_details", "includes", "lang"),
+    *("base_url", "token_file", "fetch_details", "includes", "lang", "strict"),
     *("max_concurrency", "max_requests_per_second", "max_duration_seconds", "max_rejects"),
 )
 def run(
@@ -103,8 +103,8 @@ def _sync(
     with Lake(settings.lake, doing="sync", reader_root=settings.reader_root) as lake:
         before = LakeBefore.read_from(lake)
         summary = run_async(sync(lake, settings, token, time_range, progress, accept_new_base_url=accept_new_base_url))
-        fetched = summary.details_fetched
-        delta = measure_delta(lake, before, run_id=summary.run_id, fetched=fetched, last=progress.last)
+        stored = summary.files_stored
+        delta = measure_delta(lake, before, run_id=summary.run_id, stored=stored, last=progress.last)
         if prints_summary:
             sys.stdout.write(format_sync_summary(summary, delta, lake_stats(lake)))
         verification = None

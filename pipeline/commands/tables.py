@@ -13,9 +13,9 @@ from rich.text import Text
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.lake.reader import fetch_dicts, has_catalog, open_catalog
-from schemas.tables import BY_NAME, TABLES, Table
+from schemas.tables import TABLES, Table
 
-_VIEWS_AND_META_SQL: Final = """
+_CATALOG_SQL: Final = """
     SELECT CASE schema_name WHEN 'main' THEN '' ELSE 'meta.' END || table_name AS name, columns.column_name,
            columns.data_type, coalesce(columns.comment, '') AS column_comment, coalesce(tables.comment, '') AS comment
     FROM duckdb_columns() AS columns JOIN (
@@ -29,11 +29,15 @@ _VIEWS_AND_META_SQL: Final = """
 
 @dataclass(slots=True)
 class DescribedTable:
-    """A view or a table of `meta` from the catalog; each column has a name, a type and a comment."""
+    """A table or view as the catalog has it; each column has a name, a type and a comment."""
 
     name: str
     comment: str
     columns: list[dict[str, str]]
+
+
+_BY_LABEL: Final = {table.name if table.schema == "main" else table.qualified_name: table for table in TABLES}
+_TIE_BREAK: Final = "position"
 
 
 def run(
@@ -45,29 +49,32 @@ def run(
 ) -> ExitCode:
     """List the tables, or describe one.
 
-    Works without a lake. With a lake it also lists the views and the tables of meta. All TIMESTAMP values are UTC.
+    Works without a lake. With a lake it also lists the views and the tables of meta. All TIMESTAMP values are UTC: use
+    utc_now() for the current time.
     """
     settings = context.settings()
     name = None if name is None else name.removeprefix("main.")
-    declared = [table for table in TABLES if name in {None, table.name}]
+    declared = {label: table for label, table in _BY_LABEL.items() if name in {None, label}}
     counts: dict[str, int] = {}
-    others: dict[str, DescribedTable] = {}
+    catalog: dict[str, DescribedTable] = {}
     if has_catalog(settings):
         with open_catalog(settings) as lake:
             counts = {
-                table.name: fetch_dicts(lake, f"SELECT count(*) AS n FROM {table.name}")[0]["n"] for table in declared
+                label: fetch_dicts(lake, f"SELECT count(*) AS n FROM {table.qualified_name}")[0]["n"]
+                for label, table in declared.items()
             }
-            others = _describe_views_and_meta(lake)
+            catalog = _describe_catalog(lake)
+    others = {label: table for label, table in catalog.items() if label not in _BY_LABEL}
     if name is not None and not declared and name not in others:
-        raise _unknown_table(name, [*BY_NAME, *others], has_lake=has_catalog(settings))
+        raise _unknown_table(name, [*_BY_LABEL, *others], has_lake=has_catalog(settings))
     selected = [table for table in others.values() if name in {None, table.name}]
     if context.as_json:
-        tables = [_to_json(table, counts.get(table.name)) for table in declared]
+        tables = [_to_json(label, _columns(label, catalog), counts.get(label)) for label in declared]
         context.print_json({"tables": tables, "views": [asdict(table) for table in selected]})
     elif name is None:
         _print_list(context.console(), counts, selected)
     elif declared:
-        _print_table(context.console(), declared[0], counts.get(name))
+        _print_table(context.console(), name, _columns(name, catalog), counts.get(name))
     else:
         other = others[name]
         columns = [(column["name"], column["type"], column["comment"]) for column in other.columns]
@@ -75,14 +82,32 @@ def run(
     return ExitCode.OK
 
 
-def _describe_views_and_meta(lake: duckdb.DuckDBPyConnection) -> dict[str, DescribedTable]:
-    """Return the views, and the tables of meta as meta.NAME, by name."""
+def _describe_catalog(lake: duckdb.DuckDBPyConnection) -> dict[str, DescribedTable]:
+    """Return the tables and views of the catalog by name, those of meta as meta.NAME."""
     tables: dict[str, DescribedTable] = {}
-    for row in fetch_dicts(lake, _VIEWS_AND_META_SQL):
-        if row["name"] not in BY_NAME:
-            column = {"name": row["column_name"], "type": row["data_type"], "comment": row["column_comment"]}
-            tables.setdefault(row["name"], DescribedTable(row["name"], row["comment"], [])).columns.append(column)
+    for row in fetch_dicts(lake, _CATALOG_SQL):
+        column = {"name": row["column_name"], "type": row["data_type"], "comment": row["column_comment"]}
+        tables.setdefault(row["name"], DescribedTable(row["name"], row["comment"], [])).columns.append(column)
     return tables
+
+
+def _columns(label: str, catalog: dict[str, DescribedTable]) -> list[dict[str, Any]]:
+    """Return the columns of a declared table: those of the catalog if there is one, otherwise all declared ones."""
+    table = _BY_LABEL[label]
+    declared: dict[str, dict[str, Any]] = {
+        column.name: {
+            "name": column.name,
+            "type": column.kind.sql,
+            "comment": column.comment,
+            "is_key": column.name in table.key,
+            "is_nullable": column.nullable,
+        }
+        for column in table.columns
+    }
+    if label not in catalog:
+        return list(declared.values())
+    computed = {"is_key": False, "is_nullable": True}  # what the catalog adds, such as the last sight of a definition
+    return [declared.get(column["name"], column | computed) for column in catalog[label].columns]
 
 
 def _unknown_table(name: str, known: list[str], *, has_lake: bool) -> SettingsError:
@@ -92,13 +117,15 @@ def _unknown_table(name: str, known: list[str], *, has_lake: bool) -> SettingsEr
     return SettingsError(f"No table {name}.{question}", hint=f"Run `scanlake tables` to list the tables.{limit}")
 
 
-def _to_json(table: Table, count: int | None) -> dict[str, Any]:
-    columns = [
-        {"name": item.name, "type": item.kind.sql, "comment": item.comment, "is_key": item.name in table.key}
-        for item in table.columns
-    ]
-    head = {"name": table.name, "comment": table.comment, "rows": count, "key": list(table.key)}
-    return head | {"parent": table.parent or None, "columns": columns}
+def _tie_break(table: Table) -> str | None:
+    """Return the column that separates rows with equal keys, if the table has one."""
+    return next((column.name for column in table.columns if column.name == _TIE_BREAK), None)
+
+
+def _to_json(label: str, columns: list[dict[str, Any]], count: int | None) -> dict[str, Any]:
+    table = _BY_LABEL[label]
+    head = {"name": label, "comment": table.comment, "rows": count, "key": list(table.key)}
+    return head | {"tie_break": _tie_break(table), "parent": table.parent or None, "columns": columns}
 
 
 def _print_list(console: Console, counts: dict[str, int], others: list[DescribedTable]) -> None:
@@ -106,8 +133,8 @@ def _print_list(console: Console, counts: dict[str, int], others: list[Described
     if counts:
         grid.add_column("rows", justify="right")
     grid.add_column("contents")
-    for table in TABLES:
-        grid.add_row(table.name, *([f"{counts[table.name]:,}"] if counts else []), Text(table.comment))
+    for label, table in _BY_LABEL.items():
+        grid.add_row(label, *([f"{counts[label]:,}"] if counts else []), Text(table.comment))
     console.print(grid)
     if others:
         grid = Grid("view, or table of meta", "contents", box=None)
@@ -116,11 +143,15 @@ def _print_list(console: Console, counts: dict[str, int], others: list[Described
         console.print(Text("\n"), grid, sep="", end="")
 
 
-def _print_table(console: Console, table: Table, count: int | None) -> None:
+def _print_table(console: Console, label: str, columns: list[dict[str, Any]], count: int | None) -> None:
+    table = _BY_LABEL[label]
     rows = "" if count is None else f" {count:,} rows."
+    tie_break = f", then {_tie_break(table)}" if _tie_break(table) else ""
     parent = f" Parent: {table.parent}." if table.parent else ""
-    heading = f"{table.name}: {table.comment}{rows}\nKey: {', '.join(table.key)}.{parent}"
-    _print_columns(console, heading, [(column.name, column.kind.sql, column.comment) for column in table.columns])
+    heading = f"{label}: {table.comment}{rows}\nKey: {', '.join(table.key)}{tie_break}.{parent}"
+    types = [column["type"] + ("" if column["is_nullable"] else " NOT NULL") for column in columns]
+    cells = [(column["name"], kind, column["comment"]) for column, kind in zip(columns, types, strict=True)]
+    _print_columns(console, heading, cells)
 
 
 def _print_columns(console: Console, heading: str, columns: list[tuple[str, str, str]]) -> None:

@@ -197,6 +197,7 @@ class Crawler:
         elif result.version is None:
             self.stats.deleted += 1
         else:
+            self.stats.files_stored += 1
             self.stats.details_fetched += result.version.detail is not None
 
 

@@ -80,9 +80,10 @@ class RefetchRequest:
 
 @dataclass(slots=True)
 class CrawlStats:
-    """Counters of one crawl."""
+    """Counters of one crawl. `files_stored` counts new versions of files, with or without a detail."""
 
     listed: int = 0
+    files_stored: int = 0
     details_fetched: int = 0
     skipped: int = 0
     deleted: int = 0

@@ -111,7 +111,7 @@ def _run_table(data: DashboardData) -> Element:
             element("span", run.state, class_="bad") if run.state in UNFINISHED else run.state,
             UNKNOWN if run.seconds is None else format_decimal(run.seconds),
             format_count(run.calls or 0),
-            format_count(run.details_fetched or 0),
+            format_count(run.files_stored or 0),
             format_count(run.rejects or 0),
             truncate(run.error or ""),
         )

@@ -31,7 +31,7 @@ class Run:
     state: str
     started_at: datetime
     seconds: float | None
-    details_fetched: int | None
+    files_stored: int | None
     calls: int | None
     rejects: int | None
     error: str | None

@@ -116,7 +116,7 @@ _VERIFICATIONS: Final = """
     FROM meta.verifications ORDER BY verified_at DESC LIMIT 10
 """
 _RUNS: Final = """
-    SELECT run_id, command, state, started_at, seconds, details_fetched,
+    SELECT run_id, command, state, started_at, seconds, files_stored,
            coalesce(requests_list, 0) + coalesce(requests_detail, 0) AS calls, rejects, error
     FROM meta.runs ORDER BY started_at DESC, run_id DESC LIMIT $1
 """
@@ -151,7 +151,8 @@ _DAMAGE_KINDS: Final = _RANKED.format(
     source="SELECT damage_type_desc AS name, count(*) AS number FROM uploads WHERE has_damage GROUP BY ALL"
 )
 _OPEN: Final = """
-    SELECT file_id, id, workflow_id, coalesce(started_on_device_at, submit_date_time, created_at) AS started_at
+    SELECT file_id, id, workflow_id, _definition_hash,
+           coalesce(started_on_device_at, submit_date_time, created_at) AS started_at
     FROM workflow_runs WHERE deleted_at IS NULL AND completed_at IS NULL
 """
 _OPEN_AGES: Final = f"""
@@ -162,14 +163,15 @@ _OPEN_AGES: Final = f"""
 """
 _OPEN_WORKFLOWS: Final = _RANKED.format(
     source=f"""
-    SELECT coalesce(workflows.name, 'workflow ' || workflow_id) AS name, count(*) AS number
-    FROM ({_OPEN}) AS open LEFT JOIN workflows ON workflows.id = open.workflow_id GROUP BY ALL"""
+    SELECT coalesce(definition.name, 'workflow ' || workflow_id) AS name, count(*) AS number
+    FROM ({_OPEN}) AS open LEFT JOIN workflow_definitions AS definition USING (_definition_hash) GROUP BY ALL"""
 )
 _OPEN_OLDEST: Final = f"""
-    SELECT oldest.file_id, files.scan_code, coalesce(workflows.name, 'workflow ' || workflow_id) AS workflow,
+    SELECT oldest.file_id, files.scan_code, coalesce(definition.name, 'workflow ' || workflow_id) AS workflow,
            started_at
     FROM ({_OPEN} ORDER BY started_at, file_id, id LIMIT $1) AS oldest
-    LEFT JOIN files ON files.file_id = oldest.file_id LEFT JOIN workflows ON workflows.id = oldest.workflow_id
+    LEFT JOIN files ON files.file_id = oldest.file_id
+    LEFT JOIN workflow_definitions AS definition USING (_definition_hash)
     ORDER BY started_at, oldest.file_id
 """
 _FIELDS: Final = """

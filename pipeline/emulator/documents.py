@@ -145,13 +145,17 @@ class DocumentRenderer:
         if quirks.instances == "on":
             document["file_id"] = record.key
         extra: JsonObject = {"file_id": record.key, "tenant_id": self._pools.tenant, "image_path": ""}
-        if quirks.detail_geocoding != "absent":
+        if quirks.detail_geocoding in {"null", "empty"}:
             extra["geocoding"] = None if quirks.detail_geocoding == "null" else []
         detail_lang = lang if quirks.lang_texts in {"list-and-detail", "detail-only"} else None
         document["uploads"] = [
             {**upload, **extra, "image_path": f"tenants/{self._pools.tenant}/{upload['image_name']}"}
             for upload in self._translate(content.uploads, detail_lang)
         ]
+        if quirks.detail_geocoding == "full":
+            document["uploads"] = [
+                {**upload, "geocoding": self._find_geocoding(upload)} for upload in document["uploads"]
+            ]
         if quirks.detail_forms != "no":
             document["form_submits"] = content.forms if quirks.detail_forms == "yes" else []
         document["fields"] = content.fields
@@ -188,7 +192,7 @@ class DocumentRenderer:
 
     def _translate(self, uploads: list[JsonObject], lang: str | None) -> list[JsonObject]:
         """Return uploads with damage texts in a language, if the service supports it."""
-        if self.quirks.identifiers == "text" or self.quirks.escapes == "html":
+        if (self.quirks.identifiers, self.quirks.escapes, self.quirks.decimals) != ("integer", "none", "point"):
             uploads = [self._respell_upload(upload) for upload in uploads]
         if lang not in LANGUAGES or lang == LANGUAGES[0] or self.quirks.lang_texts == "off":
             return uploads
@@ -201,11 +205,13 @@ class DocumentRenderer:
         ]
 
     def _respell_upload(self, upload: JsonObject) -> JsonObject:
-        """Return an upload with identifiers that are no numbers, and with HTML entities in its comment."""
+        """Return an upload with identifiers and coordinates that are no numbers, and HTML entities in its comment."""
         respelled = dict(upload)
         if self.quirks.identifiers == "text":
             for key, prefix in (("device_id", "dev"), ("workflow_id", "wf"), ("workflow_step_id", "step")):
                 respelled[key] = None if upload[key] is None else f"{prefix}-{upload[key]}"
+        if self.quirks.decimals == "comma":
+            respelled.update({key: (upload[key] or "").replace(".", ",") for key in ("latitude", "longitude")})
         if self.quirks.escapes == "html" and upload["comment"]:
             respelled["comment"] = f"Tom &amp; Jerry &lt;{upload['comment']}&gt;"
         return respelled

@@ -70,6 +70,7 @@ class Quirks:
     answer_values: Literal["text", "mixed"] = _option(
         "text", "mixed: some answers are lists (several boxes ticked) or objects"
     )
+    decimals: Literal["point", "comma"] = _option("point", "comma: coordinates that are no numbers, such as 52,37")
     escapes: Literal["none", "html"] = _option("none", "html: comments of uploads have HTML entities")
     lang_texts: Literal["list-and-detail", "list-only", "detail-only", "off"] = _option(
         "list-and-detail", "calls that use the lang parameter for damage_type_desc"
@@ -83,7 +84,7 @@ class Quirks:
     detail_forms: Literal["no", "yes", "empty"] = _option(
         "no", "whether the detail has form_submits; empty: always an empty list"
     )
-    detail_geocoding: Literal["absent", "null", "empty"] = _option(
+    detail_geocoding: Literal["absent", "null", "empty", "full"] = _option(
         "absent", "the key geocoding in a detail, which cannot be asked for it"
     )
     detail_stamp: Literal["same", "newer", "older"] = _option(
@@ -113,7 +114,14 @@ class Quirks:
     report_lost_ratio: float = _option(0.0, "fraction of asynchronous reports that never appear")
     report_over_limit: Literal["422", "400", "200"] = _option("422", "status for more than 100 unique files")
     report_unknown_ids: Literal["skip", "422", "404"] = _option("skip", "response to ids without a file")
+    report_render: Literal["at-order", "when-ready"] = _option("at-order", "when the content of a report is read")
+    report_shows: Literal["id-and-reference", "reference", "nothing"] = _option(
+        "id-and-reference", "what the pages of a report show of each file"
+    )
     report_host: Literal["same", "other-port"] = _option("same", "origin of report URLs")
+    report_download_token: Literal["ignored", "required", "refused"] = _option(
+        "ignored", "token in a request of a report URL; required: 401 without it; refused: 401 with it, too"
+    )
     report_disposition: Literal["plain", "traversal", "absent"] = _option(
         "plain", "Content-Disposition of a report; traversal: a hostile file name"
     )

@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from random import Random
@@ -28,7 +29,8 @@ class Report:
     files: list[int]
     filename: str
     ready_at: float | None
-    body: bytes
+    render: Callable[[], bytes]
+    body: bytes | None = None  # None until the content is read
     polls: int = 0
     downloads: int = 0
 
@@ -78,6 +80,8 @@ class Reports:
         if not ready or (report.ready_at and report.polls < quirks.report_ready_polls):
             report.polls += 1
             return _build_not_ready_response(quirks), False
+        if report.body is None:
+            report.body = report.render()
         report.downloads += 1
         headers = {}
         if quirks.report_disposition != "absent":
@@ -93,7 +97,9 @@ class Reports:
         stem = order["filename"] or now.strftime("report-%Y%m%d-%H%M%S")
         safe = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "-_.") else "_" for letter in stem)
         name = safe if safe.lower().endswith(".pdf") else f"{safe}.pdf"
-        report = Report(secret, order["files"], name, ready, self._render(order, stem))
+        report = Report(secret, order["files"], name, ready, lambda: self._render(order, stem))
+        if quirks.report_render == "at-order":
+            report.body = report.render()
         self.by_secret[secret] = report
         return report
 
@@ -106,7 +112,12 @@ class Reports:
             if record is not None:
                 updated = datetime.fromtimestamp(record.updated / 1e6, zone).strftime(pattern)
                 count = len(self.documents.get_content(record).uploads)
-                lines.append(f"File {key}   {record.scan_code}   updated {updated}   {count} uploads")
+                columns = {
+                    "id-and-reference": f"File {key}   {record.scan_code}",
+                    "reference": f"File {record.scan_code}",
+                    "nothing": "File",
+                }[self.documents.quirks.report_shows]
+                lines.append(f"{columns}   updated {updated}   {count} uploads")
         return pdf.render_pdf(title, lines)
 
 

@@ -89,6 +89,8 @@ class Emulator(EmulatedService):
         self.requests += 1
         endpoint = _classify_path(path)
         status = 0
+        if self.on_request is not None:
+            self.on_request(endpoint)
         try:
             if self.faults.quiet:
                 response, endpoint = await self._respond(request, path, query, endpoint)
@@ -176,7 +178,11 @@ class Emulator(EmulatedService):
         return Response(body=b'{"data":' + body + b"}" if self.quirks.detail_wrap == "data" else body)
 
     def _get_report(self, request: web.BaseRequest, path: str, query: str) -> tuple[Response, str]:
-        self._record_leaks(request, query)
+        access = self.quirks.report_download_token
+        if access == "ignored" or request.url.port == self.other_port:
+            self._record_leaks(request, query)
+        elif access == "refused" or not self._is_authorized(request, MultiDict(parse_qsl(query))):
+            return self._build_unauthorized_response(), "poll"
         response, is_report = self.reports.fetch(unquote(path).split("/")[2])
         return response, "download" if is_report else "poll"
 

@@ -5,7 +5,7 @@ import random
 import re
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pipeline.emulator.churn import run_churn
@@ -78,6 +78,7 @@ class EmulatedService:
             self.documents.prerender()
         self.faults = FaultInjector(faults or Faults(), self.plan.seed, token)
         self.in_flight = 0
+        self.on_request: Callable[[str], None] | None = None  # called with the endpoint before each request is handled
         self._churn_task: asyncio.Task[None] | None = None
         self.reset()
 

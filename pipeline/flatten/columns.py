@@ -33,11 +33,14 @@ _INTEGERS: Final = frozenset({int, NoneType})
 _BOOLEANS: Final = frozenset({bool, NoneType})
 _ZERO_OR_ONE: Final = frozenset({0, 1, None})
 
-MismatchRows = list[int]
+_ESCAPED: Final = "lone surrogates, which UTF-8 cannot encode; the column has the escaped text"
+
+Mismatch = tuple[int, str]
+"""A row with a type mismatch, and the reason."""
 
 
-def build_column(column: Column, values: Sequence[object]) -> tuple[pa.Array, MismatchRows]:
-    """Return the column's array and the rows with a type mismatch.
+def build_column(column: Column, values: Sequence[object]) -> tuple[pa.Array, list[Mismatch]]:
+    """Return the column's array and its mismatches.
 
     The array is NULL in these rows, except for text with lone surrogates: the array has the escaped text.
     """
@@ -47,20 +50,20 @@ def build_column(column: Column, values: Sequence[object]) -> tuple[pa.Array, Mi
         return _convert_one_by_one(column, values)
 
 
-def _convert_one_by_one(column: Column, values: Sequence[object]) -> tuple[pa.Array, MismatchRows]:
+def _convert_one_by_one(column: Column, values: Sequence[object]) -> tuple[pa.Array, list[Mismatch]]:
     convert = column.kind.convert
     converted: list[object] = []
-    mismatches: MismatchRows = []
+    mismatches: list[Mismatch] = []
     for row, value in enumerate(values):
         try:
             converted.append(convert(value))
-        except value_types.TypeMismatchError:
+        except value_types.TypeMismatchError as error:
             converted.append(None)
-            mismatches.append(row)
+            mismatches.append((row, str(error)))
         else:
             if column.kind is value_types.TEXT and isinstance(value, str) and converted[-1] != value:
                 # UTF-8 cannot encode the text: the column has the escaped form, `extra` the text as sent.
-                mismatches.append(row)
+                mismatches.append((row, _ESCAPED))
     return pa.array(converted, column.arrow), mismatches
 
 

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.flatten.forms import parse_submission
 from pipeline.flatten.merge import merge
-from pipeline.flatten.rows import TableBuilder
+from pipeline.flatten.rows import Misfit, TableBuilder, build_misfit_table
 from schemas import tables, value_types
 from schemas.file_versions import FileVersion, Reject
 from schemas.json_decode import InvalidJsonError, decode_json
-from schemas.value_types import ID, TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
@@ -25,54 +24,79 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FlattenResult:
-    """Rows of a batch by table, drift counts, rejects and hashes of new definitions."""
+    """Rows of a batch by table, drift counts, rejects and hashes of new definitions.
+
+    `has_detail_forms`: a detail had a submitted form, so the list is not the only call with forms.
+    """
 
     tables: dict[str, pa.Table]
     drift: Counter[Drift]
     rejects: tuple[Reject, ...]
     definitions: frozenset[str]
+    has_detail_forms: bool
 
 
-_FLATTENED: Final = tuple(table for table in tables.TABLES if table is not tables.DELETED_FILES)
+_FLATTENED: Final = tuple(table for table in tables.TABLES if table.from_wire)
 
 
 def flatten(
-    versions: Iterable[FileVersion], *, run_id: str, seq: int, known_definitions: Container[str] = frozenset()
+    versions: Iterable[FileVersion],
+    *,
+    run_id: str,
+    seq: int,
+    known_definitions: Container[str] = frozenset(),
+    texts_from_list: bool = False,
 ) -> FlattenResult:
     """Flatten `versions` into one Arrow table per lake table with rows.
 
     Rows keep the order of `versions`. A version with an unreadable document becomes a `Reject` with that document.
-    The result omits definitions whose hash is in `known_definitions`.
+    The result omits definitions whose hash is in `known_definitions`. `texts_from_list`: only the list heeds `lang`.
     """
     stored_versions = tuple(versions)
+    batch = _Batch(run_id, seq, known_definitions, texts_from_list)
     try:
-        return _flatten(stored_versions, run_id, seq, known_definitions)
+        return _flatten(stored_versions, batch)
     except RecursionError:
         # The decoder accepts a document that is too deep for the later steps. Only such a batch pays for a second pass.
         rejects = [_reject_if_unflattenable(version) for version in stored_versions]
         readable = [version for version, reject in zip(stored_versions, rejects, strict=True) if reject is None]
-        flat = _flatten(readable, run_id, seq, known_definitions)
+        flat = _flatten(readable, batch)
         return replace(flat, rejects=tuple(reject for reject in rejects if reject is not None))
 
 
-def _flatten(
-    versions: Iterable[FileVersion], run_id: str, seq: int, known_definitions: Container[str]
-) -> FlattenResult:
-    batch = _RowCollector(known_definitions)
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What all versions of a batch have in common; see `flatten`."""
+
+    run_id: str
+    seq: int
+    known_definitions: Container[str]
+    texts_from_list: bool
+
+
+def _flatten(versions: Iterable[FileVersion], batch: _Batch) -> FlattenResult:
+    collector = _RowCollector(batch.known_definitions)
     rejects = []
     for version in versions:
-        document = _decode_document(version)
-        if isinstance(document, Reject):
-            rejects.append(document)
-        else:
-            batch.add_file(version, document)
+        try:
+            item, detail = _decode_object(version, version.list_item), _decode_object(version, version.detail)
+        except _UnreadableError as error:
+            rejects.append(error.reject)
+            continue
+        collector.has_detail_forms |= bool(detail and detail.get("form_submits"))
+        collector.add_file(version, merge(item, detail, texts_from_list=batch.texts_from_list))
     parts: dict[str, pa.Table] = {}
     drift: Counter[Drift] = Counter()
-    for name, rows in batch.rows.items():
-        if (part := rows.to_table(run_id, seq)) is not None:
+    misfits: list[Misfit] = []
+    for name, rows in collector.rows.items():
+        if (part := rows.to_table(batch.run_id, batch.seq)) is not None:
             parts[name] = part
             drift.update(rows.drift())
-    return FlattenResult(parts, drift, tuple(rejects), frozenset(batch.new_definitions))
+            misfits += rows.misfits
+    if misfits:
+        parts[tables.MISFITS.name] = build_misfit_table(misfits, batch.run_id, batch.seq)
+    definitions = frozenset(collector.new_definitions)
+    return FlattenResult(parts, drift, tuple(rejects), definitions, collector.has_detail_forms)
 
 
 def _reject_if_unflattenable(version: FileVersion) -> Reject | None:
@@ -81,29 +105,30 @@ def _reject_if_unflattenable(version: FileVersion) -> Reject | None:
     The call stack is deeper than that of `_flatten` afterwards, so the check is the stricter one.
     """
     try:
-        rejects = _flatten([version], "", 0, frozenset()).rejects
+        rejects = _flatten([version], _Batch("", 0, frozenset(), texts_from_list=False)).rejects
     except RecursionError:
         return Reject(version.file_id, "document: nested too deeply", version.detail or version.list_item or b"")
     return rejects[0] if rejects else None
 
 
-def _decode_document(version: FileVersion) -> JsonObject | Reject:
-    """Return list item and detail merged, or the reject of an unreadable one."""
-    decoded: list[JsonObject | None] = []
-    for document in (version.list_item, version.detail):
-        try:
-            decoded.append(_decode_object(document))
-        except InvalidJsonError as error:
-            return Reject(version.file_id, f"document: {error}", document or b"")
-    return merge(*decoded)
+class _UnreadableError(Exception):
+    """A document that cannot be decoded."""
+
+    def __init__(self, reject: Reject) -> None:
+        super().__init__(reject.reason)
+        self.reject = reject
 
 
-def _decode_object(document: bytes | None) -> JsonObject | None:
+def _decode_object(version: FileVersion, document: bytes | None) -> JsonObject | None:
+    """Decode one of the version's documents. Raises `_UnreadableError`."""
     if document is None:
         return None
-    value = decode_json(document)
+    try:
+        value = decode_json(document)
+    except InvalidJsonError as error:
+        raise _UnreadableError(Reject(version.file_id, f"document: {error}", document)) from None
     if not isinstance(value, dict):
-        raise InvalidJsonError("not an object")
+        raise _UnreadableError(Reject(version.file_id, "document: not an object", document))
     return value
 
 
@@ -111,10 +136,12 @@ class _RowCollector:
     """Collector of one batch's rows, for all tables."""
 
     def __init__(self, known_definitions: Container[str]) -> None:
+        """Start without rows."""
         self.rows = {table.name: TableBuilder(table) for table in _FLATTENED}
         self._known = known_definitions
         self._hashes: dict[str, str] = {}  # of this batch's definitions, by their JSON
         self.new_definitions: set[str] = set()
+        self.has_detail_forms = False
 
     def add_file(self, version: FileVersion, document: JsonObject) -> None:
         """Add one file with all its children."""
@@ -135,23 +162,25 @@ class _RowCollector:
         submission = parse_submission(submit)
         header = submission.header
         self.rows["form_submits"].add(header, file_id, position, fetched, also=submission.unexpected)
-        parents = (_convert(header.get("id"), TEXT), _convert(header.get("form_id"), ID))
+        parents = (_to_text(header.get("id")), position, _to_id(header.get("form_id")))
         add = self.rows["form_answers"].add
         for index, answer in enumerate(submission.answers):
             add(answer, file_id, *parents, index, fetched)
 
     def _add_run(self, run: JsonObject, file_id: int, position: int, fetched: int, unexpected: JsonObject) -> None:
-        definition = run.get("workflow")
+        definition, digest = run.get("workflow"), None
         if isinstance(definition, dict):
-            self._add_definition(definition, fetched)
+            digest = self._add_definition(definition, file_id, fetched)
         elif definition is not None:
             unexpected["workflow"] = definition
-        owner = (file_id, _convert(run.get("id"), ID), _convert(run.get("workflow_id"), ID))
+        owner = (file_id, _to_id(run.get("id")), _to_id(run.get("workflow_id")))
         for index, step in _get_child_objects("workflow_run_steps", run, unexpected):
             self._add_run_step(step, owner, index, fetched)
-        self.rows["workflow_runs"].add(run, file_id, position, fetched, also=unexpected)
+        self.rows["workflow_runs"].add(run, file_id, digest, position, fetched, also=unexpected)
 
-    def _add_run_step(self, step: JsonObject, owner: tuple[object, ...], position: int, fetched: int) -> None:
+    def _add_run_step(
+        self, step: JsonObject, owner: tuple[int, int | None, int | None], position: int, fetched: int
+    ) -> None:
         file_id, run_id, workflow_id = owner
         if step.get("workflow_run_id") is None:
             step = {**step, "workflow_run_id": run_id}
@@ -163,32 +192,40 @@ class _RowCollector:
             unexpected["entity_ids"] = items
         self.rows["workflow_run_steps"].add(step, file_id, workflow_id, position, fetched, also=unexpected)
 
-    def _add_items(self, items: list[Any], step: JsonObject, owner: tuple[object, ...], fetched: int) -> None:
+    def _add_items(
+        self, items: list[Any], step: JsonObject, owner: tuple[int, int | None, int | None], fetched: int
+    ) -> None:
         file_id, run_id, _ = owner
-        step_id, entity_type = _convert(step.get("id"), ID), _convert(step.get("entity_type"), TEXT)
+        step_id, entity_type = _to_id(step.get("id")), _to_text(step.get("entity_type"))
         add = self.rows["workflow_run_step_items"].add
         for number, entity in enumerate(items):
             add({"entity_id": entity}, file_id, run_id, step_id, entity_type, number, fetched)
 
-    def _add_definition(self, workflow: JsonObject, fetched: int) -> None:
+    def _add_definition(self, workflow: JsonObject, file_id: int, fetched: int) -> str | None:
+        """Add a definition unless the lake has it. Return its hash; None if it is empty."""
         if not workflow:
-            return
+            return None
         encoded = value_types.encode_json(workflow)
         digest = self._hashes.get(encoded)
         if digest is None:
             digest = self._hashes[encoded] = content_hash(workflow)
         if digest in self.new_definitions or digest in self._known:
-            return
+            return digest
         self.new_definitions.add(digest)
         unexpected: JsonObject = {}
+        add_step = self.rows["workflow_definition_steps"].add
         for position, step in _get_child_objects("steps", workflow, unexpected):
             linked_step = step if step.get("workflow_id") is not None else {**step, "workflow_id": workflow.get("id")}
-            self.rows["workflow_steps"].add(linked_step, position, digest, fetched)
-        self.rows["workflows"].add(workflow, digest, fetched, also=unexpected)
+            add_step(linked_step, position, digest, fetched, file_id=file_id)
+        self.rows["workflow_definitions"].add(workflow, digest, fetched, also=unexpected, file_id=file_id)
+        return digest
 
 
 def _get_child_objects(key: str, owner: JsonObject, unexpected: JsonObject) -> Iterable[tuple[int, JsonObject]]:
-    """Return a collection's objects with their positions. Values of other types go to `unexpected` under its key."""
+    """Return the objects of a collection with their positions.
+
+    Values of other types go to `unexpected` under the collection's key.
+    """
     value = owner.get(key)
     if value is None:
         return ()
@@ -207,12 +244,20 @@ def _get_mismatched_file_id(child: JsonObject, own_ids: set[str]) -> JsonObject:
     return {} if named_id is None or str(named_id) in own_ids else {"file_id": named_id}
 
 
-def _convert(value: object, kind: value_types.ValueType) -> object:
-    """Return the converted value, None after a type mismatch."""
+def _to_id(value: Any) -> int | None:
     try:
-        return kind.convert(value)
+        converted = value_types.ID.convert(value)
     except value_types.TypeMismatchError:
         return None
+    return converted if isinstance(converted, int) else None
+
+
+def _to_text(value: Any) -> str | None:
+    try:
+        converted = value_types.TEXT.convert(value)
+    except value_types.TypeMismatchError:
+        return None
+    return converted if isinstance(converted, str) else None
 
 
 # Workflow definitions: every run embeds its definition; the lake stores definitions with equal content once.
@@ -220,10 +265,12 @@ def _convert(value: object, kind: value_types.ValueType) -> object:
 
 def content_hash(workflow: JsonObject) -> str:
     """Return the hash of a definition's content. The hash does not depend on the format of timestamps and numbers."""
-    sent = workflow.get("steps") or []
-    steps = sent if isinstance(sent, list) else [sent]
-    content = [_to_canonical_items(workflow, tables.WORKFLOWS)]
-    content += [_to_canonical_items(step, tables.WORKFLOW_STEPS) for step in steps]
+    steps = workflow.get("steps") or []
+    content = [_to_canonical_items(workflow, tables.WORKFLOW_DEFINITIONS)]
+    content += [
+        _to_canonical_items(step, tables.WORKFLOW_DEFINITION_STEPS)
+        for step in (steps if isinstance(steps, list) else [steps])
+    ]
     return blake2b(repr(content).encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
 
 

@@ -12,8 +12,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from pipeline.flatten.extra import JsonObject, put_unique
+from schemas.value_types import TEXT, encode_json
 
 _FORM_KEYS: Final = frozenset({"id", "title", "fields", "answers"})
+_VALUE_JSON: Final = "value_json"
+_MAX_READABLE_DEPTH: Final = 10
+_NAMING_KEYS: Final = ("label", "name", "title", "value", "text")  # of an object, the first text that names it
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +106,30 @@ def _merge_answer(question: JsonObject, answer: JsonObject) -> JsonObject:
 
 
 def _normalize_entry(sent: JsonObject) -> JsonObject:
-    label, name = sent.get("label"), sent.get("name")
-    question = name if label is None else label
-    if isinstance(question, str):
-        question = question.strip()
-    if question is label and "name" not in sent:
+    label, name, value = sent.get("label"), sent.get("name"), sent.get("value")
+    is_nested = isinstance(value, list | dict)
+    if label is not None and "name" not in sent and not is_nested and _VALUE_JSON not in sent:
         return sent
-    entry = {**sent, "label": question}
+    entry = {**sent, "label": name if label is None else label}
     entry.pop("name", None)
     if label is not None and name is not None and name != label:
         put_unique(entry, "also_named", name)
+    if _VALUE_JSON in sent:  # a key of the service that has the name of our column
+        put_unique(entry, f"{_VALUE_JSON}'", entry.pop(_VALUE_JSON))
+    if is_nested:
+        entry["value"], entry[_VALUE_JSON] = _to_readable(value), value
     return entry
+
+
+def _to_readable(value: object, depth: int = 0) -> str:
+    """Return a list or an object as people read it: `Front, Rear`, or `length: 3, width: 2`."""
+    if depth > _MAX_READABLE_DEPTH:
+        return encode_json(value)
+    if isinstance(value, list):
+        return ", ".join(_to_readable(item, depth + 1) for item in value)
+    if isinstance(value, dict):
+        for key in _NAMING_KEYS:
+            if isinstance(value.get(key), str):
+                return str(value[key])
+        return ", ".join(f"{key}: {_to_readable(item, depth + 1)}" for key, item in value.items())
+    return "" if value is None else str(TEXT.convert(value))

@@ -19,10 +19,10 @@ from pipeline.lake.layout import LakeLayout, translate_os_errors, write_read_onl
 from pipeline.lake.meta_tables import FRESHNESS_COLUMNS, META_TABLES, MetaTable
 from pipeline.lake.parts import RAW_TABLE, empty_part, sha256_file
 from pipeline.lake.rebuild import embed_ledger
-from pipeline.lake.sql import sql_comment, sql_literal, sql_read_parquet
+from pipeline.lake.sql import UTC_NOW_SQL, sql_comment, sql_literal, sql_read_parquet
 from pipeline.lake.views import write_views
 from schemas import value_types
-from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES, RAW, TABLES, WORKFLOWS, Table
+from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES, RAW, TABLES, WORKFLOW_DEFINITIONS, Table
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pipeline.lake.ledger import Ledger
     from pipeline.lake.meta_tables import MetaColumn
     from pipeline.lake.models import Part, SnapshotRecord
+    from schemas.tables import Column
 
 _CLEAN_TO_DIRTY_RATIO: Final = 0.5  # rows of clean parts to rows of dirty ones, up to which all are filtered
 _ARROW: Final = {
@@ -60,19 +61,36 @@ _DICTIONARY_COLUMNS: Final = (
     ("column_name", "VARCHAR", "Column."),
     ("type", "VARCHAR", "Arrow type of the column."),
     ("comment", "VARCHAR", "Meaning of the column."),
-    ("is_key", "BOOLEAN", "The column is part of the key of the table's rows."),
+    ("is_key", "BOOLEAN", "The column is part of the rows' key; `position` separates rows with equal keys."),
+    ("is_nullable", "BOOLEAN", "The column can be NULL."),
     ("is_view", "BOOLEAN", "The column belongs to a view that is computed from the tables."),
+)
+_SIGHT_COLUMNS: Final = (
+    ("first_seen_at", "_fetched_at", "First fetch of a file with a run under this version (UTC)."),
+    (
+        "last_seen_at",
+        "greatest(_fetched_at, sight.last_fetched_at)",
+        "Last fetch of a file that still has a run under this version (UTC).",
+    ),
+)
+_LAST_SIGHTS_SQL: Final = (
+    " AS definition LEFT JOIN (SELECT _definition_hash, max(_fetched_at) AS last_fetched_at FROM main.workflow_runs"
+    " GROUP BY _definition_hash) AS sight USING (_definition_hash)"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogSpec:
-    """Contents of a catalog: the snapshot that it shows, and the parts, which readers find below `reader_root`."""
+    """Contents of a catalog: the snapshot that it shows, and the parts, which readers find below `reader_root`.
+
+    `has_instances`: several instances share an id, and `file_id` is the instance's.
+    """
 
     snapshot: SnapshotRecord
     parts: Sequence[Part]
     parts_with_superseded_rows: frozenset[str]
     reader_root: Path
+    has_instances: bool = False
 
     def parts_of(self, table_name: str) -> list[Part]:
         """Return the parts of one table."""
@@ -95,6 +113,16 @@ def publish(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) -> str:
     return sha256_file(snapshot)
 
 
+def refresh(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) -> None:
+    """Replace the published catalog by one with the ledger's present records. The snapshot it shows stays the same."""
+    with write_read_only(layout.catalog) as temp:
+        with translate_duckdb_errors(layout.catalog.name):
+            _build(temp, layout, ledger, spec)
+        ledger.set_properties(catalog_sha256=sha256_file(temp))  # before the file has its name: a check knows both
+        remove_stale_wal(layout)
+    remove_stale_wal(layout)
+
+
 def remove_stale_wal(layout: LakeLayout) -> None:
     """Remove the log of a killed read-write session. DuckDB would replay it into the next catalog, or refuse that."""
     with translate_os_errors(layout.catalog):
@@ -107,11 +135,13 @@ def _build(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) ->
         db.execute(f"ATTACH {sql_literal(str(path))} AS lake (STORAGE_VERSION '{STORAGE_VERSION}')")
         db.execute("USE lake")
         db.execute("BEGIN")
+        db.execute("CREATE SCHEMA meta")
+        db.execute(f"CREATE MACRO main.utc_now() AS ({UTC_NOW_SQL})")
         comment = "Superseded versions of files. Their rows do not count, in any table."
         _write_table(db, "main._superseded_versions", comment, _SUPERSEDED_COLUMNS, ledger.superseded_columns())
         _bind_to_schema(db, RAW)
         views = write_views(db, layout, ledger, _raw_documents_sql(spec))
-        for table in reversed(TABLES):  # workflow_steps needs workflows, which is still a placeholder then
+        for table in reversed(TABLES):  # workflow_definitions needs workflow_runs, which is still a placeholder then
             _bind_to_schema(db, table.arrow)
             _write_view(db, layout, spec, table)
         _bind_to_schema(db, FILES.arrow)
@@ -119,7 +149,6 @@ def _build(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) ->
         part_columns = [[getattr(part, name) for part in spec.parts] for name, _, _ in _PART_COLUMNS]
         comment = "Parquet files of this snapshot, with their hashes."
         _write_table(db, "main._parts", comment, _PART_COLUMNS, part_columns)
-        db.execute("CREATE SCHEMA meta")
         for meta_table in META_TABLES:
             _write_meta_table(db, meta_table, ledger)
         _write_freshness(db, spec, ledger)
@@ -158,14 +187,24 @@ def _bind_to_schema(db: duckdb.DuckDBPyConnection, schema: pa.Schema) -> None:
 
 
 def _write_view(db: duckdb.DuckDBPyConnection, layout: LakeLayout, spec: CatalogSpec, table: Table) -> None:
-    columns = ", ".join(_column_sql(column.name, column.kind) for column in table.columns)
+    columns = _select_columns(spec, table)
+    selected = [_column_sql(column.name, column.kind) for column in columns]
+    comments = [(column.name, column.comment) for column in columns]
     source = _live_rows_sql(layout, spec, table)
-    if not table.is_per_file:
-        source = _latest_definitions_sql(table, source)
-    name = f"main.{table.name}"
+    if table.name == WORKFLOW_DEFINITIONS.name:
+        source += _LAST_SIGHTS_SQL
+        selected += [f"{sql} AS {name}" for name, sql, _ in _SIGHT_COLUMNS]
+        comments += [(name, comment) for name, _, comment in _SIGHT_COLUMNS]
+    name = table.qualified_name
     db.execute(f"DROP TABLE {name}")  # the placeholder
-    db.execute(f"CREATE VIEW {name} AS SELECT {columns} FROM {source}")
-    db.execute(sql_comment("VIEW", name, table.comment, ((column.name, column.comment) for column in table.columns)))
+    db.execute(f"CREATE VIEW {name} AS SELECT {', '.join(selected)} FROM {source}")
+    db.execute(sql_comment("VIEW", name, table.comment, comments))
+
+
+def _select_columns(spec: CatalogSpec, table: Table) -> list[Column]:
+    """Return the columns of a table but the instance's number in a lake without instances."""
+    hidden = "instance_file_id" if table.name == FILES.name and not spec.has_instances else ""
+    return [column for column in table.columns if column.name != hidden]
 
 
 def _column_sql(name: str, value_type: value_types.ValueType) -> str:
@@ -203,14 +242,6 @@ def _raw_documents_sql(spec: CatalogSpec) -> str:
     return f"(SELECT {', '.join(f'NULL::{_DUCKDB[field.type]} AS {field.name}' for field in RAW)} WHERE false)"
 
 
-def _latest_definitions_sql(table: Table, source: str) -> str:
-    """Return the latest definition of each workflow by (updated_at, fetched_at), or the steps of that definition."""
-    if table is WORKFLOWS:
-        newest = "updated_at DESC NULLS LAST, _fetched_at DESC, _content_hash"
-        return f"(SELECT * FROM {source} QUALIFY row_number() OVER (PARTITION BY id ORDER BY {newest}) = 1)"
-    return f"(SELECT step.* FROM {source} AS step SEMI JOIN main.workflows AS latest USING (_content_hash))"
-
-
 def _write_file_version(db: duckdb.DuckDBPyConnection, layout: LakeLayout, spec: CatalogSpec) -> None:
     files, deleted = (_live_rows_sql(layout, spec, table) for table in (FILES, DELETED_FILES))
     db.execute(
@@ -238,7 +269,7 @@ def _to_arrow_value(value: Any, sql_type: str) -> Any:
 
 
 def _write_freshness(db: duckdb.DuckDBPyConnection, spec: CatalogSpec, ledger: Ledger) -> None:
-    run = ledger.last_run()
+    run, properties = ledger.last_run(), ledger.properties
     row: dict[str, Any] = {
         **asdict(spec.snapshot),
         "deleted_files": ledger.count_deleted_files(),
@@ -246,7 +277,9 @@ def _write_freshness(db: duckdb.DuckDBPyConnection, spec: CatalogSpec, ledger: L
         "last_run_id": run.run_id if run else None,
         "last_run_state": run.state if run else None,
         "last_run_ended_at": run.ended_at if run else None,
-        "last_verify_at": ledger.properties.last_verify_at,
+        "last_verify_at": properties.last_verify_at,
+        "missing_includes": ", ".join(properties.missing_includes) or None,
+        "texts_from": properties.texts_from,
         "reader_root": str(spec.reader_root),
     }
     stored = [column for column in FRESHNESS_COLUMNS if column[0] in row]
@@ -260,19 +293,17 @@ def _write_freshness(db: duckdb.DuckDBPyConnection, spec: CatalogSpec, ledger: L
 
 
 def _write_dictionary(db: duckdb.DuckDBPyConnection, views: Collection[str]) -> None:
-    rows = [
-        (table.name, column.name, str(column.arrow), column.comment, column.name in table.key, False)
-        for table in TABLES
-        for column in table.columns
-    ]
+    declared = {(table.name, column.name): (column, table) for table in TABLES for column in table.columns}
     columns = db.execute(
-        "SELECT table_name, column_name, data_type, comment FROM duckdb_columns()"
-        " WHERE database_name = 'lake' AND schema_name = 'main' ORDER BY table_name, column_index"
+        "SELECT table_name, column_name, data_type, comment FROM duckdb_columns() WHERE database_name = 'lake'"
+        " AND schema_name = 'main' AND NOT starts_with(table_name, '_') ORDER BY table_name, column_index"
     ).fetchall()
-    rows += [
-        (view, column, str(_ARROW.get(sql_type, sql_type.lower())), comment, False, True)
-        for view, column, sql_type, comment in columns
-        if view in views
-    ]
+    rows = []
+    for name, column_name, sql_type, comment in columns:
+        arrow_type, is_key, nullable = _ARROW.get(sql_type, sql_type.lower()), False, True
+        if (declaration := declared.get((name, column_name))) is not None:
+            column, table = declaration
+            arrow_type, is_key, nullable = column.arrow, column.name in table.key, column.nullable
+        rows.append((name, column_name, str(arrow_type), comment, is_key, nullable, name in views))
     comment = "One row per column of the tables and views in main."
     _write_table(db, "meta.data_dictionary", comment, _DICTIONARY_COLUMNS, zip(*rows, strict=True))

@@ -70,7 +70,7 @@ def plan_export(
     if format_ is ExportFormat.XLSX:
         check_xlsx_installed()
     columns = db.execute("SELECT table_name, column_name FROM duckdb_columns() WHERE schema_name = 'main'").fetchall()
-    exportable = {name for name, _ in columns if not name.startswith("_")}
+    exportable = {name for name, _ in columns if not name.startswith("_")} | {table.name for table in TABLES}
     selected = tuple(dict.fromkeys(tables)) or tuple(table.name for table in TABLES)
     for name in selected:
         if name not in exportable:
@@ -93,7 +93,7 @@ def run_export(db: duckdb.DuckDBPyConnection, target: Path, plan: ExportPlan) ->
         if plan.format is ExportFormat.DUCKDB:
             return _write_database(db, folder / "scanlake.duckdb", plan)
         if plan.format is ExportFormat.XLSX:
-            return write_workbook(db, folder / "scanlake.xlsx", plan.tables)
+            return write_workbook(db, folder / "scanlake.xlsx", {name: source_of(name) for name in plan.tables})
         return {name: _write_files(db, folder, name, plan) for name in plan.tables}
 
 
@@ -150,9 +150,16 @@ def _columns_of(db: duckdb.DuckDBPyConnection, table: str) -> list[tuple[str, st
     return [(row[0], row[1]) for row in db.execute(f"DESCRIBE {table}").fetchall()]
 
 
+def source_of(name: str) -> str:
+    """Return a table or view of the catalog as SQL, with its schema."""
+    if name in BY_NAME:
+        return BY_NAME[name].qualified_name
+    return f"{'meta' if name == _FRESHNESS else 'main'}.{sql_identifier(name)}"
+
+
 def _write_files(db: duckdb.DuckDBPyConnection, folder: Path, name: str, plan: ExportPlan) -> int:
     """Write one file, or a folder of files if the table has the column that splits it. Return the rows."""
-    table = f"main.{sql_identifier(name)}"
+    table = source_of(name)
     columns = _columns_of(db, table)
     is_csv = plan.format is ExportFormat.CSV
     escape = is_csv and plan.escape_formulas
@@ -187,15 +194,16 @@ def _write_database(db: duckdb.DuckDBPyConnection, path: Path, plan: ExportPlan)
         out.execute(f"ATTACH {sql_literal(str(path))} AS extract (STORAGE_VERSION '{STORAGE_VERSION}')")
         for name in (*plan.tables, _FRESHNESS):
             target = f"extract.main.{sql_identifier(name)}"
-            source = f"{'meta' if name == _FRESHNESS else 'main'}.{sql_identifier(name)}"
-            identifiers = ((sql_identifier(column), sql_type) for column, sql_type in _columns_of(db, source))
+            source = source_of(name)
+            columns = dict(_columns_of(db, source))
+            identifiers = ((sql_identifier(column), sql_type) for column, sql_type in columns.items())
             selected = ", ".join(f"{column}::{sql_type} AS {column}" for column, sql_type in identifiers)
             out.register("incoming", db.sql(f"FROM {source}").to_arrow_reader(_BATCH_ROWS))
             out.execute(f"CREATE TABLE {target} AS SELECT {selected} FROM incoming")
             out.unregister("incoming")
             counts[name] = int(out.execute(f"SELECT count(*) FROM {target}").fetchall()[0][0])
             if (table := BY_NAME.get(name)) is not None:
-                comments = ((column.name, column.comment) for column in table.columns)
+                comments = ((column.name, column.comment) for column in table.columns if column.name in columns)
                 out.execute(sql_comment("TABLE", target, table.comment, comments))
         out.execute("DETACH extract")
     del counts[_FRESHNESS]

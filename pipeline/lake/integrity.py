@@ -25,7 +25,7 @@ from pipeline.lake.retention import list_snapshots
 from schemas.tables import COMMIT_SEQ_COLUMN, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from pipeline.lake.layout import LakeLayout
@@ -178,19 +178,20 @@ def _content_problem(path: Path, part: Part) -> str | None:
 def damaged_catalogs(layout: LakeLayout, ledger: Ledger) -> Iterator[IntegrityIssue]:
     """Yield the catalog and the kept snapshots that differ from what was published or cannot be queried."""
     hashes = ledger.snapshot_hashes()
-    catalogs = list_snapshots(layout)
+    catalogs = [(path, {hashes.get(number)}) for number, path in list_snapshots(layout)]
     if (last := ledger.last_snapshot()) is not None:
-        catalogs.append((last.snapshot, layout.catalog))
-    for number, path in catalogs:
-        if problem := _catalog_problem(layout, path, hashes.get(number)):
+        catalogs.append((layout.catalog, {hashes.get(last.snapshot), ledger.properties.catalog_sha256}))
+    for path, accepted in catalogs:
+        if problem := _catalog_problem(layout, path, accepted - {None}):
             yield IntegrityIssue(layout.part_name(path), problem)
 
 
-def _catalog_problem(layout: LakeLayout, path: Path, sha256: str | None) -> str | None:
+def _catalog_problem(layout: LakeLayout, path: Path, accepted: Collection[str | None]) -> str | None:
+    """Return what is wrong with a catalog. `accepted` are its possible hashes; without any it is only opened."""
     if not path.is_file():
         return "missing"
     try:
-        if sha256 is not None and sha256_file(path) != sha256:
+        if accepted and sha256_file(path) not in accepted:
             return "not what was published (sha256 differs)"  # a damaged database is not opened
         with duckdb.connect(str(path), read_only=True) as db:
             names = db.execute("SELECT name FROM main._parts WHERE table_name <> ?", [RAW_TABLE]).fetchall()
@@ -199,7 +200,7 @@ def _catalog_problem(layout: LakeLayout, path: Path, sha256: str | None) -> str 
             views = "SELECT sql FROM duckdb_views() WHERE view_name = 'files' AND schema_name = 'main'"
             if str(layout.root) in str(db.execute(views).fetchall()):  # otherwise its paths are for other machines
                 for table in TABLES:
-                    db.execute(f"SELECT count(*) FROM main.{table.name}").fetchall()
+                    db.execute(f"SELECT count(*) FROM {table.qualified_name}").fetchall()
     except OSError as error:
         return _describe_os_error(error)
     except duckdb.Error as error:

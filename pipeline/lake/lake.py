@@ -134,9 +134,8 @@ class Lake:
         """
         check_parts_exist(self.layout, self.ledger.parts())
         record = self.ledger.begin_snapshot(run_id, at, complete=complete, watermark=watermark)
-        superseded = self.ledger.parts_with_superseded_rows()
-        spec = catalog.CatalogSpec(record, self.ledger.parts(), superseded, self.reader_root)
-        self.ledger.end_snapshot(record.snapshot, catalog.publish(self.layout, self.ledger, spec))
+        sha256 = catalog.publish(self.layout, self.ledger, self._catalog_spec(record))
+        self.ledger.end_snapshot(record.snapshot, sha256)
         properties = self.ledger.properties
         if properties.published_root != str(self.reader_root):
             relocate.relocate_snapshots(self.layout, self.ledger, self.reader_root)
@@ -175,6 +174,22 @@ class Lake:
             return self.publish("", at=at, complete=False, watermark=None)
         complete = last.complete and not self.ledger.has_versions_since(last.commit_seq)  # of a killed run
         return self.publish(last.run_id, at=at, complete=complete, watermark=last.watermark)
+
+    def republish_records(self, *, at: int) -> None:
+        """Publish the ledger's records, such as reports and shares, without a new snapshot.
+
+        The files are those of the last snapshot, so it takes no place in the history and pushes none out.
+        """
+        last = self.ledger.last_snapshot()
+        if last is None or self.needs_publish:
+            self.republish(at=at)
+        else:
+            catalog.refresh(self.layout, self.ledger, self._catalog_spec(last))
+
+    def _catalog_spec(self, record: SnapshotRecord) -> catalog.CatalogSpec:
+        superseded = self.ledger.parts_with_superseded_rows()
+        has_instances = self.ledger.properties.identity == "file_id"
+        return catalog.CatalogSpec(record, self.ledger.parts(), superseded, self.reader_root, has_instances)
 
     def _tombstone_rows(self, commit: Commit) -> pa.Table:
         tombstones = commit.tombstones

@@ -5,7 +5,8 @@ CREATE TABLE lake_property (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT 
 CREATE TABLE run (
     run_id TEXT PRIMARY KEY, command TEXT NOT NULL, version TEXT NOT NULL, started_at INTEGER NOT NULL,
     state TEXT NOT NULL, ended_at INTEGER, watermark INTEGER,
-    files_listed INTEGER, details_fetched INTEGER, files_skipped INTEGER, files_deleted INTEGER, rejects INTEGER,
+    files_listed INTEGER, files_stored INTEGER, details_fetched INTEGER, files_skipped INTEGER, files_deleted INTEGER,
+    rejects INTEGER,
     requests_list INTEGER, requests_detail INTEGER, retries INTEGER, seconds REAL, snapshot INTEGER, error TEXT
 );
 
@@ -93,18 +94,21 @@ CREATE TABLE report_batch (
     PRIMARY KEY (job, batch)
 );
 
--- A file without a batch is not ordered; `reason` says why.
+-- A file without a batch is not ordered; `reason` says why. An excluded file was not proven to be in its PDF: the next
+-- run orders it again. The confirmations belong to the latest order of the batch.
 CREATE TABLE report_file (
     job TEXT NOT NULL, position INTEGER NOT NULL, file_id INTEGER, reference TEXT, group_name TEXT, batch INTEGER,
-    reason TEXT, PRIMARY KEY (job, position)
+    reason TEXT, excluded_at INTEGER, confirmed_before_at INTEGER, confirmed_before_by TEXT, updated_before INTEGER,
+    confirmed_after_at INTEGER, on_pages INTEGER, PRIMARY KEY (job, position)
 );
 CREATE INDEX report_file_batch ON report_file (job, batch);
 
 -- An order is recorded as 'pending' before it is sent, and its URL before the first poll.
 CREATE TABLE report_order (
     job TEXT NOT NULL, batch INTEGER NOT NULL, attempt INTEGER NOT NULL, name TEXT NOT NULL, state TEXT NOT NULL,
-    files INTEGER NOT NULL, intended_at INTEGER NOT NULL, url TEXT, ordered_at INTEGER, delivered_at INTEGER,
-    pdf TEXT, sha256 TEXT, bytes INTEGER, error TEXT, PRIMARY KEY (job, batch, attempt)
+    files INTEGER NOT NULL, intended_at INTEGER NOT NULL, url TEXT, ordered_at INTEGER, saved_at INTEGER,
+    delivered_at INTEGER, pdf TEXT, sha256 TEXT, bytes INTEGER, references_found INTEGER, error TEXT,
+    PRIMARY KEY (job, batch, attempt)
 );
 
 -- A share is recorded as 'pending' before it is requested; request is the hash of the requested link.

@@ -186,6 +186,11 @@ class LedgerQueries(ABC):
         rows = self.query("SELECT start_second, end_second FROM coverage ORDER BY start_second NULLS FIRST")
         return tuple((row["start_second"], row["end_second"]) for row in rows)
 
+    def misfit_keys(self) -> set[tuple[str, str]]:
+        """Return the (table, key) pairs of which a value did not fit so far."""
+        sql = "SELECT table_name, json_key FROM schema_drift WHERE kind = 'type_mismatch'"
+        return {(row["table_name"], row["json_key"]) for row in self.query(sql)}
+
     def wide_columns(self) -> dict[tuple[str, str], int]:
         """Return how often each field name and question occurs: {(table, name): count}."""
         rows = self.query("SELECT table_name, name, occurrences FROM wide_view_column")

@@ -36,7 +36,8 @@ _RUNS: Final = MetaTable(
         ("ended_at", _TIMESTAMP, "End (UTC)."),
         ("watermark", _TIMESTAMP, "Every file updated before this time was in the lake when the run ended (UTC)."),
         ("files_listed", "BIGINT", "List items read, repeated ones included."),
-        ("details_fetched", "BIGINT", "Files fetched by a detail call."),
+        ("files_stored", "BIGINT", "New versions of files that came in, with or without a detail."),
+        ("details_fetched", "BIGINT", "Those of them that were fetched by a detail call."),
         ("files_skipped", "BIGINT", "Files that the lake had already."),
         ("files_deleted", "BIGINT", "Files that the service no longer has."),
         ("rejects", "BIGINT", "Documents and files that were rejected; see meta.rejects."),
@@ -110,6 +111,9 @@ _SNAPSHOTS: Final = MetaTable(
     ),
     "snapshot WHERE state <> 'abandoned' ORDER BY snapshot DESC LIMIT 10000",
 )
+_REPORT_STATES: Final = (
+    "pending, ordered, saving, saved, delivered, superseded, unknown, not_sent, rejected, timed_out or failed."
+)
 _REPORTS: Final = MetaTable(
     "reports",
     "One row per ordered report.",
@@ -117,13 +121,15 @@ _REPORTS: Final = MetaTable(
         ("job", "VARCHAR", "Job of the report."),
         ("batch", "BIGINT", "Batch within the job."),
         ("attempt", "BIGINT", "Number of this order of the batch."),
-        ("state", "VARCHAR", "pending, ordered, saving, delivered, unknown, not_sent, rejected, timed_out or failed."),
+        ("state", "VARCHAR", _REPORT_STATES),
         ("files", "BIGINT", "Files in the report."),
         ("ordered_at", _TIMESTAMP, "Order (UTC)."),
-        ("delivered_at", _TIMESTAMP, "Delivery (UTC)."),
+        ("saved_at", _TIMESTAMP, "The PDF was on disk (UTC)."),
+        ("delivered_at", _TIMESTAMP, "Every file of the PDF was confirmed a second time (UTC)."),
         ("pdf", "VARCHAR", "PDF within the job's folder."),
         ("sha256", "VARCHAR", "SHA-256 of the PDF."),
         ("bytes", "BIGINT", "Size of the PDF."),
+        ("references_found", "BIGINT", "Files whose reference or id is on the pages; NULL: the PDF was not read."),
         ("error", "VARCHAR", "Reason for the failure."),
         ("folder", "VARCHAR", "Folder of the job."),
     ),
@@ -140,10 +146,14 @@ _REPORT_FILES: Final = MetaTable(
         ("state", "VARCHAR", "State of the batch's latest order; pending before it, not_ordered without a batch."),
         ("reference", "VARCHAR", "Reference of the file when it was selected."),
         ("pdf", "VARCHAR", "PDF of the latest order, within the job's folder."),
+        ("confirmed_before_at", _TIMESTAMP, "The service had the file at this time, before the order (UTC)."),
+        ("confirmed_after_at", _TIMESTAMP, "The service had the file at this time, after the PDF was saved (UTC)."),
+        ("on_pages", "BOOLEAN", "The PDF shows the file; NULL: not read, or its pages show no references."),
         ("reason", "VARCHAR", "Reason why the file is in no PDF."),
     ),
     "(SELECT f.job, f.batch, f.file_id, iif(f.batch IS NULL, 'not_ordered', coalesce(o.state, 'pending')) AS state,"
-    " f.reference, o.pdf, coalesce(f.reason, o.error) AS reason, f.position FROM report_file AS f"
+    " f.reference, o.pdf, coalesce(f.reason, o.error) AS reason, f.position, f.confirmed_before_at,"
+    " f.confirmed_after_at, f.on_pages FROM report_file AS f"
     " LEFT JOIN report_order AS o ON o.job = f.job AND o.batch = f.batch AND o.attempt = (SELECT max(attempt)"
     " FROM report_order AS last WHERE last.job = f.job AND last.batch = f.batch))"
     " ORDER BY job DESC, position LIMIT 1000000",
@@ -208,6 +218,8 @@ FRESHNESS_COLUMNS: Final = (
     ("last_run_state", "VARCHAR", "State of the latest run."),
     ("last_run_ended_at", _TIMESTAMP, "End of the latest run (UTC)."),
     ("last_verify_at", _TIMESTAMP, "Latest comparison with the service's complete list (UTC)."),
+    ("missing_includes", "VARCHAR", "Includes that are left out and that the list alone serves: the lake has none."),
+    ("texts_from", "VARCHAR", "With lang: the call whose texts are in that language, list or detail."),
     ("reader_root", "VARCHAR", "Folder below which this catalog finds the lake's parts."),
 )
 """Columns of meta.freshness, whose single row is about the current snapshot."""

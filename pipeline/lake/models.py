@@ -63,6 +63,7 @@ class RunRecord:
     ended_at: int | None = None
     watermark: int | None = None
     files_listed: int = 0
+    files_stored: int = 0
     details_fetched: int = 0
     files_skipped: int = 0
     files_deleted: int = 0
@@ -200,6 +201,9 @@ class LakeProperties:
     next_commit_seq: int = 1  # a number is never used twice
     source: str | None = None  # base URL of the service
     lang: str | None = None
+    texts_from: Literal["list", "detail"] | None = None  # the call whose texts are in `lang`, as the last run found
+    has_detail_forms: bool = False  # a detail has had a submitted form
+    missing_includes: tuple[str, ...] = ()  # left out, and served by the list alone
     identity: Literal["id", "file_id"] = "id"  # key of a file: "id", or "file_id" once several instances share an id
     watermark: int | None = None
     lookback_due: bool = False  # the next sync reads the lookback window again
@@ -208,6 +212,7 @@ class LakeProperties:
     deep_position: int = 0  # bucket of files with which the next deep verify begins
     learned_limits: dict[str, Any] | None = None  # rate and concurrency, for the next run's rate limiter
     reader_root: str | None = None  # as set by the user; None: the lake's folder
+    catalog_sha256: str | None = None  # of a catalog with newer records than its snapshot's file
     published_root: str | None = None  # reader root of the newest catalog
     purge_in_progress: tuple[int, ...] | None = None  # file ids; committed, but the old files may still exist
     rollback_pause: RollbackPause | None = None
@@ -221,8 +226,9 @@ class LakeProperties:
     def from_rows(cls, rows: Mapping[str, str]) -> LakeProperties:
         """Return the properties from their JSON texts. Names of other versions are ignored."""
         values = {field.name: json.loads(rows[field.name]) for field in fields(cls) if field.name in rows}
-        if values.get("purge_in_progress") is not None:
-            values["purge_in_progress"] = tuple(values["purge_in_progress"])
+        for name in ("purge_in_progress", "missing_includes"):
+            if values.get(name) is not None:
+                values[name] = tuple(values[name])
         return cls(**values)
 
 
@@ -232,6 +238,9 @@ class PropertyChanges(TypedDict, total=False):
     next_commit_seq: int
     source: str
     lang: str | None
+    texts_from: Literal["list", "detail"] | None
+    has_detail_forms: bool
+    missing_includes: Sequence[str]
     identity: Literal["id", "file_id"]
     watermark: int | None
     lookback_due: bool
@@ -240,6 +249,7 @@ class PropertyChanges(TypedDict, total=False):
     deep_position: int
     learned_limits: dict[str, Any]
     reader_root: str | None
+    catalog_sha256: str | None
     published_root: str
     purge_in_progress: Sequence[int] | None
     rollback_pause: RollbackPause | None

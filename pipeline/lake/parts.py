@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from pipeline.lake.layout import LakeLayout, write_read_only
 from pipeline.lake.models import Part
 from schemas.tables import COMMIT_SEQ_COLUMN, FIELDS, FORM_ANSWERS, RAW, TABLES
+from schemas.value_types import encode_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 RAW_TABLE: Final = "raw"
 WIDE_NAME_COLUMNS: Final = {FIELDS.name: "name", FORM_ANSWERS.name: "label"}
 """Tables with a wide view, and the column whose values become that view's columns."""
+QUESTION_NAMES: Final = "form_questions"
+"""Where the questions of each form are counted beside the names, as JSON: [form_id, question_id, label]."""
+_QUESTION_COLUMNS: Final = ("form_id", "question_id", "label")
+COUNTED_COLUMNS: Final = {FIELDS.name: ("name",), FORM_ANSWERS.name: _QUESTION_COLUMNS}
+"""The columns that `count_wide_names` reads, by table."""
 ROW_GROUP_ROWS: Final = 51_200  # 25 of DuckDB's vectors; point look-ups take half the time of its own 122,880
 READ_BATCH_ROWS: Final = ROW_GROUP_ROWS // 5
 ROW_GROUP_BYTES: Final = 16 * 1024 * 1024
@@ -53,6 +59,10 @@ def count_wide_names(tables: Mapping[str, pa.Table]) -> Counter[tuple[str, str]]
         if (column := WIDE_NAME_COLUMNS.get(table)) is not None:
             for name in rows.column(column).drop_null().value_counts().to_pylist():
                 counts[table, name["values"]] += name["counts"]
+        if table == FORM_ANSWERS.name:
+            for question in rows.group_by(list(_QUESTION_COLUMNS)).aggregate([([], "count_all")]).to_pylist():
+                name = encode_json([question[column] for column in _QUESTION_COLUMNS])
+                counts[QUESTION_NAMES, name] += question["count_all"]
     return counts
 
 

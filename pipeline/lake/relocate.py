@@ -20,7 +20,7 @@ from pipeline.lake.layout import write_read_only
 from pipeline.lake.parts import sha256_file
 from pipeline.lake.retention import list_snapshots
 from pipeline.lake.sql import sql_comment, sql_literal
-from schemas.tables import COMMIT_SEQ_COLUMN, WORKFLOW_STEPS, WORKFLOWS
+from schemas.tables import COMMIT_SEQ_COLUMN, WORKFLOW_DEFINITIONS, WORKFLOW_RUNS
 
 if TYPE_CHECKING:
     from pipeline.lake.layout import LakeLayout
@@ -74,31 +74,31 @@ def _rewrite_views(path: Path, former: Path | None, reader_root: Path) -> None:
     with duckdb.connect(str(path)) as db:
         db.execute("BEGIN")
         views = db.execute(
-            "SELECT view_name, sql, comment FROM duckdb_views() WHERE NOT internal AND schema_name = 'main'"
+            "SELECT schema_name, view_name, sql, comment FROM duckdb_views() WHERE NOT internal"
         ).fetchall()
-        columns = {name: _columns(db, name) for name, _, _ in views}
-        for name, sql, comment in views:
+        columns = {name: _columns(db, schema, name) for schema, name, _, _ in views}
+        for schema, name, sql, comment in views:
             if before not in sql:
                 continue
             bind_empty_read_parquet(db, _part_columns(name, columns))
             db.execute(sql.replace("CREATE VIEW", "CREATE OR REPLACE VIEW", 1).replace(before, after))
             texts = [(column, text or "") for column, _, text in columns[name]]
-            db.execute(sql_comment("VIEW", f"main.{name}", comment or "", texts))
+            db.execute(sql_comment("VIEW", f"{schema}.{name}", comment or "", texts))
         db.execute("UPDATE meta._freshness SET reader_root = ?", [str(reader_root)])
         db.execute("COMMIT")
 
 
-def _columns(db: duckdb.DuckDBPyConnection, view: str) -> list[tuple[str, str, str]]:
+def _columns(db: duckdb.DuckDBPyConnection, schema: str, view: str) -> list[tuple[str, str, str]]:
     return db.execute(
-        "SELECT column_name, data_type, comment FROM duckdb_columns() WHERE schema_name = 'main' AND table_name = ?"
+        "SELECT column_name, data_type, comment FROM duckdb_columns() WHERE schema_name = ? AND table_name = ?"
         " AND NOT internal ORDER BY column_index",
-        [view],
+        [schema, view],
     ).fetchall()
 
 
 def _part_columns(view: str, columns: dict[str, list[tuple[str, str, str]]]) -> dict[str, str]:
     """Return the columns of the parts that a view reads, as {name: SQL type}."""
     shape = {name: kind for name, kind, _ in columns[view]}
-    if view == WORKFLOW_STEPS.name:  # which looks into workflows
-        shape = {name: kind for name, kind, _ in columns.get(WORKFLOWS.name, [])} | shape
+    if view == WORKFLOW_DEFINITIONS.name:  # which looks into workflow_runs
+        shape = {name: kind for name, kind, _ in columns.get(WORKFLOW_RUNS.name, [])} | shape
     return shape | (_RAW if view == _HISTORY else {COMMIT_SEQ_COLUMN: "BIGINT"})

@@ -9,14 +9,14 @@ from __future__ import annotations
 from contextlib import closing, contextmanager
 from dataclasses import asdict, astuple, dataclass, fields, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pipeline.lake.ledger import Ledger
 from pipeline.lake.ledger_writes import insert, insert_all
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.models import LakeProperties
@@ -36,7 +36,9 @@ class OrderState(StrEnum):
     PENDING = "pending"  # recorded; not known to be sent
     ORDERED = "ordered"
     SAVING = "saving"  # the PDF is on disk and is about to get its name
-    DELIVERED = "delivered"
+    SAVED = "saved"  # the PDF has its name; its files are not confirmed a second time yet
+    DELIVERED = "delivered"  # every file of the PDF was confirmed before the order and after the PDF was saved
+    SUPERSEDED = "superseded"  # a file was not confirmed after the PDF was saved: the PDF does not count
     UNKNOWN = "unknown"  # the response was lost
     NOT_SENT = "not_sent"
     REJECTED = "rejected"
@@ -69,7 +71,12 @@ class ReportJob:
 
 @dataclass(frozen=True, slots=True)
 class ReportJobFile:
-    """A selected file. Without a batch it is not ordered; `reason` has the cause."""
+    """A selected file. Without a batch it is not ordered; `reason` has the cause.
+
+    `excluded_at`: the file was not proven to be in a PDF; the next run orders it again. The confirmations are those of
+    the batch's latest order; the first one was by `list` or `detail` call and had the update time `updated_before`.
+    `on_pages`: 1, 0 or None.
+    """
 
     position: int
     file_id: int | None
@@ -77,6 +84,21 @@ class ReportJobFile:
     group_name: str | None
     batch: int | None
     reason: str | None = None
+    excluded_at: int | None = None
+    confirmed_before_at: int | None = None
+    confirmed_before_by: str | None = None
+    updated_before: int | None = None
+    confirmed_after_at: int | None = None
+    on_pages: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileConfirmation:
+    """The service had a file at `at`, with this update time, which may differ between its two calls."""
+
+    at: int
+    updated_at: int | None
+    call: Literal["list", "detail"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +124,12 @@ class ReportOrderRecord:
     intended_at: int
     url: str | None = None
     ordered_at: int | None = None
+    saved_at: int | None = None
     delivered_at: int | None = None
     pdf: str | None = None
     sha256: str | None = None
     bytes: int | None = None
+    references_found: int | None = None
     error: str | None = None
 
 
@@ -153,6 +177,10 @@ class RequestLog:
     def properties(self) -> LakeProperties:
         """The properties of the lake."""
         return self._ledger.properties
+
+    def count_files(self) -> int:
+        """Return the number of files in the lake."""
+        return int(self._ledger.query("SELECT count(*) FROM file_version WHERE NOT deleted")[0][0])
 
     # Jobs
 
@@ -224,32 +252,86 @@ class RequestLog:
         """Return the orders of a job, by batch and attempt."""
         return self._ledger.select(ReportOrderRecord, "report_order WHERE job = ? ORDER BY batch, attempt", (job,))
 
-    def record_order(self, job: str, batch: ReportBatch, stem: str, at: int) -> ReportOrderRecord:
-        """Record an order before it is sent. Its name is `stem`, job and attempt."""
+    def record_order(
+        self, job: str, batch: ReportBatch, stem: str, at: int, confirmed: Mapping[int, FileConfirmation]
+    ) -> ReportOrderRecord:
+        """Record an order before it is sent, with the confirmation of its files. Its name: `stem`, job and attempt."""
         with self._ledger.transaction() as db:
             sql = "SELECT coalesce(max(attempt), 0) + 1 FROM report_order WHERE job = ? AND batch = ?"
             attempt = int(db.execute(sql, (job, batch.batch)).fetchone()[0])
             name = f"{stem}-{job}-{attempt}"
             order = ReportOrderRecord(batch.batch, attempt, name, OrderState.PENDING, len(batch.files), at)
             insert(db, "report_order", {"job": job, **asdict(order)})
+            db.executemany(
+                "UPDATE report_file SET confirmed_before_at = ?, confirmed_before_by = ?, updated_before = ?,"
+                " confirmed_after_at = NULL, on_pages = NULL WHERE job = ? AND batch = ? AND file_id = ?",
+                [
+                    (before.at, before.call, before.updated_at, job, batch.batch, file_id)
+                    for file_id, before in ((file_id, confirmed[file_id]) for file_id in batch.files)
+                ],
+            )
         return order
+
+    def deliver(
+        self,
+        job: str,
+        order: ReportOrderRecord,
+        at: int,
+        confirmed: Mapping[int, FileConfirmation],
+        on_pages: Mapping[int, bool | None],
+    ) -> ReportOrderRecord:
+        """Record that every file of a saved PDF was confirmed a second time."""
+        changed = replace(order, state=OrderState.DELIVERED, delivered_at=at, error=None)
+        with self._ledger.transaction() as db:
+            db.executemany(
+                "UPDATE report_file SET confirmed_after_at = ?, on_pages = ?"
+                " WHERE job = ? AND batch = ? AND file_id = ?",
+                [(after.at, on_pages.get(file_id), job, order.batch, file_id) for file_id, after in confirmed.items()],
+            )
+            _update_order(db, job, changed, ("state", "delivered_at", "references_found", "error"))
+        return changed
+
+    def exclude_files(
+        self, job: str, batch: int, reasons: Mapping[int, str], at: int, superseded: ReportOrderRecord | None = None
+    ) -> None:
+        """Take files out of their batch, each with its reason, and record the order whose PDF does not count."""
+        with self._ledger.transaction() as db:
+            db.executemany(
+                "UPDATE report_file SET batch = NULL, reason = ?, excluded_at = ?, confirmed_after_at = NULL"
+                " WHERE job = ? AND batch = ? AND file_id = ?",
+                [(reason, at, job, batch, file_id) for file_id, reason in reasons.items()],
+            )
+            if superseded is not None:
+                _update_order(db, job, superseded, ("state", "error", "references_found"))
+            db.execute(
+                "DELETE FROM report_batch AS b WHERE job = ? AND batch = ? AND NOT split AND NOT EXISTS (SELECT *"
+                " FROM report_file AS f WHERE f.job = b.job AND f.batch = b.batch) AND NOT EXISTS (SELECT *"
+                " FROM report_order AS o WHERE o.job = b.job AND o.batch = b.batch)",
+                (job, batch),
+            )
+
+    def restore_files(self, job: str, batches: Sequence[ReportBatch]) -> None:
+        """Put excluded files into new batches: their order is tried again."""
+        with self._ledger.transaction() as db:
+            _insert_batches(db, job, batches)
+            db.executemany(
+                "UPDATE report_file SET batch = ?, reason = NULL, excluded_at = NULL"
+                " WHERE job = ? AND file_id = ? AND excluded_at IS NOT NULL",
+                [(batch.batch, job, file_id) for batch in batches for file_id in batch.files],
+            )
 
     def update(self, job: str, order: ReportOrderRecord, **changes: Any) -> ReportOrderRecord:
         """Record changes of an order and return it."""
         changed = replace(order, **changes)
-        assignments = ", ".join(f"{name} = :{name}" for name in changes)
         with self._ledger.transaction() as db:
-            db.execute(
-                f"UPDATE report_order SET {assignments} WHERE job = :job AND batch = :batch AND attempt = :attempt",
-                {"job": job, **asdict(changed)},
-            )
+            _update_order(db, job, changed, tuple(changes))
         return changed
 
     def mean_report_seconds(self) -> float | None:
         """Return the mean time from order to delivery of the last 100 reports; None if there is none."""
         rows = self._ledger.query(
-            "SELECT avg(delivered_at - ordered_at) / 1e6 FROM (SELECT delivered_at, ordered_at"
-            " FROM report_order WHERE state = 'delivered' ORDER BY delivered_at DESC LIMIT 100)"
+            "SELECT avg(saved_at - ordered_at) / 1e6 FROM (SELECT saved_at, ordered_at"
+            " FROM report_order WHERE state = 'delivered' ORDER BY saved_at DESC LIMIT 100)"
         )
         mean: float | None = rows[0][0]
         return mean
@@ -296,3 +378,11 @@ class RequestLog:
 def _insert_batches(db: sqlite3.Connection, job: str, batches: Sequence[ReportBatch]) -> None:
     rows = [(job, batch.batch, batch.label, batch.group_name) for batch in batches]
     insert_all(db, "report_batch", ("job", "batch", "label", "group_name"), rows)
+
+
+def _update_order(db: sqlite3.Connection, job: str, order: ReportOrderRecord, columns: Sequence[str]) -> None:
+    assignments = ", ".join(f"{name} = :{name}" for name in columns)
+    db.execute(
+        f"UPDATE report_order SET {assignments} WHERE job = :job AND batch = :batch AND attempt = :attempt",
+        {"job": job, **asdict(order)},
+    )

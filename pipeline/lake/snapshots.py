@@ -20,7 +20,7 @@ from pipeline.lake.models import Part, RollbackPause, RunRecord
 from pipeline.lake.parts import empty_part
 from pipeline.lake.retention import list_snapshots
 from pipeline.lake.sql import sql_read_parquet
-from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES, WORKFLOWS
+from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES, WORKFLOW_DEFINITIONS
 from schemas.timestamps import SECOND
 
 if TYPE_CHECKING:
@@ -202,8 +202,8 @@ def roll_back(lake: Lake, number: int, *, run: RunRecord) -> SnapshotRecord:
     with _open_memory_db() as snapshot_db:
         _create_version_table(snapshot_db, layout, contents, "versions")
         definitions = snapshot_db.execute(
-            f"SELECT _content_hash, min({COMMIT_SEQ_COLUMN})"
-            f" FROM {_read_parquet_sql(layout, contents, WORKFLOWS.name)} GROUP BY ALL"
+            f"SELECT _definition_hash, min({COMMIT_SEQ_COLUMN})"
+            f" FROM {_read_parquet_sql(layout, contents, WORKFLOW_DEFINITIONS.name)} GROUP BY ALL"
         ).fetchall()
         with ledger.transaction() as db:
             _restore_versions(db, snapshot_db, contents)

@@ -1,12 +1,15 @@
-"""Quoting of names and text in SQL statements."""
+"""SQL text: quoted names and literals, comments, the current time."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
+
+UTC_NOW_SQL: Final = "now() AT TIME ZONE 'UTC'"
+"""The current time in UTC as TIMESTAMP, the type of the lake's times. A cast of now() is in the reader's zone."""
 
 
 def sql_identifier(name: str) -> str:

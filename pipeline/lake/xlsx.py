@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pipeline.errors import SettingsError, StorageError
-from pipeline.lake.sql import sql_identifier
 
 try:
     import xlsxwriter
@@ -14,7 +13,7 @@ except ImportError:  # an optional extra
     xlsxwriter = None
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     import duckdb
@@ -33,8 +32,10 @@ def check_xlsx_installed() -> None:
         )
 
 
-def write_workbook(db: duckdb.DuckDBPyConnection, path: Path, tables: Sequence[str]) -> dict[str, int]:
+def write_workbook(db: duckdb.DuckDBPyConnection, path: Path, sources: Mapping[str, str]) -> dict[str, int]:
     """Write one sheet per table of the open catalog, row by row, and return the numbers of rows.
+
+    `sources` are the tables as SQL, by sheet.
 
     Raises `SettingsError` if a table has more rows than a sheet, `StorageError` if the disk is full.
     """
@@ -42,14 +43,14 @@ def write_workbook(db: duckdb.DuckDBPyConnection, path: Path, tables: Sequence[s
     options = {"constant_memory": True, "use_zip64": True, "tmpdir": path.parent}
     try:
         with xlsxwriter.Workbook(path, options) as book:
-            return {name: _write_sheet(db, book.add_worksheet(name), name) for name in tables}
+            return {name: _write_sheet(db, book.add_worksheet(name), name, source) for name, source in sources.items()}
     except FileCreateError as error:
         cause = error.args[0]
         raise StorageError.from_errno(path.name, cause.errno if isinstance(cause, OSError) else None) from error
 
 
-def _write_sheet(db: duckdb.DuckDBPyConnection, sheet: Any, name: str) -> int:
-    result = db.execute(f"FROM main.{sql_identifier(name)}")
+def _write_sheet(db: duckdb.DuckDBPyConnection, sheet: Any, name: str, source: str) -> int:
+    result = db.execute(f"FROM {source}")
     columns = result.description or ()
     for index, column in enumerate(columns):
         sheet.write_string(0, index, column[0])

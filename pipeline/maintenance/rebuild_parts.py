@@ -12,12 +12,12 @@ import pyarrow as pa
 from pipeline import __version__
 from pipeline.crawl.models import parse_reference
 from pipeline.errors import LakeCorruptedError
-from pipeline.flatten.flatten import flatten
+from pipeline.flatten.flatten import FlattenResult, flatten
 from pipeline.lake import lookups
 from pipeline.lake.models import RunRecord
 from pipeline.lake.parts import write_part_file
 from pipeline.maintenance.replay import DEFINITIONS, DefinitionIndex, RowSpill, add_definitions, iter_raw_versions
-from schemas.tables import BY_NAME, DELETED_FILES
+from schemas.tables import BY_NAME, DELETED_FILES, MISFITS
 from schemas.timestamps import new_run_id, now_us
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class PartRebuilder:
         definitions, tables = DefinitionIndex(self._ledger), [BY_NAME[part.table_name].arrow.empty_table()]
         for commit in self._iter_raw_commits(part, definitions):
             known = definitions.select_known(commit.seq)
-            flat = flatten(commit.versions, run_id=commit.run_id, seq=commit.seq, known_definitions=known)
+            flat = self._flatten(commit, known)
             definitions.written |= flat.definitions
             if part.table_name in flat.tables:
                 tables.append(flat.tables[part.table_name])
@@ -97,12 +97,25 @@ class PartRebuilder:
                 if part.table_name in DEFINITIONS:
                     add_definitions(commit, spill, definitions, definitions.select_known(commit.seq))
                     continue
-                known = frozenset(definitions.all)
-                flat = flatten(commit.versions, run_id=commit.run_id, seq=commit.seq, known_definitions=known)
+                # A definition's misfits stand beside those of the file that brought it.
+                has_misfits = part.table_name == MISFITS.name
+                flat = self._flatten(
+                    commit, definitions.select_known(commit.seq) if has_misfits else frozenset(definitions.all)
+                )
+                definitions.written |= flat.definitions
                 if part.table_name in flat.tables:
                     spill.add(part.table_name, flat.tables[part.table_name])
             self._forget_lost_definitions(part, definitions)
             return list(spill.write_sorted_parts(part.table_name, span=part.span, name_suffix=suffix))
+
+    def _flatten(self, commit: RawCommit, known_definitions: frozenset[str]) -> FlattenResult:
+        return flatten(
+            commit.versions,
+            run_id=commit.run_id,
+            seq=commit.seq,
+            known_definitions=known_definitions,
+            texts_from_list=self._ledger.properties.texts_from == "list",
+        )
 
     def _iter_raw_commits(self, part: Part, definitions: DefinitionIndex) -> Iterator[RawCommit]:
         """Yield the raw documents of the part's commits whose rows are in the part."""

@@ -16,16 +16,25 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import LakeCorruptedError, SettingsError
-from pipeline.flatten.flatten import flatten
+from pipeline.flatten.flatten import FlattenResult, flatten
 from pipeline.lake.duckdb import open_worker_connection, read_sorted_batches
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.parts import RAW_TABLE, WRITE_OPTIONS, estimate_memory, write_parts
 from pipeline.lake.sql import sql_literal
 from schemas.file_versions import FileVersion
-from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, DELETED_FILES, TABLES, WORKFLOW_STEPS, WORKFLOWS
+from schemas.tables import (
+    BY_NAME,
+    COMMIT_SEQ_COLUMN,
+    DELETED_FILES,
+    MISFITS,
+    TABLES,
+    WORKFLOW_DEFINITION_STEPS,
+    WORKFLOW_DEFINITIONS,
+)
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
@@ -38,9 +47,9 @@ if TYPE_CHECKING:
     from pipeline.lake.models import Part
     from schemas.tables import Table
 
-DEFINITIONS: Final = frozenset({WORKFLOWS.name, WORKFLOW_STEPS.name})
+DEFINITIONS: Final = frozenset({WORKFLOW_DEFINITIONS.name, WORKFLOW_DEFINITION_STEPS.name})
 _DOCUMENTS_PER_BATCH: Final = 500
-_HASH_COLUMN: Final = "_content_hash"
+_HASH_COLUMN: Final = "_definition_hash"
 
 VersionFilter: TypeAlias = Callable[[int, Sequence[int]], Collection[int]]
 
@@ -192,6 +201,7 @@ def replay(lake: Lake) -> ReplayResult:
 
 def _replay_files(lake: Lake, raw: Sequence[Part], spill: RowSpill, definitions: DefinitionIndex) -> int:
     files = 0
+    texts_from_list = lake.ledger.properties.texts_from == "list"
 
     def select_current(seq: int, file_ids: Sequence[int]) -> Collection[int]:
         versions = lake.ledger.file_versions(file_ids)
@@ -205,7 +215,9 @@ def _replay_files(lake: Lake, raw: Sequence[Part], spill: RowSpill, definitions:
         current = select_current(commit.seq, [version.file_id for version in commit.versions])
         versions = [version for version in commit.versions if version.file_id in current]
         known = frozenset(definitions.all)
-        flat = flatten(versions, run_id=commit.run_id, seq=commit.seq, known_definitions=known)
+        flat = flatten(
+            versions, run_id=commit.run_id, seq=commit.seq, known_definitions=known, texts_from_list=texts_from_list
+        )
         if flat.rejects:
             raise LakeCorruptedError(
                 f"The documents of {len(flat.rejects):,} files cannot be read, for example {flat.rejects[0].file_id}.",
@@ -215,16 +227,25 @@ def _replay_files(lake: Lake, raw: Sequence[Part], spill: RowSpill, definitions:
             spill.add(name, rows)
         files += len(versions)
         if commit.seq in definitions.seqs:
-            add_definitions(commit, spill, definitions, definitions.select_known(commit.seq))
+            flat = add_definitions(commit, spill, definitions, definitions.select_known(commit.seq))
+            if (misfits := flat.tables.get(MISFITS.name)) is not None:
+                is_kept = pc.and_(
+                    pc.is_in(misfits["file_id"], pa.array(sorted(current), pa.int64())),
+                    pc.is_in(misfits["table_name"], pa.array(sorted(DEFINITIONS))),
+                )
+                spill.add(MISFITS.name, misfits.filter(is_kept))
     return files
 
 
-def add_definitions(commit: RawCommit, spill: RowSpill, definitions: DefinitionIndex, known: frozenset[str]) -> None:
-    """Append the definitions of a commit, except those that are `known`."""
+def add_definitions(
+    commit: RawCommit, spill: RowSpill, definitions: DefinitionIndex, known: frozenset[str]
+) -> FlattenResult:
+    """Append the definitions of a commit, except those that are `known`. Return all rows of the commit."""
     flat = flatten(commit.versions, run_id=commit.run_id, seq=commit.seq, known_definitions=known)
     for name in DEFINITIONS & flat.tables.keys():
         spill.add(name, flat.tables[name])
     definitions.written |= flat.definitions
+    return flat
 
 
 def _check_file_count(ledger: Ledger, files: int) -> None:

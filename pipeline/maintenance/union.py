@@ -24,7 +24,7 @@ from pipeline.lake.duckdb import STORAGE_VERSION
 from pipeline.lake.duckdb_errors import short_message, translate_duckdb_errors
 from pipeline.lake.layout import translate_os_errors, write_read_only
 from pipeline.lake.reader import CATALOG
-from pipeline.lake.sql import sql_identifier, sql_literal
+from pipeline.lake.sql import UTC_NOW_SQL, sql_identifier, sql_literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,6 +34,7 @@ _TEXT_OR_MAIN: Final = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|\bmain\.""")
 _VIEW_OF_MAIN: Final = re.compile(r"\bmain\.(\w+)")
 _COPIED_TABLES: Final = frozenset({"_superseded_versions"})  # the views of a source read them, besides its parts
 _HIDDEN_TABLES: Final = frozenset({"_ledger", "_parts", "_superseded_versions"})
+_HIDDEN: Final = "_meta_"  # prefix of a view of meta in the schema of its source, which has the views of main
 _SOURCE_COLUMN_COMMENT: Final = "Source the row comes from, as the settings file names it."
 
 _log = structlog.get_logger()
@@ -116,6 +117,7 @@ def _build(db: duckdb.DuckDBPyConnection, temp: Path, catalogs: Mapping[str, Pat
     db.execute(f"ATTACH {sql_literal(str(temp))} AS united (STORAGE_VERSION '{STORAGE_VERSION}')")
     db.execute("USE united")
     db.execute("BEGIN")
+    db.execute(f"CREATE MACRO main.utc_now() AS ({UTC_NOW_SQL})")
     for index, name in enumerate(catalogs):
         _copy_views(db, f"source_{index}", name)
     views = _create_union_views(db, list(catalogs))
@@ -134,10 +136,11 @@ def _copy_views(db: duckdb.DuckDBPyConnection, catalog: str, source: str) -> Non
     for table in _COPIED_TABLES:
         db.execute(f"CREATE TABLE {schema}.{table} AS FROM {catalog}.main.{table}")
     rows = db.execute(
-        "SELECT view_name, sql FROM duckdb_views() WHERE NOT internal AND schema_name = 'main' AND database_name = ?",
+        "SELECT schema_name = 'main', view_name, sql FROM duckdb_views() WHERE NOT internal AND database_name = ?"
+        " AND schema_name IN ('main', 'meta') AND NOT (schema_name = 'meta' AND view_name = 'freshness')",
         [catalog],
     ).fetchall()
-    views = {str(name): str(sql) for name, sql in rows}
+    views = {str(name) if is_main else _HIDDEN + str(name): str(sql) for is_main, name, sql in rows}
     for name in _sort_by_dependency(views):
         try:
             db.execute(f"CREATE VIEW {schema}.{sql_identifier(name)} AS {_rewrite_schema(views[name], schema)}")
@@ -177,8 +180,11 @@ def _create_union_views(db: duckdb.DuckDBPyConnection, sources: Sequence[str]) -
 
 def _create_union(db: duckdb.DuckDBPyConnection, kind: str, schema: str, name: str, owners: Mapping[str, str]) -> None:
     """Create the union of a view or table. `owners` are the schemas that have it, by source."""
-    table = sql_identifier(name)
-    queries = [f"SELECT {sql_literal(source)} AS _source, * FROM {owner}.{table}" for source, owner in owners.items()]
+    table, prefix = sql_identifier(name), _HIDDEN if kind == "VIEW" and schema == "meta" else ""
+    queries = [
+        f"SELECT {sql_literal(source)} AS _source, * FROM {owner}.{sql_identifier(prefix + name)}"
+        for source, owner in owners.items()
+    ]
     db.execute(f"CREATE {kind} {schema}.{table} AS {' UNION ALL BY NAME '.join(queries)}")
     db.execute(f"COMMENT ON COLUMN {schema}.{table}._source IS {sql_literal(_SOURCE_COLUMN_COMMENT)}")
 
@@ -194,6 +200,17 @@ def _create_union_meta(db: duckdb.DuckDBPyConnection, sources: Sequence[str]) ->
         owners = {source: f"{alias}.meta" for source, alias in aliases.items() if alias in databases}
         _create_union(db, "TABLE", "meta", str(name), owners)
         _copy_comments(db, str(databases[0]), "meta", "meta", only=str(name))
+    views = db.execute(
+        "SELECT view_name, list(schema_name) FROM duckdb_views() WHERE NOT internal AND database_name = 'united'"
+        " AND starts_with(view_name, ?) GROUP BY view_name",
+        [_HIDDEN],
+    ).fetchall()
+    for view, schemas in views:
+        name = str(view).removeprefix(_HIDDEN)
+        owners = {source: sql_identifier(source) for source in sources if source in schemas}
+        _create_union(db, "VIEW", "meta", name, owners)
+        alias = f"source_{sources.index(next(iter(owners)))}"
+        _copy_comments(db, alias, "meta", "meta", only=name)
     db.execute(
         "CREATE VIEW meta.freshness AS SELECT _source, watermark, epoch(now()) - epoch(watermark) AS age_seconds,"
         " * EXCLUDE (_source, watermark) FROM meta._freshness"

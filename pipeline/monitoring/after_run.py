@@ -134,15 +134,15 @@ class RunDelta:
     limited_by: str = ""
 
 
-def measure_delta(lake: Lake, before: LakeBefore, *, run_id: str, fetched: int, last: ProgressState | None) -> RunDelta:
-    """Return the difference that the last run made; `last` is its last progress."""
+def measure_delta(lake: Lake, before: LakeBefore, *, run_id: str, stored: int, last: ProgressState | None) -> RunDelta:
+    """Return the difference that the last run made: `stored` versions came in, `last` is its last progress."""
     ledger = lake.ledger
     snapshot = ledger.last_snapshot()
-    added = min(max(0, (0 if snapshot is None else snapshot.files) - before.files), fetched)
+    added = min(max(0, (0 if snapshot is None else snapshot.files) - before.files), stored)
     progress = last if isinstance(last, CrawlProgress) else CrawlProgress()
     return RunDelta(
         added,
-        fetched - added,
+        stored - added,
         ledger.row_counts(since_seq=before.next_commit_seq),
         dict(islice(ledger.count_rejects(run_id).items(), _MAX_REASONS)),
         progress.throttled,

@@ -66,7 +66,7 @@ class RunStats:
                 self.requests[kind] = self.requests.get(kind, 0) + count
         self.retries += int(result.get("retries") or 0)
         self.throttled += int((result.get("delta") or {}).get("throttled") or 0)
-        self.fetched += int(result.get("details_fetched") or 0)
+        self.fetched += int(result.get("files_stored") or 0)
         self.lake = dict(result.get("lake") or self.lake)
 
 

@@ -145,7 +145,7 @@ class Watcher:
         fields = {**self._source_field, "seconds": round(outcome.seconds, 1), "next": format_duration(delay)}
         match outcome.kind:
             case OutcomeKind.DONE:
-                names = ("details_fetched", "rejects", "watermark")
+                names = ("files_stored", "rejects", "watermark")
                 counts = {name: outcome.result[name] for name in names if name in outcome.result}
                 _log.info("watch.synced", **counts, **fields)
             case OutcomeKind.LOCKED:

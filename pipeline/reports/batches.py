@@ -11,42 +11,65 @@ from pipeline.lake.request_log import ReportBatch, ReportJobFile
 from schemas.requests import MAX_REPORT_FILES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pipeline.reports.selection import SelectedFile
 
 DEFAULT_NAME: Final = "report-{batch}"
 DEFAULT_GROUP_NAME: Final = "{group}-{batch}"
 _FIELDS: Final = ("batch", "group", "count")
-_LABEL_DIGITS: Final = 4
+_MIN_LABEL_DIGITS: Final = 4
 _MAX_GROUP_CHARACTERS: Final = 60
-_MAX_STEM_CHARACTERS: Final = 150
+_MAX_GROUP_BYTES: Final = 150
+_MAX_STEM_BYTES: Final = 200  # a name has at most 255 bytes on the usual file systems
+_RESERVED_NAMES: Final = frozenset(  # of Windows, with every suffix
+    ["CON", "PRN", "AUX", "NUL", *(f"{name}{number}" for name in ("COM", "LPT") for number in range(10))]
+)
 
 
 def make_batches(selected: Sequence[SelectedFile]) -> tuple[list[ReportJobFile], list[ReportBatch]]:
     """Return the selected files with their batches: at most 100 files each, in the order of the selection."""
-    files: list[ReportJobFile] = []
-    batches: list[ReportBatch] = []
-    ids: list[int] = []
-    group: str | None = None
-
-    def close_batch() -> None:
-        if ids:
-            number = len(batches) + 1
-            batches.append(ReportBatch(number, f"{number:0{_LABEL_DIGITS}}", group, split=False, files=tuple(ids)))
-            ids.clear()
-
-    for position, file in enumerate(selected):
-        batch = None
-        if file.reason is None and file.file_id is not None:
-            if len(ids) == MAX_REPORT_FILES or file.group != group:
-                close_batch()
-                group = file.group
-            ids.append(file.file_id)
-            batch = len(batches) + 1
-        files.append(ReportJobFile(position, file.file_id, file.reference, file.group, batch, file.reason))
-    close_batch()
+    orderable = [(file.file_id, file.group) for file in selected if file.reason is None and file.file_id is not None]
+    contents = _cut_batches(orderable)
+    digits = max(_MIN_LABEL_DIGITS, len(str(len(contents))))
+    batches = [
+        ReportBatch(number, f"{number:0{digits}}", group, split=False, files=tuple(ids))
+        for number, (group, ids) in enumerate(contents, 1)
+    ]
+    batch_of = {file_id: batch.batch for batch in batches for file_id in batch.files}
+    files = [
+        ReportJobFile(
+            position,
+            file.file_id,
+            file.reference,
+            file.group,
+            None if file.reason is not None or file.file_id is None else batch_of[file.file_id],
+            file.reason,
+        )
+        for position, file in enumerate(selected)
+    ]
     return files, batches
+
+
+def make_further_batches(files: Sequence[ReportJobFile], existing: Sequence[ReportBatch]) -> list[ReportBatch]:
+    """Return batches for files that left their first batch. Their labels sort after those of a new job."""
+    contents = _cut_batches([(file.file_id, file.group_name) for file in files if file.file_id is not None])
+    first = max((batch.batch for batch in existing), default=0) + 1
+    digits = max(_MIN_LABEL_DIGITS, len(str(first + len(contents))))
+    return [
+        ReportBatch(number, f"r{number:0{digits}}", group, split=False, files=tuple(ids))
+        for number, (group, ids) in enumerate(contents, first)
+    ]
+
+
+def _cut_batches(files: Sequence[tuple[int, str | None]]) -> list[tuple[str | None, list[int]]]:
+    """Return groups with the ids of one batch each."""
+    contents: list[tuple[str | None, list[int]]] = []
+    for file_id, group in files:
+        if not contents or contents[-1][0] != group or len(contents[-1][1]) == MAX_REPORT_FILES:
+            contents.append((group, []))
+        contents[-1][1].append(file_id)
+    return contents
 
 
 def validate_name_pattern(pattern: str | None, *, grouped: bool) -> str:
@@ -62,17 +85,42 @@ def validate_name_pattern(pattern: str | None, *, grouped: bool) -> str:
 
 
 def pdf_stem(pattern: str, batch: ReportBatch) -> str:
-    """Return the PDF's name without suffix: only ASCII letters, digits, `-`, `_` and `.`, for every group name."""
-    group = safe_filename("" if batch.group_name is None else batch.group_name)[:_MAX_GROUP_CHARACTERS] or "_"
+    """Return the PDF's name without suffix: letters and digits of any script, `-`, `_` and `.`, for every group."""
+    return _build_stem(pattern, batch, safe_filename)
+
+
+def order_stem(pattern: str, batch: ReportBatch) -> str:
+    """Return the begin of an order's name: like the PDF's name, in ASCII."""
+    return _build_stem(pattern, batch, safe_ascii_filename)
+
+
+def _build_stem(pattern: str, batch: ReportBatch, make_safe: Callable[[str], str]) -> str:
+    name = "" if batch.group_name is None else batch.group_name
+    group = _cut(make_safe(name), _MAX_GROUP_CHARACTERS, _MAX_GROUP_BYTES) or "_"
     text = pattern.replace("{group}", group).replace("{count}", str(len(batch.files)))
     # The label makes the name unique, so it is never cut.
     before, _, after = text.partition("{batch}")
-    room = _MAX_STEM_CHARACTERS - len(batch.label)
-    head, tail = safe_filename(before)[:room], safe_filename(after.replace("{batch}", batch.label))
-    return f"{head.lstrip('.-') or 'report-'}{batch.label}{tail[: max(0, room - len(head))]}".rstrip(".")
+    room = _MAX_STEM_BYTES - len(batch.label)
+    head = _cut(make_safe(before), room, room).lstrip(".-") or "report-"
+    rest = max(0, room - len(head.encode()))
+    tail = _cut(make_safe(after.replace("{batch}", batch.label)), rest, rest)
+    stem = f"{head}{batch.label}{tail}".rstrip(".")
+    return f"_{stem}" if stem.partition(".")[0].upper() in _RESERVED_NAMES else stem
+
+
+def _cut(text: str, max_characters: int, max_bytes: int) -> str:
+    """Return the start of the text that fits, without half a character."""
+    return text[:max_characters].encode()[:max_bytes].decode("utf-8", "ignore")
 
 
 def safe_filename(text: str) -> str:
-    """Return the text as part of a file name that is valid on every system and safe in a shell."""
+    """Return the text as part of a file name that is valid on every system: letters of any script are kept."""
+    composed = unicodedata.normalize("NFC", text)
+    name = "".join(char if unicodedata.category(char)[0] in "LMN" or char in "._-" else "_" for char in composed)
+    return re.sub(r"\.{2,}", "_", re.sub("__+", "_", name))
+
+
+def safe_ascii_filename(text: str) -> str:
+    """Return the text as part of a file name of ASCII letters, digits, `-`, `_` and `.`."""
     ascii_text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     return re.sub(r"\.{2,}", "_", re.sub(r"[^A-Za-z0-9._-]+", "_", ascii_text))

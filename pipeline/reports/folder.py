@@ -164,6 +164,12 @@ class JobFolder:
             fsync_dir(self.path)
         return kept_name
 
+    def remove_pdf(self, name: str, sha256: str | None) -> None:
+        """Remove a PDF that does not count. Another file with its name stays."""
+        digest = self.digest(name)
+        if digest is not None and digest.sha256 == sha256:
+            self.remove(name)
+
     def write(self, name: str, content: bytes) -> None:
         """Write or replace one of scanlake's own files, durably."""
         with self.temp_file(name) as file:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 from pydantic import ValidationError
 
 from pipeline.errors import SettingsError
-from pipeline.reports.manifest import CSV_NAME, JSON_NAME, PAGE_NAME, SIGNATURE_NAME, SUMS_NAME
+from pipeline.reports.index_page import PAGE_NAME
+from pipeline.reports.manifest import CSV_NAME, JSON_NAME, SIGNATURE_NAME, SUMS_NAME
 from pipeline.reports.models import Manifest
 from pipeline.reports.signing import verify_signature
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_SUMS_LINE: Final = re.compile(r"([0-9a-f]{64}) [ *]([A-Za-z0-9._-]+)")
+_SUMS_LINE: Final = re.compile(r"([0-9a-f]{64}) [ *]([^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]*)")
 _TAIL_BYTES: Final = 2_048  # the end mark of a PDF is in here
 
 
@@ -55,7 +56,7 @@ def verify_folder(folder: Path, allowed_signers: Path | None = None) -> FolderCh
     sums = _read_sums(content, check)
     for name, sha256 in sums.items():
         check.problems += _file_problems(folder / name, sha256)
-    manifest = _read_manifest(folder)
+    manifest = read_folder_manifest(folder)
     if manifest is None:
         check.problems.append(f"{JSON_NAME}: cannot be read")
     else:
@@ -97,7 +98,8 @@ def _file_problems(path: Path, sha256: str) -> Iterator[str]:
                 yield f"{path.name}: not a complete PDF"
 
 
-def _read_manifest(folder: Path) -> Manifest | None:
+def read_folder_manifest(folder: Path) -> Manifest | None:
+    """Return the manifest of a folder; None if it cannot be read."""
     try:
         return Manifest.model_validate_json((folder / JSON_NAME).read_bytes())
     except (OSError, ValidationError):
@@ -111,6 +113,7 @@ def _manifest_problems(manifest: Manifest, sums: dict[str, str], folder: Path) -
     names = Counter(pdf.pdf for pdf in manifest.pdfs)
     yield from (f"{JSON_NAME}: {name} is listed {count} times" for name, count in names.items() if count > 1)
     yield from _placement_problems(manifest)
+    yield from _confirmation_problems(manifest)
     yield from _pdf_problems(manifest, sums)
     csv_pairs = [("" if file.file_id is None else str(file.file_id), file.pdf or "") for file in manifest.files]
     if _read_csv_pairs(folder) != csv_pairs:
@@ -123,6 +126,15 @@ def _placement_problems(manifest: Manifest) -> Iterator[str]:
         is_failed = file.pdf is None and bool(file.reason)
         if not is_failed and (file.pdf, file.sha256) not in pdfs:
             yield f"{JSON_NAME}: file {file.file_id} is in no PDF and has no reason"
+
+
+def _confirmation_problems(manifest: Manifest) -> Iterator[str]:
+    """Yield a line for each delivered file that was not confirmed on both sides of its PDF."""
+    for file in manifest.files:
+        if file.state == "delivered" and not (file.confirmed_before_at and file.confirmed_after_at):
+            yield f"{JSON_NAME}: file {file.file_id} is delivered without both confirmations"
+        elif file.state == "delivered" and file.on_pages is False:
+            yield f"{JSON_NAME}: file {file.file_id} is delivered, but not on the pages of its PDF"
 
 
 def _pdf_problems(manifest: Manifest, sums: dict[str, str]) -> Iterator[str]:

@@ -1,7 +1,11 @@
-"""index.html of a job's folder: a searchable list of its files. Self-contained; the template escapes every text."""
+"""index.html of a job's folder: a searchable list of its files, on further pages if there are many.
+
+Each page is self-contained; the template escapes every text.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
@@ -11,7 +15,9 @@ from markupsafe import Markup
 from pipeline.formatting import format_csp_hash, pluralize
 
 if TYPE_CHECKING:
-    from pipeline.reports.models import Manifest
+    from collections.abc import Sequence
+
+    from pipeline.reports.models import Manifest, ManifestFile
 
 _STYLE: Final = files("pipeline.reports").joinpath("index.css").read_text(encoding="utf-8")
 _SCRIPT: Final = files("pipeline.reports").joinpath("index.js").read_text(encoding="utf-8")
@@ -23,13 +29,53 @@ _TEMPLATE: Final = _ENVIRONMENT.from_string(
 )
 
 
-def render_index(manifest: Manifest) -> str:
-    """Return the page of a manifest."""
-    return _TEMPLATE.render(
-        manifest=manifest,
-        counts=manifest.counts,
-        has_groups=any(file.group is not None for file in manifest.files),
-        policy=_POLICY,
-        style=Markup(_STYLE),  # noqa: S704 - files of this package, and the policy holds their hashes
-        script=Markup(_SCRIPT),  # noqa: S704
-    )
+PAGE_NAME: Final = "index.html"
+_FILES_PER_PAGE: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class IndexPage:
+    """One page: its name, and the files that it lists. `first` is the number of the first one."""
+
+    name: str
+    first: int
+    files: Sequence[ManifestFile]
+
+    @property
+    def last(self) -> int:
+        """The number of the last file."""
+        return self.first + len(self.files) - 1
+
+    @property
+    def failed(self) -> int:
+        """The number of files that failed."""
+        return sum(file.state == "failed" for file in self.files)
+
+
+def render_pages(manifest: Manifest) -> dict[str, str]:
+    """Return the pages of a manifest, by name."""
+    pages = _cut_pages(manifest.files)
+    context = {
+        "manifest": manifest,
+        "counts": manifest.counts,
+        "pages": pages,
+        "pdf_pages": {pdf.pdf: pdf.pages for pdf in manifest.pdfs},
+        "has_groups": any(file.group is not None for file in manifest.files),
+        "policy": _POLICY,
+        "style": Markup(_STYLE),  # noqa: S704 - files of this package, and the policy holds their hashes
+        "script": Markup(_SCRIPT),  # noqa: S704
+    }
+    return {page.name: _TEMPLATE.render(context, page=page) for page in pages}
+
+
+def _cut_pages(files: Sequence[ManifestFile]) -> list[IndexPage]:
+    starts = range(0, max(len(files), 1), _FILES_PER_PAGE)
+    digits = max(3, len(str(len(starts))))
+    return [
+        IndexPage(
+            PAGE_NAME if number == 1 else f"index-{number:0{digits}}.html",
+            start + 1,
+            files[start : start + _FILES_PER_PAGE],
+        )
+        for number, start in enumerate(starts, 1)
+    ]

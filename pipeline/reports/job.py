@@ -18,6 +18,7 @@ from pipeline.reports.delivery import ReportRun
 from pipeline.reports.folder import open_job_folder
 from pipeline.reports.manifest import write_manifest
 from pipeline.reports.models import FileOutcome, JobStatus
+from pipeline.reports.run_state import ReportRunState
 from schemas.timestamps import new_run_id, now_us
 
 if TYPE_CHECKING:
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
     from pipeline.client.client import Client
     from pipeline.lake.request_log import ReportOrderRecord, RequestLog
     from pipeline.progress import Progress
-    from pipeline.reports.delivery import RunOptions
     from pipeline.reports.folder import JobFolder
     from pipeline.reports.models import JobOptions
+    from pipeline.reports.run_state import RunOptions
     from pipeline.reports.selection import CatalogState, SelectedFile
     from pipeline.settings import Settings
 
@@ -71,7 +72,9 @@ async def run_job(client: Client, request_log: RequestLog, request: JobRequest) 
         except ScanlakeError:
             folder.remove_if_new()
             raise
-        run = ReportRun(client, request_log, folder, job, request.options, request.run_options, request.progress)
+        run = ReportRun(
+            ReportRunState(client, request_log, folder, job, request.options, request.run_options, request.progress)
+        )
         try:
             async with client:
                 await run.run()
@@ -144,6 +147,8 @@ def read_job_status(request_log: RequestLog, job: ReportJob) -> JobStatus:
 def _failure_reason(order: ReportOrderRecord | None) -> str | None:
     if order is None:
         return "not ordered yet"
+    if order.state is OrderState.SAVED:
+        return order.error or "its PDF is saved, but its files are not confirmed a second time yet"
     return None if order.state is OrderState.DELIVERED else order.error or order.state
 
 
@@ -154,6 +159,6 @@ def publish_if_unlocked(settings: Settings, command: str) -> None:
     """
     try:
         with Lake(settings.lake, doing=command, reader_root=settings.reader_root, must_exist=True) as lake:
-            lake.republish(at=now_us())
+            lake.republish_records(at=now_us())
     except LakeLockedError as error:
         _log.warning("publish.skipped", reason=error.message, hint="the next publish of a run includes the changes")

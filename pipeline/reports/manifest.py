@@ -8,7 +8,8 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from pipeline import __version__
-from pipeline.reports.index_page import render_index
+from pipeline.formatting import pluralize
+from pipeline.reports.index_page import render_pages
 from pipeline.reports.models import (
     Manifest,
     ManifestCounts,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 JSON_NAME: Final = "manifest.json"
 CSV_NAME: Final = "manifest.csv"
-PAGE_NAME: Final = "index.html"
 SUMS_NAME: Final = "SHA256SUMS"
 SIGNATURE_NAME: Final = "SHA256SUMS.sig"
 _FORMULA_PREFIXES: Final = ("=", "+", "-", "@", "\t", "\r")
@@ -42,7 +42,7 @@ def write_manifest(folder: JobFolder, status: JobStatus, sign: Callable[[bytes],
     contents = {
         JSON_NAME: (manifest.model_dump_json(indent=1) + "\n").encode(),
         CSV_NAME: format_csv(manifest.files),
-        PAGE_NAME: render_index(manifest).encode(),
+        **{name: page.encode() for name, page in render_pages(manifest).items()},
     }
     sums = {pdf.pdf: pdf.sha256 for pdf in manifest.pdfs}
     for name, content in contents.items():
@@ -83,10 +83,7 @@ def build_manifest(status: JobStatus) -> Manifest:
             orders=len(status.orders),
             unknown_orders=len(status.unknown_orders),
         ),
-        pdfs=tuple(
-            ManifestPdf(pdf=order.pdf or "", sha256=order.sha256 or "", bytes=order.bytes or 0, files=order.files)
-            for order in status.pdfs
-        ),
+        pdfs=tuple(_pdf_entry(order) for order in status.pdfs),
         orders=tuple(_order_entry(order) for order in status.orders),
         files=files,
     )
@@ -104,7 +101,28 @@ def _file_entry(outcome: FileOutcome) -> ManifestFile:
         bytes=None if order is None else order.bytes,
         ordered_at=None if outcome.order is None else _format_instant(outcome.order.ordered_at),
         delivered_at=None if order is None else _format_instant(order.delivered_at),
+        confirmed_before_at=_format_instant(outcome.file.confirmed_before_at),
+        confirmed_after_at=None if order is None else _format_instant(outcome.file.confirmed_after_at),
+        on_pages=None if order is None or outcome.file.on_pages is None else bool(outcome.file.on_pages),
         reason=outcome.reason,
+    )
+
+
+def _pdf_entry(order: ReportOrderRecord) -> ManifestPdf:
+    count = order.references_found
+    pages = f"{count} of {pluralize(order.files, 'file')} found on its pages"
+    if count is None:
+        pages = "not read"
+    elif count == 0:
+        pages = "references not shown on its pages"
+    return ManifestPdf(
+        pdf=order.pdf or "",
+        sha256=order.sha256 or "",
+        bytes=order.bytes or 0,
+        files=order.files,
+        pages_read=count is not None,
+        references_found=count,
+        pages=pages,
     )
 
 

@@ -72,7 +72,11 @@ class _Model(BaseModel):
 
 
 class ManifestFile(_Model):
-    """A selected file: in a PDF, or failed with a reason. The fields are the columns of manifest.csv."""
+    """A selected file: in a PDF, or failed with a reason. The fields are the columns of manifest.csv.
+
+    The service had the file at both instants of confirmation. `on_pages`: the PDF shows its reference or id; None if
+    the PDF was not read or its pages do not show references.
+    """
 
     file_id: int | None
     reference: str | None
@@ -83,16 +87,22 @@ class ManifestFile(_Model):
     bytes: int | None
     ordered_at: str | None
     delivered_at: str | None
+    confirmed_before_at: str | None
+    confirmed_after_at: str | None
+    on_pages: bool | None
     reason: str | None
 
 
 class ManifestPdf(_Model):
-    """A PDF of the folder."""
+    """A PDF of the folder. `pages` describes what was found on its pages, `references_found` counts its files there."""
 
     pdf: str
     sha256: str
     bytes: int
     files: int
+    pages_read: bool
+    references_found: int | None
+    pages: str
 
 
 class ManifestOrder(_Model):

@@ -22,6 +22,7 @@ SelectionKind = Literal["where", "sql", "ids", "reference"]
 _ID: Final = re.compile(r"-?\d{1,19}")
 _ID_COLUMNS: Final = ("file_id", "id")
 _NULL_GROUP: Final = "NULL"
+_LISTED_REFERENCES: Final = pa.schema([("reference", pa.string()), ("position", pa.int64())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,9 @@ def read_ids(lines: Iterable[str], source: str) -> tuple[int, ...]:
 
 
 def select_files(lake: duckdb.DuckDBPyConnection, selection: Selection) -> tuple[SelectedFile, ...]:
-    """Return the selected files, each once, by group and id. Files that cannot be ordered come last.
+    """Return the selected files, each once, by group and in the order of the selection.
+
+    A condition selects by id, a query, ids and references in their own order. Files that cannot be ordered come last.
 
     Raises `SettingsError` if the SQL is wrong or selects nothing.
     """
@@ -130,17 +133,20 @@ def _selection_sql(lake: duckdb.DuckDBPyConnection, selection: Selection) -> str
     """Return a query with the columns file_id and reference, of which one may be NULL."""
     match selection.kind:
         case "where":
-            return f"SELECT file_id, scan_code AS reference FROM files WHERE ({selection.sql}\n)"
+            return f"SELECT file_id, scan_code AS reference FROM files WHERE ({selection.sql}\n) ORDER BY file_id"
         case "sql":
             query = selection.sql.strip().rstrip(";")
             column = f'CAST("{_find_id_column(lake, query)}" AS BIGINT)'
-            return f"SELECT DISTINCT {column} AS file_id, NULL::VARCHAR AS reference FROM ({query}\n)"
+            return f"SELECT {column} AS file_id, NULL::VARCHAR AS reference FROM ({query}\n)"
         case "ids":
-            lake.register("listed", pa.table({"file_id": pa.array(sorted(set(selection.ids)), pa.int64())}))
+            lake.register("listed", pa.table({"file_id": pa.array(list(dict.fromkeys(selection.ids)), pa.int64())}))
             return "SELECT file_id, NULL::VARCHAR AS reference FROM listed"
         case "reference":
-            lake.register("listed", pa.table({"reference": pa.array(sorted(set(selection.references)), pa.string())}))
-            return "SELECT f.file_id, l.reference FROM listed AS l LEFT JOIN files AS f ON f.scan_code = l.reference"
+            references = list(dict.fromkeys(selection.references))
+            columns = {"reference": references, "position": range(len(references))}
+            lake.register("listed", pa.table(columns, schema=_LISTED_REFERENCES))
+            return """SELECT f.file_id, l.reference FROM listed AS l LEFT JOIN files AS f ON f.scan_code = l.reference
+                      ORDER BY l.position, f.file_id"""
 
 
 def _find_id_column(lake: duckdb.DuckDBPyConnection, query: str) -> str:
@@ -159,7 +165,7 @@ def _resolve_sql(selection: Selection) -> str:
     if not selection.group_by:
         group = "NULL::VARCHAR"
     return f"""
-        WITH wanted AS (SELECT DISTINCT file_id, reference FROM selected),
+        WITH wanted AS (SELECT file_id, reference, min(rowid) AS position FROM selected GROUP BY ALL),
              present AS (SELECT file_id, scan_code, {group} AS group_name FROM files
                          WHERE file_id IN (SELECT file_id FROM wanted))
         SELECT wanted.file_id, coalesce(present.scan_code, deleted.scan_code, wanted.reference),
@@ -171,7 +177,7 @@ def _resolve_sql(selection: Selection) -> str:
                     ELSE 'not in the lake' END AS reason,
                present.file_id IS NULL AND deleted.file_id IS NOT NULL
         FROM wanted LEFT JOIN present USING (file_id) LEFT JOIN deleted_files AS deleted USING (file_id)
-        ORDER BY reason IS NOT NULL, present.group_name, wanted.file_id, wanted.reference"""
+        ORDER BY reason IS NOT NULL, present.group_name, wanted.position"""
 
 
 def describe_unorderable(selected: Sequence[SelectedFile]) -> list[str]:

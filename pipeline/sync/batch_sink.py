@@ -36,6 +36,8 @@ class BatchSink:
         self._clock = clock
         self._writer = BatchWriter(lake.layout)
         self._writer_thread = WorkerThread("writer")
+        self.texts_from_list = False
+        self.has_detail_forms = False
         self._definitions: set[str] = set()
         self._last_commit_seq = 0
 
@@ -54,9 +56,16 @@ class BatchSink:
     def _write(self, batch: CommitBatch) -> WriteResult:
         # The commit of the batch before may still be on its way to the ledger.
         self._last_commit_seq = max(self._last_commit_seq + 1, self._lake.ledger.next_commit_seq())
-        request = WriteRequest(_sort_versions(batch), self._run_id, self._last_commit_seq, frozenset(self._definitions))
+        request = WriteRequest(
+            _sort_versions(batch),
+            self._run_id,
+            self._last_commit_seq,
+            frozenset(self._definitions),
+            self.texts_from_list,
+        )
         written = self._writer.write(request)
         self._definitions |= written.definitions
+        self.has_detail_forms |= written.has_detail_forms
         return written
 
     async def commit(self, batch: CommitBatch, written: WriteResult) -> None:

@@ -49,11 +49,11 @@ class ProgressTracker:
         limiter, counts = self._client.rate_limiter.state, self._client.stats
         expected = self._files_in_windows
         total = self._total if expected is None else expected
-        done = stats.details_fetched + stats.skipped + stats.deleted + stats.rejects
+        done = stats.files_stored + stats.skipped + stats.deleted + stats.rejects
         rate = self._rate.update(done)
         progress = CrawlProgress(
             listed=stats.listed,
-            details_fetched=stats.details_fetched,
+            files_stored=stats.files_stored,
             skipped=stats.skipped,
             deleted=stats.deleted,
             rejects=stats.rejects,

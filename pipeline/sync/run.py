@@ -13,20 +13,22 @@ import structlog
 from pipeline import __version__
 from pipeline.client.factory import create_client
 from pipeline.crawl.models import RefetchRequest, parse_reference
-from pipeline.errors import RunInterrupted, ScanlakeError, SettingsError, StorageError
+from pipeline.errors import ProtocolError, RunInterrupted, ScanlakeError, SettingsError, StorageError
+from pipeline.formatting import pluralize
 from pipeline.lake import retention
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.models import RunRecord
 from pipeline.lake.snapshots import check_not_paused
 from pipeline.sync.batch_sink import BatchSink
 from pipeline.sync.crawl_runner import CrawlRunner, crawl_options
+from pipeline.sync.lang_probe import find_texts_source
 from pipeline.sync.watermark import SETTLE_WITHOUT_DATE_SECONDS, fix_target
 from pipeline.sync.worker_thread import WorkerThread
-from schemas.requests import FileQuery
+from schemas.requests import INCLUDES, FileQuery
 from schemas.timestamps import SECOND, new_run_id, now_us
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from pipeline.client.client import Client
     from pipeline.crawl.batcher import Commit
@@ -161,6 +163,8 @@ class RunSession:
             if publishing.done():
                 publishing.result()  # a catalog that cannot be written ends the run before more is fetched
             written = await self.sink.write(batch)
+            if self.settings.strict:
+                await self.ledger_thread.call(self._refuse_new_misfits, written.drift)
 
             async def commit() -> None:
                 await self.sink.commit(batch, written)
@@ -170,7 +174,9 @@ class RunSession:
 
             return commit
 
-        options = crawl_options(self.settings, await self.ledger_thread.call(self.identity))
+        identity = await self.ledger_thread.call(self.identity)
+        await self._choose_texts_source(identity)
+        options = crawl_options(self.settings, identity)
         try:
             await self.crawls.run(
                 windows, store, self.lookup_versions, target=target, options=options, refetches=refetches
@@ -181,6 +187,27 @@ class RunSession:
                 publishing.exception()
             raise
         await publishing
+
+    def _refuse_new_misfits(self, drift: Mapping[tuple[str, str, str], int]) -> None:
+        """Raise `ProtocolError` if values do not fit a column that every value of the lake has fitted so far."""
+        known = self.ledger.misfit_keys()
+        for (table, key, kind), count in sorted(drift.items()):
+            if kind == "type_mismatch" and (table, key) not in known:
+                raise ProtocolError(
+                    f"{table}.{key}: {pluralize(count, 'value')} of another type than the interface has.",
+                    hint="Run without --strict to store such values as they are; meta.misfits then lists them.",
+                )
+
+    async def _choose_texts_source(self, identity: Identity) -> None:
+        """Find out, once per run, whether list or detail has the texts in `lang`."""
+        if not self.settings.lang:
+            return
+        source = await find_texts_source(self.client, self.settings.lang, identity)
+        if source is None:  # as the last run found; the list where no run has found anything
+            source = await self.ledger_thread.call(lambda: self.ledger.properties.texts_from) or "list"
+        self.sink.texts_from_list = source == "list"
+        await self.ledger_thread.call(self.ledger.set_properties, texts_from=source)
+        _log.info("lang.texts_from", source=source, lang=self.settings.lang)
 
     async def lookup_versions(self, file_ids: Sequence[int]) -> dict[int, FileVersionRecord]:
         """Return the stored versions of some files."""
@@ -195,11 +222,26 @@ class RunSession:
 
     def finish(self, state: str, error: str | None = None) -> SnapshotRecord:
         """Record the run's result, publish a snapshot, and delete expired snapshots and parts."""
+        self._record_missing_includes()
         self.ledger.update_run(**asdict(self.update_record(state, error)))
         snapshot = self.publish(complete=state == "done")
         keep, grace = self.settings.keep_snapshots, self.settings.retention_hours * 3600
         retention.expire_snapshots(self.lake.layout, self.ledger, keep=keep, grace=grace, now=time.time())
         return snapshot
+
+    def _record_missing_includes(self) -> None:
+        """Record, and warn of, left-out includes that the list alone serves: no other call brings them."""
+        properties = self.ledger.properties
+        has_detail_forms = properties.has_detail_forms or self.sink.has_detail_forms
+        missing = missing_includes(self.settings, has_detail_forms=has_detail_forms)
+        if missing != properties.missing_includes or has_detail_forms != properties.has_detail_forms:
+            self.ledger.set_properties(missing_includes=missing, has_detail_forms=has_detail_forms)
+        if missing:
+            _log.warning(
+                "include.left_out",
+                includes=", ".join(missing),
+                hint="Only the list has them, so the lake has none. Add them to `includes`, then run sync --full.",
+            )
 
     def _record_failure(self, error: ScanlakeError) -> None:
         """Record the failure and publish what was committed. A full disk may prevent either."""
@@ -246,6 +288,7 @@ class RunSession:
             ended_at=now_us(),
             watermark=self.watermark_us(),
             files_listed=stats.listed,
+            files_stored=stats.files_stored,
             details_fetched=stats.details_fetched,
             files_skipped=stats.skipped,
             files_deleted=stats.deleted,
@@ -260,9 +303,23 @@ class RunSession:
         return self.record
 
     def _log_end(self) -> None:
-        names = ("state", "files_listed", "details_fetched", "files_skipped", "files_deleted", "rejects", "retries")
+        names = (
+            "state", "files_listed", "files_stored", "details_fetched", "files_skipped", "files_deleted", "rejects",
+            "retries",
+        )  # fmt: skip
         fields = {name: getattr(self.record, name) for name in names}
         _log.info("run.finished", **fields, requests=self.client.stats.requests, seconds=self.record.seconds)
+
+
+def missing_includes(settings: Settings, *, has_detail_forms: bool) -> tuple[str, ...]:
+    """Return the left-out includes that no detail call makes up for.
+
+    Details are full information but for geocoding (4.1) and, in many deployments, forms.
+    """
+    served: set[str] = set(settings.includes)
+    if settings.fetch_details != "never":
+        served.update(("uploads", "fields", "locations", "workflows"), ("forms",) * has_detail_forms)
+    return tuple(name for name in INCLUDES if name not in served)
 
 
 def _check_same_service(ledger: Ledger, settings: Settings, *, accept_new_base_url: bool) -> None:

@@ -12,7 +12,7 @@ from pipeline.errors import ScanlakeError
 from pipeline.flatten.flatten import flatten
 from pipeline.lake import parts
 from schemas.file_versions import FileVersion
-from schemas.tables import RAW, TABLES, WORKFLOW_STEPS, WORKFLOWS
+from schemas.tables import RAW, TABLES, WORKFLOW_DEFINITION_STEPS, WORKFLOW_DEFINITIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pipeline.lake.reader import LedgerReader
 
 SAMPLE_DETAILS: Final = 100
-_DEFINITIONS: Final = frozenset({WORKFLOWS.name, WORKFLOW_STEPS.name})
+_DEFINITIONS: Final = frozenset({WORKFLOW_DEFINITIONS.name, WORKFLOW_DEFINITION_STEPS.name})
 _MIN_VERSIONS: Final = 50  # stored versions from which the lake is a basis
 
 

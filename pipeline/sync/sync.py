@@ -41,6 +41,7 @@ class SyncSummary:
     run_id: str
     watermark: str | None
     files_listed: int
+    files_stored: int
     details_fetched: int
     files_skipped: int
     files_deleted: int
@@ -108,6 +109,7 @@ def _finish(run: RunSession, windows: Sequence[Window], target: int) -> SyncSumm
         run_id=run.run_id,
         watermark=None if snapshot.watermark is None else f"{to_datetime(snapshot.watermark):%Y-%m-%dT%H:%M:%SZ}",
         files_listed=record.files_listed,
+        files_stored=record.files_stored,
         details_fetched=record.details_fetched,
         files_skipped=record.files_skipped,
         files_deleted=record.files_deleted,

@@ -61,12 +61,13 @@ class VerifyMode:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """Result of a verify; the object that `--json` prints."""
+    """Result of a verify; the object that `--json` prints. `missing_includes` were not compared: the lake has none."""
 
     verification: VerificationRecord
     requests: dict[str, int]
     seconds: float
     snapshot: int | None
+    missing_includes: tuple[str, ...] = ()
 
     @property
     def consistent(self) -> bool:
@@ -80,6 +81,7 @@ class VerifyResult:
             "requests": self.requests,
             "seconds": self.seconds,
             "snapshot": self.snapshot,
+            "missing_includes": list(self.missing_includes),
         }
 
 
@@ -300,7 +302,8 @@ class _Verify:
         _log.info("verification.recorded", consistent=verification.consistent, files_in_service=files_in_service)
         counts = run.client.stats
         requests = {"list": counts.list, "detail": counts.detail, "total": counts.requests}
-        return VerifyResult(verification, requests, run.update_record("done").seconds, snapshot.snapshot)
+        seconds, missing = run.update_record("done").seconds, run.ledger.properties.missing_includes
+        return VerifyResult(verification, requests, seconds, snapshot.snapshot, missing)
 
     def _has_unrepaired_files(self) -> bool:
         """Return whether a missing or stale file is still not in the lake, or still older than listed."""

@@ -36,17 +36,24 @@ _WRITER_THREADS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class WriteRequest:
-    """Message to the writer: versions sorted by file, the commit's number, definitions that the lake has."""
+    """Message to the writer: versions sorted by file, the commit's number, definitions that the lake has.
+
+    `texts_from_list`: only the list heeds `lang`.
+    """
 
     versions: tuple[FileVersion, ...]
     run_id: str
     commit_seq: int
     known_definitions: frozenset[str]
+    texts_from_list: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """Message from the writer: parts on disk, rejects, drift; digests of the list items in the order of versions."""
+    """Message from the writer: parts on disk, rejects, drift; digests of the list items in the order of versions.
+
+    `has_detail_forms`: a detail had a submitted form.
+    """
 
     commit_seq: int
     parts: tuple[Part, ...]
@@ -55,6 +62,7 @@ class WriteResult:
     drift: Mapping[tuple[str, str, str], int]
     names: Mapping[tuple[str, str], int]
     definitions: frozenset[str]
+    has_detail_forms: bool
 
     @property
     def unreadable_files(self) -> frozenset[int | None]:
@@ -76,7 +84,13 @@ def write_batch(layout: LakeLayout, request: WriteRequest) -> WriteResult:
     Parts are written concurrently, because each waits for the disk twice.
     """
     run_id, commit_seq = request.run_id, request.commit_seq
-    flat = flatten(request.versions, run_id=run_id, seq=commit_seq, known_definitions=request.known_definitions)
+    flat = flatten(
+        request.versions,
+        run_id=run_id,
+        seq=commit_seq,
+        known_definitions=request.known_definitions,
+        texts_from_list=request.texts_from_list,
+    )
     unreadable = {reject.file_id for reject in flat.rejects}
     versions = [version for version in request.versions if version.file_id not in unreadable]
     names = parts.count_wide_names(flat.tables)
@@ -95,6 +109,7 @@ def write_batch(layout: LakeLayout, request: WriteRequest) -> WriteResult:
         drift={(drift.table, drift.key, drift.kind): count for drift, count in flat.drift.items()},
         names=names,
         definitions=flat.definitions,
+        has_detail_forms=flat.has_detail_forms,
     )
 
 

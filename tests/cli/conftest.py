@@ -53,12 +53,12 @@ def lake(tmp_path: Path) -> Path:
     with duckdb.connect(":memory:") as db:
         db.execute(f"ATTACH '{root / 'catalog.duckdb'}' AS lake (STORAGE_VERSION 'v1.4.0')")
         db.execute("USE lake")
+        db.execute("CREATE SCHEMA meta")
         for table in TABLES:
             part = root / "parts" / f"{table.name}.parquet"
             pq.write_table(_rows_of(table.name, table.arrow), part)
             names = ", ".join(f'"{column.name}"' for column in table.columns)
-            db.execute(f"CREATE VIEW main.{table.name} AS SELECT {names} FROM read_parquet(['{part}'])")
-        db.execute("CREATE SCHEMA meta")
+            db.execute(f"CREATE VIEW {table.qualified_name} AS SELECT {names} FROM read_parquet(['{part}'])")
         columns = ", ".join(f"{name} {kind}" for name, kind, _ in FRESHNESS_COLUMNS)
         db.execute(f"CREATE TABLE meta.freshness ({columns})")
         for meta_table in META_TABLES:
@@ -74,8 +74,9 @@ def _rows_of(name: str, schema: pa.Schema) -> pa.Table:
     rows: list[dict[str, object]] = []
     if name == "files":
         comments = ("a", "", HOSTILE)
+        fetched = {"_has_detail": True, "_fetched_at": NOON, "_run_id": "r2", "_seq": 1}
         rows = [
-            {"file_id": 9_007_199_254_740_993 + index, "scan_code": text, "updated_at": NOON, "_seq": 1}
+            {"file_id": 9_007_199_254_740_993 + index, "scan_code": text, "updated_at": NOON, **fetched}
             for index, text in enumerate(comments)
         ]
     return pa.Table.from_pylist(rows, schema=schema)
@@ -90,7 +91,7 @@ def _fill(db: duckdb.DuckDBPyConnection) -> None:
     _insert(db, "freshness", freshness)
     for run_id, state, error in (("r1", "failed", "the service was away"), ("r2", "done", None)):
         run = {"run_id": run_id, "command": "sync", "state": state, "started_at": NOON, "seconds": 1.5, "error": error}
-        _insert(db, "runs", run | {"files_listed": 3, "details_fetched": 3, "files_skipped": 0, "rejects": 2})
+        _insert(db, "runs", run | {"files_listed": 3, "files_stored": 3, "files_skipped": 0, "rejects": 2})
     for file_id in (7, None):
         _insert(db, "rejects", {"file_id": file_id, "reason": "no usable \x1b[31mid", "attempts": 1})
     _insert(db, "schema_drift", {"table_name": "uploads", "key": "colour", "kind": "unknown_key", "count": 4})

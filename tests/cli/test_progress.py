@@ -56,7 +56,7 @@ def test_live_lines_are_drawn_and_removed(monkeypatch: pytest.MonkeyPatch) -> No
     screen = io.StringIO()
     live = LiveProgress(Console(file=screen, force_terminal=True, width=120, legacy_windows=False))
     live.start(total=10)
-    live.update(CrawlProgress(listed=10, details_fetched=4), total=10)
+    live.update(CrawlProgress(listed=10, files_stored=4), total=10)
     live.stop()
     live.stop()
     assert "10 listed, 4 fetched" in screen.getvalue()
@@ -66,7 +66,7 @@ def test_live_lines_are_drawn_and_removed(monkeypatch: pytest.MonkeyPatch) -> No
 def test_progress_as_text() -> None:
     """A crawl's progress is three lines, the most important phrase first; zeros are omitted."""
     state = CrawlProgress(
-        listed=1200, details_fetched=30, skipped=2, rejects=1, files_per_second=12.4, eta_seconds=3700,
+        listed=1200, files_stored=30, skipped=2, rejects=1, files_per_second=12.4, eta_seconds=3700,
         windows=3, windows_known=9,
         limited_by="server limit", max_requests_per_second=49.52, concurrency=8, paused_seconds=2.5,
     )  # fmt: skip

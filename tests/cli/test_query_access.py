@@ -238,7 +238,16 @@ def test_tables_without_a_lake(scanlake: Scanlake) -> None:
     described = json.loads(scanlake("tables", "uploads", "--json").out)["tables"]
     assert [table["name"] for table in described] == ["uploads"]
     assert described[0]["rows"] is None
-    assert {"name": "id", "type": "BIGINT", "is_key": True}.items() <= described[0]["columns"][1].items()
+    assert (described[0]["key"], described[0]["tie_break"]) == (["file_id", "id"], "position")
+    by_name = {column["name"]: column for column in described[0]["columns"]}
+    assert {"type": "BIGINT", "is_key": True, "is_nullable": True}.items() <= by_name["id"].items()
+    assert {"type": "BIGINT", "is_key": False, "is_nullable": False}.items() <= by_name["position"].items()
+    told = " ".join(scanlake("tables", "uploads").out.split())
+    assert "Key: file_id, id, then position. Parent: files." in told
+    assert "file_id BIGINT NOT NULL The file." in told
+    assert "Key: file_id. column" in " ".join(scanlake("tables", "main.files").out.split())
+    (misfits,) = json.loads(scanlake("tables", "meta.misfits", "--json").out)["tables"]
+    assert misfits["name"] == "meta.misfits"
 
 
 def test_tables_with_a_lake(scanlake: Scanlake, lake: Path) -> None:
@@ -269,7 +278,7 @@ def test_tables_know_views_and_meta(scanlake: Scanlake, lake: Path) -> None:
     assert len(everything["tables"]) == len(TABLES)
     names = {each["name"] for each in everything["views"]}
     assert {"damage_by_month", "meta.runs", "meta.freshness"} <= names
-    assert not names & ({"_parts"} | {table.name for table in TABLES})
+    assert not names & ({"_parts", "meta.misfits"} | {table.name for table in TABLES})
     assert "Damage, month by month." in scanlake("tables").out
     for wrong, near in (("damage_by_mont", "damage_by_month"), ("meta.run", "meta.runs"), ("runs", "meta.runs")):
         assert f"Did you mean {near}?" in scanlake("tables", wrong).err

@@ -122,7 +122,7 @@ async def test_a_stall_ends(client: Make) -> None:
 
 async def test_a_slow_body_ends(client: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A body that arrives byte by byte fails for its throughput, long before the timeout."""
-    monkeypatch.setattr("pipeline.client.client._THROUGHPUT_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("pipeline.client.body_reader._THROUGHPUT_GRACE_SECONDS", 0.2)
     drip = [answer(BODY)[:-100], *[step for _ in range(80) for step in (Wait(0.02), b"x")]]
     async with scripted([drip]) as server, client(server.base, max_attempts=1, min_bytes_per_second=5000) as asking:
         with pytest.raises(RetriesExhaustedError) as raised:

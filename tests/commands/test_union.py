@@ -14,7 +14,7 @@ import duckdb
 import pytest
 
 from pipeline.atomic_files import lock_file
-from pipeline.emulator import Emulator
+from pipeline.emulator import Emulator, make_quirks
 from pipeline.maintenance.union import write_union
 from tests.commands.cli_process import called
 from tests.commands.test_sources import TWO, left_aside, sources, write
@@ -85,9 +85,30 @@ async def test_the_union_shows_all_sources_to_a_stock_client(tmp_path: Path, sto
         assert fresh == [(await stock(path, "SELECT snapshot FROM meta.freshness"))[0] for path in own]
         assert fresh[0]["snapshot"] > 3
         # So it does after a purge, which removes parts at once.
-        gone = (await stock(union, "SELECT min(id) AS id FROM s0.files"))[0]["id"]
+        gone = (await stock(union, "SELECT min(file_id) AS id FROM s0.files"))[0]["id"]
         assert (await called(tmp_path, "purge", str(gone), "--source", "s0", **tokens)).code == 0
         assert (await stock(union, counted.format("files")))[0] == {"_source": "s0", "n": 29, "ids": 29}
+
+
+async def test_the_union_has_the_misfits_and_the_time_of_its_sources(tmp_path: Path, stock: Any) -> None:
+    """Values that did not fit a column are in the union by source, with their comment, and utc_now() is in UTC."""
+    quirks = make_quirks("seen", {"decimals": "comma"})
+    async with Emulator(30, seed=1, quirks=quirks) as first, Emulator(20, seed=2) as second:
+        await synced(first, tmp_path / "s0")
+        await synced(second, tmp_path / "s1")
+        first.world.update(first.world.pick_random(5))
+        await synced(first, tmp_path / "s0")  # now with superseded versions
+    union = tmp_path / "union.duckdb"
+    await asyncio.to_thread(write_union, {name: tmp_path / name for name in ("s0", "s1")}, union)
+    question = "SELECT count(*) AS n, count(DISTINCT file_id) AS files FROM meta.misfits"
+    own = await stock(tmp_path / "s0" / "catalog.duckdb", question)
+    assert own[0]["n"] > 0
+    assert await stock(union, f"{question} WHERE _source = 's0'") == own
+    assert await stock(union, question) == own
+    comments = "SELECT comment FROM duckdb_views() WHERE schema_name = 'meta' AND view_name = 'misfits'"
+    assert await stock(union, comments) == await stock(tmp_path / "s0" / "catalog.duckdb", comments)
+    times = "SET TimeZone = 'Asia/Tokyo'; SELECT abs(epoch(utc_now()) - epoch(now())) < 5 AS utc"
+    assert (await stock(union, times))[-1] == {"utc": True}
 
 
 async def test_the_union_holds_nothing_that_was_purged(tmp_path: Path, stock: Any) -> None:
@@ -105,7 +126,7 @@ async def test_the_union_holds_nothing_that_was_purged(tmp_path: Path, stock: An
     assert shown == await stock(tmp_path / "lake" / "s0" / "catalog.duckdb", "SELECT snapshot FROM meta.freshness")
     (tmp_path / "lake" / "s1" / "catalog.duckdb").chmod(0o600)
     (tmp_path / "lake" / "s1" / "catalog.duckdb").write_text("junk")
-    gone = (await stock(union, "SELECT min(id) AS id FROM s0.files"))[0]["id"]
+    gone = (await stock(union, "SELECT min(file_id) AS id FROM s0.files"))[0]["id"]
     answer = await called(tmp_path, "purge", str(gone), "--source", "s0", "--json", **tokens)
     assert (answer.code, json.loads(answer.out)["known"]) == (0, [gone])
     assert "union.removed" in answer.err

@@ -96,7 +96,7 @@ def hostile_page(folder: Path) -> str:
             "form_answers": [{"file_id": 7, "form_submit_id": "a", "form_id": 1, "position": 0, "label": HOSTILE,
                               "value": "secret answer"}],
             "workflow_runs": [{"file_id": 7, "id": 1, "workflow_id": 3, "position": 0, "created_at": at}],
-            "workflows": [{"id": 3, "name": HOSTILE, "_content_hash": "h"}],
+            "workflow_definitions": [{"id": 3, "name": HOSTILE, "_definition_hash": "h"}],
         },
     )  # fmt: skip
     return page_of(folder)

@@ -1,4 +1,4 @@
-"""The entity diagram of the README, as the tables say it: `python -m tests.docs.diagram` prints it."""
+"""The entity diagram of docs/tables.md, as the tables say it: `python -m tests.docs.diagram` prints it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from schemas import value_types
 from schemas.tables import BY_NAME, TABLES, Table
 
 POINTING: Final = (
-    ("workflows", "workflow_runs", "workflow_id"),
-    ("workflow_steps", "workflow_run_steps", "workflow_step_id"),
+    ("workflow_definitions", "workflow_runs", "_definition_hash"),
+    ("workflow_definition_steps", "workflow_run_steps", "workflow_step_id"),
     ("uploads", "workflow_run_step_items", "entity_id"),
 )
 """Columns that name a row of a table that is not the parent: (that table, the table, its column)."""
@@ -21,16 +21,17 @@ _LINE: Final = re.compile(
     r"erDiagram"
     r'|    [a-z_]+ (\|\|--o\{|\|o\.\.o\{) [a-z_]+ : "[a-z_, ]+"'
     r"|    [a-z_]+ \{|    \}"
-    r"|        [A-Z]+ [a-z][a-z_]* (PK|FK|PK, FK)"
+    r"|        [A-Z]+ [a-z_]+ (PK|FK|PK, FK)"
 )
 
 
 def diagram() -> str:
-    """Mermaid's erDiagram of every table: keys, parents, and what else points to a row."""
+    """Mermaid's erDiagram of every table of main: keys, parents, and what else points to a row."""
+    tables = [table for table in TABLES if table.schema == "main"]
     lines = ["erDiagram"]
-    lines += [f'    {table.parent} ||--o{{ {table.name} : "{_joins(table)}"' for table in TABLES if table.parent]
+    lines += [f'    {table.parent} ||--o{{ {table.name} : "{_joins(table)}"' for table in tables if table.parent]
     lines += [f'    {target} |o..o{{ {name} : "{column}"' for target, name, column in POINTING]
-    for table in TABLES:
+    for table in tables:
         lines += [f"    {table.name} {{", *_columns(table), "    }"]
     return "\n".join(lines) + "\n"
 
@@ -42,7 +43,7 @@ def strange(text: str) -> list[str]:
 
 def _joins(table: Table) -> str:
     if not table.is_per_file:
-        return "workflow_id"
+        return "_definition_hash"
     own = [f"{table.parent.removesuffix('s')}_id"]
     names = {column.name for column in table.columns}
     return ", ".join(dict.fromkeys(["file_id", *[name for name in own if name in names]]))

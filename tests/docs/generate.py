@@ -54,7 +54,7 @@ def _type_text(field: FieldInfo) -> str:
         return " or ".join(f"`{value}`" for value in get_args(annotation))
     if get_origin(annotation) is tuple:
         return "list of texts"
-    names = {int: "integer", float: "number", Path: "path"}
+    names = {bool: "`true` or `false`", int: "integer", float: "number", Path: "path"}
     return next((text for kind, text in names.items() if kind in declared), "text")
 
 
@@ -62,7 +62,7 @@ def _default_text(field: FieldInfo) -> str:
     if field.default is None:
         return ""
     value = ", ".join(field.default) if isinstance(field.default, tuple) else field.default
-    return f"`{value}`"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
 # docs/cli.md

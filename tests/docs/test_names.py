@@ -44,7 +44,14 @@ _EXTERNAL_NAMES: Final = frozenset(
     }
 )
 _FLAG: Final = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")
-_META: Final = frozenset({*(table.name for table in META_TABLES), "freshness", "data_dictionary"})
+_META: Final = frozenset(
+    {
+        *(table.name for table in META_TABLES),
+        *(table.name for table in TABLES if table.schema == "meta"),
+        "freshness",
+        "data_dictionary",
+    }
+)
 
 
 @cache

@@ -31,8 +31,8 @@ def test_one_content_is_one_definition(same: Object) -> None:
     """A definition is kept once, whatever the spelling of its times, ids and flags and the order of its keys."""
     assert content_hash(same) == content_hash(WORKFLOW)
     flat = take(_runs(WORKFLOW, same, WORKFLOW))
-    assert [row["id"] for row in rows(flat, "workflows")] == [3]
-    assert [row["id"] for row in rows(flat, "workflow_steps")] == [31]
+    assert [row["id"] for row in rows(flat, "workflow_definitions")] == [3]
+    assert [row["id"] for row in rows(flat, "workflow_definition_steps")] == [31]
     assert flat.definitions == {content_hash(WORKFLOW)}
 
 
@@ -53,33 +53,45 @@ def test_one_content_is_one_definition(same: Object) -> None:
 def test_another_content_is_another_definition(other: Object) -> None:
     """Whatever differs, a removed step or an unknown key included, is another definition."""
     flat = take(_runs(WORKFLOW, other))
-    assert len(flat.definitions) == len(rows(flat, "workflows")) == 2
+    assert len(flat.definitions) == len(rows(flat, "workflow_definitions")) == 2
 
 
 def test_steps_that_are_no_list_tell_definitions_apart() -> None:
     """Two definitions that differ only in what stands in the place of their steps are both kept."""
     flat = take(_runs(WORKFLOW | {"steps": {"0": STEP}}, WORKFLOW | {"steps": "none"}, WORKFLOW | {"steps": []}))
-    assert [row.get("extra") for row in rows(flat, "workflows")] == [{"steps": {"0": STEP}}, {"steps": "none"}, None]
+    assert [row.get("extra") for row in rows(flat, "workflow_definitions")] == [
+        {"steps": {"0": STEP}},
+        {"steps": "none"},
+        None,
+    ]
 
 
 def test_a_known_definition_is_not_repeated() -> None:
     """A definition that the lake holds is not written again."""
     flat = take(_runs(WORKFLOW), known={content_hash(WORKFLOW)})
     assert not flat.definitions
-    assert "workflows" not in flat.tables
+    assert "workflow_definitions" not in flat.tables
     assert len(rows(flat, "workflow_runs")) == 1
 
 
 def test_steps_know_their_definition() -> None:
     """A step that does not name its workflow gets the number of the one it stands in, and its hash."""
     flat = take(_runs({"id": 3, "steps": [{"id": 31}, "odd", {"id": 32, "workflow_id": 4}]}))
-    assert [(row["id"], row["workflow_id"], row["position"]) for row in rows(flat, "workflow_steps")] == [
+    assert [(row["id"], row["workflow_id"], row["position"]) for row in rows(flat, "workflow_definition_steps")] == [
         (31, 3, 0),
         (32, 4, 2),
     ]
-    assert rows(flat, "workflows") == [{"id": 3, "extra": {"steps": ["odd"]}}]
-    hashes = {name: set(flat.tables[name]["_content_hash"].to_pylist()) for name in ("workflows", "workflow_steps")}
-    assert hashes["workflows"] == hashes["workflow_steps"] == flat.definitions
+    assert rows(flat, "workflow_definitions") == [{"id": 3, "extra": {"steps": ["odd"]}}]
+    for name in ("workflow_definitions", "workflow_definition_steps"):
+        assert set(flat.tables[name]["_definition_hash"].to_pylist()) == flat.definitions
+
+
+def test_a_run_names_its_definition() -> None:
+    """Each run has the hash of the definition that it carries, of a known one too; without one it is NULL."""
+    other = WORKFLOW | {"name": "Outbound"}
+    flat = take(_runs(WORKFLOW, other, None, {}, WORKFLOW), known={content_hash(WORKFLOW)})
+    hashes = [content_hash(WORKFLOW), content_hash(other), None, None, content_hash(WORKFLOW)]
+    assert flat.tables["workflow_runs"]["_definition_hash"].to_pylist() == hashes
 
 
 @pytest.mark.parametrize("odd", ["text", 7, [], [WORKFLOW]])

@@ -36,7 +36,7 @@ def test_a_file_is_a_row_with_its_marks() -> None:
     fetched = datetime.fromtimestamp(FETCHED // 1_000_000, UTC).replace(tzinfo=None)
     assert {key: value for key, value in row.items() if value is not None} == {
         "file_id": 17,
-        "id": 17,
+        "service_id": 17,
         "scan_code": "A",
         "closed": True,
         "_has_detail": True,
@@ -82,7 +82,7 @@ def test_dangling_references_are_kept() -> None:
     flat = take({"id": 17, "uploads": [{"id": 5, "workflow_step_id": 998}], "workflow_runs": [run]})
     assert rows(flat, "workflow_run_steps")[0]["workflow_step_id"] == 999
     assert rows(flat, "workflow_run_step_items")[0]["entity_id"] == 404
-    assert rows(flat, "uploads")[0]["workflow_step_id"] == 998
+    assert rows(flat, "uploads")[0]["workflow_step_id"] == "998"
 
 
 def test_unknown_keys_go_to_extra_and_are_counted() -> None:
@@ -119,6 +119,33 @@ def test_a_misfit_is_null_in_its_column_and_kept_in_extra(key: str, sent: object
     assert drift(flat) == {("files", key, "type_mismatch"): 1}
 
 
+def test_misfits_are_rows_with_place_reason_and_text() -> None:
+    """Each value that does not fit is a row that names its table, key, column and reason, with the text as sent."""
+    upload = {"id": 5, "latitude": "52,37", "has_damage": 2, "device_id": "dev-7"}
+    steps = {"steps": [{"id": 31, "order": "first"}], "id": "w-1"}
+    flat = take({"id": 17, "fields": "none", "uploads": [{"id": 4}, upload], "workflow_runs": [{"workflow": steps}]})
+    found = [tuple(row.values())[:6] for row in flat.tables["misfits"].to_pylist()]
+    (digest,) = flat.definitions
+    step = f'{{"_definition_hash":"{digest}","id":31,"position":0}}'
+    assert found == [
+        (17, "files", "{}", "fields", "a type or a place that the interface does not have", "none"),
+        (17, "uploads", '{"id":5,"position":1}', "has_damage", "neither 0 nor 1", "2"),
+        (17, "uploads", '{"id":5,"position":1}', "latitude", "not a number", "52,37"),
+        (17, "workflow_definitions", f'{{"_definition_hash":"{digest}"}}', "id", "not an exact 64-bit integer", "w-1"),
+        (17, "workflow_definition_steps", step, "workflow_id", "not an exact 64-bit integer", "w-1"),
+        (17, "workflow_definition_steps", step, "step_order", "not an exact 64-bit integer", "first"),
+    ]
+    assert rows(flat, "uploads")[1]["device_id"] == "dev-7"
+
+
+def test_misfits_of_many_files_name_each_its_own() -> None:
+    """Across chunks and files, each misfit stands with the file that sent it."""
+    versions = [version({"id": key, "uploads": [{"id": 1, "latitude": f"x{key}"}] * 3}, key=key) for key in range(700)]
+    table = _flat(versions).tables["misfits"]
+    assert table["file_id"].to_pylist() == [key for key in range(700) for _ in range(3)]
+    assert table["value"].to_pylist() == [f"x{key}" for key in range(700) for _ in range(3)]
+
+
 def test_text_that_utf8_cannot_say_is_escaped_and_noted() -> None:
     """A lone surrogate is escaped in its column, and extra and the drift tell that it was one."""
     flat = take({"scan_code": "a\ud800", "\udfff": "b"})
@@ -134,7 +161,7 @@ def test_a_collection_that_is_no_list_goes_to_extra(key: str, odd: object) -> No
     flat = take({"id": 17, key: odd})
     assert rows(flat, "files")[0]["extra"] == {key: odd}
     assert drift(flat) == {("files", key, "type_mismatch"): 1}
-    assert set(flat.tables) == {"files"}
+    assert set(flat.tables) == {"files", "misfits"}
 
 
 def test_what_is_no_object_in_a_collection_goes_to_extra() -> None:
@@ -192,7 +219,7 @@ def test_an_unreadable_document_is_a_reject_and_the_batch_goes_on(bad: bytes, si
 
 def test_nothing_gives_nothing() -> None:
     """An empty batch has no tables, no drift and no rejects."""
-    assert _flat([]) == FlattenResult({}, Counter(), (), frozenset())
+    assert _flat([]) == FlattenResult({}, Counter(), (), frozenset(), has_detail_forms=False)
 
 
 @pytest.mark.parametrize("profile", ["seen", "plain", "sparse", "contrary", "hostile", "instances"])
@@ -237,12 +264,12 @@ def test_the_same_bytes_give_the_same_tables_anywhere(monkeypatch: pytest.Monkey
 def test_rows_keep_their_order_across_chunks() -> None:
     """Many rows, turned into Arrow in chunks, come out whole, in order, with their extra beside them."""
     uploads: list[Any] = [{"id": place, "odd": place} if place % 500 == 3 else {"id": place} for place in range(2_000)]
-    uploads[1_999]["device_id"] = "x"
+    uploads[1_999]["tenant_id"] = "x"
     flat = take({"uploads": uploads})
     table = flat.tables["uploads"]
     assert table["id"].to_pylist() == list(range(2_000))
     extra = {place: text for place, text in enumerate(table["extra"].to_pylist()) if text}
-    assert extra == {**{place: f'{{"odd":{place}}}' for place in (3, 503, 1003, 1503)}, 1999: '{"device_id":"x"}'}
+    assert extra == {**{place: f'{{"odd":{place}}}' for place in (3, 503, 1003, 1503)}, 1999: '{"tenant_id":"x"}'}
 
 
 def test_parts_of_different_batches_unify() -> None:

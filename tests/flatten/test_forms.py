@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.flatten.flatten_helpers import Object, drift, rows, take
 
-QUESTIONS = [{"id": 1, "label": " Seal? "}, {"id": 2, "label": "Number"}]
+QUESTIONS = [{"id": 1, "label": " Seal?"}, {"id": 2, "label": "Number"}]
 ANSWERS = [{"id": 2, "value": "12"}, {"id": "1", "value": "yes"}]
 SPELLINGS = {
     "value in the field": {
@@ -17,7 +19,7 @@ SPELLINGS = {
     "named instead of labelled": {
         "form_id": "3",
         "title": "T",
-        "fields": [{"id": 1, "name": "Seal?", "value": "yes"}, {"id": 2, "name": "Number", "value": "12"}],
+        "fields": [{"id": 1, "name": " Seal?", "value": "yes"}, {"id": 2, "name": "Number", "value": "12"}],
     },
     "answers beside": {"form_id": 3, "title": "T", "fields": QUESTIONS, "answers": ANSWERS},
     "under the form": {"form": {"id": 3, "title": "T", "fields": QUESTIONS, "answers": ANSWERS}},
@@ -30,13 +32,13 @@ SPELLINGS = {
     },
     "keyed by question": {
         "form": {"id": 3, "title": "T"},
-        "fields": {"1": "Seal?", "2": "Number"},
+        "fields": {"1": " Seal?", "2": "Number"},
         "answers": {"1": "yes", "2": "12"},
     },
     "keyed objects": {
         "form_id": 3,
         "title": "T",
-        "fields": {"1": {"label": "Seal?"}, "2": {"id": None, "label": "Number"}},
+        "fields": {"1": {"label": " Seal?"}, "2": {"id": None, "label": "Number"}},
         "answers": {"0": {"id": 2, "value": "12"}, "1": {"id": 1, "value": "yes"}},
     },
     "empty above, full below": {
@@ -54,12 +56,12 @@ def _submit(sent: Object) -> Object:
 
 @pytest.mark.parametrize("sent", SPELLINGS.values(), ids=SPELLINGS)
 def test_every_spelling_gives_the_same_rows(sent: Object) -> None:
-    """One row a question with its trimmed label and its value, and one row a form, whichever spelling came."""
+    """One row a question with its label as sent and its value, and one row a form, whichever spelling came."""
     flat = take(_submit(sent))
-    owner = {"file_id": 17, "form_submit_id": "a-1", "form_id": 3}
+    owner = {"file_id": 17, "form_submit_id": "a-1", "submit_position": 0, "form_id": 3}
     assert rows(flat, "form_submits") == [{"file_id": 17, "id": "a-1", "form_id": 3, "title": "T", "position": 0}]
     assert rows(flat, "form_answers") == [
-        owner | {"question_id": "1", "label": "Seal?", "value": "yes", "position": 0},
+        owner | {"question_id": "1", "label": " Seal?", "value": "yes", "position": 0},
         owner | {"question_id": "2", "label": "Number", "value": "12", "position": 1},
     ]
     assert not drift(flat)
@@ -111,9 +113,27 @@ def test_what_is_no_question_is_kept(odd: object) -> None:
 
 
 def test_answers_are_kept_as_text() -> None:
-    """Lines, dates and numbers stay as they came; an answer that is a list goes to extra, never lost."""
-    values = ["a\nb", "2024-01-01", 7, True, None, ["x", "y"]]
+    """Lines, dates and numbers stay as they came; a list or an object is readable text, with the JSON beside it."""
+    nested = [["x", "y"], [], {"label": "Box", "id": 2}, {"a": 1, "b": [None, True]}, [{"name": "N"}, 2.50]]
+    values = ["a\nb", "2024-01-01", 7, True, None, *nested]
     fields = [{"id": place, "label": "Q", "value": value} for place, value in enumerate(values)]
-    answers = rows(take(_submit({"fields": fields})), "form_answers")
-    assert [row.get("value") for row in answers] == ["a\nb", "2024-01-01", "7", "true", None, None]
-    assert answers[-1]["extra"] == {"value": ["x", "y"]}
+    flat = take(_submit({"fields": fields}))
+    answers = rows(flat, "form_answers")
+    texts = ["a\nb", "2024-01-01", "7", "true", None, "x, y", "", "Box", "a: 1, b: , true", "N, 2.5"]
+    assert [row.get("value") for row in answers] == texts
+    assert [json.loads(row["value_json"]) for row in answers if "value_json" in row] == nested
+    assert not drift(flat)
+
+
+def test_a_key_of_the_service_with_the_name_of_our_column_is_kept() -> None:
+    """A `value_json` that the service sends is an unknown key, and takes nothing from the column of that name."""
+    (row,) = rows(
+        take(_submit({"fields": [{"id": 1, "label": "Q", "value": [1], "value_json": "theirs"}]})), "form_answers"
+    )
+    assert (row["value"], row["value_json"], row["extra"]) == ("1", "[1]", {"value_json'": "theirs"})
+
+
+def test_submissions_without_an_id_are_told_apart() -> None:
+    """The answers of two submissions without an id name the position of their submission."""
+    flat = take({"form_submits": [{"fields": [{"id": 1, "label": "Q", "value": text}]} for text in ("a", "b")]})
+    assert [(row["submit_position"], row["value"]) for row in rows(flat, "form_answers")] == [(0, "a"), (1, "b")]

@@ -112,3 +112,26 @@ def test_things_without_a_name_do_not_break_the_merge() -> None:
     item = {"uploads": [None, {"id": [1], "a": 1}, {"b": 2}]}
     detail = {"uploads": [7, {"id": [1]}, {"c": 3}]}
     assert merge(item, detail)["uploads"] == [7, {"id": [1], "a": 1}, {"b": 2, "c": 3}]
+
+
+@pytest.mark.parametrize("empty", [None, "", [], {}])
+def test_what_an_include_brought_is_not_erased(empty: object) -> None:
+    """Geocoding and forms, which a detail cannot be asked for, stay where the detail has nothing in their place."""
+    item = {"uploads": [{"id": 5, "geocoding": {"n": 5}}], "form_submits": [{"id": "a"}]}
+    assert merge(item, {"uploads": [{"id": 5, "geocoding": empty}], "form_submits": empty}) == item
+    told = {"uploads": [{"id": 5, "geocoding": {"n": 6}}], "form_submits": [{"id": "b"}]}
+    assert merge(item, told) == told
+
+
+def test_texts_come_from_the_list_where_only_it_heeds_lang() -> None:
+    """With `texts_from_list` the list's texts stand, unless they are empty; other values are the detail's."""
+    item = {"uploads": [{"id": 5, "damage_type_desc": "Delle", "comment": "old"}, {"id": 6, "damage_type_desc": ""}]}
+    detail = {
+        "uploads": [{"id": 5, "damage_type_desc": "Dent", "comment": "new"}, {"id": 6, "damage_type_desc": "Rip"}]
+    }
+    assert merge(item, detail) == detail
+    told = [
+        (upload["damage_type_desc"], upload.get("comment"))
+        for upload in merge(item, detail, texts_from_list=True)["uploads"]
+    ]
+    assert told == [("Delle", "new"), ("Rip", None)]

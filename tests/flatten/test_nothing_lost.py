@@ -127,7 +127,9 @@ class Grower:
         return self._model(tables.WORKFLOW_RUN_STEPS, entity_ids=lambda: self.many(self.leaf))
 
     def _workflow(self) -> Any:
-        return self._model(tables.WORKFLOWS, steps=lambda: self.many(lambda: self._model(tables.WORKFLOW_STEPS)))
+        return self._model(
+            tables.WORKFLOW_DEFINITIONS, steps=lambda: self.many(lambda: self._model(tables.WORKFLOW_DEFINITION_STEPS))
+        )
 
     def _run(self) -> Any:
         steps = {"workflow_run_steps": lambda: self.many(self._step)}

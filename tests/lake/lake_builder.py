@@ -21,6 +21,9 @@ AT: Final = 1_795_000_000_000_000
 """An instant, in microseconds."""
 
 
+_SURE: Final = {pa.int64(): 0, pa.string(): "", pa.bool_(): True, pa.timestamp("us"): AT}
+
+
 def version(file_id: int, stamp: int) -> FileVersion:
     """Return a version of a file with minimal documents."""
     document = b'{"id": %d, "stamp": %d}' % (file_id, stamp)
@@ -28,10 +31,11 @@ def version(file_id: int, stamp: int) -> FileVersion:
 
 
 def rows(table: str, values: Iterable[Mapping[str, Any]], *, run_id: str, seq: int) -> pa.Table:
-    """Return rows of a table with the columns of the fetch; other missing columns are NULL."""
+    """Return rows of a table with the columns of the fetch; other missing columns are NULL, or 0."""
     fetch = {"_run_id": run_id, "_fetched_at": AT, COMMIT_SEQ_COLUMN: seq}
     names = BY_NAME[table].arrow.names
-    complete = [{name: {**value, **fetch}.get(name) for name in names} for value in values]
+    sure = {field.name: _SURE[field.type] for field in BY_NAME[table].arrow if not field.nullable}
+    complete = [{name: {**sure, **value, **fetch}.get(name) for name in names} for value in values]
     return pa.Table.from_pylist(complete, schema=BY_NAME[table].arrow)
 
 
@@ -54,7 +58,13 @@ def commit(
     run_id = f"20261121T000000Z-{seq:06x}"
     by_table: dict[str, Sequence[Mapping[str, Any]]] = {
         "files": [
-            {"file_id": key, "id": key, "scan_code": f"ref {key}", "updated_at": AT + stamp, "snap_count": count}
+            {
+                "file_id": key,
+                "service_id": key,
+                "scan_code": f"ref {key}",
+                "updated_at": AT + stamp,
+                "snap_count": count,
+            }
             for key, count in files.items()
         ],
         **(children or {}),
@@ -67,7 +77,7 @@ def commit(
             versions=[version(key, stamp) for key in files],
             rows={name: rows(name, values, run_id=run_id, seq=seq) for name, values in by_table.items() if values},
             tombstones=[Tombstone(key, AT + stamp, "the test says so") for key in gone],
-            definitions=sorted({row["_content_hash"] for row in by_table.get("workflows", ())}),
+            definitions=sorted({row["_definition_hash"] for row in by_table.get("workflow_definitions", ())}),
         )
     )
     return seq

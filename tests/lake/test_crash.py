@@ -56,7 +56,7 @@ def unlike(lake: Path, world: Sequence[dict[str, Any]]) -> list[str]:
     """Where the published catalog differs from a world; definitions belong to no file, and outlive the last one."""
     with opened(lake) as db:
         found = differences(db, world)
-    return [line for line in found if not line.startswith(("workflows", "workflow_steps"))]
+    return [line for line in found if not line.startswith(("workflows", "workflow_steps", "workflow_definition"))]
 
 
 def shown(lake: Path, *worlds: Sequence[dict[str, Any]]) -> list[bool]:

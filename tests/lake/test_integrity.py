@@ -85,14 +85,14 @@ async def test_a_damaged_base_part_is_folded_again(tmp_path: Path) -> None:
         emulator.world.update(emulator.world.pick_random(6))
         await synced(emulator, lake)
         truth = list(emulator.truth())
-        for name in ("files", "uploads", "workflows", "form_answers"):
+        for name in ("files", "uploads", "workflow_definitions", "form_answers"):
             (base,) = (lake / "parts" / name).glob("*-0000.parquet")
             flip(base)
             found = checked(lake)
             assert [each.subject for each in found.damage] == [base.relative_to(lake).as_posix()]
             with opened(lake) as db:
                 assert differences(db, truth) == []
-            if name != "workflows":
+            if name != "workflow_definitions":
                 ids = pq.read_table(base).column("file_id").to_pylist()
                 assert ids == sorted(ids)
     assert checked(lake, read_data=True).damage == []

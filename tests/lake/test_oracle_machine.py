@@ -92,9 +92,9 @@ class LakeOfRows(RuleBasedStateMachine):
             number, name = workflow
             key = f"{number}-{name}"
             if key not in self.lake.ledger.definitions():
-                own = {"_content_hash": key}
-                children["workflows"] = [{"id": number, "name": f"{name}", "updated_at": AT + name, **own}]
-                children["workflow_steps"] = [{"id": name, "workflow_id": number, "position": 0, **own}]
+                own = {"_definition_hash": key}
+                children["workflow_definitions"] = [{"id": number, "name": f"{name}", "updated_at": AT + name, **own}]
+                children["workflow_definition_steps"] = [{"id": name, "workflow_id": number, "position": 0, **own}]
             self.truth.definitions[number] = max(name, self.truth.definitions.get(number, 0))
         self.seqs.append(commit(self.lake, counts, children, gone=sorted(gone), stamp=self.stamp))
         assert self.seqs == sorted(set(self.seqs)), "a seq was used twice"

@@ -58,12 +58,12 @@ def test_a_moved_lake(lake: Path) -> None:
 def test_snapshots_move_along(lake: Path) -> None:
     """Snapshots from before a move show what they showed, in this client and in older ones, whole and commented."""
     with Lake(lake, doing="test") as made:
-        own = {"_content_hash": "a"}
+        own = {"_definition_hash": "a"}
         children = {
             "uploads": [{"file_id": 1, "position": 0, "geocoding": '{"a": 1}'}],
             "fields": [{"file_id": 1, "name": "it's", "value": "v", "position": 0}],
-            "workflows": [{"id": 1, "name": "w", "updated_at": AT, **own}],
-            "workflow_steps": [{"id": 2, "workflow_id": 1, "position": 0, **own}],
+            "workflow_definitions": [{"id": 1, "name": "w", "updated_at": AT, **own}],
+            "workflow_definition_steps": [{"id": 2, "workflow_id": 1, "position": 0, **own}],
         }
         commit(made, {1: 1, 3: 0}, children, gone=[2])
         made.publish("", at=AT, complete=True, watermark=None)

@@ -42,7 +42,7 @@ def rows(lake: Path) -> dict[str, list[str]]:
     """Every row of every table, `_seq` left out."""
     with opened(lake) as db:
         return {
-            table.name: sorted(map(str, db.execute(f"SELECT * FROM {table.name}").fetchall()))
+            table.name: sorted(map(str, db.execute(f"SELECT * FROM {table.qualified_name}").fetchall()))
             for table in tables.TABLES
         }
 
@@ -78,7 +78,7 @@ async def test_every_row_is_the_same(tmp_path: Path, folded: bool) -> None:  # n
     assert checked(lake, read_data=True).damage == []
 
 
-@pytest.mark.parametrize(("name", "column"), [("uploads", "comment"), ("workflows", "name")])
+@pytest.mark.parametrize(("name", "column"), [("uploads", "comment"), ("workflow_definitions", "name")])
 async def test_a_column_declared_later_is_filled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, column: str
 ) -> None:
@@ -111,7 +111,7 @@ def _declare(patch: pytest.MonkeyPatch, table: Table) -> None:
             patch.setattr(module, "BY_NAME", {each.name: each for each in declared})
     if hasattr(catalog, table.name.upper()):
         patch.setattr(catalog, table.name.upper(), table)
-    patch.setattr(flattening, "_FLATTENED", tuple(each for each in declared if each is not tables.DELETED_FILES))
+    patch.setattr(flattening, "_FLATTENED", tuple(each for each in declared if each.from_wire))
 
 
 async def test_gaps_in_raw_are_refused(tmp_path: Path) -> None:

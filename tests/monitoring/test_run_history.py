@@ -13,7 +13,7 @@ from pipeline.monitoring.run_history import FILE_NAME, RunStatsFile
 if TYPE_CHECKING:
     from pathlib import Path
 
-WENT_WELL = {"requests": {"list": 2, "detail": 5}, "retries": 1, "details_fetched": 5, "lake": {"files": 9}}
+WENT_WELL = {"requests": {"list": 2, "detail": 5}, "retries": 1, "files_stored": 5, "lake": {"files": 9}}
 
 
 def count(lake: Path, *codes: int) -> None:

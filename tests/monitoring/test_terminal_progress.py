@@ -131,9 +131,9 @@ async def test_elsewhere_it_is_lines(tmp_path: Path, environment: dict[str, str]
     assert "\x1b" not in "".join(lines)
     [progress] = [line for line in lines if "run.progress" in line]
     if environment:
-        assert re.search(r"info +run.progress +listed=30 details_fetched=30 .*total=30", progress)
+        assert re.search(r"info +run.progress +listed=30 files_stored=30 .*total=30", progress)
     else:
-        assert json.loads(progress)["details_fetched"] == 30
+        assert json.loads(progress)["files_stored"] == 30
 
 
 async def test_ctrl_c_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import open_catalog
 from pipeline.lake.request_log import open_request_log
-from pipeline.reports.delivery import RunOptions
 from pipeline.reports.job import JobRequest, JobResult, run_job
 from pipeline.reports.models import JobOptions
+from pipeline.reports.run_state import RunOptions
 from pipeline.reports.selection import Selection, read_catalog_state, select_files
 from pipeline.settings import Settings
 from tests.sync.sync_harness import SEED, synced

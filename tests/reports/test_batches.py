@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import SettingsError
-from pipeline.lake.request_log import ReportBatch
-from pipeline.reports.batches import make_batches, pdf_stem, validate_name_pattern
+from pipeline.lake.request_log import ReportBatch, ReportJobFile
+from pipeline.reports.batches import make_batches, make_further_batches, order_stem, pdf_stem, validate_name_pattern
 from pipeline.reports.selection import SelectedFile, Selection, read_ids
 
 NAMES = st.text(max_size=80) | st.sampled_from(["../../.ssh/x", "/etc/x", "C:\\x", "CON", "\0", "a\nb", ".", "\u202e"])
@@ -41,16 +42,58 @@ def test_groups_stay_apart_and_each_file_has_one_batch(groups: list[int], unknow
 
 @given(NAMES, st.text(alphabet="abc./\\ -{}", max_size=40), st.integers(1, 99999))
 def test_names_stay_in_the_folder(group: str, text: str, number: int) -> None:
-    """For every group and pattern a name is plain, visible, of limited length, and contains its batch."""
+    """For every group and pattern a name is visible, of limited length, has no separator, and contains its batch."""
     label = f"{number:04}ab"
     try:
         pattern = validate_name_pattern("{group}" + text, grouped=True)
     except SettingsError:
         return
     name = pdf_stem(pattern, ReportBatch(number, label, group, split=False, files=(1,)))
-    assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}", name)
+    assert all(unicodedata.category(char)[0] in "LMN" or char in "._-" for char in name)
+    assert name[0] not in ".-"
+    assert len(name.encode()) < 210
     assert label in name
     assert ".." not in name
+    ascii_name = order_stem(pattern, ReportBatch(number, label, group, split=False, files=(1,)))
+    assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,209}", ascii_name)
+
+
+@pytest.mark.parametrize("count", [1, 9_999, 10_000, 100_001])
+def test_labels_sort_in_the_order_of_the_batches(count: int) -> None:
+    """The labels of all batches, also of 10,000 and more, have the same length and sort like their numbers."""
+    _, batches = make_batches([SelectedFile(number, None, str(number)) for number in range(count)])
+    labels = [batch.label for batch in batches]
+    assert len(labels) == count
+    assert sorted(labels) == labels
+    further = make_further_batches([ReportJobFile(0, 1, None, "x", None)], batches)
+    assert further[0].label > labels[-1]
+    assert further[0].batch == count + 1
+
+
+@pytest.mark.parametrize(
+    ("group", "start"),
+    [
+        ("東京支店", "東京支店-"),
+        ("المكتب الرئيسي", "المكتب_الرئيسي-"),
+        ("Zu\u0308rich", "Zürich-"),
+        ("a/b\\c\x00d\u202e", "a_b_c_d_-"),
+        ("日" * 80, "日" * 50 + "-"),
+        ("..", "_-"),
+    ],
+)
+def test_groups_of_any_script_are_readable(group: str, start: str) -> None:
+    """Letters of every script stay in the name; separators, control and direction characters do not."""
+    batch = ReportBatch(1, "0001", group, split=False, files=(1,))
+    name = pdf_stem(validate_name_pattern(None, grouped=True), batch)
+    assert name.startswith(start), name
+    assert len(f"{name}.pdf.damaged-99".encode()) < 255
+    assert order_stem("{group}-{batch}", batch).isascii()
+
+
+def test_reserved_names_are_not_used() -> None:
+    """A name that Windows reserves gets a prefix."""
+    batch = ReportBatch(1, "0001", "con", split=False, files=(1,))
+    assert pdf_stem("{group}.{batch}", batch) == "_con.0001"
 
 
 def test_name_patterns() -> None:

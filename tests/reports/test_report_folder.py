@@ -20,7 +20,7 @@ from pipeline.emulator import Emulator, Quirks
 from pipeline.errors import SettingsError, StorageError
 from pipeline.reports.folder import JobFolder
 from pipeline.reports.folder_check import verify_folder
-from pipeline.reports.index_page import render_index
+from pipeline.reports.index_page import render_pages
 from pipeline.reports.manifest import format_csv
 from pipeline.reports.models import Manifest, ManifestCounts, ManifestDeletions, ManifestFile
 from pipeline.reports.signing import sign
@@ -265,7 +265,8 @@ def make_manifest(text: str) -> Manifest:
     """Return the manifest of one failed file, with `text` in every text field."""
     file = ManifestFile(
         file_id=7, reference=text, group=text, state="failed", pdf=None, sha256=None, bytes=None,
-        ordered_at=None, delivered_at=None, reason=f"rejected: {text}",
+        ordered_at=None, delivered_at=None, confirmed_before_at=None, confirmed_after_at=None, on_pages=None,
+        reason=f"rejected: {text}",
     )  # fmt: skip
     return Manifest(
         job=text, scanlake="1", service=text, begun_at="now", written_at="now", selection={}, settings={}, snapshot=1,
@@ -289,7 +290,7 @@ def read_policy(page: ParsedPage) -> str:
 def test_texts_of_files_are_harmless() -> None:
     """The page escapes every text and loads nothing; no cell of the CSV is a formula."""
     manifest = make_manifest(HOSTILE)
-    page = render_index(manifest)
+    page = render_pages(manifest)["index.html"]
     read = ParsedPage(page)
     assert [tag for tag, _ in read.tags].count("script") == page.count("<script>") == 1
     assert "&lt;script&gt;" in page
@@ -302,10 +303,22 @@ def test_texts_of_files_are_harmless() -> None:
 
 def test_the_page_may_use_only_its_own_style_and_script() -> None:
     """The policy of the page has the hashes of its inline style and script."""
-    page = render_index(make_manifest("x"))
+    page = render_pages(make_manifest("x"))["index.html"]
     rules = ["default-src 'none'"]
     for tag in ("style", "script"):
         text = page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         rules.append(f"{tag}-src 'sha256-{digest}'")
     assert read_policy(ParsedPage(page)) == "; ".join(rules)
+
+
+def test_many_files_are_listed_on_several_pages() -> None:
+    """Each page lists 2,000 files; the first page is index.html, and every page links to the others."""
+    one = make_manifest("x")
+    manifest = one.model_copy(update={"files": one.files * 4_500})
+    pages = render_pages(manifest)
+    assert list(pages) == ["index.html", "index-002.html", "index-003.html"]
+    assert [page.count("<tr class") for page in pages.values()] == [2_000, 2_000, 500]
+    for name, page in pages.items():
+        links = {attributes["href"] for tag, attributes in ParsedPage(page).tags if tag == "a"}
+        assert links == set(pages) - {name}

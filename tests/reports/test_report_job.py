@@ -188,7 +188,8 @@ async def test_a_saved_pdf_is_not_downloaded_again(tmp_path: Path) -> None:
             ledger.execute("UPDATE report_order SET state = 'saving', delivered_at = NULL")
         emulator.reset()
         result = await run_report(emulator, tmp_path / "lake", tmp_path / "out")
-        assert emulator.requests == 0
+        assert (emulator.counts["report"], emulator.counts["poll"], emulator.counts["download"]) == (0, 0, 0)
+        assert emulator.counts["list"], "a PDF that may not be certified was not confirmed"
     assert [order.state for order in result.status.orders] == ["delivered"]
 
 
@@ -255,13 +256,13 @@ async def test_a_stop_on_request_loses_no_response(tmp_path: Path) -> None:
 
 
 async def test_a_revoked_token_stops_the_run(tmp_path: Path) -> None:
-    """The service refuses the token: exit 3, one order sent, none unknown."""
+    """The service refuses the token: exit 3, no order sent."""
     async with Emulator(250, seed=SEED) as emulator:
         await sync_lists(emulator, tmp_path / "lake")
         emulator.set_faults(revoked=True)
         command = ("report", "--where", "TRUE", "--out", str(tmp_path / "out"))
         code, _, err = await ended(await started(emulator, tmp_path / "lake", *command))
-        assert (code, emulator.counts["report"]) == (3, 1)
+        assert (code, emulator.counts["report"]) == (3, 0)
         assert "SCANLAKE_TOKEN" in err
         emulator.set_faults(revoked=False)
         result = await run_report(emulator, tmp_path / "lake", tmp_path / "out", Selection("where", sql="TRUE"))
@@ -270,15 +271,16 @@ async def test_a_revoked_token_stops_the_run(tmp_path: Path) -> None:
 
 
 async def test_an_outage_ends_the_run_and_nothing_is_lost(tmp_path: Path) -> None:
-    """The service returns only 503: the run stops after a few orders; the next run delivers everything."""
+    """The service returns only 503: the run stops before the first order; the next run delivers everything."""
     async with Emulator(650, seed=SEED) as emulator:
         await sync_lists(emulator, tmp_path / "lake")
         emulator.set_faults(outage=True, retry_after_seconds=0)
-        with pytest.raises(ScanlakeError, match="no response"):
+        with pytest.raises(ScanlakeError, match="HTTP 503"):
             await run_report(
                 emulator, tmp_path / "lake", tmp_path / "out", client=quick_client(emulator, max_attempts=2)
             )
-        assert emulator.counts["report"] <= 6
+        assert emulator.counts["report"] == 0
+        assert emulator.requests < 30
         emulator.set_faults(outage=False)
         result = await run_report(emulator, tmp_path / "lake", tmp_path / "out")
         assert len(check_folder(tmp_path / "out")) == 650

@@ -48,7 +48,7 @@ def select(lake_folder: Path, *selections: Selection) -> list[Sequence[SelectedF
 
 
 def test_equal_selections(forty_files: Path) -> None:
-    """A condition and equal queries select the same files in the same order, each once."""
+    """A condition and equal queries select the same files, each once; a condition selects them by id."""
     plain, *others = select(
         forty_files,
         Selection("where", sql="closed -- the closed ones"),
@@ -58,9 +58,34 @@ def test_equal_selections(forty_files: Path) -> None:
         Selection("sql", sql='SELECT CAST(file_id AS VARCHAR) AS "any ""name" FROM files WHERE closed -- no more'),
     )
     assert plain
-    assert [other == plain or other for other in others] == [True] * 4
+    assert [set(other) == set(plain) and len(other) == len(plain) for other in others] == [True] * 4
     ids = [file.file_id for file in plain if isinstance(file, SelectedFile)]
     assert ids == sorted(set(ids))  # type: ignore[type-var]
+
+
+def test_the_order_of_a_selection_is_kept(forty_files: Path) -> None:
+    """ORDER BY of a query, and the order of ids and references, are those of the files within each group."""
+    query = "SELECT file_id FROM files ORDER BY hash(file_id) DESC"
+    with open_catalog(Settings(lake=forty_files)) as lake:
+        expected = [row[0] for row in lake.execute(query).fetchall()]
+        references = {row[0]: row[1] for row in lake.execute("SELECT file_id, scan_code FROM files").fetchall()}
+    ordered = tuple(dict.fromkeys(references[file_id] for file_id in expected))
+    by_sql, by_id, by_reference, by_group = select(
+        forty_files,
+        Selection("sql", sql=query),
+        Selection("ids", ids=(*expected, *expected[:5])),
+        Selection("reference", references=ordered),
+        Selection("ids", ids=tuple(expected), group_by="closed"),
+    )
+    assert [file.file_id for file in by_sql if isinstance(file, SelectedFile)] == expected
+    assert [file.file_id for file in by_id if isinstance(file, SelectedFile)] == expected
+    found = [file.reference for file in by_reference if isinstance(file, SelectedFile)]
+    assert list(dict.fromkeys(found)) == list(ordered)
+    grouped = [file for file in by_group if isinstance(file, SelectedFile)]
+    assert [file.group for file in grouped] == sorted(str(file.group) for file in grouped)
+    for group in {file.group for file in grouped}:
+        ids = [file.file_id for file in grouped if file.group == group]
+        assert ids == [file_id for file_id in expected if file_id in ids]
 
 
 def test_invalid_selections(forty_files: Path) -> None:

@@ -26,9 +26,10 @@ FIELDS: Final = {
     " workflow_run_steps client_key tenant_id deleted_at started_on_device_at finished_on_device_at",
     "workflow_run_steps": "id entity_type status entity_ids device_id workflow_step_id workflow_run_id"
     " submit_date_time created_at updated_at",
-    "workflows": "id name type created_at updated_at steps force order language location_filter"
+    "workflow_definitions": "id name type created_at updated_at steps force order language location_filter"
     " close_file_after_completion info_url",
-    "workflow_steps": "id workflow_id order description type allow_skip platform_description data deleted_at",
+    "workflow_definition_steps": "id workflow_id order description type allow_skip platform_description data"
+    " deleted_at",
 }
 WITHOUT_COLUMN: Final = {
     ("files", "uploads"): "rows of uploads",
@@ -44,10 +45,10 @@ WITHOUT_COLUMN: Final = {
     ("form_submits", "answers"): "rows of form_answers",
     ("form_answers", "name"): "the label, in one of three spellings",
     ("fields", "donotuse"): "clients must not use it",
-    ("workflow_runs", "workflow"): "a row of workflows",
+    ("workflow_runs", "workflow"): "a row of workflow_definitions",
     ("workflow_runs", "workflow_run_steps"): "rows of workflow_run_steps",
     ("workflow_run_steps", "entity_ids"): "rows of workflow_run_step_items",
-    ("workflows", "steps"): "rows of workflow_steps",
+    ("workflow_definitions", "steps"): "rows of workflow_definition_steps",
 }
 EVERY: Final = pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
 
@@ -63,9 +64,10 @@ def test_every_field_has_a_column_or_a_reason(name: str, keys: str) -> None:
 
 
 def test_no_column_is_invented() -> None:
-    """A column that is read from the service is one of a field the service is known to send."""
+    """A column that is read from the service is one of a field the service is known to send, or is derived from one."""
     for name, keys in FIELDS.items():
-        assert {column.wire_key for column in BY_NAME[name].from_wire} <= set(keys.split())
+        derived = {"value_json"} if name == "form_answers" else set()
+        assert {column.wire_key for column in BY_NAME[name].from_wire} - derived <= set(keys.split())
 
 
 @EVERY
@@ -91,13 +93,42 @@ def test_every_row_says_when_and_by_whom(table: Table) -> None:
     """Every row has the moment and the run of its fetch, and the seq of its version; a child has its file."""
     assert {"_fetched_at", "_run_id", COMMIT_SEQ_COLUMN} <= set(table.arrow.names)
     assert ("file_id" in table.arrow.names) == table.is_per_file
-    assert table is tables.DELETED_FILES or "extra" in table.arrow.names
+    assert table in {tables.DELETED_FILES, tables.MISFITS} or "extra" in table.arrow.names
 
 
 @EVERY
 def test_types_are_those_every_reader_knows(table: Table) -> None:
     """Columns are 64-bit integers, doubles, booleans, text, or microseconds without a zone."""
     assert set(table.arrow.types) <= {pa.int64(), pa.float64(), pa.bool_(), pa.string(), pa.timestamp("us")}
+
+
+KEYWORDS: Final = frozenset(
+    "all and any as asc between by case cast check column create default delete desc distinct do else end except exists"
+    " false for foreign from group having in index insert intersect into is join key limit not null on or order primary"
+    " references select set table then to true union unique update user using values view when where with".split()
+)
+
+
+@EVERY
+def test_no_column_is_a_keyword(table: Table) -> None:
+    """A column can be named in SQL without quotes, in any engine."""
+    assert not KEYWORDS & {column.name for column in table.columns}
+
+
+@EVERY
+def test_what_cannot_be_missing_is_declared_so(table: Table) -> None:
+    """File, position, time of fetch, run and commit are in every row: the parts say that they are not NULL."""
+    sure = {"file_id", "position", "_fetched_at", "_run_id", COMMIT_SEQ_COLUMN}
+    assert {field.name for field in table.arrow if not field.nullable} >= sure & set(table.arrow.names)
+    assert "position" not in table.key
+
+
+def test_identifiers_that_are_no_numbers_fit() -> None:
+    """Where the interface says identifier, not integer, the column is text; where it promises an integer, a number."""
+    types = {name: {field.name: field.type for field in BY_NAME[name].arrow} for name in BY_NAME}
+    for name in ("device_id", "workflow_id", "workflow_step_id"):
+        assert types["uploads"][name] == pa.string()
+    assert types["workflow_run_steps"]["device_id"] == types["workflow_runs"]["workflow_id"] == pa.int64()
 
 
 def test_the_deprecated_id_of_a_field_is_no_key() -> None:

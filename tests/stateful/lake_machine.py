@@ -33,7 +33,7 @@ from pipeline.settings import Settings
 from pipeline.sync.sync import TimeRange, sync
 from pipeline.sync.verify import VerifyMode, verify
 from tests.lake.fault_injection import ProcessKilled
-from tests.oracle import TABLES, differences
+from tests.oracle import DEFINITIONS, TABLES, differences
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -262,7 +262,7 @@ class LakeMachine(RuleBasedStateMachine):
             if but_for_deletions:
                 keys = [row["key"] for row in truth]
                 db.execute("CREATE TEMP TABLE there AS SELECT unnest(?::BIGINT[]) AS id", [keys])
-                for table in set(TABLES) - {"workflows", "workflow_steps"}:
+                for table in set(TABLES) - DEFINITIONS:
                     db.execute(
                         f"CREATE TEMP VIEW {table} AS FROM catalog.main.{table} WHERE file_id IN (SELECT id FROM there)"
                     )

@@ -36,8 +36,8 @@ async def test_environment_drives_it(tmp_path: Path) -> None:
     assert code == 0
     assert summary["details_fetched"] == 80
     assert summary["requests"]["detail"] == 80
-    named = "run_id watermark files_listed details_fetched files_skipped files_deleted rejects requests retries seconds"
-    assert set(summary) == {*named.split(), "snapshot", "delta", "lake"}
+    named = "run_id watermark files_listed files_stored details_fetched files_skipped files_deleted rejects requests"
+    assert set(summary) == {*named.split(), "retries", "seconds", "snapshot", "delta", "lake"}
     with opened(tmp_path / "lake") as db:
         assert differences(db, truth) == []
 

@@ -16,10 +16,7 @@ if typing.TYPE_CHECKING:
     from pathlib import Path
 
 FILES = 90
-NOT_OF_SYNC = (
-    *("report_", "bad_token_", "windows", "not_found", "token_location"),
-    *("identifiers", "answer_values"),  # known to be lost so far
-)
+NOT_OF_SYNC = ("report_", "bad_token_", "windows", "not_found", "token_location", "decimals")
 INDEPENDENT = frozenset(
     "per_page times precision ids flags empties extra_keys dangling form_layout lang_texts image_urls gzip".split()
 )

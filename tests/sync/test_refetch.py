@@ -89,7 +89,8 @@ async def test_an_instance_whose_number_is_another_files_id(tmp_path: Path) -> N
         summary = await ran(server.base, tmp_path / "lake")
     assert summary.rejects == 1  # no number leads to the detail of instance 100: the list's part of it is here
     with opened(tmp_path / "lake") as db:
-        assert db.execute("SELECT file_id, id, instance_file_id, scan_code FROM files ORDER BY ALL").fetchall() == [
+        columns = "file_id, service_id, instance_file_id, scan_code"
+        assert db.execute(f"SELECT {columns} FROM files ORDER BY ALL").fetchall() == [
             (100, 5, 100, "A"),
             (101, 5, 101, "A"),
             (300, 100, 300, "B"),

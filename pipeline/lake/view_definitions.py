@@ -1,0 +1,236 @@
+"""Views that have the same query in every lake: damage, workflows, dimensions, history."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pipeline.lake.sql import sql_identifier
+from schemas.tables import WORKFLOW_DEFINITION_STEPS, WORKFLOW_DEFINITIONS
+
+if TYPE_CHECKING:
+    from schemas.tables import Table
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A view: name, comment, columns with their comments, query."""
+
+    name: str
+    comment: str
+    columns: tuple[tuple[str, str], ...]
+    sql: str
+
+
+DAMAGE: Final = View(
+    "damage_by_month",
+    "One row per month: images taken, and how many of them show damage.",
+    (
+        ("month", "First day of the month in which the image was taken (UTC)."),
+        ("images", "Images and documents."),
+        ("with_damage", "Images that the app user marked as showing damage."),
+        ("damage_ratio", "Images with damage divided by images."),
+        ("files", "Files that the images belong to."),
+        ("files_with_damage", "Files with at least one such image."),
+    ),
+    "SELECT date_trunc('month', coalesce(scan_date_time, created_at)) AS month, count(*) AS images,"
+    " count(*) FILTER (has_damage) AS with_damage, count(*) FILTER (has_damage) / count(*) AS damage_ratio,"
+    " count(DISTINCT file_id) AS files, count(DISTINCT file_id) FILTER (has_damage) AS files_with_damage"
+    " FROM main.uploads GROUP BY ALL ORDER BY month",
+)
+
+
+def _table_columns(table: Table) -> tuple[tuple[str, str], ...]:
+    return tuple((column.name, column.comment) for column in table.columns)
+
+
+def _column_list(table: Table, prefix: str = "") -> str:
+    return ", ".join(f"{prefix}{sql_identifier(column.name)}" for column in table.columns)
+
+
+WORKFLOWS: Final = View(
+    "workflows",
+    "One row per workflow: its latest known definition. workflow_definitions has every version.",
+    _table_columns(WORKFLOW_DEFINITIONS),
+    f"SELECT {_column_list(WORKFLOW_DEFINITIONS)} FROM main.workflow_definitions QUALIFY row_number() OVER"
+    " (PARTITION BY id ORDER BY updated_at DESC NULLS LAST, _fetched_at DESC, _definition_hash) = 1",
+)
+WORKFLOW_STEPS: Final = View(
+    "workflow_steps",
+    "One row per step of a workflow's latest known definition. workflow_definition_steps has those of every version.",
+    _table_columns(WORKFLOW_DEFINITION_STEPS),
+    f"SELECT {_column_list(WORKFLOW_DEFINITION_STEPS, 'step.')} FROM main.workflow_definition_steps AS step"
+    " SEMI JOIN main.workflows AS latest ON latest._definition_hash = step._definition_hash",
+)
+PROGRESS: Final = View(
+    "workflow_progress",
+    "One row per workflow run that was not removed: how many steps of its own definition are done, skipped, open.",
+    (
+        ("file_id", "The file."),
+        ("workflow_run_id", "Run; see workflow_runs.id."),
+        ("workflow_id", "Workflow of the run."),
+        ("workflow", "Name of the workflow in the definition that the run was made under."),
+        ("steps", "Steps of the definition that the run was made under; NULL if the run came without a definition."),
+        ("done", "Steps executed: every status except skipped."),
+        ("skipped", "Steps skipped."),
+        ("open", "Steps of the definition that are neither executed nor skipped; NULL without a definition."),
+        ("started_at", "Start on the device, otherwise submission, otherwise creation (UTC)."),
+        ("completed_at", "Completion; NULL while the run is open."),
+        ("_definition_hash", "Definition that the run was made under; see workflow_definitions."),
+    ),
+    "WITH defined AS (SELECT id, _definition_hash FROM main.workflow_definition_steps WHERE deleted_at IS NULL),"
+    " sizes AS (SELECT _definition_hash, count(*) AS steps FROM defined GROUP BY ALL),"
+    " taken AS (SELECT step.file_id, step.workflow_run_id, run._definition_hash, step.workflow_step_id,"
+    " bool_or(lower(step.status) IS DISTINCT FROM 'skipped') AS done FROM main.workflow_run_steps AS step"
+    " LEFT JOIN main.workflow_runs AS run ON run.file_id = step.file_id AND run.id = step.workflow_run_id"
+    " GROUP BY ALL),"
+    " counted AS (SELECT taken.file_id, taken.workflow_run_id, count(*) FILTER (done) AS done,"
+    " count(*) FILTER (NOT done) AS skipped, count(defined.id) AS known FROM taken LEFT JOIN defined"
+    " ON defined.id = taken.workflow_step_id AND defined._definition_hash = taken._definition_hash GROUP BY ALL)"
+    " SELECT run.file_id, run.id AS workflow_run_id, run.workflow_id, definition.name AS workflow,"
+    " CASE WHEN definition._definition_hash IS NOT NULL THEN coalesce(sizes.steps, 0) END AS steps,"
+    " coalesce(counted.done, 0) AS done, coalesce(counted.skipped, 0) AS skipped,"
+    " CASE WHEN definition._definition_hash IS NOT NULL"
+    " THEN greatest(coalesce(sizes.steps, 0) - coalesce(counted.known, 0), 0) END AS open,"
+    " coalesce(run.started_on_device_at, run.submit_date_time, run.created_at) AS started_at, run.completed_at,"
+    " run._definition_hash"
+    " FROM main.workflow_runs AS run"
+    " LEFT JOIN main.workflow_definitions AS definition ON definition._definition_hash = run._definition_hash"
+    " LEFT JOIN sizes ON sizes._definition_hash = run._definition_hash"
+    " LEFT JOIN counted ON counted.file_id = run.file_id AND counted.workflow_run_id = run.id"
+    " WHERE run.deleted_at IS NULL",
+)
+OPEN_RUNS: Final = View(
+    "open_workflow_runs",
+    "One row per workflow run that is not completed.",
+    (
+        ("file_id", "The file."),
+        ("scan_code", "Its reference."),
+        *(column for column in PROGRESS.columns[1:] if column[0] not in {"completed_at", "_definition_hash"}),
+        ("age_days", "Days since the start, by the reader's clock."),
+    ),
+    "SELECT file_id, scan_code, progress.* EXCLUDE (file_id, completed_at, _definition_hash),"
+    " (epoch(now()) - epoch(progress.started_at)) / 86400 AS age_days"
+    " FROM main.workflow_progress AS progress JOIN main.files USING (file_id) WHERE progress.completed_at IS NULL",
+)
+DIMENSIONS: Final = (
+    View(
+        "devices",
+        "One row per device that took images.",
+        (
+            ("device_id", "Device; joins uploads.device_id."),
+            ("device_nick", "Its latest name."),
+            ("uploads", "Images and documents."),
+            ("first_upload_at", "First image (UTC)."),
+            ("last_upload_at", "Latest image (UTC)."),
+        ),
+        "SELECT device_id, arg_max(device_nick, coalesce(created_at, scan_date_time)) AS device_nick,"
+        " count(*) AS uploads, min(coalesce(scan_date_time, created_at)) AS first_upload_at,"
+        " max(coalesce(scan_date_time, created_at)) AS last_upload_at FROM main.uploads"
+        " WHERE device_id IS NOT NULL GROUP BY device_id",
+    ),
+    View(
+        "custom_fields",
+        "One row per custom field and name: a field can be renamed.",
+        (
+            ("field_id", "Custom field; joins fields.field_id."),
+            ("name", "Name, as sent."),
+            ("occurrences", "Values under this name."),
+            ("first_used_at", "First value under this name (UTC)."),
+            ("last_used_at", "Latest value under this name (UTC)."),
+        ),
+        "SELECT field_id, name, count(*) AS occurrences, min(coalesce(created_at, updated_at)) AS first_used_at,"
+        " max(coalesce(updated_at, created_at)) AS last_used_at FROM main.fields GROUP BY field_id, name",
+    ),
+    View(
+        "forms",
+        "One row per form that was filled in.",
+        (
+            ("form_id", "Form; joins form_submits.form_id."),
+            ("title", "Its most frequent title."),
+            ("submits", "Submissions."),
+            ("files", "Files with a submission."),
+        ),
+        "SELECT form_id, mode(title) AS title, count(*) AS submits, count(DISTINCT file_id) AS files"
+        " FROM main.form_submits GROUP BY form_id",
+    ),
+    View(
+        "questions",
+        "One row per question of a form and label: a label can change over time.",
+        (
+            ("form_id", "Form; see forms."),
+            ("question_id", "Question; joins form_answers.question_id."),
+            ("label", "Label, as sent."),
+            ("answers", "Answers under this label."),
+            ("first_used_at", "Update time of the first file with this label (UTC)."),
+            ("last_used_at", "Update time of the latest file with this label (UTC)."),
+        ),
+        "SELECT answer.form_id, answer.question_id, answer.label, count(*) AS answers,"
+        " min(files.updated_at) AS first_used_at, max(files.updated_at) AS last_used_at"
+        " FROM main.form_answers AS answer LEFT JOIN main.files USING (file_id)"
+        " GROUP BY answer.form_id, answer.question_id, answer.label",
+    ),
+    View(
+        "damage_types",
+        "One row per kind of damage and text.",
+        (
+            ("damage_type_id", "Kind of damage; joins uploads.damage_type_id."),
+            ("damage_type_desc", "Its text, in the lake's language."),
+            ("uploads", "Images with this damage."),
+        ),
+        "SELECT damage_type_id, damage_type_desc, count(*) AS uploads FROM main.uploads"
+        " WHERE damage_type_id IS NOT NULL OR damage_type_desc <> '' GROUP BY ALL",
+    ),
+    View(
+        "document_types",
+        "One row per document type and text.",
+        (
+            ("document_type_id", "Document type; joins uploads.document_type_id."),
+            ("document_type_desc", "Its text, in the lake's language."),
+            ("uploads", "Documents of this type."),
+        ),
+        "SELECT document_type_id, document_type_desc, count(*) AS uploads FROM main.uploads"
+        " WHERE document_type_id IS NOT NULL OR document_type_desc <> '' GROUP BY ALL",
+    ),
+    View(
+        "upload_addresses",
+        "One row per address that the service found for an upload's position.",
+        (
+            ("file_id", "The file."),
+            ("upload_id", "Upload; see uploads.id."),
+            ("rank", "Position among the addresses found, from 1: the first is the best."),
+            ("street_name", "Street."),
+            ("street_number", "House number."),
+            ("postal_code", "Postal code."),
+            ("municipality", "Town."),
+            ("country_code", "Country, two letters."),
+            ("address", "The address in one line, where the service sends it."),
+            ("latitude", "Latitude of the address, degrees."),
+            ("longitude", "Longitude of the address, degrees."),
+        ),
+        "WITH found AS (SELECT file_id, id AS upload_id,"
+        " unnest(from_json(geocoding -> '$.addresses', '[\"JSON\"]')) AS found,"
+        " generate_subscripts(from_json(geocoding -> '$.addresses', '[\"JSON\"]'), 1) AS rank FROM main.uploads)"
+        " SELECT file_id, upload_id, rank, found ->> '$.address.streetName' AS street_name,"
+        " found ->> '$.address.streetNumber' AS street_number, found ->> '$.address.postalCode' AS postal_code,"
+        " found ->> '$.address.municipality' AS municipality, found ->> '$.address.countryCode' AS country_code,"
+        " found ->> '$.address.freeformAddress' AS address,"
+        " TRY_CAST(split_part(found ->> '$.position', ',', 1) AS DOUBLE) AS latitude,"
+        " TRY_CAST(split_part(found ->> '$.position', ',', 2) AS DOUBLE) AS longitude FROM found",
+    ),
+)
+HISTORY: Final = View(
+    "file_history",
+    "One row per fetched version of a file, with its documents. keep_raw_versions limits how many are kept.",
+    (
+        ("file_id", "The file."),
+        ("commit_seq", "Commit that wrote the version; later commits have greater numbers."),
+        ("fetched_at", "Fetch from the service (UTC)."),
+        ("updated_at", "Last update according to this version (UTC)."),
+        ("run_id", "Run that fetched it; see meta.runs."),
+        ("list_item", "List item as received; NULL if it is not UTF-8."),
+        ("detail", "Detail as received; NULL if there is none or it is not UTF-8."),
+    ),
+    "SELECT file_id, _seq AS commit_seq, _fetched_at AS fetched_at, updated_at, _run_id AS run_id,"
+    " TRY(decode(list_item)) AS list_item, TRY(decode(detail)) AS detail FROM {history}",
+)

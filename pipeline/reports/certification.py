@@ -1,0 +1,147 @@
+"""Certification: a saved PDF counts as delivered once each of its files is confirmed a second time.
+
+A file that vanished between the two confirmations fails by name, and its batch is ordered again without it. The same
+happens, after further orders, to a file that the pages do not show or that keeps changing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from pipeline.lake.request_log import FileConfirmation, OrderState
+from pipeline.reports.confirmation import FileUnconfirmed
+from pipeline.reports.page_text import PageFindings, read_pages
+from pipeline.reports.proof import find_doubts
+from schemas.timestamps import now_us
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pipeline.lake.request_log import ReportBatch, ReportJobFile, ReportOrderRecord
+    from pipeline.reports.confirmation import Confirmation, FileConfirmer
+    from pipeline.reports.proof import Doubt
+    from pipeline.reports.run_state import ReportRunState
+
+_log = structlog.get_logger()
+
+_EVERY_SECONDS: Final = 300.0  # saved PDFs are certified at least so often while others are ordered
+_MAX_ORDERS: Final = 4  # of one batch in one run; then every file in doubt fails by name
+_HINT: Final = "the batch is ordered again without the files that fail"
+
+
+class Certifier:
+    """Certifies the saved PDFs of a run."""
+
+    def __init__(self, state: ReportRunState, confirmer: FileConfirmer) -> None:
+        self._state = state
+        self._confirmer = confirmer
+        self._lock = asyncio.Lock()
+        self._last_at = time.monotonic()
+        self._doubts: Counter[int] = Counter()  # by file
+        self._superseded: Counter[int] = Counter()  # by batch
+        self._shows_references = False
+
+    def record_earlier_order(self, order: ReportOrderRecord) -> None:
+        """Take note of an order of an earlier run: its PDF may have shown references."""
+        self._shows_references |= bool(order.references_found)
+
+    async def certify_if_due(self) -> list[ReportBatch]:
+        """Certify, if the last time is long ago."""
+        is_due = time.monotonic() - self._last_at >= _EVERY_SECONDS and not self._lock.locked()
+        return await self.certify_saved() if is_due else []
+
+    async def certify_saved(self) -> list[ReportBatch]:
+        """Confirm the files of every saved PDF. Return the batches to order again.
+
+        Raises `ServiceUnavailableError` if the service does not answer: the PDFs stay saved, and the next run confirms
+        them.
+        """
+        async with self._lock:
+            saved = [order for order in self._state.last_orders.values() if order.state is OrderState.SAVED]
+            showed_references = self._shows_references
+            again = await self._certify(saved)
+            if self._shows_references and not showed_references:
+                # The template shows references: a PDF that shows none of its files was certified too early.
+                orders = list(self._state.last_orders.values())
+                empty = [o for o in orders if o.state is OrderState.DELIVERED and o.references_found == 0]
+                again += await self._certify(empty)
+            self._last_at = time.monotonic()
+            return again
+
+    async def _certify(self, orders: Sequence[ReportOrderRecord]) -> list[ReportBatch]:
+        if not orders:
+            return []
+        files = await asyncio.to_thread(self._read_files, {order.batch for order in orders})
+        ids = [file.file_id for order in orders for file in files[order.batch] if file.file_id is not None]
+        after = await self._confirmer.confirm(ids, since=now_us())
+        findings = {}
+        for order in orders:
+            path = self._state.folder.path / (order.pdf or "")
+            findings[order.batch] = await asyncio.to_thread(read_pages, path, files[order.batch])
+        self._shows_references |= any(pages.count for pages in findings.values())
+        again = [await self._certify_order(order, files[order.batch], after, findings[order.batch]) for order in orders]
+        return [batch for batch in again if batch is not None]
+
+    def _read_files(self, batches: set[int]) -> dict[int, list[ReportJobFile]]:
+        files: dict[int, list[ReportJobFile]] = defaultdict(list)
+        for file in self._state.request_log.files(self._state.job):
+            if file.batch in batches:
+                files[file.batch].append(file)
+        return files
+
+    async def _certify_order(
+        self,
+        order: ReportOrderRecord,
+        files: Sequence[ReportJobFile],
+        after: Mapping[int, Confirmation],
+        pages: PageFindings,
+    ) -> ReportBatch | None:
+        """Record the result of one PDF. Return its batch if it must be ordered again."""
+        order = replace(order, references_found=pages.count)
+        results = {file.file_id: after[file.file_id] for file in files if file.file_id is not None}
+        doubts = find_doubts(files, after, pages, shows_references=self._shows_references)
+        if doubts:
+            return await self._supersede(order, doubts)
+        unconfirmed = [result.problem for result in results.values() if isinstance(result, FileUnconfirmed)]
+        if unconfirmed:
+            error = f"{len(unconfirmed)} files not confirmed after the report was saved: {unconfirmed[0]}"
+            await self._state.update(order, state=OrderState.SAVED, error=error)
+            return None
+        confirmed = {file_id: result for file_id, result in results.items() if isinstance(result, FileConfirmation)}
+        on_pages = pages.on_pages if self._shows_references else {}
+        delivered = await asyncio.to_thread(
+            self._state.request_log.deliver, self._state.job, order, now_us(), confirmed, on_pages
+        )
+        self._state.replace_order(delivered)
+        _log.info("report.delivered", pdf=order.pdf, files=order.files, bytes=order.bytes)
+        return None
+
+    async def _supersede(self, order: ReportOrderRecord, doubts: Mapping[int, Doubt]) -> ReportBatch | None:
+        """Remove a PDF that does not count. Return the batch without the files that fail."""
+        state = self._state
+        batch = state.batches[order.batch]
+        self._superseded[batch.batch] += 1
+        self._doubts.update(doubts.keys())
+        is_last = self._superseded[batch.batch] >= _MAX_ORDERS
+        reasons = {
+            file_id: doubt.reason
+            for file_id, doubt in doubts.items()
+            if is_last or self._doubts[file_id] > doubt.kind.value
+        }
+        for file_id, reason in reasons.items():
+            _log.warning("report.file_excluded", file=file_id, reason=reason)
+        error = f"{len(doubts)} files may not be in the PDF, the first: {next(iter(doubts.values())).reason}"
+        superseded = replace(order, state=OrderState.SUPERSEDED, error=error)
+        await asyncio.to_thread(state.request_log.exclude_files, state.job, batch.batch, reasons, now_us(), superseded)
+        await asyncio.to_thread(state.folder.remove_pdf, order.pdf or "", order.sha256)
+        _log.warning("report.superseded", report=order.name, reason=error, hint=_HINT)
+        remaining = replace(batch, files=tuple(file_id for file_id in batch.files if file_id not in reasons))
+        state.set_batch(remaining)
+        state.replace_order(superseded)
+        return remaining if remaining.files else None

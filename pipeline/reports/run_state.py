@@ -1,0 +1,129 @@
+"""State of one run of a report job, shared by ordering, polling and certification."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from pipeline.lake.request_log import OrderState
+from pipeline.progress import NullProgress, RateEstimator, ReportProgress
+from schemas.timestamps import SECOND, now_us
+
+if TYPE_CHECKING:
+    from pipeline.client.client import Client
+    from pipeline.errors import ScanlakeError
+    from pipeline.lake.request_log import ReportBatch, ReportJob, ReportOrderRecord, RequestLog
+    from pipeline.progress import Progress
+    from pipeline.reports.folder import JobFolder
+    from pipeline.reports.models import JobOptions
+
+_log = structlog.get_logger()
+
+MAX_OUTSTANDING_REPORTS: Final = 32  # reports that the service prepares at the same time
+_FAILED: Final = frozenset({OrderState.FAILED, OrderState.REJECTED, OrderState.TIMED_OUT})
+_WAITING: Final = frozenset({OrderState.ORDERED, OrderState.SAVING, OrderState.SAVED})
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Options of one run of a job. `timeout_seconds`: from an order to its report."""
+
+    timeout_seconds: float = 1_800.0
+    max_poll_seconds: float = 20.0  # between two polls of a report
+    max_pdf_bytes: int = 1024**3
+    asynchronous: bool = True
+    concurrency: int = 4  # orders in flight, if the service answers an order when its report is made
+    patience_seconds: float = 30.0  # an asynchronous order without an answer for so long is a synchronous one
+
+
+class ReportRunState:
+    """The orders of a run, and what every part of the run needs."""
+
+    def __init__(  # noqa: PLR0917 - everything that a run of a job consists of
+        self,
+        client: Client,
+        request_log: RequestLog,
+        folder: JobFolder,
+        job: ReportJob,
+        options: JobOptions,
+        run_options: RunOptions,
+        progress: Progress | None = None,
+    ) -> None:
+        self.client = client
+        self.request_log = request_log
+        self.folder = folder
+        self.job = job.job
+        self.options = options
+        self.run_options = run_options
+        self.progress = progress or NullProgress()
+        self.slots = asyncio.Semaphore(MAX_OUTSTANDING_REPORTS)
+        self.batches: dict[int, ReportBatch] = {}
+        self.last_orders: dict[int, ReportOrderRecord] = {}  # by batch
+        self.saved_names: set[str] = set()  # PDFs that the job saved: a file with such a name is the job's
+        self.is_synchronous = not run_options.asynchronous
+        self.is_proven_asynchronous = False
+        self.orders = self.polls = 0
+        self._rate = RateEstimator()
+
+    def set_synchronous(self, reason: str) -> None:
+        """Continue with synchronous orders, and log it once."""
+        if not self.is_synchronous:
+            self.is_synchronous = True
+            _log.warning(
+                "report.synchronous",
+                reason=reason,
+                hint=f"up to {self.run_options.concurrency} orders at a time; use --synchronous to begin like this",
+            )
+
+    def set_batch(self, batch: ReportBatch) -> None:
+        """Remember a batch with its present files; one without files is finished."""
+        if batch.files:
+            self.batches[batch.batch] = batch
+        else:
+            self.batches.pop(batch.batch, None)
+
+    async def update(self, order: ReportOrderRecord, **changes: Any) -> ReportOrderRecord:
+        """Record changes of an order in the ledger."""
+        changed = await asyncio.to_thread(lambda: self.request_log.update(self.job, order, **changes))
+        return self.replace_order(changed)
+
+    def replace_order(self, changed: ReportOrderRecord) -> ReportOrderRecord:
+        """Remember an order as the last one of its batch."""
+        self.last_orders[changed.batch] = changed
+        self.update_progress()
+        return changed
+
+    async def record_unknown(self, order: ReportOrderRecord, reason: str) -> None:
+        """Record that the response to an order was lost."""
+        await self.update(order, state=OrderState.UNKNOWN, error=reason)
+        _log.warning("report.outcome_unknown", report=order.name, reason=reason, hint="the batch is ordered again")
+
+    async def fail(self, order: ReportOrderRecord, error: ScanlakeError) -> None:
+        """Record that a report cannot be downloaded."""
+        await self.update(order, state=OrderState.FAILED, error=error.message)
+        _log.warning("report.failed", report=order.name, reason=error.message)
+
+    def covers_batch(self, order: ReportOrderRecord) -> bool:
+        """Return whether the order is for all files of its batch, and for no other: files may have left it since."""
+        batch = self.batches.get(order.batch)
+        return batch is not None and order.files == len(batch.files)
+
+    def update_progress(self) -> None:
+        """Show the progress of the run."""
+        states = [self.last_orders[batch].state for batch in self.batches if batch in self.last_orders]
+        pdfs = states.count(OrderState.DELIVERED)
+        failed = sum(state in _FAILED for state in states)
+        total = len(self.batches)
+        rate = self._rate.update(pdfs + failed)
+        eta = max(total - pdfs - failed, 0) / rate if rate else None
+        waiting = sum(state in _WAITING for state in states)
+        progress = ReportProgress(pdfs, total, self.orders, self.polls, waiting, failed, eta)
+        self.progress.update(progress, total=total)
+
+
+def order_age_seconds(order: ReportOrderRecord) -> float:
+    """Return the seconds since the order."""
+    return max(0.0, (now_us() - (order.ordered_at or order.intended_at)) / SECOND)
