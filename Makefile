@@ -49,8 +49,8 @@ docs: $(STAMP) ## generate docs/settings.md and docs/cli.md, and build the site 
 	@$(BIN)/python -m tests.docs.generate
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-soak: $(STAMP) ## run the stateful tests with more examples: make soak SOAK_EXAMPLES=1000 SOAK_STEPS=40
-	@SOAK_EXAMPLES=$${SOAK_EXAMPLES:-500} SOAK_STEPS=$${SOAK_STEPS:-30} HYPOTHESIS_PROFILE=soak \
+soak: $(STAMP) ## run the stateful tests with more examples: make soak SOAK_EXAMPLES=1000 SOAK_STEPS=40 SOAK_SECONDS=3600
+	@SOAK_EXAMPLES=$${SOAK_EXAMPLES:-500} SOAK_STEPS=$${SOAK_STEPS:-30} SOAK_SECONDS=$${SOAK_SECONDS:-600} HYPOTHESIS_PROFILE=soak \
 		$(BIN)/python -m pytest -q --timeout 0 --hypothesis-show-statistics tests/stateful tests/sync/test_kill_steps.py \
 		tests/lake/test_oracle_machine.py tests/lake/test_crash.py tests/lake/test_readers.py tests/lake/test_power_loss.py
 

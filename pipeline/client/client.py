@@ -103,6 +103,7 @@ class Client:
         self.stats = RequestStats()
         self._body_reader = BodyReader(options, self.stats)
         self.clock = ServiceClock()
+        self.has_announced_next = False  # a list has had a next page: its counts and links mean something
         self.on_list_page: Callable[[FileQuery, int, ListPage], None] | None = None
         self.on_response: Callable[[ApiCall[Any], Response], None] | None = None
         self._retry_policy = RetryPolicy(
@@ -176,6 +177,7 @@ class Client:
             parameters.append(("page", str(page)))
         url = self._build_url(self._files_url, parameters)
         result = await self._runner.run(ApiCall("GET /files", url, partial(parse_list, requested_page=page)))
+        self.has_announced_next |= bool(result.has_next)
         if self.on_list_page is not None:
             self.on_list_page(query, page, result)
         return result

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _MAX_SAMPLES: Final = 31
 _MAX_DATE_CHARS: Final = 64
+MAX_AHEAD_SECONDS: Final = 300
+"""How far the service's clock may be ahead of this machine's. Half of the default lookback, which makes up for it."""
 
 
 def parse_http_date(text: str | None) -> int | None:
@@ -50,11 +52,13 @@ def parse_retry_after(text: str | None, *, date: str | None = None) -> float | N
 class ServiceClock:
     """The service's clock, learned from `Date` headers and advanced by the monotonic clock.
 
-    The offset is the median of the latest headers, so that one wrong `Date` does not matter.
+    The offset is the median of the latest headers, so that one wrong `Date` does not matter. A `Date` decides which
+    updates later runs do not ask for, so it counts only up to `MAX_AHEAD_SECONDS` ahead of this machine's clock.
     """
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic, local_now: Callable[[], int] = now_us) -> None:
         self._monotonic = monotonic
+        self._local_now = local_now
         self._offsets: deque[int] = deque(maxlen=_MAX_SAMPLES)
         self._offset: int | None = None
         self._last_date: str | None = None
@@ -66,14 +70,27 @@ class ServiceClock:
         self._last_date = date
         instant = parse_http_date(date)
         if instant is not None:
-            self._offsets.append(instant - int(self._monotonic() * SECOND))
-            self._offset = median_low(self._offsets)
+            monotonic = int(self._monotonic() * SECOND)
+            self._offsets.append(instant - monotonic)
+            limit = self._local_now() + MAX_AHEAD_SECONDS * SECOND
+            self._offset = min(median_low(self._offsets), limit - monotonic)
 
     def now(self) -> int | None:
         """Return the service's time in microseconds since 1970 UTC, None before the first valid `Date`."""
-        return None if self._offset is None else self._offset + int(self._monotonic() * SECOND)
+        return self.at(self._monotonic())
+
+    def at(self, monotonic: float) -> int | None:
+        """Return the service's time at a monotonic time of this process, by all headers so far; see `now`."""
+        return None if self._offset is None else self._offset + int(monotonic * SECOND)
 
     def now_or_local(self) -> int:
         """Return the service's time, or this machine's before any usable `Date`; microseconds since 1970 UTC."""
         now = self.now()
         return now_us() if now is None else now
+
+    @property
+    def seconds_ahead(self) -> float | None:
+        """How far the service's `Date` is ahead of this machine's clock; None before the first valid `Date`."""
+        if not self._offsets:
+            return None
+        return (median_low(self._offsets) + int(self._monotonic() * SECOND) - self._local_now()) / SECOND

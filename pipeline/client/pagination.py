@@ -7,8 +7,8 @@ only learns whether there is a next page.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self
 
 _TOTAL: Final = ("total", "total_count")
 _LAST: Final = ("last_page", "total_pages", "page_count", "pages")
@@ -24,13 +24,21 @@ PAGINATION_KEYS: Final = (*_TOTAL, *_LAST, *_SIZE, *_PAGE, *_TO, *_NEXT, *_NESTE
 
 @dataclass(frozen=True, slots=True)
 class PageInfo:
-    """The counts in an answer, None for those it lacks. `has_next` is None without any hint."""
+    """The counts in an answer, None for those it lacks. `has_next` is None without any hint.
+
+    `has_next_link` is by the link to the next page alone, for services whose counts are wrong.
+    """
 
     total: int | None
     last_page: int | None
     per_page: int | None
     page: int | None
     has_next: bool | None
+    has_next_link: bool | None
+
+    def without_counts(self) -> Self:
+        """Return the page without the counts of a service whose counts are wrong."""
+        return replace(self, total=None, last_page=None, has_next=self.has_next_link)
 
 
 def parse_page_info(members: Mapping[str, Any], *, items: int, requested_page: int) -> PageInfo:
@@ -38,13 +46,18 @@ def parse_page_info(members: Mapping[str, Any], *, items: int, requested_page: i
     objects = list(_candidate_objects(members))
     total, last, size, page, to = (_number(objects, names) for names in (_TOTAL, _LAST, _SIZE, _PAGE, _TO))
     current = page or requested_page
-    hints = [_has_next_link(objects)]
+    if total is not None and total < items:
+        total = None  # no count of the list: the answer itself has more
+    if last is not None and last < current and items:
+        last = None
+    link = _has_next_link(objects)
+    hints = [link]
     if last is not None:
         hints.append(current < last)
     if total is not None:
         hints.append(total > _items_up_to_page(items, current, size, to))
     known_hints = [hint for hint in hints if hint is not None]
-    return PageInfo(total, last, size, page, any(known_hints) if known_hints else None)
+    return PageInfo(total, last, size, page, any(known_hints) if known_hints else None, link)
 
 
 def _candidate_objects(members: Mapping[str, Any], depth: int = 0) -> list[Mapping[str, Any]]:

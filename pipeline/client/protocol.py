@@ -76,7 +76,7 @@ class ListItem(Document):
 
 @dataclass(frozen=True, slots=True)
 class ListPage(PageInfo):
-    """One answer to `GET /files`. `has_next` is None if the service gave no hint."""
+    """One answer to `GET /files`. `has_next` is None if the service gave no hint, `has_next_link` without a link."""
 
     items: tuple[ListItem, ...]
 
@@ -161,7 +161,7 @@ def parse_list(response: Response, requested_page: int = 1) -> ListPage:
     raise_for_status(response, label)
     if 400 <= response.status < 500:
         raise ProtocolError(f"{label}: {describe_status(response.status, response.body)}.")
-    if response.status not in {200, 203}:
+    if response.status != 200:
         raise _status_error(response)
     members, data = _split_page(response.body)
     error_body = parse_error_body(members)
@@ -174,7 +174,7 @@ def parse_list(response: Response, requested_page: int = 1) -> ListPage:
     items = tuple(map(_parse_list_item, data if isinstance(data, list) else _split_list(data)))
     hints = {key: decode_value(raw) for key, raw in members.items() if key in PAGINATION_KEYS}
     info = parse_page_info(hints, items=len(items), requested_page=requested_page)
-    return ListPage(info.total, info.last_page, info.per_page, info.page, info.has_next, items)
+    return ListPage(info.total, info.last_page, info.per_page, info.page, info.has_next, info.has_next_link, items)
 
 
 def parse_detail(response: Response, file_id: int) -> Detail | NotFound:
@@ -192,7 +192,7 @@ def parse_detail(response: Response, file_id: int) -> Detail | NotFound:
         raise _status_error(response, retryable=False)
     if response.status == 204:
         return NotFound("204")
-    if response.status not in {200, 203}:
+    if response.status != 200:
         raise _status_error(response)
     body = response.body.strip()
     if (empty := _empty_value(body)) is not None:
@@ -312,8 +312,11 @@ def _authentication_error(label: str, reason: str) -> AuthenticationError:
 
 
 def _status_error(response: Response, *, retryable: bool = True) -> AttemptError:
-    detail = describe_status(response.status, response.body)
-    return AttemptError(f"status-{response.status}", detail, status=response.status, retryable=retryable)
+    status, detail = response.status, describe_status(response.status, response.body)
+    # Only a 200 answers with content: what a proxy made of an answer, or a part of it, is no picture of the service.
+    return AttemptError(
+        f"status-{status}", detail, status=status, retryable=retryable, is_protocol_error=200 <= status < 300
+    )
 
 
 def _split_page(body: bytes) -> tuple[dict[str, bytes], list[bytes] | bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.formatting import format_bytes, pluralize
@@ -10,7 +11,7 @@ from pipeline.progress import format_rate
 from schemas.timestamps import format_instant
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pipeline.monitoring.after_run import RunDelta
     from pipeline.sync.sync import SyncSummary
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _SUMMARY_TABLES: Final = ("uploads", "form_submits", "fields", "locations", "workflow_runs")
 _MAX_REASONS: Final = 5
+_MAX_NAMED_IDS: Final = 10
 
 
 def format_sync_summary(summary: SyncSummary, delta: RunDelta, lake: Mapping[str, Any]) -> str:
@@ -64,6 +66,12 @@ def _suggest_next_step(summary: SyncSummary, delta: RunDelta, lake: Mapping[str,
     return "scanlake status, or open catalog.duckdb read-only"
 
 
+def _name_first(ids: Sequence[int]) -> str:
+    """Return the first ids; meta.verifications has more."""
+    first = ", ".join(map(str, ids[:_MAX_NAMED_IDS]))
+    return f": {first}{', ...' if len(ids) > _MAX_NAMED_IDS else ''}" if first else ""
+
+
 def format_verification(result: VerifyResult) -> str:
     """Return the result of a verification."""
     record = result.verification
@@ -71,18 +79,24 @@ def format_verification(result: VerifyResult) -> str:
     deleted = "deleted in the service" + (repaired and " (now in deleted_files)")
     details = pluralize(record.details_checked, "file")
     counts = (
-        (record.missing, f"missing in the lake{repaired}"),
-        (record.stale, f"stale in the lake{repaired}"),
-        (record.deleted, deleted),
-        (record.unlisted, "not in the list, but found by id (kept)"),
-        (record.changed_meanwhile, "updated during the verification"),
-        (record.details_differing, f"with different details under the same timestamp{repaired}, of {details} compared"),
-        (record.unproven_windows, "windows without a consistent list"),
+        ("missing", record.missing, f"missing in the lake{repaired}"),
+        ("stale", record.stale, f"stale in the lake{repaired}"),
+        ("deleted", record.deleted, deleted),
+        ("unlisted", record.unlisted, "not in the list, but found by id (kept)"),
+        ("changed_meanwhile", record.changed_meanwhile, "updated during the verification"),
+        (
+            "details_differing",
+            record.details_differing,
+            f"with different details under the same timestamp{repaired}, of {details} compared",
+        ),
+        ("", record.unproven_windows, "windows without a consistent list"),
+        ("", result.rejects, "stored without their details (meta.rejects)"),
     )
+    ids = json.loads(record.ids)
     lines = [
         f"{pluralize(record.files_in_service, 'file')} in the service's list, {record.files_in_lake:,} in the lake"
     ]
-    lines += [f"  {count:,} {meaning}" for count, meaning in counts if count]
+    lines += [f"  {count:,} {meaning}{_name_first(ids.get(kind, ()))}" for kind, count, meaning in counts if count]
     if record.details_checked and not record.details_differing:
         lines.append(f"  details of {details} compared: no differences")
     if result.missing_includes:

@@ -19,6 +19,7 @@ from pipeline.crawl.listing import WindowReader
 from pipeline.crawl.models import CrawlStats, ListObservation, PendingWindow, SharedFileIdError, parse_reference
 from pipeline.crawl.windows import ALL_TIME
 from pipeline.errors import ProtocolError, ScanlakeError
+from pipeline.formatting import pluralize
 from schemas.timestamps import SECOND
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 _LIST_WORKERS: Final = 6
 _MAX_REREADS: Final = 200
+_FREE_CALLS: Final = 2_000  # list calls that need no reason: a service with an odd list of few files
+_MAX_CALLS_PER_WINDOW: Final = 4
+_MAX_CALLS_PER_FILE: Final = 20  # a file may have to be searched for by its reference and by its second
 
 
 class Crawler:
@@ -47,6 +51,9 @@ class Crawler:
         self.stats = CrawlStats()
         self._options = options
         self._now_us = now_us
+        self._client = client
+        self._calls_before = client.stats.list
+        self._free_calls = _FREE_CALLS
         self._reader = WindowReader(client, options, lambda: now_us() // SECOND)
         self._fetcher = DetailFetcher(client, options, self._reader, now_us)
         self._in_flight = InFlightFiles(options, self.stats, run_id=run_id, lookup=lookup)
@@ -92,6 +99,7 @@ class Crawler:
         """Read all windows, oldest first. Return whether one response had everything: then no file can have moved."""
         heap = [(_window_sort_key(window), window) for window in windows]
         heapq.heapify(heap)
+        self._free_calls += _MAX_CALLS_PER_WINDOW * len(heap)
         self.stats.windows_total += len(heap)
         windows_read = 0
         busy_workers = 0
@@ -132,6 +140,7 @@ class Crawler:
         # Files that change faster than they can be listed are after the watermark: the next run reads them.
 
     async def _list(self, window: Window, batcher: Batcher) -> tuple[Window, ...]:
+        self._check_list_calls()
         # The service reads its list between request and answer; the earlier instant is the safe one.
         listed_at, requested = self._now_us() // SECOND, monotonic()
         result = await self._reader.read(window)
@@ -147,8 +156,18 @@ class Crawler:
             batcher.add_window(pending)
         return result.sub_windows
 
+    def _check_list_calls(self) -> None:
+        """Raise if the list costs more calls than any list of so many files can need."""
+        calls = self._client.stats.list - self._calls_before
+        if calls > self._free_calls + _MAX_CALLS_PER_FILE * self.stats.listed:
+            raise ProtocolError(
+                f"GET /files: {calls:,} list calls have shown {pluralize(self.stats.listed, 'file')}, without an end.",
+                hint="Check that base_url is the file service; what was listed so far is stored.",
+            )
+
     async def _refetch_all(self, requests: Sequence[RefetchRequest], batcher: Batcher) -> None:
         remaining = iter(requests)
+        self._free_calls += _MAX_CALLS_PER_FILE * len(requests)
 
         async def refetch_files() -> None:
             for request in remaining:

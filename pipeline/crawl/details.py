@@ -23,10 +23,15 @@ if TYPE_CHECKING:
     from pipeline.crawl.models import CrawlOptions, Identity
 
 
-MIN_DELETIONS_TO_SUSPECT: Final = 50
-SUSPICIOUS_DELETION_DIVISOR: Final = 20  # more than one deletion in so many files is suspicious
+_MIN_DELETIONS_TO_SUSPECT: Final = 50
+_SUSPICIOUS_DELETION_DIVISOR: Final = 20  # more than one deletion in so many files is suspicious
 _MAX_PROBES: Final = 5
 _PROBE_PAGE_SIZE: Final = 50
+
+
+def max_deletions(file_count: int) -> int:
+    """Return how many of so many files may vanish at once; more is a wrong list or token, not a deletion."""
+    return max(_MIN_DELETIONS_TO_SUSPECT, file_count // _SUSPICIOUS_DELETION_DIVISOR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +142,7 @@ class DetailFetcher:
     async def _handle_missing_detail(self, key: int, item: ListItem, missing: NotFound) -> FetchResult:
         """Return a tombstone for a listed file without detail, unless the list still contains the file."""
         self._missing += 1
-        if self._missing > max(MIN_DELETIONS_TO_SUSPECT, self._succeeded // SUSPICIOUS_DELETION_DIVISOR):
+        if self._missing > max_deletions(self._succeeded):
             raise ProtocolError(
                 f"GET /files/<id>: {self._missing} listed files were not found by id ({missing.evidence}).",
                 hint="Check that the token may read details and that the service works; nothing was deleted.",

@@ -7,6 +7,8 @@ from array import array
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
+import structlog
+
 from pipeline.crawl.models import SharedFileIdError, parse_reference
 from pipeline.crawl.windows import (
     MAX_SECOND,
@@ -18,6 +20,8 @@ from pipeline.crawl.windows import (
 )
 from pipeline.errors import ProtocolError
 from schemas.timestamps import DAY, SECOND
+
+_log = structlog.get_logger()
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -31,6 +35,7 @@ _MAX_PASSES: Final = 5
 _PAGE_CONCURRENCY: Final = 32
 _MAX_EMPTY_PAGES: Final = 3
 _MAX_PAGES: Final = 4_000  # of one list: a million files, or a service that reports pages without end
+_MAX_MOVED_FILES: Final = 5  # files by which a total and the pages may differ while files change
 _MAX_SAMPLED_FILES: Final = 50_000  # a window with more is split by time first, so that memory stays bounded
 _MAX_SPLITS: Final = 16
 _MAX_SEARCH_PAGES: Final = 8
@@ -82,8 +87,9 @@ class WindowReader:
         self._options = options
         self._now = now
         self._page_caps: dict[bool, int] = {}  # largest page, by whether the query is cheap
+        self._proven_sizes: dict[bool, int] = {}  # smallest page that a page with files followed
         self._has_counts = False  # the service has reported a total or a number of pages
-        self._has_next_hints = False  # the service has reported a next page
+        self._counts_are_wrong = False  # it has announced files that it does not have
         self._is_filter_checked = False
         self._sampling = asyncio.Semaphore(_PAGE_CONCURRENCY)  # shared by all samples
 
@@ -92,10 +98,10 @@ class WindowReader:
         if window.overflows:
             return await self._read_by_pages(window)
         query = self._options.query(window)
-        page = await self._fetch_page(query, 1, window)
+        page = await self._check_counts(await self._fetch_page(query, 1, window), query, window)
         if await self._is_complete(page, query, window):
             return WindowResult(page.items)
-        if window.is_narrow:
+        if window.is_narrow or not page.items:
             return await self._read_by_pages(window)
         return WindowResult(page.items, tuple(await self._split(window, page)))
 
@@ -171,6 +177,8 @@ class WindowReader:
                     break  # the service repeats its pages; the timestamps read so far must do
                 timestamps.extend(_timestamps(page.items))
                 self._check_instances(page.items, instances)
+        if page.total is not None and len(timestamps) + max(_MAX_MOVED_FILES, page.total // 10) < page.total:
+            self._distrust_counts(page)
         return array("q", sorted(timestamps))
 
     async def _page_timestamps(
@@ -195,14 +203,42 @@ class WindowReader:
         self._check_instances(page.items, {})
         if window is not None:
             _check_bounds(window, page.items)
-        has_counts = page.total is not None or page.last_page is not None
-        self._has_counts |= has_counts
-        self._has_next_hints |= bool(page.has_next)
+        if self._counts_are_wrong:
+            page = page.without_counts()
+        self._has_counts |= page.total is not None or page.last_page is not None
         if page.items and (page.has_next or len(page.items) >= query.page_size):
             self._page_caps[not query.include] = len(page.items)
-        if page.has_next is False and not has_counts and not self._has_next_hints:
-            return replace(page, has_next=None)  # a link that is always null means as little as no link
+        if page.has_next is False and not self._client.has_announced_next:
+            # A link that is always null means as little as no link, and a total may count the page alone.
+            return replace(page, has_next=None)
         return page
+
+    async def _check_counts(self, page: ListPage, query: FileQuery, window: Window) -> ListPage:
+        """Return the first page of a window, without its counts if they announce files that no page has.
+
+        A page shorter than those of this service announces more only by mistake: the next pages show whose.
+        """
+        is_cheap = not query.include
+        if not page.has_next or len(page.items) >= self._proven_sizes.get(is_cheap, query.page_size):
+            return page
+        following = page
+        for number in range(2, 2 + _MAX_EMPTY_PAGES):
+            following = await self._fetch_page(query, number, window)
+            if following.items:
+                self._proven_sizes[is_cheap] = len(page.items)
+                return page
+            if not following.has_next:
+                break
+        if following.has_next_link:
+            raise _empty_pages_error(_MAX_EMPTY_PAGES)
+        self._page_caps.pop(is_cheap, None)  # the count of this page alone had set it
+        return self._distrust_counts(page)
+
+    def _distrust_counts(self, page: ListPage) -> ListPage:
+        if not self._counts_are_wrong:
+            _log.warning("counts.wrong", total=page.total, hint="The list announces files that it does not have.")
+        self._counts_are_wrong, self._has_counts = True, False
+        return page.without_counts()
 
     def _check_instances(self, items: Iterable[ListItem], instances: dict[int, int]) -> None:
         if self._options.identity == "file_id":
@@ -223,6 +259,8 @@ class WindowReader:
         if not page.items or is_cheap in self._page_caps:
             return True
         following = await self._fetch_page(query, 2, window)
+        if page.total == len(page.items) and _ids(following.items) == _ids(page.items):
+            return True  # the service ignores the page number, and its total is what this page has
         if following.items:
             self._page_caps[is_cheap] = len(page.items)
             return False
@@ -303,7 +341,7 @@ class WindowReader:
 def _check_pagination_ends(page: ListPage, number: int, empty_pages: int, page_hashes: set[int]) -> None:
     """Raise if a list has pages without end. `page_hashes` are those of the pages so far."""
     if empty_pages == _MAX_EMPTY_PAGES:
-        raise ProtocolError(f"GET /files: {empty_pages} empty pages in a row announce a next page.")
+        raise _empty_pages_error(empty_pages)
     if number >= _MAX_PAGES:
         raise ProtocolError(f"GET /files: page {number} of one list announces a next page.")
     page_hash = hash(_ids(page.items))
@@ -312,6 +350,10 @@ def _check_pagination_ends(page: ListPage, number: int, empty_pages: int, page_h
     if page.items and page_hash in page_hashes and not has_total_left:
         raise ProtocolError(f"GET /files: page {number} repeats an earlier page; the list has no end.")
     page_hashes.add(page_hash)
+
+
+def _empty_pages_error(count: int) -> ProtocolError:
+    return ProtocolError(f"GET /files: {count} empty pages in a row announce a next page.")
 
 
 def _check_bounds(window: Window, items: Iterable[ListItem]) -> None:

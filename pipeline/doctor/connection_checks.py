@@ -14,7 +14,6 @@ from pipeline.doctor.finding import Finding, from_error, ok, problem, warning
 from pipeline.errors import ExitCode, ScanlakeError
 from pipeline.formatting import pluralize
 from schemas.requests import FileQuery
-from schemas.timestamps import SECOND, now_us
 
 if TYPE_CHECKING:
     from pipeline.settings import Settings
@@ -164,15 +163,15 @@ async def check_token(settings: Settings, token: str) -> list[Finding]:
         seconds = time.monotonic() - started
         total = "" if page.total is None else f"; the service has {pluralize(page.total, 'file')}"
         findings = [ok("token", f"accepted: the service answered a list call in {seconds * 1000:,.0f} ms{total}")]
-        findings.append(_check_clock(client.clock.now()))
+        findings.append(_check_clock(client.clock.seconds_ahead))
     return findings
 
 
-def _check_clock(now: int | None) -> Finding:
-    if now is None:
+def _check_clock(service_ahead: float | None) -> Finding:
+    if service_ahead is None:
         hint = "Nothing to do: the watermark stays ten minutes behind this machine's clock."
         return warning("clock", "the service sends no Date header", hint)
-    skew = (now_us() - now) / SECOND
+    skew = -service_ahead
     if abs(skew) < _CLOCK_SKEW_LIMITS_SECONDS[0]:
         return ok("clock", "equals the service's clock")
     direction = "ahead of" if skew > 0 else "behind"

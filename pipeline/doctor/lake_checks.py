@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import duckdb
 
 from pipeline.atomic_files import is_temp_file
+from pipeline.client.clock import MAX_AHEAD_SECONDS
 from pipeline.doctor.finding import Finding, from_error, ok, problem, warning
 from pipeline.errors import ExitCode, LakeCorruptedError, ScanlakeError
 from pipeline.formatting import format_bytes, pluralize
@@ -194,7 +195,11 @@ def _check_history(ledger: LedgerReader, settings: Settings, *, is_locked: bool)
     else:
         age = time.time() - watermark
         message = f"the lake has every update before {to_datetime(watermark * SECOND):%Y-%m-%dT%H:%M:%SZ}"
-        if age > _STALE_AFTER_SECONDS:
+        if age < -MAX_AHEAD_SECONDS:
+            yield warning(
+                "watermark", f"{message}, which is in the future", "Run `scanlake sync`: it goes back to now."
+            )
+        elif age > _STALE_AFTER_SECONDS:
             yield warning("watermark", f"{message}, {age / 86_400:,.1f} days ago", "Schedule `scanlake sync`.")
         else:
             yield ok("watermark", message)

@@ -169,8 +169,11 @@ class LedgerQueries(ABC):
 
     def count_refetch_requests(self) -> int:
         """Return the number of files that are rejected or queued; a file may be both."""
-        rejected = self.count("SELECT count(*) FROM reject WHERE file_id IS NOT NULL")
-        return rejected + self.count("SELECT count(*) FROM refetch_queue")
+        return self.count_rejected_files() + self.count("SELECT count(*) FROM refetch_queue")
+
+    def count_rejected_files(self) -> int:
+        """Return the number of files that the lake has without their details."""
+        return self.count("SELECT count(*) FROM reject WHERE file_id IS NOT NULL")
 
     def count_rejects(self, run_id: str | None = None) -> dict[str, int]:
         """Return the number of rejects by reason, most frequent first; of all runs or of one."""
@@ -257,6 +260,12 @@ class LedgerQueries(ABC):
     def last_run(self) -> RunRecord | None:
         """Return the latest run; None before the first."""
         return next(iter(self.recent_runs(1)), None)
+
+    def first_run_with_watermark(self, watermark_us: int) -> RunRecord | None:
+        """Return the run that reached a watermark (microseconds); None if its record has expired."""
+        return next(
+            iter(self.select(RunRecord, "run WHERE watermark = ? ORDER BY started_at LIMIT 1", (watermark_us,))), None
+        )
 
     def last_verification(self) -> VerificationRecord | None:
         """Return the result of the latest verify; None before the first."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _FAILED_KINDS: Final = frozenset({OutcomeKind.FAILED, OutcomeKind.NEEDS_ATTENTION})
 _MAX_REASONS: Final = 20
+_MAX_INCONSISTENT_VERIFICATIONS: Final = 2
 
 
 @dataclass(slots=True)
@@ -83,6 +84,10 @@ def record_run(
     """Add the run to the statistics, write metrics, send alerts. Failures to do so are logged, not raised."""
     with history.update() as stats:
         stats.add_run(outcome)
+        if not outcome.reason and stats.inconsistent_verifications:
+            outcome = replace(
+                outcome, reason="Lake and service differ in several verifications; see meta.verifications."
+            )
         event = _alert_event(outcome, stats) if is_configured(settings) else None
     labels = {"source": source} if source else {"lake": str(settings.lake.absolute())}
     if settings.metrics_file is not None:
@@ -97,8 +102,11 @@ def record_run(
 
 
 def _alert_event(outcome: Outcome, stats: RunStats) -> AlertEvent | None:
-    """Return "failed" for an exit code without an alert so far, "recovered" for the first success after one."""
-    if outcome.kind in _FAILED_KINDS:
+    """Return "failed" for an exit code without an alert so far, "recovered" for the first success after one.
+
+    Lake and service that differ in one verification can differ by chance; if it lasts, it is a failure.
+    """
+    if outcome.kind in _FAILED_KINDS or stats.inconsistent_verifications >= _MAX_INCONSISTENT_VERIFICATIONS:
         return None if outcome.code in stats.alerted_exit_codes else "failed"
     return "recovered" if outcome.kind is OutcomeKind.DONE and stats.alerted_exit_codes else None
 

@@ -44,6 +44,7 @@ class RunStats:
     lake: dict[str, Any] = field(default_factory=dict)  # see `lake_stats`
     failures: int = 0  # consecutive
     reason: str = ""  # of the last failure
+    inconsistent_verifications: int = 0  # consecutive
     alerted_exit_codes: list[int] = field(default_factory=list)  # since the last success
 
     def add_run(self, outcome: Outcome) -> None:
@@ -68,6 +69,9 @@ class RunStats:
         self.throttled += int((result.get("delta") or {}).get("throttled") or 0)
         self.fetched += int(result.get("files_stored") or 0)
         self.lake = dict(result.get("lake") or self.lake)
+        is_consistent = (result.get("verify") or {}).get("consistent")
+        if is_consistent is not None:
+            self.inconsistent_verifications = 0 if is_consistent else self.inconsistent_verifications + 1
 
 
 class RunStatsFile:

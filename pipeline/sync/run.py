@@ -12,6 +12,7 @@ import structlog
 
 from pipeline import __version__
 from pipeline.client.factory import create_client
+from pipeline.crawl.details import max_deletions
 from pipeline.crawl.models import RefetchRequest, parse_reference
 from pipeline.errors import ProtocolError, RunInterrupted, ScanlakeError, SettingsError, StorageError
 from pipeline.formatting import pluralize
@@ -22,7 +23,7 @@ from pipeline.lake.snapshots import check_not_paused
 from pipeline.sync.batch_sink import BatchSink
 from pipeline.sync.crawl_runner import CrawlRunner, crawl_options
 from pipeline.sync.lang_probe import find_texts_source
-from pipeline.sync.watermark import SETTLE_WITHOUT_DATE_SECONDS, fix_target
+from pipeline.sync.target import repair_watermark, target_by_clock, warn_of_clock
 from pipeline.sync.worker_thread import WorkerThread
 from schemas.requests import INCLUDES, FileQuery
 from schemas.timestamps import SECOND, new_run_id, now_us
@@ -94,8 +95,9 @@ class RunSession:
         self.crawls = CrawlRunner(client, settings, progress, self.run_id)
         self.sink = BatchSink(lake, settings, self.run_id, ledger_thread, client.clock)
         self._lookup_thread = lookup_thread
-        self._started = self._published = time.monotonic()
+        self._started = self._published = self._target_fixed_at = time.monotonic()
         self._is_catalog_current = False
+        self._first_page_is_empty = False
 
     @property
     def ledger(self) -> Ledger:
@@ -134,6 +136,7 @@ class RunSession:
         check_not_paused(self.ledger)
         check_parts_exist(self.lake.layout, self.ledger.parts())  # a run on a damaged lake would certify lost rows
         _check_same_service(self.ledger, self.settings, accept_new_base_url=accept_new_base_url)
+        repair_watermark(self.ledger)
         self.sink.load_definitions()
         self.ledger.begin_run(self.record)
 
@@ -144,12 +147,29 @@ class RunSession:
         """
         page = await self.client.list_files(FileQuery(limit=1))
         self.crawls.files_in_service = page.total
+        self._first_page_is_empty = not page.items
         self.sink.prestart((page.total or 0) - await self.ledger_thread.call(self.ledger.count_file_versions))
-        now = self.client.clock.now()
-        if now is None:
-            _log.warning("clock.missing", settle_seconds=SETTLE_WITHOUT_DATE_SECONDS, hint="The service sends no Date.")
-        service_now = None if now is None else now // SECOND
-        return fix_target(service_now, now_us() // SECOND, settle_seconds=int(self.settings.settle_seconds))
+        warn_of_clock(self.client.clock)
+        self._target_fixed_at = time.monotonic()
+        return target_by_clock(self.client.clock, self.settings, at=self._target_fixed_at)
+
+    async def check_list_has_not_shrunk(self) -> None:
+        """Raise if the list has lost more files than can have been deleted: it is not the list of this lake's files."""
+        stored = await self.ledger_thread.call(self.ledger.count_files)
+        total = 0 if self._first_page_is_empty else self.crawls.files_in_service
+        if not stored or total is None or (total and stored - total <= max_deletions(stored)):
+            return
+        beyond = await self.client.list_files(FileQuery(limit=1), page=total + 1)
+        if not beyond.items:  # else the total is wrong, not the list
+            raise ProtocolError(
+                f"The service's list has {pluralize(total, 'file')}, the lake {stored:,}.",
+                hint="Nothing was changed. Check the token and the service; if the files were deleted, run"
+                " `scanlake verify --accept-deletions`.",
+            )
+
+    def confirm_target(self, target: int) -> int:
+        """Return the target at the end of the run: lower if the answers since then show that the first `Date` lied."""
+        return min(target, target_by_clock(self.client.clock, self.settings, at=self._target_fixed_at))
 
     # Fetching
 

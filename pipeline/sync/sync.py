@@ -66,6 +66,7 @@ async def sync(
         lake, settings, token, progress, command="sync", accept_new_base_url=accept_new_base_url
     ) as run:
         target = await run.fix_target_watermark()
+        await run.check_list_has_not_shrunk()
         windows = await run.ledger_thread.call(_choose_windows, run, time_range)
         refetches = await run.ledger_thread.call(read_refetch_requests, run.ledger)
         try:
@@ -93,6 +94,7 @@ def _choose_windows(run: RunSession, time_range: TimeRange) -> list[Window]:
 def _finish(run: RunSession, windows: Sequence[Window], target: int) -> SyncSummary:
     """Advance the watermark over the windows that were read, and publish."""
     ledger, unproven = run.ledger, run.crawls.unproven
+    target = run.confirm_target(target)
     if run.client.clock.now() is None:
         newest = ledger.newest_update()
         target = cap_target(target, None if newest is None else newest // SECOND)

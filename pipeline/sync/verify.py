@@ -15,10 +15,11 @@ import structlog
 
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import Detail, NotFound
-from pipeline.crawl.details import MIN_DELETIONS_TO_SUSPECT, SUSPICIOUS_DELETION_DIVISOR, detail_for_key
+from pipeline.crawl.details import detail_for_key, max_deletions
 from pipeline.crawl.models import CrawlOptions, RefetchRequest, SharedFileIdError, parse_reference
 from pipeline.crawl.windows import ALL_TIME, Window, split_by_timestamps
 from pipeline.errors import ProtocolError, ScanlakeError, SettingsError
+from pipeline.formatting import pluralize
 from pipeline.lake.lookups import read_details
 from pipeline.lake.models import VerificationRecord
 from pipeline.sync.crawl_runner import crawl_options
@@ -42,6 +43,7 @@ _log = structlog.get_logger()
 
 _MAX_KNOWN_FILES_PER_WINDOW: Final = MAX_LIMIT * 9 // 10
 """Stored files per window. The rest of a page is room for files that the lake does not have."""
+_MAX_NAMED_FILES: Final = 5
 _FILES_PER_ROUND: Final = 256  # files fetched by id concurrently; the rate limiter decides how many at a time
 
 
@@ -68,6 +70,7 @@ class VerifyResult:
     seconds: float
     snapshot: int | None
     missing_includes: tuple[str, ...] = ()
+    rejects: int = 0  # files whose details could not be fetched
 
     @property
     def consistent(self) -> bool:
@@ -82,6 +85,7 @@ class VerifyResult:
             "seconds": self.seconds,
             "snapshot": self.snapshot,
             "missing_includes": list(self.missing_includes),
+            "rejects": self.rejects,
         }
 
 
@@ -102,7 +106,7 @@ def is_due(lake: Lake, settings: Settings) -> bool:
     """Return whether the last verify, or the first sync, was more than `verify_every_days` ago."""
     last = lake.ledger.properties.verified_or_synced_at
     days = settings.verify_every_days
-    return bool(days) and last is not None and now_us() - last >= days * DAY
+    return bool(days) and last is not None and abs(now_us() - last) >= days * DAY  # a wrong clock may have set it
 
 
 class _Verify:
@@ -114,6 +118,8 @@ class _Verify:
         self._differences = Differences()
         self._target = 0
         self._new_files: set[int] = set()
+        self._file_count = 0
+        self._moved_back = 0  # files whose update time is earlier in the service than in the lake
 
     async def run(self) -> VerifyResult:
         run = self._run
@@ -135,6 +141,7 @@ class _Verify:
         run = self._run
         files = await run.ledger_thread.call(lambda: list(run.ledger.iter_files()))
         seen_files = SeenFiles(file_id for file_id, _ in files)
+        self._file_count = len(seen_files)
         seconds = sorted(updated_at // SECOND for _, updated_at in files if updated_at is not None)
         windows = split_by_timestamps(ALL_TIME, seconds, _MAX_KNOWN_FILES_PER_WINDOW)
         options = replace(
@@ -178,31 +185,42 @@ class _Verify:
                 self._new_files.add(version.file_id)
             elif version.updated_at is None:
                 continue  # there is no update time to compare
+            else:
+                self._count_moved_back(stored[version.file_id].updated_at or 0, version.updated_at)
             if version.updated_at is not None and version.updated_at >= limit_us:
                 kind = self._differences.changed_meanwhile
             else:
                 kind = self._differences.missing if is_new else self._differences.stale
             kind[version.file_id] = version.updated_at
 
+    def _count_moved_back(self, stored_at: int, listed_at: int) -> None:
+        """Raise if too many files are older in the service than in the lake: it is another account, or a backup.
+
+        An update time in the future was wrong when it was stored; that it is older now is a repair.
+        """
+        self._moved_back += listed_at < stored_at <= self._target * SECOND
+        if self._moved_back > max_deletions(self._file_count):
+            raise ProtocolError(
+                f"The service has earlier update times than the lake for more than {self._moved_back - 1:,} files.",
+                hint="Nothing was changed. Check that the token is of the same account; if the service was restored"
+                " from a backup, run `scanlake sync --full`.",
+            )
+
     async def _find_deleted(self, seen_files: SeenFiles, unproven: Sequence[Window]) -> None:
         """Find deleted files: the complete list does not show them, and the service does not find them by id."""
         unseen, file_count = seen_files.list_unseen(), len(seen_files)
         if unproven:
             unseen = await self._exclude_unproven(unseen, unproven)
-        max_deletions = max(MIN_DELETIONS_TO_SUSPECT, file_count // SUSPICIOUS_DELETION_DIVISOR)
-        deleted = self._differences.deleted
+        is_suspicious = len(unseen) > max_deletions(file_count) or len(unseen) == file_count > 1
+        deleted, unlisted = self._differences.deleted, self._differences.unlisted
         for file_ids in _split_rounds(unseen):
             for file_id, answer in zip(file_ids, await self._fetch_by_id(file_ids), strict=True):
                 if isinstance(answer, NotFound):
                     deleted[file_id] = answer.evidence
                 else:
-                    self._differences.unlisted.append(file_id)
-            is_suspicious = len(deleted) > max_deletions or len(deleted) == file_count > 1
-            if is_suspicious and not self._mode.accept_deletions:
-                raise ProtocolError(
-                    f"The list lacks {len(unseen):,} of {file_count:,} files: a suspect number of deletions.",
-                    hint="Nothing was removed. If the files were deleted: `scanlake verify --accept-deletions`.",
-                )
+                    unlisted.append(file_id)
+            if is_suspicious and (unlisted or not self._mode.accept_deletions):
+                raise _shrunken_list_error(len(unseen), file_count, unlisted)
 
     async def _exclude_unproven(self, file_ids: Sequence[int], unproven: Sequence[Window]) -> list[int]:
         """Return the files outside of `unproven`: an inconsistent list is no evidence of a deletion."""
@@ -277,6 +295,9 @@ class _Verify:
             is_consistent = not (differences.missing or differences.stale or differences.deleted or differences.details)
         else:
             is_consistent = not self._has_unrepaired_files()
+        # Both sides count: a file that the list does not show is no proof that the lake has what the service has.
+        rejects = run.ledger.count_rejected_files()
+        is_consistent = is_consistent and not differences.unlisted and not rejects
         verification = VerificationRecord(
             run_id=run.run_id,
             verified_at=run.client.clock.now_or_local(),
@@ -303,7 +324,7 @@ class _Verify:
         counts = run.client.stats
         requests = {"list": counts.list, "detail": counts.detail, "total": counts.requests}
         seconds, missing = run.update_record("done").seconds, run.ledger.properties.missing_includes
-        return VerifyResult(verification, requests, seconds, snapshot.snapshot, missing)
+        return VerifyResult(verification, requests, seconds, snapshot.snapshot, missing, rejects)
 
     def _has_unrepaired_files(self) -> bool:
         """Return whether a missing or stale file is still not in the lake, or still older than listed."""
@@ -315,6 +336,20 @@ class _Verify:
                 if version is None or version.deleted or (version.updated_at or 0) < (expected[file_id] or 0):
                     return True
         return False
+
+
+def _shrunken_list_error(unseen: int, file_count: int, unlisted: Sequence[int]) -> ProtocolError:
+    problem = f"The list lacks {unseen:,} of {pluralize(file_count, 'file')}"
+    if unlisted:
+        ids = ", ".join(map(str, unlisted[:_MAX_NAMED_FILES]))
+        return ProtocolError(
+            f"{problem}, yet the service finds some of them by id ({ids}): its list is not complete.",
+            hint="Nothing was changed. Verify again later; if the list stays so, ask the service's owner.",
+        )
+    return ProtocolError(
+        f"{problem}: a suspect number of deletions.",
+        hint="Nothing was removed. If the files were deleted: `scanlake verify --accept-deletions`.",
+    )
 
 
 def _split_rounds(file_ids: Iterable[int]) -> Iterator[list[int]]:

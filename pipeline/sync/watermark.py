@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from pipeline.client.clock import MAX_AHEAD_SECONDS
 from pipeline.crawl.windows import add_span, contiguous_end, covered_span, remove_span
 
 if TYPE_CHECKING:
@@ -16,11 +17,21 @@ SETTLE_WITHOUT_DATE_SECONDS: Final = 600
 """Settle time when the service sends no Date header: the local clock may be fast."""
 
 
-def fix_target(service_now: int | None, local_now: int, *, settle_seconds: int) -> int:
-    """Return the target watermark of a run. Commits arrive up to `settle_seconds` late in the service."""
+def fix_target(service_now: int | None, local_now: int, *, settle_seconds: int, lookback_seconds: int) -> int:
+    """Return the target watermark of a run. Commits arrive up to `settle_seconds` late in the service.
+
+    A service that is ahead of this machine counts as far ahead as half the lookback: the next run reads that again.
+    """
     if service_now is None:
         return local_now - max(settle_seconds, SETTLE_WITHOUT_DATE_SECONDS)
-    return service_now - settle_seconds
+    return min(service_now, local_now + min(MAX_AHEAD_SECONDS, lookback_seconds // 2)) - settle_seconds
+
+
+def repair_target(watermark: int, run_started_at: int) -> int | None:
+    """Return the watermark to go back to if a run that started then cannot have reached `watermark`; else None."""
+    if watermark <= run_started_at + MAX_AHEAD_SECONDS:
+        return None
+    return run_started_at - SETTLE_WITHOUT_DATE_SECONDS
 
 
 def cap_target(target: int, newest_update: int | None) -> int:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.client.clock import ServiceClock, parse_http_date, parse_retry_after
+from pipeline.client.clock import MAX_AHEAD_SECONDS, ServiceClock, parse_http_date, parse_retry_after
 from schemas.timestamps import SECOND
 
 NOW = 1_800_000_000
@@ -68,7 +68,7 @@ def test_there_is_no_time_before_a_date() -> None:
 def test_the_clock_advances() -> None:
     """Between responses the service's time advances with the monotonic clock."""
     ticks = [100.0]
-    clock = ServiceClock(lambda: ticks[0])
+    clock = ServiceClock(lambda: ticks[0], lambda: int((NOW + ticks[0]) * SECOND))
     clock.observe(date(NOW))
     ticks[0] = 107.5
     assert clock.now() == NOW * SECOND + 7_500_000
@@ -77,11 +77,32 @@ def test_the_clock_advances() -> None:
 def test_one_wrong_date_is_ignored() -> None:
     """A single response from 1970 or 2099 does not change the clock."""
     ticks = [0.0]
-    clock = ServiceClock(lambda: ticks[0])
+    clock = ServiceClock(lambda: ticks[0], lambda: int((NOW + ticks[0]) * SECOND))
     for second in range(10):
         ticks[0] = float(second)
         clock.observe(date(0 if second == 4 else 4_000_000_000 if second == 7 else NOW + second))
         assert clock.now() == (NOW + second) * SECOND
+
+
+@pytest.mark.parametrize("ahead", [1_200, 86_400, 7_900 * 365 * 86_400])
+def test_a_date_in_the_future_is_not_believed(ahead: int) -> None:
+    """However far ahead a `Date` is, the clock is at most five minutes ahead of this machine's, and says how far."""
+    clock = ServiceClock(lambda: 50.0, lambda: NOW * SECOND)
+    clock.observe(date(min(NOW + ahead, 253_402_300_799)))
+    assert clock.now() == (NOW + MAX_AHEAD_SECONDS) * SECOND
+    assert (clock.seconds_ahead or 0) > 1_000
+
+
+def test_the_past_is_told_again_with_later_dates() -> None:
+    """The time at an earlier moment follows from all dates so far: one early lie is corrected by later answers."""
+    ticks = [0.0]
+    clock = ServiceClock(lambda: ticks[0], lambda: int((NOW + ticks[0]) * SECOND))
+    clock.observe(date(NOW + 250))
+    assert clock.at(0.0) == (NOW + 250) * SECOND
+    for second in (1, 2, 3):
+        ticks[0] = float(second)
+        clock.observe(date(NOW + second))
+    assert clock.at(0.0) == NOW * SECOND
 
 
 def test_dates_are_microseconds() -> None:

@@ -11,14 +11,28 @@ from pipeline.sync.watermark import (
     cap_target,
     fix_target,
     remove_lookback,
+    repair_target,
 )
 
 
 def test_the_target_is_the_services_clock_less_the_settle_time() -> None:
     """The service's clock counts; without one the local clock does, with ten minutes of settle time or more."""
-    assert fix_target(1_000, 9_999, settle_seconds=30) == 970
-    assert fix_target(None, 9_999, settle_seconds=30) == 9_399
-    assert fix_target(None, 9_999, settle_seconds=700) == 9_299
+    assert fix_target(1_000, 9_999, settle_seconds=30, lookback_seconds=600) == 970
+    assert fix_target(None, 9_999, settle_seconds=30, lookback_seconds=600) == 9_399
+    assert fix_target(None, 9_999, settle_seconds=700, lookback_seconds=600) == 9_299
+
+
+def test_the_target_is_not_far_ahead_of_this_machines_clock() -> None:
+    """A service that is ahead counts only so far ahead as the next run's lookback makes up for twice."""
+    assert fix_target(9_000, 1_000, settle_seconds=30, lookback_seconds=600) == 1_270
+    assert fix_target(9_000, 1_000, settle_seconds=30, lookback_seconds=100) == 1_020
+    assert fix_target(9_000, 1_000, settle_seconds=30, lookback_seconds=0) == 970
+
+
+def test_a_watermark_that_its_run_cannot_have_reached_is_repaired() -> None:
+    """A watermark later than the start of its run goes back to ten minutes before that start."""
+    assert repair_target(10_300, 10_000) is None
+    assert repair_target(10_301, 10_000) == 9_400
 
 
 def test_the_target_is_capped_at_the_newest_update() -> None:

@@ -1,0 +1,163 @@
+"""What a service says is not what is so: a proof counts both sides, a clock has bounds, a list has an end."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from pipeline.errors import ProtocolError
+from pipeline.lake.lake import Lake
+from pipeline.sync.verify import VerifyMode
+from schemas.timestamps import SECOND, now_us
+from tests.oracle import differences
+from tests.stateful.lies import Lie, LyingEmulator
+from tests.sync.sync_harness import SEED, opened, synced
+from tests.sync.test_verify import tampered, verified
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FILES: Final = 60
+DRY: Final = VerifyMode(check_only=True)
+
+
+@pytest.mark.parametrize("mode", [DRY, VerifyMode()], ids=["dry run", "repair"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "an empty list",
+        "an empty list, the total kept",
+        "half of the list",
+        "half of the list, the total kept",
+        "the first file only",
+        "HTTP 203 and empty",
+        "HTTP 203",
+    ],
+)
+async def test_what_the_list_does_not_show_is_not_equal(tmp_path: Path, name: str, mode: VerifyMode) -> None:
+    """A list that shows a part of the lake's files, or none, is never equal, and removes nothing."""
+    lake = tmp_path / "lake"
+    async with LyingEmulator(FILES, seed=SEED) as emulator:
+        await synced(emulator, lake)
+        emulator.lies = [Lie(f"list: {name}")]
+        try:
+            result = await verified(emulator, lake, mode, max_attempts=2)
+        except ProtocolError as refusal:
+            print(refusal.message)
+        else:
+            assert not result.consistent
+            assert result.verification.unlisted
+    with opened(lake) as db:
+        assert db.execute("SELECT count(*) FROM files").fetchone() == (FILES,)
+
+
+@pytest.mark.parametrize("name", ["an empty list", "a list of one file"])
+async def test_a_sync_refuses_a_list_that_has_shrunk(tmp_path: Path, name: str) -> None:
+    """A sync whose list has lost more files than can have been deleted ends with that, and keeps its watermark."""
+    async with LyingEmulator(FILES, seed=SEED) as emulator:
+        before = await synced(emulator, tmp_path / "lake")
+        emulator.lies = [Lie(f"list: {name}")]
+        with pytest.raises(ProtocolError, match=r"the lake 60\."):
+            await synced(emulator, tmp_path / "lake")
+        emulator.lies = [Lie("list: total 1")]  # a wrong total is not a shrunken list
+        after = await synced(emulator, tmp_path / "lake")
+    assert before.watermark is not None
+    assert after.watermark is not None
+    assert after.watermark >= before.watermark
+
+
+async def test_a_few_unlisted_files_are_named(tmp_path: Path) -> None:
+    """Files that only their id finds make lake and service differ, and the record names them."""
+    async with LyingEmulator(FILES, seed=SEED) as emulator:
+        await synced(emulator, tmp_path / "lake")
+        emulator.lies = [Lie("list: all but the newest")]
+        result = await verified(emulator, tmp_path / "lake", DRY)
+    assert not result.consistent
+    assert len(result.as_json()["ids"]["unlisted"]) == result.verification.unlisted > 0
+
+
+async def test_older_files_everywhere_are_another_account(tmp_path: Path) -> None:
+    """A service that has an earlier update time for nearly every file is refused before anything is repaired."""
+    async with LyingEmulator(FILES, seed=SEED) as emulator:
+        await synced(emulator, tmp_path / "lake")
+        emulator.lies = [Lie("list: update times ten years ago")]
+        with pytest.raises(ProtocolError, match=r"earlier update times .* more than 50 files"):
+            await verified(emulator, tmp_path / "lake")
+
+
+@pytest.mark.parametrize("name", ["20 minutes ahead", "a day ahead", "the year 9999"])
+async def test_one_wrong_date_loses_nothing(tmp_path: Path, name: str) -> None:
+    """A `Date` in the future, once or always, moves the watermark past nothing that a later sync must read."""
+    lake = tmp_path / "lake"
+    async with LyingEmulator(FILES, seed=SEED) as emulator:
+        for lie in (Lie(f"clock: {name}", times=1), Lie(f"clock: {name}")):
+            emulator.lies = [lie]
+            summary = await synced(emulator, lake)
+            assert (summary.watermark or "") < f"{_iso(now_us() + 300 * SECOND)}"
+            emulator.lies = []
+            emulator.world.update(emulator.world.pick_random(3))
+            emulator.world.create(3)
+            await synced(emulator, lake)
+            with opened(lake) as db:
+                assert differences(db, list(emulator.truth())) == []
+
+
+@pytest.mark.parametrize("ahead", [1_200, 86_400, 250_000_000_000])
+async def test_a_watermark_in_the_future_is_repaired(tmp_path: Path, ahead: int) -> None:
+    """A lake whose watermark a wrong clock has put into the future goes back to what its run can have seen."""
+    lake = tmp_path / "lake"
+    async with LyingEmulator(FILES, seed=SEED) as emulator:
+        await synced(emulator, lake)
+        with tampered(lake) as ledger:
+            ledger.execute("UPDATE lake_property SET value = value + ? WHERE name = 'watermark'", (ahead,))
+            ledger.execute("UPDATE coverage SET end_second = end_second + ?", (ahead,))
+            ledger.execute("UPDATE run SET watermark = watermark + ?", (ahead * SECOND,))
+        emulator.world.update(emulator.world.pick_random(3))
+        emulator.world.create(3)
+        summary = await synced(emulator, lake)
+        with opened(lake) as db:
+            assert differences(db, list(emulator.truth())) == []
+    assert (summary.watermark or "") < _iso(now_us())
+
+
+async def test_coverage_in_the_future_is_dropped(tmp_path: Path) -> None:
+    """What an unfinished first run claims to have read in the future is read again."""
+    lake = tmp_path / "lake"
+    async with LyingEmulator(FILES, seed=SEED) as emulator:
+        with Lake(lake, doing="test") as held:
+            held.ledger.begin_lookback([(None, 250_000_000_000)])
+        await synced(emulator, lake)
+        with opened(lake) as db:
+            assert differences(db, list(emulator.truth())) == []
+
+
+@pytest.mark.parametrize("name", ["empty pages without end", "an empty first page with a next", "always a next page"])
+async def test_a_list_without_an_end_ends(tmp_path: Path, name: str) -> None:
+    """A list that announces pages without end costs few calls: it is refused, or read all the same."""
+    async with LyingEmulator(FILES, seed=SEED) as emulator:
+        emulator.lies = [Lie(f"list: {name}")]
+        try:
+            await synced(emulator, tmp_path / "lake")
+        except ProtocolError as refusal:
+            assert "GET /files" in refusal.message  # noqa: PT017 - either end is right
+        assert emulator.counts["list"] < 600
+
+
+@pytest.mark.parametrize(("name", "calls"), [("total 1", 60), ("total doubled", 60), ("total of the page", 60)])
+async def test_a_wrong_total_costs_little(tmp_path: Path, name: str, calls: int) -> None:
+    """A total that counts too few or too many files is found out, and every file arrives."""
+    async with LyingEmulator(300, seed=SEED) as emulator:
+        emulator.lies = [Lie(f"list: {name}")]
+        await synced(emulator, tmp_path / "lake")
+        result = await verified(emulator, tmp_path / "lake")
+        assert result.consistent
+        print(emulator.counts)
+        assert emulator.counts["list"] <= calls
+        with opened(tmp_path / "lake") as db:
+            assert differences(db, list(emulator.truth())) == []
+
+
+def _iso(instant_us: int) -> str:
+    return f"{datetime.fromtimestamp(instant_us / SECOND, UTC):%Y-%m-%dT%H:%M:%SZ}"
