@@ -10,12 +10,14 @@ import difflib
 import gc
 import importlib
 import inspect
+import io
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, ClassVar, Final, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -29,6 +31,7 @@ from pipeline.errors import (
     RunInterrupted,
     ScanlakeError,
     SettingsError,
+    StorageError,
     root_cause,
     to_scanlake_error,
 )
@@ -99,15 +102,58 @@ COMMANDS: Final = {
     for name, line in lines.items()
 }
 
+_UTF8_MODE: Final = ("-X", "utf8")
 _GC_THRESHOLDS: Final = (20_000, 20, 20)
 """Collect cycles rarely: importing `sync` triggers 13 collections instead of 197, and a crawl creates few cycles."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and end the process with an `ExitCode`."""
+    if arguments is None:
+        _ensure_utf8_mode()
     _reopen_closed_std_streams()
+    _set_stream_encodings()
+    if arguments is None:
+        file = _StandardOutput(1, "wb", closefd=False)
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(file), "utf-8", "backslashreplace", line_buffering=file.isatty()
+        )
     gc.set_threshold(*_GC_THRESHOLDS)
     sys.exit(_run(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+class _StandardOutput(io.FileIO):
+    """Standard output that keeps its first error and drops what is written after it: no flush at exit fails again."""
+
+    errno: ClassVar[int | None] = None  # of the process; the exception would keep the frames of the command alive
+
+    def write(self, data: Any, /) -> int | None:  # type: ignore[override]
+        """Write, or raise OSError once."""
+        if self.errno is not None:
+            return len(data)
+        try:
+            return super().write(data)
+        except OSError as error:
+            _StandardOutput.errno = error.errno
+            raise
+
+
+def _ensure_utf8_mode() -> None:
+    """Start the process again in Python's UTF-8 mode if the locale has another encoding, such as ASCII in LANG=C.
+
+    Arguments, file names and the processes that scanlake starts are UTF-8 then, whatever the locale.
+    """
+    own_arguments = sys.orig_argv[1:]
+    if sys.getfilesystemencoding() != "utf-8" and sys.executable and own_arguments[:2] != list(_UTF8_MODE):
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *_UTF8_MODE, *own_arguments])  # noqa: S606 - this program
+
+
+def _set_stream_encodings() -> None:
+    """Read and write UTF-8, also if PYTHONIOENCODING names another encoding. Half a surrogate pair is escaped."""
+    for stream, errors in ((sys.stdin, "strict"), (sys.stdout, "backslashreplace"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper) and (stream.encoding.lower(), stream.errors) != ("utf-8", errors):
+            stream.reconfigure(encoding="utf-8", errors=errors)
 
 
 def _reopen_closed_std_streams() -> None:
@@ -121,7 +167,9 @@ def _reopen_closed_std_streams() -> None:
             os.dup2(null, number)
             os.close(null)
         os.set_inheritable(number, True)  # noqa: FBT003
-        setattr(sys, name, open(number, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+        stream = open(number, "r" if name == "stdin" else "w", encoding="utf-8")  # noqa: PTH123, SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)  # keeps the descriptor open when another stream replaces this one
 
 
 def _run(arguments: list[str]) -> int:
@@ -129,14 +177,16 @@ def _run(arguments: list[str]) -> int:
         _refuse_token(arguments)
         code = get_command(app).main(args=arguments, prog_name=NAME, standalone_mode=False)
         sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader of stdout has closed it, as `head` does. The flush at exit must not fail either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.FAILED
-    except SystemExit:
-        raise
-    except BaseException as error:  # noqa: BLE001 - the only catch-all: no traceback reaches the screen
-        return _report_failure(root_cause(error), arguments)
+    except BaseException as error:  # the only catch-all: no traceback reaches the screen
+        # typer and rich turn a broken pipe into SystemExit.
+        cause = root_cause(error.__context__ if isinstance(error, SystemExit) and error.__context__ else error)
+        if isinstance(cause, BrokenPipeError):  # the reader of stdout has left, as `head` does
+            return ExitCode.BROKEN_PIPE
+        if isinstance(cause, OSError) and _StandardOutput.errno is not None:
+            cause = StorageError.from_errno("Standard output", _StandardOutput.errno)
+        elif isinstance(error, SystemExit):
+            raise
+        return _report_failure(cause, arguments)
     if code == ExitCode.INTERRUPTED and not isinstance(code, ExitCode):  # typer turns Ctrl-C into this
         return _report_failure(RunInterrupted("Interrupted."), arguments)
     return int(code or ExitCode.OK)
@@ -274,15 +324,15 @@ def _report_failure(error: BaseException, arguments: Sequence[str]) -> int:
         message += "."
     error_type, exit_code = type(failure).__name__, failure.exit_code
     payload = {"error": message, "hint": hint, "error_type": error_type, "exit_code": exit_code}
+    line = logs.format_failure_event(payload) if "--log-json" in arguments else f"{NAME}: {message} {hint}".rstrip()
+    traceback = logs.format_traceback(error) if os.environ.get("SCANLAKE_DEBUG") else ""
     if "--json" in arguments:
-        sys.stdout.write(json.dumps(payload) + "\n")
-        sys.stdout.flush()
-    if os.environ.get("SCANLAKE_DEBUG"):
-        sys.stderr.write(logs.format_traceback(error))
-    if "--log-json" in arguments:
-        sys.stderr.write(logs.format_failure_event(payload) + "\n")
-    else:
-        sys.stderr.write(f"{NAME}: {message} {hint}".rstrip() + "\n")
+        with suppress(OSError):  # the exit code is enough
+            sys.stdout.write(json.dumps(payload) + "\n")
+            sys.stdout.flush()
+    with suppress(OSError):
+        sys.stderr.write(f"{traceback}{line}\n")
+        sys.stderr.flush()
     return exit_code
 
 

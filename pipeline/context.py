@@ -5,17 +5,20 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import resource
 import sys
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
+import structlog
 import typer
 from rich.console import Console
 
 from pipeline import crash_report, logs, progress
 from pipeline.config import SettingsLayers, load_layers, token_variable
 from pipeline.errors import SettingsError
+from pipeline.formatting import format_bytes
 from pipeline.global_options import GlobalOptions, tokens_in_environment
 from pipeline.lake.layout import LakeLayout
 from pipeline.settings import Settings, load_token
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from pipeline.errors import ExitCode
 
 
+_log = structlog.get_logger()
+_RUN_ADDRESS_BYTES: Final = 3_000_000_000  # a sync fails with 2 GB and works with 3; most of it is reserved, not used
 _NON_TTY_WIDTH: Final = 1_000
 
 
@@ -95,7 +100,20 @@ def create_context(options: GlobalOptions) -> CommandContext:
     context = CommandContext(**{field.name: getattr(options, field.name) for field in fields(options)})
     logs.register_secrets(*tokens_in_environment())
     logs.configure(context.log_level, as_json=context.log_json, file=context.log_file)
+    _warn_about_address_space()
     return context
+
+
+def _warn_about_address_space() -> None:
+    """Warn if the process may not map what a run maps: a library that gets no memory can abort without a message."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if 0 <= limit < _RUN_ADDRESS_BYTES:  # negative: unlimited
+        _log.warning(
+            "memory.limited",
+            limit=format_bytes(limit),
+            required=format_bytes(_RUN_ADDRESS_BYTES),
+            hint="Run `ulimit -v unlimited`; limit the memory itself with a control group (MemoryMax=).",
+        )
 
 
 def setting_option(name: str) -> Any:

@@ -6,6 +6,7 @@
     |-- AuthenticationError           3   get a valid token
     |-- ServiceUnavailableError       1   run again later; nothing is lost
     |-- MissingFileError              4   correct the id; or the file was deleted
+    |-- OutOfMemoryError              1   allow more memory
     |-- LakeLockedError               5   wait for the other run
     |-- ProtocolError                 6   check base_url; the service may have changed
     |-- StorageError                  7   free disk space, correct permissions
@@ -45,10 +46,12 @@ class ExitCode(IntEnum):
     DAMAGE = 9
     BUG = 70
     INTERRUPTED = 130
+    BROKEN_PIPE = 141
 
 
 _BY_SEVERITY: Final = (
     ExitCode.INTERRUPTED,
+    ExitCode.BROKEN_PIPE,
     ExitCode.BUG,
     ExitCode.DAMAGE,
     ExitCode.STORAGE,
@@ -148,6 +151,12 @@ _ERRNO_HINTS: Final = {
 }
 
 
+class OutOfMemoryError(ScanlakeError):
+    """The system refused memory to the process."""
+
+    default_hint = "Allow the process more memory (`ulimit -v unlimited`), then run again; nothing is lost."
+
+
 class LakeCorruptedError(ScanlakeError):
     """A file of the lake differs from what was written."""
 
@@ -182,6 +191,7 @@ class RemoteTraceback(Exception):  # noqa: N818 - the name that concurrent.futur
         self.frames = frames
 
 
+_NO_THREAD: Final = "can't start new thread"  # Python's text where the system has no memory for its stack
 _STORAGE_ERRNOS: Final = frozenset(
     {
         *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM),
@@ -199,6 +209,8 @@ def to_scanlake_error(error: BaseException) -> ScanlakeError:
             return error
         case KeyboardInterrupt():
             return RunInterrupted("Interrupted.")
+        case MemoryError() | RuntimeError() if isinstance(error, MemoryError) or _NO_THREAD in str(error):
+            return OutOfMemoryError("Memory: the system gave scanlake no more.")
         case OSError() if error.errno in _STORAGE_ERRNOS:
             return StorageError.from_errno(error.filename if isinstance(error.filename, str) else None, error.errno)
         case _:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ UNKNOWN: Final = "-"
 UNIT_SECONDS: Final = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 
 _MAX_NAME_CHARS: Final = 90
+_TERMINAL_SEQUENCE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _BYTE_UNITS: Final = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -31,6 +33,17 @@ def display_name(text: str | None) -> str:
 def truncate(text: str, max_chars: int = 240) -> str:
     """Return the text, its end replaced by an ellipsis if it is longer than `max_chars`."""
     return text if len(text) <= max_chars else text[: max_chars - 1] + "…"
+
+
+def escape_controls(text: str) -> str:
+    """Return the text on one line, without terminal sequences; characters that show nothing or turn text are escaped.
+
+    Everything from outside that reaches a terminal passes here, so that no value can forge or reorder a line.
+    """
+    stripped = " ".join(_TERMINAL_SEQUENCE.sub("", text).split())
+    if stripped.isprintable():
+        return stripped
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in stripped)
 
 
 def format_count(number: float) -> str:

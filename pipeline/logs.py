@@ -24,6 +24,7 @@ from typing import IO, Any, Final
 import structlog
 from structlog.stdlib import ProcessorFormatter
 
+from pipeline.formatting import escape_controls
 from pipeline.tokens import MIN_SECRET_CHARS, encoded_forms
 
 REDACTED: Final = "[secret]"
@@ -33,7 +34,6 @@ VERBOSE: Final = logging.DEBUG
 
 _MAX_FILE_BYTES: Final = 20_000_000
 _MAX_OLD_FILES: Final = 3
-_ANSI: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _URL_QUERY: Final = re.compile(r"""((?:https?://|/)[^\s'"<>?]*)\?[^\s'"<>]+""")
 _URL_USER: Final = re.compile(r"(https?://)[^\s/@'\"]+@")
 _UNQUOTED: Final = re.compile(r"[^\s\"'=\\]+")
@@ -64,9 +64,8 @@ def redact(text: str) -> str:
 
 
 def to_one_line(text: str) -> str:
-    """Return the text redacted on one line, without terminal sequences, control characters escaped."""
-    stripped = " ".join(_ANSI.sub("", redact(text)).split())
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in stripped)
+    """Return the text redacted and as `escape_controls` returns it."""
+    return escape_controls(redact(text))
 
 
 # Configuration

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from typing import Final
 
+import structlog
+
 from pipeline.tokens import base64_fragments, encoded_forms
 
 _REDACTED: Final = "***"
+_log = structlog.get_logger()
 _MIN_DISTINCT_CHARS: Final = 8  # a shorter token could be an ordinary word of the data
 
 
@@ -22,6 +25,7 @@ class TokenRedactor:
         bases = [token, *base64_fragments(token)]
         self._search_keys = [max(re.findall("[A-Za-z0-9]+", base), key=len, default="").encode() for base in bases]
         self._is_distinct = len(token) >= _MIN_DISTINCT_CHARS
+        self._has_warned = False
 
     def redact_text(self, text: str) -> str:
         """Return the text without the token."""
@@ -38,10 +42,14 @@ class TokenRedactor:
                 break
         else:
             return body
+        redacted = body
         for form in self._byte_forms:
-            if form in body:
-                body = body.replace(form, _REDACTED.encode())
-        return body
+            redacted = redacted.replace(form, _REDACTED.encode())
+        if redacted != body and not (error or self._has_warned):
+            self._has_warned = True
+            hint = f"The lake holds {_REDACTED} instead. Ask for a new token: others may have read this one."
+            _log.warning("token.redacted", reason="the service sends the token in its data", hint=hint)
+        return redacted
 
     def __repr__(self) -> str:
         return f"TokenRedactor({_REDACTED})"

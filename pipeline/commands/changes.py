@@ -1,6 +1,5 @@
 """`scanlake changes`: the differences between two snapshots, file by file."""
 
-import csv
 import sys
 from collections import Counter
 from collections.abc import Iterable
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from pipeline.context import CommandContext, require_catalog
+from pipeline.csv_rows import format_csv_row
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.lake.snapshots import Change, diff_snapshots, read_snapshot, require_snapshot
 from pipeline.logs import to_one_line
@@ -35,7 +35,7 @@ def run(
         int | None, typer.Option(metavar="M", min=1, help="Number of the later snapshot. Default: the newest.")
     ] = None,
     output_format: Annotated[
-        ChangesFormat, typer.Option("--format", help="Aligned text, or CSV with exact values.")
+        ChangesFormat, typer.Option("--format", help="Aligned text, or CSV.")
     ] = ChangesFormat.TEXT,
 ) -> ExitCode:
     """List the files that were added, changed or deleted between two snapshots.
@@ -53,9 +53,8 @@ def run(
         numbers = {"since": before.snapshot, "until": later.snapshot, "counts": _count_kinds(listed)}
         context.print_json(numbers | {"files": [_to_json(change) for change in listed]})
     elif output_format is ChangesFormat.CSV:
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(_COLUMNS)
-        writer.writerows(_to_json(change).values() for change in changes)
+        sys.stdout.write(format_csv_row(_COLUMNS))
+        sys.stdout.writelines(format_csv_row(_to_json(change).values()) for change in changes)
     else:
         counts = _count_kinds(_print_lines(changes))
         summary = ", ".join(f"{counts[kind]:,} {kind}" for kind in _KINDS)

@@ -1,7 +1,5 @@
 """`scanlake files`: search the files in the service."""
 
-import csv
-import io
 import sys
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -20,6 +18,7 @@ from pipeline.commands._file_tables import COLLECTIONS, SCALARS, build_list_tabl
 from pipeline.commands._output_file import open_output, resolve_output
 from pipeline.commands._time_bounds import parse_bound, parse_range
 from pipeline.context import CommandContext, setting_options
+from pipeline.csv_rows import format_csv_row
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import pluralize
 from pipeline.process import run_async
@@ -193,15 +192,13 @@ def _format_table(result: SearchResult, includes: Sequence[str]) -> str:
 
 
 def _format_csv(result: SearchResult, includes: Sequence[str]) -> str:
-    buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer, lineterminator="\n")
     counted = [key for name, key in COLLECTIONS.items() if name in includes]
-    writer.writerow([*SCALARS, *counted])
+    lines = [format_csv_row([*SCALARS, *counted])]
     for document in result.files:
         cells = [to_cell(File, key, document.get(key)) for key in SCALARS]
         flags = [str(cell).lower() if isinstance(cell, bool) else cell for cell in cells]
-        writer.writerow([*flags, *(len(list_children(document, key)) for key in counted)])
-    return buffer.getvalue()
+        lines.append(format_csv_row([*flags, *(len(list_children(document, key)) for key in counted)]))
+    return "".join(lines)
 
 
 def _format_json(result: SearchResult, _includes: Sequence[str]) -> str:

@@ -2,12 +2,13 @@
 
 import io
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
-from typing import IO, Annotated, Any, Final
+from typing import IO, Annotated, Any, Final, TypeAlias
 
 import duckdb
 import pyarrow as pa
@@ -21,15 +22,17 @@ from rich.text import Text
 
 from pipeline.commands._output_file import open_output, resolve_output
 from pipeline.context import CommandContext
+from pipeline.csv_rows import escape_formula
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import pluralize
-from pipeline.lake.duckdb_errors import classify_read_error, short_message
 from pipeline.lake.reader import open_catalog, run_interruptibly
-from pipeline.lake.sql import sql_identifier
+from pipeline.lake.sql import sql_escape_formula, sql_identifier
+from pipeline.lake.user_query import check_query, translate_query_errors
 from pipeline.logs import to_one_line
 
 _BATCH_ROWS: Final = 20_000
 _TABLE_ROWS: Final = 1_000
+_PLAIN_TYPE: Final = re.compile(r"U?(HUGE|BIG|SMALL|TINY)?INT|BOOLEAN|DECIMAL|DOUBLE|FLOAT|DATE|TIME|INTERVAL|UUID")
 _UNLIMITED_WIDTH: Final = 100_000  # characters; without a terminal lines are not wrapped
 _CSV_TYPES: Final = frozenset(
     {"BIGINT", "INTEGER", "SMALLINT", "TINYINT", "BOOLEAN", "DOUBLE", "VARCHAR", "TIMESTAMP", "DATE"}
@@ -58,11 +61,15 @@ def run(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Write the result to this file; - is standard output.")
     ] = None,
+    no_formula_escape: Annotated[
+        bool, typer.Option("--no-formula-escape", help="Write CSV values unchanged, also spreadsheet formulas.")
+    ] = False,
 ) -> ExitCode:
     """Query the lake with SQL.
 
-    The lake is opened read-only, and SQL can read no files except the lake's. CSV is exact: NULL is empty, an empty
-    text is two quotation marks. A table shows the first 1,000 rows; all other formats write all rows.
+    The lake is opened read-only, and a query reads its tables only. In CSV NULL is empty, an empty text is two
+    quotation marks, and text that a spreadsheet takes for a formula gets a leading '; --no-formula-escape leaves it
+    unchanged. A table shows the first 1,000 rows; all other formats write all rows, exactly.
     """
     settings = context.settings()
     target = resolve_output(out, settings.lake)
@@ -70,16 +77,9 @@ def run(
         out = None
     chosen_format = _choose_format(output_format, out, as_json=context.as_json)
     query = _read_sql(sql, file)
-    with open_catalog(settings) as lake:
-        try:
-            count = run_interruptibly(lake, lambda: _write_result(lake, query, chosen_format, target))
-        except duckdb.InterruptException:
-            raise
-        except duckdb.Error as error:
-            if classify_read_error(error) is not None:
-                raise  # not caused by the query
-            hint = "Run `scanlake tables` to list tables and columns."
-            raise SettingsError(short_message(error), hint=hint) from error
+    write = _write_exact_csv if no_formula_escape and chosen_format is QueryFormat.CSV else _WRITERS[chosen_format]
+    with open_catalog(settings) as lake, translate_query_errors("Run `scanlake tables` to list tables and columns."):
+        count = run_interruptibly(lake, lambda: _write_result(lake, query, write, target))
     if context.as_json and out is not None:
         context.print_json({"out": str(out), "format": chosen_format.value, "rows": count})
     return ExitCode.OK
@@ -129,18 +129,29 @@ def _strip_trailing_semicolon(query: str) -> str:
     return raw[:end].decode()
 
 
-def _write_result(lake: duckdb.DuckDBPyConnection, query: str, output_format: QueryFormat, out: Path | None) -> int:
+_Writer: TypeAlias = Callable[[duckdb.DuckDBPyRelation, IO[bytes]], int]
+
+
+def _write_result(lake: duckdb.DuckDBPyConnection, query: str, write: _Writer, out: Path | None) -> int:
+    check_query(lake, query)
     result = lake.sql(query)
-    if result is None:
-        raise SettingsError("The statement returns no rows.", hint="Use SELECT, FROM, DESCRIBE or SHOW.")
     with open_output(out) as target:
-        return _WRITERS[output_format](result, target)
+        return write(result, target)
 
 
 # Writers: a result to bytes; each returns the number of rows
 
 
 def _write_csv(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
+    columns = (
+        f"{f'#{index}' if _PLAIN_TYPE.match(str(kind)) else sql_escape_formula(f'CAST(#{index} AS VARCHAR)')}"
+        f" AS {sql_identifier(escape_formula(name))}"
+        for index, (name, kind) in enumerate(zip(result.columns, result.types, strict=True), start=1)
+    )
+    return _write_exact_csv(result.project(", ".join(columns)), target)
+
+
+def _write_exact_csv(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
     reader = _cast_to_text(result, _CSV_TYPES).to_arrow_reader(_BATCH_ROWS)
     with pyarrow.csv.CSVWriter(target, reader.schema) as writer:
         return _copy_batches(reader, writer)
@@ -228,7 +239,7 @@ def _cast_to_text(result: duckdb.DuckDBPyRelation, unchanged_types: frozenset[st
     return result.project(", ".join(f"{column} AS {name}" for column, name in zip(columns, names, strict=True)))
 
 
-_WRITERS: Final[dict[QueryFormat, Callable[[duckdb.DuckDBPyRelation, IO[bytes]], int]]] = {
+_WRITERS: Final[dict[QueryFormat, _Writer]] = {
     QueryFormat.TABLE: _write_table,
     QueryFormat.CSV: _write_csv,
     QueryFormat.JSON: _write_json,

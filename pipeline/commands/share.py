@@ -1,7 +1,5 @@
 """`scanlake share`: create share links; e-mails only on request."""
 
-import csv
-import io
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -19,8 +17,9 @@ from rich.text import Text
 from pipeline.client.client import Client
 from pipeline.client.factory import create_client
 from pipeline.context import CommandContext, setting_option
+from pipeline.csv_rows import format_csv_row
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError, refuse_unreadable
-from pipeline.formatting import pluralize
+from pipeline.formatting import escape_controls, pluralize
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import open_catalog, run_interruptibly
 from pipeline.lake.request_log import ShareState, open_request_log
@@ -187,18 +186,11 @@ def _print_result(call: CommandContext, outcomes: Sequence[ShareOutcome], format
         columns = [name for name in _COLUMNS if any(getattr(outcome, name) for outcome in outcomes)]
         table = Table(*columns, box=None)
         for outcome in outcomes:
-            table.add_row(*(Text(_replace_unprintable(getattr(outcome, name)), overflow="fold") for name in columns))
+            table.add_row(*(Text(escape_controls(getattr(outcome, name) or ""), overflow="fold") for name in columns))
         call.console().print(table)
         call.console().print(Text(", ".join(f"{count:,} {state}" for state, count in counts.items()), "dim"))
 
 
 def _format_csv(outcomes: Sequence[ShareOutcome]) -> str:
-    buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(_COLUMNS)
-    writer.writerows([getattr(outcome, name) for name in _COLUMNS] for outcome in outcomes)
-    return buffer.getvalue()
-
-
-def _replace_unprintable(text: str | None) -> str:
-    return "".join(character if character.isprintable() else "?" for character in text or "")
+    rows = ([getattr(outcome, name) for name in _COLUMNS] for outcome in outcomes)
+    return "".join(map(format_csv_row, (_COLUMNS, *rows)))

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
+from pipeline.formatting import escape_controls
 from pipeline.lake.reader import fetch_dicts, has_catalog, open_catalog
 from schemas.tables import TABLES, Table
 
@@ -139,7 +140,7 @@ def _print_list(console: Console, counts: dict[str, int], others: list[Described
     if others:
         grid = Grid("view, or table of meta", "contents", box=None)
         for other in others:
-            grid.add_row(Text(other.name), Text(other.comment))
+            grid.add_row(*(Text(escape_controls(text)) for text in (other.name, other.comment)))
         console.print(Text("\n"), grid, sep="", end="")
 
 
@@ -158,5 +159,5 @@ def _print_columns(console: Console, heading: str, columns: list[tuple[str, str,
     console.print(Text(heading))
     grid = Grid("column", "type", "meaning", box=None)
     for cells in columns:
-        grid.add_row(*map(Text, cells))
+        grid.add_row(*(Text(escape_controls(cell)) for cell in cells))
     console.print(grid)

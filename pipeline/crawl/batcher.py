@@ -29,6 +29,8 @@ _MAX_PENDING_BATCHES: Final = 2  # batches' worth of files; a commit is short an
 # A kill costs what is not committed. So the first batches of a run are small, later ones a share of its work.
 _INITIAL_BATCH_FILES: Final = 160
 _BATCH_GROWTH_DIVISOR: Final = 8
+# A file with 10,000 uploads needs 25 MB while it is written. So a file counts once for each piece of its documents.
+_BYTES_PER_UNIT: Final = 64 * 1024
 
 
 class Batcher:
@@ -43,13 +45,15 @@ class Batcher:
         self._options = options
         self._in_flight = in_flight
         self._sink = sink
-        self._files: list[tuple[FetchTask, FetchResult]] = []
+        self._files: list[tuple[FetchTask, FetchResult, int]] = []  # with the units that each counts for
+        self._pending_units = 0
         self._listed_windows: set[PendingWindow] = set()
         self._tombstones: list[Tombstone] = []
         self._pending_since: float | None = None  # monotonic seconds of the oldest pending addition
         self._files_taken = 0
         self._batch_files = min(_INITIAL_BATCH_FILES, options.commit_every_files)  # size of a full batch
         self._capacity = asyncio.Semaphore(_MAX_PENDING_BATCHES * self._batch_files)
+        self._admission = asyncio.Lock()  # two files that each wait for the other's units would wait for ever
         self._wake = asyncio.Event()
         self._is_finishing = False
         self._write: asyncio.Future[Commit | None] | None = None
@@ -59,8 +63,12 @@ class Batcher:
 
     async def add_file(self, task: FetchTask, result: FetchResult) -> None:
         """Add one file whose calls are finished. Waits while the sink is far behind."""
-        await self._capacity.acquire()
-        self._files.append((task, result))
+        units = min(_count_units(result), self._batch_files)
+        async with self._admission:
+            for _ in range(units):
+                await self._capacity.acquire()
+        self._files.append((task, result, units))
+        self._pending_units += units
         self._mark_dirty()
 
     def add_window(self, window: PendingWindow) -> None:
@@ -86,16 +94,16 @@ class Batcher:
                 await self._await_previous_commit()
                 continue
             # At most one full batch: taking more would leave no capacity to collect the next one.
-            tasks, batch = self._take_batch(self._batch_files)
+            tasks, batch, units = self._take_batch(self._batch_files)
             if not batch:
-                self._remove_committed(tasks)
+                self._remove_committed(tasks, units)
                 continue
             # A cancellation does not stop a write or commit that has begun; `close` waits for it.
             self._write = asyncio.ensure_future(self._sink(batch))
             commit = await asyncio.shield(self._write)
             await self._await_previous_commit()
             self._write = None
-            self._commit = asyncio.ensure_future(self._commit_batch(commit, tasks))
+            self._commit = asyncio.ensure_future(self._commit_batch(commit, tasks, units))
             self._commit.add_done_callback(lambda _: self._wake.set())
         await self._await_previous_commit()
 
@@ -110,13 +118,13 @@ class Batcher:
             await asyncio.shield(self._commit)
             self._commit = None
 
-    async def _commit_batch(self, commit: Commit | None, tasks: Sequence[FetchTask]) -> None:
+    async def _commit_batch(self, commit: Commit | None, tasks: Sequence[FetchTask], units: int) -> None:
         if commit is not None:
             await commit()
-        self._remove_committed(tasks)
+        self._remove_committed(tasks, units)
 
-    def _remove_committed(self, tasks: Sequence[FetchTask]) -> None:
-        for _ in tasks:
+    def _remove_committed(self, tasks: Sequence[FetchTask], units: int) -> None:
+        for _ in range(units):
             self._capacity.release()
         self._in_flight.on_committed(tasks)
 
@@ -129,7 +137,7 @@ class Batcher:
         if self._write is not None:
             succeeded = await self._await_write_and_commit(self._write, failure, commit=succeeded)
         if succeeded and self._cancellation is None and not isinstance(failure, OSError | StorageError):
-            _, batch = self._take_batch()
+            _, batch, _ = self._take_batch()
             if batch:
                 await self._await_write_and_commit(asyncio.ensure_future(self._sink(batch)), failure)
         if (error := self._close_error or self._cancellation) is not None:
@@ -168,13 +176,13 @@ class Batcher:
         if self._pending_since is None:
             self._pending_since = monotonic()
             self._wake.set()
-        elif self._is_finishing or len(self._files) >= self._batch_files:
+        elif self._is_finishing or self._pending_units >= self._batch_files:
             self._wake.set()
 
     async def _wait_until_due(self) -> None:
         interval = self._options.commit_every_seconds
         while True:
-            if len(self._files) >= self._batch_files or self._has_finished_commit():
+            if self._pending_units >= self._batch_files or self._has_finished_commit():
                 return
             if self._is_finishing and len(self._files) == len(self._in_flight):
                 return
@@ -189,8 +197,14 @@ class Batcher:
             except TimeoutError:
                 return
 
-    def _take_batch(self, max_files: int | None = None) -> tuple[list[FetchTask], CommitBatch]:
-        files, self._files = self._files[:max_files], self._files[len(self._files[:max_files]) :]
+    def _take_batch(self, max_units: int | None = None) -> tuple[list[FetchTask], CommitBatch, int]:
+        """Return the tasks and files of the next batch, and the units that they count for."""
+        units = count = 0
+        while count < len(self._files) and (max_units is None or units < max_units):
+            units += self._files[count][2]
+            count += 1
+        files, self._files = [file[:2] for file in self._files[:count]], self._files[count:]
+        self._pending_units -= units
         self._pending_since = monotonic() if self._files else None
         self._grow_batch_size(len(files))
         for task, _ in files:
@@ -209,4 +223,10 @@ class Batcher:
             tombstones=[*self._tombstones, *(result.tombstone for _, result in files if result.tombstone is not None)],
         )
         self._tombstones = []
-        return [task for task, _ in files], batch
+        return [task for task, _ in files], batch, units
+
+
+def _count_units(result: FetchResult) -> int:
+    version = result.version
+    size = 0 if version is None else len(version.list_item or b"") + len(version.detail or b"")
+    return 1 + size // _BYTES_PER_UNIT

@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Final
 
 import duckdb
 
+from pipeline.csv_rows import escape_formula
 from pipeline.errors import SettingsError
 from pipeline.lake.duckdb import STORAGE_VERSION
 from pipeline.lake.duckdb_errors import write_error
 from pipeline.lake.layout import translate_os_errors
-from pipeline.lake.sql import sql_comment, sql_identifier, sql_literal
+from pipeline.lake.sql import sql_comment, sql_escape_formula, sql_identifier, sql_literal
 from pipeline.lake.xlsx import check_xlsx_installed, write_workbook
 from schemas.tables import BY_NAME, TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_FORMULA_RE: Final = "^[=+\\-@\t\r]"
 _STAGING_PREFIX: Final = ".scanlake-export-"
 _TARGET_EXISTS_ERRNOS: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
 _FRESHNESS: Final = "freshness"
@@ -163,27 +163,29 @@ def _write_files(db: duckdb.DuckDBPyConnection, folder: Path, name: str, plan: E
     columns = _columns_of(db, table)
     is_csv = plan.format is ExportFormat.CSV
     escape = is_csv and plan.escape_formulas
+    partition_by = escape_formula(plan.partition_by or "") if escape else plan.partition_by or ""
     selected = ", ".join(_column_sql(column, sql_type, escape=escape) for column, sql_type in columns)
     options = "FORMAT csv, HEADER true" if is_csv else "FORMAT parquet, COMPRESSION zstd"
     target = folder / f"{name}.{plan.format.value}"
     names = {column for column, _ in columns}
-    if plan.partition_by is not None and plan.partition_by in names:
+    if plan.partition_by in names:
         target = folder / name
-        options += f", PARTITION_BY ({sql_identifier(plan.partition_by)})"
+        options += f", PARTITION_BY ({sql_identifier(partition_by)})"
     order = " ORDER BY file_id" if "file_id" in names else ""
     copy = f"COPY (SELECT {selected} FROM {table}{order}) TO {sql_literal(str(target))} ({options})"
     return int(db.execute(copy).fetchall()[0][0])
 
 
 def _column_sql(column: str, sql_type: str, *, escape: bool) -> str:
-    """Return SQL for a column. `escape` puts a ' before text that spreadsheets take for a formula, as they do."""
+    """Return SQL for a column. `escape`: text and heading that a spreadsheet takes for a formula get a '."""
     name = sql_identifier(column)
+    header = sql_identifier(escape_formula(column)) if escape else name
     if sql_type not in {"VARCHAR", "JSON"}:
-        return name
+        return f"{name} AS {header}"
     text = f"{name}::VARCHAR"
     if escape:
-        text = f"if(regexp_matches({text}, {sql_literal(_FORMULA_RE)}), '''' || {text}, {text})"
-    return f"{text} AS {name}"
+        text = sql_escape_formula(text)
+    return f"{text} AS {header}"
 
 
 def _write_database(db: duckdb.DuckDBPyConnection, path: Path, plan: ExportPlan) -> dict[str, int]:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 CATALOG: Final = "catalog.duckdb"
 _PARTS: Final = "parts"
+_PARTS_FOLDERS: Final = (_PARTS, "raw")
+"""What the views read. Nothing else of the lake's folder is readable with SQL: a token file may be kept in it."""
+
 _INTERRUPT_INTERVAL_SECONDS: Final = 0.05
 _Result = TypeVar("_Result")
 
@@ -41,7 +44,7 @@ def has_catalog(settings: Settings) -> bool:
 
 @contextmanager
 def open_catalog(settings: Settings, *, writes: Path | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open the published catalog read-only. SQL can access the lake's own files and nothing else.
+    """Open the published catalog read-only. SQL can access the lake's parts and no other file.
 
     `writes` is a folder below which scanlake's own statements may write. Raises `SettingsError` if there is no lake,
     and the errors of `classify_read_error` if the catalog or, during the block, a part is not readable.
@@ -59,7 +62,8 @@ def open_catalog(settings: Settings, *, writes: Path | None = None) -> Iterator[
         parts_root = lake if reader_root is None or _has_own_parts(lake, reader_root) else reader_root
         if reader_root is not None and parts_root != reader_root:
             _redirect_part_paths(connection, reader_root, parts_root)
-        _restrict_access(connection, {lake, lake.resolve(), parts_root, *filter(None, [writes])}, spill)
+        folders = {root / name for root in (lake, lake.resolve(), parts_root) for name in _PARTS_FOLDERS}
+        _restrict_access(connection, folders | set(filter(None, [writes])), spill)
         with _translate_reader_errors(parts_root):
             yield connection
 
@@ -152,6 +156,9 @@ def _restrict_access(connection: duckdb.DuckDBPyConnection, folders: set[Path], 
         f"SET allowed_directories = [{allowed}]",
         "SET enable_progress_bar = false",  # DuckDB prints it to standard output when that is a terminal
         "SET autoinstall_known_extensions = false",
+        "SET autoload_known_extensions = false",
+        "SET allow_community_extensions = false",
+        "SET python_enable_replacements = false",  # no variable of scanlake is a table
         "SET enable_external_access = false",
         "SET TimeZone = 'UTC'",
         "SET lock_configuration = true",

@@ -47,6 +47,10 @@ _MAX_COLUMN_NAME_LENGTH: Final = 500
 _MAX_SHOWN_CHARS: Final = 100
 _MAX_SHOWN_SPELLINGS: Final = 5
 _MAX_FORM_VIEWS: Final = 100  # every publish writes them
+_WIDTH_NOTE: Final = (
+    "Names with equal labels get a number: status, Status (2); the comment of a column has its name."
+    f" At most {MAX_WIDE_COLUMNS} columns, for the most frequent names."
+)
 
 
 def count_wide_names_in_parts(layout: LakeLayout, parts: Iterable[Part]) -> Counter[tuple[str, str]]:
@@ -93,22 +97,15 @@ def _load_wide_columns(layout: LakeLayout, ledger: Ledger) -> dict[str, dict[str
 # Wide views
 
 
-def wide_columns(names: Mapping[str, int], taken: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Return the columns for the most frequent names, each with the spellings that it combines.
+def wide_columns(names: Mapping[str, int], taken: Sequence[str]) -> list[tuple[str, str]]:
+    """Return a column for each of the most frequent names, as (column, name).
 
-    Names that differ only in case, in surrounding spaces or in Unicode composition share one column, because SQL
-    does not distinguish them.
+    SQL ignores case and a column label is one line, so different names can have one label. The most frequent of them
+    gets the label itself, the others get it with a number: no value of one name hides a value of another.
     """
-    by_label: dict[str, Counter[str]] = {}
-    for name, count in names.items():
-        by_label.setdefault(_column_label(name).casefold(), Counter())[name] += count
-    frequent = sorted(by_label.items(), key=lambda pair: (-pair[1].total(), pair[0]))[:MAX_WIDE_COLUMNS]
     used = {name.casefold() for name in taken}
-    columns = []
-    for _, spellings in sorted(frequent):
-        best = min(spellings, key=lambda name: (-spellings[name], name))
-        columns.append((_unused_label(best, used), sorted(spellings)))
-    return columns
+    frequent = sorted(names, key=lambda name: (-names[name], name))[:MAX_WIDE_COLUMNS]
+    return sorted(((_unused_label(name, used), name) for name in frequent), key=lambda pair: pair[0].casefold())
 
 
 def _unused_label(name: str, used: set[str]) -> str:
@@ -134,11 +131,9 @@ def _fields_wide(names: Mapping[str, int]) -> View:
     latest = "arg_max(value, (coalesce(updated_at, created_at, TIMESTAMP '1970-01-01'), position))"
     return View(
         "fields_wide",
-        "One row per file, one column per custom field: its latest value. Table fields has every value.",
-        (
-            *fixed,
-            *((column, f"Latest value of field {_format_spellings(spellings)}.") for column, spellings in columns),
-        ),
+        "One row per file, one column per name of a custom field: its latest value."
+        f" {_WIDTH_NOTE} Table fields has every value.",
+        (*fixed, *((column, f"Latest value of field {_format_name(name)}.") for column, name in columns)),
         f"SELECT files.file_id, files.scan_code{_selected_columns(columns)} FROM main.files LEFT JOIN (SELECT file_id"
         f"{_aggregates(columns, latest, 'name')} FROM main.fields GROUP BY file_id) AS wide USING (file_id)",
     )
@@ -155,8 +150,9 @@ def _answers_wide(names: Mapping[str, int]) -> View:
     joined = "string_agg(value, ' | ' ORDER BY position)"
     return View(
         "form_answers_wide",
-        "One row per submitted form, one column per question. Several answers under one label are joined with |.",
-        (*fixed, *((column, f"Answer to {_format_spellings(spellings)}.") for column, spellings in columns)),
+        "One row per submitted form, one column per label of a question. Several answers under one label are joined"
+        f" with |. {_WIDTH_NOTE} Table form_answers has every value.",
+        (*fixed, *((column, f"Answer to {_format_name(name)}.") for column, name in columns)),
         f"SELECT sent.file_id, sent.id AS form_submit_id, sent.form_id, sent.title{_selected_columns(columns)}"
         f" FROM main.{FORM_SUBMITS.name} AS sent LEFT JOIN (SELECT file_id, submit_position"
         f"{_aggregates(columns, joined, 'label')} FROM main.form_answers GROUP BY file_id, submit_position) AS wide"
@@ -184,14 +180,15 @@ def _form_wide(form_id: int, questions: Mapping[str, Counter[str]]) -> View:
         ("title", "Title of the form."),
     )
     used = {name.casefold() for name, _ in fixed}
-    columns: list[tuple[str, list[str]]] = []
+    columns: list[tuple[str, str]] = []
     comments: list[tuple[str, str]] = []
     frequent = sorted(questions, key=lambda question_id: (-questions[question_id].total(), question_id))
     for question_id in sorted(frequent[:MAX_WIDE_COLUMNS], key=_question_sort_key):
         labels = questions[question_id]
         column = _unused_label(min(labels, key=lambda label: (-labels[label], label)), used)
-        columns.append((column, [question_id]))
-        comments.append((column, f"Answer to question {question_id}: {_format_spellings(sorted(labels))}."))
+        columns.append((column, question_id))
+        quoted = ", ".join(map(_format_name, sorted(labels)[:_MAX_SHOWN_SPELLINGS]))
+        comments.append((column, f"Answer to question {question_id}: {quoted}."))
     joined = "string_agg(value, ' | ' ORDER BY position)"
     return View(
         f"form_{form_id}_wide".replace("-", "minus_"),
@@ -209,18 +206,17 @@ def _question_sort_key(question_id: str) -> tuple[int, int, str]:
     return (0, int(question_id), "") if question_id.isdecimal() else (1, 0, question_id)
 
 
-def _selected_columns(columns: Sequence[tuple[str, list[str]]]) -> str:
+def _selected_columns(columns: Sequence[tuple[str, str]]) -> str:
     return "".join(f", wide.{sql_identifier(column)}" for column, _ in columns)
 
 
-def _aggregates(columns: Sequence[tuple[str, list[str]]], aggregate: str, name_column: str) -> str:
+def _aggregates(columns: Sequence[tuple[str, str]], aggregate: str, name_column: str) -> str:
     """Return one aggregate per column, so that a query computes only the columns that it names."""
     return "".join(
-        f", {aggregate} FILTER ({name_column} IN ({', '.join(map(sql_literal, spellings))}))"
-        f" AS {sql_identifier(column)}"
-        for column, spellings in columns
+        f", {aggregate} FILTER ({name_column} = {sql_literal(name)}) AS {sql_identifier(column)}"
+        for column, name in columns
     )
 
 
-def _format_spellings(spellings: Sequence[str]) -> str:
-    return ", ".join(repr(name[:_MAX_SHOWN_CHARS]) for name in spellings[:_MAX_SHOWN_SPELLINGS])
+def _format_name(name: str) -> str:
+    return repr(name[:_MAX_SHOWN_CHARS])

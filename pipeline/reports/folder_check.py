@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic import ValidationError
 
+from pipeline.csv_rows import escape_formula
 from pipeline.errors import SettingsError
 from pipeline.reports.index_page import PAGE_NAME
 from pipeline.reports.manifest import CSV_NAME, JSON_NAME, SIGNATURE_NAME, SUMS_NAME
@@ -115,7 +116,9 @@ def _manifest_problems(manifest: Manifest, sums: dict[str, str], folder: Path) -
     yield from _placement_problems(manifest)
     yield from _confirmation_problems(manifest)
     yield from _pdf_problems(manifest, sums)
-    csv_pairs = [("" if file.file_id is None else str(file.file_id), file.pdf or "") for file in manifest.files]
+    csv_pairs = [
+        ("" if file.file_id is None else str(file.file_id), escape_formula(file.pdf or "")) for file in manifest.files
+    ]
     if _read_csv_pairs(folder) != csv_pairs:
         yield f"{CSV_NAME}: does not match {JSON_NAME}"
 
@@ -151,7 +154,7 @@ def _pdf_problems(manifest: Manifest, sums: dict[str, str]) -> Iterator[str]:
 
 def _read_csv_pairs(folder: Path) -> list[tuple[str, str]] | None:
     try:
-        text = (folder / CSV_NAME).read_text("utf-8")
+        text = (folder / CSV_NAME).read_bytes().decode()  # read_text would turn a \r within a cell into \n
     except (OSError, ValueError):
         return None
     return [(row.get("file_id") or "", row.get("pdf") or "") for row in csv.DictReader(io.StringIO(text, newline=""))]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pipeline import __version__
+from pipeline.csv_rows import format_csv_row
 from pipeline.formatting import pluralize
 from pipeline.reports.index_page import render_pages
 from pipeline.reports.models import (
@@ -31,7 +30,6 @@ JSON_NAME: Final = "manifest.json"
 CSV_NAME: Final = "manifest.csv"
 SUMS_NAME: Final = "SHA256SUMS"
 SIGNATURE_NAME: Final = "SHA256SUMS.sig"
-_FORMULA_PREFIXES: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write_manifest(folder: JobFolder, status: JobStatus, sign: Callable[[bytes], bytes] | None = None) -> None:
@@ -145,12 +143,5 @@ def _format_instant(at: int | None) -> str | None:
 
 def format_csv(files: Sequence[ManifestFile]) -> bytes:
     """Return manifest.csv. Texts that a spreadsheet takes for a formula get an apostrophe; manifest.json is exact."""
-    buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(ManifestFile.model_fields)
-    writer.writerows([_escape_formula(value) for _, value in file] for file in files)
-    return buffer.getvalue().encode()
-
-
-def _escape_formula(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_PREFIXES) else value
+    rows = ((value for _, value in file) for file in files)
+    return "".join(map(format_csv_row, (ManifestFile.model_fields, *rows))).encode("utf-8", "backslashreplace")

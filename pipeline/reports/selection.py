@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import re
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import duckdb
 import pyarrow as pa
 
 from pipeline.errors import SettingsError
-from pipeline.lake.duckdb_errors import classify_read_error, short_message
 from pipeline.lake.reader import fetch_dicts
+from pipeline.lake.user_query import check_query, translate_query_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
+
+    import duckdb
 
 SelectionKind = Literal["where", "sql", "ids", "reference"]
 _ID: Final = re.compile(r"-?\d{1,19}")
@@ -91,9 +91,11 @@ def select_files(lake: duckdb.DuckDBPyConnection, selection: Selection) -> tuple
     Raises `SettingsError` if the SQL is wrong or selects nothing.
     """
     try:
-        with _translate_sql_errors("`scanlake tables` lists tables and columns."):
+        with translate_query_errors("`scanlake tables` lists tables and columns."):
             lake.execute(f"CREATE TEMP TABLE selected AS {_selection_sql(lake, selection)}")
-            rows = lake.execute(_resolve_sql(selection)).fetchall()
+            resolve = _resolve_sql(selection)
+            check_query(lake, resolve)
+            rows = lake.execute(resolve).fetchall()
     finally:
         lake.execute("DROP TABLE IF EXISTS temp.selected")
     if not rows:
@@ -104,21 +106,9 @@ def select_files(lake: duckdb.DuckDBPyConnection, selection: Selection) -> tuple
 def select_references(lake: duckdb.DuckDBPyConnection, where: str) -> tuple[str, ...]:
     """Return the references of the files that meet a condition, each once. Raises `SettingsError`."""
     query = f"SELECT DISTINCT scan_code FROM files WHERE ({where}\n) AND scan_code <> '' ORDER BY scan_code"
-    with _translate_sql_errors("`scanlake tables files` lists the columns."):
+    with translate_query_errors("`scanlake tables files` lists the columns."):
+        check_query(lake, query)
         return tuple(row[0] for row in lake.execute(query).fetchall())
-
-
-@contextmanager
-def _translate_sql_errors(hint: str) -> Iterator[None]:
-    """Raise `SettingsError` for wrong SQL. Other errors of DuckDB pass: `open_catalog` translates them."""
-    try:
-        yield
-    except duckdb.InterruptException:
-        raise
-    except duckdb.Error as error:
-        if classify_read_error(error) is not None:
-            raise
-        raise SettingsError(short_message(error), hint=hint) from error
 
 
 def read_catalog_state(lake: duckdb.DuckDBPyConnection) -> CatalogState:
@@ -133,9 +123,12 @@ def _selection_sql(lake: duckdb.DuckDBPyConnection, selection: Selection) -> str
     """Return a query with the columns file_id and reference, of which one may be NULL."""
     match selection.kind:
         case "where":
-            return f"SELECT file_id, scan_code AS reference FROM files WHERE ({selection.sql}\n) ORDER BY file_id"
+            query = f"SELECT file_id, scan_code AS reference FROM files WHERE ({selection.sql}\n) ORDER BY file_id"
+            check_query(lake, query)
+            return query
         case "sql":
             query = selection.sql.strip().rstrip(";")
+            check_query(lake, query)
             column = f'CAST("{_find_id_column(lake, query)}" AS BIGINT)'
             return f"SELECT {column} AS file_id, NULL::VARCHAR AS reference FROM ({query}\n)"
         case "ids":

@@ -25,7 +25,7 @@ LAYERS: Final = (
     {"client", "flatten", "lake"},
     {"config", "crash_report", "process", "settings_template"},
     {"progress", "logs", "settings", "global_options"},
-    {"errors", "formatting", "atomic_files", "redaction", "tokens", "urls"},
+    {"errors", "formatting", "csv_rows", "atomic_files", "redaction", "tokens", "urls"},
 )
 """From top to bottom. A unit may import units below it, never units of its own layer; schemas is below all."""
 

@@ -17,6 +17,8 @@ import pytest
 
 from pipeline.errors import ExitCode, LakeCorruptedError, LakeLockedError, StorageError
 from pipeline.lake.duckdb_errors import classify_read_error
+from pipeline.lake.reader import open_catalog
+from pipeline.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -113,7 +115,12 @@ def test_a_copy_reaches_nothing_of_the_original(scanlake: Scanlake, lake: Path, 
     shutil.copytree(lake, tmp_path / "copy")
     answer = scanlake("--lake", "copy", "query", f"FROM parquet_scan('{lake}/parts/files.parquet')")
     assert answer.code == ExitCode.USAGE
-    assert "Permission Error" in answer.err
+    assert "a query reads tables only" in answer.err
+    with (
+        open_catalog(Settings(lake=tmp_path / "copy")) as db,
+        pytest.raises(duckdb.PermissionException),
+    ):
+        db.execute(f"FROM parquet_scan('{lake}/parts/files.parquet')")
 
 
 @pytest.fixture

@@ -128,8 +128,8 @@ async def test_connections_that_fail_do_not_show_the_token(client: Make, monkeyp
             assert not leaks(everything_about(raised.value))
 
 
-async def test_documents_are_stored_without_the_token(client: Make) -> None:
-    """A token inside a document is removed before the document is stored."""
+async def test_documents_are_stored_without_the_token(client: Make, capfd: pytest.CaptureFixture[str]) -> None:
+    """A token inside a document is removed before the document is stored, and one warning says so."""
 
     def script(asked: Asked) -> bytes:
         links = [f'"k{place}": "https://x/?token={spelling}"' for place, spelling in enumerate(SPELLINGS)]
@@ -143,6 +143,9 @@ async def test_documents_are_stored_without_the_token(client: Make) -> None:
         for raw in (detail.raw, item.raw):
             assert not leaks(raw.decode())
             assert json.loads(raw)["k0"] == "https://x/?token=***"
+    shown = "".join(capfd.readouterr())
+    assert shown.count("token.redacted") == 1
+    assert not leaks(shown)
 
 
 async def test_an_interrupted_request_does_not_show_the_token(client: Make) -> None:

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import duckdb
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.emulator import Emulator
 from pipeline.lake.lake import Lake
@@ -158,22 +160,31 @@ def _fields(names: tuple[str, ...], **more: Any) -> list[dict[str, Any]]:
 
 
 def test_odd_names(tmp_path: Path) -> None:
-    """Names that SQL could not tell apart share a column; empty, quoted, Unicode and clashing ones get one each."""
-    names = (*ODD, "file_id", "Scan_Code", "x" * 600)
+    """Every name has a column: names with one label for SQL get numbers, and no value of one hides another's."""
+    names = (*ODD, "file_id", "Scan_Code", "x" * 600, "x" * 601, "status", "STATUS", "Status", "Status (2)", "'; --")
     with Lake(tmp_path / "lake", doing="test") as lake:
         commit(lake, {1: 0, 2: 0}, {"fields": _fields(names)})
         lake.publish("", at=AT, complete=True, watermark=None)
     with opened(tmp_path / "lake") as db:
         first, second = asked(db, "FROM fields_wide ORDER BY file_id")
     assert second == dict.fromkeys(second) | {"file_id": 2, "scan_code": "ref 2"}
-    assert first["Plain"] == "v1"  # the later of two
-    assert first['quo"ted'] == "v2"
-    assert first["GRÖSSE"] == "v6"
-    assert first["日本 🙂"] == "v7"
-    assert first["(empty)"] == "v9"
+    assert sorted(first.values(), key=str)[2:] == sorted(f"v{place}" for place in range(len(names)))
+    assert (first["Plain"], first["plain (2)"]) == ("v1", "v0")
+    assert (first['quo"ted'], first["日本 🙂"], first["(empty)"], first["(empty) (2)"]) == ("v2", "v7", "v8", "v9")
     assert (first["a b"], first["n ul"]) == ("v10", "v11")
-    assert (first["file_id (2)"], first["Scan_Code (2)"], first["x" * 500]) == ("v12", "v13", "v14")
-    assert len(first) == 2 + 11
+    assert (first["file_id (2)"], first["Scan_Code (2)"]) == ("v12", "v13")
+    assert (first["x" * 500], first["x" * 500 + " (2)"]) == ("v14", "v15")
+
+
+@given(st.dictionaries(st.text(max_size=8) | st.sampled_from(ODD), st.integers(1, 3), max_size=30))
+def test_every_name_has_its_own_column(names: dict[str, int]) -> None:
+    """Whatever the names are, each has one column, no two columns are equal for SQL, and a second look is equal."""
+    columns = wide_columns(names, ["file_id"])
+    assert sorted(name for _, name in columns) == sorted(names)
+    labels = [column.casefold() for column, _ in columns]
+    assert len({"file_id", *labels}) == len(labels) + 1
+    assert not any("\n" in label for label in labels)
+    assert wide_columns(dict(reversed(names.items())), ["file_id"]) == columns
 
 
 def test_the_latest_value_stands(tmp_path: Path) -> None:

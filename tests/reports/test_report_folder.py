@@ -6,6 +6,7 @@ import asyncio
 import base64
 import csv
 import hashlib
+import io
 import json
 import re
 import shutil
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pipeline.csv_rows import escape_formula
 from pipeline.emulator import Emulator, Quirks
 from pipeline.errors import SettingsError, StorageError
 from pipeline.reports.folder import JobFolder
@@ -299,6 +301,27 @@ def test_texts_of_files_are_harmless() -> None:
     assert read_policy(read).startswith("default-src 'none'; ")
     row = next(csv.DictReader(format_csv(manifest.files).decode().splitlines()))
     assert row["reference"] == f"'{HOSTILE}"
+
+
+async def test_line_ends_in_references_make_no_rows(tmp_path: Path) -> None:
+    """References with line ends, controls and formulas are one row each in manifest.csv, and the folder passes."""
+    references = ("ABC123\r", "A\rB", "A\nB", "A\r\n=B", "\n=1+1", "\u2028", "A\x85B", '"', ",", "+1")
+    async with Emulator(len(references), seed=SEED) as emulator:
+        await sync_lists(emulator, tmp_path / "lake")
+        await run_report(emulator, tmp_path / "lake", tmp_path / "out")
+    manifest = Manifest.model_validate_json((tmp_path / "out" / "manifest.json").read_bytes())
+    files = tuple(
+        file.model_copy(update={"reference": reference, "group": reference})
+        for file, reference in zip(manifest.files, references, strict=True)
+    )
+    content = format_csv(files)
+    rows = list(csv.DictReader(io.StringIO(content.decode(), newline=""), strict=True))
+    assert [row["reference"] for row in rows] == [escape_formula(reference) for reference in references]
+    assert [row["file_id"] for row in rows] == [str(file.file_id) for file in files]
+    manifest = manifest.model_copy(update={"files": files})
+    _replace_file(tmp_path / "out", "manifest.json", manifest.model_dump_json().encode())
+    _replace_file(tmp_path / "out", "manifest.csv", content)
+    assert verify_folder(tmp_path / "out").problems == []
 
 
 def test_the_page_may_use_only_its_own_style_and_script() -> None:

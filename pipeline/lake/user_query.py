@@ -1,0 +1,113 @@
+"""Queries and conditions that a user writes: they read the lake's tables and nothing else.
+
+`open_catalog` restricts what DuckDB may open. That is not enough: what the views read, a function can read too, and
+COPY can write there, also within WITH. So the parsed query may contain only what reads tables.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import duckdb
+
+from pipeline.errors import SettingsError
+from pipeline.lake.duckdb_errors import classify_read_error, short_message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_TABLE_FUNCTIONS: Final = frozenset({
+    "duckdb_columns", "duckdb_constraints", "duckdb_databases", "duckdb_functions", "duckdb_keywords",
+    "duckdb_schemas", "duckdb_settings", "duckdb_tables", "duckdb_types", "duckdb_views", "generate_series",
+    "histogram", "histogram_values", "icu_calendar_names", "json_each", "json_tree", "pg_timezone_names",
+    "pragma_table_info", "pragma_version", "range", "repeat", "repeat_row", "summary", "unnest"
+})  # fmt: skip
+_READING_NODES: Final = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
+_UNPARSED_KINDS: Final = frozenset({duckdb.StatementType.MULTI, duckdb.StatementType.EXPLAIN})  # MULTI is PIVOT
+_WRITING_WORDS: Final = frozenset({
+    "attach", "call", "copy", "create", "delete", "export", "import", "insert", "install", "load", "merge", "pragma",
+    "set", "update", "vacuum"
+})  # fmt: skip
+_FILE: Final = "A file"
+_FILE_NAME: Final = re.compile(r"[/\\.:*?]")
+
+
+class _ForbiddenError(SettingsError):
+    """The query does something other than to read tables."""
+
+    def __init__(self, subject: str) -> None:
+        super().__init__(
+            f"{subject}: a query reads tables only.",
+            hint="Use SELECT, FROM, PIVOT, DESCRIBE or SHOW on the tables that `scanlake tables` lists.",
+        )
+
+
+@contextmanager
+def translate_query_errors(hint: str) -> Iterator[None]:
+    """Raise `SettingsError` for wrong SQL. Other errors of DuckDB pass: `open_catalog` translates them."""
+    try:
+        yield
+    except duckdb.InterruptException:
+        raise
+    except duckdb.PermissionException as error:
+        raise _ForbiddenError(_FILE) from error
+    except duckdb.Error as error:
+        if classify_read_error(error) is not None:
+            raise
+        raise SettingsError(short_message(error), hint=hint) from error
+
+
+def check_query(lake: duckdb.DuckDBPyConnection, query: str) -> None:
+    """Raise `SettingsError` unless the query is one statement that reads tables; `duckdb.Error` if it is no SQL."""
+    statements = duckdb.extract_statements(query)
+    if len(statements) != 1:
+        raise SettingsError("One query is required.", hint="Remove the semicolon.")
+    kind = statements[0].type
+    if kind in _UNPARSED_KINDS:
+        _check_words(lake, query)
+    elif kind != duckdb.StatementType.SELECT:
+        raise _ForbiddenError(kind.name)
+    else:
+        ((tree,),) = lake.execute("SELECT json_serialize_sql(?)", [query]).fetchall()
+        _check_tree(json.loads(tree))
+
+
+def _check_tree(tree: Any) -> None:
+    """Check a parsed query: DuckDB writes each node of its syntax tree as an object with a type."""
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, list):
+            pending += node
+        elif isinstance(node, dict):
+            _check_node(node)
+            pending += node.values()
+
+
+def _check_node(node: dict[str, Any]) -> None:
+    kind = node.get("type")
+    if not isinstance(kind, str):
+        return
+    if kind.endswith("_NODE") and kind not in _READING_NODES:
+        raise _ForbiddenError(kind.removesuffix("_NODE").removesuffix("_QUERY"))
+    if kind == "TABLE_FUNCTION":
+        name = str(node.get("function", {}).get("function_name"))
+        if name.lower() not in _TABLE_FUNCTIONS:
+            raise _ForbiddenError(f"{name}()")
+    if kind == "BASE_TABLE" and _FILE_NAME.search(str(node.get("table_name"))):
+        raise _ForbiddenError(_FILE)
+
+
+def _check_words(lake: duckdb.DuckDBPyConnection, query: str) -> None:
+    """Check a query that DuckDB does not serialize: every name of a table function counts, wherever it is.
+
+    A file in the place of a table is not found here. DuckDB refuses it unless it is a part of the lake.
+    """
+    sql = "SELECT DISTINCT function_name FROM duckdb_functions() WHERE function_type IN ('table', 'table_macro')"
+    functions = {name for (name,) in lake.execute(sql).fetchall()} - _TABLE_FUNCTIONS
+    for word in re.findall(r"\w+", query.lower()):
+        if word in functions | _WRITING_WORDS:
+            raise _ForbiddenError(word)

@@ -1,0 +1,262 @@
+"""SQL of a user reads the lake's tables: it reaches no file, no setting, no extension, and changes nothing."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+import duckdb
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline import cli
+from pipeline.errors import ExitCode, SettingsError
+from pipeline.lake.reader import open_catalog
+from pipeline.lake.user_query import check_query
+from pipeline.reports.selection import Selection, select_files, select_references
+from pipeline.settings import Settings
+from tests.cli.test_query_access import fingerprint
+from tests.logging_reset import logging_as_before
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+READERS: Final = """
+read_text('{file}')
+read_text(['{file}'])
+read_blob('{file}')
+read_csv('{file}')
+read_csv('{file}', auto_detect = false, columns = {{'a': 'VARCHAR'}})
+read_csv_auto('{file}')
+read_json('{file}')
+read_json_auto('{file}')
+read_json_objects('{file}')
+read_ndjson('{file}')
+read_ndjson_objects('{file}')
+read_parquet('{file}')
+READ_PARQUET(['{file}'])
+"read_parquet"('{file}')
+system.main.parquet_scan('{file}')
+parquet_metadata('{file}')
+parquet_schema('{file}')
+parquet_file_metadata('{file}')
+parquet_kv_metadata('{file}')
+read_duckdb('{file}')
+sniff_csv('{file}')
+glob('{file}')
+glob('{lake}/*')
+sqlite_scan('{file}', 'sqlite_master')
+read_avro('{file}')
+read_xlsx('{file}')
+query('FROM read_text(''{file}'')')
+query_table('{file}')
+json_execute_serialized_sql(json_serialize_sql('FROM read_text(''{file}'')'))
+enable_logging('QueryLog', storage = 'file', storage_config = {{'path': '{lake}/parts/log'}})
+enable_profiling(save_location = '{lake}/parts/profile')
+checkpoint()
+force_checkpoint()
+duckdb_secrets()
+duckdb_logs()
+pandas_scan(1, 1, 1)
+""".strip().splitlines()
+STATEMENTS: Final = """
+FROM '{file}'
+FROM "{file}"
+FROM '{lake}/parts/*.parquet'
+FROM 'https://192.0.2.1/x.parquet'
+COPY files TO '{lake}/evil.csv'
+COPY files TO '{lake}/parts/evil.csv'
+COPY files TO '{lake}/raw/evil.csv'
+COPY (SELECT 1) TO '{elsewhere}/evil.csv'
+COPY (SELECT 1) TO '/dev/stdout'
+COPY files FROM '{file}'
+COPY FROM DATABASE catalog TO memory
+COPY files TO '{lake}/catalog.duckdb.wal'
+WITH x AS (COPY files TO '{lake}/catalog.duckdb.wal') SELECT 1
+FROM '{lake}/catalog.duckdb'
+PIVOT '{file}.csv' ON file_id
+WITH x AS (COPY files TO '{lake}/parts/evil.csv') SELECT 1
+WITH x AS MATERIALIZED (COPY files TO '{lake}/parts/evil.csv') FROM x
+FROM (WITH x AS (COPY files TO '{lake}/parts/evil.csv') SELECT 1)
+SELECT (WITH x AS (COPY files TO '{lake}/parts/evil.csv') SELECT 1)
+WITH x AS (INSERT INTO files VALUES (1) RETURNING *) FROM x
+WITH x AS (DELETE FROM files RETURNING *) FROM x
+EXPLAIN ANALYZE COPY files TO '{lake}/parts/evil.csv'
+EXPLAIN ANALYZE FROM read_text('{file}')
+PIVOT (FROM read_text('{file}')) ON filename
+PIVOT (WITH x AS (COPY files TO '{lake}/parts/evil.csv') FROM files) ON closed
+DESCRIBE FROM read_csv('{file}')
+SUMMARIZE FROM read_csv('{file}')
+EXPORT DATABASE '{lake}/parts/evil'
+IMPORT DATABASE '{elsewhere}'
+ATTACH '{lake}/ledger.sqlite' AS other
+ATTACH '{elsewhere}/new.duckdb' AS other
+ATTACH ':memory:' AS other
+DETACH catalog
+USE memory
+INSTALL httpfs
+LOAD httpfs
+INSTALL '{file}'
+FORCE INSTALL spatial FROM community
+SET threads = 1
+SET enable_external_access = true
+SET allowed_directories = ['/']
+SET VARIABLE x = 1
+RESET threads
+PRAGMA threads = 1
+PRAGMA version
+PRAGMA enable_profiling
+PRAGMA database_list
+CALL pragma_version()
+CALL enable_logging()
+CHECKPOINT
+VACUUM
+ANALYZE
+BEGIN
+PREPARE x AS SELECT 1
+CREATE TABLE evil (i INT)
+CREATE TEMP TABLE evil AS SELECT 1
+CREATE MACRO evil() AS 1
+CREATE SECRET evil (TYPE S3)
+CREATE OR REPLACE VIEW files AS SELECT 1
+DROP VIEW files
+ALTER TABLE files ADD COLUMN evil INT
+INSERT INTO files VALUES (1)
+UPDATE files SET closed = true
+DELETE FROM files
+TRUNCATE files
+MERGE INTO files USING files AS other ON false WHEN NOT MATCHED THEN INSERT VALUES (1)
+SELECT 1; COPY files TO '{lake}/parts/evil.csv'
+SELECT 1; SELECT 2
+""".strip().splitlines()
+HOSTILE: Final = (*(f"SELECT * FROM {reader}" for reader in READERS), *STATEMENTS)
+UNSUPPORTED: Final = (  # wrong names for DuckDB, and still one line
+    "SELECT getenv('HOME')", "SELECT st_point(1, 2)", "SELECT host('127.0.0.1'::INET)", "FROM no_such_function(1)",
+    "SELECT read_text('/etc/passwd')",
+)  # fmt: skip
+READING: Final = (
+    "FROM files", "SELECT 1", "VALUES (1)", "TABLE files", "DESCRIBE files", "SHOW TABLES", "SHOW ALL TABLES",
+    "SUMMARIZE files", "EXPLAIN FROM files", "EXPLAIN ANALYZE SELECT count(*) FROM files", "FROM range(3)",
+    "PIVOT (SELECT file_id, closed FROM files) ON closed USING count(*)", "UNPIVOT files ON scan_code",
+    "PIVOT files ON closed IN (true)", "SELECT unnest([1, 2])", "FROM json_each('{\"a\": 1}')", "FROM duckdb_columns()",
+    "WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t WHERE n < 9) FROM t",
+    "WITH a AS MATERIALIZED (FROM files) FROM a UNION ALL FROM a ORDER BY file_id LIMIT 1 OFFSET 0",
+    "SELECT * FROM files AS a ASOF JOIN files AS b ON a.updated_at >= b.updated_at",
+    "SELECT file_id, row_number() OVER w FROM files WINDOW w AS (ORDER BY file_id) QUALIFY true",
+    "FROM files, LATERAL (SELECT file_id + 1)", "SELECT COLUMNS(*) FROM files -- ; a comment", "FROM meta.freshness",
+    "SELECT 'COPY files TO ''x''' AS copy",
+)  # fmt: skip
+OUTER: Final = (
+    "FROM {}", "SELECT * FROM files, {}", "SELECT (SELECT count(*) FROM {})", "WITH a AS (FROM {}) FROM a",
+    "FROM files WHERE file_id IN (SELECT 1 FROM {})", "FROM files UNION ALL BY NAME FROM {}", "DESCRIBE FROM {}",
+    "SELECT * FROM files LEFT JOIN {} ON true", "PIVOT (FROM {}) ON a", "SELECT [x FOR x IN (SELECT 1 FROM {})]",
+    "FROM (VALUES ((SELECT 1 FROM {})))", "SELECT 1 ORDER BY (SELECT 1 FROM {})", "SELECT 1 LIMIT (SELECT 1 FROM {})",
+    "SELECT count(*) FILTER (EXISTS (FROM {})) OVER () FROM files", "EXPLAIN SELECT * FROM {}",
+)  # fmt: skip
+WRAPS: Final = ("(SELECT * FROM {})", "(FROM files, {})", "(WITH b AS (FROM {}) FROM b)")
+FUNCTIONS: Final = (
+    "read_text('x')", "Read_Blob('x')", "main.read_csv('x')", "\"read_json\"('x')", "/**/glob('*')",
+)  # fmt: skip
+
+
+@pytest.fixture
+def places(lake: Path, tmp_path: Path) -> dict[str, str]:
+    """Paths for the statements: the lake, a secret kept in it, and a folder elsewhere."""
+    (lake / "token").write_text("TOPSECRET", encoding="utf-8")
+    (lake / "raw").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    return {"lake": str(lake), "file": str(lake / "token"), "elsewhere": str(tmp_path / "elsewhere")}
+
+
+@pytest.fixture(autouse=True)
+def _same_logging() -> Iterator[None]:
+    with logging_as_before():
+        yield
+
+
+def run_query(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, list[str]]:
+    """Run the command in this process: code, output, lines on stderr."""
+    with pytest.raises(SystemExit) as end:
+        cli.main(["query", *arguments])
+    shown = capfd.readouterr()
+    return int(end.value.code or 0), shown.out, shown.err.splitlines()
+
+
+def test_hostile_statements_are_refused(
+    places: dict[str, str], lake: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each of a hundred statements that do more than read tables ends with 2, one clear line, and no changed file."""
+    before, listing = fingerprint(lake), sorted(tmp_path.rglob("*"))
+    for statement in HOSTILE:
+        code, out, lines = run_query(capfd, statement.format(**places), "--lake", str(lake))
+        assert (code, len(lines), out) == (ExitCode.USAGE, 1, ""), statement
+        assert "a query reads tables only" in lines[0] or "One query is required" in lines[0], (statement, lines)
+        assert sorted(tmp_path.rglob("*")) == listing, statement
+    assert fingerprint(lake) == before
+    assert len(HOSTILE) >= 100
+
+
+def test_functions_of_extensions_do_not_exist(
+    places: dict[str, str], lake: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A function that DuckDB has only in an extension, or not at all, is a mistake in the query, not a damaged lake."""
+    assert places
+    for statement in UNSUPPORTED:
+        code, out, lines = run_query(capfd, statement, "--lake", str(lake))
+        assert (code, len(lines), out) == (ExitCode.USAGE, 1, ""), statement
+
+
+def test_reading_statements_work(places: dict[str, str], lake: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Every way to read tables still works, also with words of other statements in texts and comments."""
+    assert places
+    for statement in READING:
+        code, _, lines = run_query(capfd, statement, "--format", "jsonl", "--lake", str(lake))
+        assert (code, lines) == (ExitCode.OK, []), statement
+
+
+def test_conditions_of_reports_and_shares_are_queries_too(places: dict[str, str], lake: Path) -> None:
+    """--where, --sql and --group-by of a job and --where of links are refused by the same rule."""
+    before = fingerprint(lake)
+    with open_catalog(Settings(lake=lake)) as db:
+        for hostile in HOSTILE:
+            statement = hostile.format(**places)
+            condition = f"file_id IN ({statement})"
+            for selection in (
+                Selection("sql", sql=statement),
+                Selection("where", sql=condition),
+                Selection("where", sql=f"true); {statement}; SELECT (1"),
+                Selection("ids", ids=(1,), group_by=f"({statement})"),
+            ):
+                with pytest.raises(SettingsError):
+                    select_files(db, selection)
+            with pytest.raises(SettingsError):
+                select_references(db, condition)
+    assert fingerprint(lake) == before
+
+
+def test_duckdb_itself_opens_only_the_parts(places: dict[str, str], lake: Path) -> None:
+    """Without the check of the text, DuckDB's own locks keep the lake's other files and all settings closed."""
+    (lake / "parts" / "part.txt").write_text("x", encoding="utf-8")
+    closed = ("{file}", "{lake}/ledger.sqlite", "{lake}/snapshots/1.duckdb", "{lake}/parts/../token", "/etc/passwd")
+    with open_catalog(Settings(lake=lake)) as db:
+        assert db.execute("SELECT content FROM read_text(?)", [str(lake / "parts" / "part.txt")]).fetchall() == [("x",)]
+        for path in closed:
+            with pytest.raises(duckdb.PermissionException):
+                db.execute("SELECT content FROM read_blob(?)", [path.format(**places)])
+            with pytest.raises(duckdb.PermissionException):
+                db.execute(f"COPY (SELECT 1) TO '{path.format(**places)}'")
+        for statement in ("SET threads = 1", "SET enable_external_access = true", "LOAD httpfs", "INSTALL httpfs"):
+            with pytest.raises(duckdb.Error):
+                db.execute(statement)
+    assert not os.path.exists(lake / "evil.csv")  # noqa: PTH110
+
+
+@given(st.sampled_from(OUTER), st.lists(st.sampled_from(WRAPS), max_size=3), st.sampled_from(FUNCTIONS))
+def test_no_depth_hides_a_function(outer: str, wraps: list[str], function: str) -> None:
+    """A function that reads files is found wherever a query can have it."""
+    for wrap in wraps:
+        function = wrap.format(function)
+    with duckdb.connect(":memory:") as db, pytest.raises(SettingsError, match="a query reads tables only"):
+        check_query(db, outer.format(function))
