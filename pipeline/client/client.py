@@ -17,10 +17,8 @@ from yarl import URL
 from pipeline.client.allowed_urls import (
     PrivateAddressError,
     SafeResolver,
-    is_allowed_address,
     is_login_redirect,
     origin,
-    parse_ip,
     resolve_redirect,
     resolve_report_url,
 )
@@ -253,9 +251,6 @@ class Client:
 
     def _check_report_url(self, url: str) -> str:
         target = resolve_report_url(url, self._base_url)
-        host = origin(target)[1]
-        if (address := parse_ip(host)) is not None and not is_allowed_address(address, self._resolver.service):
-            raise ProtocolError("The service named a report URL with a private address.")
         if self._redactor.redact_text(target) != target and origin(target) != origin(self._base_url):
             raise ProtocolError("The service named a report URL on another host that contains the token.")
         return target
@@ -269,6 +264,7 @@ class Client:
             download.reset()
             try:
                 await self._resolver.resolve_service_host()
+                self._resolver.check_host(origin(target)[1])
                 proxy = await self._proxy_for(target)
                 request = partial(self._download_session.get, allow_redirects=False, proxy=proxy)
                 with_token = self._has_download_token
