@@ -7,7 +7,7 @@ and raised `from None`. `protocol` parses answers, `rate_limiter` sets the speed
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import quote, urlencode
 
 import aiohttp
@@ -25,6 +25,7 @@ from pipeline.client.allowed_urls import (
 from pipeline.client.body_reader import BodyReader
 from pipeline.client.calls import ApiCall, CallRunner, RequestStats
 from pipeline.client.clock import ServiceClock
+from pipeline.client.connector import create_connector
 from pipeline.client.downloads import DownloadedReport, PdfDownload, ReportNotReady
 from pipeline.client.errors import AIOHTTP_EXCEPTIONS, map_aiohttp_exception, prevent_implicit_retry
 from pipeline.client.options import GIB, ClientOptions, check_base_url, check_token
@@ -140,7 +141,7 @@ class Client:
         )
         self._session = create_session(
             proxy=self._proxy,
-            connector=aiohttp.TCPConnector(
+            connector=create_connector(
                 limit=options.max_concurrency + _SPARE_CONNECTIONS, ttl_dns_cache=_DNS_CACHE_SECONDS
             ),
             headers={
@@ -151,7 +152,7 @@ class Client:
             },
         )
         self._download_session = create_session(
-            connector=aiohttp.TCPConnector(resolver=cast("Any", self._resolver), use_dns_cache=False),
+            connector=create_connector(resolver=self._resolver, use_dns_cache=False),
             timeout=aiohttp.ClientTimeout(
                 total=_DOWNLOAD_SECONDS, sock_connect=connect_seconds, sock_read=options.attempt_timeout_seconds
             ),
