@@ -108,6 +108,9 @@ async def prevent_implicit_retry(
 
 def map_aiohttp_exception(error: BaseException) -> AttemptError:
     """Return the error for an exception of the HTTP library, without its text and URL: they contain the token."""
+    if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, _LOST):
+        detail = "the connection was lost in the TLS handshake; the service may not support TLS 1.2"
+        return AttemptError("handshake", detail, may_have_reached_service=False)
     for exceptions, kind, detail, may_have_reached_service in _EXCEPTION_MAP:
         if isinstance(error, exceptions):
             return AttemptError(
@@ -115,6 +118,8 @@ def map_aiohttp_exception(error: BaseException) -> AttemptError:
             )
     return AttemptError("malformed", "the HTTP library gave up the exchange")
 
+
+_LOST: Final = (ConnectionResetError, ConnectionAbortedError)  # a refused connection is another error
 
 # The order matters: several of these are subclasses of others.
 _EXCEPTION_MAP: Final[tuple[tuple[tuple[type[BaseException], ...], str, str, bool], ...]] = (
