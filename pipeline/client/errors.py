@@ -73,9 +73,13 @@ class RetriesExhaustedError(ServiceUnavailableError):
 
 
 class OutcomeUnknownError(ScanlakeError):
-    """A share or report order may have reached the service, but its answer was lost."""
+    """A share or report order may have taken effect: its answer was lost or, if `is_answered`, unclear."""
 
     default_hint = "Check in the service whether the request took effect before repeating it."
+
+    def __init__(self, message: str, *, is_answered: bool = False) -> None:
+        super().__init__(message)
+        self.is_answered = is_answered
 
 
 class RequestRejectedError(ScanlakeError):
