@@ -10,20 +10,61 @@ from urllib.parse import quote, urlsplit
 if TYPE_CHECKING:
     from urllib.parse import SplitResult
 
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 API_PREFIX: Final = "/api/v2"
 _HOST: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,252}[A-Za-z0-9])?\.?", re.ASCII)
+_NUMBER: Final = re.compile(r"(?:0x[0-9a-f]*|[0-9]+)\.?", re.IGNORECASE)
+
+
+def normalize_host(host: str) -> str:
+    """Return a URL's host: a name in ASCII and lower case, or an IP address in its usual form.
+
+    Raises ValueError with a predicate ("has ..."). Resolvers also accept `127.1`, `0x7f000001`, `2130706433` and
+    full-width digits as addresses. No top-level domain is a number, so a host that ends in one must be an IP address.
+    """
+    if "%" in host:
+        raise ValueError("has an escaped host or a zone id")
+    try:
+        if ":" in host:
+            return str(ipaddress.IPv6Address(host))
+        name = _encode_name(host)
+        if _NUMBER.fullmatch(name.rstrip(".").rpartition(".")[2]):
+            return str(ipaddress.IPv4Address(host))
+    except ipaddress.AddressValueError:
+        raise ValueError("has an IP address in an unusual form") from None
+    return name
+
+
+def _encode_name(host: str) -> str:
+    encoded = host
+    if not host.isascii():
+        try:
+            encoded = host.encode("idna").decode()
+        except UnicodeError:
+            encoded = ""
+    if not _HOST.fullmatch(encoded) or ".." in encoded:
+        raise ValueError("does not have a valid host name")
+    return encoded.lower()
+
+
+def parse_address(host: str) -> Address | None:
+    """Return a host of `normalize_host` as an IP address, None for a name. An IPv4-mapped address becomes IPv4."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def is_loopback(host: str) -> bool:
     """Return whether the host is this machine, by name or by address."""
-    if host.rstrip(".").lower() == "localhost":
-        return True
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
+    address = parse_address(host)
+    return host.rstrip(".").lower() == "localhost" if address is None else address.is_loopback
+
+
+def join_host_port(host: str, port: int | None) -> str:
+    """Return host and port as in a URL."""
+    return (f"[{host}]" if ":" in host else host) + (f":{port}" if port else "")
 
 
 def validate_url(url: str) -> SplitResult:
@@ -44,7 +85,7 @@ def validate_url(url: str) -> SplitResult:
         raise ValueError("must not have a user or password; the token has its own setting")
     if "?" in url or "#" in url:
         raise ValueError("must not have a query or a fragment; the token has its own setting")
-    if parts.scheme == "http" and not is_loopback(host):
+    if not is_loopback(normalize_host(host)) and parts.scheme == "http":
         raise ValueError("must be https; http is for this machine (127.0.0.1) only")
     return parts
 
@@ -60,19 +101,5 @@ def normalize_base_url(url: str) -> str:
         path = path.removesuffix(API_PREFIX).rstrip("/")
     if any(part in {".", ".."} for part in path.split("/")) or "//" in path:
         raise ValueError("must not have `.`, `..` or `//` in its path")
-    port = f":{parts.port}" if parts.port else ""
-    return f"{parts.scheme}://{_encode_host(parts.hostname or '')}{port}{quote(path, safe='/%-._~!$&()*+,;=:@')}"
-
-
-def _encode_host(host: str) -> str:
-    if ":" in host:
-        return f"[{host}]"
-    if _HOST.fullmatch(host) and ".." not in host:
-        return host
-    try:
-        encoded = host.encode("idna").decode()
-    except UnicodeError:
-        encoded = ""
-    if not _HOST.fullmatch(encoded):
-        raise ValueError("does not have a valid host name")
-    return encoded
+    netloc = join_host_port(normalize_host(parts.hostname or ""), parts.port)
+    return f"{parts.scheme}://{netloc}{quote(path, safe='/%-._~!$&()*+,;=:@')}"

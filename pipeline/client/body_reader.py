@@ -6,8 +6,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pipeline.client.content_encoding import body_too_large_error, decode_body
+from pipeline.client.charset import to_utf8
+from pipeline.client.content_encoding import BodyDecoder, body_too_large_error, decode_body
 from pipeline.client.errors import AttemptError
+from pipeline.errors import ProtocolError
 
 if TYPE_CHECKING:
     import aiohttp
@@ -28,7 +30,7 @@ class BodyReader:
     stats: RequestStats
 
     async def read_body(self, answer: aiohttp.ClientResponse) -> bytes:
-        """Return the decoded body, within the size limit and at the minimum throughput or faster."""
+        """Return the body, decompressed and in UTF-8, within the size limit and at the minimum throughput or faster."""
         headers, max_bytes = answer.headers, self.options.max_body_bytes
         is_success = answer.status < 300
         if is_success and (answer.content_length or 0) > max_bytes:
@@ -47,27 +49,35 @@ class BodyReader:
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         if answer.status == 200 and not body and not _has_length(headers):
             raise AttemptError("cut", "an answer that ended before its body", status=answer.status)
-        if not headers.get("Content-Encoding"):
-            return body
         try:
-            return decode_body(body, ",".join(headers.getall("Content-Encoding")), max_bytes=max_bytes)
+            if headers.get("Content-Encoding"):
+                body = decode_body(body, ",".join(headers.getall("Content-Encoding")), max_bytes=max_bytes)
+            return to_utf8(body, headers.getall("Content-Type", ()))
         except AttemptError:
             if is_success:
                 raise
             return b""  # for an error the status is enough
 
     async def stream_to(self, answer: aiohttp.ClientResponse, download: PdfDownload) -> bytes:
-        """Write the body to `download` and return its first bytes."""
-        if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise AttemptError("encoding", "a Content-Encoding that was not requested")
+        """Write the body, decompressed, to `download` and return its first bytes.
+
+        Raises `ProtocolError` for another compression: polling again does not change it.
+        """
+        try:
+            decoder = BodyDecoder(",".join(answer.headers.getall("Content-Encoding", ())))
+        except AttemptError as error:
+            raise ProtocolError(f"GET report: {error.detail}.") from None
         size, started, start = 0, time.monotonic(), b""
         while part := await answer.content.readany():
             size += len(part)
             self.stats.bytes += len(part)
-            start = start or part[:16]
-            if not download.write(part):
-                break
+            download.check_size(size)
+            for decoded in decoder.decode(part):
+                start = start or decoded[:16]
+                if not download.write(decoded):
+                    return start
             self._check_min_throughput(size, started)
+        decoder.finish()
         return start
 
     def _check_min_throughput(self, size: int, started: float) -> None:

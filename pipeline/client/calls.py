@@ -92,11 +92,18 @@ class CallRunner:
                 partial(self._attempt, call),
                 label=call.label,
                 started=call.started or 0.0,
-                is_retryable=lambda error: error.retryable and not call.may_have_taken_effect(error),
+                is_retryable=lambda error: (
+                    error.retryable and not call.may_have_taken_effect(error) and not self._is_postponed(call, error)
+                ),
                 on_retry=self._count_retry,
             )
         except AttemptError as error:
             raise self._final_error(call, error) from None
+
+    def _is_postponed(self, call: ApiCall[Any], error: AttemptError) -> bool:
+        """Return whether a share or an order must wait longer than any call may: a later run repeats it."""
+        seconds = error.retry_after if isinstance(error, ThrottledError) and not call.is_idempotent else None
+        return seconds is not None and seconds > self.retry_policy.max_retry_after_seconds
 
     def _count_retry(self) -> None:
         self.stats.retries += 1
@@ -116,7 +123,9 @@ class CallRunner:
                 self.stats.error_kinds[error.kind] += 1
                 if isinstance(error, ThrottledError):
                     self.stats.throttled += not error.is_overload
-                    limiter.on_throttle(error.retry_after, started=started, overload=error.is_overload)
+                    # The pause of a call that is not repeated must not stop the others.
+                    pause = None if self._is_postponed(call, error) else error.retry_after
+                    limiter.on_throttle(pause, started=started, overload=error.is_overload)
                 raise
             except ScanlakeError as error:
                 error.message = self.redactor.redact_text(error.message)
@@ -132,8 +141,11 @@ class CallRunner:
 
     def _final_error(self, call: ApiCall[Any], error: AttemptError) -> ScanlakeError:
         if call.may_have_taken_effect(error):
-            return OutcomeUnknownError(f"{call.label}: {error.detail}; the request may have taken effect.")
-        message = f"{call.label}: {error.detail} (after {pluralize(error.attempts, 'attempt')})."
+            is_answered = error.status is not None and error.status < 300 and error.kind != "cut"
+            message = f"{call.label}: {error.detail}; the request may have taken effect."
+            return OutcomeUnknownError(message, is_answered=is_answered)
+        pause = ", with a Retry-After that is too long to wait" if self._is_postponed(call, error) else ""
+        message = f"{call.label}: {error.detail}{pause} (after {pluralize(error.attempts, 'attempt')})."
         if error.is_protocol_error and call.label == "GET /files":
             return ProtocolError(message)
         return RetriesExhaustedError(message, kind=error.kind, attempts=error.attempts, status=error.status)

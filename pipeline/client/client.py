@@ -7,7 +7,7 @@ and raised `from None`. `protocol` parses answers, `rate_limiter` sets the speed
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import quote, urlencode
 
 import aiohttp
@@ -17,16 +17,15 @@ from yarl import URL
 from pipeline.client.allowed_urls import (
     PrivateAddressError,
     SafeResolver,
-    is_allowed_address,
     is_login_redirect,
     origin,
-    parse_ip,
     resolve_redirect,
     resolve_report_url,
 )
 from pipeline.client.body_reader import BodyReader
 from pipeline.client.calls import ApiCall, CallRunner, RequestStats
 from pipeline.client.clock import ServiceClock
+from pipeline.client.connector import create_connector
 from pipeline.client.downloads import DownloadedReport, PdfDownload, ReportNotReady
 from pipeline.client.errors import AIOHTTP_EXCEPTIONS, map_aiohttp_exception, prevent_implicit_retry
 from pipeline.client.options import GIB, ClientOptions, check_base_url, check_token
@@ -143,7 +142,7 @@ class Client:
         )
         self._session = create_session(
             proxy=self._proxy,
-            connector=aiohttp.TCPConnector(
+            connector=create_connector(
                 limit=options.max_concurrency + _SPARE_CONNECTIONS, ttl_dns_cache=_DNS_CACHE_SECONDS
             ),
             headers={
@@ -154,7 +153,7 @@ class Client:
             },
         )
         self._download_session = create_session(
-            connector=aiohttp.TCPConnector(resolver=cast("Any", self._resolver), use_dns_cache=False),
+            connector=create_connector(resolver=self._resolver, use_dns_cache=False),
             timeout=aiohttp.ClientTimeout(
                 total=_DOWNLOAD_SECONDS, sock_connect=connect_seconds, sock_read=options.attempt_timeout_seconds
             ),
@@ -255,9 +254,6 @@ class Client:
 
     def _check_report_url(self, url: str) -> str:
         target = resolve_report_url(url, self._base_url)
-        host = origin(target)[1]
-        if (address := parse_ip(host)) is not None and not is_allowed_address(address, self._resolver.service):
-            raise ProtocolError("The service named a report URL with a private address.")
         if self._redactor.redact_text(target) != target and origin(target) != origin(self._base_url):
             raise ProtocolError("The service named a report URL on another host that contains the token.")
         return target
@@ -271,6 +267,7 @@ class Client:
             download.reset()
             try:
                 await self._resolver.resolve_service_host()
+                self._resolver.check_host(origin(target)[1])
                 proxy = await self._proxy_for(target)
                 request = partial(self._download_session.get, allow_redirects=False, proxy=proxy)
                 with_token = self._has_download_token

@@ -7,42 +7,73 @@ would be parsed as complete answers, so the client decodes the bytes itself.
 from __future__ import annotations
 
 import zlib
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from pipeline.client.error_bodies import summarize_in_one_line
 from pipeline.client.errors import AttemptError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _GZIP: Final = 16 + zlib.MAX_WBITS
 
 
+_DEFLATE: Final = zlib.MAX_WBITS
+_MAX_PART_BYTES: Final = 1_048_576
+
+
+class BodyDecoder:
+    """Decodes one body, part by part. Raises `AttemptError` for a body that is damaged, or encoded otherwise."""
+
+    def __init__(self, encoding: str) -> None:
+        names = [name for part in encoding.split(",") if (name := part.strip().lower()) not in {"", "identity"}]
+        if len(names) > 1 or (names and names[0] not in {"gzip", "x-gzip", "deflate"}):
+            name = summarize_in_one_line(", ".join(names))
+            raise AttemptError("encoding", f"a Content-Encoding that was not requested ({name})")
+        self._name = names[0] if names else "identity"
+        self._stream: zlib._Decompress | None = None  # of the current gzip member
+
+    def decode(self, part: bytes) -> Iterator[bytes]:
+        """Yield the decoded bytes of a part, at most 1 MiB at a time."""
+        if self._name == "identity":
+            yield part
+            return
+        is_full = False  # then more of the output may be left in the decompressor
+        while part or is_full:
+            if self._stream is None:
+                self._stream = zlib.decompressobj(self._find_window_bits(part))
+            elif self._stream.eof:
+                return  # bytes after the end of a deflate stream
+            try:
+                output = self._stream.decompress(part, _MAX_PART_BYTES)
+            except zlib.error:
+                raise AttemptError("cut", "a compressed body that is damaged") from None
+            yield output
+            part, is_full = self._stream.unconsumed_tail, len(output) == _MAX_PART_BYTES
+            if self._stream.eof and self._name != "deflate":  # gzip allows several members in a row
+                part, is_full, self._stream = self._stream.unused_data, False, None
+
+    def finish(self) -> None:
+        """Raise `AttemptError` if the body ended before its stream."""
+        if self._stream is not None and not self._stream.eof:
+            raise AttemptError("cut", "a compressed body that is cut off")
+
+    def _find_window_bits(self, part: bytes) -> int:
+        if self._name != "deflate":
+            return _GZIP
+        # Some servers send the bare stream: the first byte of a zlib stream contains method 8.
+        return _DEFLATE if part[0] & 0x0F == 8 else -_DEFLATE
+
+
 def decode_body(body: bytes, encoding: str, *, max_bytes: int) -> bytes:
     """Return the decoded body. Raises `AttemptError` if it is cut off, damaged, too large, or encoded otherwise."""
-    names = [name for part in encoding.split(",") if (name := part.strip().lower()) not in {"", "identity"}]
-    if not names or not body:
-        return body
-    if len(names) > 1 or names[0] not in {"gzip", "x-gzip", "deflate"}:
-        raise AttemptError("encoding", "a Content-Encoding that was not requested")
-    if names[0] == "deflate":
-        # Some servers send the bare stream: the first byte of a zlib stream contains method 8.
-        return _decompress(body, zlib.MAX_WBITS if body[0] & 0x0F == 8 else -zlib.MAX_WBITS, max_bytes)
-    return _decompress(body, _GZIP, max_bytes)
-
-
-def _decompress(body: bytes, window_bits: int, max_bytes: int) -> bytes:
-    parts: list[bytes] = []
-    bytes_left = max_bytes
-    while body:
-        stream = zlib.decompressobj(window_bits)
-        try:
-            part = stream.decompress(body, bytes_left + 1)
-        except zlib.error:
-            raise AttemptError("cut", "a compressed body that is damaged") from None
-        bytes_left -= len(part)
-        if bytes_left < 0:
-            raise body_too_large_error(max_bytes)
-        if not stream.eof:
-            raise AttemptError("cut", "a compressed body that is cut off")
+    decoder, parts, size = BodyDecoder(encoding), [], 0
+    for part in decoder.decode(body):
         parts.append(part)
-        body = stream.unused_data if window_bits == _GZIP else b""  # gzip allows several members in a row
+        size += len(part)
+        if size > max_bytes:
+            raise body_too_large_error(max_bytes)
+    decoder.finish()
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

@@ -58,12 +58,16 @@ class PdfDownload:
             if not _START.startswith(self._head):
                 return False
         self._size += len(part)
-        if self._size > self._max_bytes:
-            raise AttemptError("size", f"a report of more than {self._max_bytes:,} bytes", retryable=False)
+        self.check_size(self._size)
         self._hash.update(part)
         self._tail = (self._tail + part)[-_TAIL_BYTES:]
         self._file.write(part)
         return True
+
+    def check_size(self, size: int) -> None:
+        """Raise `AttemptError` for a body above the limit; `size` is its size, compressed or not."""
+        if size > self._max_bytes:
+            raise AttemptError("size", f"a report of more than {self._max_bytes:,} bytes", retryable=False)
 
     def result(self, response: Response) -> DownloadedReport | ReportNotReady:
         """Return the result of the download. Raises `AttemptError` for an incomplete PDF."""

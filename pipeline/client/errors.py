@@ -73,9 +73,13 @@ class RetriesExhaustedError(ServiceUnavailableError):
 
 
 class OutcomeUnknownError(ScanlakeError):
-    """A share or report order may have reached the service, but its answer was lost."""
+    """A share or report order may have taken effect: its answer was lost or, if `is_answered`, unclear."""
 
     default_hint = "Check in the service whether the request took effect before repeating it."
+
+    def __init__(self, message: str, *, is_answered: bool = False) -> None:
+        super().__init__(message)
+        self.is_answered = is_answered
 
 
 class RequestRejectedError(ScanlakeError):
@@ -108,6 +112,9 @@ async def prevent_implicit_retry(
 
 def map_aiohttp_exception(error: BaseException) -> AttemptError:
     """Return the error for an exception of the HTTP library, without its text and URL: they contain the token."""
+    if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, _LOST):
+        detail = "the connection was lost in the TLS handshake; the service may not support TLS 1.2"
+        return AttemptError("handshake", detail, may_have_reached_service=False)
     for exceptions, kind, detail, may_have_reached_service in _EXCEPTION_MAP:
         if isinstance(error, exceptions):
             return AttemptError(
@@ -115,6 +122,8 @@ def map_aiohttp_exception(error: BaseException) -> AttemptError:
             )
     return AttemptError("malformed", "the HTTP library gave up the exchange")
 
+
+_LOST: Final = (ConnectionResetError, ConnectionAbortedError)  # a refused connection is another error
 
 # The order matters: several of these are subclasses of others.
 _EXCEPTION_MAP: Final[tuple[tuple[tuple[type[BaseException], ...], str, str, bool], ...]] = (

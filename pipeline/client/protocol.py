@@ -277,8 +277,10 @@ def _parse_created_url(response: Response, label: str, *, key: str) -> tuple[str
     if status < 300 and isinstance(url, str) and url and not error_body.is_error:
         return url, error_body.text
     if error_body.is_error or status >= 400:
-        _raise_for_error_body(error_body, label)
         reason = error_body.text or f"HTTP {status}"
+        if status < 300 and key == "url" and error_body.category != "token":  # the report may be made all the same
+            raise AttemptError("error-body", f"an error in a {status}: {reason}", status=status)
+        _raise_for_error_body(error_body, label)
         raise RequestRejectedError(f"{label} was rejected: {reason}.", status=status, reason=reason)
     raise AttemptError("shape", "an answer without its URL", status=status)
 

@@ -30,7 +30,8 @@ _FIRST_JITTER_SECONDS: Final = 0.5
 _MAX_JITTER_SECONDS: Final = 30.0
 _MAX_THROTTLE_JITTER_SECONDS: Final = 0.1
 _THROTTLE_ATTEMPT_FACTOR: Final = 5  # a 429 is not a failure: a call may have this many times more of them
-_UNREACHABLE: Final = {"connect", "dns"}
+_UNREACHABLE: Final = {"connect", "dns", "handshake"}
+_MAX_FIRST_HANDSHAKES: Final = 2  # a service that ends two without any answer does not support this client's TLS
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,9 @@ class _RetryState:
         if self.failures >= policy.max_attempts or self.throttles >= policy.max_attempts * _THROTTLE_ATTEMPT_FACTOR:
             return True
         deadline = policy.total_deadline_seconds + min(self.retry_after_total, 2 * policy.max_retry_after_seconds)
-        if not policy.was_answered and _error_of(call).kind in _UNREACHABLE:
+        if not policy.was_answered and (kind := _error_of(call).kind) in _UNREACHABLE:
+            if kind == "handshake" and self.failures >= _MAX_FIRST_HANDSHAKES:
+                return True
             deadline = min(deadline, policy.initial_connect_seconds)
         return policy.time_source.clock() + call.upcoming_sleep - self.started > deadline
 

@@ -112,9 +112,12 @@ def _handler(cached: CachedPage) -> Callable[[web.BaseRequest], Awaitable[web.Re
 
 def _is_expected_host(request: web.BaseRequest) -> bool:
     local_address = request.transport.get_extra_info("sockname") if request.transport else None
-    return local_address is not None and request.headers.getall("Host", []) in [
-        [f"{name}:{local_address[1]}"] for name in _NAMES
-    ]
+    is_path = request.raw_path.startswith("/")  # and not a whole URL, which overrides the header
+    return (
+        is_path
+        and local_address is not None
+        and request.headers.getall("Host", []) in [[f"{name}:{local_address[1]}"] for name in _NAMES]
+    )
 
 
 def _text_response(status: int, text: str, **more: str) -> web.Response:

@@ -113,7 +113,10 @@ class Quirks:
     )
     report_lost_ratio: float = _option(0.0, "fraction of asynchronous reports that never appear")
     report_over_limit: Literal["422", "400", "200"] = _option("422", "status for more than 100 unique files")
-    report_unknown_ids: Literal["skip", "422", "404"] = _option("skip", "response to ids without a file")
+    report_unknown_ids: Literal["skip", "422", "404", "200"] = _option("skip", "response to ids without a file")
+    report_documents: Literal["own", "first-url", "first-content"] = _option(
+        "own", "what an order gets: a report of its own, or the URL or the content of the first report"
+    )
     report_render: Literal["at-order", "when-ready"] = _option("at-order", "when the content of a report is read")
     report_shows: Literal["id-and-reference", "reference", "nothing"] = _option(
         "id-and-reference", "what the pages of a report show of each file"

@@ -64,6 +64,11 @@ class Reports:
             problem = f"NO FILE FOUND: {unknown[0]}"
             return to_json_response({"response": "error", "status": problem}, int(quirks.report_unknown_ids))
         report = self._create(order, quirks)
+        first = next(iter(self.by_secret.values()))
+        if quirks.report_documents == "first-url":
+            report = first
+        elif quirks.report_documents == "first-content":
+            report.body, report.render = first.body, first.render
         url = f"{origin}/reports/{report.secret}/{report.filename}"
         if order["asynchronous"] and quirks.report_async == "honoured":
             return to_json_response({"url": url}, int(quirks.report_async_status))

@@ -23,7 +23,7 @@ _MAX_GROUP_CHARACTERS: Final = 60
 _MAX_GROUP_BYTES: Final = 150
 _MAX_STEM_BYTES: Final = 200  # a name has at most 255 bytes on the usual file systems
 _RESERVED_NAMES: Final = frozenset(  # of Windows, with every suffix
-    ["CON", "PRN", "AUX", "NUL", *(f"{name}{number}" for name in ("COM", "LPT") for number in range(10))]
+    ["CON", "PRN", "AUX", "NUL", *(f"{name}{number}" for name in ("COM", "LPT") for number in "0123456789¹²³")]
 )
 
 

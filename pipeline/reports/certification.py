@@ -32,6 +32,7 @@ _log = structlog.get_logger()
 
 _EVERY_SECONDS: Final = 300.0  # saved PDFs are certified at least so often while others are ordered
 _MAX_ORDERS: Final = 4  # of one batch in one run; then every file in doubt fails by name
+_WITH_PDF: Final = frozenset({OrderState.SAVED, OrderState.DELIVERED})
 _HINT: Final = "the batch is ordered again without the files that fail"
 
 
@@ -63,12 +64,15 @@ class Certifier:
         them.
         """
         async with self._lock:
-            saved = [order for order in self._state.last_orders.values() if order.state is OrderState.SAVED]
+            orders = self._state.last_orders.values()
+            duplicates = self._find_duplicates({})
+            saved = [order for order in orders if order.state is OrderState.SAVED]
+            # A document that was delivered before it came a second time was certified too early.
+            saved += [order for order in orders if order.state is OrderState.DELIVERED and order.batch in duplicates]
             showed_references = self._shows_references
             again = await self._certify(saved)
             if self._shows_references and not showed_references:
                 # The template shows references: a PDF that shows none of its files was certified too early.
-                orders = list(self._state.last_orders.values())
                 empty = [o for o in orders if o.state is OrderState.DELIVERED and o.references_found == 0]
                 again += await self._certify(empty)
             self._last_at = time.monotonic()
@@ -85,8 +89,31 @@ class Certifier:
             path = self._state.folder.path / (order.pdf or "")
             findings[order.batch] = await asyncio.to_thread(read_pages, path, files[order.batch])
         self._shows_references |= any(pages.count for pages in findings.values())
-        again = [await self._certify_order(order, files[order.batch], after, findings[order.batch]) for order in orders]
+        duplicates = self._find_duplicates({batch: pages.count or 0 for batch, pages in findings.items()})
+        again = [
+            await self._certify_order(
+                order, files[order.batch], after, findings[order.batch], is_duplicate=order.batch in duplicates
+            )
+            for order in orders
+        ]
         return [batch for batch in again if batch is not None]
+
+    def _find_duplicates(self, references_found: Mapping[int, int]) -> set[int]:
+        """Return the batches whose PDF, or its URL, is that of another batch: it can be right for one of them.
+
+        That is the one with the most files on its pages (`references_found`), if there are any.
+        """
+        groups: dict[str, list[int]] = defaultdict(list)
+        for order in self._state.last_orders.values():
+            if order.state in _WITH_PDF:
+                for key in filter(None, (order.url, order.sha256)):
+                    groups[key].append(order.batch)
+        duplicates: set[int] = set()
+        for batches in groups.values():
+            best = max(batches, key=lambda batch: (references_found.get(batch, 0), -batch))
+            if len(batches) > 1:
+                duplicates |= set(batches) - ({best} if references_found.get(best) else set())
+        return duplicates
 
     def _read_files(self, batches: set[int]) -> dict[int, list[ReportJobFile]]:
         files: dict[int, list[ReportJobFile]] = defaultdict(list)
@@ -101,11 +128,13 @@ class Certifier:
         files: Sequence[ReportJobFile],
         after: Mapping[int, Confirmation],
         pages: PageFindings,
+        *,
+        is_duplicate: bool,
     ) -> ReportBatch | None:
         """Record the result of one PDF. Return its batch if it must be ordered again."""
         order = replace(order, references_found=pages.count)
         results = {file.file_id: after[file.file_id] for file in files if file.file_id is not None}
-        doubts = find_doubts(files, after, pages, shows_references=self._shows_references)
+        doubts = find_doubts(files, after, pages, shows_references=self._shows_references, is_duplicate=is_duplicate)
         if doubts:
             return await self._supersede(order, doubts)
         unconfirmed = [result.problem for result in results.values() if isinstance(result, FileUnconfirmed)]

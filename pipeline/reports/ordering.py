@@ -40,7 +40,7 @@ _log = structlog.get_logger()
 
 _MAX_CONFIRMATION_AGE: Final = 300 * SECOND  # between the confirmation of a file and its order
 _MAX_ORDERS_PER_BATCH: Final = 2  # in one run; the second one only if the response to the first was lost
-_MAX_CONSECUTIVE_UNKNOWN: Final = 3  # batches without any response before the run stops
+_MAX_CONSECUTIVE_UNKNOWN: Final = 3  # batches without a usable response before the run stops
 _MAX_REJECTIONS: Final = 20  # equal rejections, without one accepted order, before the run stops
 _STOP_GRACE_SECONDS: Final = 5.0  # a run that must stop waits so long for the response to the order in flight
 _SYNCHRONOUS_SECONDS: Final = 1.0  # an order that takes longer, and whose report is ready then, is a synchronous one
@@ -111,12 +111,16 @@ class OrderQueue:
         remaining, confirmed = await self._confirm_files(batch)
         if not remaining.files:
             return None
+        problem = ""
         for attempt in range(_MAX_ORDERS_PER_BATCH):
             if attempt:
                 await asyncio.sleep(random.uniform(0.2, 1.5))  # noqa: S311 - only spreads the load
             try:
                 order = await self._order(remaining, confirmed)
-            except OutcomeUnknownError:
+            except OutcomeUnknownError as error:
+                problem = error.message
+                if error.is_answered:  # another order would get the same answer, and make another report
+                    break
                 continue
             except RequestRejectedError as error:
                 await self._handle_rejection(remaining, error.reason)
@@ -125,7 +129,7 @@ class OrderQueue:
         self._consecutive_unknown += 1
         if self._consecutive_unknown >= _MAX_CONSECUTIVE_UNKNOWN:
             raise ServiceUnavailableError(
-                f"{self._consecutive_unknown} consecutive reports: no response to {_MAX_ORDERS_PER_BATCH} orders each.",
+                f"{self._consecutive_unknown} consecutive reports: {problem}",
                 hint="Run the same command again later to order these reports again; everything else is kept.",
             )
         return None

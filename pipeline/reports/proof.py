@@ -38,10 +38,12 @@ def find_doubts(
     pages: PageFindings,
     *,
     shows_references: bool,
+    is_duplicate: bool,
 ) -> dict[int, Doubt]:
     """Return the files of a PDF that may not be in it.
 
-    `shows_references`: a PDF of this job shows references, so the template does.
+    `shows_references`: a PDF of this job shows references, so the template does. `is_duplicate`: the service
+    gave the same document, or the same URL, for other files.
     """
     doubts = {}
     for file in files:
@@ -49,6 +51,8 @@ def find_doubts(
             continue
         on_pages = pages.on_pages.get(file.file_id) if shows_references else None
         doubt = _find_doubt(file, after[file.file_id], on_pages=on_pages)
+        if doubt is None and is_duplicate:
+            doubt = Doubt(DoubtKind.NOT_SHOWN, "its PDF is the same document as the PDF of other files")
         if doubt is not None:
             doubts[file.file_id] = doubt
     return doubts

@@ -99,7 +99,8 @@ class ReportRunState:
     async def record_unknown(self, order: ReportOrderRecord, reason: str) -> None:
         """Record that the response to an order was lost."""
         await self.update(order, state=OrderState.UNKNOWN, error=reason)
-        _log.warning("report.outcome_unknown", report=order.name, reason=reason, hint="the batch is ordered again")
+        hint = "this run or the next one orders the batch again"
+        _log.warning("report.outcome_unknown", report=order.name, reason=reason, hint=hint)
 
     async def fail(self, order: ReportOrderRecord, error: ScanlakeError) -> None:
         """Record that a report cannot be downloaded."""

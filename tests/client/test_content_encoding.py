@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import random
 import zlib
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.client.content_encoding import decode_body
+from pipeline.client.content_encoding import BodyDecoder, decode_body
 from pipeline.client.errors import AttemptError
 
 CAP = 1_000_000
@@ -30,6 +31,30 @@ def test_complete_bodies(body: bytes) -> None:
     assert decode_body(gzip.compress(body) * 2, "X-GZIP", max_bytes=CAP) == body * 2
     assert decode_body(zlib.compress(body), "deflate", max_bytes=CAP) == body
     assert decode_body(raw_deflate(body), "deflate", max_bytes=CAP) == body
+
+
+@pytest.mark.parametrize("size", [1_048_575, 1_048_576, 1_048_577, 1_048_700, 2_097_152, 5_000_001])
+def test_bodies_larger_than_one_part(size: int) -> None:
+    """A body that is decompressed in several parts, and is all zeros or random, arrives complete."""
+    for body in (b"\0" * size, random.Random(size).randbytes(size)):
+        for packed in (gzip.compress(body, 1), zlib.compress(body), raw_deflate(body)):
+            encoding = "gzip" if packed.startswith(b"\x1f\x8b") else "deflate"
+            assert decode_body(packed, encoding, max_bytes=size) == body
+            assert max(map(len, BodyDecoder(encoding).decode(packed))) <= 1_048_576
+            with pytest.raises(AttemptError, match="more than"):
+                decode_body(packed, encoding, max_bytes=size - 1)
+
+
+@given(st.binary(min_size=1, max_size=500), st.lists(st.integers(1, 50)), st.sampled_from(["gzip", "deflate", "raw"]))
+def test_the_cuts_between_parts_do_not_matter(body: bytes, cuts: list[int], kind: str) -> None:
+    """A stream that arrives in parts of any size gives the same bytes, and its end is noticed."""
+    packed = {"gzip": gzip.compress(body) * 2, "deflate": zlib.compress(body), "raw": raw_deflate(body)}[kind]
+    decoder, rest, found = BodyDecoder("gzip" if kind == "gzip" else "deflate"), packed, b""
+    for size in [*cuts, len(packed)]:
+        found += b"".join(decoder.decode(rest[:size]))
+        rest = rest[size:]
+    decoder.finish()
+    assert found == (body * 2 if kind == "gzip" else body)
 
 
 @given(st.binary(min_size=1, max_size=500), st.integers(1, 600))

@@ -6,9 +6,7 @@ import asyncio
 import gzip
 import io
 import json
-import ssl
 import zlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -150,29 +148,6 @@ async def test_refused_at_the_start(client: Make) -> None:
             await asking.get_file(5)
         assert isinstance(raised.value, RetriesExhaustedError)
         assert raised.value.kind == "connect"
-
-
-@pytest.mark.parametrize("certificate", [None, Path(__file__).with_name("untrusted.pem")])
-async def test_tls_failures_are_not_retried(certificate: Path | None, client: Make) -> None:
-    """An untrusted certificate, or no TLS at all, fails immediately without a retry."""
-    context = None
-    if certificate is not None:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(certificate)
-    connections: list[asyncio.StreamWriter] = []
-
-    def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connections.append(writer)
-        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
-        writer.close()
-
-    server = await asyncio.start_server(greet, "127.0.0.1", 0, ssl=context)
-    async with server, client(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}") as asking:
-        with pytest.raises(ServiceUnavailableError, match="TLS") as raised:
-            await asking.get_file(5)
-        assert isinstance(raised.value, RetriesExhaustedError)
-        assert (raised.value.kind, raised.value.attempts) == ("tls", 1)
-    assert len(connections) <= 1
 
 
 async def test_proxies_and_netrc_are_ignored(client: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +80,45 @@ async def test_a_throttled_request_is_repeated(act: Any, client: Make) -> None:
     async with scripted(script) as server, client(server.base) as asking:
         assert (await act(asking)).url
         assert len(server.asked) == 2
+
+
+@BOTH
+async def test_a_pause_that_is_too_long_ends_the_call(act: Any, client: Make) -> None:
+    """A Retry-After above the limit is not waited for: one request, one message, and other calls continue."""
+    script = [answer(status=429, headers=[("Retry-After", "1000000000")]), answer({"id": 5})]
+    async with scripted(script) as server, client(server.base) as asking:
+        with pytest.raises(RetriesExhaustedError, match="Retry-After"):
+            await asyncio.wait_for(act(asking), 5)
+        assert len(server.asked) == 1
+        await asyncio.wait_for(asking.get_file(5), 5)
+
+
+ANSWERED: dict[str, Any] = {
+    "rejected": {"response": "error", "status": "INVALID TIMEZONE"},
+    "limit": {"response": "error", "status": "Too Many Requests"},
+    "temporary": {"response": "error", "status": "Server Error, try again"},
+    "code": {"status": "error", "reason": "No file found", "code": 300},
+    "errors": {"errors": {"files": ["unknown"]}},
+    "data": {"data": {"error": "quota used up"}},
+    "no url": {"id": 17, "state": "queued"},
+    "null url": {"url": None},
+    "empty url": {"url": ""},
+    "number": {"url": 17},
+    "list": [{"url": "https://r.example/1"}],
+    "empty": b"",
+    "page": b"<html>ok</html>",
+}
+
+
+@pytest.mark.parametrize("status", [200, 201, 202])
+@pytest.mark.parametrize("name", ANSWERED)
+async def test_an_order_that_is_answered_without_a_url_is_sent_once(name: str, status: int, client: Make) -> None:
+    """A success without a URL is neither a rejection nor repeated: whether a report exists is unknown."""
+    async with scripted(answer(ANSWERED[name], status=status)) as server, client(server.base) as asking:
+        with pytest.raises(OutcomeUnknownError, match=r"POST /reports: .*may have taken effect") as raised:
+            await order(asking)
+        assert raised.value.is_answered
+        assert len(server.asked) == 1
 
 
 @BOTH

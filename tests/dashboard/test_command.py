@@ -182,6 +182,53 @@ def test_served_to_this_machine_under_its_own_name(lake: Path, canary: str) -> N
         assert process.poll() is None
 
 
+HEADS = {  # lines of the head after the request line's method; {port} is the server's
+    "no Host": "/ HTTP/1.1",
+    "no Host in HTTP/1.0": "/ HTTP/1.0",
+    "empty": "/ HTTP/1.1\r\nHost:",
+    "blank": "/ HTTP/1.1\r\nHost: \t ",
+    "only a port": "/ HTTP/1.1\r\nHost: :{port}",
+    "two": "/ HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nHost: evil.example",
+    "two, the wrong first": "/ HTTP/1.1\r\nHost: evil.example\r\nHost: 127.0.0.1:{port}",
+    "a list": "/ HTTP/1.1\r\nHost: 127.0.0.1:{port}, evil.example",
+    "another name": "/ HTTP/1.1\r\nHost: evil.example:{port}",
+    "a name with ours": "/ HTTP/1.1\r\nHost: 127.0.0.1.evil.example:{port}",
+    "localhost below a name": "/ HTTP/1.1\r\nHost: evil.localhost:{port}",
+    "no port": "/ HTTP/1.1\r\nHost: localhost",
+    "another port": "/ HTTP/1.1\r\nHost: 127.0.0.1:80",
+    "a long port": "/ HTTP/1.1\r\nHost: 127.0.0.1:0{port}",
+    "user": "/ HTTP/1.1\r\nHost: evil.example@127.0.0.1:{port}",
+    "trailing dot": "/ HTTP/1.1\r\nHost: localhost.:{port}",
+    "short address": "/ HTTP/1.1\r\nHost: 127.1:{port}",
+    "hexadecimal address": "/ HTTP/1.1\r\nHost: 0x7f000001:{port}",
+    "number": "/ HTTP/1.1\r\nHost: 2130706433:{port}",
+    "another loopback": "/ HTTP/1.1\r\nHost: 127.0.0.2:{port}",
+    "wildcard": "/ HTTP/1.1\r\nHost: 0.0.0.0:{port}",
+    "IPv6": "/ HTTP/1.1\r\nHost: [::1]:{port}",
+    "mapped": "/ HTTP/1.1\r\nHost: [::ffff:127.0.0.1]:{port}",
+    "URL": "/ HTTP/1.1\r\nHost: http://127.0.0.1:{port}",
+    "path": "/ HTTP/1.1\r\nHost: 127.0.0.1:{port}/",
+    "NUL": "/ HTTP/1.1\r\nHost: 127.0.0.1:{port}\0evil",
+    "other URL as target": "http://evil.example/ HTTP/1.1\r\nHost: 127.0.0.1:{port}",
+    "other URL in a path": "//evil.example/ HTTP/1.1\r\nHost: 127.0.0.1:{port}",
+    "forwarded": "/ HTTP/1.1\r\nHost: evil.example\r\nX-Forwarded-Host: 127.0.0.1:{port}",
+    "bare line feed": "/ HTTP/1.1\r\nX: y\nHost: 127.0.0.1:{port}",
+}
+
+
+def test_every_other_host_is_refused(lake: Path) -> None:
+    """A request is answered only if it names the printed address: another site's name must not reach the page."""
+    with served(lake) as (port, process):
+        for name, head in HEADS.items():
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
+                line.sendall(b"GET " + head.format(port=port).encode() + b"\r\nConnection: close\r\n\r\n")
+                reply = b"".join(iter(lambda: line.recv(65_536), b""))
+            assert reply.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4")), (name, reply[:100])
+            assert b"Files" not in reply, name
+        assert asked(port)[0] == 200
+        assert process.poll() is None
+
+
 def test_renewed_only_after_a_publish(lake: Path) -> None:
     """The version stays while the catalog does, and is another, with the page, after a publish."""
     with served(lake) as (port, _):

@@ -90,10 +90,42 @@ def test_groups_of_any_script_are_readable(group: str, start: str) -> None:
     assert order_stem("{group}-{batch}", batch).isascii()
 
 
-def test_reserved_names_are_not_used() -> None:
-    """A name that Windows reserves gets a prefix."""
-    batch = ReportBatch(1, "0001", "con", split=False, files=(1,))
-    assert pdf_stem("{group}.{batch}", batch) == "_con.0001"
+DEVICES = {"con", "prn", "aux", "nul", "conin$", "conout$", "clock$"} | {
+    f"{port}{number}" for port in ("com", "lpt") for number in "0123456789\u00b9\u00b2\u00b3"
+}
+ODD_GROUPS = [
+    *(f"{name}{end}" for name in sorted(DEVICES) for end in ("", ".txt", ".", " ", "..x", ":", "-1")),
+    *(f"{name.upper()}.{name}" for name in sorted(DEVICES)),
+    *("a.", "a ", "a. .", " a", "a:b", "a<b>", 'a"b', "a|b", "a?b", "a*b", "a/b", "a\\b", "a\x7f", "a\x1f", "a\u0085b"),
+]
+
+
+def is_legal_on_windows(name: str) -> bool:
+    """Return whether Windows, too, can create a file with this name."""
+    is_device = name.partition(".")[0].rstrip(" ").casefold() in DEVICES
+    return not (is_device or re.search(r"[<>:\"/\\|?*\x00-\x1f\x7f]", name) or name.endswith((".", " ")))
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["{group}-{batch}", "{group}", "{group}.{batch}", "{batch}.{group}", "con.{batch}", "{group}{count}", "aux"],
+)
+def test_names_are_legal_on_windows(pattern: str) -> None:
+    """No group and no pattern gives a device's name, a reserved character, or a dot or blank at the end."""
+    for number, group in enumerate(ODD_GROUPS, 1):
+        batch = ReportBatch(number, f"{number:04}", group, split=False, files=(1,))
+        for make in (pdf_stem, order_stem):
+            stem = make(validate_name_pattern(pattern, grouped=True), batch)
+            assert is_legal_on_windows(f"{stem}.pdf"), stem
+            assert is_legal_on_windows(stem), stem
+            assert f"{number:04}" in stem
+
+
+@given(NAMES | st.sampled_from(ODD_GROUPS), st.text(alphabet='conaux1\u00b9. :*"-', max_size=12), st.booleans())
+def test_any_name_is_legal_on_windows(group: str, text: str, is_first: bool) -> None:  # noqa: FBT001
+    """Whatever group and pattern are, the names can be copied to Windows."""
+    pattern = validate_name_pattern(f"{{group}}{text}" if is_first else f"{text}{{group}}", grouped=True)
+    assert is_legal_on_windows(f"{pdf_stem(pattern, ReportBatch(1, '0001', group, split=False, files=(1,)))}.pdf")
 
 
 def test_name_patterns() -> None:
