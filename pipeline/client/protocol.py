@@ -316,9 +316,8 @@ def _authentication_error(label: str, reason: str) -> AuthenticationError:
 def _status_error(response: Response, *, retryable: bool = True) -> AttemptError:
     status, detail = response.status, describe_status(response.status, response.body)
     # Only a 200 answers with content: what a proxy made of an answer, or a part of it, is no picture of the service.
-    return AttemptError(
-        f"status-{status}", detail, status=status, retryable=retryable, is_protocol_error=200 <= status < 300
-    )
+    is_odd = 200 <= status < 300
+    return AttemptError(f"status-{status}", detail, status=status, retryable=retryable, is_protocol_error=is_odd)
 
 
 def _split_page(body: bytes) -> tuple[dict[str, bytes], list[bytes] | bytes]:
