@@ -213,11 +213,20 @@ class _LazyCommands(TyperGroup):
             name, *rest = f"{name} {rest[0]}", *rest[1:]
         command = COMMANDS.get(name)
         if command is not None:
-            return name, _to_click(name, _wrap_command(importlib.import_module(command.module).run), command), rest
+            return name, _to_click(name, _wrap_command(_import_module(command.module).run), command), rest
         if not ctx.resilient_parsing:
             similar = difflib.get_close_matches(name, COMMANDS, n=1)
             ctx.fail(f"No such command: {name}." + (f" Did you mean {similar[0]}?" if similar else ""))
         return None, None, rest
+
+
+def _import_module(name: str) -> Any:
+    """Import a module of the product. Raises `ScanlakeError` for a damaged installation, which typer would hide."""
+    try:
+        return importlib.import_module(name)
+    except (EOFError, ImportError, SyntaxError, ValueError) as error:  # of a module or a .pyc that was cut short
+        message = f"{name} cannot be imported: {type(error).__name__}: {error}."
+        raise ScanlakeError(message, hint="Install scanlake again: a file of its installation is damaged.") from error
 
 
 app = typer.Typer(
@@ -251,9 +260,11 @@ def _wrap_command(run: Callable[..., ExitCode | None]) -> Callable[..., ExitCode
 
     def command(click_context: typer.Context, **options: Any) -> ExitCode | None:
         own_options = GlobalOptions(**{field.name: options.pop(field.name) for field in fields(GlobalOptions)})
-        create_context = importlib.import_module("pipeline.context").create_context
-        context = create_context(own_options.merged_over(click_context.obj))
-        return run(context, **options) if takes_context else run(**options)
+        context = _import_module("pipeline.context").create_context(own_options.merged_over(click_context.obj))
+        try:
+            return run(context, **options) if takes_context else run(**options)
+        except EOFError as error:
+            raise BugError(error) from error  # typer takes it for Ctrl-D, and would hide it
 
     command.__doc__ = _unwrap_paragraphs(run.__doc__ or "")
     command.__signature__ = inspect.Signature([_CLICK_CONTEXT, *own, *_GLOBAL_OPTIONS])  # type: ignore[attr-defined]

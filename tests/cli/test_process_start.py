@@ -1,0 +1,80 @@
+"""The first half second of the process: signals and damaged modules, while everything is imported."""
+
+from __future__ import annotations
+
+import os
+import py_compile
+import shutil
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from tests.conftest import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_WAIT_AT_IMPORT: Final = """
+import os, sys, time
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ["WAIT_AT"]:
+            sys.stdout.write("there\\n")
+            sys.stdout.flush()
+            time.sleep(30)
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("module", ["pipeline.cli", "typer", "pipeline.context", "pipeline.commands.sync", "pyarrow"])
+def test_a_signal_during_the_imports(tmp_path: Path, module: str, number: int) -> None:
+    """SIGTERM and Ctrl-C end the command with 130 and one line, whatever is being imported."""
+    (tmp_path / "sitecustomize.py").write_text(_WAIT_AT_IMPORT)
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "WAIT_AT": module, "SCANLAKE_LAKE": "lake"}
+    command = [sys.executable, "-m", "pipeline", "sync"]
+    with subprocess.Popen(command, env=environment, text=True, stdout=-1, stderr=-1, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "there\n"
+        process.send_signal(number)
+        _, message = process.communicate(timeout=60)
+    assert process.returncode == 130, message
+    assert message == "scanlake: Interrupted. Run the same command again.\n"
+    assert not (tmp_path / "lake").exists()
+
+
+@pytest.mark.parametrize("ignored", [signal.SIGTERM, signal.SIGINT])
+def test_an_ignored_signal_stays_ignored(tmp_path: Path, ignored: int) -> None:
+    """A signal that the caller ignores, as a shell does for a background command, does not end the command."""
+    (tmp_path / "sitecustomize.py").write_text(_WAIT_AT_IMPORT.replace("time.sleep(30)", "time.sleep(0.5)"))
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "WAIT_AT": "typer"}
+    ignore = f"import os, signal, sys; signal.signal({ignored}, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
+    command = [sys.executable, "-c", ignore, sys.executable, "-m", "pipeline", "--version"]
+    with subprocess.Popen(command, env=environment, text=True, stdout=-1, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "there\n"
+        process.send_signal(ignored)
+        assert process.stdout.read().startswith("scanlake ")
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("name", ["sync/verify.py", "context.py", "commands/sync.py"])
+def test_a_module_that_was_cut_short(tmp_path: Path, name: str) -> None:
+    """A compiled module that a full disk cut short is named as the cause; it is no interrupt."""
+    for package in ("pipeline", "schemas"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    compiled = py_compile.compile(str(tmp_path / "pipeline" / name), doraise=True)
+    assert compiled is not None
+    os.truncate(compiled, 100)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pipeline", "sync"]
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert answer.returncode == 1, answer.stderr
+    assert "cannot be imported: EOFError: marshal data too short." in answer.stderr
+    assert "Install scanlake again" in answer.stderr
+    assert len(answer.stderr.splitlines()) == 1
