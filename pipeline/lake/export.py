@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import tempfile
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import duckdb
 
+from pipeline.atomic_files import FileLockedError, lock_file
 from pipeline.csv_rows import escape_formula
 from pipeline.errors import SettingsError
 from pipeline.lake.duckdb import STORAGE_VERSION
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _STAGING_PREFIX: Final = ".scanlake-export-"
+_STAGING_NAME_RE: Final = re.compile(re.escape(_STAGING_PREFIX) + "[a-z0-9_]{8}")  # as `mkdtemp` makes them
+_UNLOCKED_PREFIX: Final = ".scanlake-new-"
+_STAGED: Final = "export"
 _TARGET_EXISTS_ERRNOS: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
 _FRESHNESS: Final = "freshness"
 _BATCH_ROWS: Final = 20_000
@@ -99,13 +104,12 @@ def run_export(db: duckdb.DuckDBPyConnection, target: Path, plan: ExportPlan) ->
 
 @contextmanager
 def _staging_folder(target: Path) -> Iterator[Path]:
-    with translate_os_errors(target):
+    with translate_os_errors(target), ExitStack() as stack:
         target = Path(os.path.realpath(target))
-        _check_empty(target)
         target.parent.mkdir(parents=True, exist_ok=True)
-        parent = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=target if target.exists() else target.parent))
+        parent = _create_staging_folder(target, stack)
         try:
-            folder = parent / "export"  # a subfolder, because only the owner can open the folder of `mkdtemp`
+            folder = parent / _STAGED  # a subfolder, because only the owner can open the folder of `mkdtemp`
             folder.mkdir()
             yield folder
             _move_into_place(folder, target)
@@ -117,14 +121,41 @@ def _staging_folder(target: Path) -> Iterator[Path]:
             shutil.rmtree(parent, ignore_errors=True)
 
 
+def _create_staging_folder(target: Path, stack: ExitStack) -> Path:
+    """Remove what killed exports left beside or in `target`, and create a folder that is locked as long as `stack`."""
+    parent = target if target.is_dir() else target.parent
+    for folder in parent.glob(f"{_STAGING_PREFIX}*"):
+        _remove_if_unlocked(folder)
+    _check_empty(target)
+    unlocked = Path(tempfile.mkdtemp(prefix=_UNLOCKED_PREFIX, dir=parent))
+    stack.enter_context(lock_file(unlocked))
+    # Only a locked folder gets the name by which other exports find those of killed ones.
+    return unlocked.rename(unlocked.with_name(_STAGING_PREFIX + unlocked.name.removeprefix(_UNLOCKED_PREFIX)))
+
+
+def _remove_if_unlocked(folder: Path) -> None:
+    """Remove the folder of a killed export: its process has released the lock."""
+    with suppress(OSError, FileLockedError):
+        if _is_staging_folder(folder):
+            with lock_file(folder):
+                shutil.rmtree(folder)
+
+
+def _is_staging_folder(path: Path) -> bool:
+    """Return whether an export made the folder: others can have similar names."""
+    if not _STAGING_NAME_RE.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
+        return False
+    return {entry.name for entry in path.iterdir()} <= {_STAGED}
+
+
 def _check_empty(target: Path) -> None:
     if not target.exists():
         return
     entries = list(target.iterdir()) if target.is_dir() else [target]
-    if entries and all(path.name.startswith(_STAGING_PREFIX) for path in entries):
+    if entries and all(map(_is_staging_folder, entries)):
         raise SettingsError(
-            f"{target} contains {entries[0].name} of an export that is running or was killed.",
-            hint="Remove it if no export is running, or use another folder.",
+            f"{target} contains {entries[0].name} of an export that is running.",
+            hint="Wait until it ends, or use another folder.",
         )
     if entries:
         raise SettingsError(f"{target} is not empty.", hint="Use a folder that is empty or does not exist.")
