@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+    from pathlib import Path, PurePath
 
 READ_ONLY: Final = 0o444
 _PRIVATE: Final = 0o600
 _MAX_STEM_LENGTH: Final = 50  # characters; a file name has room for 255 bytes, and a character needs up to four
-_LOG_SUFFIXES: Final = (".wal", "-wal", "-shm", "-journal")  # of DuckDB and of SQLite, beside a database
+DATABASE_LOG_SUFFIXES: Final = (".wal", "-wal", "-shm", "-journal")  # of DuckDB and of SQLite, beside a database
 _TEMP_NAME: Final = re.compile(r"\..*\.\d+-[0-9a-f]{8}\.tmp(\.wal|-wal|-shm|-journal)?", re.DOTALL)
 _LINK_UNSUPPORTED: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
@@ -34,7 +34,7 @@ def temp_name(name: str) -> str:
     return f".{name[:_MAX_STEM_LENGTH]}.{os.getpid()}-{token_hex(4)}.tmp"
 
 
-def is_temp_file(path: Path) -> bool:
+def is_temp_file(path: PurePath) -> bool:
     """Return whether a write that was killed left the file: only `temp_name` makes such names."""
     return _TEMP_NAME.fullmatch(path.name) is not None
 
@@ -63,7 +63,7 @@ def atomic_write(
         if durable:
             fsync_dir(target.parent)
     except BaseException:
-        for suffix in ("", *_LOG_SUFFIXES):
+        for suffix in ("", *DATABASE_LOG_SUFFIXES):
             with suppress(OSError):
                 temp.with_name(temp.name + suffix).unlink(missing_ok=True)
         raise
@@ -115,16 +115,20 @@ def fsync_dir(path: Path) -> None:
 
 
 @contextmanager
-def lock_file(path: Path | str, *, blocking: bool = False, dir_fd: int | None = None) -> Iterator[int]:
+def lock_file(
+    path: Path | str, *, blocking: bool = False, dir_fd: int | None = None, read_only: bool = False
+) -> Iterator[int]:
     """Hold an exclusive lock on a file or a folder and yield its descriptor; create the file if it does not exist.
 
     Waits for the lock if `blocking`, otherwise raises `FileLockedError` while another process holds it. The kernel
-    releases the lock with the process. `dir_fd` is the open folder of a `path` that must not be a link.
+    releases the lock with the process. `dir_fd` is the open folder of `path`. A file that is a link is refused. With
+    `read_only` the lock is shared, and the file must exist.
     """
-    handle = _open_lock(path, dir_fd)
+    handle = _open_lock(path, dir_fd, read_only=read_only)
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB))
+            kind = fcntl.LOCK_SH if read_only else fcntl.LOCK_EX
+            fcntl.flock(handle, kind | (0 if blocking else fcntl.LOCK_NB))
         except BlockingIOError:
             raise FileLockedError(str(path)) from None
         yield handle
@@ -132,8 +136,8 @@ def lock_file(path: Path | str, *, blocking: bool = False, dir_fd: int | None = 
         os.close(handle)
 
 
-def _open_lock(path: Path | str, dir_fd: int | None) -> int:
+def _open_lock(path: Path | str, dir_fd: int | None, *, read_only: bool) -> int:
     if dir_fd is None and os.path.isdir(path):  # noqa: PTH112 - `path` may be a name
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if dir_fd is None else os.O_NOFOLLOW)
-    return os.open(path, flags, 0o644, dir_fd=dir_fd)
+    flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644, dir_fd=dir_fd)

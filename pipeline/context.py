@@ -7,6 +7,7 @@ import inspect
 import json
 import resource
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
@@ -17,9 +18,10 @@ from rich.console import Console
 
 from pipeline import crash_report, logs, progress
 from pipeline.config import SettingsLayers, load_layers, token_variable
-from pipeline.errors import SettingsError
+from pipeline.errors import ScanlakeError, SettingsError
 from pipeline.formatting import format_bytes
 from pipeline.global_options import GlobalOptions, tokens_in_environment
+from pipeline.lake.lake_folder import FolderKind, classify_folder
 from pipeline.lake.layout import LakeLayout
 from pipeline.settings import Settings, load_token
 
@@ -63,7 +65,9 @@ class CommandContext(GlobalOptions):
     def use_settings(self, layers: SettingsLayers) -> Settings:
         """Validate the settings and start the log file. Raises `SettingsError`."""
         settings = layers.settings()
-        crash_report.set_report_folder(settings.lake)
+        with suppress(ScanlakeError):
+            if classify_folder(LakeLayout(settings.lake.absolute())) is not FolderKind.OTHER:
+                crash_report.set_report_folder(settings.lake)
         if settings.token is not None:
             logs.register_secrets(settings.token.get_secret_value())
         logs.configure(self.log_level, as_json=self.log_json, file=settings.log_file)

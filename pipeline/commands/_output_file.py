@@ -9,6 +9,7 @@ from typing import IO, Final
 
 from pipeline.atomic_files import atomic_write
 from pipeline.errors import SettingsError
+from pipeline.lake.lake_folder import require_outside_lakes
 
 _STANDARD_OUTPUT: Final = Path("-")
 
@@ -24,8 +25,7 @@ def resolve_output(out: Path | None, lake: Path) -> Path | None:
         path = out if _is_stream(out) else out.resolve()
     except RuntimeError:
         raise SettingsError(f"--out {out} is a link that refers to itself.", hint="Use another file.") from None
-    if path.is_relative_to(lake.resolve()):
-        raise SettingsError(f"--out {out} is in the lake.", hint="Use a file outside the lake.")
+    require_outside_lakes(path, f"--out {out}", lake)
     if path.is_dir():
         raise SettingsError(f"--out {out} is a folder.", hint="Use a file in this folder.")
     if not path.parent.is_dir():

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
+from pipeline.commands._open_lake import open_lake
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import format_bytes, pluralize
-from pipeline.lake.lake import Lake
 from pipeline.maintenance.backup import backup
 
 
@@ -28,7 +28,7 @@ def run(
     interrupted backup in the same folder.
     """
     settings = context.settings()
-    with Lake(settings.lake, doing="backup", is_backup=True, reader_root=settings.reader_root, must_exist=True) as lake:
+    with open_lake(context, settings, "backup", is_backup=True) as lake:
         result = backup(lake, folder, copy=copy)
     text = (
         f"{pluralize(result.files, 'file')} in {pluralize(result.parts, 'part')} ({format_bytes(result.bytes)})"

@@ -8,6 +8,7 @@ import typer
 from pipeline.config import lake_paths, union_path
 from pipeline.context import CommandContext, require_catalog
 from pipeline.errors import ExitCode, SettingsError
+from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.maintenance.union import check_is_union_file, write_union
 
 
@@ -25,7 +26,7 @@ def run(
 
     The union catalog is a DuckDB file: open it read-only. Every table in `main` has a column _source. Each source
     also has a schema with its own tables. The union catalog shows the snapshots that were current when it was
-    written, and it reads the same parts. `scanlake sync --all` and `scanlake purge` rebuild the union catalog in
+    written, and it reads the same parts. `scanlake sync --all` and any completed purge rebuild the union catalog in
     `lake`. Rebuild a file given with --out after syncs and purges, and within retention_hours.
     """
     if union:
@@ -40,6 +41,7 @@ def run(
 def _write_union(context: CommandContext, out: Path | None) -> ExitCode:
     lakes = lake_paths(context.config)
     if out is not None:
+        require_outside_lakes(out, f"--out {out}")
         check_is_union_file(out)
     result = write_union(lakes, out or union_path(context.config))
     snapshots = ", ".join(f"{name} (snapshot {number})" for name, number in result.snapshots.items())

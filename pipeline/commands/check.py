@@ -5,11 +5,13 @@ from typing import Annotated
 
 import typer
 
+from pipeline.commands._open_lake import open_lake
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import format_bytes, pluralize
-from pipeline.lake.lake import Lake
-from pipeline.maintenance.repair import CheckResult, check_and_repair
+from pipeline.lake.lake_folder import require_lake
+from pipeline.lake.layout import LakeLayout
+from pipeline.maintenance.repair import CheckResult, check_and_repair, check_only
 
 _MAX_LISTED_IDS = 10
 
@@ -31,9 +33,13 @@ def run(
     Exit codes: 0 no damage, 9 damage (also if it was repaired).
     """
     settings = context.settings()
-    options = {"must_exist": True, "check_before_open": True, "repair": not dry_run}
-    with Lake(settings.lake, doing="check", reader_root=settings.reader_root, **options) as lake:
-        result = check_and_repair(lake, read_data=read_data, repair=not dry_run)
+    if dry_run:
+        layout = LakeLayout(settings.lake.absolute())
+        require_lake(layout)
+        result = check_only(layout, read_data=read_data)
+    else:
+        with open_lake(context, settings, "check", check_before_open=True) as lake:
+            result = check_and_repair(lake, read_data=read_data)
     context.print_result({"ok": not result.damage, **asdict(result)}, _format_result(result, repaired=not dry_run))
     return ExitCode.DAMAGE if result.damage else ExitCode.OK
 

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
+from pipeline.commands._open_lake import open_lake
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import format_bytes, pluralize
-from pipeline.lake.lake import Lake
 from pipeline.maintenance.compact import run_compaction
 
 
@@ -23,7 +23,7 @@ def run(
     retention_hours.
     """
     settings = context.settings()
-    with Lake(settings.lake, doing="compact", reader_root=settings.reader_root, must_exist=True) as lake:
+    with open_lake(context, settings, "compact") as lake:
         result = run_compaction(lake, settings, everything=full)
     if result is None:
         context.print_result({"compacted": None}, "nothing to compact\n")

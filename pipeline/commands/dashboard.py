@@ -15,6 +15,7 @@ from pipeline.dashboard.queries import load_dashboard_data
 from pipeline.dashboard.server import CachedPage, serve
 from pipeline.dashboard.writing import check_writable, write_page
 from pipeline.errors import ExitCode, SettingsError
+from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.reader import CATALOG, open_catalog, run_interruptibly
 from pipeline.settings import Settings
 
@@ -48,8 +49,7 @@ def run(
     if port is not None:
         raise SettingsError("--port requires --serve.", hint="Add --serve, or leave out --port.")
     target = (out or Path("dashboard.html")).absolute()
-    if target.resolve().is_relative_to(settings.lake.resolve()):
-        raise SettingsError(f"--out {target} is in the lake.", hint="Choose a file outside the lake with --out.")
+    require_outside_lakes(target, f"--out {target}", settings.lake)
     check_writable(target, force=force)
     size = write_page(target, _render_page(settings, None))
     context.print_result({"out": str(target), "bytes": size}, f"{target}: {size:,} bytes\n")

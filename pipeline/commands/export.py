@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from pipeline.context import CommandContext
-from pipeline.errors import ExitCode, SettingsError
+from pipeline.errors import ExitCode
 from pipeline.lake.export import ExportFormat, plan_export, run_export
+from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.reader import open_catalog, run_interruptibly
 
 
@@ -36,8 +37,7 @@ def run(
     """
     settings = context.settings()
     folder = Path(os.path.realpath(target))  # the real path is the one that SQL is allowed to write below
-    if folder.is_relative_to(settings.lake.resolve()):
-        raise SettingsError(f"{target} is in the lake.", hint="Choose a folder outside the lake.")
+    require_outside_lakes(folder, str(target), settings.lake)
     names = [name.strip() for name in (tables or "").split(",") if name.strip()]
     with open_catalog(settings, writes=folder.parent) as lake:
         plan = plan_export(lake, output_format, names, partition_by, escape_formulas=not no_formula_escape)

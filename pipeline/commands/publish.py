@@ -1,10 +1,9 @@
 """`scanlake publish`: publish the lake again, after a move or for readers that use another path."""
 
+from pipeline.commands._open_lake import open_lake
 from pipeline.context import CommandContext, setting_options
 from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
-from pipeline.lake.lake import Lake
-from pipeline.maintenance import union
 from schemas.timestamps import now_us
 
 
@@ -17,10 +16,9 @@ def run(context: CommandContext) -> ExitCode:
     folder to remove it. Every run detects a move automatically.
     """
     settings = context.settings()
-    with Lake(settings.lake, doing="publish", reader_root=settings.reader_root, must_exist=True) as lake:
+    with open_lake(context, settings, "publish") as lake:
         if context.setting_flags["reader_root"] is not None and settings.reader_root is not None:
             lake.set_reader_root(settings.reader_root)
-        finishes_purge = lake.ledger.properties.purge_in_progress is not None
         snapshot = lake.republish(at=now_us())
         reader_root = lake.reader_root
     note = "" if reader_root.is_dir() else " (not reachable from this machine)"
@@ -28,6 +26,4 @@ def run(context: CommandContext) -> ExitCode:
         {"snapshot": snapshot.snapshot, "files": snapshot.files, "reader_root": str(reader_root)},
         f"snapshot {snapshot.snapshot}: {pluralize(snapshot.files, 'file')}, read from {reader_root}{note}\n",
     )
-    if finishes_purge:
-        union.refresh_after_purge(context.config)
     return ExitCode.OK

@@ -9,12 +9,11 @@ from typing import Annotated
 
 import typer
 
+from pipeline.commands._open_lake import open_lake
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
-from pipeline.lake.lake import Lake
 from pipeline.lake.purge import MAX_FILE_ID, PurgeResult, purge
-from pipeline.maintenance import union
 from schemas.timestamps import now_us
 
 
@@ -38,10 +37,9 @@ def run(
     """
     settings = context.settings()
     requester = requested_by or _current_user()
-    with Lake(settings.lake, doing="purge", reader_root=settings.reader_root, must_exist=True) as lake:
+    with open_lake(context, settings, "purge") as lake:
         result = purge(lake, file_ids, by=requester, at=now_us(), mark=secrets.token_hex(3))
     context.print_result({**asdict(result), "requested_by": requester}, _format_result(result))
-    union.refresh_after_purge(context.config)  # the union catalog refers to deleted parts
     return ExitCode.OK
 
 

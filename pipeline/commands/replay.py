@@ -2,10 +2,10 @@
 
 from dataclasses import asdict
 
+from pipeline.commands._open_lake import open_lake
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
-from pipeline.lake.lake import Lake
 from pipeline.maintenance.replay import replay
 
 
@@ -16,7 +16,7 @@ def run(context: CommandContext) -> ExitCode:
     All tables change in one new snapshot.
     """
     settings = context.settings()
-    with Lake(settings.lake, doing="replay", reader_root=settings.reader_root, must_exist=True) as lake:
+    with open_lake(context, settings, "replay") as lake:
         result = replay(lake)
     text = (
         f"snapshot {result.snapshot}: {pluralize(result.files, 'file')}, {pluralize(result.rows, 'row')}"

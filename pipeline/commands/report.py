@@ -12,9 +12,10 @@ from pipeline.client.factory import create_client
 from pipeline.context import CommandContext, setting_option
 from pipeline.errors import ExitCode, SettingsError, refuse_unreadable
 from pipeline.formatting import format_bytes, pluralize
+from pipeline.lake.lake_folder import require_lake, require_outside_lakes
 from pipeline.lake.layout import LakeLayout
-from pipeline.lake.reader import open_catalog, run_interruptibly
-from pipeline.lake.request_log import RequestLog, open_request_log
+from pipeline.lake.reader import open_catalog, open_ledger_readonly, run_interruptibly
+from pipeline.lake.request_log import open_request_log
 from pipeline.logs import to_one_line
 from pipeline.process import run_async
 from pipeline.reports.batches import make_batches, pdf_stem, validate_name_pattern
@@ -127,14 +128,14 @@ def run(
         datetime_format=datetime_format,
     )
     layout = LakeLayout(settings.lake.absolute())
-    if not layout.ledger.exists():
-        raise SettingsError(f"No lake at {settings.lake}.", hint="Run `scanlake sync` first, or correct --lake.")
+    require_lake(layout)
+    if dry_run:
+        selected, _ = _select_files(settings, selection)
+        with open_ledger_readonly(layout) as ledger:
+            return _print_dry_run(call, selected, options, ledger.mean_report_seconds())
+    folder = _validate_output_folder(out, settings)
     with open_request_log(layout) as request_log:
-        if dry_run:
-            selected, _ = _select_files(settings, selection)
-            return _print_dry_run(call, selected, options, request_log.mean_report_seconds())
-        folder = _validate_output_folder(out, settings)
-        _require_same_service(request_log, settings)
+        request_log.properties.require_service(options.service)
         run_options = RunOptions(
             timeout, max_pdf_bytes=max_mb * _MIB, asynchronous=not synchronous, concurrency=concurrency
         )
@@ -191,18 +192,8 @@ def _validate_format(value: str | None) -> str | None:
 def _validate_output_folder(out: Path | None, settings: Settings) -> Path:
     if out is None:
         raise SettingsError("--out is required.", hint="Use --out with a new folder or the folder of an earlier job.")
-    if out.resolve().is_relative_to(settings.lake.resolve()):
-        raise SettingsError(f"--out {out} is in the lake.", hint="Use a folder outside the lake.")
+    require_outside_lakes(out, f"--out {out}", settings.lake)
     return out
-
-
-def _require_same_service(request_log: RequestLog, settings: Settings) -> None:
-    source = request_log.properties.source
-    if source is not None and source != str(settings.base_url):
-        raise SettingsError(
-            f"The lake holds the files of {source}, not of {settings.base_url}.",
-            hint="Use the lake of this service: its ids name other files in another service.",
-        )
 
 
 def _select_files(settings: Settings, selection: Selection) -> tuple[Sequence[SelectedFile], CatalogState]:

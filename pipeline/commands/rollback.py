@@ -5,10 +5,10 @@ from typing import Annotated
 import typer
 
 from pipeline import __version__
+from pipeline.commands._open_lake import open_lake
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
-from pipeline.lake.lake import Lake
 from pipeline.lake.models import RunRecord
 from pipeline.lake.snapshots import roll_back
 from schemas.timestamps import new_run_id, now_us
@@ -30,7 +30,7 @@ def run(
     settings = context.settings()
     at = now_us()
     run_record = RunRecord(new_run_id(), "rollback", __version__, at, state="done", ended_at=at)
-    with Lake(settings.lake, doing="rollback", reader_root=settings.reader_root, must_exist=True) as lake:
+    with open_lake(context, settings, "rollback") as lake:
         published = roll_back(lake, number, run=run_record)
     text = (
         f"snapshot {published.snapshot} has the content of snapshot {number}: {pluralize(published.files, 'file')}\n"

@@ -20,6 +20,7 @@ from pipeline.context import CommandContext, setting_option
 from pipeline.csv_rows import format_csv_row
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError, refuse_unreadable
 from pipeline.formatting import escape_controls, pluralize
+from pipeline.lake.lake_folder import require_lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import open_catalog, run_interruptibly
 from pipeline.lake.request_log import ShareState, open_request_log
@@ -99,14 +100,13 @@ def run(
     Exit codes: 0 every link exists, 4 some failed or are unknown, 1 the service failed, 3 token refused.
     """
     settings = call.settings(base_url=base_url, token_file=token_file)
-    require_base_url(settings)
+    base_url = require_base_url(settings)
     defaults = {
         "expires": expires, "language": language, "customer_reference": customer_reference, "dl": dl, "email": email,
         "timezone": timezone, "username": username,
     }  # fmt: skip
     layout = LakeLayout(settings.lake.absolute())
-    if not layout.ledger.exists():
-        raise SettingsError(f"No lake at {settings.lake}.", hint="Run `scanlake sync` first, or correct --lake.")
+    require_lake(layout)
     shares = _collect_shares(settings, reference, where, file, defaults)
     source = None if file is None else str(file)
     requests = build_requests(shares, send_email=send_email, now=now_us(), source=source)
@@ -116,6 +116,7 @@ def run(
     if send_email:
         _confirm(requests, yes=yes)
     with lock_shares(layout), open_request_log(layout) as request_log:
+        request_log.properties.require_service(base_url)
         client = create_client(settings, token, learned=request_log.properties.learned_limits)
         share_run = ShareRun(client, request_log, force_new=force_new)
         try:

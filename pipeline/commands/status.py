@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
+import duckdb
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -11,8 +12,10 @@ from rich.text import Text
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import format_age, format_instant, pluralize
+from pipeline.lake.layout import LakeLayout, is_lake_locked, is_lock_of_other_host
 from pipeline.lake.reader import fetch_dicts, open_catalog
 from pipeline.logs import to_one_line
+from pipeline.settings import Settings
 from schemas.tables import TABLES
 
 _MAX_REASONS: Final = 10
@@ -41,7 +44,7 @@ def run(
             "lake": str(settings.lake),
             "freshness": fetch_dicts(lake, "FROM meta.freshness")[0],
             "tables": {row["name"]: row["n"] for row in fetch_dicts(lake, counts)},
-            "runs": fetch_dicts(lake, "FROM meta.runs ORDER BY started_at DESC LIMIT ?", runs),
+            "runs": _read_runs(lake, settings, runs),
             "rejects": fetch_dicts(lake, _REJECTS_SQL),
             "drift": fetch_dicts(lake, "FROM meta.schema_drift ORDER BY table_name, key"),
         }
@@ -50,6 +53,17 @@ def run(
     else:
         _print_status(context.console(), status)
     return ExitCode.OK
+
+
+def _read_runs(lake: duckdb.DuckDBPyConnection, settings: Settings, limit: int) -> list[dict[str, Any]]:
+    """Return the newest runs. A run without a process is interrupted: a full disk let it record no end."""
+    rows = fetch_dicts(lake, "FROM meta.runs ORDER BY started_at DESC LIMIT ?", limit)
+    layout = LakeLayout(settings.lake.absolute())
+    if layout.lock.exists() and not is_lake_locked(layout) and not is_lock_of_other_host(layout):
+        for row in rows:
+            if row["state"] == "running":
+                row |= {"state": "interrupted", "error": row["error"] or "The process ended without recording why."}
+    return rows
 
 
 def _to_json(value: Any) -> Any:

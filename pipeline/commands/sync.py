@@ -14,12 +14,12 @@ from pipeline.commands._all_sources import (
     run_for_all_sources,
     to_argv,
 )
+from pipeline.commands._open_lake import open_lake
 from pipeline.commands._summaries import format_sync_summary, format_verification
 from pipeline.commands._time_bounds import parse_range
 from pipeline.config import lake_paths
 from pipeline.context import CommandContext, setting_options
 from pipeline.errors import ExitCode, SettingsError, most_severe
-from pipeline.lake.lake import Lake
 from pipeline.maintenance import union
 from pipeline.maintenance.compact import is_compaction_due
 from pipeline.monitoring.after_run import LakeBefore, RunResult, lake_stats, measure_delta, monitored_run
@@ -100,7 +100,7 @@ def _sync(
     token = context.token(settings)
     progress = context.progress()
     prints_summary = not (context.as_json or context.quiet)
-    with Lake(settings.lake, doing="sync", reader_root=settings.reader_root) as lake:
+    with open_lake(context, settings, "sync", must_exist=False) as lake:
         before = LakeBefore.read_from(lake)
         summary = run_async(sync(lake, settings, token, time_range, progress, accept_new_base_url=accept_new_base_url))
         stored = summary.files_stored

@@ -1,8 +1,8 @@
 """`scanlake unpause`: allow syncs again after a rollback."""
 
+from pipeline.commands._open_lake import open_lake
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
-from pipeline.lake.lake import Lake
 from pipeline.lake.snapshots import clear_pause
 
 
@@ -13,7 +13,7 @@ def run(context: CommandContext) -> ExitCode:
     verify_every_days is 0. Afterwards the lake has the current state of the service.
     """
     settings = context.settings()
-    with Lake(settings.lake, doing="unpause", reader_root=settings.reader_root, must_exist=True) as lake:
+    with open_lake(context, settings, "unpause") as lake:
         pause = clear_pause(lake.ledger)
     if pause is None:
         context.print_result({"was_rolled_back_to": None}, "syncs were not paused\n")

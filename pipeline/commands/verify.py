@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
+from pipeline.commands._open_lake import open_lake
 from pipeline.commands._summaries import format_verification
 from pipeline.context import CommandContext, setting_options
 from pipeline.errors import ExitCode
-from pipeline.lake.lake import Lake
 from pipeline.process import run_async
 from pipeline.settings import require_base_url
 from pipeline.sync.verify import VerifyMode, verify
@@ -38,7 +38,7 @@ def run(
     require_base_url(settings)
     token = context.token(settings)
     mode = VerifyMode(check_only=dry_run, accept_deletions=accept_deletions, deep=deep)
-    with Lake(settings.lake, doing="verify", reader_root=settings.reader_root) as lake:
+    with open_lake(context, settings, "verify", must_exist=False) as lake:
         result = run_async(verify(lake, settings, token, mode, context.progress()))
     context.print_result(result.as_json(), format_verification(result))
     return ExitCode.OK if result.consistent else ExitCode.REJECTS

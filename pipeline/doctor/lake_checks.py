@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import stat
@@ -15,11 +14,12 @@ import duckdb
 from pipeline.atomic_files import is_temp_file
 from pipeline.client.clock import MAX_AHEAD_SECONDS
 from pipeline.doctor.finding import Finding, from_error, ok, problem, warning
-from pipeline.errors import ExitCode, LakeCorruptedError, ScanlakeError
+from pipeline.errors import ExitCode, LakeCorruptedError, ScanlakeError, SettingsError
 from pipeline.formatting import format_bytes, pluralize
 from pipeline.lake.duckdb_errors import short_message
 from pipeline.lake.integrity import missing_or_resized_parts
-from pipeline.lake.layout import LakeLayout, describe_lock_owner
+from pipeline.lake.lake_folder import FolderKind, require_lake, require_lake_or_empty
+from pipeline.lake.layout import LakeLayout, describe_lock_owner, is_lake_locked
 from pipeline.lake.parts import sha256_file
 from pipeline.lake.reader import LedgerOutdatedError, fetch_dicts, open_catalog, open_ledger_readonly
 from pipeline.lake.retention import list_part_files
@@ -28,6 +28,7 @@ from schemas.timestamps import DAY, SECOND, now_us, to_datetime
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from pipeline.lake.models import LakeProperties
     from pipeline.lake.reader import LedgerReader
     from pipeline.settings import Settings
 
@@ -78,13 +79,18 @@ def check_folder(settings: Settings) -> Iterator[Finding]:
 def check_lake(settings: Settings) -> Iterator[Finding]:
     """Yield findings for the lock, the ledger, the parts and the catalog of the lake."""
     layout = LakeLayout(settings.lake.absolute())
-    if not layout.ledger.exists():
-        if layout.catalog.exists() or (layout.root.is_dir() and list_part_files(layout)):
-            yield problem("ledger", "ledger.sqlite is missing", _RUN_CHECK_HINT, ExitCode.DAMAGE)
-        else:
+    try:
+        if require_lake_or_empty(layout) is FolderKind.EMPTY:
             yield ok("lake", "the lake is empty")
+            return
+        require_lake(layout)
+    except LakeCorruptedError as error:
+        yield problem("ledger", error.message.rstrip("."), _RUN_CHECK_HINT, ExitCode.DAMAGE)
         return
-    is_locked = _is_locked(layout)
+    except ScanlakeError as error:
+        yield from_error("lake", error)
+        return
+    is_locked = is_lake_locked(layout)
     yield ok("lock", f"locked by {describe_lock_owner(layout)}" if is_locked else "no run holds the lock")
     try:
         with open_ledger_readonly(layout) as ledger:
@@ -120,7 +126,7 @@ def _check_disk_space(existing: Path, root: Path) -> Finding:
     message = f"{format_bytes(free)} free"
     if free < _DISK_LIMITS_BYTES[0]:
         return problem("disk", f"only {message}", "Free disk space: a sync cannot commit.", ExitCode.STORAGE)
-    parts = sum(path.stat().st_size for path in root.glob("parts/*/*.parquet")) if existing == root else 0
+    parts = sum(map(_file_size, root.glob("parts/*/*.parquet"))) if existing == root else 0
     if free < max(_DISK_LIMITS_BYTES[1], parts):
         hint = "Free disk space: a compaction needs as much as the tables take."
         return warning("disk", f"{message}, and the tables take {format_bytes(parts)}", hint)
@@ -138,23 +144,6 @@ def _find_file_system(path: Path) -> str:
     return max(containing, key=lambda mount: len(mount[0]), default=("", ""))[1]
 
 
-def _is_locked(layout: LakeLayout) -> bool:
-    """Return whether a run holds the lock. On Linux it takes no lock: that could make a run fail."""
-    if not layout.lock.exists():
-        return False
-    inode = f":{layout.lock.stat().st_ino} "
-    try:
-        return any("FLOCK" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())
-    except OSError:
-        pass  # not Linux: only an attempt to lock shows the state
-    with layout.lock.open("rb") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
-
-
 # The lake
 
 
@@ -164,13 +153,7 @@ def _check_ledger(ledger: LedgerReader, settings: Settings, *, is_locked: bool) 
         raise LakeCorruptedError(f"ledger.sqlite: {result}", hint=_RUN_CHECK_HINT)
     yield ok("ledger", f"intact: {pluralize(ledger.count_files(), 'file')}, format {ledger.schema_version()}")
     properties = ledger.properties
-    source, lang = properties.source, properties.lang
-    if source is not None and settings.base_url is not None and source != settings.base_url:
-        hint = "Use another lake, or run `scanlake sync --accept-new-base-url` if the service has moved."
-        yield problem("source", f"the lake has the files of {source}, not of base_url", hint, ExitCode.USAGE)
-    if source is not None and lang != settings.lang:
-        hint = "Set `lang` to the value of the lake, or use another lake."
-        yield problem("source", f"the lake's texts are in lang {lang!r}, not {settings.lang!r}", hint, ExitCode.USAGE)
+    yield from _check_source(properties, settings)
     if (pause := properties.rollback_pause) is not None:
         message = f"syncs are paused: the lake was rolled back to snapshot {pause['to']}"
         yield warning("paused", message, "Run `scanlake unpause` to allow syncs.")
@@ -179,6 +162,18 @@ def _check_ledger(ledger: LedgerReader, settings: Settings, *, is_locked: bool) 
         message = f"a purge of {files} was not finished: their documents may still be on disk"
         yield warning("purge", message, "Run `scanlake publish`: it finishes the purge.")
     yield from _check_history(ledger, settings, is_locked=is_locked)
+
+
+def _check_source(properties: LakeProperties, settings: Settings) -> Iterator[Finding]:
+    if settings.base_url is not None:
+        try:
+            properties.require_service(str(settings.base_url))
+        except SettingsError as error:
+            yield from_error("source", error)
+    if properties.source is not None and properties.has_data and properties.lang != settings.lang:
+        hint = "Set `lang` to the value of the lake, or use another lake."
+        message = f"the lake's texts are in lang {properties.lang!r}, not {settings.lang!r}"
+        yield problem("source", message, hint, ExitCode.USAGE)
 
 
 def _check_history(ledger: LedgerReader, settings: Settings, *, is_locked: bool) -> Iterator[Finding]:

@@ -102,7 +102,7 @@ def publish(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) -> str:
     snapshot = layout.snapshot_path(spec.snapshot.snapshot)
     with translate_os_errors(snapshot):
         snapshot.unlink(missing_ok=True)  # of a publish that was killed before the ledger recorded it
-    with write_read_only(snapshot) as temp, translate_duckdb_errors(snapshot.name):
+    with write_read_only(snapshot) as temp, translate_duckdb_errors(str(snapshot)):
         _build(temp, layout, ledger, spec)
     with write_read_only(layout.catalog) as temp:
         # A copy, not a link: a read-write session on the catalog must not change the snapshot.
@@ -116,7 +116,7 @@ def publish(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) -> str:
 def refresh(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) -> None:
     """Replace the published catalog by one with the ledger's present records. The snapshot it shows stays the same."""
     with write_read_only(layout.catalog) as temp:
-        with translate_duckdb_errors(layout.catalog.name):
+        with translate_duckdb_errors(str(layout.catalog)):
             _build(temp, layout, ledger, spec)
         ledger.set_properties(catalog_sha256=sha256_file(temp))  # before the file has its name: a check knows both
         remove_stale_wal(layout)

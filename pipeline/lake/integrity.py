@@ -9,19 +9,23 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
+import structlog
 
+from pipeline.atomic_files import DATABASE_LOG_SUFFIXES, is_temp_file
 from pipeline.errors import LakeCorruptedError
 from pipeline.formatting import pluralize
 from pipeline.lake.duckdb_errors import first_line
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.parts import RAW_TABLE, empty_part, encode_parquet, sha256_file
-from pipeline.lake.retention import list_snapshots
+from pipeline.lake.retention import list_part_files, list_snapshots
 from schemas.tables import COMMIT_SEQ_COLUMN, TABLES
 
 if TYPE_CHECKING:
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.lake.layout import LakeLayout
-    from pipeline.lake.ledger import Ledger
+    from pipeline.lake.ledger_queries import LedgerQueries
     from pipeline.lake.models import Part
 
 _BATCH_ROWS: Final = 10_000
@@ -39,6 +43,7 @@ _AUXILIARY_FILES: Final = (
     *("ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.sqlite-journal"),
     *("run_stats.json", "SHARES.LOCK"),
 )
+_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,7 @@ class IntegrityIssue:
     problem: str
     table: str = ""
     seqs: tuple[int, int] | None = None
+    repaired: str = ""
 
     @property
     def concerns(self) -> str:
@@ -101,12 +107,12 @@ def damaged_empty_parts(layout: LakeLayout) -> list[IntegrityIssue]:
             problem = "not the empty part of this version"
         except OSError as error:
             problem = _describe_os_error(error)
-        issues.append(IntegrityIssue(layout.part_name(path), problem, table.name))
+        issues.append(IntegrityIssue(layout.part_name(path), problem, table.name, repaired="written again"))
     return issues
 
 
 def damaged_parts(
-    layout: LakeLayout, ledger: Ledger, recorded: Mapping[str, RecordedPart], *, read_data: bool
+    layout: LakeLayout, ledger: LedgerQueries, recorded: Mapping[str, RecordedPart], *, read_data: bool
 ) -> Iterator[tuple[Part, IntegrityIssue]]:
     """Yield the damaged parts of the ledger.
 
@@ -125,7 +131,7 @@ def damaged_parts(
 
 
 def find_wrong_ledger_entries(
-    layout: LakeLayout, ledger: Ledger, recorded: Mapping[str, RecordedPart]
+    layout: LakeLayout, ledger: LedgerQueries, recorded: Mapping[str, RecordedPart]
 ) -> Iterator[tuple[Part, RecordedPart]]:
     """Yield the parts that equal their entry in the catalog, but not their entry in the ledger."""
     for part in ledger.parts():
@@ -175,7 +181,7 @@ def _content_problem(path: Path, part: Part) -> str | None:
 # Catalogs
 
 
-def damaged_catalogs(layout: LakeLayout, ledger: Ledger) -> Iterator[IntegrityIssue]:
+def damaged_catalogs(layout: LakeLayout, ledger: LedgerQueries) -> Iterator[IntegrityIssue]:
     """Yield the catalog and the kept snapshots that differ from what was published or cannot be queried."""
     hashes = ledger.snapshot_hashes()
     catalogs = [(path, {hashes.get(number)}) for number, path in list_snapshots(layout)]
@@ -232,10 +238,51 @@ def damaged_snapshot_parts(
             yield name, IntegrityIssue(name, problem, f"{entry.table}, of earlier snapshots")
 
 
+# Folders where files should be, and the reverse
+
+
+def find_wrong_kinds(layout: LakeLayout, *, with_parts: bool = False) -> list[Path]:
+    """Return the folders that have the name of a lake's file, and what has the name of the folder `spill`.
+
+    `with_parts`: also folders named like parts, and what has the name of a folder of parts, which are lost then.
+    """
+    databases = [layout.catalog, layout.ledger, *layout.root.glob("snapshots/*.duckdb")]
+    files = [path.with_name(path.name + suffix) for path in databases for suffix in ("", *DATABASE_LOG_SUFFIXES)]
+    files += [empty_part(layout, table.name) for table in TABLES]
+    files += list_part_files(layout) if with_parts else []
+    folders = [layout.spill_dir, *(layout.folders(table.name for table in TABLES) if with_parts else ())]
+    with translate_os_errors(layout.root):
+        wrong = [path for path in files if path.is_dir() and not path.is_symlink()]
+        return wrong + [path for path in folders if os.path.lexists(path) and not path.is_dir()]
+
+
+def move_wrong_kinds(layout: LakeLayout, paths: Iterable[Path]) -> list[IntegrityIssue]:
+    """Rename what `find_wrong_kinds` has found; delete it if it is an empty folder. The lake must be locked."""
+    issues, now = [], f"{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}"
+    for path in paths:
+        issue = describe_wrong_kind(layout, path)
+        with translate_os_errors(path):
+            try:
+                path.rmdir()
+                repaired = "deleted, because it was empty"
+            except OSError:
+                target = path.rename(path.with_name(f"{path.name}.unknown-{now}"))
+                repaired = f"renamed to {layout.part_name(target)}"
+        _log.warning("lake_file.replaced", path=issue.subject, problem=issue.problem, action=repaired)
+        issues.append(replace(issue, repaired=repaired))
+    return issues
+
+
+def describe_wrong_kind(layout: LakeLayout, path: Path) -> IntegrityIssue:
+    """Return the finding for a path of `find_wrong_kinds`."""
+    is_dir = path.is_dir() and not path.is_symlink()
+    return IntegrityIssue(layout.part_name(path), "a folder, not a file" if is_dir else "not a folder")
+
+
 # Unknown files
 
 
-def unknown_files(layout: LakeLayout, ledger: Ledger) -> list[str]:
+def unknown_files(layout: LakeLayout, ledger: LedgerQueries) -> list[str]:
     """Return the files in the lake's folder that scanlake did not write. They are never changed."""
     own = [layout.catalog, layout.ledger, layout.lock, *(empty_part(layout, table.name) for table in TABLES)]
     own += [path for _, path in list_snapshots(layout)]
@@ -244,7 +291,10 @@ def unknown_files(layout: LakeLayout, ledger: Ledger) -> list[str]:
     for folder, _, names in os.walk(layout.root):
         prefix = os.path.relpath(folder, layout.root).replace(os.sep, "/")
         paths |= {name if prefix == "." else f"{prefix}/{name}" for name in names}
-    return sorted(name for name in paths - known if not _CRASH_REPORT_RE.fullmatch(name))
+    # A run that starts deletes temporary files and parts without a ledger entry.
+    leftovers = set(map(layout.part_name, list_part_files(layout)))
+    unknown = (name for name in paths - known - leftovers if not is_temp_file(PurePath(name)))
+    return sorted(name for name in unknown if not _CRASH_REPORT_RE.fullmatch(name) and name.split("/")[0] != "spill")
 
 
 def _describe_os_error(error: OSError) -> str:

@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING, Final, Self
 import pyarrow as pa
 
 from pipeline.atomic_files import fsync_dir
-from pipeline.errors import LakeCorruptedError, SettingsError
+from pipeline.errors import SettingsError
 from pipeline.lake import catalog, lookups, parts, rebuild, relocate, retention
-from pipeline.lake.integrity import IntegrityIssue, check_parts_exist, damaged_empty_parts
+from pipeline.lake.integrity import (
+    IntegrityIssue,
+    check_parts_exist,
+    damaged_empty_parts,
+    find_wrong_kinds,
+    move_wrong_kinds,
+)
+from pipeline.lake.lake_folder import FolderKind, require_lake_or_empty
 from pipeline.lake.layout import LakeLayout, lock_lake, translate_os_errors
 from pipeline.lake.ledger import Ledger, integrity_problem
-from pipeline.lake.migrations import check_file_not_newer
+from pipeline.lake.migrations import check_file_not_newer, describe_ledger
 from pipeline.lake.views import count_wide_names_in_parts
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, TABLES
 
@@ -40,23 +47,23 @@ class Lake:
         reader_root: Path | None = None,
         must_exist: bool = False,
         check_before_open: bool = False,
-        repair: bool = True,
         is_backup: bool = False,
     ) -> None:
         """Prepare the lake in `root`; readers see it under `reader_root`.
 
-        With `check_before_open`, `issues` names what opening repairs. Without `repair`, a ledger that must be
-        rebuilt raises `LakeCorruptedError`. `is_backup`: the mark of an unfinished backup stays.
+        With `check_before_open`, `issues` names what opening repairs. `is_backup`: the mark of an unfinished backup
+        stays. Raises `SettingsError` for a folder with other files, `LakeCorruptedError` for one that neither a
+        ledger nor a catalog shows to be a lake; then nothing has changed.
         """
         self.layout = LakeLayout(root.absolute())
-        with translate_os_errors(root):
-            is_missing = must_exist and not self.layout.ledger.exists() and not rebuild.is_ledger_missing(self.layout)
-        if is_missing:
+        kind = require_lake_or_empty(self.layout)
+        if kind is FolderKind.LAKE_WITHOUT_LEDGER:
+            rebuild.find_newest_catalog(self.layout)
+        if must_exist and kind is FolderKind.EMPTY:
             raise SettingsError(f"There is no lake in {root}.", hint="Run `scanlake sync`, or use another --lake.")
         self.issues: list[IntegrityIssue] = []
         self.reader_root = reader_root or self.layout.root
         self._check_before_open = check_before_open
-        self._repair = repair
         self._reader_root_setting = reader_root
         self._doing = doing
         self._is_backup = is_backup
@@ -66,7 +73,7 @@ class Lake:
     def __enter__(self) -> Self:
         check_file_not_newer(self.layout.ledger)
         with ExitStack() as stack:
-            self.layout.create_dirs([table.name for table in TABLES])
+            self.layout.create_dirs([self.layout.root])
             stack.enter_context(lock_lake(self.layout, self._doing))
             self._repair_before_open()
             if not self._is_backup and (mark := self.layout.root / BACKUP_IN_PROGRESS).exists():
@@ -77,6 +84,7 @@ class Lake:
             stack.callback(self.ledger.close)
             if is_new:
                 fsync_dir(self.layout.root)  # parts without a ledger would look like a lake with a lost ledger
+            self.layout.create_dirs(self.layout.folders(table.name for table in TABLES))
             parts.write_empty_parts(self.layout)
             retention.remove_orphans(self.layout, self.ledger)
             catalog.remove_stale_wal(self.layout)
@@ -92,17 +100,15 @@ class Lake:
 
     def _repair_before_open(self) -> None:
         ledger = self.layout.ledger
+        self.issues += move_wrong_kinds(self.layout, find_wrong_kinds(self.layout, with_parts=self._check_before_open))
         if rebuild.is_ledger_missing(self.layout):
-            problem: str | None = "missing" if not ledger.exists() else "empty"
+            problem: str | None = describe_ledger(ledger)
         else:
             problem = integrity_problem(ledger) if self._check_before_open and ledger.exists() else None
         if problem is not None:
-            if not self._repair:
-                raise LakeCorruptedError(
-                    f"{ledger.name}: {problem}.", hint="Run `scanlake check` to rebuild it from the catalog."
-                )
             rebuild.rebuild_ledger(self.layout)
-            self.issues.append(IntegrityIssue(ledger.name, problem, "the ledger"))
+            repaired = "rebuilt from the newest catalog"
+            self.issues.append(IntegrityIssue(ledger.name, problem, "the ledger", repaired=repaired))
         if self._check_before_open:
             self.issues += damaged_empty_parts(self.layout)
 

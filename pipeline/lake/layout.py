@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 import os
 import socket
+import stat
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.atomic_files import READ_ONLY, FileLockedError, atomic_write, fsync_dir, lock_file
 from pipeline.errors import LakeLockedError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator
 
     from pipeline.lake.models import Part
 
 _MAX_NAME_LENGTH: Final = 60
+_MAX_FOLDER_LENGTH: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,26 +80,38 @@ class LakeLayout:
         path = folder / part.name
         return path.is_file() and path.stat().st_size == part.bytes
 
-    def create_dirs(self, tables: list[str]) -> None:
+    def folders(self, tables: Iterable[str]) -> list[Path]:
+        """Return the folders in the lake's folder."""
+        return [self.root / "parts", self.raw_dir, self.root / "snapshots", *map(self.table_dir, tables)]
+
+    def create_dirs(self, folders: Iterable[Path]) -> None:
         """Create the missing folders durably, because a part is only as durable as its folder."""
-        folders = (self.root, self.root / "parts", self.raw_dir, self.root / "snapshots", *map(self.table_dir, tables))
-        with translate_os_errors(self.root):
-            missing = [folder for folder in folders if not folder.is_dir()]
-            for folder in missing:
-                folder.mkdir(parents=True, exist_ok=True)
-            for parent in dict.fromkeys(folder.parent for folder in missing):
+        missing = []
+        for folder in folders:
+            with translate_os_errors(folder):
+                if not folder.is_dir():
+                    if os.path.lexists(folder):
+                        raise StorageError(f"{folder}: Not a folder.", hint="Run `scanlake check`, which renames it.")
+                    folder.mkdir(parents=True, exist_ok=True)
+                    missing.append(folder)
+        for parent in dict.fromkeys(folder.parent for folder in missing):
+            with translate_os_errors(parent):
                 fsync_dir(parent)
 
 
 @contextmanager
 def translate_os_errors(subject: Path) -> Iterator[None]:
-    """Turn an `OSError` in the block into a `StorageError` about `subject`."""
+    """Turn an `OSError` in the block into a `StorageError` about `subject`, which is named with its folder."""
     try:
         yield
     except OSError as error:
-        # A name of 255 characters would make the message unreadable.
-        name = subject.name if len(subject.name) <= _MAX_NAME_LENGTH else f"{subject.name[:_MAX_NAME_LENGTH]}..."
-        raise StorageError.from_errno(name, error.errno) from error
+        # A name of 255 characters, or thousands in a path, would make the message unreadable.
+        folder, name = _shorten(str(subject.parent), _MAX_FOLDER_LENGTH), _shorten(subject.name, _MAX_NAME_LENGTH)
+        raise StorageError.from_errno(str(Path(folder, name)), error.errno) from error
+
+
+def _shorten(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[:length]}..."
 
 
 @contextmanager
@@ -110,12 +124,8 @@ def write_read_only(target: Path) -> Iterator[Path]:
 @contextmanager
 def lock_lake(layout: LakeLayout, operation: str) -> Iterator[None]:
     """Hold the lake's lock, or raise `LakeLockedError` that names the owner. The lock ends with its process."""
-    with ExitStack() as stack:
+    with _lock(layout) as handle:
         with translate_os_errors(layout.lock):
-            try:
-                handle = stack.enter_context(lock_file(layout.lock))
-            except FileLockedError:
-                raise LakeLockedError(f"Another run holds the lake: {describe_lock_owner(layout)}.") from None
             since = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
             note = {"operation": operation, "pid": os.getpid(), "host": socket.gethostname(), "since": since}
             os.ftruncate(handle, 0)
@@ -123,10 +133,71 @@ def lock_lake(layout: LakeLayout, operation: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def lock_lake_for_reading(layout: LakeLayout) -> Iterator[None]:
+    """Keep writing runs away without writing. A folder without a lock, such as a copy, is not locked."""
+    if not os.path.lexists(layout.lock):
+        yield
+        return
+    with _lock(layout, read_only=True):
+        yield
+
+
+@contextmanager
+def _lock(layout: LakeLayout, *, read_only: bool = False) -> Iterator[int]:
+    if os.path.lexists(layout.lock) and not stat.S_ISREG(layout.lock.lstat().st_mode):
+        # It is not moved out of the way: of two runs that do so, the second would move the lock of the first.
+        raise StorageError(f"{layout.lock}: Not a regular file.", hint=f"Remove {layout.lock}, then run again.")
+    with ExitStack() as stack:
+        with translate_os_errors(layout.lock):
+            try:
+                handle = stack.enter_context(lock_file(layout.lock, read_only=read_only))
+            except FileLockedError:
+                raise LakeLockedError(f"Another run holds the lake: {describe_lock_owner(layout)}.") from None
+        yield handle
+
+
+def is_lake_locked(layout: LakeLayout) -> bool:
+    """Return whether a run holds the lock. On Linux it takes no lock: that could make a run fail."""
+    try:
+        inode = f":{layout.lock.stat().st_ino} "
+    except OSError:
+        return False
+    try:
+        return any("FLOCK" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())
+    except OSError:
+        pass  # not Linux: only an attempt to lock shows the state
+    try:
+        with lock_file(layout.lock, read_only=True):
+            return False
+    except FileLockedError:
+        return True
+
+
 def describe_lock_owner(layout: LakeLayout) -> str:
     """Return the operation, process, host and start of the run that holds the lock, as it wrote them."""
-    try:
-        note = json.loads(layout.lock.read_bytes())
-        return f"{note['operation']}, pid {note['pid']} on {note['host']} since {note['since']}"
-    except (OSError, ValueError, KeyError, TypeError):
+    note = _read_lock_note(layout)
+    if note is None:
         return "a run that has just started"
+    return f"{note['operation']}, pid {note['pid']} on {note['host']} since {note['since']}"
+
+
+def has_lock_note(layout: LakeLayout) -> bool:
+    """Return whether the lock is a file of scanlake: the note of a run, or empty, as a killed run left it."""
+    if layout.lock.is_symlink() or not layout.lock.is_file():
+        return False
+    return not layout.lock.stat().st_size or _read_lock_note(layout) is not None
+
+
+def is_lock_of_other_host(layout: LakeLayout) -> bool:
+    """Return whether the last run was on another host, where `is_lake_locked` sees nothing."""
+    note = _read_lock_note(layout)
+    return note is not None and note["host"] != socket.gethostname()
+
+
+def _read_lock_note(layout: LakeLayout) -> dict[str, Any] | None:
+    try:
+        note: dict[str, Any] = json.loads(layout.lock.read_bytes())
+        return {name: note[name] for name in ("operation", "pid", "host", "since")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -6,18 +6,26 @@ derived from the ledger.
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import stat
 import threading
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any, Unpack
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from pipeline.errors import LakeCorruptedError, StorageError
 from pipeline.lake import ledger_writes
+from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.ledger_queries import LedgerQueries
 from pipeline.lake.ledger_writes import insert, insert_all, require_publish, set_properties
-from pipeline.lake.migrations import check_file_not_newer, migrate
+from pipeline.lake.migrations import (
+    LedgerIdentity,
+    check_file_not_newer,
+    identify_ledger,
+    migrate,
+    set_application_id,
+)
 from pipeline.lake.models import RunRecord, SnapshotRecord
 
 if TYPE_CHECKING:
@@ -27,21 +35,30 @@ if TYPE_CHECKING:
     from pipeline.lake.models import Commit, FileVersionRecord, Part, PropertyChanges, VerificationRecord
 
 
+_DAMAGE_TEXTS: Final = ("malformed", "unsupported file format")  # in errors that SQLite calls operational
+_REBUILD_HINT: Final = "Run `scanlake check` to rebuild the ledger."
+
+
 class Ledger(LedgerQueries):
     """Read and write access to the ledger. Thread-safe; one transaction at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Open the ledger, or create it. Raises `SettingsError` for a ledger of a newer scanlake."""
-        self._lock = threading.RLock()
+        """Open the ledger, or create it.
+
+        Raises `SettingsError` for a ledger of a newer scanlake, `LakeCorruptedError` for any other database.
+        """
+        self._lock, self._path = threading.RLock(), path
+        if identify_ledger(path) is LedgerIdentity.OTHER_DATABASE:
+            raise LakeCorruptedError(f"{path}: {LedgerIdentity.OTHER_DATABASE.value}.", hint=_REBUILD_HINT)
         check_file_not_newer(path)
-        try:
+        make_log_writable(path)
+        with self._translate_errors():
             self._db = _connect(path)
+            set_application_id(self._db)
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             migrate(self._db)
-            self._reader = _ReadConnection(_connect(path))
-        except sqlite3.Error as error:
-            raise _to_scanlake_error(error) from error
+            self._reader = _ReadConnection(_connect(path), path)
 
     def close(self) -> None:
         """Close the ledger."""
@@ -51,12 +68,12 @@ class Ledger(LedgerQueries):
 
     def copy_to(self, path: Path) -> None:
         """Write a consistent copy of the ledger to a new file."""
-        with self._lock, _translate_sqlite_errors(), closing(sqlite3.connect(path)) as copy:
+        with self._lock, self._translate_errors(), closing(sqlite3.connect(path)) as copy:
             self._db.backup(copy)
 
     def vacuum_securely(self) -> None:
         """Overwrite deleted rows on disk, in the ledger's file and in its log."""
-        with self._lock, self._reader.lock, _translate_sqlite_errors():
+        with self._lock, self._reader.lock, self._translate_errors():
             for statement in ("PRAGMA secure_delete = ON", "VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
                 self._db.execute(statement).fetchall()
 
@@ -66,7 +83,7 @@ class Ledger(LedgerQueries):
 
         Raises `StorageError` when the disk is full or fails.
         """
-        with self._lock, _translate_sqlite_errors():
+        with self._lock, self._translate_errors():
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
@@ -78,8 +95,11 @@ class Ledger(LedgerQueries):
 
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[sqlite3.Row]:
         """Return the rows of a query. Waits for a transaction of another thread."""
-        with self._lock, _translate_sqlite_errors():
+        with self._lock, self._translate_errors():
             return self._db.execute(sql, parameters).fetchall()
+
+    def _translate_errors(self) -> AbstractContextManager[None]:
+        return translate_sqlite_errors(self._path)
 
     def file_versions(self, file_ids: Sequence[int]) -> dict[int, FileVersionRecord]:
         """Return the latest versions of some files, by id."""
@@ -258,24 +278,29 @@ class Ledger(LedgerQueries):
 class _ReadConnection(LedgerQueries):
     """A second connection, with a lock of its own."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self.db = db
+    def __init__(self, db: sqlite3.Connection, path: Path) -> None:
+        self.db, self._path = db, path
         self.lock = threading.Lock()
 
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[sqlite3.Row]:
         """Return the rows of a query."""
-        with self.lock, _translate_sqlite_errors():
+        with self.lock, translate_sqlite_errors(self._path):
             return self.db.execute(sql, parameters).fetchall()
 
 
 def integrity_problem(path: Path) -> str | None:
-    """Return what is wrong with a ledger's file, or None. Opens it, so SQLite recovers from a kill first."""
+    """Return what is wrong with a ledger's file, or None. Opens it, so SQLite recovers from a kill first.
+
+    Raises `StorageError` on a full disk and without permission: a ledger is not replaced because of them.
+    """
+    make_log_writable(path)
+    uri = f"{path.absolute().as_uri()}?mode=rw"
     try:
-        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, timeout=30)) as db:
+        with translate_sqlite_errors(path), closing(sqlite3.connect(uri, uri=True, timeout=30)) as db:
             result = str(db.execute("PRAGMA integrity_check(1)").fetchone()[0])
             tables = db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'file_version'").fetchone()[0]
-    except sqlite3.Error as error:
-        return str(error)
+    except LakeCorruptedError as error:
+        return str(error.__cause__)
     if result != "ok":
         return result.replace("\n", " ")
     return None if tables else "not a ledger"
@@ -287,18 +312,33 @@ def _connect(path: Path) -> sqlite3.Connection:
     return db
 
 
+def make_log_writable(path: Path) -> None:
+    """Make the log of a writable ledger writable; raise `StorageError` for a ledger that is not.
+
+    SQLite opens a ledger without write permission read-only, creates its log with the same mode, and could not write
+    to this log even after the ledger has its permission back.
+    """
+    if not path.exists():
+        return
+    if not os.access(path, os.W_OK):
+        raise StorageError(f"{path}: No permission to write.")
+    for suffix in ("-wal", "-shm"):
+        log = path.with_name(path.name + suffix)
+        if log.exists() and not os.access(log, os.W_OK):
+            with translate_os_errors(log):
+                log.chmod(stat.S_IMODE(path.stat().st_mode))
+
+
 @contextmanager
-def _translate_sqlite_errors() -> Iterator[None]:
+def translate_sqlite_errors(path: Path) -> Iterator[None]:
+    """Raise an error of SQLite by what the user must do: make room, or repair the file. Keep programming errors."""
     try:
         yield
+    except (sqlite3.ProgrammingError, sqlite3.IntegrityError, sqlite3.InterfaceError):
+        raise
+    except sqlite3.OperationalError as error:
+        if any(text in str(error) for text in _DAMAGE_TEXTS):
+            raise LakeCorruptedError(f"{path}: {error}.", hint=_REBUILD_HINT) from error
+        raise StorageError(f"{path}: {error}.") from error
     except sqlite3.DatabaseError as error:
-        raise _to_scanlake_error(error) from error
-
-
-def _to_scanlake_error(error: sqlite3.Error) -> StorageError | LakeCorruptedError:
-    """Return an error by what the user must do: make room, or repair the file. Raise programming errors."""
-    if isinstance(error, sqlite3.ProgrammingError | sqlite3.IntegrityError | sqlite3.InterfaceError):
-        raise error
-    if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):
-        return StorageError(f"ledger.sqlite: {error}.")
-    return LakeCorruptedError(f"ledger.sqlite: {error}.", hint="Run `scanlake check` to rebuild the ledger.")
+        raise LakeCorruptedError(f"{path}: {error}.", hint=_REBUILD_HINT) from error

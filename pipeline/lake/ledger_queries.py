@@ -199,6 +199,15 @@ class LedgerQueries(ABC):
         rows = self.query("SELECT table_name, name, occurrences FROM wide_view_column")
         return {(row["table_name"], row["name"]): row["occurrences"] for row in rows}
 
+    def mean_report_seconds(self) -> float | None:
+        """Return the mean time from order to delivery of the last 100 reports; None if there is none."""
+        rows = self.query(
+            "SELECT avg(saved_at - ordered_at) / 1e6 FROM (SELECT saved_at, ordered_at"
+            " FROM report_order WHERE state = 'delivered' ORDER BY saved_at DESC LIMIT 100)"
+        )
+        mean: float | None = rows[0][0]
+        return mean
+
     # Parts
 
     def parts(self) -> list[Part]:
@@ -296,6 +305,14 @@ class LedgerQueries(ABC):
     def list_purged_files(self) -> set[int]:
         """Return the ids of all files that were ever purged."""
         return set(self._column("SELECT DISTINCT file_id FROM purge"))
+
+    def purge_published_at(self) -> int | None:
+        """Return when the first snapshot without the last purged files was published; None before a purge."""
+        published: int | None = self.query(
+            "SELECT min(published_at) FROM snapshot WHERE state = 'published'"
+            " AND published_at >= (SELECT max(purged_at) FROM purge)"
+        )[0][0]
+        return published
 
     def rows_to_embed(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield (table, row) of the small tables, and of histories the newest rows: a rebuild needs them."""

@@ -1,4 +1,4 @@
-"""Schema versions of the ledger: create a new one, migrate an older one, refuse a newer one.
+"""Identity and schema versions of the ledger: create a new one, migrate an older one, refuse any other database.
 
 `ledger.sql` describes the newest version. Tables, indexes and columns that an older ledger lacks are added, in one
 transaction. A version that removes or changes something needs statements of its own here.
@@ -6,34 +6,93 @@ transaction. A version that removes or changes something needs statements of its
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from contextlib import closing
+from enum import Enum
 from importlib import resources
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from pipeline.errors import SettingsError
+from pipeline.errors import SettingsError, StorageError
 from pipeline.lake.layout import translate_os_errors
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+APPLICATION_ID: Final = int.from_bytes(b"SCLK")
+"""SQLite's application id in the header of every ledger: another program's database has another one."""
 SCHEMA_VERSION: Final = 1
+_TABLES_WITHOUT_ID: Final = {"lake_property", "file_version", "superseded_version", "read_window"}
 _SCHEMA: Final = resources.files(__package__).joinpath("ledger.sql").read_text("utf-8")
 _log = structlog.get_logger()
 
 
+class LedgerIdentity(Enum):
+    """What a file with the name of a ledger is. NEW: nothing, or a database without contents."""
+
+    NEW = "new"
+    LEDGER = "ledger"
+    OTHER_DATABASE = "not a ledger of scanlake"
+    UNREADABLE = "not a database"
+
+
+def identify_ledger(path: Path) -> LedgerIdentity:
+    """Return what the file at `path` is. Nothing is changed or created, not even a log. Raises `StorageError`."""
+    with translate_os_errors(path):
+        if not os.path.lexists(path):
+            return LedgerIdentity.NEW
+        if not path.is_file():
+            return LedgerIdentity.UNREADABLE
+        if not os.access(path, os.R_OK):
+            raise StorageError(f"{path}: Permission denied.")
+    try:
+        with closing(sqlite3.connect(readonly_uri(path, create_index=False), uri=True, timeout=30)) as db:
+            application_id = int(db.execute("PRAGMA application_id").fetchone()[0])
+            if application_id == APPLICATION_ID:
+                return LedgerIdentity.LEDGER
+            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+    except sqlite3.Error:
+        return LedgerIdentity.UNREADABLE
+    if application_id == 0 and tables >= _TABLES_WITHOUT_ID:  # of a scanlake that set no id
+        return LedgerIdentity.LEDGER
+    log = path.with_name(f"{path.name}-wal")
+    # A ledger has its id before it has a log. The log of another database may have all of its tables.
+    has_contents = application_id or tables or (log.is_file() and log.stat().st_size)
+    return LedgerIdentity.OTHER_DATABASE if has_contents else LedgerIdentity.NEW
+
+
+def describe_ledger(path: Path) -> str:
+    """Return what is wrong with a file that is not a ledger."""
+    identity = identify_ledger(path)
+    if identity is not LedgerIdentity.NEW:
+        return str(identity.value)
+    return "empty" if path.exists() else "missing"
+
+
+def readonly_uri(path: Path, *, create_index: bool = True) -> str:
+    """Return the URI under which SQLite reads a ledger without changing its folder.
+
+    The log of a process that writes or was killed must be read too. An ordinary read-only connection would create a
+    missing log, and reset its index. A log without index, as a copy may have, needs a new one; without `create_index`
+    this log is not read.
+    """
+    log, index = (path.with_name(f"{path.name}{suffix}") for suffix in ("-wal", "-shm"))
+    is_readable = index.exists() or (create_index and log.is_file() and log.stat().st_size > 0)
+    is_empty = not path.exists() or not path.stat().st_size  # SQLite would delete its log, also in this mode
+    if is_empty or not (log.is_file() and is_readable):
+        return f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+    return f"{path.absolute().as_uri()}?mode=ro" + ("&readonly_shm=1" if index.exists() else "")
+
+
 def check_file_not_newer(path: Path) -> None:
     """Raise `SettingsError` for a ledger of a newer scanlake. The file stays as it is."""
-    with translate_os_errors(path.parent):
+    with translate_os_errors(path):
         if not path.is_file() or not path.stat().st_size:
             return
-    # A log may contain the version. Without one, an ordinary read-only connection would create an empty log.
-    log = path.with_name(f"{path.name}-wal")
-    mode = "mode=ro" if log.is_file() and log.stat().st_size else "immutable=1"
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=30)) as db:
+        with closing(sqlite3.connect(readonly_uri(path), uri=True, timeout=30)) as db:
             check_not_newer(schema_version(db))
     except sqlite3.Error:
         return  # `Ledger` opens the file next and reports what is wrong with it
@@ -51,6 +110,12 @@ def check_not_newer(version: int) -> None:
 def schema_version(db: sqlite3.Connection) -> int:
     """Return the schema version of a ledger; 0 for an empty database."""
     return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def set_application_id(db: sqlite3.Connection) -> None:
+    """Mark a database as a ledger, if it is not. In a new one this comes before a log, which a copy could lack."""
+    if db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
 
 def migrate(db: sqlite3.Connection) -> None:

@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
+from pipeline.errors import SettingsError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -216,6 +218,19 @@ class LakeProperties:
     published_root: str | None = None  # reader root of the newest catalog
     purge_in_progress: tuple[int, ...] | None = None  # file ids; committed, but the old files may still exist
     rollback_pause: RollbackPause | None = None
+
+    def require_service(self, base_url: str) -> None:
+        """Raise `SettingsError` if the lake has data of another service. A first attempt without data binds nothing."""
+        if self.source is not None and self.has_data and self.source != base_url:
+            raise SettingsError(
+                f"The lake contains the files of {self.source}, not of {base_url}.",
+                hint="Use another --lake, or run `scanlake sync --accept-new-base-url` once if the service has moved.",
+            )
+
+    @property
+    def has_data(self) -> bool:
+        """Whether a run has committed anything."""
+        return self.next_commit_seq > 1
 
     @property
     def verified_or_synced_at(self) -> int | None:

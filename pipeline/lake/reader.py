@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from urllib.parse import quote
 
 import duckdb
 
 from pipeline.errors import LakeCorruptedError, RunInterrupted, ScanlakeError, SettingsError
 from pipeline.lake.duckdb_errors import classify_read_error, is_interrupt, short_message
+from pipeline.lake.ledger import translate_sqlite_errors
 from pipeline.lake.ledger_queries import LedgerQueries
-from pipeline.lake.migrations import check_not_newer
+from pipeline.lake.migrations import check_not_newer, readonly_uri
 from pipeline.lake.sql import sql_literal
 
 if TYPE_CHECKING:
@@ -189,38 +189,32 @@ class LedgerOutdatedError(ScanlakeError):
 
 
 class LedgerReader(LedgerQueries):
-    """A ledger opened read-only. Raises `LakeCorruptedError` if SQLite cannot read it."""
+    """A ledger opened read-only. Raises `LakeCorruptedError` or `StorageError` if SQLite cannot read it."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
+    def __init__(self, db: sqlite3.Connection, path: Path) -> None:
+        self._db, self._path = db, path
 
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[sqlite3.Row]:
         """Return the rows of a query."""
-        try:
-            return self._db.execute(sql, parameters).fetchall()
-        except sqlite3.DatabaseError as error:
-            if str(error).startswith("no such"):  # table or column: a reader must not add it
-                raise LedgerOutdatedError(f"The ledger has an older schema: {error}.") from error
-            hint = "Run `scanlake check`, which rebuilds the ledger."
-            raise LakeCorruptedError(f"ledger.sqlite: {error}.", hint=hint) from error
+        with translate_sqlite_errors(self._path):
+            try:
+                return self._db.execute(sql, parameters).fetchall()
+            except sqlite3.OperationalError as error:
+                if str(error).startswith("no such"):  # table or column: a reader must not add it
+                    raise LedgerOutdatedError(f"The ledger has an older schema: {error}.") from error
+                raise
 
 
 @contextmanager
 def open_ledger_readonly(layout: LakeLayout) -> Iterator[LedgerReader]:
     """Open the lake's ledger without locking or changing it.
 
-    Raises `LakeCorruptedError`, and `SettingsError` if a newer scanlake wrote it.
+    Raises `LakeCorruptedError`, `StorageError`, and `SettingsError` if a newer scanlake wrote it.
     """
-    # A log beside the ledger belongs to a process that writes or was killed, and must be read too. Without one the
-    # ordinary way to open the ledger would leave an empty log.
-    has_log = layout.ledger.with_name(f"{layout.ledger.name}-wal").exists()
-    mode = "mode=ro" if has_log else "mode=ro&immutable=1"
-    try:
-        db = sqlite3.connect(f"file:{quote(str(layout.ledger))}?{mode}", uri=True, timeout=10)
-    except sqlite3.Error as error:
-        raise LakeCorruptedError(f"ledger.sqlite: {error}.") from error
+    with translate_sqlite_errors(layout.ledger):
+        db = sqlite3.connect(readonly_uri(layout.ledger), uri=True, timeout=10)
     with closing(db):
         db.row_factory = sqlite3.Row
-        ledger = LedgerReader(db)
+        ledger = LedgerReader(db, layout.ledger)
         check_not_newer(ledger.schema_version())
         yield ledger

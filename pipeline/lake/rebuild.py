@@ -26,6 +26,7 @@ from pipeline.lake.integrity import read_recorded_parts
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.ledger import Ledger
 from pipeline.lake.ledger_writes import insert, insert_all, next_commit_seq, set_properties
+from pipeline.lake.migrations import LedgerIdentity, describe_ledger, identify_ledger
 from pipeline.lake.models import Part
 from pipeline.lake.parts import RAW_TABLE, sha256_file
 from pipeline.lake.retention import list_part_files, list_snapshots
@@ -65,14 +66,14 @@ def _hex(value: bytes) -> dict[str, str]:
 
 
 def is_ledger_missing(layout: LakeLayout) -> bool:
-    """Return whether the folder has a lake without its ledger; an empty file is none."""
-    exists = layout.ledger.exists() and layout.ledger.stat().st_size > 0
-    return not exists and (layout.catalog.exists() or bool(list_snapshots(layout) or list_part_files(layout)))
+    """Return whether the folder has a lake without its ledger; an empty file or database is none."""
+    is_new = identify_ledger(layout.ledger) is LedgerIdentity.NEW
+    return is_new and (layout.catalog.exists() or bool(list_snapshots(layout) or list_part_files(layout)))
 
 
 def rebuild_ledger(layout: LakeLayout) -> None:
     """Write a new ledger; rename a damaged one. Raises `LakeCorruptedError` without a catalog."""
-    source = _newest_catalog(layout)
+    source = find_newest_catalog(layout)
     _log.warning("ledger.rebuilt", source=source.relative_to(layout.root).as_posix())
     with translate_os_errors(layout.ledger):
         try:
@@ -97,7 +98,8 @@ def quarantine_ledger(layout: LakeLayout) -> None:
             path.rename(layout.ledger.with_name(f"{layout.ledger.name}.damaged-{now}{suffix}"))
 
 
-def _newest_catalog(layout: LakeLayout) -> Path:
+def find_newest_catalog(layout: LakeLayout) -> Path:
+    """Return the newest catalog with an embedded ledger. Raises `LakeCorruptedError`; changes nothing."""
     snapshots = [path for _, path in reversed(list_snapshots(layout))]
     for path in (layout.catalog, *snapshots):
         if not path.is_file():
@@ -106,7 +108,8 @@ def _newest_catalog(layout: LakeLayout) -> Path:
             if db.execute("SELECT 1 FROM main._ledger WHERE table_name = 'lake_property' LIMIT 1").fetchall():
                 return path
     raise LakeCorruptedError(
-        "ledger.sqlite is missing, and there is no catalog to rebuild it from. Nothing was changed.",
+        f"{layout.ledger}: {describe_ledger(layout.ledger)}, and there is no catalog to rebuild it from."
+        " Nothing was changed.",
         hint="Restore a backup, or sync into a new --lake.",
     )
 

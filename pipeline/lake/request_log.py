@@ -327,15 +327,6 @@ class RequestLog:
             _update_order(db, job, changed, tuple(changes))
         return changed
 
-    def mean_report_seconds(self) -> float | None:
-        """Return the mean time from order to delivery of the last 100 reports; None if there is none."""
-        rows = self._ledger.query(
-            "SELECT avg(saved_at - ordered_at) / 1e6 FROM (SELECT saved_at, ordered_at"
-            " FROM report_order WHERE state = 'delivered' ORDER BY saved_at DESC LIMIT 100)"
-        )
-        mean: float | None = rows[0][0]
-        return mean
-
     # Shares
 
     def has_share(self, request: str, *, now: int) -> bool:

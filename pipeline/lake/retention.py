@@ -21,14 +21,18 @@ _SNAPSHOT_NAME_RE: Final = re.compile(r"\d{6,}\.duckdb")
 
 
 def remove_orphans(layout: LakeLayout, ledger: Ledger) -> int:
-    """Delete temporary files and parts without a ledger entry, which killed runs left.
+    """Delete temporary files, and parts and snapshots without a ledger entry, which killed runs left.
 
-    The lock makes this safe: no other process writes parts, and no catalog names a part without a ledger entry.
-    Returns the number of deleted files.
+    The lock makes this safe: no other process writes parts. Only a snapshot without a ledger entry names a part without
+    one: after a restore of an older ledger. Returns the number of deleted files.
     """
-    names = ledger.part_names()
+    names, next_snapshot = ledger.part_names(), ledger.next_snapshot()
     removed = 0
     with translate_os_errors(layout.root):
+        for number, path in list_snapshots(layout):
+            if number >= next_snapshot:
+                path.unlink(missing_ok=True)
+                removed += 1
         for path in _list_files(layout, "parts/*/*", "raw/*", "snapshots/*", ".*.tmp*"):
             is_orphan = _PART_NAME_RE.fullmatch(path.name) and layout.part_name(path) not in names
             if is_orphan or is_temp_file(path):

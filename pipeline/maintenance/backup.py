@@ -13,6 +13,7 @@ from pipeline.atomic_files import FileLockedError, atomic_write, fsync_dir, fsyn
 from pipeline.errors import LakeLockedError, SettingsError
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.lake import BACKUP_IN_PROGRESS, Lake
+from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.layout import LakeLayout, translate_os_errors
 from schemas.tables import TABLES
 from schemas.timestamps import now_us
@@ -52,8 +53,7 @@ def backup(lake: Lake, folder: Path, *, copy: bool = False) -> BackupResult:
     target = LakeLayout(folder.absolute())
     check_parts_exist(lake.layout, lake.ledger.parts())
     with translate_os_errors(folder):
-        if target.root.resolve().is_relative_to(lake.layout.root.resolve()):
-            raise SettingsError(f"{folder} is inside the lake.", hint="Choose a folder outside the lake.")
+        require_outside_lakes(target.root.parent, str(folder), lake.layout.root)
         entries = _folder_entries(target.root)
         is_killed_backup = BACKUP_IN_PROGRESS in entries and all(map(_is_backup_entry, entries))
         if folder.is_symlink() or (entries and not is_killed_backup):
@@ -122,7 +122,7 @@ def _remove_partial_backup(folder: Path) -> None:
 
 def _copy_parts_and_ledger(lake: Lake, target: LakeLayout, *, copy: bool) -> tuple[list[Part], int]:
     """Copy the parts, then the ledger. Return the parts and the number of linked ones."""
-    target.create_dirs([table.name for table in TABLES])
+    target.create_dirs(target.folders(table.name for table in TABLES))
     parts, linked = lake.ledger.parts(), 0
     for part in parts:
         linked += _link_or_copy(lake.layout.part_path(part.name), target.part_path(part.name), copy=copy)

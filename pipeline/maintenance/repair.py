@@ -8,15 +8,17 @@ are in meta.rejects.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import pyarrow.parquet as pq
 
+from pipeline.errors import LakeCorruptedError
 from pipeline.lake import integrity
 from pipeline.lake.integrity import IntegrityIssue
-from pipeline.lake.layout import translate_os_errors
+from pipeline.lake.layout import lock_lake_for_reading, translate_os_errors
 from pipeline.lake.parts import RAW_TABLE
+from pipeline.lake.reader import open_ledger_readonly
 from pipeline.lake.retention import list_snapshots
 from pipeline.maintenance.rebuild_parts import PartRebuilder
 from schemas.tables import COMMIT_SEQ_COLUMN
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from pipeline.lake.integrity import RecordedPart
     from pipeline.lake.lake import Lake
     from pipeline.lake.layout import LakeLayout
+    from pipeline.lake.ledger_queries import LedgerQueries
     from pipeline.lake.models import Part
 
     RecordedParts = Mapping[str, RecordedPart]
@@ -93,43 +96,71 @@ class PartDamage:
     files_without_raw: frozenset[int]
 
 
-def check_and_repair(lake: Lake, *, read_data: bool = False, repair: bool = True) -> CheckResult:
+def check_and_repair(lake: Lake, *, read_data: bool = False) -> CheckResult:
     """Compare the lake with its recorded sizes and hashes, and repair it.
 
     The caller opens the lake with `check_before_open`.
     """
+    return _check(lake.layout, lake.ledger, lake.issues, lake, read_data=read_data)
+
+
+def check_only(layout: LakeLayout, *, read_data: bool = False) -> CheckResult:
+    """Compare the lake with its recorded sizes and hashes. Write nothing, neither ledger nor lock.
+
+    Raises `LakeCorruptedError` if the ledger cannot be read: nothing else can be compared then.
+    """
+    with lock_lake_for_reading(layout), open_ledger_readonly(layout) as ledger:
+        if (problem := ledger.quick_check()) != "ok":
+            raise LakeCorruptedError(f"{layout.ledger}: {problem}.", hint="Run `scanlake check` to rebuild the ledger.")
+        wrong_kinds = integrity.find_wrong_kinds(layout, with_parts=True)
+        issues = [integrity.describe_wrong_kind(layout, path) for path in wrong_kinds]
+        issues += integrity.damaged_empty_parts(layout)
+        return _check(layout, ledger, [replace(issue, repaired="") for issue in issues], None, read_data=read_data)
+
+
+def _check(
+    layout: LakeLayout, ledger: LedgerQueries, issues: Sequence[IntegrityIssue], lake: Lake | None, *, read_data: bool
+) -> CheckResult:
+    """Check the lake, and repair it if `lake` is open for writing."""
     started = time.monotonic()
     result = CheckResult()
-    for issue in lake.issues:
-        is_ledger = issue.subject == lake.layout.ledger.name
-        result.add(issue, "rebuilt from the newest catalog" if is_ledger else "written again")
-    snapshots = [path for _, path in reversed(list_snapshots(lake.layout))]
-    recorded = integrity.read_recorded_parts([lake.layout.catalog, *snapshots])
-    parts = find_part_damage(lake, recorded, read_data=read_data)
-    _report_part_damage(result, parts, _repair_parts(lake, parts) if repair else {}, is_repaired=repair)
-    snapshot_parts, catalogs = find_catalog_damage(lake, recorded)  # a rebuilt part makes its catalogs readable again
-    snapshot = _repair_catalogs(lake, catalogs) if repair and catalogs else None
+    for issue in issues:
+        result.add(issue, issue.repaired)
+    snapshots = list_snapshots(layout)
+    recorded = _read_recorded_parts(layout)
+    parts = find_part_damage(layout, ledger, recorded, read_data=read_data)
+    _report_part_damage(result, parts, None if lake is None else _repair_parts(lake, parts))
+    if list_snapshots(layout) != snapshots:  # the repair has published, and so completed an interrupted purge
+        recorded = _read_recorded_parts(layout)
+    # Now, because a rebuilt part makes its catalogs readable again.
+    snapshot_parts, catalogs = find_catalog_damage(layout, ledger, recorded)
+    snapshot = _repair_catalogs(lake, catalogs) if lake is not None and catalogs else None
     for issue in snapshot_parts:
-        result.add(issue, "its snapshots were deleted" if repair else "")
+        result.add(issue, "" if lake is None else "its snapshots were deleted")
     for issue in catalogs:
-        action = "published again" if issue.subject == lake.layout.catalog.name else "deleted"
-        result.add(issue, f"{action} (snapshot {snapshot})" if repair else "")
-    renamed_ledger = f"{lake.layout.ledger.name}.damaged-"
-    for name in integrity.unknown_files(lake.layout, lake.ledger):
+        action = "published again" if issue.subject == layout.catalog.name else "deleted"
+        result.add(issue, "" if lake is None else f"{action} (snapshot {snapshot})")
+    renamed_ledger = f"{layout.ledger.name}.damaged-"
+    for name in integrity.unknown_files(layout, ledger):
         (result.replaced_ledgers if name.startswith(renamed_ledger) else result.unknown_files).append(name)
-    current = lake.ledger.parts()
+    current = ledger.parts()
     result.parts, result.bytes = len(current), sum(part.bytes for part in current)
     result.snapshots = len(snapshots)
     result.seconds = round(time.monotonic() - started, 3)
     return result
 
 
+def _read_recorded_parts(layout: LakeLayout) -> RecordedParts:
+    return integrity.read_recorded_parts([layout.catalog, *(path for _, path in reversed(list_snapshots(layout)))])
+
+
 # Find
 
 
-def find_part_damage(lake: Lake, recorded: RecordedParts, *, read_data: bool) -> PartDamage:
+def find_part_damage(
+    layout: LakeLayout, ledger: LedgerQueries, recorded: RecordedParts, *, read_data: bool
+) -> PartDamage:
     """Return the problems of the parts. Changes nothing."""
-    layout, ledger = lake.layout, lake.ledger
     wrong_entries = list(integrity.find_wrong_ledger_entries(layout, ledger, recorded))
     issues = list(integrity.damaged_parts(layout, ledger, recorded, read_data=read_data))
     names = {part.name for part, _ in issues}
@@ -162,9 +193,10 @@ def _find_files_without_raw(
     return frozenset(missing)
 
 
-def find_catalog_damage(lake: Lake, recorded: RecordedParts) -> tuple[list[IntegrityIssue], list[IntegrityIssue]]:
+def find_catalog_damage(
+    layout: LakeLayout, ledger: LedgerQueries, recorded: RecordedParts
+) -> tuple[list[IntegrityIssue], list[IntegrityIssue]]:
     """Return the damaged parts of earlier snapshots alone, and the catalogs that are damaged or name such a part."""
-    layout, ledger = lake.layout, lake.ledger
     current = {part.name for part in ledger.parts()}
     snapshot_parts = dict(integrity.damaged_snapshot_parts(layout, current, recorded))
     catalogs = list(integrity.damaged_catalogs(layout, ledger))
@@ -226,16 +258,16 @@ def _repair_catalogs(lake: Lake, catalogs: Iterable[IntegrityIssue]) -> int:
 # Report
 
 
-def _report_part_damage(
-    result: CheckResult, damage: PartDamage, repairs: Mapping[str, str], *, is_repaired: bool
-) -> None:
+def _report_part_damage(result: CheckResult, damage: PartDamage, repairs: Mapping[str, str] | None) -> None:
+    """Add the findings; `repairs` are those of the parts, None if nothing is repaired."""
+    is_repaired = repairs is not None
     for part, _ in damage.wrong_entries:
         issue = IntegrityIssue("ledger.sqlite", f"has another size or hash of {part.name} than the catalog")
         result.add(issue, "corrected from the catalog" if is_repaired else "")
     for damaged in damage.parts:
         is_raw = damaged.part.table_name == RAW_TABLE
         files = damaged.files & damage.files_without_raw if is_raw else damaged.files
-        result.add(damaged.issue, repairs.get(damaged.part.name, ""), files)
+        result.add(damaged.issue, (repairs or {}).get(damaged.part.name, ""), files)
     result.refetch = sorted(damage.files_without_raw)
     if damage.files_without_raw and not damage.parts:
         issue = IntegrityIssue("raw/", "lacks the documents of files", RAW_TABLE)

@@ -249,13 +249,18 @@ def refresh_if_present(config: Path | None, lakes: Mapping[str, Path]) -> None:
         write_union(lakes, out)
 
 
-def refresh_after_purge(config: Path | None) -> None:
-    """Write the union again after a purge. Delete it on an error: it may contain purged data."""
-    if not source_names(config):
+def refresh_after_purge(config: Path | None, published_at: int | None) -> None:
+    """Write the union again if it is older than the first snapshot without purged files: it reads deleted parts.
+
+    `published_at` is in microseconds, None without a purge. Delete the union on an error: it may contain purged data.
+    """
+    if published_at is None or not source_names(config):
+        return
+    out = union_path(config)
+    if not out.exists() or out.stat().st_mtime_ns // 1_000 > published_at:
         return
     try:
         refresh_if_present(config, lake_paths(config))
     except ScanlakeError as error:
-        out = union_path(config)
         out.unlink(missing_ok=True)
         _log.warning("union.removed", union=str(out), reason=error.message, hint="scanlake catalog --union")

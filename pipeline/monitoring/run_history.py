@@ -15,6 +15,8 @@ import msgspec
 import structlog
 
 from pipeline.atomic_files import lock_file
+from pipeline.lake.lake_folder import FolderKind, classify_folder
+from pipeline.lake.layout import LakeLayout
 from pipeline.monitoring.outcome import Outcome, OutcomeKind
 
 if TYPE_CHECKING:
@@ -95,8 +97,8 @@ class RunStatsFile:
                 _write(handle, self.last, self._path)
 
     def _lock(self, stack: ExitStack) -> int | None:
-        if not self._path.parent.is_dir():
-            return None
+        if not self._path.parent.is_dir() or classify_folder(LakeLayout(self._path.parent)) is FolderKind.OTHER:
+            return None  # nothing is written to a folder that a run refuses
         try:
             return stack.enter_context(lock_file(self._path, blocking=True))  # all others hold it for a moment only
         except OSError as error:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pipeline.client.factory import create_client
 from pipeline.crawl.windows import ALL_TIME, Window, split_by_timestamps, uncovered_windows
 from pipeline.formatting import pluralize
+from pipeline.lake.lake_folder import FolderKind, require_lake, require_lake_or_empty
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.sync.crawl_runner import crawl_options
@@ -131,10 +132,13 @@ async def estimate_sync(settings: Settings, token: str) -> SyncEstimate:
 
 
 def _summarize_lake(layout: LakeLayout, settings: Settings) -> LakeSummary:
-    if not layout.ledger.exists():
+    """Read the lake. Raises `SettingsError` if the next sync would refuse the folder or the service."""
+    if require_lake_or_empty(layout) is FolderKind.EMPTY:
         return LakeSummary()
+    require_lake(layout)
     with open_ledger_readonly(layout) as ledger:
         coverage, properties = ledger.coverage(), ledger.properties
+        properties.require_service(str(settings.base_url))
         watermark, verified_at = properties.watermark, properties.verified_or_synced_at
         if watermark is not None and properties.lookback_due:
             coverage = remove_lookback(coverage, watermark, int(settings.lookback_seconds))

@@ -146,6 +146,9 @@ class RunSession:
         One list call proves address and token, and returns the service's clock and the number of files.
         """
         page = await self.client.list_files(FileQuery(limit=1))
+        # Not before the first answer: an address that was mistyped, or that has no service yet, binds no lake.
+        source, lang = str(self.settings.base_url), self.settings.lang
+        await self.ledger_thread.call(self.ledger.set_properties, source=source, lang=lang)
         self.crawls.files_in_service = page.total
         self._first_page_is_empty = not page.items
         self.sink.prestart((page.total or 0) - await self.ledger_thread.call(self.ledger.count_file_versions))
@@ -344,19 +347,14 @@ def missing_includes(settings: Settings, *, has_detail_forms: bool) -> tuple[str
 
 def _check_same_service(ledger: Ledger, settings: Settings, *, accept_new_base_url: bool) -> None:
     """Refuse a second service or language in one lake: its files would overwrite those of the first."""
-    source, lang = ledger.properties.source, ledger.properties.lang
-    base_url = str(settings.base_url)
-    if source is not None and source != base_url and not accept_new_base_url:
+    properties = ledger.properties
+    if not accept_new_base_url:
+        properties.require_service(str(settings.base_url))
+    if properties.source is not None and properties.lang != settings.lang and properties.has_data:
         raise SettingsError(
-            f"The lake contains the files of {source}, not of {base_url}.",
-            hint="Use another --lake, or run `scanlake sync --accept-new-base-url` once if the service has moved.",
-        )
-    if source is not None and lang != settings.lang and ledger.next_commit_seq() > 1:
-        raise SettingsError(
-            f"The lake contains texts in lang {lang!r}, not {settings.lang!r}.",
+            f"The lake contains texts in lang {properties.lang!r}, not {settings.lang!r}.",
             hint="Set `lang` to the lake's language, or use another --lake.",
         )
-    ledger.set_properties(source=base_url, lang=settings.lang)
 
 
 def read_refetch_requests(ledger: Ledger) -> list[RefetchRequest]:

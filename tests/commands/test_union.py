@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sqlite3
+import os
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,17 +110,48 @@ async def test_the_union_has_the_misfits_and_the_time_of_its_sources(tmp_path: P
     assert (await stock(union, times))[-1] == {"utc": True}
 
 
+_KILLED_PURGE = """
+import os, sys
+from pipeline.cli import main
+from pipeline.lake.lake import Lake
+Lake.republish = lambda *_, **__: os.kill(os.getpid(), 9)
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("command", ["publish", "sync", "verify", "check", "replay", "compact --full"])
+async def test_whatever_finishes_a_killed_purge_renews_the_union(tmp_path: Path, stock: Any, command: str) -> None:
+    """After a purge that was killed at its publish, any command that publishes leaves a union without the file."""
+    async with Emulator(12, seed=1) as first, Emulator(8, seed=2) as second:
+        tokens = sources(first, second)
+        await synced(first, tmp_path / "lake" / "s0")
+        await synced(second, tmp_path / "lake" / "s1")
+        union = tmp_path / "lake" / "union.duckdb"
+        assert (await called(tmp_path, "catalog", "--union", **tokens)).code == 0
+        gone = (await stock(union, "SELECT min(file_id) AS id FROM s0.files"))[0]["id"]
+        first.world.delete([gone])
+        purge = (sys.executable, "-c", _KILLED_PURGE, "purge", str(gone), "--source", "s0")
+        process = await asyncio.create_subprocess_exec(*purge, cwd=tmp_path, env={**os.environ, **tokens})
+        assert await process.wait() == -9
+        answer = await called(tmp_path, *command.split(), "--source", "s0", **tokens)
+        assert answer.code == 0, answer.err
+        assert await stock(union, f"SELECT file_id FROM files WHERE file_id = {gone}") == []
+        assert (await stock(union, "SELECT count(*) AS n FROM uploads"))[0]["n"] > 0
+        written = union.stat().st_mtime_ns
+        assert (await called(tmp_path, "publish", "--source", "s0", **tokens)).code == 0
+        assert union.stat().st_mtime_ns == written  # once
+
+
 async def test_the_union_holds_nothing_that_was_purged(tmp_path: Path, stock: Any) -> None:
-    """A publish that finishes a killed purge renews the union; where it cannot be renewed, a purge removes it."""
+    """A purge renews the union; where it cannot be renewed, the purge removes it."""
     async with Emulator(12, seed=1) as first, Emulator(8, seed=2) as second:
         tokens = sources(first, second)
         await synced(first, tmp_path / "lake" / "s0")
         await synced(second, tmp_path / "lake" / "s1")
     union = tmp_path / "lake" / "union.duckdb"
     assert (await called(tmp_path, "catalog", "--union", **tokens)).code == 0
-    with closing(sqlite3.connect(tmp_path / "lake" / "s0" / "ledger.sqlite")) as db, db:
-        db.execute("INSERT INTO lake_property VALUES ('purge_in_progress', '[1]')")
-    assert (await called(tmp_path, "publish", "--source", "s0", **tokens)).code == 0
+    gone = (await stock(union, "SELECT max(file_id) AS id FROM s0.files"))[0]["id"]
+    assert (await called(tmp_path, "purge", str(gone), "--source", "s0", **tokens)).code == 0
     shown = await stock(union, "SELECT snapshot FROM meta.freshness WHERE _source = 's0'")
     assert shown == await stock(tmp_path / "lake" / "s0" / "catalog.duckdb", "SELECT snapshot FROM meta.freshness")
     (tmp_path / "lake" / "s1" / "catalog.duckdb").chmod(0o600)

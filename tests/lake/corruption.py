@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from pipeline.emulator import Emulator
 from pipeline.lake.lake import Lake
-from pipeline.maintenance.repair import CheckResult, check_and_repair
+from pipeline.lake.lake_folder import require_lake
+from pipeline.lake.layout import LakeLayout
+from pipeline.maintenance.repair import CheckResult, check_and_repair, check_only
 from tests.sync.sync_harness import SEED, synced
 
 if TYPE_CHECKING:
@@ -29,8 +31,11 @@ async def grown(lake: Path, *, files: int = 40, rounds: int = 2) -> AsyncIterato
 
 def checked(lake: Path, *, read_data: bool = False, mend: bool = True) -> CheckResult:
     """Check as the command does."""
-    with Lake(lake, doing="check", must_exist=True, check_before_open=True, repair=mend) as held:
-        return check_and_repair(held, read_data=read_data, repair=mend)
+    if not mend:
+        require_lake(LakeLayout(lake))
+        return check_only(LakeLayout(lake), read_data=read_data)
+    with Lake(lake, doing="check", must_exist=True, check_before_open=True) as held:
+        return check_and_repair(held, read_data=read_data)
 
 
 def flip(path: Path, place: float = 0.5) -> bytes:

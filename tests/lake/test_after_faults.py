@@ -1,0 +1,319 @@
+"""After the fault is gone: the next run or `check` leads out, and the next `check` is clean."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from pipeline.errors import LakeCorruptedError
+from pipeline.lake.lake import Lake
+from pipeline.lake.layout import LakeLayout
+from pipeline.lake.ledger import Ledger
+from pipeline.maintenance.compact import run_compaction
+from pipeline.settings import Settings
+from tests.conftest import ROOT
+from tests.lake.corruption import checked, grown
+from tests.lake.lake_builder import AT, commit
+from tests.lake.operations import told
+from tests.lake.test_folder_conflicts import made_in
+from tests.lake.test_folders import describe
+from tests.oracle import differences
+from tests.sync.sync_harness import opened, synced
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_FILES: Final = (
+    *("catalog.duckdb", "catalog.duckdb.wal", "ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm"),
+    *("ledger.sqlite-journal", "snapshots/000001.duckdb", "snapshots/000002.duckdb", "snapshots/000002.duckdb.wal"),
+    *("parts/files/empty.parquet", "spill", "snapshots"),
+)
+_WRITE: Final = """
+import sys
+from pathlib import Path
+from pipeline.errors import to_scanlake_error
+from pipeline.lake.lake import Lake
+from tests.lake.lake_builder import AT, commit
+try:
+    with Lake(Path(sys.argv[1]), doing="test") as lake:
+        commit(lake, {13: 1}, {"uploads": [{"file_id": 13, "position": 0}]})
+        lake.publish("", at=AT, complete=True, watermark=AT)
+except BaseException as error:
+    failure = to_scanlake_error(error)
+    print(failure.message, failure.hint)
+    sys.exit(failure.exit_code)
+"""
+_NOBODY: Final = 65534
+
+
+def kill_with_log(lake: Path) -> None:
+    """Leave the ledger's log as a killed run does."""
+    code = (
+        "import os, sys; from pathlib import Path; from pipeline.lake.ledger import Ledger\n"
+        "Ledger(Path(sys.argv[1])).set_properties(deep_position=3); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(lake / "ledger.sqlite")], check=False)
+    assert (lake / "ledger.sqlite-wal").stat().st_size
+
+
+def _replace_by_wrong_kind(path: Path, *, with_contents: bool) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    if path.name in {"spill", "snapshots"}:
+        path.write_text("mine")
+        return
+    path.unlink(missing_ok=True)
+    path.mkdir()
+    if with_contents:
+        (path / "thesis").write_text("mine")
+
+
+@pytest.mark.parametrize("with_contents", [True, False])
+@pytest.mark.parametrize("name", _FILES)
+def test_a_folder_where_a_file_should_be(tmp_path: Path, name: str, with_contents: bool) -> None:  # noqa: FBT001
+    """`check` names it, moves it out of the way with its contents, and repairs; the next check is clean."""
+    lake = made_in(tmp_path / "lake")
+    _replace_by_wrong_kind(lake / name, with_contents=with_contents)
+    before = describe(lake)
+    if name.startswith("ledger.sqlite"):
+        with suppress(LakeCorruptedError):
+            checked(lake, mend=False)
+    else:
+        assert name in {damage.subject for damage in checked(lake, mend=False).damage}
+    assert describe(lake) == before
+    assert name in {damage.subject for damage in checked(lake).damage}
+    kept = list(lake.rglob("*.unknown-*"))
+    assert len(kept) == (with_contents or name in {"spill", "snapshots"})
+    assert [path.read_text() for path in lake.rglob("thesis")] == ["mine"] * (with_contents and not kept[0].is_file())
+    assert checked(lake).damage == []
+    with opened(lake) as db:
+        assert db.execute("SELECT count(*) FROM files").fetchone() == (2,)
+
+
+@pytest.mark.parametrize("name", sorted(set(_FILES) - {"snapshots"}))
+def test_a_run_needs_no_check_first(tmp_path: Path, name: str) -> None:
+    """A run that publishes finds a folder where a file should be, moves it out of the way and goes on."""
+    lake = made_in(tmp_path / "lake")
+    _replace_by_wrong_kind(lake / name, with_contents=True)
+    with Lake(lake, doing="test") as held:
+        commit(held, {13: 1})
+        held.publish("", at=AT, complete=True, watermark=AT)
+    checked(lake)  # snapshots that are gone are named once
+    assert checked(lake).damage == []
+    with opened(lake) as db:
+        assert db.execute("SELECT count(*) FROM files").fetchone() == (3,)
+
+
+@pytest.mark.parametrize("name", ["parts", "raw", "snapshots", "parts/files"])
+def test_a_file_where_a_folder_of_parts_should_be(tmp_path: Path, name: str) -> None:
+    """A run ends with exit 7 and names it; `check` renames it and repairs, and the next check is clean."""
+    lake = made_in(tmp_path / "lake")
+    shutil.rmtree(lake / name)
+    (lake / name).write_text("mine")
+    assert f"{lake / name}: Not a folder. Run `scanlake check`" in told(lake, "publish", code=7)
+    assert (lake / name).read_text() == "mine"
+    assert checked(lake).damage
+    assert checked(lake).damage == []
+    assert [path.read_text() for path in lake.rglob("*.unknown-*")] == ["mine"]
+
+
+def test_a_folder_in_the_place_of_the_lock(tmp_path: Path) -> None:
+    """A folder named LOCK ends every run with exit 7 and says in one line what to remove; then `check` is clean."""
+    lake = made_in(tmp_path / "lake")
+    (lake / "LOCK").unlink()
+    (lake / "LOCK").mkdir()
+    for arguments in (("check",), ("check", "--dry-run"), ("publish",), ("purge", "11")):
+        assert f"Remove {lake / 'LOCK'}, then run again." in told(lake, *arguments, code=7)
+    (lake / "LOCK").rmdir()
+    assert told(lake, "check").startswith("ok: ")
+
+
+# Permissions
+
+
+@pytest.fixture
+def lake_of_nobody() -> Iterator[Path]:
+    """A lake that belongs to another user, who can reach it."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("only root can be somebody else")
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        lake = made_in(Path(name) / "home" / "lake")
+        for path in (lake.parent, *lake.parent.rglob("*")):
+            os.chown(path, _NOBODY, _NOBODY)
+        if _run_as_nobody("-c", "import pipeline.lake.lake, tests.lake.lake_builder").returncode:
+            pytest.skip("nobody else can run Python here")
+        yield lake
+
+
+def _run_as_nobody(*arguments: str) -> subprocess.CompletedProcess[str]:
+    user = ("setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/nonexistent"}
+    return subprocess.run(
+        [*user, sys.executable, *arguments],
+        cwd="/",
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        *((name, 0o555) for name in ("..", ".", "parts/files", "parts/uploads", "raw", "snapshots")),
+        *((name, mode) for name in ("ledger.sqlite", "LOCK") for mode in (0o444, 0)),
+        *((name, 0) for name in (".", "parts", "snapshots", "raw")),
+    ],
+)
+def test_a_permission_that_is_taken_and_given_back(lake_of_nobody: Path, name: str, mode: int) -> None:
+    """Without the permission a run ends with exit 7 and the full path; with it the next run and check are well."""
+    lake = lake_of_nobody
+    path = lake.parent if name == ".." else lake / name
+    if name == "..":  # no lake yet, in a folder that cannot be written
+        shutil.rmtree(lake)
+    before = path.stat().st_mode
+    path.chmod(mode)
+    for _ in range(2):
+        failed = _run_as_nobody("-c", _WRITE, str(lake))
+        assert failed.returncode == 7, (failed.stdout, failed.stderr)
+        assert str(lake) in failed.stdout
+        assert len(failed.stdout.splitlines()) == 1
+    if mode == 0o555 or name == "ledger.sqlite":
+        doctor = _run_as_nobody("-m", "pipeline", "doctor", "--lake", str(lake), "--json")
+        assert doctor.returncode in {2, 7}, doctor.stdout  # 2: no address and no token are set
+        assert '"exit_code": 9' not in doctor.stdout
+    path.chmod(before)
+    healed = _run_as_nobody("-c", _WRITE, str(lake))
+    assert healed.returncode == 0, (healed.stdout, healed.stderr)
+    check = _run_as_nobody("-m", "pipeline", "check", "--lake", str(lake))
+    assert check.returncode == 0, (check.stdout, check.stderr)
+    with opened(lake) as db:
+        assert (13,) in db.execute("SELECT file_id FROM files").fetchall()
+
+
+def test_doctor_after_a_killed_run_on_a_read_only_lake(lake_of_nobody: Path) -> None:
+    """With a log in a folder that cannot be written, and with links to nothing, doctor ends with 7 or 9 by cause."""
+    lake = lake_of_nobody
+    source = lake.parent / "killed"
+    shutil.copytree(lake, source)
+    ledger = Ledger(source / "ledger.sqlite")  # with its log, as a killed run leaves it
+    ledger.set_properties(deep_position=3)
+    for suffix in ("", "-wal"):
+        shutil.copyfile(f"{source / 'ledger.sqlite'}{suffix}", f"{lake / 'ledger.sqlite'}{suffix}")
+    ledger.close()
+    lake.chmod(0o555)
+    doctor = _run_as_nobody("-m", "pipeline", "doctor", "--lake", str(lake), "--json")
+    assert '"exit_code": 9' not in doctor.stdout, doctor.stdout
+    assert doctor.returncode == 7
+
+
+@pytest.mark.parametrize("table", ["files", "uploads"])
+def test_parts_that_are_links_to_nothing(tmp_path: Path, table: str) -> None:
+    """Doctor calls parts that are links to nothing damage, and check repairs them."""
+    lake = made_in(tmp_path / "lake")
+    for path in (lake / "parts" / table).glob("0*.parquet"):
+        path.unlink()
+        path.symlink_to(tmp_path / "nowhere")
+    told(lake, "doctor", code=9)
+    assert checked(lake).damage
+    assert checked(lake, read_data=True).damage == []
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_full_disk_is_not_damage(tmp_path: Path, killed: bool) -> None:  # noqa: FBT001
+    """While nothing can be written no command calls the lake damaged or replaces the ledger; afterwards all is well."""
+    lake = made_in(tmp_path / "lake")
+    if killed:
+        kill_with_log(lake)
+    code = (
+        "import resource, sys; from pipeline.cli import main\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); main(sys.argv[1:])"
+    )
+    results = {}
+    for command in ("doctor --json", "publish", "check", "check --dry-run", "compact --full", "purge 11"):
+        arguments = [sys.executable, "-c", code, *command.split(), "--lake", str(lake)]
+        answer = subprocess.run(arguments, capture_output=True, text=True, check=False)
+        results[command] = answer.returncode
+        assert answer.returncode != 9, answer
+        assert '"exit_code": 9' not in answer.stdout
+        assert command in {"doctor --json", "check --dry-run"} or str(lake) in answer.stderr, answer
+        assert not list(lake.glob("ledger.sqlite.*"))
+    assert results["check --dry-run"] == 0
+    assert {results[command] for command in ("publish", "check", "purge 11")} == {7}, results
+    assert told(lake, "check").startswith("ok: ")
+    with Lake(lake, doing="test") as held:
+        commit(held, {13: 1})
+        held.publish("", at=AT, complete=True, watermark=AT)
+    assert checked(lake, read_data=True).damage == []
+
+
+# Yesterday's files over today's
+
+
+@pytest.mark.parametrize(("compacted", "check_first"), [(False, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    "names", ["*", "ledger.sqlite", "catalog.duckdb", "ledger.sqlite catalog.duckdb", "snapshots", "parts raw"]
+)
+async def test_yesterdays_files_over_todays(
+    tmp_path: Path,
+    names: str,
+    compacted: bool,  # noqa: FBT001
+    check_first: bool,  # noqa: FBT001
+) -> None:
+    """After a restore of yesterday's lake or of a part of it, check repairs, is clean, and a sync brings the rest."""
+    lake, yesterday = tmp_path / "lake", tmp_path / "yesterday"
+    async with grown(lake, files=12) as emulator:
+        shutil.copytree(lake, yesterday)
+        for _ in range(2):
+            emulator.world.update(emulator.world.pick_random(4))
+            emulator.world.create(2)
+            await synced(emulator, lake)
+        if compacted:
+            with Lake(lake, doing="compact") as held:
+                run_compaction(held, Settings(lake=lake), everything=True)
+        for name in names.split():
+            for path in yesterday.glob(name):
+                if path.is_dir():
+                    shutil.copytree(path, lake / path.name, dirs_exist_ok=True)
+                else:
+                    (lake / path.name).unlink(missing_ok=True)
+                    shutil.copyfile(path, lake / path.name)
+        if not check_first:
+            with suppress(LakeCorruptedError):
+                await synced(emulator, lake)
+        checked(lake)
+        assert checked(lake, read_data=True).damage == []
+        await synced(emulator, lake)
+        with opened(lake) as db:
+            assert [line for line in differences(db, emulator.truth()) if not line.startswith("workflow")] == []
+    assert checked(lake, read_data=True).damage == []
+
+
+def test_a_blank_ledger_costs_no_part(tmp_path: Path) -> None:
+    """A database without tables in the place of the ledger is a lost ledger: it is rebuilt, and all parts stay."""
+    lake = made_in(tmp_path / "lake")
+    (lake / "ledger.sqlite").unlink()
+    with Lake(tmp_path / "other", doing="test"):
+        pass
+    blank = subprocess.run(
+        [sys.executable, "-c", "import sqlite3; db = sqlite3.connect('ledger.sqlite'); db.execute('VACUUM')"],
+        cwd=lake,
+        check=True,
+    )
+    assert blank.returncode == 0
+    assert (lake / "ledger.sqlite").exists()
+    with Lake(lake, doing="test") as held:
+        assert held.ledger.count_files() == 2
+    assert checked(lake, read_data=True).damage == []
+    assert not LakeLayout(lake).lock.is_symlink()

@@ -1,0 +1,363 @@
+"""Folders of others: nothing in them is created or changed, and nothing is sent."""
+
+from __future__ import annotations
+
+import socket
+import sqlite3
+import stat
+from contextlib import closing, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final
+
+import duckdb
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pipeline.emulator import Emulator
+from pipeline.errors import LakeCorruptedError, ScanlakeError, SettingsError, StorageError
+from pipeline.lake.lake import BACKUP_IN_PROGRESS, Lake
+from pipeline.lake.lake_folder import FolderKind, classify_folder, require_lake_or_empty
+from pipeline.lake.layout import LakeLayout
+from pipeline.lake.migrations import APPLICATION_ID
+from tests.commands.cli_process import called, variables
+from tests.lake.lake_builder import AT, commit
+from tests.lake.operations import told
+from tests.sync.sync_harness import opened, synced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+COMMANDS: Final = {
+    "sync": (),
+    "verify": (),
+    "plan": (),
+    "share": ("REF1",),
+    "report": ("--reference", "REF1", "--out", "pdfs"),
+    "compact": (),
+    "publish": (),
+    "check": (),
+    "purge": ("1",),
+    "replay": (),
+    "unpause": (),
+    "backup": ("copy",),
+}
+
+
+def make_lake(root: Path, **properties: Any) -> Path:
+    """Make a published lake of two files."""
+    with Lake(root, doing="test") as lake:
+        commit(lake, {11: 1, 12: 1})
+        lake.publish("", at=AT, complete=True, watermark=AT)
+        lake.ledger.set_properties(**properties)
+    return root
+
+
+def describe(folder: Path) -> dict[str, tuple[Any, ...]]:
+    """Return mode, time of change and content of everything below a folder, and of the folder itself."""
+    found = {}
+    for path in (folder, *sorted(folder.rglob("*"))):
+        status = path.lstat()
+        content = path.read_bytes() if stat.S_ISREG(status.st_mode) else b""
+        found[str(path)] = (status.st_mode, status.st_mtime_ns, status.st_size, content)
+    return found
+
+
+# Folders of others
+
+
+def make_home(folder: Path) -> None:
+    """A home folder."""
+    (folder / "Documents").mkdir()
+    (folder / ".profile").write_text("export A=1\n")
+
+
+def make_checkout(folder: Path) -> None:
+    """A fresh git checkout."""
+    (folder / ".git" / "refs").mkdir(parents=True)
+    (folder / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+
+
+def make_database(folder: Path) -> None:
+    """Another program's database with the name of the ledger."""
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as db, db:
+        db.execute("CREATE TABLE account (owner TEXT)")
+        db.execute("INSERT INTO account VALUES ('mine')")
+
+
+def make_database_with_log(folder: Path) -> None:
+    """Another program's database, with a log that this program left."""
+    source = folder.parent / "source.sqlite"
+    with closing(sqlite3.connect(source)) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("CREATE TABLE account (owner TEXT)")
+        db.commit()
+        for suffix in ("", "-wal"):
+            (folder / f"ledger.sqlite{suffix}").write_bytes(Path(f"{source}{suffix}").read_bytes())
+
+
+def make_marked_database(folder: Path) -> None:
+    """Another program's database without tables yet, but with its application id."""
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as db:
+        db.execute("PRAGMA application_id = 252006673")
+
+
+def make_same_names(folder: Path) -> None:
+    """A folder whose entries have our names by chance."""
+    for name in ("raw", "parts", "snapshots"):
+        (folder / name).mkdir()
+    (folder / "raw" / "holiday.raw").write_bytes(b"\x01")
+    (folder / "LOCK").write_text("locked by my editor")
+
+
+def make_foreign_catalog(folder: Path) -> None:
+    """A DuckDB database of somebody, with the name of the catalog, beside raw data of theirs."""
+    (folder / "raw").mkdir()
+    with duckdb.connect(str(folder / "catalog.duckdb")) as db:
+        db.execute("CREATE TABLE mine AS SELECT 1 AS a")
+
+
+def make_no_catalog(folder: Path) -> None:
+    """A text file with the name of the catalog."""
+    (folder / "catalog.duckdb").write_text("no database")
+
+
+def make_unfinished_backup(folder: Path) -> None:
+    """A backup that was killed before it had its ledger."""
+    make_lake(folder)
+    for path in (*folder.glob("ledger.sqlite*"), folder / "catalog.duckdb", *folder.glob("snapshots/*")):
+        path.unlink()
+    (folder / BACKUP_IN_PROGRESS).touch()
+
+
+def make_lock_folder(folder: Path) -> None:
+    """A folder of locks of another program."""
+    (folder / "LOCK").mkdir()
+
+
+FOLDERS: Final[tuple[Callable[[Path], None], ...]] = (
+    *(make_home, make_checkout, make_database, make_database_with_log, make_marked_database, make_same_names),
+    *(make_foreign_catalog, make_no_catalog, make_unfinished_backup, make_lock_folder),
+)
+
+
+@contextmanager
+def silent_service() -> Iterator[Callable[[], int]]:
+    """Listen as a service would, and yield the number of connections so far; settings lead to it."""
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.MonkeyPatch.context() as patch:
+        server.settimeout(0)
+        patch.setenv("SCANLAKE_BASE_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
+        patch.setenv("SCANLAKE_TOKEN", "a-token")
+        patch.setenv("SCANLAKE_MAX_ATTEMPTS", "1")
+        patch.setenv("SCANLAKE_REQUEST_TIMEOUT_SECONDS", "1")
+
+        def count() -> int:
+            connections = 0
+            try:
+                while True:
+                    server.accept()[0].close()
+                    connections += 1
+            except BlockingIOError:
+                return connections
+
+        yield count
+
+
+@pytest.mark.parametrize("make", FOLDERS)
+def test_a_folder_of_others_is_refused_by_every_command(make: Callable[[Path], None], tmp_path: Path) -> None:
+    """Every command that writes or sends ends with one line; nothing in the folder changes, nothing is sent."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    make(folder)
+    before = describe(folder)
+    code = 9 if make in {make_foreign_catalog, make_no_catalog, make_unfinished_backup} else 2
+    with silent_service() as connections:
+        for command, arguments in COMMANDS.items():
+            message = told(folder, command, *arguments, code=code)
+            assert len(message.splitlines()) == 1, (command, message)
+            assert str(folder) in message, (command, message)
+        assert connections() == 0
+    assert describe(folder) == before
+    assert not (tmp_path / "pdfs").exists()
+    assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize("alerts", [False, True])
+def test_statistics_of_a_refused_folder(tmp_path: Path, alerts: bool) -> None:  # noqa: FBT001
+    """A refused sync writes no statistics into the folder, though alerts and metrics are on."""
+    make_home(tmp_path)
+    before = describe(tmp_path / "Documents")
+    more = {"SCANLAKE_ON_FAILURE": "true", "SCANLAKE_METRICS_FILE": "/tmp/" + tmp_path.name} if alerts else {}  # noqa: S108
+    with silent_service():
+        assert "not empty" in told(tmp_path, "sync", code=2, **more)
+    assert describe(tmp_path / "Documents") == before
+    assert {path.name for path in tmp_path.iterdir()} == {"Documents", ".profile"}
+    Path("/tmp", tmp_path.name).unlink(missing_ok=True)  # noqa: S108
+
+
+@pytest.mark.parametrize("path", [Path("/"), Path("/usr"), Path("/etc")])
+def test_folders_of_the_system(path: Path) -> None:
+    """The root of the file system and the system's folders are no lake and not empty."""
+    with pytest.raises(SettingsError, match="not a lake and not empty"):
+        require_lake_or_empty(LakeLayout(path))
+
+
+@pytest.mark.parametrize("new", ["inside", "inside/deep/er"])
+def test_a_lake_inside_a_lake_is_refused(tmp_path: Path, new: str) -> None:
+    """No lake begins in the folder of another one, whether the folder exists or a link leads there."""
+    outer = make_lake(tmp_path / "outer")
+    (outer / "inside").mkdir()
+    (tmp_path / "link").symlink_to(outer)
+    before = describe(outer)
+    with silent_service() as connections:
+        for root in (outer / new, tmp_path / "link" / new):
+            for command in ("sync", "plan"):
+                assert "is inside the lake" in told(root, command, code=2)
+        assert connections() == 0
+    assert describe(outer) == before
+
+
+def _entries() -> st.SearchStrategy[dict[str, bytes | None]]:
+    """Contents of a folder: names of ours and of others, as files with any bytes or as folders."""
+    names = st.sampled_from(
+        "LOCK ledger.sqlite ledger.sqlite-wal ledger.sqlite-shm catalog.duckdb catalog.duckdb.wal raw parts snapshots"
+        " spill lost+found run_stats.json .git thesis.txt scanlake.toml parts/files parts/files/empty.parquet"
+        " raw/000000000001-abcdef.parquet snapshots/000001.duckdb".split()
+    )
+    contents = st.none() | st.just(b"") | st.binary(max_size=40) | st.just(b"SQLite format 3\0" + bytes(84))
+    return st.dictionaries(names, contents, max_size=6)
+
+
+@given(entries=_entries())
+@example(entries={"ledger.sqlite": b"", "ledger.sqlite-wal": b"mine", "ledger.sqlite-shm": b""})
+def test_whatever_a_folder_has_nothing_of_it_is_lost(entries: dict[str, bytes | None]) -> None:
+    """A folder with any entries is refused unchanged, or becomes a lake that leaves every file with content alone."""
+    with TemporaryDirectory() as name:
+        root = Path(name)
+        for entry, content in sorted(entries.items()):
+            path = root / entry
+            if path.exists() or any(parent.is_file() for parent in path.parents):
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if content is None:
+                path.mkdir()
+            else:
+                path.write_bytes(content)
+        before, refusal = describe(root), None
+        try:
+            with Lake(root, doing="test") as lake:
+                assert lake.ledger.next_commit_seq() == 1
+        except ScanlakeError as error:
+            refusal = error
+        if refusal is not None:
+            assert describe(root) == before, refusal
+            assert refusal.exit_code in {2, 9}
+        else:
+            held = [path for path, facts in before.items() if facts[3]]
+            assert held in ([], [str(root / "run_stats.json")])
+            assert all(describe(root)[path] == before[path] for path in held)
+
+
+def test_what_is_left_of_a_first_run(tmp_path: Path) -> None:
+    """A folder with what a killed first run leaves, or with an empty file system's folder, becomes a lake."""
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / "LOCK").write_text('{"operation": "sync", "pid": 1, "host": "h", "since": "2026-01-01T00:00:00Z"}')
+    (tmp_path / "ledger.sqlite").touch()
+    make_lake(tmp_path)
+    assert classify_folder(LakeLayout(tmp_path)) is FolderKind.LAKE
+
+
+def test_a_lake_without_the_mark_is_adopted(tmp_path: Path) -> None:
+    """A ledger without application id, of an earlier scanlake, is known by its tables and gets the id."""
+    make_lake(tmp_path)
+    ledger = tmp_path / "ledger.sqlite"
+    with closing(sqlite3.connect(ledger)) as db:
+        db.execute("PRAGMA application_id = 0")
+    with Lake(tmp_path, doing="test", must_exist=True) as lake:
+        assert lake.ledger.count_files() == 2
+    with closing(sqlite3.connect(ledger)) as db:
+        assert db.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
+        db.execute("PRAGMA application_id = 7")
+    ledger.rename(tmp_path / "theirs")
+    (tmp_path / "theirs").rename(ledger)
+    with pytest.raises(LakeCorruptedError, match="not a ledger of scanlake"), Lake(tmp_path, doing="test"):
+        pass
+
+
+@pytest.mark.parametrize("target", ["somebody.txt", "missing.txt"])
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path, target: str) -> None:
+    """A LOCK that is a link ends a run with exit 7 and its path; the file behind it keeps its content."""
+    lake = make_lake(tmp_path / "lake")
+    (tmp_path / "somebody.txt").write_text("my diary")
+    (lake / "LOCK").unlink()
+    (lake / "LOCK").symlink_to(tmp_path / target)
+    before = describe(tmp_path)
+    with pytest.raises(StorageError, match="LOCK: Not a regular file") as error, Lake(lake, doing="test"):
+        pass
+    assert error.value.hint == f"Remove {lake / 'LOCK'}, then run again."
+    assert describe(tmp_path) == before
+    (lake / "LOCK").unlink()
+    assert told(lake, "check").startswith("ok: ")
+
+
+# Outputs
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_no_output_goes_into_a_lake(tmp_path: Path, own: bool) -> None:  # noqa: FBT001
+    """Exports, backups, reports and the results of queries are refused in the own and in any other lake."""
+    lake, other = make_lake(tmp_path / "lake"), make_lake(tmp_path / "other")
+    (tmp_path / "link").symlink_to(other)
+    target = lake if own else other
+    before = describe(target)
+    for folder in (target, target / "raw", *([] if own else [tmp_path / "link"])):
+        new, file = str(folder / "new"), str(folder / "out.csv")
+        environment = {"SCANLAKE_BASE_URL": "http://127.0.0.1:9", "SCANLAKE_TOKEN": "a-token"}
+        for arguments in (
+            ("export", new, "--format", "csv"),
+            ("backup", new),
+            ("report", "--ids", "ids", "--out", new),
+            ("query", "SELECT 1", "--out", file, "--format", "csv"),
+            ("dashboard", "--out", file),
+        ):
+            Path("ids").write_text("11\n")
+            message = told(lake, *arguments, code=2, **environment)
+            assert f"is in {'the' if own else 'another'} lake. Use a path outside" in message, arguments
+    assert describe(other) == (before if not own else describe(other))
+    assert {path.name for path in lake.iterdir()} == {path.name for path in other.iterdir()}
+
+
+# The service of a lake
+
+
+@pytest.mark.parametrize(
+    "arguments", [("plan",), ("share", "ref 11"), ("report", "--ids", "ids", "--out", "pdfs"), ("sync",), ("verify",)]
+)
+def test_nothing_is_sent_to_the_service_of_another_lake(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """With another service's lake every command ends with exit 2, names both services and makes no connection."""
+    lake = make_lake(tmp_path / "lake", source="https://other.example")
+    Path("ids").write_text("11\n")
+    with silent_service() as connections:
+        message = told(lake, *arguments, code=2)
+        assert "The lake contains the files of https://other.example, not of http://127.0.0.1:" in message
+        assert connections() == 0
+
+
+@pytest.mark.parametrize("option", [(), ("--accept-new-base-url",)])
+async def test_a_mistyped_address_binds_no_lake(tmp_path: Path, option: tuple[str, ...]) -> None:
+    """After attempts at a wrong address the right one works without a word, in a new lake and in a moved one."""
+    async with Emulator(20, seed=3) as wrong, Emulator(20, seed=3) as emulator:
+        if option:
+            await synced(emulator, tmp_path / "lake")
+        mistyped = {"SCANLAKE_TOKEN": "a-token", "SCANLAKE_MAX_ATTEMPTS": "1"}
+        for address in ("http://127.0.0.1:9", f"{emulator.base_url}/wrong"):
+            answer = await called(tmp_path, "sync", *option, SCANLAKE_BASE_URL=address, **mistyped)
+            assert answer.code != 0
+        answer = await called(tmp_path, "sync", **variables(emulator))
+        assert answer.code == 0, answer.err
+        with opened(tmp_path / "lake") as db:
+            assert db.execute("SELECT count(*) FROM files").fetchone() == (20,)
+        answer = await called(tmp_path, "sync", **variables(wrong))
+        assert answer.code == 2
+        assert f"The lake contains the files of {emulator.base_url}" in answer.err

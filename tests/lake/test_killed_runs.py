@@ -1,0 +1,149 @@
+"""What killed and stopped runs leave: shown as it is, cleaned up, and never entered by a second run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from pipeline.atomic_files import lock_file
+from pipeline.emulator import Emulator
+from pipeline.lake.lake import Lake
+from pipeline.lake.layout import LakeLayout, is_lake_locked, lock_lake
+from pipeline.lake.models import RunRecord
+from tests.lake.corruption import checked
+from tests.lake.lake_builder import AT
+from tests.lake.operations import told
+from tests.lake.test_after_faults import kill_with_log
+from tests.lake.test_folder_conflicts import made_in
+from tests.lake.test_folders import describe
+from tests.processes import ended, started
+from tests.sync.sync_harness import opened
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RUN: Final = RunRecord("20261121T000000Z-abcdef", "sync", "0.1.0", AT)
+
+
+def read_state(lake: Path) -> tuple[str, str | None]:
+    """Return state and error of the newest run, as status shows them."""
+    runs = json.loads(told(lake, "status", "--json"))["runs"]
+    return runs[0]["state"], runs[0]["error"]
+
+
+def test_a_run_without_a_process_is_not_running(tmp_path: Path) -> None:
+    """A run that a full disk kept from recording its end is interrupted in status; one with a process is running."""
+    lake = made_in(tmp_path / "lake")
+    with Lake(lake, doing="sync") as held:
+        held.ledger.begin_run(RUN)
+        held.publish(RUN.run_id, at=AT, complete=False, watermark=None)
+        assert read_state(lake)[0] == "running"
+    state, error = read_state(lake)
+    assert state == "interrupted"
+    assert error == "The process ended without recording why."
+    assert "interrupted" in told(lake, "status")
+    with lock_lake(LakeLayout(lake), "sync"):
+        assert read_state(lake)[0] == "running"
+    note = json.loads((lake / "LOCK").read_text())
+    (lake / "LOCK").write_text(json.dumps({**note, "host": "elsewhere"}))
+    assert read_state(lake)[0] == "running"  # another machine's lock cannot be seen from here
+
+
+# Dry runs
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("arguments", [("check",), ("check", "--read-data"), ("report", "--where", "true")])
+def test_a_dry_run_writes_nothing(tmp_path: Path, arguments: tuple[str, ...], killed: bool) -> None:  # noqa: FBT001
+    """With --dry-run neither ledger nor lock nor anything else changes, also with the log of a killed run."""
+    lake = made_in(tmp_path / "lake")
+    if killed:
+        kill_with_log(lake)
+    for path in (lake, *lake.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    before = describe(tmp_path)
+    message = told(lake, *arguments, "--dry-run", SCANLAKE_BASE_URL="http://127.0.0.1:9")
+    assert "2 files" in message or "ok: " in message
+    assert describe(tmp_path) == before
+
+
+def test_a_dry_check_keeps_writers_away(tmp_path: Path) -> None:
+    """A dry check is refused while a run writes, finds what check finds, and calls a lost ledger by its name."""
+    lake = made_in(tmp_path / "lake")
+    with lock_lake(LakeLayout(lake), "sync"):
+        assert "Another run holds the lake" in told(lake, "check", "--dry-run", code=5)
+    (lake / "LOCK").unlink()  # as in a copy without it
+    assert told(lake, "check", "--dry-run").startswith("ok: ")
+    assert not (lake / "LOCK").exists()
+    part = next((lake / "parts" / "uploads").glob("0*"))
+    part.unlink()
+    dry = told(lake, "check", "--dry-run", "--json", code=9)
+    assert dry == ""
+    assert next(damage.subject for damage in checked(lake, mend=False).damage) == f"parts/uploads/{part.name}"
+    (lake / "ledger.sqlite").unlink()
+    assert f"{lake / 'ledger.sqlite'}: missing. Run `scanlake check`" in told(lake, "check", "--dry-run", code=9)
+
+
+# Exports
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_the_folder_of_a_killed_export_is_removed_by_the_next(tmp_path: Path, exists: bool) -> None:  # noqa: FBT001
+    """A killed export leaves a folder beside or in its target; the next export to the place removes it."""
+    lake, out = made_in(tmp_path / "lake"), tmp_path / "place" / "out"
+    (out if exists else out.parent).mkdir(parents=True)
+    code = (
+        "import os, sys, pipeline.lake.export as export\n"
+        "export._move_into_place = lambda *_: os.kill(os.getpid(), 9)\n"
+        "from pipeline.cli import main; main(sys.argv[1:])"
+    )
+    arguments = ["export", str(out), "--format", "parquet", "--lake", str(lake)]
+    killed = subprocess.run([sys.executable, "-c", code, *arguments], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(list((out if exists else out.parent).glob(".scanlake-export-*/export/files.parquet"))) == 1
+    told(lake, "export", str(out), "--format", "parquet", "--tables", "files")
+    assert [path.name for path in out.iterdir()] == ["files.parquet"]
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+def test_the_folder_of_a_running_export_stays(tmp_path: Path) -> None:
+    """An export into a folder in which another export is at work is refused; a killed one's folder is removed."""
+    lake, out = made_in(tmp_path / "lake"), tmp_path / "out"
+    left = out / ".scanlake-export-abcd_123"
+    (left / "export").mkdir(parents=True)
+    with lock_file(left):
+        assert "of an export that is running" in told(lake, "export", str(out), "--format", "csv", code=2)
+    told(lake, "export", str(out), "--format", "csv", "--tables", "files")
+    assert [path.name for path in out.iterdir()] == ["files.csv"]
+
+
+# Stopped writers
+
+
+@pytest.mark.parametrize("command", ["sync", "compact", "publish", "check", "replay", "purge"])
+async def test_no_second_run_while_a_writer_is_stopped(tmp_path: Path, command: str) -> None:
+    """While a stopped process holds the lake every other run is refused with exit 5; then the first one ends well."""
+    lake = tmp_path / "lake"
+    async with Emulator(60, seed=3) as emulator:
+        first = await started(emulator, lake, "sync", SCANLAKE_MAX_REQUESTS_PER_SECOND="20")
+        while emulator.counts["detail"] < 5:
+            await asyncio.sleep(0.02)
+            assert first.returncode is None
+        first.send_signal(signal.SIGSTOP)
+        assert is_lake_locked(LakeLayout(lake))
+        arguments = (command, "1") if command == "purge" else (command,)
+        code, _, message = await ended(await started(emulator, lake, *arguments))
+        assert code == 5, message
+        assert f"sync, pid {first.pid} on " in message
+        first.send_signal(signal.SIGCONT)
+        assert (await ended(first))[0] == 0
+    with opened(lake) as db:
+        assert db.execute("SELECT count(*) FROM files").fetchone() == (60,)
+    assert not is_lake_locked(LakeLayout(lake))
+    assert checked(lake).damage == []
