@@ -90,7 +90,7 @@ def format_verification(result: VerifyResult) -> str:
             f"with different details under the same timestamp{repaired}, of {details} compared",
         ),
         ("", record.unproven_windows, "windows without a consistent list"),
-        ("", result.rejects, "stored without their details (meta.rejects)"),
+        ("", result.rejects, "rejects: files without details, or list items without an id (meta.rejects)"),
     )
     ids = json.loads(record.ids)
     lines = [

@@ -70,7 +70,7 @@ class VerifyResult:
     seconds: float
     snapshot: int | None
     missing_includes: tuple[str, ...] = ()
-    rejects: int = 0  # files whose details could not be fetched
+    rejects: int = 0  # files whose details could not be fetched, and list items without a usable id
 
     @property
     def consistent(self) -> bool:
@@ -118,7 +118,7 @@ class _Verify:
         self._differences = Differences()
         self._target = 0
         self._new_files: set[int] = set()
-        self._file_count = 0
+        self._file_count = self._items_without_id = 0
         self._moved_back = 0  # files whose update time is earlier in the service than in the lake
 
     async def run(self) -> VerifyResult:
@@ -178,6 +178,7 @@ class _Verify:
 
         Differences at or after `limit_us` are expected: the file changed during the verify.
         """
+        self._items_without_id += sum(reject.file_id is None for reject in batch.rejects)
         stored = await self._run.lookup_versions([version.file_id for version in batch.versions])
         for version in batch.versions:
             is_new = version.file_id not in stored or stored[version.file_id].deleted
@@ -296,7 +297,7 @@ class _Verify:
         else:
             is_consistent = not self._has_unrepaired_files()
         # Both sides count: a file that the list does not show is no proof that the lake has what the service has.
-        rejects = run.ledger.count_rejected_files()
+        rejects = run.ledger.count_rejected_files() + self._items_without_id
         is_consistent = is_consistent and not differences.unlisted and not rejects
         verification = VerificationRecord(
             run_id=run.run_id,
