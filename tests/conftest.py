@@ -7,6 +7,7 @@ and no token is left lying about. `tests/architecture/test_guards.py` shows that
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 import zlib
@@ -50,6 +51,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts background commands so, and every command that a test starts would ignore Ctrl-C, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 set_hypothesis_home_dir(ROOT / ".hypothesis")
 _SLOW_IS_FINE: Final = (HealthCheck.too_slow, HealthCheck.function_scoped_fixture)
 settings.register_profile("dev", deadline=None, print_blob=True, suppress_health_check=_SLOW_IS_FINE)

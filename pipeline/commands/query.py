@@ -129,10 +129,10 @@ def _strip_trailing_semicolon(query: str) -> str:
     return raw[:end].decode()
 
 
-_Writer: TypeAlias = Callable[[duckdb.DuckDBPyRelation, IO[bytes]], int]
+_Writer: TypeAlias = "Callable[[duckdb.DuckDBPyRelation, IO[bytes]], int]"
 
 
-def _write_result(lake: duckdb.DuckDBPyConnection, query: str, write: _Writer, out: Path | None) -> int:
+def _write_result(lake: "duckdb.DuckDBPyConnection", query: str, write: _Writer, out: Path | None) -> int:
     check_query(lake, query)
     result = lake.sql(query)
     with open_output(out) as target:
@@ -142,7 +142,7 @@ def _write_result(lake: duckdb.DuckDBPyConnection, query: str, write: _Writer, o
 # Writers: a result to bytes; each returns the number of rows
 
 
-def _write_csv(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
+def _write_csv(result: "duckdb.DuckDBPyRelation", target: IO[bytes]) -> int:
     columns = (
         f"{f'#{index}' if _PLAIN_TYPE.match(str(kind)) else sql_escape_formula(f'CAST(#{index} AS VARCHAR)')}"
         f" AS {sql_identifier(escape_formula(name))}"
@@ -151,13 +151,13 @@ def _write_csv(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
     return _write_exact_csv(result.project(", ".join(columns)), target)
 
 
-def _write_exact_csv(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
+def _write_exact_csv(result: "duckdb.DuckDBPyRelation", target: IO[bytes]) -> int:
     reader = _cast_to_text(result, _CSV_TYPES).to_arrow_reader(_BATCH_ROWS)
     with pyarrow.csv.CSVWriter(target, reader.schema) as writer:
         return _copy_batches(reader, writer)
 
 
-def _write_parquet(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
+def _write_parquet(result: "duckdb.DuckDBPyRelation", target: IO[bytes]) -> int:
     reader = result.to_arrow_reader(_BATCH_ROWS)
     with pyarrow.parquet.ParquetWriter(target, reader.schema, compression="zstd") as writer:
         return _copy_batches(reader, writer)
@@ -171,7 +171,7 @@ def _copy_batches(reader: pa.RecordBatchReader, writer: Any) -> int:
     return count
 
 
-def _write_jsonl(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
+def _write_jsonl(result: "duckdb.DuckDBPyRelation", target: IO[bytes]) -> int:
     count = 0
     for line in _json_rows(result):
         target.write(line + b"\n")
@@ -179,7 +179,7 @@ def _write_jsonl(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
     return count
 
 
-def _write_json(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
+def _write_json(result: "duckdb.DuckDBPyRelation", target: IO[bytes]) -> int:
     columns = [{"name": name, "type": str(kind)} for name, kind in zip(result.columns, result.types, strict=True)]
     target.write(b'{"columns": ' + json.dumps(columns).encode() + b', "rows": [')
     count = 0
@@ -190,7 +190,7 @@ def _write_json(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
     return count
 
 
-def _write_table(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
+def _write_table(result: "duckdb.DuckDBPyRelation", target: IO[bytes]) -> int:
     rows = _iter_rows(_cast_to_text(result, frozenset()))
     first_rows = list(islice(rows, _TABLE_ROWS))
     table = Table(*(escape(to_one_line(name)) for name in result.columns), box=None)
@@ -217,19 +217,19 @@ def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
         yield batch
 
 
-def _iter_rows(result: duckdb.DuckDBPyRelation) -> Iterator[tuple[Any, ...]]:
+def _iter_rows(result: "duckdb.DuckDBPyRelation") -> Iterator[tuple[Any, ...]]:
     for batch in _batches(result.to_arrow_reader(_BATCH_ROWS)):
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
-def _json_rows(result: duckdb.DuckDBPyRelation) -> Iterator[bytes]:
+def _json_rows(result: "duckdb.DuckDBPyRelation") -> Iterator[bytes]:
     # The alias is a name that no column has: to_json(x) would take a column x instead of the row.
     row = sql_identifier("scanlake row")
     for (line,) in _iter_rows(result.set_alias("scanlake row").project(f"to_json({row})::VARCHAR AS line")):
         yield line.encode()
 
 
-def _cast_to_text(result: duckdb.DuckDBPyRelation, unchanged_types: frozenset[str]) -> duckdb.DuckDBPyRelation:
+def _cast_to_text(result: "duckdb.DuckDBPyRelation", unchanged_types: frozenset[str]) -> "duckdb.DuckDBPyRelation":
     """Return the rows with every column cast to DuckDB's text, except for columns of `unchanged_types`."""
     columns = (
         f"#{index}" if str(kind) in unchanged_types else f"CAST(#{index} AS VARCHAR)"

@@ -1,9 +1,8 @@
 """`scanlake status`: freshness, counts, runs, rejects and drift, from the published catalog."""
 
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import duckdb
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -17,6 +16,9 @@ from pipeline.lake.reader import fetch_dicts, open_catalog
 from pipeline.logs import to_one_line
 from pipeline.settings import Settings
 from schemas.tables import TABLES
+
+if TYPE_CHECKING:
+    import duckdb
 
 _MAX_REASONS: Final = 10
 _REJECTS_SQL: Final = """
@@ -55,7 +57,7 @@ def run(
     return ExitCode.OK
 
 
-def _read_runs(lake: duckdb.DuckDBPyConnection, settings: Settings, limit: int) -> list[dict[str, Any]]:
+def _read_runs(lake: "duckdb.DuckDBPyConnection", settings: Settings, limit: int) -> list[dict[str, Any]]:
     """Return the newest runs. A run without a process is interrupted: a full disk let it record no end."""
     rows = fetch_dicts(lake, "FROM meta.runs ORDER BY started_at DESC LIMIT ?", limit)
     layout = LakeLayout(settings.lake.absolute())

@@ -2,9 +2,8 @@
 
 import difflib
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import duckdb
 import typer
 from rich.console import Console
 from rich.table import Table as Grid
@@ -15,6 +14,9 @@ from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import escape_controls
 from pipeline.lake.reader import fetch_dicts, has_catalog, open_catalog
 from schemas.tables import TABLES, Table
+
+if TYPE_CHECKING:
+    import duckdb
 
 _CATALOG_SQL: Final = """
     SELECT CASE schema_name WHEN 'main' THEN '' ELSE 'meta.' END || table_name AS name, columns.column_name,
@@ -83,7 +85,7 @@ def run(
     return ExitCode.OK
 
 
-def _describe_catalog(lake: duckdb.DuckDBPyConnection) -> dict[str, DescribedTable]:
+def _describe_catalog(lake: "duckdb.DuckDBPyConnection") -> dict[str, DescribedTable]:
     """Return the tables and views of the catalog by name, those of meta as meta.NAME."""
     tables: dict[str, DescribedTable] = {}
     for row in fetch_dicts(lake, _CATALOG_SQL):

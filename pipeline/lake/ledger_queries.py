@@ -83,6 +83,14 @@ class LedgerQueries(ABC):
             versions |= {record.file_id: record for record in self.select(FileVersionRecord, source, chunk)}
         return versions
 
+    def sample_files(self, count: int) -> list[FileVersionRecord]:
+        """Return the versions of at most `count` files with an update time, evenly spread by their ids."""
+        files = "file_version WHERE deleted = 0 AND updated_at IS NOT NULL"
+        total = self.count(f"SELECT count(*) FROM {files}")
+        positions = sorted({total * (2 * step + 1) // (2 * count) for step in range(count)})
+        source = f"{files} ORDER BY file_id LIMIT 1 OFFSET ?"
+        return [record for position in positions for record in self.select(FileVersionRecord, source, (position,))]
+
     def file_ids_of_commit(self, seq: int, file_ids: Sequence[int]) -> set[int]:
         """Return those of the files whose rows of this commit are in the parts: current ones and superseded ones."""
         marks = _marks(file_ids)

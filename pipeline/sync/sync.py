@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.crawl.models import SharedFileIdError
 from pipeline.crawl.windows import ALL_TIME, Window, uncovered_windows
+from pipeline.sync.account_check import check_same_account
 from pipeline.sync.run import open_run, read_refetch_requests
 from pipeline.sync.watermark import add_read_windows, advance, cap_target, remove_lookback
 from schemas.timestamps import SECOND, to_datetime
@@ -67,6 +68,7 @@ async def sync(
     ) as run:
         target = await run.fix_target_watermark()
         await run.check_list_has_not_shrunk()
+        await check_same_account(run.client, lake, run.ledger_thread)
         windows = await run.ledger_thread.call(_choose_windows, run, time_range)
         refetches = await run.ledger_thread.call(read_refetch_requests, run.ledger)
         try:

@@ -22,6 +22,7 @@ from pipeline.errors import ProtocolError, ScanlakeError, SettingsError
 from pipeline.formatting import pluralize
 from pipeline.lake.lookups import read_details
 from pipeline.lake.models import VerificationRecord
+from pipeline.sync.account_check import check_same_account
 from pipeline.sync.crawl_runner import crawl_options
 from pipeline.sync.differences import Differences, SeenFiles, plan_repair_windows, select_rotating_share
 from pipeline.sync.run import open_run, read_refetch_requests
@@ -124,6 +125,8 @@ class _Verify:
     async def run(self) -> VerifyResult:
         run = self._run
         self._target = await run.fix_target_watermark()
+        if not self._mode.accept_deletions:
+            await check_same_account(run.client, run.lake, run.ledger_thread)
         seen_files = await self._compare_list()
         unproven = list(run.crawls.unproven)
         await self._find_deleted(seen_files, unproven)

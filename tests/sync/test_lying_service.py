@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from pipeline.errors import ProtocolError
+from pipeline.emulator import Emulator
+from pipeline.errors import ProtocolError, SettingsError
 from pipeline.lake.lake import Lake
 from pipeline.sync.verify import VerifyMode
 from schemas.timestamps import SECOND, now_us
@@ -85,6 +86,30 @@ async def test_older_files_everywhere_are_another_account(tmp_path: Path) -> Non
         emulator.lies = [Lie("list: update times ten years ago")]
         with pytest.raises(ProtocolError, match=r"earlier update times .* more than 50 files"):
             await verified(emulator, tmp_path / "lake")
+
+
+async def test_another_account_is_refused(tmp_path: Path) -> None:
+    """With the token of another account, whose files have the same ids or others, nothing is mixed or removed."""
+    async with Emulator(FILES, seed=SEED) as emulator:
+        await synced(emulator, tmp_path / "lake")
+    async with Emulator(FILES, seed=SEED + 1, port=emulator.port) as other:
+        other.world.update(other.world.pick_random(2))
+        for attempt in (synced, verified):
+            with pytest.raises(SettingsError, match="none of 3 files"):
+                await attempt(other, tmp_path / "lake")
+    with opened(tmp_path / "lake") as db:
+        assert db.execute("SELECT count(DISTINCT _run_id) FROM files").fetchone() == (1,)
+
+
+@pytest.mark.parametrize("gone", ["the first", "the last"])
+async def test_deleted_files_are_not_another_account(tmp_path: Path, gone: str) -> None:
+    """A sync goes on when the oldest or the newest files of the lake were deleted or changed."""
+    async with LyingEmulator(FILES, seed=SEED) as emulator:
+        await synced(emulator, tmp_path / "lake")
+        keys = sorted(emulator.world.keys())
+        emulator.world.delete(keys[:40] if gone == "the first" else keys[-40:])
+        emulator.world.update(emulator.world.keys())
+        await synced(emulator, tmp_path / "lake")
 
 
 @pytest.mark.parametrize("name", ["20 minutes ahead", "a day ahead", "the year 9999"])
