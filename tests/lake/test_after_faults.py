@@ -26,6 +26,7 @@ from tests.lake.operations import told
 from tests.lake.test_folder_conflicts import made_in
 from tests.lake.test_folders import describe
 from tests.oracle import differences
+from tests.soaking import sample
 from tests.sync.sync_harness import opened, synced
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _replace_by_wrong_kind(path: Path, *, with_contents: bool) -> None:
 
 
 @pytest.mark.parametrize("with_contents", [True, False])
-@pytest.mark.parametrize("name", _FILES)
+@pytest.mark.parametrize("name", sample(_FILES, 4))
 def test_a_folder_where_a_file_should_be(tmp_path: Path, name: str, with_contents: bool) -> None:  # noqa: FBT001
     """`check` names it, moves it out of the way with its contents, and repairs; the next check is clean."""
     lake = made_in(tmp_path / "lake")
@@ -98,7 +99,7 @@ def test_a_folder_where_a_file_should_be(tmp_path: Path, name: str, with_content
         assert db.execute("SELECT count(*) FROM files").fetchone() == (2,)
 
 
-@pytest.mark.parametrize("name", sorted(set(_FILES) - {"snapshots"}))
+@pytest.mark.parametrize("name", sample(sorted(set(_FILES) - {"snapshots"}), 3))
 def test_a_run_needs_no_check_first(tmp_path: Path, name: str) -> None:
     """A run that publishes finds a folder where a file should be, moves it out of the way and goes on."""
     lake = made_in(tmp_path / "lake")
@@ -170,11 +171,14 @@ def _run_as_nobody(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     ("name", "mode"),
-    [
-        *((name, 0o555) for name in ("..", ".", "parts/files", "parts/uploads", "raw", "snapshots")),
-        *((name, mode) for name in ("ledger.sqlite", "LOCK") for mode in (0o444, 0)),
-        *((name, 0) for name in (".", "parts", "snapshots", "raw")),
-    ],
+    sample(
+        [
+            *((name, 0o555) for name in ("..", ".", "parts/files", "parts/uploads", "raw", "snapshots")),
+            *((name, mode) for name in ("ledger.sqlite", "LOCK") for mode in (0o444, 0)),
+            *((name, 0) for name in (".", "parts", "snapshots", "raw")),
+        ],
+        5,
+    ),
 )
 def test_a_permission_that_is_taken_and_given_back(lake_of_nobody: Path, name: str, mode: int) -> None:
     """Without the permission a run ends with exit 7 and the full path; with it the next run and check are well."""
@@ -261,9 +265,23 @@ def test_a_full_disk_is_not_damage(tmp_path: Path, killed: bool) -> None:  # noq
 # Yesterday's files over today's
 
 
-@pytest.mark.parametrize(("compacted", "check_first"), [(False, False), (False, True), (True, True)])
 @pytest.mark.parametrize(
-    "names", ["*", "ledger.sqlite", "catalog.duckdb", "ledger.sqlite catalog.duckdb", "snapshots", "parts raw"]
+    ("names", "compacted", "check_first"),
+    sample(
+        [
+            (names, *how)
+            for names in (
+                "*",
+                "ledger.sqlite",
+                "catalog.duckdb",
+                "ledger.sqlite catalog.duckdb",
+                "snapshots",
+                "parts raw",
+            )
+            for how in ((False, False), (False, True), (True, True))
+        ],
+        4,
+    ),
 )
 async def test_yesterdays_files_over_todays(
     tmp_path: Path,

@@ -23,6 +23,7 @@ from tests.lake.test_after_faults import kill_with_log
 from tests.lake.test_folder_conflicts import made_in
 from tests.lake.test_folders import describe
 from tests.processes import ended, started
+from tests.soaking import sample
 from tests.sync.sync_harness import opened
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def test_the_folder_of_a_running_export_stays(tmp_path: Path) -> None:
 # Stopped writers
 
 
-@pytest.mark.parametrize("command", ["sync", "compact", "publish", "check", "replay", "purge"])
+@pytest.mark.parametrize("command", sample(["sync", "compact", "publish", "check", "replay", "purge"], 2))
 async def test_no_second_run_while_a_writer_is_stopped(tmp_path: Path, command: str) -> None:
     """While a stopped process holds the lake every other run is refused with exit 5; then the first one ends well."""
     lake = tmp_path / "lake"

@@ -17,6 +17,7 @@ import pytest
 
 from pipeline.emulator import Emulator
 from tests.oracle import differences
+from tests.soaking import SOAKING
 from tests.sync.sync_harness import opened
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 FILES: Final = 8_000
 KILLS: Final = 6
-SOAKING: Final = "SOAK_EXAMPLES" in os.environ
 SEED: Final = int(os.environ.get("SOAK_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from tests.soaking import SOAKING
 from tests.stateful.lake_machine import DONE, LakeMachine
 
 if TYPE_CHECKING:
     import pytest
 
-SOAKING = "SOAK_EXAMPLES" in os.environ
 EXAMPLES = int(os.environ.get("SOAK_EXAMPLES", "3"))
 STEPS = int(os.environ.get("SOAK_STEPS", "12"))
 

@@ -14,13 +14,13 @@ import pytest
 
 from pipeline.emulator import Emulator
 from tests.oracle import differences
+from tests.soaking import SOAKING
 from tests.sync.sync_harness import SEED, opened, synced
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 ROOT: Final = __file__.rpartition("/tests/")[0]
-SOAKING: Final = "SOAK_EXAMPLES" in os.environ
 SOME: Final = 3  # steps of the many; `make soak` takes all
 
 
