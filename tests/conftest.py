@@ -30,11 +30,13 @@ TOKEN_FILE: Final = "token"
 
 _SLOW_FOLDERS: Final = ("lake", "recording", "reports", "stateful", "sync")
 _SLOW_MODULES: Final = frozenset(
-    "cli/test_argument_validation cli/test_damage cli/test_output cli/test_query_access cli/test_summaries"
-    " client/test_proxy client/test_rate_on_sockets commands/test_doctor commands/test_file commands/test_files"
+    "cli/test_argument_validation cli/test_damage cli/test_hostile_queries cli/test_output cli/test_process_start"
+    " cli/test_query_access cli/test_standard_streams cli/test_summaries client/test_proxy"
+    " client/test_rate_on_sockets commands/test_doctor commands/test_errors commands/test_file commands/test_files"
     " commands/test_plan commands/test_sources commands/test_true_figures commands/test_union crawl/test_bounds"
     " crawl/test_budgets crawl/test_failures crawl/test_list_variants crawl/test_moving_world"
-    " crawl/test_overflowing_second dashboard/test_browser dashboard/test_command emulator/test_control_and_process"
+    " crawl/test_overflowing_second crawl/test_stopping dashboard/test_browser dashboard/test_command"
+    " dashboard/test_figures docs/test_output docs/test_search_output emulator/test_control_and_process"
     " monitoring/test_metrics monitoring/test_otel monitoring/test_terminal_progress monitoring/test_watch".split()
 )
 """Modules whose tests mostly start processes or sync whole worlds: `make test-fast` leaves them out."""

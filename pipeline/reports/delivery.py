@@ -129,4 +129,8 @@ class ReportRun:
 
 
 def _start(group: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> None:
-    group.create_task(work)
+    try:
+        group.create_task(work)
+    except RuntimeError:  # the group is ending; the next run polls for the report
+        work.close()
+        raise

@@ -19,17 +19,18 @@ if TYPE_CHECKING:
     from pipeline.lake.models import FileVersionRecord
     from pipeline.sync.worker_thread import WorkerThread
 
-_SAMPLES: Final = 3  # deleted files among them are no reason to refuse the others
+ACCOUNT_SAMPLES: Final = 3
+"""Files of the lake that are looked for. Deleted ones among them are no reason to refuse the others."""
 
 
 async def check_same_account(client: Client, lake: Lake, ledger_thread: WorkerThread) -> None:
     """Raise `SettingsError` if the service has none of a few of the lake's files.
 
     Costs one list call: a file that has not changed is listed under its update time. Only if it is not, the samples
-    are fetched by id; the time at which a file was created tells it from another account's file with that id.
+    are fetched by id; a file of another account with that id was created at another time.
     """
-    samples = await ledger_thread.call(lake.ledger.sample_files, _SAMPLES)
-    if len(samples) < _SAMPLES or await _is_listed(client, samples[0]):
+    samples = await ledger_thread.call(lake.ledger.sample_files, ACCOUNT_SAMPLES)
+    if len(samples) < ACCOUNT_SAMPLES or await _is_listed(client, samples[0]):
         return
     versions = {sample.file_id: sample.commit_seq for sample in samples}
     stored = await ledger_thread.call(read_details, lake.layout, lake.ledger, versions)
@@ -41,7 +42,7 @@ async def check_same_account(client: Client, lake: Lake, ledger_thread: WorkerTh
         if isinstance(answer, Detail) and _was_created_together(answer.raw, stored.get(file_id)):
             return
     raise SettingsError(
-        f"The service has none of {_SAMPLES} files of the lake ({', '.join(map(str, versions))}).",
+        f"The service has none of {ACCOUNT_SAMPLES} files of the lake ({', '.join(map(str, versions))}).",
         hint="Use the token of the account that the lake is of, or another --lake. If these files were deleted, run"
         " `scanlake verify --accept-deletions`.",
     )

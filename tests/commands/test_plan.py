@@ -71,14 +71,14 @@ async def test_the_first_and_the_next_sync_cost_what_was_said(spread: str, tmp_p
 
 
 async def test_nothing_new_costs_next_to_nothing(tmp_path: Path) -> None:
-    """Where the service has nothing new the plan says two list calls, and no file."""
+    """Where the service has nothing new the plan says three list calls, and no file."""
     async with Emulator(120, seed=SEED) as emulator:
         settings = Settings(base_url=emulator.base_url, lake=tmp_path / "lake", lookback_seconds=0)
         await synced(emulator, settings.lake, lookback_seconds=0)
         told = await estimate_sync(settings, emulator.token)
         happened = await synced(emulator, settings.lake, lookback_seconds=0)
     assert (told.files_to_fetch, told.detail_calls) == (0, 0)
-    assert told.list_calls == happened.requests["list"] == 2
+    assert told.list_calls == happened.requests["list"] == 3
 
 
 async def test_a_long_list_is_looked_at_in_part(tmp_path: Path) -> None:
