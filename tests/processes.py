@@ -7,11 +7,13 @@ import json
 import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tests.forkserver import run_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from pipeline.emulator import Emulator
 
@@ -71,3 +73,11 @@ async def ended(process: asyncio.subprocess.Process, within: float = 300) -> tup
         out, err = await process.communicate()
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
+
+
+async def ran(emulator: Emulator, lake: Path, *arguments: str, **environment: str) -> tuple[int, str, str]:
+    """Run the command on a lake to its end: exit code, stdout and stderr."""
+    service = {"SCANLAKE_BASE_URL": emulator.base_url, "SCANLAKE_TOKEN": emulator.token, "SCANLAKE_LAKE": str(lake)}
+    env = {**os.environ, **service, **environment}
+    finished = await asyncio.to_thread(run_command, arguments, cwd=Path.cwd(), env=env)
+    return finished.code, finished.out.decode(), finished.err.decode()

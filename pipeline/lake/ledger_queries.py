@@ -84,9 +84,8 @@ class LedgerQueries(ABC):
         return versions
 
     def sample_files(self, count: int) -> list[FileVersionRecord]:
-        """Return the versions of at most `count` files with an update time, evenly spread by their ids."""
-        files = "file_version WHERE deleted = 0 AND updated_at IS NOT NULL"
-        total = self.count(f"SELECT count(*) FROM {files}")
+        """Return the versions of at most `count` files, evenly spread by their ids."""
+        files, total = "file_version WHERE deleted = 0", self.count_files()
         positions = sorted({total * (2 * step + 1) // (2 * count) for step in range(count)})
         source = f"{files} ORDER BY file_id LIMIT 1 OFFSET ?"
         return [record for position in positions for record in self.select(FileVersionRecord, source, (position,))]

@@ -23,14 +23,20 @@ ACCOUNT_SAMPLES: Final = 3
 """Files of the lake that are looked for. Deleted ones among them are no reason to refuse the others."""
 
 
-async def check_same_account(client: Client, lake: Lake, ledger_thread: WorkerThread) -> None:
+async def check_same_account(
+    client: Client, lake: Lake, ledger_thread: WorkerThread, *, may_fetch_details: bool
+) -> None:
     """Raise `SettingsError` if the service has none of a few of the lake's files.
 
     Costs one list call: a file that has not changed is listed under its update time. Only if it is not, the samples
     are fetched by id; a file of another account with that id was created at another time.
     """
     samples = await ledger_thread.call(lake.ledger.sample_files, ACCOUNT_SAMPLES)
-    if len(samples) < ACCOUNT_SAMPLES or await _is_listed(client, samples[0]):
+    with_time = [sample for sample in samples if sample.updated_at is not None]
+    if len(samples) < ACCOUNT_SAMPLES or not with_time or await _is_listed(client, with_time[0]):
+        return
+    # Not every service finds an instance by its own number.
+    if not may_fetch_details or await ledger_thread.call(lambda: lake.ledger.properties.identity) == "file_id":
         return
     versions = {sample.file_id: sample.commit_seq for sample in samples}
     stored = await ledger_thread.call(read_details, lake.layout, lake.ledger, versions)

@@ -97,7 +97,7 @@ class RunSession:
         self._lookup_thread = lookup_thread
         self._started = self._published = self._target_fixed_at = time.monotonic()
         self._is_catalog_current = False
-        self._first_page_is_empty = False
+        self.list_is_empty = False  # as the first call has found
 
     @property
     def ledger(self) -> Ledger:
@@ -150,7 +150,7 @@ class RunSession:
         source, lang = str(self.settings.base_url), self.settings.lang
         await self.ledger_thread.call(self.ledger.set_properties, source=source, lang=lang)
         self.crawls.files_in_service = page.total
-        self._first_page_is_empty = not page.items
+        self.list_is_empty = not page.items
         self.sink.prestart((page.total or 0) - await self.ledger_thread.call(self.ledger.count_file_versions))
         warn_of_clock(self.client.clock)
         self._target_fixed_at = time.monotonic()
@@ -159,7 +159,7 @@ class RunSession:
     async def check_list_has_not_shrunk(self) -> None:
         """Raise if the list has lost more files than can have been deleted: it is not the list of this lake's files."""
         stored = await self.ledger_thread.call(self.ledger.count_files)
-        total = 0 if self._first_page_is_empty else self.crawls.files_in_service
+        total = 0 if self.list_is_empty else self.crawls.files_in_service
         if not stored or total is None or (total and stored - total <= max_deletions(stored)):
             return
         beyond = await self.client.list_files(FileQuery(limit=1), page=total + 1)

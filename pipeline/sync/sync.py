@@ -68,7 +68,8 @@ async def sync(
     ) as run:
         target = await run.fix_target_watermark()
         await run.check_list_has_not_shrunk()
-        await check_same_account(run.client, lake, run.ledger_thread)
+        may_fetch_details = settings.fetch_details != "never"
+        await check_same_account(run.client, lake, run.ledger_thread, may_fetch_details=may_fetch_details)
         windows = await run.ledger_thread.call(_choose_windows, run, time_range)
         refetches = await run.ledger_thread.call(read_refetch_requests, run.ledger)
         try:

@@ -125,8 +125,9 @@ class _Verify:
     async def run(self) -> VerifyResult:
         run = self._run
         self._target = await run.fix_target_watermark()
-        if not self._mode.accept_deletions:
-            await check_same_account(run.client, run.lake, run.ledger_thread)
+        if not self._mode.accept_deletions and not run.list_is_empty:
+            may_fetch_details = run.settings.fetch_details != "never"
+            await check_same_account(run.client, run.lake, run.ledger_thread, may_fetch_details=may_fetch_details)
         seen_files = await self._compare_list()
         unproven = list(run.crawls.unproven)
         await self._find_deleted(seen_files, unproven)

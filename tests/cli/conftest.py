@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +13,7 @@ import pytest
 
 from pipeline.lake.meta_tables import FRESHNESS_COLUMNS, META_TABLES
 from schemas.tables import TABLES
+from tests.forkserver import run_command
 from tests.processes import Answer
 
 if TYPE_CHECKING:
@@ -30,17 +29,9 @@ def scanlake(tmp_path: Path) -> Callable[..., Answer]:
     """Runs the command in the test's folder; extra keywords are environment variables, `stdin` its input."""
 
     def call(*arguments: str, stdin: str = "", **environment: str) -> Answer:
-        process = subprocess.run(
-            [sys.executable, "-m", "pipeline", *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "NO_COLOR": "1", "COLUMNS": "120", **environment},
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        return Answer(process.returncode, process.stdout, process.stderr)
+        env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "120", **environment}
+        finished = run_command(arguments, cwd=tmp_path, env=env, stdin=stdin.encode())
+        return Answer(finished.code, finished.out.decode(), finished.err.decode())
 
     return call
 

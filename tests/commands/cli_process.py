@@ -7,6 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from tests.forkserver import run_command
 from tests.processes import Answer
 
 if TYPE_CHECKING:
@@ -29,11 +30,9 @@ async def started(folder: Path, *arguments: str, **environment: str) -> asyncio.
 
 async def called(folder: Path, *arguments: str, **environment: str) -> Answer:
     """Run the command to its end."""
-    process = await started(folder, *arguments, **environment)
-    async with asyncio.timeout(300):
-        out, err = await process.communicate()
-    assert process.returncode is not None
-    return Answer(process.returncode, out.decode(), err.decode())
+    env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "120", **environment}
+    finished = await asyncio.to_thread(run_command, arguments, cwd=folder, env=env)
+    return Answer(finished.code, finished.out.decode(), finished.err.decode())
 
 
 def variables(emulator: Emulator) -> dict[str, str]:

@@ -22,7 +22,7 @@ from tests.lake.operations import told
 from tests.lake.test_after_faults import kill_with_log
 from tests.lake.test_folder_conflicts import made_in
 from tests.lake.test_folders import describe
-from tests.processes import ended, started
+from tests.processes import ended, ran, started
 from tests.soaking import sample
 from tests.sync.sync_harness import opened
 
@@ -139,7 +139,7 @@ async def test_no_second_run_while_a_writer_is_stopped(tmp_path: Path, command: 
         first.send_signal(signal.SIGSTOP)
         assert is_lake_locked(LakeLayout(lake))
         arguments = (command, "1") if command == "purge" else (command,)
-        code, _, message = await ended(await started(emulator, lake, *arguments))
+        code, _, message = await ran(emulator, lake, *arguments)
         assert code == 5, message
         assert f"sync, pid {first.pid} on " in message
         first.send_signal(signal.SIGCONT)

@@ -18,7 +18,7 @@ from pipeline.lake.lake import Lake
 from tests.lake.lake_builder import AT, commit
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PUBLISHES: Final = 100 if os.environ.get("SOAK_EXAMPLES") else 16
+PUBLISHES: Final = 100 if os.environ.get("SOAK_EXAMPLES") else 32
 KILLS: Final = PUBLISHES // 8
 ANALYST: Final = """
 import duckdb, sys

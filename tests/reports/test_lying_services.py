@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.emulator import Emulator, Quirks
 from pipeline.errors import ServiceUnavailableError
-from tests.processes import ended, started
+from tests.processes import ended, ran, started
 from tests.reports.report_harness import SEED, check_folder, read_manifest, run_report, sync_lists
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ async def test_a_pause_of_years_ends_the_run(tmp_path: Path, accepted: int) -> N
         assert "Traceback" not in err
         assert (emulator.counts["report"], emulator.injected_faults["429"]) == (accepted + 1, 1)
         assert len(list((tmp_path / "out").glob("*.pdf"))) == accepted
-        code, _, err = await ended(await started(emulator, tmp_path / "lake", *command))
+        code, _, err = await ran(emulator, tmp_path / "lake", *command)
         assert code == 0, err
         assert len(check_folder(tmp_path / "out")) == 250
 
@@ -46,7 +46,7 @@ async def test_an_error_in_a_success_is_not_ordered_again(tmp_path: Path, files:
     async with Emulator(files, seed=SEED, quirks=Quirks(report_unknown_ids="200")) as emulator:
         await sync_lists(emulator, tmp_path / "lake")
         emulator.on_request = _delete_before_order(emulator)
-        code, text, err = await ended(await started(emulator, tmp_path / "lake", *command))
+        code, text, err = await ran(emulator, tmp_path / "lake", *command)
         assert code == (4 if files == 30 else 1), err
         assert emulator.counts["report"] == (1 if files == 30 else 3)
         assert "an error in a 200: NO FILE FOUND" in (text if files == 30 else err.splitlines()[-1])
@@ -56,7 +56,7 @@ async def test_an_error_in_a_success_is_not_ordered_again(tmp_path: Path, files:
             assert all("NO FILE FOUND" in file["reason"] for file in read_manifest(tmp_path / "out")["files"])
         emulator.on_request = None
         emulator.set_quirks(report_unknown_ids="skip")
-        code, _, _ = await ended(await started(emulator, tmp_path / "lake", *command))
+        code, _, _ = await ran(emulator, tmp_path / "lake", *command)
         assert code == 4
         assert len(check_folder(tmp_path / "out")) == files - len(emulator.world.deleted)
 
@@ -80,7 +80,7 @@ async def test_one_document_for_three_batches_is_not_three_reports(tmp_path: Pat
     async with Emulator(250, seed=SEED, quirks=quirks) as emulator:
         await sync_lists(emulator, tmp_path / "lake")
         command = ("report", "--where", "TRUE", "--out", str(tmp_path / "out"))
-        code, _, err = await ended(await started(emulator, tmp_path / "lake", *command))
+        code, _, err = await ran(emulator, tmp_path / "lake", *command)
         assert code == 4, err
         assert emulator.counts["report"] <= 6
         manifest = read_manifest(tmp_path / "out")

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.emulator import Emulator, Quirks
 from pipeline.errors import AuthenticationError
-from tests.processes import ended, started
+from tests.processes import ran, started
 from tests.reports.report_harness import (
     SEED,
     RunOptions,
@@ -56,7 +56,7 @@ async def test_a_service_that_ignores_asynchronous_is_found_out(tmp_path: Path) 
         await sync_lists(emulator, tmp_path / "lake")
         counts = _count_parallel_orders(emulator)
         command = ("report", "--where", "TRUE", "--out", str(tmp_path / "out"))
-        code, _, err = await ended(await started(emulator, tmp_path / "lake", *command))
+        code, _, err = await ran(emulator, tmp_path / "lake", *command)
         assert code == 0, err
         assert err.count("report.synchronous") == 1
         assert max(counts) == 4
@@ -93,7 +93,7 @@ async def test_a_kill_with_several_orders_in_flight(tmp_path: Path) -> None:
         await process.communicate()
         assert in_flight == 4
         await asyncio.sleep(1.2)
-        code, text, err = await ended(await started(emulator, tmp_path / "lake", *command))
+        code, text, err = await ran(emulator, tmp_path / "lake", *command)
         assert code == 0, err
         output = json.loads(text)
         assert output["delivered"] == 900
@@ -137,7 +137,7 @@ async def test_another_host_that_wants_credentials_never_gets_the_token(tmp_path
         await sync_lists(emulator, tmp_path / "lake")
         emulator.script("401", times=2, path="/reports/")
         command = ("report", "--where", "TRUE", "--out", str(tmp_path / "out"))
-        code, text, err = await ended(await started(emulator, tmp_path / "lake", *command))
+        code, text, err = await ran(emulator, tmp_path / "lake", *command)
         assert code == 6, err
         assert "another host wants credentials (HTTP 401)" in text
         assert (emulator.leaks, emulator.strays) == ([], [])

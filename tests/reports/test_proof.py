@@ -13,7 +13,7 @@ import pytest
 from pipeline.emulator import Emulator, Quirks
 from pipeline.errors import ScanlakeError
 from pipeline.reports.folder_check import verify_folder
-from tests.processes import ended, started
+from tests.processes import ran, started
 from tests.reports.report_harness import (
     SEED,
     RunOptions,
@@ -77,16 +77,16 @@ async def test_files_deleted_after_the_sync_are_not_certified(tmp_path: Path) ->
         deleted = emulator.world.keys()[10:150:60]
         emulator.world.delete(deleted)
         command = ("report", "--where", "TRUE", "--out", str(tmp_path / "out"))
-        code, text, err = await ended(await started(emulator, tmp_path / "lake", *command))
+        code, text, err = await ran(emulator, tmp_path / "lake", *command)
         assert code == 4, err
         assert reasons_in(tmp_path / "out") == dict.fromkeys(deleted, DELETED_BEFORE)
         assert all(f"file {key}: {DELETED_BEFORE}" in text for key in deleted)
         assert emulator.counts["report"] == 2
         check_certified(tmp_path / "out", 150)
-        verified = await ended(await started(emulator, tmp_path / "nowhere", "report", "verify", str(tmp_path / "out")))
+        verified = await ran(emulator, tmp_path / "nowhere", "report", "verify", str(tmp_path / "out"))
         assert verified[0] == 0
         emulator.world.restore(deleted)
-        assert (await ended(await started(emulator, tmp_path / "lake", *command)))[0] == 0
+        assert (await ran(emulator, tmp_path / "lake", *command))[0] == 0
         assert len(check_folder(tmp_path / "out")) == 150
 
 
@@ -231,7 +231,7 @@ async def test_a_run_killed_between_download_and_confirmation(tmp_path: Path) ->
         assert not (tmp_path / "out" / "manifest.json").exists()
         emulator.set_faults(latency_ms=0.0)
         deleted = emulator.world.keys()[0]
-        code, text, err = await ended(await started(emulator, tmp_path / "lake", *command))
+        code, text, err = await ran(emulator, tmp_path / "lake", *command)
         assert code == 0, err
         assert json.loads(text)["delivered"] == 30
         assert (emulator.counts["report"], emulator.counts["download"]) == (1, 1)
@@ -275,16 +275,16 @@ async def test_verify_online_names_files_deleted_since(tmp_path: Path) -> None:
         await sync_lists(emulator, tmp_path / "lake")
         await run_report(emulator, tmp_path / "lake", tmp_path / "out")
         command = ("report", "verify", str(tmp_path / "out"), "--online")
-        code, text, err = await ended(await started(emulator, tmp_path / "nowhere", *command))
+        code, text, err = await ran(emulator, tmp_path / "nowhere", *command)
         assert (code, "130 files confirmed" in text) == (0, True), err
         deleted = emulator.world.delete(emulator.world.keys()[7:9])
-        code, text, _ = await ended(await started(emulator, tmp_path / "nowhere", *command, "--json"))
+        code, text, _ = await ran(emulator, tmp_path / "nowhere", *command, "--json")
         assert (code, json.loads(text)["online"]["deleted_since"]) == (4, sorted(deleted))
-        code, _, _ = await ended(await started(emulator, tmp_path / "nowhere", *command[:-1]))
+        code, _, _ = await ran(emulator, tmp_path / "nowhere", *command[:-1])
         assert code == 0
         (tmp_path / "out" / "report-0001.pdf").unlink()
-        code, _, _ = await ended(await started(emulator, tmp_path / "nowhere", *command))
+        code, _, _ = await ran(emulator, tmp_path / "nowhere", *command)
         assert code == 9
         async with Emulator(5, seed=SEED) as other:
-            code, _, err = await ended(await started(other, tmp_path / "nowhere", *command))
+            code, _, err = await ran(other, tmp_path / "nowhere", *command)
             assert (code, "has the reports of" in err) == (2, True)

@@ -27,7 +27,7 @@ from pipeline.reports.manifest import format_csv
 from pipeline.reports.models import Manifest, ManifestCounts, ManifestDeletions, ManifestFile
 from pipeline.reports.signing import sign
 from tests.dashboard.dashboard_lakes import ParsedPage
-from tests.processes import ended, started
+from tests.processes import ended, ran, started
 from tests.reports.report_harness import (
     EVERY_FILE,
     SEED,
@@ -90,14 +90,14 @@ async def test_files_that_cannot_be_ordered_are_named_before_the_first_order(tmp
         assert (await ended(process))[0] == 0
         deleted = emulator.world.keys()[3]
         emulator.world.delete([deleted])
-        assert (await ended(await started(emulator, tmp_path / "lake", "verify")))[0] == 0
+        assert (await ran(emulator, tmp_path / "lake", "verify"))[0] == 0
         (tmp_path / "ids").write_text(f"file_id\n{emulator.world.keys()[0]}\n\n{deleted}\n# more\n424242\n424242\n")
         command = ("report", "--ids", str(tmp_path / "ids"))
-        plan = await ended(await started(emulator, tmp_path / "lake", *command, "--dry-run"))
+        plan = await ran(emulator, tmp_path / "lake", *command, "--dry-run")
         assert plan[0] == 4
         assert "1 file in 1 PDF" in plan[1]
         assert emulator.counts["report"] == 0
-        code, _, err = await ended(await started(emulator, tmp_path / "lake", *command, "--out", str(tmp_path / "out")))
+        code, _, err = await ran(emulator, tmp_path / "lake", *command, "--out", str(tmp_path / "out"))
         assert code == 4
         before_orders, ordered, _ = err.partition("report.ordered")
         assert ordered
@@ -108,7 +108,7 @@ async def test_files_that_cannot_be_ordered_are_named_before_the_first_order(tmp
         assert manifest["deletions"]["known_up_to"]
         assert len(check_folder(tmp_path / "out")) == 1
         unknown = ("report", "--reference", "NOPE", "--out", str(tmp_path / "none"))
-        code, _, err = await ended(await started(emulator, tmp_path / "lake", *unknown))
+        code, _, err = await ran(emulator, tmp_path / "lake", *unknown)
         assert (code, "no file with this reference" in err) == (2, True)
 
 
@@ -215,13 +215,13 @@ async def test_the_command_verifies(tmp_path: Path) -> None:
         await sync_lists(emulator, tmp_path / "lake")
         await run_report(emulator, tmp_path / "lake", tmp_path / "out")
         command = ("report", "verify", str(tmp_path / "out"))
-        code, out, _ = await ended(await started(emulator, tmp_path / "nowhere", *command))
+        code, out, _ = await ran(emulator, tmp_path / "nowhere", *command)
         assert (code, "ok: job" in out) == (0, True)
         _truncate(tmp_path / "out" / "report-0001.pdf")
-        code, out, _ = await ended(await started(emulator, tmp_path / "nowhere", *command, "--json"))
+        code, out, _ = await ran(emulator, tmp_path / "nowhere", *command, "--json")
         assert code == 9
         assert json.loads(out)["problems"] == ["report-0001.pdf: the content was changed"]
-        code, _, _ = await ended(await started(emulator, tmp_path / "nowhere", "report", "verify", str(tmp_path)))
+        code, _, _ = await ran(emulator, tmp_path / "nowhere", "report", "verify", str(tmp_path))
         assert code == 2
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.emulator import Emulator, Quirks
 from pipeline.errors import ScanlakeError
-from tests.processes import ended, started
+from tests.processes import ended, ran, started
 from tests.reports.report_harness import (
     SEED,
     RunOptions,
@@ -90,7 +90,7 @@ async def test_runs_killed_at_random_times(tmp_path: Path) -> None:
             process.kill()
             await process.communicate()
             assert not (out / "SHA256SUMS").exists()
-        code, text, err = await ended(await started(emulator, tmp_path / "lake", *command))
+        code, text, err = await ran(emulator, tmp_path / "lake", *command)
         assert code == 0, err
         output = json.loads(text)
         assert len(check_folder(out)) == output["delivered"] == FILES
@@ -143,7 +143,7 @@ async def test_a_damaged_pdf_is_downloaded_again_and_kept(tmp_path: Path) -> Non
     command = ("report", "--where", "TRUE", "--out", str(tmp_path / "out"))
     async with Emulator(120, seed=SEED) as emulator:
         await sync_lists(emulator, tmp_path / "lake")
-        assert (await ended(await started(emulator, tmp_path / "lake", *command)))[0] == 0
+        assert (await ran(emulator, tmp_path / "lake", *command))[0] == 0
         damaged = tmp_path / "out" / "report-0001.pdf"
         for number in (1, 2):
             whole = damaged.read_bytes()
@@ -151,7 +151,7 @@ async def test_a_damaged_pdf_is_downloaded_again_and_kept(tmp_path: Path) -> Non
             damaged.write_bytes(whole + b"x" * number)
             (tmp_path / "out" / "report-0002.pdf").unlink(missing_ok=True)
             emulator.reset()
-            code, _, err = await ended(await started(emulator, tmp_path / "lake", *command))
+            code, _, err = await ran(emulator, tmp_path / "lake", *command)
             assert code == 0, err
             assert (emulator.counts["report"], emulator.counts["download"]) == (0, 2)
             assert damaged.read_bytes() == whole
@@ -249,7 +249,7 @@ async def test_a_stop_on_request_loses_no_response(tmp_path: Path) -> None:
         code, _, err = await ended(process)
         assert (code, "Traceback" in err) == (130, False)
         emulator.set_faults(latency_ms=0.0)
-        code, _, _ = await ended(await started(emulator, tmp_path / "lake", *command))
+        code, _, _ = await ran(emulator, tmp_path / "lake", *command)
         assert code == 0
         assert check_orders(emulator, tmp_path / "out") == 0
         assert emulator.counts["report"] == 3
@@ -261,7 +261,7 @@ async def test_a_revoked_token_stops_the_run(tmp_path: Path) -> None:
         await sync_lists(emulator, tmp_path / "lake")
         emulator.set_faults(revoked=True)
         command = ("report", "--where", "TRUE", "--out", str(tmp_path / "out"))
-        code, _, err = await ended(await started(emulator, tmp_path / "lake", *command))
+        code, _, err = await ran(emulator, tmp_path / "lake", *command)
         assert (code, emulator.counts["report"]) == (3, 0)
         assert "SCANLAKE_TOKEN" in err
         emulator.set_faults(revoked=False)

@@ -12,7 +12,7 @@ from pipeline.emulator import Emulator, Quirks
 from pipeline.errors import LakeLockedError, ProtocolError, SettingsError, StorageError
 from pipeline.reports.folder import open_job_folder
 from schemas.timestamps import new_run_id
-from tests.processes import ended, started
+from tests.processes import ended, ran, started
 from tests.reports.report_harness import (
     SEED,
     RunOptions,
@@ -60,12 +60,12 @@ async def test_a_report_that_redirects_elsewhere_is_named_and_exits_6(tmp_path: 
         await sync_lists(emulator, tmp_path / "lake")
         emulator.script("redirect", path="/reports/")
         command = ("report", "--where", "TRUE", "--out", str(tmp_path / "out"))
-        code, text, err = await ended(await started(emulator, tmp_path / "lake", *command))
+        code, text, err = await ran(emulator, tmp_path / "lake", *command)
         assert code == 6, err
         assert emulator.strays == []
         assert "redirected to another host" in text
         assert len(check_folder(tmp_path / "out")) in {50, 100}
-        code, _, _ = await ended(await started(emulator, tmp_path / "lake", *command))
+        code, _, _ = await ran(emulator, tmp_path / "lake", *command)
         assert (code, emulator.counts["report"]) == (0, 2)
 
 
@@ -189,7 +189,7 @@ async def test_the_file_that_causes_a_rejection_is_found(tmp_path: Path, status:
 
         emulator.on_request = delete_before_order
         command = ("report", "--where", "TRUE", "--out", str(tmp_path / "out"))
-        code, text, err = await ended(await started(emulator, tmp_path / "lake", *command))
+        code, text, err = await ran(emulator, tmp_path / "lake", *command)
         assert code == 4, err
         delivered = check_folder(tmp_path / "out")
         assert len(delivered) == 228

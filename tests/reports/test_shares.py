@@ -19,7 +19,7 @@ from pipeline.lake.layout import LakeLayout
 from pipeline.lake.request_log import open_request_log
 from pipeline.shares import ShareOutcome, ShareRun, build_requests, count_recipients, read_share_csv
 from schemas.timestamps import SECOND, now_us
-from tests.processes import ended, started, started_at
+from tests.processes import ended, ran, started, started_at
 from tests.reports.report_harness import SEED, make_empty_lake, quick_client, sync_lists
 from tests.sync.sync_harness import opened
 
@@ -164,7 +164,7 @@ async def test_a_killed_run(tmp_path: Path) -> None:
             await asyncio.sleep(0.01)
         process.kill()
         await process.communicate()
-        code, out, _ = await ended(await started(emulator, tmp_path / "lake", "share", *given, "--format", "json"))
+        code, out, _ = await ran(emulator, tmp_path / "lake", "share", *given, "--format", "json")
         assert code == 4
         states = {each["reference"]: each["state"] for each in json.loads(out)["shares"]}
         assert [states[each] for each in given] == ["reused"] * 5 + ["unknown"] + ["created"] * 6
@@ -182,11 +182,11 @@ async def test_emails_need_a_confirmation(tmp_path: Path) -> None:
         rows = [f"{each},r{n % 3}@x.example" for n, each in enumerate(pick_references(emulator, 7))]
         table.write_text("reference,email\n" + "\n".join(rows) + "\n")
         command = ("share", "--file", str(table), "--send-email", "--format", "csv")
-        code, _, err = await ended(await started(emulator, tmp_path / "lake", *command))
+        code, _, err = await ran(emulator, tmp_path / "lake", *command)
         assert code == 2
         assert "7 links would be e-mailed to 3 recipients" in err
         assert (emulator.counts["share"], emulator.emails) == (0, [])
-        code, out, _ = await ended(await started(emulator, tmp_path / "lake", *command, "--yes"))
+        code, out, _ = await ran(emulator, tmp_path / "lake", *command, "--yes")
         assert code == 0
         assert len(emulator.emails) == 7
         assert [row["state"] for row in csv.DictReader(io.StringIO(out))] == ["created"] * 7
@@ -229,7 +229,7 @@ async def test_everything_that_was_sent_is_recorded(tmp_path: Path) -> None:
         reference = pick_references(emulator, 1)[0]
         options = ("--email", "a@x.example", "--dl", "team-7", "--language", "de", "--timezone", "Europe/Berlin")
         command = ("share", reference, *options, "--username", "audit", "--json")
-        code, out, _ = await ended(await started(emulator, tmp_path / "lake", *command))
+        code, out, _ = await ran(emulator, tmp_path / "lake", *command)
         assert code == 0
         (share,) = json.loads(out)["shares"]
         assert (share["email"], share["dl"]) == ("a@x.example", "team-7")
@@ -247,7 +247,7 @@ async def test_a_reference_of_several_files_is_a_warning_before_the_share(tmp_pa
         shared = next(name for name, count in sorted(counts.items()) if count > 1)
         single = next(name for name, count in sorted(counts.items()) if count == 1)
         emulator.reset()
-        code, _, err = await ended(await started(emulator, tmp_path / "lake", "share", shared, single))
+        code, _, err = await ran(emulator, tmp_path / "lake", "share", shared, single)
         assert code == 0
         (line,) = [line for line in err.splitlines() if "share.reference_ambiguous" in line]
         assert shared in line
@@ -255,7 +255,7 @@ async def test_a_reference_of_several_files_is_a_warning_before_the_share(tmp_pa
         paths = [request.raw_path.partition("?")[0].rpartition("/")[2] for request in emulator.log]
         assert paths == ["files", "share", "files", "share"]
         emulator.reset()
-        code, _, err = await ended(await started(emulator, tmp_path / "lake", "share", shared, single))
+        code, _, err = await ran(emulator, tmp_path / "lake", "share", shared, single)
         assert (code, emulator.requests) == (0, 0)  # both links are reused
 
 

@@ -18,7 +18,7 @@ import pytest
 from pipeline.emulator import Emulator
 from schemas.timestamps import to_datetime
 from tests.oracle import differences
-from tests.processes import ended, started
+from tests.processes import ended, ran, started
 from tests.sync.sync_harness import SEED, opened
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ DUCKDB_CLI = Path(sys.executable).with_name("duckdb")
 async def test_environment_drives_it(tmp_path: Path) -> None:
     """With the three variables set, `scanlake sync --json` prints one object with what the run did."""
     async with Emulator(80, seed=SEED) as emulator:
-        code, out, _ = await ended(await started(emulator, tmp_path / "lake", "sync", "--json"))
+        code, out, _ = await ran(emulator, tmp_path / "lake", "sync", "--json")
         truth = list(emulator.truth())
     summary = json.loads(out)
     assert code == 0
@@ -63,7 +63,7 @@ async def test_one_and_the_same_date_syncs_the_whole_day(tmp_path: Path) -> None
         days = Counter(f"{to_datetime(file['updated']):%Y-%m-%d}" for file in emulator.truth())
         day, count = days.most_common(1)[0]
         command = ("sync", "--since", day, "--until", day, "--json")
-        code, out, _ = await ended(await started(emulator, tmp_path / "lake", *command))
+        code, out, _ = await ran(emulator, tmp_path / "lake", *command)
         truth = {file["key"] for file in emulator.truth() if f"{to_datetime(file['updated']):%Y-%m-%d}" == day}
     assert (code, len(truth)) == (0, count)
     with opened(tmp_path / "lake") as db:
@@ -77,7 +77,7 @@ async def test_one_and_the_same_date_syncs_the_whole_day(tmp_path: Path) -> None
 async def test_a_quiet_sync_that_goes_well_says_nothing(tmp_path: Path) -> None:
     """Whoever schedules it with `--quiet` gets mail from cron about failures only."""
     async with Emulator(30, seed=SEED) as emulator:
-        assert await ended(await started(emulator, tmp_path / "lake", "sync", "--quiet")) == (0, "", "")
+        assert await ran(emulator, tmp_path / "lake", "sync", "--quiet") == (0, "", "")
 
 
 async def test_wrong_token(tmp_path: Path, canary: str) -> None:
@@ -97,7 +97,7 @@ async def test_unreachable_service(tmp_path: Path) -> None:
     """A service that cannot be reached exits 1 with one clear line."""
     async with Emulator(1, seed=SEED) as emulator:
         pass
-    code, _, err = await ended(await started(emulator, tmp_path / "lake", "sync", SCANLAKE_MAX_ATTEMPTS="2"))
+    code, _, err = await ran(emulator, tmp_path / "lake", "sync", SCANLAKE_MAX_ATTEMPTS="2")
     assert code == 1
     assert "no connection" in err.splitlines()[-1]
     assert "Traceback" not in err
@@ -122,7 +122,7 @@ async def test_stock_clients_during_and_across_publishes(tmp_path: Path) -> None
     assert DUCKDB_CLI.exists() or shutil.which("duckdb"), "the command-line client comes from the package index"
     catalog = tmp_path / "lake" / "catalog.duckdb"
     async with Emulator(400, seed=SEED) as emulator:
-        await ended(await started(emulator, tmp_path / "lake", "sync"))
+        await ran(emulator, tmp_path / "lake", "sync")
         emulator.world.update(emulator.world.pick_random(200))
         emulator.world.create(50)
         emulator.set_faults(latency_ms=150.0)
@@ -166,7 +166,7 @@ async def test_a_stop_on_request(tmp_path: Path, number: signal.Signals) -> None
         assert code == 130
         assert "Traceback" not in err
         emulator.set_faults(latency_ms=0.0)
-        done, _, _ = await ended(await started(emulator, tmp_path / "lake", "sync"))
+        done, _, _ = await ran(emulator, tmp_path / "lake", "sync")
         assert done == 0
         assert emulator.counts["detail"] <= 600 + 2 * 8
         truth = list(emulator.truth())
@@ -190,7 +190,7 @@ async def test_kills(tmp_path: Path) -> None:
             with opened(tmp_path / "lake") as db:
                 assert db.execute("SELECT count(*) FROM files").fetchall()[0][0] <= files
         emulator.set_faults(latency_ms=0.0)
-        code, _, _ = await ended(await started(emulator, tmp_path / "lake", "sync"))
+        code, _, _ = await ran(emulator, tmp_path / "lake", "sync")
         assert code == 0
         # Each costs at most the batch that was being committed, the one being gathered, and what was on its way.
         assert emulator.counts["detail"] <= files + kills * (2 * 50 + 8)

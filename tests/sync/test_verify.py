@@ -17,7 +17,7 @@ from pipeline.progress import NullProgress
 from pipeline.settings import Settings
 from pipeline.sync.verify import VerifyMode, VerifyResult, verify
 from tests.oracle import differences
-from tests.processes import ended, started
+from tests.processes import ran
 from tests.sync.sync_harness import SEED, opened, synced
 
 if TYPE_CHECKING:
@@ -250,11 +250,11 @@ async def test_syncs_verify_by_themselves(tmp_path: Path) -> None:
     """When the last verify is longer ago than verify_every_days, the sync command verifies after the sync."""
     lake = tmp_path / "lake"
     async with Emulator(40, seed=SEED) as emulator:
-        first = json.loads((await ended(await started(emulator, lake, "sync", "--json")))[1])
+        first = json.loads((await ran(emulator, lake, "sync", "--json"))[1])
         emulator.world.delete(emulator.world.pick_random(2))
-        soon = json.loads((await ended(await started(emulator, lake, "sync", "--json")))[1])
+        soon = json.loads((await ran(emulator, lake, "sync", "--json"))[1])
         often = {"SCANLAKE_VERIFY_EVERY_DAYS": "0.000001"}
-        due = json.loads((await ended(await started(emulator, lake, "sync", "--json", **often)))[1])
+        due = json.loads((await ran(emulator, lake, "sync", "--json", **often))[1])
     assert "verify" not in first | soon
     assert due["verify"]["deleted"] == 2
     assert due["verify"]["consistent"] is True
@@ -264,11 +264,11 @@ async def test_the_command(tmp_path: Path) -> None:
     """`scanlake verify` prints the proof, exits 0 after repairing everything; --dry-run exits 4 for differences."""
     lake = tmp_path / "lake"
     async with Emulator(40, seed=SEED) as emulator:
-        await ended(await started(emulator, lake, "sync"))
+        await ran(emulator, lake, "sync")
         emulator.world.delete(emulator.world.pick_random(2))
-        checked, report, _ = await ended(await started(emulator, lake, "verify", "--dry-run"))
-        repaired, proof, _ = await ended(await started(emulator, lake, "verify"))
-        equal, _, _ = await ended(await started(emulator, lake, "verify", "--dry-run"))
+        checked, report, _ = await ran(emulator, lake, "verify", "--dry-run")
+        repaired, proof, _ = await ran(emulator, lake, "verify")
+        equal, _, _ = await ran(emulator, lake, "verify", "--dry-run")
     assert (checked, repaired, equal) == (4, 0, 0)
     assert "NOT consistent" in report
     assert "2 deleted in the service (now in deleted_files)" in proof

@@ -1,0 +1,154 @@
+"""Runs the command by a fork of a process that has imported it: a real process, without half a second of imports.
+
+Tests that send signals, set limits or look at the start itself start their own processes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+_PRELOADED: Final = (
+    "pipeline.cli", "pipeline.context", "pipeline.commands.sync", "pipeline.commands.query", "pipeline.commands.report",
+    "pipeline.commands.status", "pipeline.commands.doctor", "pipeline.commands.check", "pipeline.commands.export",
+)  # fmt: skip
+_SERVER_FLAG: Final = "--serve"
+_MAX_REQUEST_BYTES: Final = 1_000_000
+_lock: Final = threading.Lock()
+_server: socket.socket | None = None
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a command left behind."""
+
+    code: int
+    out: bytes
+    err: bytes
+
+
+def run_command(
+    arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], stdin: bytes = b"", seconds: float = 300
+) -> Finished:
+    """Run the command to its end in `cwd` with exactly this environment. It is killed after so many seconds."""
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        given.write(stdin)
+        given.seek(0)
+        read_end, write_end = os.pipe()
+        request = json.dumps({"arguments": list(arguments), "cwd": str(cwd), "env": dict(env), "seconds": seconds})
+        with os.fdopen(read_end, "rb") as status:
+            try:
+                with _lock:
+                    files = [given.fileno(), out.fileno(), err.fileno(), write_end]
+                    socket.send_fds(_start_server(), [request.encode()], files)
+            finally:
+                os.close(write_end)
+            code = status.read()
+        assert code, "the command has no exit status"
+        out.seek(0)
+        err.seek(0)
+        return Finished(int(code), out.read(), err.read())
+
+
+def _start_server() -> socket.socket:
+    global _server  # noqa: PLW0603 - one server for each process of tests
+    if _server is None:
+        own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.forkserver", _SERVER_FLAG, str(other.fileno())], pass_fds=[other.fileno()],
+            cwd=root, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        other.close()
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MAX_REQUEST_BYTES)
+        atexit.register(_stop_server, own, process)
+        _server = own
+    return _server
+
+
+def _stop_server(server: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    server.close()
+    process.wait(10)
+
+
+# The server
+
+
+def _serve(handle: int) -> None:
+    """Fork a supervisor and a command for every request; end with the process of the tests."""
+    for module in _PRELOADED:
+        __import__(module)
+    gc.freeze()  # a collection in a command does not copy these pages
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for supervisors
+    with socket.socket(fileno=handle) as server:
+        while True:
+            request, files, _, _ = socket.recv_fds(server, _MAX_REQUEST_BYTES, 4)
+            if not request:
+                os._exit(0)
+            if os.fork() == 0:
+                server.close()
+                break
+            for file in files:
+                os.close(file)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    given = json.loads(request)
+    child = os.fork()
+    if child:
+        _supervise(child, files, given["seconds"])
+    os.close(files[3])
+    _become(given, files[:3])
+
+
+def _supervise(child: int, files: list[int], seconds: float) -> None:
+    for file in files[:3]:
+        os.close(file)
+    until, ended = time.monotonic() + seconds, (0, 0)
+    while ended[0] == 0:
+        ended = os.waitpid(child, os.WNOHANG)
+        if time.monotonic() > until:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.005)
+    os.write(files[3], str(os.waitstatus_to_exitcode(ended[1])).encode())
+    os._exit(0)
+
+
+def _become(given: dict[str, Any], files: list[int]) -> None:
+    """Become the command: its streams, folder, environment, arguments."""
+    for target, file in enumerate(files):
+        os.dup2(file, target)
+        os.close(file)
+    os.chdir(given["cwd"])
+    os.environ.clear()
+    os.environ.update(given["env"])
+    time.tzset()
+    sys.argv[1:] = given["arguments"]
+    sys.orig_argv[1:] = ["-m", "pipeline", *given["arguments"]]
+    code: object = 1
+    try:
+        __import__("pipeline.__main__", fromlist=["main"]).main()
+    except SystemExit as end:
+        code = end.code
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        atexit._run_exitfuncs()
+        os._exit(code if isinstance(code, int) else 1)  # the frozen modules would be reported as leaks
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[sys.argv.index(_SERVER_FLAG) + 1]))
