@@ -1,4 +1,4 @@
-"""What `make soak` runs at all points and `make test` at a few."""
+"""What `make soak` runs at all points and `make test` at a few, and what `make coverage` cannot measure."""
 
 from __future__ import annotations
 
@@ -18,3 +18,8 @@ def sample(cases: Iterable[_Case], count: int) -> list[_Case]:
     if SOAKING or len(every) <= count:
         return every
     return [every[step * (len(every) - 1) // (count - 1)] for step in range(count)]
+
+
+def unmeasured() -> dict[str, str]:
+    """Return the environment of a process that coverage must not measure: of another user, or to be signalled."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("COV")}

@@ -19,6 +19,7 @@ from pipeline.errors import ExitCode, LakeCorruptedError, LakeLockedError, Stora
 from pipeline.lake.duckdb_errors import classify_read_error
 from pipeline.lake.reader import open_catalog
 from pipeline.settings import Settings
+from tests.soaking import unmeasured
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -144,7 +145,13 @@ def test_no_permission_is_not_damage(closed: str, lake: Path, open_folder: Path)
 
     def ask(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*command, *arguments], cwd=open_folder, capture_output=True, text=True, timeout=300, check=False
+            [*command, *arguments],
+            cwd=open_folder,
+            env=unmeasured(),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
         )
 
     if shutil.which("setpriv") is None or ask("query", "SELECT 1 FROM files").returncode != 0:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from tests.conftest import ROOT
+from tests.soaking import unmeasured
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +37,7 @@ sys.meta_path.insert(0, Finder())
 def test_a_signal_during_the_imports(tmp_path: Path, module: str, number: int) -> None:
     """SIGTERM and Ctrl-C end the command with 130 and one line, whatever is being imported."""
     (tmp_path / "sitecustomize.py").write_text(_WAIT_AT_IMPORT)
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "WAIT_AT": module, "SCANLAKE_LAKE": "lake"}
+    environment = {**unmeasured(), "PYTHONPATH": f"{tmp_path}:{ROOT}", "WAIT_AT": module, "SCANLAKE_LAKE": "lake"}
     command = [sys.executable, "-m", "pipeline", "sync"]
     with subprocess.Popen(command, env=environment, text=True, stdout=-1, stderr=-1, cwd=tmp_path) as process:
         assert process.stdout is not None
@@ -52,7 +53,7 @@ def test_a_signal_during_the_imports(tmp_path: Path, module: str, number: int) -
 def test_an_ignored_signal_stays_ignored(tmp_path: Path, ignored: int) -> None:
     """A signal that the caller ignores, as a shell does for a background command, does not end the command."""
     (tmp_path / "sitecustomize.py").write_text(_WAIT_AT_IMPORT.replace("time.sleep(30)", "time.sleep(0.5)"))
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "WAIT_AT": "typer"}
+    environment = {**unmeasured(), "PYTHONPATH": f"{tmp_path}:{ROOT}", "WAIT_AT": "typer"}
     ignore = f"import os, signal, sys; signal.signal({ignored}, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
     command = [sys.executable, "-c", ignore, sys.executable, "-m", "pipeline", "--version"]
     with subprocess.Popen(command, env=environment, text=True, stdout=-1, cwd=tmp_path) as process:

@@ -26,7 +26,7 @@ from tests.lake.operations import told
 from tests.lake.test_folder_conflicts import made_in
 from tests.lake.test_folders import describe
 from tests.oracle import differences
-from tests.soaking import sample
+from tests.soaking import sample, unmeasured
 from tests.sync.sync_harness import opened, synced
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def lake_of_nobody() -> Iterator[Path]:
 
 def _run_as_nobody(*arguments: str) -> subprocess.CompletedProcess[str]:
     user = ("setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/nonexistent"}
+    environment = {**unmeasured(), "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/nonexistent"}
     return subprocess.run(
         [*user, sys.executable, *arguments],
         cwd="/",
