@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
-import structlog
-
-from pipeline.crawl.models import SharedFileIdError, parse_reference
-from pipeline.crawl.windows import (
-    MAX_SECOND,
-    MIN_SECOND,
-    MIN_WINDOW_SECONDS,
-    Window,
-    split_by_time,
-    split_by_timestamps,
+from pipeline.crawl.models import parse_reference
+from pipeline.crawl.pages import (
+    MAX_EMPTY_PAGES,
+    FileKey,
+    PageReader,
+    empty_pages_error,
+    get_ids,
+    get_key,
+    get_keys,
+    get_timestamps,
 )
+from pipeline.crawl.windows import MIN_WINDOW_SECONDS, Window, split_by_time, split_by_timestamps
 from pipeline.errors import ProtocolError
-from schemas.timestamps import DAY, SECOND
-
-_log = structlog.get_logger()
+from schemas.timestamps import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -33,16 +32,12 @@ if TYPE_CHECKING:
 
 _MAX_PASSES: Final = 5
 _PAGE_CONCURRENCY: Final = 32
-_MAX_EMPTY_PAGES: Final = 3
 _MAX_PAGES: Final = 4_000  # of one list: a million files, or a service that reports pages without end
 _MAX_MOVED_FILES: Final = 5  # files by which a total and the pages may differ while files change
 _MAX_SAMPLED_FILES: Final = 50_000  # a window with more is split by time first, so that memory stays bounded
 _MAX_SPLITS: Final = 16
 _MAX_SEARCH_PAGES: Final = 8
 _MAX_SINGLE_LOOKUPS: Final = 10
-_DAY_SECONDS: Final = DAY // SECOND
-_Key = tuple[int | None, int | None]
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,36 +65,43 @@ class PagedList:
     single_response: bool
 
     @property
-    def keys(self) -> set[_Key]:
+    def keys(self) -> set[FileKey]:
         """The keys of the files."""
-        return _keys(self.items)
+        return get_keys(self.items)
+
+
+@dataclass(slots=True)
+class _Sample:
+    """What is kept of some pages: timestamps in seconds, the number of files, instance ids by id."""
+
+    timestamps: array[int] = field(default_factory=lambda: array("q"))
+    files: int = 0
+    instances: dict[int, int] = field(default_factory=dict)
 
 
 class WindowReader:
-    """Reads windows, and learns the real page size of the service."""
+    """Reads windows, and splits those that are too large for one response."""
 
     def __init__(self, client: Client, options: CrawlOptions, now: Callable[[], int]) -> None:
         """Create a reader; `now` is the service's clock in seconds.
 
         Every method that reads pages raises `SharedFileIdError` if a page shows that two files share an id.
         """
-        self._client = client
         self._options = options
         self._now = now
-        self._page_caps: dict[bool, int] = {}  # largest page, by whether the query is cheap
-        self._proven_sizes: dict[bool, int] = {}  # smallest page that a page with files followed
-        self._has_counts = False  # the service has reported a total or a number of pages
-        self._counts_are_wrong = False  # it has announced files that it does not have
-        self._is_filter_checked = False
+        self._pages = PageReader(client, options)
         self._sampling = asyncio.Semaphore(_PAGE_CONCURRENCY)  # shared by all samples
 
     async def read(self, window: Window) -> WindowResult:
         """Read `window`, or return the sub-windows to split it into."""
+        return await self._pages.retry_with_smaller_pages(lambda: self._read(window))
+
+    async def _read(self, window: Window) -> WindowResult:
         if window.overflows:
             return await self._read_by_pages(window)
-        query = self._options.query(window)
-        page = await self._check_counts(await self._fetch_page(query, 1, window), query, window)
-        if await self._is_complete(page, query, window):
+        query = self._pages.create_query(window)
+        page = await self._pages.check_counts(await self._pages.fetch(query, 1, window), query, window)
+        if await self._pages.is_complete(page, query, window):
             return WindowResult(page.items)
         if window.is_narrow or not page.items:
             return await self._read_by_pages(window)
@@ -112,18 +114,17 @@ class WindowReader:
         """
         item = None
         if reference is not None:
-            item = await self._search(file_id, self._options.query(reference=reference), None, reference)
+            item = await self._pages.retry_with_smaller_pages(lambda: self._search(file_id, None, reference))
         if item is None and updated_at is not None:
             second = Window(updated_at // SECOND, updated_at // SECOND + 1)
-            item = await self._search(file_id, self._options.query(second), second, None)
+            item = await self._pages.retry_with_smaller_pages(lambda: self._search(file_id, second, None))
         return item
 
-    async def _search(
-        self, file_id: int, query: FileQuery, window: Window | None, reference: str | None
-    ) -> ListItem | None:
+    async def _search(self, file_id: int, window: Window | None, reference: str | None) -> ListItem | None:
+        query = self._pages.create_query(window, reference=reference)
         same_id = None
         for number in range(1, _MAX_SEARCH_PAGES + 1):
-            page = await self._fetch_page(query, number, window)
+            page = await self._pages.fetch(query, number, window)
             for item in page.items:
                 if file_id in {item.instance_id, item.id}:
                     if item.instance_id in {file_id, None}:
@@ -139,144 +140,50 @@ class WindowReader:
     # Planning
 
     async def _split(self, window: Window, page: ListPage) -> list[Window]:
-        limit = self._page_limit(cheap=False)
+        limit = self._pages.get_page_limit()
         total = page.total or 0
         if page.items and all(item.updated_at is None for item in page.items):
-            await self._check_filter_is_honoured()
+            await self._pages.check_filter_is_honoured()
         elif total <= _MAX_SAMPLED_FILES:
             sub_windows = split_by_timestamps(window, await self._sample_timestamps(window), limit)
             if len(sub_windows) > 1 or sub_windows[0].overflows:
                 return sub_windows
         pieces = min(max(2, total // limit), _MAX_SPLITS)
-        return split_by_time(window, known=_timestamps(page.items), now=self._now(), pieces=pieces)
+        return split_by_time(window, known=get_timestamps(page.items), now=self._now(), pieces=pieces)
 
     async def _sample_timestamps(self, window: Window) -> Sequence[int]:
         """Return the sorted timestamps of a window in seconds. Read by pages, so good for planning only."""
-        query = self._options.query(window, cheap=True)
-        page = await self._fetch_page(query, 1, window)
-        timestamps = array("q", _timestamps(page.items))
-        instances: dict[int, int] = {}
-        self._check_instances(page.items, instances)
+        query = self._pages.create_query(window, cheap=True)
+        sample = _Sample()
+        page = await self._add_page(query, 1, window, sample)
         if page.total is not None and page.items:
             last = min(-(-page.total // len(page.items)), _MAX_PAGES)
             for first in range(2, last + 1, _PAGE_CONCURRENCY):
                 numbers = range(first, min(first + _PAGE_CONCURRENCY, last + 1))
-                pages = await _gather(self._page_timestamps(query, number, window, instances) for number in numbers)
-                for page_timestamps in pages:
-                    timestamps.extend(page_timestamps or ())
-                if all(page_timestamps is None for page_timestamps in pages):
+                files_before = sample.files
+                await _gather(self._add_page(query, number, window, sample) for number in numbers)
+                if sample.files == files_before:
                     break  # the list has fewer files than the service counted
         else:
             page_hashes = set[int]()
             number = 1
-            while page.items and page.has_next is not False and len(timestamps) < _MAX_SAMPLED_FILES:
-                page_hashes.add(hash(_ids(page.items)))
+            while page.items and page.has_next is not False and sample.files < _MAX_SAMPLED_FILES:
+                page_hashes.add(hash(get_ids(page.items)))
                 number += 1
-                page = await self._fetch_page(query, number, window)
-                if hash(_ids(page.items)) in page_hashes:
+                page = await self._add_page(query, number, window, sample)
+                if hash(get_ids(page.items)) in page_hashes:
                     break  # the service repeats its pages; the timestamps read so far must do
-                timestamps.extend(_timestamps(page.items))
-                self._check_instances(page.items, instances)
-        if page.total is not None and len(timestamps) + max(_MAX_MOVED_FILES, page.total // 10) < page.total:
-            self._distrust_counts(page)
-        return array("q", sorted(timestamps))
+        if page.total is not None and sample.files + max(_MAX_MOVED_FILES, page.total // 10) < page.total:
+            self._pages.distrust_counts(page)
+        return array("q", sorted(sample.timestamps))
 
-    async def _page_timestamps(
-        self, query: FileQuery, number: int, window: Window, instances: dict[int, int]
-    ) -> array[int] | None:
-        """Return the timestamps on one page, None if it is empty. The page itself is not kept."""
+    async def _add_page(self, query: FileQuery, number: int, window: Window, sample: _Sample) -> ListPage:
         async with self._sampling:
-            page = await self._fetch_page(query, number, window)
-        self._check_instances(page.items, instances)
-        return array("q", _timestamps(page.items)) if page.items else None
-
-    def _page_limit(self, *, cheap: bool) -> int:
-        requested = self._options.query(cheap=cheap).page_size
-        limit = min(requested, self._page_caps.get(cheap or not self._options.includes, requested))
-        # Without counts a full page does not show whether it is the last one: leave one place free.
-        return limit if self._has_counts else max(1, limit - 1)
-
-    # One page
-
-    async def _fetch_page(self, query: FileQuery, number: int, window: Window | None) -> ListPage:
-        page = await self._client.list_files(query, page=number)
-        self._check_instances(page.items, {})
-        if window is not None:
-            _check_bounds(window, page.items)
-        if self._counts_are_wrong:
-            page = page.without_counts()
-        self._has_counts |= page.total is not None or page.last_page is not None
-        if page.items and (page.has_next or len(page.items) >= query.page_size):
-            self._page_caps[not query.include] = len(page.items)
-        if page.has_next is False and not self._client.has_announced_next:
-            # A link that is always null means as little as no link, and a total may count the page alone.
-            return replace(page, has_next=None)
+            page = await self._pages.fetch(query, number, window)
+        self._pages.check_instances(page.items, sample.instances)
+        sample.timestamps.extend(get_timestamps(page.items))
+        sample.files += len(page.items)
         return page
-
-    async def _check_counts(self, page: ListPage, query: FileQuery, window: Window) -> ListPage:
-        """Return the first page of a window, without its counts if they announce files that no page has.
-
-        A page shorter than those of this service announces more only by mistake: the next pages show whose.
-        """
-        is_cheap = not query.include
-        if not page.has_next or len(page.items) >= self._proven_sizes.get(is_cheap, query.page_size):
-            return page
-        following = page
-        for number in range(2, 2 + _MAX_EMPTY_PAGES):
-            following = await self._fetch_page(query, number, window)
-            if following.items:
-                self._proven_sizes[is_cheap] = len(page.items)
-                return page
-            if not following.has_next:
-                break
-        if following.has_next_link:
-            raise _empty_pages_error(_MAX_EMPTY_PAGES)
-        self._page_caps.pop(is_cheap, None)  # the count of this page alone had set it
-        return self._distrust_counts(page)
-
-    def _distrust_counts(self, page: ListPage) -> ListPage:
-        if not self._counts_are_wrong:
-            _log.warning("counts.wrong", total=page.total, hint="The list announces files that it does not have.")
-        self._counts_are_wrong, self._has_counts = True, False
-        return page.without_counts()
-
-    def _check_instances(self, items: Iterable[ListItem], instances: dict[int, int]) -> None:
-        if self._options.identity == "file_id":
-            return
-        for item in items:
-            if item.id is None or item.instance_id is None:
-                continue
-            if instances.setdefault(item.id, item.instance_id) != item.instance_id:
-                raise SharedFileIdError
-
-    async def _is_complete(self, page: ListPage, query: FileQuery, window: Window) -> bool:
-        """Return whether `page` is the whole list. Until the page size is known, a further page may have to show it."""
-        if page.has_next is not None:
-            return not page.has_next
-        is_cheap = not query.include
-        if len(page.items) >= self._page_caps.get(is_cheap, query.page_size):
-            return False
-        if not page.items or is_cheap in self._page_caps:
-            return True
-        following = await self._fetch_page(query, 2, window)
-        if page.total == len(page.items) and _ids(following.items) == _ids(page.items):
-            return True  # the service ignores the page number, and its total is what this page has
-        if following.items:
-            self._page_caps[is_cheap] = len(page.items)
-            return False
-        # Between the two calls a file may have moved up to the first page.
-        again = await self._fetch_page(query, 1, window)
-        return len(again.items) == len(page.items) and _keys(again.items) == _keys(page.items)
-
-    async def _check_filter_is_honoured(self) -> None:
-        """Request two windows that must be empty: without timestamps only that shows that the filter works."""
-        if self._is_filter_checked:
-            return
-        for window in (Window(MIN_SECOND, MIN_SECOND + _DAY_SECONDS), Window(MAX_SECOND - _DAY_SECONDS, MAX_SECOND)):
-            page = await self._client.list_files(self._options.query(window, cheap=True))
-            if page.items:
-                raise _filter_ignored_error()
-        self._is_filter_checked = True
 
     # Many pages
 
@@ -285,13 +192,13 @@ class WindowReader:
 
         A long window whose files change is split after all: its overflow is at its end.
         """
-        query, cheap_query = self._options.query(window), self._options.query(window, cheap=True)
-        items: dict[_Key, ListItem] = {}
+        query, cheap_query = self._pages.create_query(window), self._pages.create_query(window, cheap=True)
+        items: dict[FileKey, ListItem] = {}
         items_without_id: tuple[ListItem, ...] = ()
-        previous_keys: set[_Key] | None = None
+        previous_keys: set[FileKey] | None = None
         for _ in range(_MAX_PASSES):
             pages = await self._read_all_pages(query, window)
-            items.update({_key(item): item for item in pages.items if item.id is not None})
+            items.update({get_key(item): item for item in pages.items if item.id is not None})
             items_without_id = tuple(item for item in pages.items if item.id is None) or items_without_id
             if pages.is_consistent and pages.keys == previous_keys:
                 return WindowResult((*items.values(), *items_without_id))
@@ -308,9 +215,10 @@ class WindowReader:
         await self._fetch_missing(items, snapshot)
         return WindowResult((*items.values(), *items_without_id), is_consistent=False)
 
-    async def _fetch_missing(self, items: dict[_Key, ListItem], snapshot: PagedList) -> bool:
+    async def _fetch_missing(self, items: dict[FileKey, ListItem], snapshot: PagedList) -> bool:
         """Look up the few files of `snapshot` that `items` lacks. Return whether all are there, in that version."""
-        missing = {_key(item): item for item in snapshot.items if item.id is not None and not _has_version(items, item)}
+        listed = (item for item in snapshot.items if item.id is not None)
+        missing = {get_key(item): item for item in listed if not _has_version(items, item)}
         if len(missing) > _MAX_SINGLE_LOOKUPS:
             return False
         for key, item in missing.items():
@@ -326,13 +234,13 @@ class WindowReader:
         number = empty_pages = 0
         while True:
             number += 1
-            page = await self._fetch_page(query, number, window)
+            page = await self._pages.fetch(query, number, window)
             items += page.items
             empty_pages = 0 if page.items else empty_pages + 1
             if page.has_next is False or (page.has_next is None and not page.items):
                 break
             _check_pagination_ends(page, number, empty_pages, page_hashes)
-        keys = [_key(item) for item in items if item.id is not None]
+        keys = [get_key(item) for item in items if item.id is not None]
         is_consistent = page.total in {None, len(items)} and len(set(keys)) == len(keys)
         single_response = is_consistent and number - bool(empty_pages) <= 1
         return PagedList(tuple(items), is_consistent, single_response)
@@ -340,11 +248,11 @@ class WindowReader:
 
 def _check_pagination_ends(page: ListPage, number: int, empty_pages: int, page_hashes: set[int]) -> None:
     """Raise if a list has pages without end. `page_hashes` are those of the pages so far."""
-    if empty_pages == _MAX_EMPTY_PAGES:
-        raise _empty_pages_error(empty_pages)
+    if empty_pages == MAX_EMPTY_PAGES:
+        raise empty_pages_error(empty_pages)
     if number >= _MAX_PAGES:
         raise ProtocolError(f"GET /files: page {number} of one list announces a next page.")
-    page_hash = hash(_ids(page.items))
+    page_hash = hash(get_ids(page.items))
     # A list with a total ends by itself, and in an unordered one a short page may be repeated.
     has_total_left = page.total is not None and number * len(page.items) < page.total and number < 3 * len(page_hashes)
     if page.items and page_hash in page_hashes and not has_total_left:
@@ -352,47 +260,16 @@ def _check_pagination_ends(page: ListPage, number: int, empty_pages: int, page_h
     page_hashes.add(page_hash)
 
 
-def _empty_pages_error(count: int) -> ProtocolError:
-    return ProtocolError(f"GET /files: {count} empty pages in a row announce a next page.")
-
-
-def _check_bounds(window: Window, items: Iterable[ListItem]) -> None:
-    timestamps = _timestamps(items)
-    outside = sum(not window.may_contain(timestamp) for timestamp in timestamps)
-    # One or two files may be updated while the answer is created; a service that filters has no more.
-    if outside > max(2, len(timestamps) // 2):
-        raise _filter_ignored_error()
-
-
-def _filter_ignored_error() -> ProtocolError:
-    return ProtocolError(
-        "GET /files returns files outside updated_start and updated_end.",
-        hint="Check that base_url is the file service; without these filters no sync can be complete.",
-    )
-
-
-def _key(item: ListItem) -> _Key:
-    return item.id, item.instance_id
-
-
-def _keys(items: Iterable[ListItem]) -> set[_Key]:
-    return {_key(item) for item in items if item.id is not None}
-
-
-def _has_version(items: dict[_Key, ListItem], item: ListItem) -> bool:
-    listed = items.get(_key(item))
+def _has_version(items: dict[FileKey, ListItem], item: ListItem) -> bool:
+    listed = items.get(get_key(item))
     return listed is not None and listed.updated_at == item.updated_at
 
 
-def _ids(items: Iterable[ListItem]) -> tuple[int | None, ...]:
-    return tuple(number for item in items for number in (item.id, item.instance_id))
-
-
-def _timestamps(items: Iterable[ListItem]) -> list[int]:
-    return [item.updated_at // SECOND for item in items if item.updated_at is not None]
-
-
-async def _gather(calls: Iterable[Coroutine[None, None, _Result]]) -> list[_Result]:
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(call) for call in calls]
-    return [task.result() for task in tasks]
+async def _gather(calls: Iterable[Coroutine[None, None, object]]) -> None:
+    try:
+        async with asyncio.TaskGroup() as group:
+            for call in calls:
+                group.create_task(call)
+    except BaseExceptionGroup as failures:
+        failure = failures.exceptions[0]
+        raise failure from failure.__cause__  # without the group around it

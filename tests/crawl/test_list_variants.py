@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from pipeline.client.client import Client
+from pipeline.client.errors import RetriesExhaustedError
 from pipeline.crawl.crawler import Crawler
 from pipeline.crawl.windows import ALL_TIME, Window
 from pipeline.emulator import Emulator, make_quirks
@@ -72,6 +73,40 @@ async def test_every_answer_of_the_list(settings: dict[str, Any]) -> None:
         await run_crawl(emulator, lake, LIST_ONLY)
         assert differences(emulator, lake) == []
         assert emulator.strays == []
+
+
+@pytest.mark.parametrize("max_body_bytes", [200_000, 70_000])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"paging": "top"},
+        {"paging": "none", "next_page_url": "null"},
+        {"paging": "bare", "order": "shuffled"},
+        {"page_cap": 20, "paging": "none"},
+        {"updated_in_list": "absent"},
+    ],
+    ids=lambda settings: "-".join(str(value) for value in settings.values()),
+)
+async def test_pages_that_are_too_large(settings: dict[str, Any], max_body_bytes: int) -> None:
+    """A list whose pages are larger than the client accepts is read by pages of fewer files, and completely."""
+    async with Emulator(FILES, seed=SEED, quirks=make_quirks("seen", settings)) as emulator:
+        lake = FakeLake()
+        first = await run_crawl(emulator, lake, LIST_ONLY, max_body_bytes=max_body_bytes)
+        assert differences(emulator, lake) == []
+        assert not first.inconsistent
+        emulator.world.update(emulator.world.pick_random(20))
+        emulator.world.clock.advance(2)
+        await run_crawl(emulator, lake, LIST_ONLY, max_body_bytes=max_body_bytes)
+        assert differences(emulator, lake) == []
+
+
+async def test_one_file_is_too_large() -> None:
+    """A list item that alone is too large is an error that names the setting, after a few calls."""
+    async with Emulator(FILES, seed=SEED) as emulator:
+        with pytest.raises(RetriesExhaustedError, match="more than 700 bytes") as raised:
+            await run_crawl(emulator, FakeLake(), LIST_ONLY, max_body_bytes=700)
+        assert "`includes`" in raised.value.hint
+        assert emulator.requests < 40
 
 
 @pytest.mark.parametrize("profile", ["seen", "plain", "sparse", "hostile", "instances"])
