@@ -146,9 +146,6 @@ class RunSession:
         One list call proves address and token, and returns the service's clock and the number of files.
         """
         page = await self.client.list_files(FileQuery(limit=1))
-        # Not before the first answer: an address that was mistyped, or that has no service yet, binds no lake.
-        source, lang = str(self.settings.base_url), self.settings.lang
-        await self.ledger_thread.call(self.ledger.set_properties, source=source, lang=lang)
         self.crawls.files_in_service = page.total
         self.list_is_empty = not page.items
         self.sink.prestart((page.total or 0) - await self.ledger_thread.call(self.ledger.count_file_versions))
@@ -169,6 +166,14 @@ class RunSession:
                 hint="Nothing was changed. Check the token and the service; if the files were deleted, run"
                 " `scanlake verify --accept-deletions`.",
             )
+
+    async def bind_lake(self) -> None:
+        """Record service and language as those of the lake.
+
+        Call it after the checks of the service: a run that they refuse must not bind the lake to another service.
+        """
+        source, lang = str(self.settings.base_url), self.settings.lang
+        await self.ledger_thread.call(self.ledger.set_properties, source=source, lang=lang)
 
     def confirm_target(self, target: int) -> int:
         """Return the target at the end of the run: lower if the answers since then show that the first `Date` lied."""

@@ -70,6 +70,7 @@ async def sync(
         await run.check_list_has_not_shrunk()
         may_fetch_details = settings.fetch_details != "never"
         await check_same_account(run.client, lake, run.ledger_thread, may_fetch_details=may_fetch_details)
+        await run.bind_lake()
         windows = await run.ledger_thread.call(_choose_windows, run, time_range)
         refetches = await run.ledger_thread.call(read_refetch_requests, run.ledger)
         try:

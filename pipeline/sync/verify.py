@@ -128,6 +128,7 @@ class _Verify:
         if not self._mode.accept_deletions and not run.list_is_empty:
             may_fetch_details = run.settings.fetch_details != "never"
             await check_same_account(run.client, run.lake, run.ledger_thread, may_fetch_details=may_fetch_details)
+        await run.bind_lake()
         seen_files = await self._compare_list()
         unproven = list(run.crawls.unproven)
         await self._find_deleted(seen_files, unproven)

@@ -19,11 +19,25 @@ if TYPE_CHECKING:
 SEED = 11
 
 
-async def synced(emulator: Emulator, lake: Path, chosen: TimeRange | None = None, **settings: Any) -> SyncSummary:
+async def synced(
+    emulator: Emulator,
+    lake: Path,
+    chosen: TimeRange | None = None,
+    *,
+    accept_new_base_url: bool = False,
+    **settings: Any,
+) -> SyncSummary:
     """Sync the emulator's world into `lake`, as one run of the command would."""
     made = Settings(base_url=emulator.base_url, lake=lake, **settings)
     with Lake(made.lake, doing="sync", reader_root=made.reader_root) as held:
-        return await sync(held, made, emulator.token, chosen or TimeRange(), NullProgress())
+        return await sync(
+            held,
+            made,
+            emulator.token,
+            chosen or TimeRange(),
+            NullProgress(),
+            accept_new_base_url=accept_new_base_url,
+        )
 
 
 def opened(lake: Path) -> duckdb.DuckDBPyConnection:

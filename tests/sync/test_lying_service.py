@@ -101,6 +101,21 @@ async def test_another_account_is_refused(tmp_path: Path) -> None:
         assert db.execute("SELECT count(DISTINCT _run_id) FROM files").fetchone() == (1,)
 
 
+@pytest.mark.parametrize("name", ["another account", "an empty list"])
+async def test_a_refused_move_keeps_the_lake_bound(tmp_path: Path, name: str) -> None:
+    """A sync with --accept-new-base-url that is refused leaves the lake with its service, which syncs as before."""
+    lake = tmp_path / "lake"
+    async with Emulator(FILES, seed=SEED) as emulator, LyingEmulator(FILES, seed=SEED + 1) as other:
+        await synced(emulator, lake)
+        other.world.update(other.world.pick_random(2))
+        other.lies = [Lie(f"list: {name}")] if name == "an empty list" else []
+        with pytest.raises((SettingsError, ProtocolError), match="none of 3 files" if not other.lies else "0 files"):
+            await synced(other, lake, accept_new_base_url=True)
+        with pytest.raises(SettingsError, match=f"contains the files of {emulator.base_url}, not of"):
+            await synced(other, lake)
+        await synced(emulator, lake)
+
+
 @pytest.mark.parametrize("gone", ["the first", "the last"])
 async def test_deleted_files_are_not_another_account(tmp_path: Path, gone: str) -> None:
     """A sync goes on when the oldest or the newest files of the lake were deleted or changed."""
