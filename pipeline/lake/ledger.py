@@ -159,10 +159,10 @@ class Ledger(LedgerQueries):
             set_properties(db, lookback_due=False)
 
     def move_watermark_back(self, watermark: int, coverage: Sequence[tuple[int | None, int | None]]) -> None:
-        """Store an earlier watermark and its coverage: nothing after it counts as read."""
+        """Store an earlier watermark and its coverage: nothing after it counts as read. Its lookback is due."""
         with self.transaction() as db:
             ledger_writes.set_coverage(db, coverage)
-            set_properties(db, watermark=watermark, lookback_due=False)
+            set_properties(db, watermark=watermark, lookback_due=True)
 
     def switch_key_to_instance(self, run_id: str, at: int) -> None:
         """Make the instance the key of a file. All rows under shared ids are superseded; the crawl starts again."""

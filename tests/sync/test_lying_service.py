@@ -11,6 +11,7 @@ from pipeline.emulator import Emulator
 from pipeline.errors import ProtocolError, SettingsError
 from pipeline.lake.lake import Lake
 from pipeline.sync.verify import VerifyMode
+from pipeline.sync.watermark import SETTLE_WITHOUT_DATE_SECONDS
 from schemas.timestamps import SECOND, now_us
 from tests.oracle import differences
 from tests.stateful.lies import Lie, LyingEmulator
@@ -160,6 +161,23 @@ async def test_a_watermark_in_the_future_is_repaired(tmp_path: Path, ahead: int)
         with opened(lake) as db:
             assert differences(db, list(emulator.truth()), history=True) == []
     assert (summary.watermark or "") < _iso(now_us())
+
+
+async def test_the_lookback_before_a_repaired_watermark_is_read(tmp_path: Path) -> None:
+    """A repaired watermark has a lookback window too: a commit that arrived late in it is fetched."""
+    lake = tmp_path / "lake"
+    async with LyingEmulator(FILES, seed=SEED) as emulator:
+        summary = await synced(emulator, lake)
+        with tampered(lake) as ledger:
+            ledger.execute("UPDATE lake_property SET value = value + 86400 WHERE name = 'watermark'")
+            ledger.execute("UPDATE coverage SET end_second = end_second + 86400")
+            ledger.execute("UPDATE run SET watermark = watermark + ?", (86_400 * SECOND,))
+            [(started_at,)] = ledger.execute("SELECT started_at FROM run WHERE run_id = ?", (summary.run_id,))
+        repaired_us = started_at - SETTLE_WITHOUT_DATE_SECONDS * SECOND
+        emulator.world.edit(emulator.world.keys()[0], "add-upload", at=repaired_us - 60 * SECOND)
+        await synced(emulator, lake)
+        with opened(lake) as db:
+            assert differences(db, list(emulator.truth()), history=True) == []
 
 
 async def test_coverage_in_the_future_is_dropped(tmp_path: Path) -> None:
