@@ -22,7 +22,7 @@ from pipeline.lake.integrity import (
 from pipeline.lake.lake_folder import FolderKind, require_lake_or_empty
 from pipeline.lake.layout import LakeLayout, lock_lake, translate_os_errors
 from pipeline.lake.ledger import Ledger, integrity_problem
-from pipeline.lake.migrations import check_file_not_newer, describe_ledger
+from pipeline.lake.migrations import LedgerIdentity, check_file_not_newer, describe_ledger, identify_ledger
 from pipeline.lake.views import count_wide_names_in_parts
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, TABLES
 
@@ -56,9 +56,10 @@ class Lake:
         ledger nor a catalog shows to be a lake; then nothing has changed.
         """
         self.layout = LakeLayout(root.absolute())
-        kind = require_lake_or_empty(self.layout)
+        identity = identify_ledger(self.layout.ledger)
+        kind = require_lake_or_empty(self.layout, identity)
         if kind is FolderKind.LAKE_WITHOUT_LEDGER:
-            rebuild.find_newest_catalog(self.layout)
+            rebuild.find_newest_catalog(self.layout, describe_ledger(self.layout.ledger, identity))
         if must_exist and kind is FolderKind.EMPTY:
             raise SettingsError(f"There is no lake in {root}.", hint="Run `scanlake sync`, or use another --lake.")
         self.issues: list[IntegrityIssue] = []
@@ -102,11 +103,11 @@ class Lake:
         ledger = self.layout.ledger
         self.issues += move_wrong_kinds(self.layout, find_wrong_kinds(self.layout, with_parts=self._check_before_open))
         if rebuild.is_ledger_missing(self.layout):
-            problem: str | None = describe_ledger(ledger)
+            problem: str | None = describe_ledger(ledger, LedgerIdentity.NEW)
         else:
             problem = integrity_problem(ledger) if self._check_before_open and ledger.exists() else None
         if problem is not None:
-            rebuild.rebuild_ledger(self.layout)
+            rebuild.rebuild_ledger(self.layout, problem)
             repaired = "rebuilt from the newest catalog"
             self.issues.append(IntegrityIssue(ledger.name, problem, "the ledger", repaired=repaired))
         if self._check_before_open:

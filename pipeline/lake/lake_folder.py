@@ -15,6 +15,7 @@ from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.layout import LakeLayout, has_lock_note, translate_os_errors
 from pipeline.lake.migrations import LedgerIdentity, describe_ledger, identify_ledger
 from pipeline.lake.retention import list_part_files, list_snapshots
+from pipeline.lake.sqlite_errors import REBUILD_HINT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,9 +33,10 @@ class FolderKind(Enum):
     OTHER = "other files"
 
 
-def classify_folder(layout: LakeLayout) -> FolderKind:
-    """Return what the folder is. Raises `StorageError` if it cannot be read."""
-    identity = identify_ledger(layout.ledger)
+def classify_folder(layout: LakeLayout, identity: LedgerIdentity | None = None) -> FolderKind:
+    """Return what the folder is; `identity` is that of its ledger, if known. Raises `StorageError`."""
+    if identity is None:
+        identity = identify_ledger(layout.ledger)
     if identity is LedgerIdentity.LEDGER:
         return FolderKind.LAKE
     with translate_os_errors(layout.root):
@@ -45,9 +47,9 @@ def classify_folder(layout: LakeLayout) -> FolderKind:
     return FolderKind.OTHER
 
 
-def require_lake_or_empty(layout: LakeLayout) -> FolderKind:
+def require_lake_or_empty(layout: LakeLayout, identity: LedgerIdentity | None = None) -> FolderKind:
     """Return what the folder is. Raises `SettingsError` for other files, and for a new folder inside a lake."""
-    kind = classify_folder(layout)
+    kind = classify_folder(layout, identity)
     if kind is FolderKind.OTHER:
         raise SettingsError(
             f"{layout.root} is not a lake and not empty: it has {_find_other_entry(layout) or layout.ledger.name}.",
@@ -62,13 +64,14 @@ def require_lake_or_empty(layout: LakeLayout) -> FolderKind:
 
 def require_lake(layout: LakeLayout) -> None:
     """Raise `SettingsError` if the folder is not a lake, `LakeCorruptedError` if the lake has no ledger."""
-    kind = require_lake_or_empty(layout)
+    identity = identify_ledger(layout.ledger)
+    kind = require_lake_or_empty(layout, identity)
     if kind is FolderKind.EMPTY:
         raise SettingsError(f"No lake at {layout.root}.", hint="Run `scanlake sync` first, or correct --lake.")
     if kind is FolderKind.LAKE_WITHOUT_LEDGER:
         raise LakeCorruptedError(
-            f"{layout.ledger}: {describe_ledger(layout.ledger)}.",
-            hint="Run `scanlake check` to rebuild it from the catalog.",
+            f"{layout.ledger}: {describe_ledger(layout.ledger, identity)}.",
+            hint=REBUILD_HINT,
         )
 
 

@@ -12,7 +12,7 @@ import stat
 import threading
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from pipeline.errors import LakeCorruptedError, StorageError
 from pipeline.lake import ledger_writes
@@ -27,16 +27,13 @@ from pipeline.lake.migrations import (
     set_application_id,
 )
 from pipeline.lake.models import RunRecord, SnapshotRecord
+from pipeline.lake.sqlite_errors import REBUILD_HINT, describe_error, has_unknown_format, translate_sqlite_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pipeline.lake.models import Commit, FileVersionRecord, Part, PropertyChanges, VerificationRecord
-
-
-_DAMAGE_TEXTS: Final = ("malformed", "unsupported file format")  # in errors that SQLite calls operational
-_REBUILD_HINT: Final = "Run `scanlake check` to rebuild the ledger."
 
 
 class Ledger(LedgerQueries):
@@ -49,7 +46,7 @@ class Ledger(LedgerQueries):
         """
         self._lock, self._path = threading.RLock(), path
         if identify_ledger(path) is LedgerIdentity.OTHER_DATABASE:
-            raise LakeCorruptedError(f"{path}: {LedgerIdentity.OTHER_DATABASE.value}.", hint=_REBUILD_HINT)
+            raise LakeCorruptedError(f"{path}: {LedgerIdentity.OTHER_DATABASE.value}.", hint=REBUILD_HINT)
         check_file_not_newer(path)
         make_log_writable(path)
         with self._translate_errors():
@@ -300,9 +297,12 @@ def integrity_problem(path: Path) -> str | None:
             result = str(db.execute("PRAGMA integrity_check(1)").fetchone()[0])
             tables = db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'file_version'").fetchone()[0]
     except LakeCorruptedError as error:
-        return str(error.__cause__)
+        cause = error.__cause__
+        return describe_error(cause) if isinstance(cause, sqlite3.Error | UnicodeDecodeError) else error.message
     if result != "ok":
         return result.replace("\n", " ")
+    if has_unknown_format(path):  # SQLite reads it, but writes no longer
+        return "unknown format version"
     return None if tables else "not a ledger"
 
 
@@ -327,18 +327,3 @@ def make_log_writable(path: Path) -> None:
         if log.exists() and not os.access(log, os.W_OK):
             with translate_os_errors(log):
                 log.chmod(stat.S_IMODE(path.stat().st_mode))
-
-
-@contextmanager
-def translate_sqlite_errors(path: Path) -> Iterator[None]:
-    """Raise an error of SQLite by what the user must do: make room, or repair the file. Keep programming errors."""
-    try:
-        yield
-    except (sqlite3.ProgrammingError, sqlite3.IntegrityError, sqlite3.InterfaceError):
-        raise
-    except sqlite3.OperationalError as error:
-        if any(text in str(error) for text in _DAMAGE_TEXTS):
-            raise LakeCorruptedError(f"{path}: {error}.", hint=_REBUILD_HINT) from error
-        raise StorageError(f"{path}: {error}.") from error
-    except sqlite3.DatabaseError as error:
-        raise LakeCorruptedError(f"{path}: {error}.", hint=_REBUILD_HINT) from error

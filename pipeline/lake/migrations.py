@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from contextlib import closing
+import time
+from contextlib import closing, suppress
 from enum import Enum
 from importlib import resources
 from typing import TYPE_CHECKING, Final
@@ -17,6 +18,7 @@ import structlog
 
 from pipeline.errors import SettingsError, StorageError
 from pipeline.lake.layout import translate_os_errors
+from pipeline.lake.sqlite_errors import is_damage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,6 +28,8 @@ APPLICATION_ID: Final = int.from_bytes(b"SCLK")
 SCHEMA_VERSION: Final = 1
 _TABLES_WITHOUT_ID: Final = {"lake_property", "file_version", "superseded_version", "read_window"}
 _SCHEMA: Final = resources.files(__package__).joinpath("ledger.sql").read_text("utf-8")
+_MAX_RETRIES: Final = 2
+_RETRY_SECONDS: Final = 0.01
 _log = structlog.get_logger()
 
 
@@ -39,7 +43,10 @@ class LedgerIdentity(Enum):
 
 
 def identify_ledger(path: Path) -> LedgerIdentity:
-    """Return what the file at `path` is. Nothing is changed or created, not even a log. Raises `StorageError`."""
+    """Return what the file at `path` is. Nothing is changed or created, not even a log.
+
+    Raises `StorageError` if the file cannot be read now: it is locked, or the disk fails.
+    """
     with translate_os_errors(path):
         if not os.path.lexists(path):
             return LedgerIdentity.NEW
@@ -47,14 +54,26 @@ def identify_ledger(path: Path) -> LedgerIdentity:
             return LedgerIdentity.UNREADABLE
         if not os.access(path, os.R_OK):
             raise StorageError(f"{path}: Permission denied.")
+    for _ in range(_MAX_RETRIES):
+        with suppress(sqlite3.Error, UnicodeDecodeError, FileNotFoundError):
+            return _identify_database(path)
+        time.sleep(_RETRY_SECONDS)  # the last process that had the ledger open was deleting its log
     try:
-        with closing(sqlite3.connect(readonly_uri(path, create_index=False), uri=True, timeout=30)) as db:
-            application_id = int(db.execute("PRAGMA application_id").fetchone()[0])
-            if application_id == APPLICATION_ID:
-                return LedgerIdentity.LEDGER
-            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-    except sqlite3.Error:
-        return LedgerIdentity.UNREADABLE
+        with translate_os_errors(path):
+            return _identify_database(path)
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        if is_damage(error, path):
+            return LedgerIdentity.UNREADABLE
+        raise StorageError(f"{path}: {error}.") from error
+
+
+def _identify_database(path: Path) -> LedgerIdentity:
+    """Return what the database is. Raises an error of SQLite."""
+    with closing(sqlite3.connect(readonly_uri(path, create_index=False), uri=True, timeout=30)) as db:
+        application_id = int(db.execute("PRAGMA application_id").fetchone()[0])
+        if application_id == APPLICATION_ID:
+            return LedgerIdentity.LEDGER
+        tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
     if application_id == 0 and tables >= _TABLES_WITHOUT_ID:  # of a scanlake that set no id
         return LedgerIdentity.LEDGER
     log = path.with_name(f"{path.name}-wal")
@@ -63,9 +82,8 @@ def identify_ledger(path: Path) -> LedgerIdentity:
     return LedgerIdentity.OTHER_DATABASE if has_contents else LedgerIdentity.NEW
 
 
-def describe_ledger(path: Path) -> str:
-    """Return what is wrong with a file that is not a ledger."""
-    identity = identify_ledger(path)
+def describe_ledger(path: Path, identity: LedgerIdentity) -> str:
+    """Return what is wrong with a file that `identify_ledger` has found to be no ledger."""
     if identity is not LedgerIdentity.NEW:
         return str(identity.value)
     return "empty" if path.exists() else "missing"
@@ -94,7 +112,7 @@ def check_file_not_newer(path: Path) -> None:
     try:
         with closing(sqlite3.connect(readonly_uri(path), uri=True, timeout=30)) as db:
             check_not_newer(schema_version(db))
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):
         return  # `Ledger` opens the file next and reports what is wrong with it
 
 

@@ -13,10 +13,10 @@ import duckdb
 
 from pipeline.errors import LakeCorruptedError, RunInterrupted, ScanlakeError, SettingsError
 from pipeline.lake.duckdb_errors import classify_read_error, is_interrupt, short_message
-from pipeline.lake.ledger import translate_sqlite_errors
 from pipeline.lake.ledger_queries import LedgerQueries
 from pipeline.lake.migrations import check_not_newer, readonly_uri
 from pipeline.lake.sql import sql_literal
+from pipeline.lake.sqlite_errors import translate_sqlite_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

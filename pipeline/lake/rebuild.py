@@ -26,7 +26,7 @@ from pipeline.lake.integrity import read_recorded_parts
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.ledger import Ledger
 from pipeline.lake.ledger_writes import insert, insert_all, next_commit_seq, set_properties
-from pipeline.lake.migrations import LedgerIdentity, describe_ledger, identify_ledger
+from pipeline.lake.migrations import LedgerIdentity, identify_ledger
 from pipeline.lake.models import Part
 from pipeline.lake.parts import RAW_TABLE, sha256_file
 from pipeline.lake.retention import list_part_files, list_snapshots
@@ -71,9 +71,9 @@ def is_ledger_missing(layout: LakeLayout) -> bool:
     return is_new and (layout.catalog.exists() or bool(list_snapshots(layout) or list_part_files(layout)))
 
 
-def rebuild_ledger(layout: LakeLayout) -> None:
-    """Write a new ledger; rename a damaged one. Raises `LakeCorruptedError` without a catalog."""
-    source = find_newest_catalog(layout)
+def rebuild_ledger(layout: LakeLayout, problem: str) -> None:
+    """Write a new ledger; rename the one with the problem. Raises `LakeCorruptedError` without a catalog."""
+    source = find_newest_catalog(layout, problem)
     _log.warning("ledger.rebuilt", source=source.relative_to(layout.root).as_posix())
     with translate_os_errors(layout.ledger):
         try:
@@ -98,8 +98,8 @@ def quarantine_ledger(layout: LakeLayout) -> None:
             path.rename(layout.ledger.with_name(f"{layout.ledger.name}.damaged-{now}{suffix}"))
 
 
-def find_newest_catalog(layout: LakeLayout) -> Path:
-    """Return the newest catalog with an embedded ledger. Raises `LakeCorruptedError`; changes nothing."""
+def find_newest_catalog(layout: LakeLayout, problem: str) -> Path:
+    """Return the newest catalog with an embedded ledger. Raises `LakeCorruptedError` about the ledger's problem."""
     snapshots = [path for _, path in reversed(list_snapshots(layout))]
     for path in (layout.catalog, *snapshots):
         if not path.is_file():
@@ -108,8 +108,7 @@ def find_newest_catalog(layout: LakeLayout) -> Path:
             if db.execute("SELECT 1 FROM main._ledger WHERE table_name = 'lake_property' LIMIT 1").fetchall():
                 return path
     raise LakeCorruptedError(
-        f"{layout.ledger}: {describe_ledger(layout.ledger)}, and there is no catalog to rebuild it from."
-        " Nothing was changed.",
+        f"{layout.ledger}: {problem}, and there is no catalog to rebuild it from. Nothing was changed.",
         hint="Restore a backup, or sync into a new --lake.",
     )
 

@@ -20,6 +20,7 @@ from pipeline.lake.layout import lock_lake_for_reading, translate_os_errors
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.lake.retention import list_snapshots
+from pipeline.lake.sqlite_errors import REBUILD_HINT
 from pipeline.maintenance.rebuild_parts import PartRebuilder
 from schemas.tables import COMMIT_SEQ_COLUMN
 from schemas.timestamps import now_us
@@ -111,7 +112,7 @@ def check_only(layout: LakeLayout, *, read_data: bool = False) -> CheckResult:
     """
     with lock_lake_for_reading(layout), open_ledger_readonly(layout) as ledger:
         if (problem := ledger.quick_check()) != "ok":
-            raise LakeCorruptedError(f"{layout.ledger}: {problem}.", hint="Run `scanlake check` to rebuild the ledger.")
+            raise LakeCorruptedError(f"{layout.ledger}: {problem}.", hint=REBUILD_HINT)
         wrong_kinds = integrity.find_wrong_kinds(layout, with_parts=True)
         issues = [integrity.describe_wrong_kind(layout, path) for path in wrong_kinds]
         issues += integrity.damaged_empty_parts(layout)

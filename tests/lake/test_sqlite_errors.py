@@ -1,0 +1,93 @@
+"""Errors of SQLite: damage is repaired, and a ledger that is busy or vanishing for a moment is not called damaged."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import sqlite3
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pipeline.errors import LakeCorruptedError, StorageError
+from pipeline.lake.lake import Lake
+from pipeline.lake.layout import LakeLayout
+from pipeline.lake.ledger import Ledger
+from pipeline.lake.migrations import LedgerIdentity, identify_ledger
+from pipeline.lake.reader import open_ledger_readonly
+from tests.lake.corruption import checked
+from tests.lake.lake_builder import AT, commit
+
+if TYPE_CHECKING:
+    from multiprocessing.synchronize import Event
+    from pathlib import Path
+
+
+def open_again_and_again(path: Path, stop: Event) -> None:
+    """Open and close a ledger: SQLite creates its log, and deletes it."""
+    while not stop.is_set():
+        with closing(sqlite3.connect(path)) as db:
+            db.execute("UPDATE lake_property SET value = value")
+            db.commit()
+        stop.wait(0.001)
+
+
+def test_a_log_that_vanishes_is_no_damage(tmp_path: Path) -> None:
+    """A ledger is known as one while another process opens and closes it, which creates and deletes its log."""
+    path = tmp_path / "ledger.sqlite"
+    with closing(Ledger(path)) as ledger:
+        ledger.set_properties(source="https://a.example")
+    context = multiprocessing.get_context("fork")
+    stop = context.Event()
+    process = context.Process(target=open_again_and_again, args=(path, stop))
+    process.start()
+    try:
+        found = {identify_ledger(path) for _ in range(3_000)}
+    finally:
+        stop.set()
+        process.join()
+    assert found == {LedgerIdentity.LEDGER}
+
+
+def test_a_ledger_that_cannot_be_opened_is_no_damage(tmp_path: Path) -> None:
+    """Without a free file descriptor nothing can be said of a ledger: the error has its path and SQLite's reason."""
+    path = tmp_path / "ledger.sqlite"
+    Ledger(path).close()
+    limits, handles = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                handles.append(os.open(path, os.O_RDONLY))
+        with pytest.raises(StorageError, match=r"ledger\.sqlite: unable to open database file\."):
+            identify_ledger(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for handle in handles:
+            os.close(handle)
+
+
+@pytest.mark.parametrize("damage", ["a version", "the schema's format", "a name that is no text"])
+def test_damage_without_a_code_of_its_own_is_repaired(tmp_path: Path, damage: str) -> None:
+    """A ledger whose format or names cannot be read is damaged, for readers and writers, until a check rebuilds it."""
+    layout = LakeLayout(tmp_path)
+    with Lake(tmp_path, doing="test") as lake:
+        commit(lake, {11: 0})
+        lake.publish("", at=AT, complete=True, watermark=None)
+    content = bytearray(layout.ledger.read_bytes())
+    if damage == "a name that is no text":
+        content = content.replace(b"tablepurgepurge", b"table\xff\xff\xff\xff\xffpurge")
+        content = content.replace(b"CREATE TABLE purge", b"CREATE NOTHING    ")
+    else:
+        content[18 if damage == "a version" else 47] = 9
+    layout.ledger.write_bytes(content)
+    with pytest.raises(LakeCorruptedError), Lake(tmp_path, doing="test") as lake:
+        lake.ledger.set_properties(source="https://a.example")
+    if damage != "a version":  # SQLite reads it
+        with pytest.raises(LakeCorruptedError), open_ledger_readonly(layout) as ledger:
+            ledger.count_files()
+    assert checked(tmp_path).damage
+    with Lake(tmp_path, doing="test") as lake:
+        assert lake.ledger.count_files() == 1
