@@ -218,6 +218,7 @@ class _Verify:
         if unproven:
             unseen = await self._exclude_unproven(unseen, unproven)
         is_suspicious = len(unseen) > max_deletions(file_count) or len(unseen) == file_count > 1
+        may_delete = self._mode.accept_deletions or not is_suspicious
         deleted, unlisted = self._differences.deleted, self._differences.unlisted
         for file_ids in _split_rounds(unseen):
             for file_id, answer in zip(file_ids, await self._fetch_by_id(file_ids), strict=True):
@@ -225,8 +226,12 @@ class _Verify:
                     deleted[file_id] = answer.evidence
                 else:
                     unlisted.append(file_id)
-            if is_suspicious and (unlisted or not self._mode.accept_deletions):
-                raise _shrunken_list_error(len(unseen), file_count, unlisted)
+            # A few files can be unlisted for ever.
+            is_incomplete = is_suspicious and len(unlisted) > max_deletions(file_count)
+            if is_incomplete or not may_delete:
+                raise _shrunken_list_error(len(unseen), file_count, unlisted if is_incomplete or not deleted else ())
+        if is_suspicious and not deleted:
+            raise _shrunken_list_error(len(unseen), file_count, unlisted)
 
     async def _exclude_unproven(self, file_ids: Sequence[int], unproven: Sequence[Window]) -> list[int]:
         """Return the files outside of `unproven`: an inconsistent list is no evidence of a deletion."""

@@ -80,6 +80,34 @@ async def test_a_few_unlisted_files_are_named(tmp_path: Path) -> None:
     assert len(result.as_json()["ids"]["unlisted"]) == result.verification.unlisted > 0
 
 
+async def test_an_unlisted_file_does_not_prevent_deletions(tmp_path: Path) -> None:
+    """Accepted deletions are made although a few files are found by id alone: these are kept and named."""
+    lake = tmp_path / "lake"
+    async with LyingEmulator(FILES, seed=SEED) as emulator:
+        await synced(emulator, lake)
+        emulator.world.delete(sorted(emulator.world.keys())[:55])
+        emulator.lies = [Lie("list: all but the newest")]
+        with pytest.raises(ProtocolError, match="suspect number of deletions") as refused:
+            await verified(emulator, lake)
+        assert "--accept-deletions" in refused.value.hint
+        result = await verified(emulator, lake, VerifyMode(accept_deletions=True))
+    assert not result.consistent
+    assert (result.verification.deleted, result.verification.unlisted) == (55, 1)
+    with opened(lake) as db:
+        assert db.execute("SELECT count(*) FROM files").fetchone() == (5,)
+
+
+@pytest.mark.parametrize("name", ["an empty list", "an empty list, the total kept"])
+async def test_accepted_deletions_need_files_that_are_deleted(tmp_path: Path, name: str) -> None:
+    """An empty list whose files are all found by id is not complete, also with --accept-deletions."""
+    async with LyingEmulator(20, seed=SEED) as emulator:
+        await synced(emulator, tmp_path / "lake")
+        emulator.lies = [Lie(f"list: {name}")]
+        for accept in (False, True):
+            with pytest.raises(ProtocolError, match=r"finds some of them by id .* not complete"):
+                await verified(emulator, tmp_path / "lake", VerifyMode(accept_deletions=accept))
+
+
 async def test_older_files_everywhere_are_another_account(tmp_path: Path) -> None:
     """A service that has an earlier update time for nearly every file is refused before anything is repaired."""
     async with LyingEmulator(FILES, seed=SEED) as emulator:
