@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _FAILED_KINDS: Final = frozenset({OutcomeKind.FAILED, OutcomeKind.NEEDS_ATTENTION})
 _MAX_REASONS: Final = 20
 _MAX_INCONSISTENT_VERIFICATIONS: Final = 2
+_INCONSISTENT_REASON: Final = "Lake and service differ in several verifications; see meta.verifications."
 
 
 @dataclass(slots=True)
@@ -84,10 +85,10 @@ def record_run(
     """Add the run to the statistics, write metrics, send alerts. Failures to do so are logged, not raised."""
     with history.update() as stats:
         stats.add_run(outcome)
-        if not outcome.reason and stats.inconsistent_verifications:
-            outcome = replace(
-                outcome, reason="Lake and service differ in several verifications; see meta.verifications."
-            )
+        if _is_lasting_inconsistency(outcome, stats):
+            outcome = replace(outcome, code=ExitCode.REJECTS, reason=_INCONSISTENT_REASON)
+            # The run itself succeeded: its earlier failures have ended.
+            stats.alerted_exit_codes = [code for code in stats.alerted_exit_codes if code == ExitCode.REJECTS]
         event = _alert_event(outcome, stats) if is_configured(settings) else None
     labels = {"source": source} if source else {"lake": str(settings.lake.absolute())}
     if settings.metrics_file is not None:
@@ -102,13 +103,18 @@ def record_run(
 
 
 def _alert_event(outcome: Outcome, stats: RunStats) -> AlertEvent | None:
-    """Return "failed" for an exit code without an alert so far, "recovered" for the first success after one.
-
-    Lake and service that differ in one verification can differ by chance; if it lasts, it is a failure.
-    """
-    if outcome.kind in _FAILED_KINDS or stats.inconsistent_verifications >= _MAX_INCONSISTENT_VERIFICATIONS:
+    """Return "failed" for an exit code without an alert so far, "recovered" for the first success after one."""
+    if outcome.kind in _FAILED_KINDS or _is_lasting_inconsistency(outcome, stats):
         return None if outcome.code in stats.alerted_exit_codes else "failed"
     return "recovered" if outcome.kind is OutcomeKind.DONE and stats.alerted_exit_codes else None
+
+
+def _is_lasting_inconsistency(outcome: Outcome, stats: RunStats) -> bool:
+    """Return whether a run succeeded, yet lake and service differ in the last verifications.
+
+    In one verification they can differ by chance. The alert has the exit code REJECTS, whatever code the run has.
+    """
+    return outcome.kind is OutcomeKind.DONE and stats.inconsistent_verifications >= _MAX_INCONSISTENT_VERIFICATIONS
 
 
 # Figures of a run and its lake: from the ledger, without opening the catalog

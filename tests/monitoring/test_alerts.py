@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -124,6 +125,31 @@ def test_one_alert_per_failure_and_one_after_recovery(tmp_path: Path) -> None:
         run(2, "LakePausedError")
         told = [(body["event"], body["exit_code"]) for body in hook.bodies]
     assert told == [("failed", 1), ("failed", 3), ("recovered", 0), ("failed", 7), ("recovered", 4)]
+
+
+def test_a_lasting_difference_is_one_failure(tmp_path: Path) -> None:
+    """Lake and service that differ twice are one alert with exit code 4; other failures are sent as usual."""
+    differ, agree = {"verify": {"consistent": False}}, {"verify": {"consistent": True}}
+    with Collector().serving() as hook:
+        settings = Settings(lake=tmp_path, on_failure_webhook=SecretStr(hook.url))
+
+        def run(code: int, result: dict[str, Any] | None = None) -> list[tuple[str, int, str]]:
+            before = len(hook.bodies)
+            reason = "why" if code not in {0, 4} else ""
+            record_run(settings, RunStatsFile(tmp_path), Outcome("sync", tmp_path, code, reason, result=result or {}))
+            return [(body["event"], body["exit_code"], body["reason"]) for body in hook.bodies[before:]]
+
+        lasting = ("failed", 4, "Lake and service differ in several verifications; see meta.verifications.")
+        assert run(4, differ) == []
+        assert run(1) == [("failed", 1, "why")]
+        assert run(4, differ) == [lasting]
+        for code in (0, 5, 130, 4, 0):
+            assert run(code) == []
+        assert run(1) == [("failed", 1, "why")]
+        assert run(0) == []
+        assert run(1) == [("failed", 1, "why")]
+        assert run(0, agree) == [("recovered", 0, "")]
+        assert run(0, agree) == []
 
 
 def test_an_alert_nobody_took_is_sent_again(tmp_path: Path) -> None:
