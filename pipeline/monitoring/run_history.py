@@ -15,6 +15,7 @@ import msgspec
 import structlog
 
 from pipeline.atomic_files import lock_file
+from pipeline.errors import StorageError
 from pipeline.lake.lake_folder import FolderKind, classify_folder
 from pipeline.lake.layout import LakeLayout
 from pipeline.monitoring.outcome import Outcome, OutcomeKind
@@ -97,13 +98,15 @@ class RunStatsFile:
                 _write(handle, self.last, self._path)
 
     def _lock(self, stack: ExitStack) -> int | None:
-        if not self._path.parent.is_dir() or classify_folder(LakeLayout(self._path.parent)) is FolderKind.OTHER:
-            return None  # nothing is written to a folder that a run refuses
         try:
+            if not self._path.parent.is_dir() or classify_folder(LakeLayout(self._path.parent)) is FolderKind.OTHER:
+                return None  # nothing is written to a folder that a run refuses
             return stack.enter_context(lock_file(self._path, blocking=True))  # all others hold it for a moment only
         except OSError as error:
             _log.warning("run_stats.read_failed", path=str(self._path), reason=error.strerror)
-            return None
+        except StorageError as error:
+            _log.warning("run_stats.read_failed", path=str(self._path), reason=error.message)
+        return None
 
 
 def _read(handle: int) -> RunStats | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+import os
+import resource
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from pipeline.emulator import Emulator
@@ -13,7 +15,7 @@ from pipeline.maintenance.repair import CheckResult, check_and_repair, check_onl
 from tests.sync.sync_harness import SEED, synced
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
 
@@ -51,3 +53,19 @@ def flip(path: Path, place: float = 0.5) -> bytes:
 def parts(lake: Path) -> list[Path]:
     """Every part that holds rows."""
     return [path for path in sorted(lake.glob("parts/*/*.parquet")) if path.name != "empty.parquet"]
+
+
+@contextmanager
+def exhausted_descriptors() -> Iterator[None]:
+    """Let this process have no free file descriptor."""
+    limits, handles = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                handles.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for handle in handles:
+            os.close(handle)

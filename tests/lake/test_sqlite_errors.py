@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import resource
 import sqlite3
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +15,7 @@ from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger import Ledger
 from pipeline.lake.migrations import LedgerIdentity, identify_ledger
 from pipeline.lake.reader import open_ledger_readonly
-from tests.lake.corruption import checked
+from tests.lake.corruption import checked, exhausted_descriptors
 from tests.lake.lake_builder import AT, commit
 
 if TYPE_CHECKING:
@@ -55,18 +53,11 @@ def test_a_ledger_that_cannot_be_opened_is_no_damage(tmp_path: Path) -> None:
     """Without a free file descriptor nothing can be said of a ledger: the error has its path and SQLite's reason."""
     path = tmp_path / "ledger.sqlite"
     Ledger(path).close()
-    limits, handles = resource.getrlimit(resource.RLIMIT_NOFILE), []
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
-    try:
-        with suppress(OSError):
-            while True:
-                handles.append(os.open(path, os.O_RDONLY))
-        with pytest.raises(StorageError, match=r"ledger\.sqlite: unable to open database file\."):
-            identify_ledger(path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        for handle in handles:
-            os.close(handle)
+    with (
+        exhausted_descriptors(),
+        pytest.raises(StorageError, match=r"ledger\.sqlite: unable to open database file\."),
+    ):
+        identify_ledger(path)
 
 
 @pytest.mark.parametrize("damage", ["a version", "the schema's format", "a name that is no text"])

@@ -7,8 +7,10 @@ import resource
 import signal
 from typing import TYPE_CHECKING
 
+from pipeline.lake.ledger import Ledger
 from pipeline.monitoring.outcome import Outcome
 from pipeline.monitoring.run_history import FILE_NAME, RunStatsFile
+from tests.lake.corruption import exhausted_descriptors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,3 +84,13 @@ def test_without_a_folder_the_process_remembers_by_itself(tmp_path: Path) -> Non
             record.add_run(Outcome("sync", tmp_path, 7, "why"))
     assert memory.last.failures == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_judged_costs_the_file_alone(tmp_path: Path) -> None:
+    """If no file of the lake can be opened, the end of a run goes on, and the process counts by itself."""
+    Ledger(tmp_path / "ledger.sqlite").close()
+    memory = RunStatsFile(tmp_path)
+    with exhausted_descriptors(), memory.update() as record:
+        record.add_run(Outcome("sync", tmp_path, 7, "why"))
+    assert memory.last.failures == 1
+    assert not (tmp_path / FILE_NAME).exists()
