@@ -37,7 +37,7 @@ def run(
     """
     settings = context.settings()
     requester = requested_by or _current_user()
-    with open_lake(context, settings, "purge") as lake:
+    with open_lake(context, settings, "purge", purges_files=True) as lake:
         result = purge(lake, file_ids, by=requester, at=now_us(), mark=secrets.token_hex(3))
     context.print_result({**asdict(result), "requested_by": requester}, _format_result(result))
     return ExitCode.OK

@@ -249,15 +249,17 @@ def refresh_if_present(config: Path | None, lakes: Mapping[str, Path]) -> None:
         write_union(lakes, out)
 
 
-def refresh_after_purge(config: Path | None, published_at: int | None) -> None:
-    """Write the union again if it is older than the first snapshot without purged files: it reads deleted parts.
+def refresh_after_purge(config: Path | None, published_at: int | None, *, always: bool = False) -> None:
+    """Write the union again if it may read deleted parts, that is, purged files.
 
-    `published_at` is in microseconds, None without a purge. Delete the union on an error: it may contain purged data.
+    `published_at` is the start of the first snapshot without them in microseconds, None without a purge: an older union
+    is written again. `always` is for a purge of this process: a union that was written during it is newer, yet may have
+    read the catalog before it. Delete the union on an error: it may contain purged data.
     """
     if published_at is None or not source_names(config):
         return
     out = union_path(config)
-    if not out.exists() or out.stat().st_mtime_ns // 1_000 > published_at:
+    if not out.exists() or (not always and out.stat().st_mtime_ns // 1_000 > published_at):
         return
     try:
         refresh_if_present(config, lake_paths(config))

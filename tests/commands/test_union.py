@@ -143,6 +143,23 @@ async def test_whatever_finishes_a_killed_purge_renews_the_union(tmp_path: Path,
         assert union.stat().st_mtime_ns == written  # once
 
 
+async def test_a_failed_run_that_finishes_a_purge_renews_the_union(tmp_path: Path, stock: Any) -> None:
+    """A sync that fails publishes what a killed purge has committed, and leaves a union without the file too."""
+    async with Emulator(12, seed=1) as first, Emulator(8, seed=2) as second:
+        tokens = sources(first, second)
+        await synced(first, tmp_path / "lake" / "s0")
+        await synced(second, tmp_path / "lake" / "s1")
+        union = tmp_path / "lake" / "union.duckdb"
+        assert (await called(tmp_path, "catalog", "--union", **tokens)).code == 0
+        gone = (await stock(union, "SELECT min(file_id) AS id FROM s0.files"))[0]["id"]
+        purge = (sys.executable, "-c", _KILLED_PURGE, "purge", str(gone), "--source", "s0")
+        process = await asyncio.create_subprocess_exec(*purge, cwd=tmp_path, env={**os.environ, **tokens})
+        assert await process.wait() == -9
+        answer = await called(tmp_path, "sync", "--source", "s0", **dict.fromkeys(tokens, "wrong-token"))
+        assert answer.code == 3, answer.err
+    assert await stock(union, f"SELECT file_id FROM files WHERE file_id = {gone}") == []
+
+
 async def test_the_union_holds_nothing_that_was_purged(tmp_path: Path, stock: Any) -> None:
     """A purge renews the union; where it cannot be renewed, the purge removes it."""
     async with Emulator(12, seed=1) as first, Emulator(8, seed=2) as second:
@@ -162,6 +179,23 @@ async def test_the_union_holds_nothing_that_was_purged(tmp_path: Path, stock: An
     assert (answer.code, json.loads(answer.out)["known"]) == (0, [gone])
     assert "union.removed" in answer.err
     assert not union.exists()
+
+
+async def test_a_purge_renews_a_union_that_looks_newer(tmp_path: Path, stock: Any) -> None:
+    """A purge writes the union again though its time is later, as of one written between its start and its publish."""
+    async with Emulator(12, seed=1) as first, Emulator(8, seed=2) as second:
+        tokens = sources(first, second)
+        await synced(first, tmp_path / "lake" / "s0")
+        await synced(second, tmp_path / "lake" / "s1")
+    union = tmp_path / "lake" / "union.duckdb"
+    assert (await called(tmp_path, "catalog", "--union", **tokens)).code == 0
+    gone = (await stock(union, "SELECT max(file_id) AS id FROM s0.files"))[0]["id"]
+    later = union.stat().st_mtime + 60
+    os.utime(union, (later, later))
+    assert (await called(tmp_path, "purge", str(gone), "--source", "s0", **tokens)).code == 0
+    assert await stock(union, f"SELECT file_id FROM s0.files WHERE file_id = {gone}") == []
+    shown = await stock(union, "SELECT snapshot FROM meta.freshness WHERE _source = 's0'")
+    assert shown == await stock(tmp_path / "lake" / "s0" / "catalog.duckdb", "SELECT snapshot FROM meta.freshness")
 
 
 async def test_unions_are_written_one_at_a_time(tmp_path: Path) -> None:
