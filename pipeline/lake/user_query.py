@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
@@ -26,7 +27,10 @@ _TABLE_FUNCTIONS: Final = frozenset({
     "pragma_table_info", "pragma_version", "range", "repeat", "repeat_row", "summary", "unnest"
 })  # fmt: skip
 _READING_NODES: Final = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
-_UNPARSED_KINDS: Final = frozenset({duckdb.StatementType.MULTI, duckdb.StatementType.EXPLAIN})  # MULTI is PIVOT
+_QUERY_WORDS: Final = frozenset(
+    {"describe", "from", "pivot", "pivot_wider", "select", "show", "summarize", "with", "("}
+)
+_EXPLAIN_OPTIONS: Final = frozenset({"analyze", "format"})
 _WRITING_WORDS: Final = frozenset({
     "attach", "call", "copy", "create", "delete", "export", "import", "insert", "install", "load", "merge", "pragma",
     "set", "update", "vacuum"
@@ -65,9 +69,11 @@ def check_query(lake: duckdb.DuckDBPyConnection, query: str) -> None:
     statements = duckdb.extract_statements(query)
     if len(statements) != 1:
         raise SettingsError("One query is required.", hint="Remove the semicolon.")
-    kind = statements[0].type
-    if kind in _UNPARSED_KINDS:
-        _check_words(lake, query)
+    kind, tokens = statements[0].type, _tokenize(query)
+    if tokens[0].text == "explain":
+        check_query(lake, _strip_explain(query, tokens))
+    elif kind == duckdb.StatementType.MULTI:  # PIVOT without IN
+        _check_words(lake, query, tokens)
     elif kind != duckdb.StatementType.SELECT:
         raise _ForbiddenError(kind.name)
     else:
@@ -101,13 +107,47 @@ def _check_node(node: dict[str, Any]) -> None:
         raise _ForbiddenError(_FILE)
 
 
-def _check_words(lake: duckdb.DuckDBPyConnection, query: str) -> None:
+@dataclass(frozen=True, slots=True)
+class _Token:
+    """A word or sign of a query, in lower case, and the offset of its first byte."""
+
+    text: str
+    offset: int
+
+
+def _tokenize(query: str) -> list[_Token]:
+    """Return the tokens of a query without comments."""
+    raw, tokens = query.encode(), duckdb.tokenize(query)
+    ends = [*(offset for offset, _ in tokens[1:]), len(raw)]
+    return [
+        _Token(raw[offset:end].decode().strip().lower(), offset)
+        for (offset, kind), end in zip(tokens, ends, strict=True)
+        if kind != duckdb.token_type.comment
+    ]
+
+
+def _strip_explain(query: str, tokens: list[_Token]) -> str:
+    """Return the statement that EXPLAIN explains; EXPLAIN ANALYZE runs it."""
+    index = 2 if tokens[1].text == "analyze" else 1
+    if tokens[index].text == "(" and tokens[index + 1].text in _EXPLAIN_OPTIONS:
+        index = [token.text for token in tokens].index(")") + 1
+    return query.encode()[tokens[index].offset :].decode()
+
+
+def _check_words(lake: duckdb.DuckDBPyConnection, query: str, tokens: list[_Token]) -> None:
     """Check a query that DuckDB does not serialize: every name of a table function counts, wherever it is.
 
+    A word that writes counts where a statement can begin. Elsewhere it is a name, such as that of a column.
     A file in the place of a table is not found here. DuckDB refuses it unless it is a part of the lake.
     """
     sql = "SELECT DISTINCT function_name FROM duckdb_functions() WHERE function_type IN ('table', 'table_macro')"
     functions = {name for (name,) in lake.execute(sql).fetchall()} - _TABLE_FUNCTIONS
     for word in re.findall(r"\w+", query.lower()):
-        if word in functions | _WRITING_WORDS:
+        if word in functions:
+            raise _ForbiddenError(word)
+    if tokens[0].text not in _QUERY_WORDS:
+        raise _ForbiddenError(tokens[0].text.upper())
+    texts = [token.text for token in tokens]
+    for before, word, after in zip(texts, texts[1:], [*texts[2:], ")"], strict=False):
+        if word in _WRITING_WORDS and before in {"(", ")"} and after not in {",", ")", "."}:
             raise _ForbiddenError(word)

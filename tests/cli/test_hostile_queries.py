@@ -87,6 +87,16 @@ EXPLAIN ANALYZE COPY files TO '{lake}/parts/evil.csv'
 EXPLAIN ANALYZE FROM read_text('{file}')
 PIVOT (FROM read_text('{file}')) ON filename
 PIVOT (WITH x AS (COPY files TO '{lake}/parts/evil.csv') FROM files) ON closed
+EXPLAIN (ANALYZE) COPY files TO '{lake}/parts/evil.csv'
+EXPLAIN ANALYZE (FORMAT json) COPY files TO '{lake}/parts/evil.csv'
+EXPLAIN ANALYZE WITH x AS (COPY files TO '{lake}/parts/evil.csv') SELECT 1
+EXPLAIN /* COPY */ ANALYZE PIVOT (WITH x AS (COPY files TO '{lake}/parts/evil.csv') FROM files) ON closed
+EXPLAIN PREPARE x AS COPY files TO '{lake}/parts/evil.csv'
+COPY (PIVOT files ON closed) TO '{lake}/parts/evil.csv'
+CREATE TEMP TABLE evil AS PIVOT files ON closed
+PREPARE x AS PIVOT files ON closed
+WITH x AS MATERIALIZED (/**/ COPY files TO '{lake}/parts/evil.csv') PIVOT files ON closed
+WITH x AS (SELECT 1) INSERT INTO files PIVOT files ON closed
 DESCRIBE FROM read_csv('{file}')
 SUMMARIZE FROM read_csv('{file}')
 EXPORT DATABASE '{lake}/parts/evil'
@@ -146,7 +156,10 @@ READING: Final = (
     "SELECT * FROM files AS a ASOF JOIN files AS b ON a.updated_at >= b.updated_at",
     "SELECT file_id, row_number() OVER w FROM files WINDOW w AS (ORDER BY file_id) QUALIFY true",
     "FROM files, LATERAL (SELECT file_id + 1)", "SELECT COLUMNS(*) FROM files -- ; a comment", "FROM meta.freshness",
-    "SELECT 'COPY files TO ''x''' AS copy",
+    "SELECT 'COPY files TO ''x''' AS copy", "EXPLAIN SELECT file_id AS load FROM files ORDER BY load",
+    "EXPLAIN (ANALYZE, FORMAT json) SELECT 'glob' AS copy",
+    "EXPLAIN ANALYZE PIVOT files ON closed USING max(file_id) AS call",
+    "PIVOT (SELECT file_id AS load, closed, 'set' AS copy FROM files) ON closed USING max(load) AS call GROUP BY copy",
 )  # fmt: skip
 OUTER: Final = (
     "FROM {}", "SELECT * FROM files, {}", "SELECT (SELECT count(*) FROM {})", "WITH a AS (FROM {}) FROM a",
