@@ -3,7 +3,10 @@
 import importlib
 import signal
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _INTERRUPTED = 130
 
@@ -13,13 +16,22 @@ def main() -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and a shell's & set it
             signal.signal(number, signal.default_int_handler)
+    run: Callable[[], NoReturn]
     try:
         run = importlib.import_module("pipeline.cli").main
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RuntimeError) as error:
+        if not _is_interrupt(error):
+            raise
         sys.stderr.write("scanlake: Interrupted. Run the same command again.\n")
         sys.exit(_INTERRUPTED)
     run()
-    sys.exit()
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Return whether an interrupt ended the import. Python 3.11 wraps an error in `__set_name__` in RuntimeError."""
+    while isinstance(error, RuntimeError):
+        error = error.__context__
+    return isinstance(error, KeyboardInterrupt)
 
 
 if __name__ == "__main__":

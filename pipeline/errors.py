@@ -232,8 +232,9 @@ def root_cause(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         own_errors = error.subgroup(ScanlakeError)
         error = (own_errors or error).exceptions[0]
-    # A clean-up that fails after an error of the system raises RuntimeError and hides that error.
+    # A clean-up that fails after an error of the system raises RuntimeError and hides that error. So does Python 3.11
+    # for an interrupt in `__set_name__`, that is, during an import.
     hidden = error
     while isinstance(hidden, RuntimeError) and hidden.__context__ is not None:
         hidden = hidden.__context__
-    return hidden if isinstance(hidden, OSError) else error
+    return hidden if isinstance(hidden, OSError | KeyboardInterrupt) else error
