@@ -84,13 +84,13 @@ def check_lake(settings: Settings) -> Iterator[Finding]:
             yield ok("lake", "the lake is empty")
             return
         require_lake(layout)
+        is_locked = is_lake_locked(layout)
     except LakeCorruptedError as error:
         yield problem("ledger", error.message.rstrip("."), _RUN_CHECK_HINT, ExitCode.DAMAGE)
         return
     except ScanlakeError as error:
         yield from_error("lake", error)
         return
-    is_locked = is_lake_locked(layout)
     yield ok("lock", f"locked by {describe_lock_owner(layout)}" if is_locked else "no run holds the lock")
     try:
         with open_ledger_readonly(layout) as ledger:

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import stat
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _MAX_NAME_LENGTH: Final = 60
 _MAX_FOLDER_LENGTH: Final = 300
+_PROC_LOCKS: Final = Path("/proc/locks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,24 +159,46 @@ def _lock(layout: LakeLayout, *, read_only: bool = False) -> Iterator[int]:
 
 
 def is_lake_locked(layout: LakeLayout) -> bool:
-    """Return whether a run holds the lock. On Linux it takes no lock: that could make a run fail."""
-    try:
-        inode = f":{layout.lock.stat().st_ino} "
-    except OSError:
-        return False
-    try:
-        return any("FLOCK" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())
-    except OSError:
-        pass  # not Linux: only an attempt to lock shows the state
-    try:
-        with lock_file(layout.lock, read_only=True):
+    """Return whether a process holds the lock; a folder without the file is not locked. Raises `StorageError`.
+
+    On Linux it takes no lock: that could make a run fail.
+    """
+    with translate_os_errors(layout.lock):
+        try:
+            inode = layout.lock.stat().st_ino
+        except FileNotFoundError:
             return False
-    except FileLockedError:
-        return True
+        holders = _list_lock_holders(inode)
+        if holders is not None:
+            return bool(holders)
+        try:
+            with lock_file(layout.lock, read_only=True):
+                return False
+        except FileLockedError:
+            return True
+
+
+def _list_lock_holders(inode: int) -> list[tuple[str, int]] | None:
+    """Return the mode (READ or WRITE) and the process id of every lock on a file; None if the system is not Linux."""
+    try:
+        lines = _PROC_LOCKS.read_text().splitlines()
+    except OSError:
+        return None
+    # https://man7.org/linux/man-pages/man5/proc_locks.5.html: "1: FLOCK  ADVISORY  WRITE 40 08:01:786 0 EOF"
+    rows = [line.split()[1:] for line in lines if "FLOCK" in line and f":{inode} " in line]
+    return [(row[2], int(row[3])) for row in rows if row[0] == "FLOCK"]  # "->" is before the lock of one that waits
 
 
 def describe_lock_owner(layout: LakeLayout) -> str:
-    """Return the operation, process, host and start of the run that holds the lock, as it wrote them."""
+    """Return the operation, process, host and start of the run that holds the lock, as it wrote them.
+
+    A process that reads writes nothing: the note is then of an earlier run.
+    """
+    with suppress(OSError):
+        holders = _list_lock_holders(layout.lock.stat().st_ino)
+        if holders and all(mode == "READ" for mode, _ in holders):
+            pids = [f", pid {pid}" for _, pid in holders if pid > 0]  # 0 in another container
+            return f"check --dry-run, which reads{''.join(pids[:1])}"
     note = _read_lock_note(layout)
     if note is None:
         return "a run that has just started"

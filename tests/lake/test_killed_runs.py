@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,8 +14,9 @@ import pytest
 
 from pipeline.atomic_files import lock_file
 from pipeline.emulator import Emulator
+from pipeline.errors import StorageError
 from pipeline.lake.lake import Lake
-from pipeline.lake.layout import LakeLayout, is_lake_locked, lock_lake
+from pipeline.lake.layout import LakeLayout, describe_lock_owner, is_lake_locked, lock_lake, lock_lake_for_reading
 from pipeline.lake.models import RunRecord
 from tests.lake.corruption import checked
 from tests.lake.lake_builder import AT
@@ -122,6 +124,29 @@ def test_the_folder_of_a_running_export_stays(tmp_path: Path) -> None:
         assert "of an export that is running" in told(lake, "export", str(out), "--format", "csv", code=2)
     told(lake, "export", str(out), "--format", "csv", "--tables", "files")
     assert [path.name for path in out.iterdir()] == ["files.csv"]
+
+
+# Locks
+
+
+def test_a_lock_for_reading_is_not_of_the_last_run(tmp_path: Path) -> None:
+    """While `check --dry-run` reads the lake, a run that waits for it is told so, not of the last run's process."""
+    lake = made_in(tmp_path / "lake")
+    note = (lake / "LOCK").read_bytes()
+    with lock_lake_for_reading(LakeLayout(lake)):
+        message = told(lake, "compact", code=5)
+        assert f"Another run holds the lake: check --dry-run, which reads, pid {os.getpid()}." in message
+        assert describe_lock_owner(LakeLayout(lake)).startswith("check --dry-run")
+    assert (lake / "LOCK").read_bytes() == note
+    told(lake, "compact")
+
+
+def test_a_lock_that_cannot_be_seen_is_not_free(tmp_path: Path) -> None:
+    """An error of the file system says nothing about the lock, so it is raised; a lake without the file is free."""
+    assert not is_lake_locked(LakeLayout(tmp_path))
+    (tmp_path / "LOCK").symlink_to("LOCK")
+    with pytest.raises(StorageError, match="LOCK: Too many levels of symbolic links"):
+        is_lake_locked(LakeLayout(tmp_path))
 
 
 # Stopped writers
