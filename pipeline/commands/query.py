@@ -32,7 +32,10 @@ from pipeline.logs import to_one_line
 
 _BATCH_ROWS: Final = 20_000
 _TABLE_ROWS: Final = 1_000
-_PLAIN_TYPE: Final = re.compile(r"U?(HUGE|BIG|SMALL|TINY)?INT|BOOLEAN|DECIMAL|DOUBLE|FLOAT|DATE|TIME|INTERVAL|UUID")
+_PLAIN_TYPE: Final = re.compile(
+    r"U?(HUGE|BIG|SMALL|TINY)?INT|U?INTEGER|BOOLEAN|DECIMAL\(\d+,\d+\)|DOUBLE|FLOAT|DATE|TIME(STAMP)?\b[^\[]*|UUID"
+)
+"""Types whose text is a number or a date to a spreadsheet. An INTERVAL such as -1 day is a formula to it."""
 _UNLIMITED_WIDTH: Final = 100_000  # characters; without a terminal lines are not wrapped
 _CSV_TYPES: Final = frozenset(
     {"BIGINT", "INTEGER", "SMALLINT", "TINYINT", "BOOLEAN", "DOUBLE", "VARCHAR", "TIMESTAMP", "DATE"}
@@ -144,7 +147,7 @@ def _write_result(lake: "duckdb.DuckDBPyConnection", query: str, write: _Writer,
 
 def _write_csv(result: "duckdb.DuckDBPyRelation", target: IO[bytes]) -> int:
     columns = (
-        f"{f'#{index}' if _PLAIN_TYPE.match(str(kind)) else sql_escape_formula(f'CAST(#{index} AS VARCHAR)')}"
+        f"{f'#{index}' if _PLAIN_TYPE.fullmatch(str(kind)) else sql_escape_formula(f'CAST(#{index} AS VARCHAR)')}"
         f" AS {sql_identifier(escape_formula(name))}"
         for index, (name, kind) in enumerate(zip(result.columns, result.types, strict=True), start=1)
     )

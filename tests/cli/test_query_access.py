@@ -116,6 +116,15 @@ def test_odd_types_can_be_written(scanlake: Scanlake, lake: Path) -> None:
     assert "2024-01-01 00:00:00+00" in scanlake("query", question).out
 
 
+def test_only_numbers_and_dates_keep_a_sign_in_csv(scanlake: Scanlake, lake: Path) -> None:
+    """A negative number stays a number; a negative interval is no number to a spreadsheet and is escaped."""
+    assert lake.exists()
+    numbers = "-1 AS a, (-2)::BIGINT AS b, (-1.5)::DECIMAL(5,2) AS d, (-2.5)::DOUBLE AS f"
+    question = f"SELECT {numbers}, INTERVAL '-1 day' AS i, [-1] AS l"
+    answer = scanlake("query", question, "--format", "csv")
+    assert answer.out.splitlines()[1] == '-1,-2,"-1.50",-2.5,"\'-1 day","[-1]"'
+
+
 def test_parquet_to_a_file(scanlake: Scanlake, lake: Path, tmp_path: Path) -> None:
     """The ending of --out chooses the format; Parquet is typed and exact, and --json says what was written."""
     assert lake.exists()
