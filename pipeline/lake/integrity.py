@@ -48,7 +48,10 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class IntegrityIssue:
-    """A file that differs from what was written: its path below the lake's folder, and the rows that it concerns."""
+    """A file that differs from what was written: its path below the lake's folder, and the rows that it concerns.
+
+    `repaired` is what was done about it, empty for nothing.
+    """
 
     subject: str
     problem: str
@@ -107,7 +110,7 @@ def damaged_empty_parts(layout: LakeLayout) -> list[IntegrityIssue]:
             problem = "not the empty part of this version"
         except OSError as error:
             problem = _describe_os_error(error)
-        issues.append(IntegrityIssue(layout.part_name(path), problem, table.name, repaired="written again"))
+        issues.append(IntegrityIssue(layout.part_name(path), problem, table.name))
     return issues
 
 

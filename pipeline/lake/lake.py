@@ -111,7 +111,8 @@ class Lake:
             repaired = "rebuilt from the newest catalog"
             self.issues.append(IntegrityIssue(ledger.name, problem, "the ledger", repaired=repaired))
         if self._check_before_open:
-            self.issues += damaged_empty_parts(self.layout)
+            issues = damaged_empty_parts(self.layout)
+            self.issues += [replace(issue, repaired="written again") for issue in issues]
 
     def commit(self, commit: Commit) -> None:
         """Write the rows as parts, durably, then make parts and progress current in one transaction.

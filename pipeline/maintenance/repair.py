@@ -68,11 +68,11 @@ class CheckResult:
     snapshots: int = 0
     seconds: float = 0.0
 
-    def add(self, issue: IntegrityIssue, repaired: str, files: Iterable[int] = ()) -> None:
-        """Add a finding, the repair (empty for none), and the affected files."""
+    def add(self, issue: IntegrityIssue, files: Iterable[int] = ()) -> None:
+        """Add a finding, and the affected files."""
         ids = sorted(files)
         listed = tuple(ids[:_MAX_LISTED_IDS])
-        self.damage.append(Damage(issue.subject, issue.problem, issue.concerns, len(ids), listed, repaired))
+        self.damage.append(Damage(issue.subject, issue.problem, issue.concerns, len(ids), listed, issue.repaired))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def check_only(layout: LakeLayout, *, read_data: bool = False) -> CheckResult:
         wrong_kinds = integrity.find_wrong_kinds(layout, with_parts=True)
         issues = [integrity.describe_wrong_kind(layout, path) for path in wrong_kinds]
         issues += integrity.damaged_empty_parts(layout)
-        return _check(layout, ledger, [replace(issue, repaired="") for issue in issues], None, read_data=read_data)
+        return _check(layout, ledger, issues, None, read_data=read_data)
 
 
 def _check(
@@ -126,7 +126,7 @@ def _check(
     started = time.monotonic()
     result = CheckResult()
     for issue in issues:
-        result.add(issue, issue.repaired)
+        result.add(issue)
     snapshots = list_snapshots(layout)
     recorded = _read_recorded_parts(layout)
     parts = find_part_damage(layout, ledger, recorded, read_data=read_data)
@@ -137,10 +137,10 @@ def _check(
     snapshot_parts, catalogs = find_catalog_damage(layout, ledger, recorded)
     snapshot = _repair_catalogs(lake, catalogs) if lake is not None and catalogs else None
     for issue in snapshot_parts:
-        result.add(issue, "" if lake is None else "its snapshots were deleted")
+        result.add(issue if lake is None else replace(issue, repaired="its snapshots were deleted"))
     for issue in catalogs:
         action = "published again" if issue.subject == layout.catalog.name else "deleted"
-        result.add(issue, "" if lake is None else f"{action} (snapshot {snapshot})")
+        result.add(issue if lake is None else replace(issue, repaired=f"{action} (snapshot {snapshot})"))
     renamed_ledger = f"{layout.ledger.name}.damaged-"
     for name in integrity.unknown_files(layout, ledger):
         (result.replaced_ledgers if name.startswith(renamed_ledger) else result.unknown_files).append(name)
@@ -263,13 +263,15 @@ def _report_part_damage(result: CheckResult, damage: PartDamage, repairs: Mappin
     """Add the findings; `repairs` are those of the parts, None if nothing is repaired."""
     is_repaired = repairs is not None
     for part, _ in damage.wrong_entries:
-        issue = IntegrityIssue("ledger.sqlite", f"has another size or hash of {part.name} than the catalog")
-        result.add(issue, "corrected from the catalog" if is_repaired else "")
+        repaired = "corrected from the catalog" if is_repaired else ""
+        problem = f"has another size or hash of {part.name} than the catalog"
+        result.add(IntegrityIssue("ledger.sqlite", problem, repaired=repaired))
     for damaged in damage.parts:
         is_raw = damaged.part.table_name == RAW_TABLE
         files = damaged.files & damage.files_without_raw if is_raw else damaged.files
-        result.add(damaged.issue, (repairs or {}).get(damaged.part.name, ""), files)
+        result.add(replace(damaged.issue, repaired=(repairs or {}).get(damaged.part.name, "")), files)
     result.refetch = sorted(damage.files_without_raw)
     if damage.files_without_raw and not damage.parts:
-        issue = IntegrityIssue("raw/", "lacks the documents of files", RAW_TABLE)
-        result.add(issue, "queued for the next sync" if is_repaired else "", damage.files_without_raw)
+        repaired = "queued for the next sync" if is_repaired else ""
+        issue = IntegrityIssue("raw/", "lacks the documents of files", RAW_TABLE, repaired=repaired)
+        result.add(issue, damage.files_without_raw)
