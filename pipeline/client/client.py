@@ -103,6 +103,7 @@ class Client:
         self._body_reader = BodyReader(options, self.stats)
         self.clock = ServiceClock()
         self.has_announced_next = False  # a list has had a next page: its counts and links mean something
+        self.has_contradicted_itself = False  # a list has: neither its counts nor a null link show an end
         self.on_list_page: Callable[[FileQuery, int, ListPage], None] | None = None
         self.on_response: Callable[[ApiCall[Any], Response], None] | None = None
         self._retry_policy = RetryPolicy(
@@ -177,6 +178,9 @@ class Client:
         url = self._build_url(self._files_url, parameters)
         result = await self._runner.run(ApiCall("GET /files", url, partial(parse_list, requested_page=page)))
         self.has_announced_next |= bool(result.has_next)
+        self.has_contradicted_itself |= result.contradicts_itself
+        if self.has_contradicted_itself:
+            result = result.without_end()
         if self.on_list_page is not None:
             self.on_list_page(query, page, result)
         return result

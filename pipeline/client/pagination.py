@@ -26,7 +26,8 @@ PAGINATION_KEYS: Final = (*_TOTAL, *_LAST, *_SIZE, *_PAGE, *_TO, *_NEXT, *_NESTE
 class PageInfo:
     """The counts in an answer, None for those it lacks. `has_next` is None without any hint.
 
-    `has_next_link` is by the link to the next page alone, for services whose counts are wrong.
+    `has_next_link` is by the link to the next page alone, for services whose counts are wrong. `contradicts_itself`:
+    the counts are below what the page has, or they contradict each other.
     """
 
     total: int | None
@@ -35,10 +36,16 @@ class PageInfo:
     page: int | None
     has_next: bool | None
     has_next_link: bool | None
+    contradicts_itself: bool
 
     def without_counts(self) -> Self:
         """Return the page without the counts of a service whose counts are wrong."""
         return replace(self, total=None, last_page=None, has_next=self.has_next_link)
+
+    def without_end(self) -> Self:
+        """Return the page without anything that shows an end of the list: counts, and a link that is null."""
+        link = self.has_next_link or None
+        return replace(self, total=None, last_page=None, has_next=link, has_next_link=link)
 
 
 def parse_page_info(members: Mapping[str, Any], *, items: int, requested_page: int) -> PageInfo:
@@ -46,8 +53,7 @@ def parse_page_info(members: Mapping[str, Any], *, items: int, requested_page: i
     objects = list(_candidate_objects(members))
     total, last, size, page, to = (_number(objects, names) for names in (_TOTAL, _LAST, _SIZE, _PAGE, _TO))
     current = page or requested_page
-    if total is not None and total < items:
-        total = None  # no count of the list: the answer itself has more
+    contradicts_itself = _contradict(total, last, items=items, is_first=requested_page == 1)
     if last is not None and last < current and items:
         last = None
     link = _has_next_link(objects)
@@ -57,7 +63,21 @@ def parse_page_info(members: Mapping[str, Any], *, items: int, requested_page: i
     if total is not None:
         hints.append(total > _items_up_to_page(items, current, size, to))
     known_hints = [hint for hint in hints if hint is not None]
-    return PageInfo(total, last, size, page, any(known_hints) if known_hints else None, link)
+    info = PageInfo(total, last, size, page, any(known_hints) if known_hints else None, link, contradicts_itself)
+    return info.without_end() if contradicts_itself else info
+
+
+def _contradict(total: int | None, last: int | None, *, items: int, is_first: bool) -> bool:
+    """Return whether the counts of a page with items contradict it, or each other.
+
+    Only a first page shows that of the number of pages: a service may ignore the number of a later one.
+    """
+    if not items:
+        return False
+    is_total_too_low = total is not None and total < items
+    is_last_too_low = is_first and last is not None and last < 1
+    differ = is_first and total is not None and last is not None and (total > items) != (last > 1)
+    return is_total_too_low or is_last_too_low or differ
 
 
 def _candidate_objects(members: Mapping[str, Any], depth: int = 0) -> list[Mapping[str, Any]]:

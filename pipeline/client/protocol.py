@@ -6,7 +6,7 @@ A 200 proves nothing: HTML pages, truncated JSON and error bodies come with a 20
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
@@ -174,7 +174,7 @@ def parse_list(response: Response, requested_page: int = 1) -> ListPage:
     items = tuple(map(_parse_list_item, data if isinstance(data, list) else _split_list(data)))
     hints = {key: decode_value(raw) for key, raw in members.items() if key in PAGINATION_KEYS}
     info = parse_page_info(hints, items=len(items), requested_page=requested_page)
-    return ListPage(info.total, info.last_page, info.per_page, info.page, info.has_next, info.has_next_link, items)
+    return ListPage(**asdict(info), items=items)
 
 
 def parse_detail(response: Response, file_id: int) -> Detail | NotFound:

@@ -86,6 +86,8 @@ class PageReader:
         self.check_instances(page.items, {})
         if window is not None:
             _check_bounds(window, page.items)
+        if self._client.has_contradicted_itself and not self._counts_are_wrong:
+            self.distrust_counts(page, "The counts of the list contradict its pages, or each other.")
         if self._counts_are_wrong:
             page = page.without_counts()
         self._has_counts |= page.total is not None or page.last_page is not None
@@ -117,10 +119,12 @@ class PageReader:
         self._page_caps.pop(kind, None)  # the count of this page alone had set it
         return self.distrust_counts(page)
 
-    def distrust_counts(self, page: ListPage) -> ListPage:
+    def distrust_counts(
+        self, page: ListPage, reason: str = "The list announces files that it does not have."
+    ) -> ListPage:
         """Ignore the service's counts from now on. Return the page without them."""
         if not self._counts_are_wrong:
-            _log.warning("counts.wrong", total=page.total, hint="The list announces files that it does not have.")
+            _log.warning("counts.wrong", total=page.total, hint=reason)
         self._counts_are_wrong, self._has_counts = True, False
         return page.without_counts()
 

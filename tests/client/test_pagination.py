@@ -63,6 +63,24 @@ def test_hints(envelope: dict[str, Any], more: bool | None) -> None:  # noqa: FB
     assert page_of(2, **envelope).has_next is more
 
 
+@pytest.mark.parametrize(
+    ("envelope", "more"),
+    [
+        ({"total": 1, "last_page": 1, "next_page_url": None}, None),
+        ({"total": 1, "last_page": 1, "next_page_url": "?page=2"}, True),
+        ({"total": 0}, None),
+        ({"last_page": 0, "next_page_url": None}, None),
+        ({"total": 5, "last_page": 1, "next_page_url": None}, None),
+        ({"total": 2, "last_page": 3, "next_page_url": None}, None),
+    ],
+)
+def test_counts_that_contradict_the_page(envelope: dict[str, Any], more: bool | None) -> None:  # noqa: FBT001
+    """Counts below the page or against each other show no end, nor does a link that is null beside them."""
+    page = page_of(2, **envelope)
+    assert page.contradicts_itself
+    assert (page.total, page.last_page, page.has_next) == (None, None, more)
+
+
 def test_later_pages() -> None:
     """The total is compared with the items of all pages up to this one."""
     assert page_of(10, asked=3, total=30, per_page=10).has_next is False

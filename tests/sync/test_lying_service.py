@@ -245,5 +245,26 @@ async def test_a_wrong_total_costs_little(tmp_path: Path, name: str, calls: int)
             assert differences(db, list(emulator.truth()), history=True) == []
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "total below the page",
+        "total of the page, the last page right",
+        "the last page is 1, the total right",
+        "the last page is 0",
+    ],
+)
+@pytest.mark.parametrize("files", [90, 300])
+async def test_counts_that_contradict_the_page_end_no_list(tmp_path: Path, files: int, name: str) -> None:
+    """Counts below the page, or against each other, count for nothing: the list is read until a page is empty."""
+    async with LyingEmulator(files, seed=SEED) as emulator:
+        emulator.lies = [Lie(f"list: {name}")]
+        await synced(emulator, tmp_path / "lake")
+        with opened(tmp_path / "lake") as db:
+            assert differences(db, list(emulator.truth()), history=True) == []
+        assert (await verified(emulator, tmp_path / "lake")).consistent
+        assert emulator.counts["list"] <= 80
+
+
 def _iso(instant_us: int) -> str:
     return f"{datetime.fromtimestamp(instant_us / SECOND, UTC):%Y-%m-%dT%H:%M:%SZ}"
