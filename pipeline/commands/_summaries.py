@@ -99,11 +99,16 @@ def format_verification(result: VerifyResult) -> str:
     lines += [f"  {count:,} {meaning}{_name_first(ids.get(kind, ()))}" for kind, count, meaning in counts if count]
     if record.details_checked and not record.details_differing:
         lines.append(f"  details of {details} compared: no differences")
+    if result.untimed:
+        ids_alone = f"{result.uncompared:,} compared by their ids alone"
+        how = ids_alone if result.uncompared else "compared by their details"
+        lines.append(f"  {result.untimed:,} without an update time in the list: {how}")
     if result.missing_includes:
         names = " and ".join(result.missing_includes)
         lines.append(f"  without {names}: left out of includes, and only the list has them; they are in no table")
     verdict = "consistent" if record.consistent else "NOT consistent"
     watermark = "-" if record.watermark is None else format_instant(record.watermark)
     calls = pluralize(result.requests["total"], "call")
-    lines.append(f"{verdict} in ids and update times, watermark {watermark}; {calls}")
+    basis = "ids" if result.untimed else "ids and update times"
+    lines.append(f"{verdict} in {basis}, watermark {watermark}; {calls}")
     return "\n".join(lines) + "\n"

@@ -184,7 +184,7 @@ class InFlightFiles:
         if stored.deleted:
             return False
         if self._options.compare_updated_at_only:
-            return stored.updated_at == item.updated_at
+            return item.updated_at is not None and stored.updated_at == item.updated_at
         if (
             stored.updated_at != item.updated_at
             or stored.fetch_signature != self._fetch_signature

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _MAX_LISTED_IDS: Final = 1_000  # ids per kind in the record
 _MERGE_GAP_SECONDS: Final = 3  # update times at most so far apart are read again in one window
 _ROTATION_BUCKETS: Final = 1_000
+_SEEN_UNTIMED: Final = 2
 
 
 @dataclass(slots=True)
@@ -47,7 +48,7 @@ class Differences:
 
 
 class SeenFiles:
-    """The files of the lake, and which of them the list has shown. Nine bytes per file."""
+    """The files of the lake, and which of them the list has shown, with an update time or without. Nine bytes each."""
 
     def __init__(self, file_ids: Iterable[int]) -> None:
         """`file_ids` are the files of the lake, sorted."""
@@ -64,6 +65,16 @@ class SeenFiles:
         if index < len(self._ids) and self._ids[index] == file_id and not self._is_seen[index]:
             self._is_seen[index] = 1
             self.seen_count += 1
+
+    def mark_untimed(self, file_id: int) -> None:
+        """Mark a file that the list shows without an update time."""
+        index = bisect_left(self._ids, file_id)
+        if index < len(self._ids) and self._ids[index] == file_id:
+            self._is_seen[index] = _SEEN_UNTIMED
+
+    def list_untimed(self) -> list[int]:
+        """Return the files that the list has shown without an update time."""
+        return [file_id for file_id, seen in zip(self._ids, self._is_seen, strict=True) if seen == _SEEN_UNTIMED]
 
     def list_unseen(self) -> list[int]:
         """Return the files that the list has not shown."""

@@ -64,7 +64,10 @@ class VerifyMode:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """Result of a verify; the object that `--json` prints. `missing_includes` were not compared: the lake has none."""
+    """Result of a verify; the object that `--json` prints. `missing_includes` were not compared: the lake has none.
+
+    `untimed` files have no update time in the list, so their details are compared; `uncompared` are those without one.
+    """
 
     verification: VerificationRecord
     requests: dict[str, int]
@@ -72,6 +75,8 @@ class VerifyResult:
     snapshot: int | None
     missing_includes: tuple[str, ...] = ()
     rejects: int = 0  # files whose details could not be fetched, and list items without a usable id
+    untimed: int = 0
+    uncompared: int = 0
 
     @property
     def consistent(self) -> bool:
@@ -87,6 +92,8 @@ class VerifyResult:
             "snapshot": self.snapshot,
             "missing_includes": list(self.missing_includes),
             "rejects": self.rejects,
+            "untimed": self.untimed,
+            "uncompared": self.uncompared,
         }
 
 
@@ -117,7 +124,9 @@ class _Verify:
         self._run = run
         self._mode = mode
         self._differences = Differences()
-        self._target = 0
+        self._target = self._limit_us = 0
+        self._untimed: list[int] = []
+        self._uncompared = 0
         self._new_files: set[int] = set()
         self._file_count = self._items_without_id = 0
         self._moved_back = 0  # files whose update time is earlier in the service than in the lake
@@ -132,7 +141,10 @@ class _Verify:
         seen_files = await self._compare_list()
         unproven = list(run.crawls.unproven)
         await self._find_deleted(seen_files, unproven)
-        if self._mode.deep:
+        self._untimed = seen_files.list_untimed()
+        if run.settings.fetch_details == "never":
+            self._uncompared = len(self._untimed)
+        elif self._mode.deep or self._untimed:
             await self._compare_details()
         if not self._mode.check_only:
             await self._repair()
@@ -157,9 +169,9 @@ class _Verify:
             max_rejects=None,
         )
         watermark = await run.ledger_thread.call(run.watermark_us)
-        limit_us = self._target * SECOND
+        self._limit_us = self._target * SECOND
         if self._mode.check_only and watermark is not None:
-            limit_us = min(watermark, limit_us)
+            self._limit_us = min(watermark, self._limit_us)
 
         async def lookup(file_ids: Sequence[int]) -> dict[int, FileVersionRecord]:
             for file_id in file_ids:
@@ -167,7 +179,7 @@ class _Verify:
             return await run.lookup_versions(file_ids)
 
         async def classify(batch: CommitBatch) -> None:
-            await self._classify_batch(batch, limit_us)
+            await self._classify_batch(batch, seen_files)
 
         try:
             await run.crawls.run(windows, classify, lookup, target=self._target, options=options)
@@ -178,10 +190,11 @@ class _Verify:
             ) from None
         return seen_files
 
-    async def _classify_batch(self, batch: CommitBatch, limit_us: int) -> None:
+    async def _classify_batch(self, batch: CommitBatch, seen_files: SeenFiles) -> None:
         """Sort list items whose update time the lake does not have into missing, stale and changed meanwhile.
 
-        Differences at or after `limit_us` are expected: the file changed during the verify.
+        Differences at or after the limit are expected: the file changed during the verify. Files without an update
+        time are marked in `seen_files`: the list does not show whether they differ.
         """
         self._items_without_id += sum(reject.file_id is None for reject in batch.rejects)
         stored = await self._run.lookup_versions([version.file_id for version in batch.versions])
@@ -190,10 +203,11 @@ class _Verify:
             if is_new:
                 self._new_files.add(version.file_id)
             elif version.updated_at is None:
-                continue  # there is no update time to compare
+                seen_files.mark_untimed(version.file_id)
+                continue
             else:
                 self._count_moved_back(stored[version.file_id].updated_at or 0, version.updated_at)
-            if version.updated_at is not None and version.updated_at >= limit_us:
+            if version.updated_at is not None and version.updated_at >= self._limit_us:
                 kind = self._differences.changed_meanwhile
             else:
                 kind = self._differences.missing if is_new else self._differences.stale
@@ -259,23 +273,34 @@ class _Verify:
         return [task.result() for task in tasks]
 
     async def _compare_details(self) -> None:
-        """Fetch the details of a share of the files again and compare their content. The share rotates."""
+        """Fetch details again and compare their content: those of untimed files, and a share that rotates."""
         run, differences = self._run, self._differences
         commit_seqs = dict(await run.ledger_thread.call(run.ledger.file_commit_seqs))
         position = await run.ledger_thread.call(lambda: run.ledger.properties.deep_position)
-        selected, next_position = select_rotating_share(commit_seqs, position=position, share=self._mode.deep)
-        for file_ids in _split_rounds(file_id for file_id in selected if file_id not in differences.deleted):
-            versions = {file_id: commit_seqs[file_id] for file_id in file_ids}
+        selected = untimed = set(self._untimed)
+        if self._mode.deep:
+            share, position = select_rotating_share(commit_seqs, position=position, share=self._mode.deep)
+            selected = untimed.union(share)
+        for file_ids in _split_rounds(file_id for file_id in commit_seqs if file_id in selected):
+            versions = {file_id: commit_seqs[file_id] for file_id in file_ids if file_id not in differences.deleted}
             stored = await run.ledger_thread.call(read_details, run.lake.layout, run.ledger, versions)
-            for file_id, answer in zip(file_ids, await self._fetch_by_id(file_ids), strict=True):
-                if not isinstance(answer, Detail):
-                    continue
-                differences.details_checked += 1
-                if not same_content(stored.get(file_id) or b"", answer.raw):
-                    request = RefetchRequest(file_id, parse_reference(answer.raw), answer.updated_at)
-                    differences.details.append(request)
+            for file_id, answer in zip(versions, await self._fetch_by_id(list(versions)), strict=True):
+                if isinstance(answer, Detail):
+                    self._compare_detail(file_id, stored.get(file_id), answer)
+                else:
+                    self._uncompared += file_id in untimed
         if not self._mode.check_only:
-            await run.ledger_thread.call(run.ledger.set_properties, deep_position=next_position)
+            await run.ledger_thread.call(run.ledger.set_properties, deep_position=position)
+
+    def _compare_detail(self, file_id: int, stored: bytes | None, answer: Detail) -> None:
+        self._differences.details_checked += 1
+        if same_content(stored or b"", answer.raw):
+            return
+        if answer.updated_at is not None and answer.updated_at >= self._limit_us:
+            self._differences.changed_meanwhile[file_id] = answer.updated_at
+        else:
+            request = RefetchRequest(file_id, parse_reference(answer.raw), answer.updated_at)
+            self._differences.details.append(request)
 
     # Repair
 
@@ -308,7 +333,7 @@ class _Verify:
             is_consistent = not self._has_unrepaired_files()
         # Both sides count: a file that the list does not show is no proof that the lake has what the service has.
         rejects = run.ledger.count_rejected_files() + self._items_without_id
-        is_consistent = is_consistent and not differences.unlisted and not rejects
+        is_consistent = is_consistent and not differences.unlisted and not rejects and not self._uncompared
         verification = VerificationRecord(
             run_id=run.run_id,
             verified_at=run.client.clock.now_or_local(),
@@ -335,7 +360,16 @@ class _Verify:
         counts = run.client.stats
         requests = {"list": counts.list, "detail": counts.detail, "total": counts.requests}
         seconds, missing = run.update_record("done").seconds, run.ledger.properties.missing_includes
-        return VerifyResult(verification, requests, seconds, snapshot.snapshot, missing, rejects)
+        return VerifyResult(
+            verification,
+            requests,
+            seconds,
+            snapshot.snapshot,
+            missing,
+            rejects,
+            untimed=len(self._untimed),
+            uncompared=self._uncompared,
+        )
 
     def _has_unrepaired_files(self) -> bool:
         """Return whether a missing or stale file is still not in the lake, or still older than listed."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pipeline.commands._summaries import format_verification
 from pipeline.emulator import Emulator, Quirks, make_quirks
 from pipeline.errors import ProtocolError, SettingsError
 from pipeline.lake.lake import Lake
@@ -272,3 +273,45 @@ async def test_the_command(tmp_path: Path) -> None:
     assert (checked, repaired, equal) == (4, 0, 0)
     assert "NOT consistent" in report
     assert "2 deleted in the service (now in deleted_files)" in proof
+
+
+@pytest.mark.parametrize("mode", [VerifyMode(check_only=True), VerifyMode()], ids=["dry run", "repair"])
+async def test_a_list_without_update_times_is_compared_by_details(tmp_path: Path, mode: VerifyMode) -> None:
+    """Where the list shows no update time, equal ids prove nothing: the details of these files are compared."""
+    lake = tmp_path / "lake"
+    async with Emulator(20, seed=SEED, quirks=make_quirks("seen", {"updated_in_list": "absent"})) as emulator:
+        await synced(emulator, lake)
+        equal = await verified(emulator, lake, mode)
+        for key in emulator.world.pick_random(5):
+            emulator.world.edit(key, "add-upload", at=emulator.world.records[key].updated)
+        changed = await verified(emulator, lake, mode)
+        again = await verified(emulator, lake, mode)
+        truth = list(emulator.truth())
+    assert (equal.consistent, equal.verification.details_checked, equal.untimed) == (True, 20, 20)
+    assert changed.verification.details_differing == 5
+    assert changed.consistent is again.consistent is not mode.check_only
+    assert "20 without an update time in the list: compared by their details" in format_verification(changed)
+    if not mode.check_only:
+        with opened(lake) as db:
+            assert differences(db, truth) == []
+
+
+async def test_what_cannot_be_compared_is_not_consistent(tmp_path: Path) -> None:
+    """Without update times in the list and without details, a verification says that it compared ids alone."""
+    quirks = make_quirks("seen", {"updated_in_list": "absent"})
+    async with Emulator(20, seed=SEED, quirks=quirks) as emulator:
+        await synced(emulator, tmp_path / "lake", fetch_details="never")
+        result = await verified(emulator, tmp_path / "lake", fetch_details="never")
+    assert not result.consistent
+    assert result.uncompared == 20
+    assert "20 compared by their ids alone" in format_verification(result)
+
+
+async def test_a_deep_verification_ignores_what_changed_meanwhile(tmp_path: Path) -> None:
+    """A file that is updated after the watermark differs in its detail, and is no difference of a dry run."""
+    async with Emulator(20, seed=SEED) as emulator:
+        await synced(emulator, tmp_path / "lake")
+        emulator.world.update(emulator.world.pick_random(3))
+        result = await verified(emulator, tmp_path / "lake", VerifyMode(check_only=True, deep=1.0))
+    assert result.consistent
+    assert (result.verification.changed_meanwhile, result.verification.details_differing) == (3, 0)
