@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.lake.duckdb import open_worker_connection
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.sql import sql_read_parquet
-from schemas.tables import COMMIT_SEQ_COLUMN, FILES
+from schemas.tables import COMMIT_SEQ_COLUMN, FILES, UPLOADS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class FileIdentity:
+    """Values of a file that no update changes: its reference, its creation in microseconds, ids of its uploads."""
+
+    reference: str | None
+    created_at: int | None
+    upload_ids: frozenset[int] = frozenset()
+
+
+def read_identities(layout: LakeLayout, ledger: Ledger, versions: Mapping[int, int]) -> dict[int, FileIdentity]:
+    """Return the identities of some files, given as {file_id: commit_seq}."""
+    names = _part_names(ledger, FILES.name, versions)
+    files = _read_column("{'reference': scan_code, 'created_at': epoch_us(created_at)}", layout, names, versions)
+    names = _part_names(ledger, UPLOADS.name, versions)
+    uploads = _read_column("list(id)", layout, names, versions, group=True)
+    return {
+        file_id: FileIdentity(**values, upload_ids=frozenset(uploads.get(file_id) or ()))
+        for file_id, values in files.items()
+    }
 
 
 def read_references(layout: LakeLayout, ledger: Ledger, versions: Mapping[int, int]) -> dict[int, str | None]:
@@ -28,20 +50,27 @@ def read_details(layout: LakeLayout, ledger: Ledger, versions: Mapping[int, int]
     Files without a document are absent. Only the parts of those commits are read: files of neighbouring commits,
     requested together, cost least.
     """
+    return _read_column("detail", layout, _part_names(ledger, RAW_TABLE, versions), versions)
+
+
+def _part_names(ledger: Ledger, table: str, versions: Mapping[int, int]) -> list[str]:
+    """Return the names of the table's parts that contain those commits."""
     seqs = set(versions.values())
-    names = [
+    return [
         part.name
         for part in ledger.parts()
-        if part.table_name == RAW_TABLE and any(part.first_commit_seq <= seq <= part.last_commit_seq for seq in seqs)
+        if part.table_name == table and any(part.first_commit_seq <= seq <= part.last_commit_seq for seq in seqs)
     ]
-    return _read_column("detail", layout, names, versions)
 
 
-def _read_column(column: str, layout: LakeLayout, names: list[str], versions: Mapping[int, int]) -> dict[int, Any]:
+def _read_column(
+    column: str, layout: LakeLayout, names: list[str], versions: Mapping[int, int], *, group: bool = False
+) -> dict[int, Any]:
     if not names:
         return {}
     source = sql_read_parquet(map(layout.part_path, names))
     query = f"SELECT file_id, {COMMIT_SEQ_COLUMN}, {column} FROM {source} WHERE file_id = ANY($ids)"
+    query += " GROUP BY ALL" if group else ""
     with open_worker_connection(layout.spill_dir) as db:
         rows = db.execute(query, {"ids": list(versions)}).fetchall()
     return {file_id: value for file_id, seq, value in rows if versions[file_id] == seq}

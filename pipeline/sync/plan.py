@@ -15,7 +15,6 @@ from pipeline.formatting import pluralize
 from pipeline.lake.lake_folder import FolderKind, require_lake, require_lake_or_empty
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import open_ledger_readonly
-from pipeline.sync.account_check import ACCOUNT_SAMPLES
 from pipeline.sync.crawl_runner import crawl_options
 from pipeline.sync.size_estimate import NO_ESTIMATE, SizeEstimate, estimate_from_lake, estimate_from_sample
 from pipeline.sync.watermark import remove_lookback
@@ -191,7 +190,7 @@ class _Planner:
         samples = [(window, await self._sample_window(window)) for window in self._lake.windows]
         files = sum([self._count_files_to_fetch(layout, sample) for _, sample in samples]) + self._lake.refetches
         size = self._lake.size_per_file or await self._sample_sizes(samples)
-        list_calls = 1 + (self._lake.files >= ACCOUNT_SAMPLES)
+        list_calls = 1 + bool(self._lake.files)  # the second one checks the account
         list_calls += sum(self._count_list_calls(window, sample) for window, sample in samples)
         list_calls += sum(self._count_reread_calls(sample) for window, sample in samples if window.end is None)
         list_calls += self._lake.refetches

@@ -1,0 +1,109 @@
+"""A run refuses another account's files, and no files of its own account, however these have changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from pipeline.emulator import Emulator, make_quirks
+from pipeline.errors import SettingsError
+from pipeline.lake.lake import Lake
+from pipeline.sync.verify import VerifyMode
+from tests.oracle import differences
+from tests.stateful import lies
+from tests.stateful.lies import Lie, LyingEmulator
+from tests.sync.sync_harness import SEED, opened, synced
+from tests.sync.test_verify import verified
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+FILES: Final = 60
+CREATED: Final[dict[str, Callable[[str], Any]]] = {
+    "null": lambda _: None,
+    "in seconds since 1970": lambda _: 1_700_000_000,
+    "an hour later": lambda text: text[:11] + f"{(int(text[11:13]) + 1) % 24:02}" + text[13:],
+    "in local words": lambda text: f"{text[8:10]}.{text[5:7]}.{text[:4]}",
+}
+
+
+@pytest.mark.parametrize("settings", [{}, {"fetch_details": "never"}], ids=["details", "list only"])
+@pytest.mark.parametrize("files", [1, 2, FILES])
+@pytest.mark.parametrize("profile", ["seen", "instances"])
+async def test_another_account_is_refused(tmp_path: Path, profile: str, files: int, settings: dict[str, Any]) -> None:
+    """With the token of another account, whose files have the same ids or others, nothing is mixed or removed."""
+    quirks = make_quirks(profile)
+    async with Emulator(files, seed=SEED, quirks=quirks) as emulator:
+        await synced(emulator, tmp_path / "lake", **settings)
+    async with Emulator(FILES, seed=SEED + 1, port=emulator.port, quirks=quirks) as other:
+        other.world.update(other.world.pick_random(2))
+        for attempt in (synced, verified):
+            with pytest.raises(SettingsError, match=r"none of \d+ files? .* or every file was changed") as refused:
+                await attempt(other, tmp_path / "lake", **settings)
+            assert "verify --dry-run" in refused.value.hint
+        assert other.counts["detail"] <= 40
+    with opened(tmp_path / "lake") as db:
+        assert db.execute("SELECT count(DISTINCT _run_id) FROM files").fetchone() == (1,)
+
+
+@pytest.mark.parametrize("gone", ["the first", "the last", "the sampled"])
+async def test_deleted_files_are_not_another_account(tmp_path: Path, gone: str) -> None:
+    """A sync goes on when the oldest, the newest or exactly the sampled files of the lake were deleted."""
+    async with LyingEmulator(FILES, seed=SEED) as emulator:
+        await synced(emulator, tmp_path / "lake")
+        keys = sorted(emulator.world.keys())
+        with Lake(tmp_path / "lake", doing="test") as held:
+            sampled = {version.file_id for count in (3, 20) for version in held.ledger.sample_files(count)}
+        emulator.world.delete({"the first": keys[:40], "the last": keys[-40:]}.get(gone, sampled))
+        emulator.world.update(emulator.world.keys())
+        await synced(emulator, tmp_path / "lake")
+
+
+@pytest.mark.parametrize("name", CREATED)
+async def test_another_spelling_of_a_time_is_not_another_account(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files whose `created_at` is spelled otherwise or shifted are known by their references."""
+
+    def respell(answer: lies.Answer) -> None:
+        for item in answer.body.get("data", [answer.body]):
+            item["created_at"] = CREATED[name](item["created_at"])
+
+    monkeypatch.setitem(lies.LISTS, "created", respell)
+    monkeypatch.setitem(lies.DETAILS, "created", respell)
+    async with LyingEmulator(FILES, seed=SEED) as emulator:
+        await synced(emulator, tmp_path / "lake")
+        emulator.world.update(emulator.world.keys())
+        emulator.lies = [Lie("list: created"), Lie("detail: created")]
+        await synced(emulator, tmp_path / "lake")
+
+
+async def test_new_files_first_are_not_another_account(tmp_path: Path) -> None:
+    """If the first page has new files only, the lake's files are found by their ids: one call."""
+    async with Emulator(FILES, seed=SEED, quirks=make_quirks("seen", {"order": "updated-desc"})) as emulator:
+        await synced(emulator, tmp_path / "lake")
+        emulator.world.create(60)
+        await synced(emulator, tmp_path / "lake")
+        with opened(tmp_path / "lake") as db:
+            assert differences(db, list(emulator.truth()), history=True) == []
+        assert emulator.counts["detail"] == FILES + 60 + 1
+
+
+async def test_everything_has_changed(tmp_path: Path) -> None:
+    """After all files were replaced, the named commands show and accept that, and syncs go on."""
+    lake = tmp_path / "lake"
+    async with Emulator(FILES, seed=SEED) as emulator:
+        await synced(emulator, lake)
+        old = list(emulator.world.keys())
+        emulator.world.create(FILES)
+        emulator.world.delete(old)
+        with pytest.raises(SettingsError, match="none of 20 files"):
+            await synced(emulator, lake)
+        seen = await verified(emulator, lake, VerifyMode(check_only=True, accept_deletions=True))
+        assert (seen.verification.deleted, seen.consistent) == (FILES, False)
+        await verified(emulator, lake, VerifyMode(accept_deletions=True))
+        await synced(emulator, lake)
+        with opened(lake) as db:
+            assert differences(db, list(emulator.truth())) == []
