@@ -8,7 +8,10 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from pipeline.crawl.details import max_deletions
 from pipeline.crawl.windows import ALL_TIME, Window
+from pipeline.errors import ProtocolError
+from pipeline.formatting import pluralize
 from schemas.timestamps import SECOND
 
 if TYPE_CHECKING:
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
 
     from pipeline.crawl.models import RefetchRequest
 
+_MAX_NAMED_FILES: Final = 5
 _MAX_LISTED_IDS: Final = 1_000  # ids per kind in the record
 _MERGE_GAP_SECONDS: Final = 3  # update times at most so far apart are read again in one window
 _ROTATION_BUCKETS: Final = 1_000
@@ -74,11 +78,34 @@ class SeenFiles:
 
     def list_untimed(self) -> list[int]:
         """Return the files that the list has shown without an update time."""
-        return [file_id for file_id, seen in zip(self._ids, self._is_seen, strict=True) if seen == _SEEN_UNTIMED]
+        return [file_id for file_id, mark in zip(self._ids, self._is_seen, strict=True) if mark == _SEEN_UNTIMED]
 
     def list_unseen(self) -> list[int]:
         """Return the files that the list has not shown."""
         return [file_id for file_id, is_seen in zip(self._ids, self._is_seen, strict=True) if not is_seen]
+
+
+def has_lost_too_many(file_count: int, lost: int) -> bool:
+    """Return whether a list that lacks `lost` of the lake's files is no list of this lake, until that is accepted.
+
+    Sync and verify both ask this. All files are too many, however few they are.
+    """
+    return lost > max_deletions(file_count) or lost == file_count > 0
+
+
+def shrunken_list_error(unseen: int, file_count: int, unlisted: Sequence[int]) -> ProtocolError:
+    """Return the error for a list that has lost too much. `unlisted` are files that the service finds by id."""
+    problem = f"The list lacks {unseen:,} of {pluralize(file_count, 'file')}"
+    if unlisted:
+        ids = ", ".join(map(str, unlisted[:_MAX_NAMED_FILES]))
+        return ProtocolError(
+            f"{problem}, yet the service finds some of them by id ({ids}): its list is not complete.",
+            hint="Nothing was changed. Verify again later; if the list stays so, ask the service's owner.",
+        )
+    return ProtocolError(
+        f"{problem}: a suspect number of deletions.",
+        hint="Nothing was removed. If the files were deleted: `scanlake verify --accept-deletions`.",
+    )
 
 
 def select_rotating_share(file_ids: Iterable[int], *, position: int, share: float) -> tuple[list[int], int]:

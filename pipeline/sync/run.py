@@ -12,7 +12,6 @@ import structlog
 
 from pipeline import __version__
 from pipeline.client.factory import create_client
-from pipeline.crawl.details import max_deletions
 from pipeline.crawl.models import RefetchRequest, parse_reference
 from pipeline.errors import ProtocolError, RunInterrupted, ScanlakeError, SettingsError, StorageError
 from pipeline.formatting import pluralize
@@ -22,6 +21,7 @@ from pipeline.lake.models import RunRecord
 from pipeline.lake.snapshots import check_not_paused
 from pipeline.sync.batch_sink import BatchSink
 from pipeline.sync.crawl_runner import CrawlRunner, crawl_options
+from pipeline.sync.differences import has_lost_too_many
 from pipeline.sync.lang_probe import find_texts_source
 from pipeline.sync.target import repair_watermark, target_by_clock, warn_of_clock
 from pipeline.sync.worker_thread import WorkerThread
@@ -157,7 +157,7 @@ class RunSession:
         """Raise if the list has lost more files than can have been deleted: it is not the list of this lake's files."""
         stored = await self.ledger_thread.call(self.ledger.count_files)
         total = 0 if self.list_is_empty else self.crawls.files_in_service
-        if not stored or total is None or (total and stored - total <= max_deletions(stored)):
+        if total is None or not has_lost_too_many(stored, stored - total):
             return
         beyond = await self.client.list_files(FileQuery(limit=1), page=total + 1)
         if not beyond.items:  # else the total is wrong, not the list

@@ -19,12 +19,18 @@ from pipeline.crawl.details import detail_for_key, max_deletions
 from pipeline.crawl.models import CrawlOptions, RefetchRequest, SharedFileIdError, parse_reference
 from pipeline.crawl.windows import ALL_TIME, Window, split_by_timestamps
 from pipeline.errors import ProtocolError, ScanlakeError, SettingsError
-from pipeline.formatting import pluralize
 from pipeline.lake.lookups import read_details
 from pipeline.lake.models import VerificationRecord
 from pipeline.sync.account_check import check_same_account
 from pipeline.sync.crawl_runner import crawl_options
-from pipeline.sync.differences import Differences, SeenFiles, plan_repair_windows, select_rotating_share
+from pipeline.sync.differences import (
+    Differences,
+    SeenFiles,
+    has_lost_too_many,
+    plan_repair_windows,
+    select_rotating_share,
+    shrunken_list_error,
+)
 from pipeline.sync.run import open_run, read_refetch_requests
 from schemas.file_versions import Tombstone, same_content
 from schemas.requests import MAX_LIMIT
@@ -44,7 +50,6 @@ _log = structlog.get_logger()
 
 _MAX_KNOWN_FILES_PER_WINDOW: Final = MAX_LIMIT * 9 // 10
 """Stored files per window. The rest of a page is room for files that the lake does not have."""
-_MAX_NAMED_FILES: Final = 5
 _FILES_PER_ROUND: Final = 256  # files fetched by id concurrently; the rate limiter decides how many at a time
 
 
@@ -231,7 +236,7 @@ class _Verify:
         unseen, file_count = seen_files.list_unseen(), len(seen_files)
         if unproven:
             unseen = await self._exclude_unproven(unseen, unproven)
-        is_suspicious = len(unseen) > max_deletions(file_count) or len(unseen) == file_count > 1
+        is_suspicious = has_lost_too_many(file_count, len(unseen))
         may_delete = self._mode.accept_deletions or not is_suspicious
         deleted, unlisted = self._differences.deleted, self._differences.unlisted
         for file_ids in _split_rounds(unseen):
@@ -243,9 +248,9 @@ class _Verify:
             # A few files can be unlisted for ever.
             is_incomplete = is_suspicious and len(unlisted) > max_deletions(file_count)
             if is_incomplete or not may_delete:
-                raise _shrunken_list_error(len(unseen), file_count, unlisted if is_incomplete or not deleted else ())
+                raise shrunken_list_error(len(unseen), file_count, unlisted if is_incomplete or not deleted else ())
         if is_suspicious and not deleted:
-            raise _shrunken_list_error(len(unseen), file_count, unlisted)
+            raise shrunken_list_error(len(unseen), file_count, unlisted)
 
     async def _exclude_unproven(self, file_ids: Sequence[int], unproven: Sequence[Window]) -> list[int]:
         """Return the files outside of `unproven`: an inconsistent list is no evidence of a deletion."""
@@ -381,20 +386,6 @@ class _Verify:
                 if version is None or version.deleted or (version.updated_at or 0) < (expected[file_id] or 0):
                     return True
         return False
-
-
-def _shrunken_list_error(unseen: int, file_count: int, unlisted: Sequence[int]) -> ProtocolError:
-    problem = f"The list lacks {unseen:,} of {pluralize(file_count, 'file')}"
-    if unlisted:
-        ids = ", ".join(map(str, unlisted[:_MAX_NAMED_FILES]))
-        return ProtocolError(
-            f"{problem}, yet the service finds some of them by id ({ids}): its list is not complete.",
-            hint="Nothing was changed. Verify again later; if the list stays so, ask the service's owner.",
-        )
-    return ProtocolError(
-        f"{problem}: a suspect number of deletions.",
-        hint="Nothing was removed. If the files were deleted: `scanlake verify --accept-deletions`.",
-    )
 
 
 def _split_rounds(file_ids: Iterable[int]) -> Iterator[list[int]]:

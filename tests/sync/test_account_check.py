@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from pipeline.emulator import Emulator, make_quirks
-from pipeline.errors import SettingsError
+from pipeline.errors import ProtocolError, SettingsError
 from pipeline.lake.lake import Lake
 from pipeline.sync.verify import VerifyMode
 from tests.oracle import differences
@@ -107,3 +107,23 @@ async def test_everything_has_changed(tmp_path: Path) -> None:
         await synced(emulator, lake)
         with opened(lake) as db:
             assert differences(db, list(emulator.truth())) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "lost", "is_refused"), [(1, 1, True), (2, 2, True), (2, 1, False), (60, 51, True), (60, 50, False)]
+)
+async def test_sync_and_verify_refuse_the_same_losses(tmp_path: Path, files: int, lost: int, is_refused: bool) -> None:  # noqa: FBT001
+    """Sync and verify end at the same losses: all files, or more than 50 that are more than 5 %."""
+    async with Emulator(files, seed=SEED) as emulator:
+        await synced(emulator, tmp_path / "lake")
+        emulator.world.delete(sorted(emulator.world.keys())[:lost])
+        for attempt in (synced, verified):
+            if is_refused:
+                with pytest.raises(ProtocolError, match="file"):
+                    await attempt(emulator, tmp_path / "lake")
+            else:
+                await attempt(emulator, tmp_path / "lake")
+        await verified(emulator, tmp_path / "lake", VerifyMode(accept_deletions=True))
+        await synced(emulator, tmp_path / "lake")
+    with opened(tmp_path / "lake") as db:
+        assert db.execute("SELECT count(*) FROM files").fetchone() == (files - lost,)
