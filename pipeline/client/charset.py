@@ -16,12 +16,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _PARAMETER: Final = re.compile(r";\s*charset\s*=\s*(\"[^\"]*\"|[^;,\s]*)", re.IGNORECASE)
-_SINGLE_BYTE: Final = {"iso-8859-1": "latin-1", "latin1": "latin-1", "latin-1": "latin-1", "iso8859-1": "latin-1"} | {
-    "windows-1252": "cp1252", "cp1252": "cp1252", "x-cp1252": "cp1252"
-}  # fmt: skip
-_CODECS: Final = {"utf-8": "utf-8", "utf8": "utf-8", "us-ascii": "ascii", "ascii": "ascii"} | _SINGLE_BYTE | {
-    f"{name}{order}": f"{name}{order}" for name in ("utf-16", "utf-32") for order in ("", "le", "be")
-}  # fmt: skip
+_UTF8: Final = dict.fromkeys(("utf-8", "utf8", "utf8mb3", "utf8mb4"), "utf-8")  # the last two are MySQL's
+_ASCII: Final = dict.fromkeys(("us-ascii", "ascii", "binary"), "ascii")  # UTF-8 fits both: JSON has no other default
+_SINGLE_BYTE: Final = (
+    dict.fromkeys(("iso-8859-1", "iso8859-1", "latin-1", "latin1"), "latin-1")
+    | dict.fromkeys(("iso-8859-15", "iso8859-15", "latin-9", "latin9"), "iso8859-15")
+    | dict.fromkeys(("windows-1252", "cp1252", "x-cp1252"), "cp1252")
+)
+_WIDE: Final = {
+    f"{name}{dash}{order}": f"{codec}{order}"
+    for codec in ("utf-16", "utf-32")
+    for name in (codec, codec.replace("-", ""))
+    for dash, order in (("", ""), ("", "le"), ("", "be"), ("-", "le"), ("-", "be"))
+}
+_CODECS: Final = _UTF8 | _ASCII | _SINGLE_BYTE | _WIDE
 _BOM: Final = "\ufeff"
 _C1_CONTROLS: Final = re.compile("[\x80-\x9f]")
 
@@ -29,35 +37,47 @@ _C1_CONTROLS: Final = re.compile("[\x80-\x9f]")
 def to_utf8(body: bytes, content_types: Iterable[str]) -> bytes:
     """Return a body in UTF-8. UTF-8 itself, and an HTML page, are returned as they are: the parser checks them.
 
-    Raises `AttemptError` if the body cannot be decoded without a doubt.
+    Raises `AttemptError` with charset and reason if the body cannot be decoded without a doubt.
     """
-    charset, codec = _find_charset("\n".join(content_types))
+    charset, codec, problem = _find_charset("\n".join(content_types))
     if codec == "utf-8" or not body or body.lstrip()[:1] == b"<":
         return body
-    text = "" if codec is None else _decode(body, codec)
-    if not text:
-        detail = f"JSON that is not in the charset of its Content-Type ({charset}), or not in a supported one"
-        raise AttemptError("charset", detail, is_protocol_error=True)
+    text = ""
+    if codec is not None:
+        text, problem = _decode(body, codec)
+    if problem:
+        raise AttemptError("charset", f"JSON in the {charset}: {problem}", is_protocol_error=True)
     return text.removeprefix(_BOM).encode()
 
 
-def _decode(body: bytes, codec: str) -> str:
-    """Return the text, empty if its encoding is in doubt."""
+def _decode(body: bytes, codec: str) -> tuple[str, str]:
+    """Return the text, and why its encoding is in doubt: empty if it is not."""
+    strict_codec = "utf-8" if codec == "ascii" else _find_byte_order(body, codec)
     try:
-        text = body.decode(_find_byte_order(body, codec))
-    except UnicodeDecodeError:
-        return ""
+        text = body.decode(strict_codec)
+    except UnicodeDecodeError as error:
+        return "", f"the byte at {error.start} does not fit it"
     # A label of a single-byte charset is often a server's default: the body may be UTF-8.
-    is_doubtful = codec in _SINGLE_BYTE.values() and not body.isascii()
-    return "" if is_doubtful and (_is_utf8(body) or _C1_CONTROLS.search(text)) else text
+    if codec in _SINGLE_BYTE.values() and not body.isascii():
+        if _is_utf8(body):
+            return "", "the bytes are UTF-8"
+        if _C1_CONTROLS.search(text):
+            return "", "the text has control characters"
+    if codec in _WIDE.values() and not text.removeprefix(_BOM).lstrip()[:1].isascii():
+        return "", "the text is no JSON"  # in the other byte order, perhaps
+    return text, ""
 
 
 @lru_cache(maxsize=64)
-def _find_charset(content_types: str) -> tuple[str, str | None]:
-    """Return the charset that the headers name, and its codec; None for an unknown one, or for several."""
-    labels = {label.strip('"').lower().replace("_", "-") for label in _PARAMETER.findall(content_types)} - {""}
+def _find_charset(content_types: str) -> tuple[str, str | None, str]:
+    """Return the charset that the headers name, its codec, and why it has none."""
+    labels = {label.strip("\"'").lower().replace("_", "-") for label in _PARAMETER.findall(content_types)} - {""}
     codecs = {_CODECS.get(label) for label in labels} or {"utf-8"}
-    return summarize_in_one_line(", ".join(sorted(labels))), codecs.pop() if len(codecs) == 1 else None
+    named = summarize_in_one_line(f"charset{'s' * (len(labels) > 1)} {', '.join(sorted(labels))}")
+    if len(codecs) > 1:
+        return named, None, "they contradict each other"
+    codec = codecs.pop()
+    return named, codec, "" if codec else "not a supported one"
 
 
 def _find_byte_order(body: bytes, codec: str) -> str:

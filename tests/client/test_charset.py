@@ -50,6 +50,18 @@ DECODED: Final[list[tuple[str, str, bytes, str]]] = [  # parameters, codec of th
     ("; charset=windows-1252", "cp1252", b"", NARROW + " €"),
     ("; charset=us-ascii", "ascii", b"", "plain"),
     ("; charset=iso-8859-1", "ascii", b"", "plain"),
+    ("; charset=ISO-8859-15", "iso8859-15", b"", NARROW + " €"),
+    ("; charset=latin9", "iso8859-15", b"", NARROW),
+    ("; charset=utf-16-le", "utf-16-le", b"", WIDE),
+    ("; charset=UTF-16-BE", "utf-16-be", b"", WIDE),
+    ("; charset=utf16le", "utf-16-le", b"", WIDE),
+    ("; charset='utf-8'", "utf-8", b"", WIDE),
+    ("; charset='utf-16'", "utf-16-be", b"", WIDE),
+    ("; charset=utf8mb4", "utf-8", b"", WIDE),
+    ("; charset=utf8mb3", "utf-8", b"", NARROW),
+    ("; charset=binary", "utf-8", b"", WIDE),
+    ("; charset=us-ascii", "utf-8", b"", WIDE),
+    ("; charset=utf-8; charset=utf8mb4", "utf-8", b"", WIDE),
 ]
 REFUSED: Final[list[tuple[str, str, bytes, str]]] = [  # parameters, codec of the body, its end, the text in it
     ("; charset=utf-7", "utf-7", b"", NARROW),
@@ -66,7 +78,11 @@ REFUSED: Final[list[tuple[str, str, bytes, str]]] = [  # parameters, codec of th
     ("; charset=iso-8859-1", "cp1252", b"", "5 €"),
     ("; charset=windows-1252", "latin-1", b"", "\x81"),
     ("; charset=us-ascii", "latin-1", b"", NARROW),
-    ("; charset=us-ascii", "utf-8", b"", NARROW),
+    ("; charset=binary", "latin-1", b"", NARROW),
+    ("; charset=binary", "utf-16", b"", WIDE),
+    ("; charset=iso-8859-15", "utf-8", b"", NARROW),
+    ("; charset='utf-7'", "utf-7", b"", NARROW),
+    ("; charset=utf8mb5", "utf-8", b"", NARROW),
     ("; charset=utf-16", "utf-16", b"\x20", WIDE),
     ("; charset=utf-16le", "utf-16-le", b"\x00\xd8", WIDE),
     ("; charset=utf-32be", "utf-32-be", b"\x00\x11\x00\x00", WIDE),
@@ -133,7 +149,26 @@ async def test_a_charset_in_doubt_is_refused_by_name(
         with pytest.raises(ProtocolError if is_list else RetriesExhaustedError, match="charset") as raised:
             await call(asking, is_list=is_list)
     assert raised.value.message.isprintable()
-    assert parameters.split("=")[1].strip("; charset\u202e").lower().replace("_", "-")[:5] in raised.value.message
+    assert parameters.split("=")[1].strip("'; charset\u202e").lower().replace("_", "-")[:5] in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("parameters", "body", "reason"),
+    [
+        ("; charset=utf-7", b"{}", "charset utf-7: not a supported one"),
+        ("; charset=utf-8; charset=utf-16", b"{}", "charsets utf-16, utf-8: they contradict each other"),
+        ("; charset=us-ascii", b'"\xe9"', "charset us-ascii: the byte at 1 does not fit it"),
+        ("; charset=iso-8859-1", '"é"'.encode(), "charset iso-8859-1: the bytes are UTF-8"),
+        ("; charset=iso-8859-1", b'"\x80"', "charset iso-8859-1: the text has control characters"),
+        ("; charset=utf-16be", '{"id":5}'.encode("utf-16-le"), "charset utf-16be: the text is no JSON"),
+    ],
+)
+async def test_a_refused_charset_has_a_reason(parameters: str, body: bytes, reason: str, client: Make) -> None:
+    """The error says which charset is refused, and why."""
+    async with scripted(answer(body, headers=json_headers(parameters))) as server, client(server.base) as asking:
+        with pytest.raises(ProtocolError) as raised:
+            await asking.list_files(FileQuery())
+    assert reason in raised.value.message
 
 
 @pytest.mark.parametrize(("parameters", "codec", "end", "text"), NOT_UTF8)
