@@ -50,6 +50,11 @@ def is_interrupt(error: Exception) -> bool:
     )
 
 
+def is_not_a_database(error: duckdb.Error) -> bool:
+    """Return whether DuckDB refused a file because it is no database of DuckDB."""
+    return "not a valid DuckDB database file" in str(error)
+
+
 def write_error(subject: str, error: duckdb.Error) -> StorageError | None:
     """Return why DuckDB could not write for `subject`; None if the error is about something else."""
     text = _PATH_RE.sub("", str(error))  # a folder may be called workspace

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import duckdb
 
 from pipeline.errors import LakeCorruptedError, RunInterrupted, ScanlakeError, SettingsError
-from pipeline.lake.duckdb_errors import classify_read_error, is_interrupt, short_message
+from pipeline.lake.duckdb_errors import classify_read_error, is_interrupt, is_not_a_database, short_message
+from pipeline.lake.lake_folder import FRESHNESS_VIEW, FolderKind, classify_folder, foreign_catalog_error
+from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger_queries import LedgerQueries
 from pipeline.lake.migrations import check_not_newer, readonly_uri
 from pipeline.lake.sql import sql_literal
@@ -21,7 +23,6 @@ from pipeline.lake.sqlite_errors import translate_sqlite_errors
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pipeline.lake.layout import LakeLayout
     from pipeline.settings import Settings
 
 
@@ -55,10 +56,12 @@ def open_catalog(settings: Settings, *, writes: Path | None = None) -> Iterator[
     try:
         connection = duckdb.connect(str(path), read_only=True)
     except duckdb.Error as error:
+        if is_not_a_database(error) and classify_folder(LakeLayout(path.parent)) is FolderKind.OTHER:
+            raise foreign_catalog_error(path) from error
         raise _open_error(path, error) from error
     with connection, tempfile.TemporaryDirectory(prefix="scanlake-") as spill:
         lake = path.parent
-        reader_root = _reader_root_of(connection)
+        reader_root = _reader_root_of(connection, path)
         parts_root = lake if reader_root is None or _has_own_parts(lake, reader_root) else reader_root
         if reader_root is not None and parts_root != reader_root:
             _redirect_part_paths(connection, reader_root, parts_root)
@@ -112,10 +115,15 @@ def fetch_dicts(connection: duckdb.DuckDBPyConnection, sql: str, *values: Any) -
     return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
 
 
-def _reader_root_of(connection: duckdb.DuckDBPyConnection) -> Path | None:
-    """Return the folder below which the catalog finds its parts; None if the catalog has no such entry."""
+def _reader_root_of(connection: duckdb.DuckDBPyConnection, path: Path) -> Path | None:
+    """Return the folder below which the catalog finds its parts; None if the catalog has no such entry.
+
+    Raises `SettingsError` if the catalog is another program's.
+    """
     try:
-        row = connection.execute("SELECT reader_root FROM meta.freshness").fetchone()
+        row = connection.execute(f"SELECT reader_root FROM {FRESHNESS_VIEW}").fetchone()
+    except duckdb.CatalogException as error:
+        raise foreign_catalog_error(path) from error
     except duckdb.Error as error:
         if failure := classify_read_error(error):
             raise failure from error
