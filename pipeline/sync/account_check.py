@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import Detail
 from pipeline.crawl.models import CrawlOptions
-from pipeline.errors import AuthenticationError, SettingsError
+from pipeline.errors import SettingsError
 from pipeline.formatting import pluralize
 from pipeline.lake.lookups import FileIdentity, read_identities
 from schemas.json_decode import InvalidJsonError, decode_json
@@ -79,10 +79,7 @@ async def _has_one_of(
 
 
 async def _read_by_id(client: Client, file_id: int) -> bytes | None:
-    try:
-        answer = await client.get_file(file_id)
-    except AuthenticationError:
-        return None  # the list accepts the token, so this is a file that the account must not read
+    answer = await client.get_file(file_id)
     return answer.raw if isinstance(answer, Detail) else None
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from pipeline.emulator import Emulator, make_quirks
-from pipeline.errors import ProtocolError, SettingsError
+from pipeline.errors import AuthenticationError, ProtocolError, SettingsError
 from pipeline.lake.lake import Lake
 from pipeline.sync.verify import VerifyMode
 from tests.oracle import differences
@@ -127,3 +127,14 @@ async def test_sync_and_verify_refuse_the_same_losses(tmp_path: Path, files: int
         await synced(emulator, tmp_path / "lake")
     with opened(tmp_path / "lake") as db:
         assert db.execute("SELECT count(*) FROM files").fetchone() == (files - lost,)
+
+
+async def test_a_token_without_details_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token that may list and must not read files by id is a refused token, not another account."""
+    monkeypatch.setitem(lies.DETAILS, "forbidden", lambda answer: answer.say({"status": "Forbidden"}, 403))
+    async with LyingEmulator(FILES, seed=SEED) as emulator:
+        await synced(emulator, tmp_path / "lake")
+        emulator.world.create(FILES)
+        emulator.lies = [Lie("detail: forbidden")]
+        with pytest.raises(AuthenticationError, match="403"):
+            await synced(emulator, tmp_path / "lake")
