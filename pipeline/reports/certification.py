@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger()
 
 _EVERY_SECONDS: Final = 300.0  # saved PDFs are certified at least so often while others are ordered
-_MAX_ORDERS: Final = 4  # of one batch in one run; then every file in doubt fails by name
+_MAX_ORDERS: Final = 4  # of one batch in one run; then every file in doubt fails by name, before one last order
 _WITH_PDF: Final = frozenset({OrderState.SAVED, OrderState.DELIVERED})
 _HINT: Final = "the batch is ordered again without the files that fail"
 
@@ -152,17 +152,24 @@ class Certifier:
         return None
 
     async def _supersede(self, order: ReportOrderRecord, doubts: Mapping[int, Doubt]) -> ReportBatch | None:
-        """Remove a PDF that does not count. Return the batch without the files that fail."""
+        """Remove a PDF that does not count. Return the batch without the files that fail.
+
+        A service that leaves files out of every report must not get one order per file: after the last order all
+        files of the batch fail.
+        """
         state = self._state
         batch = state.batches[order.batch]
         self._superseded[batch.batch] += 1
+        orders = self._superseded[batch.batch]
         self._doubts.update(doubts.keys())
-        is_last = self._superseded[batch.batch] >= _MAX_ORDERS
+        is_last = orders >= _MAX_ORDERS
         reasons = {
             file_id: doubt.reason
             for file_id, doubt in doubts.items()
             if is_last or self._doubts[file_id] > doubt.kind.value
         }
+        if orders > _MAX_ORDERS:
+            reasons = dict.fromkeys(batch.files, f"no complete report of its batch after {orders} orders") | reasons
         for file_id, reason in reasons.items():
             _log.warning("report.file_excluded", file=file_id, reason=reason)
         error = f"{len(doubts)} files may not be in the PDF, the first: {next(iter(doubts.values())).reason}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pipeline.emulator import Emulator, Quirks
+from pipeline.emulator.reports import Reports
 from pipeline.errors import ServiceUnavailableError
 from tests.processes import ended, ran, started
 from tests.reports.report_harness import SEED, check_folder, read_manifest, run_report, sync_lists
@@ -109,3 +110,25 @@ async def test_a_document_that_comes_again_in_a_later_run_is_noticed(tmp_path: P
         assert list((tmp_path / "out").glob("*.pdf")) == []
         emulator.set_quirks(report_documents="own")
         assert not (await run_report(emulator, tmp_path / "lake", tmp_path / "out")).status.failed
+
+
+async def test_reports_that_always_lack_a_file_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that leaves the first file out of each report gets five orders of a batch; every file is named."""
+    render = Reports._render
+
+    def leave_out(self: Reports, order: dict[str, Any], title: str) -> bytes:
+        return render(self, order | {"files": order["files"][1:]}, title)
+
+    async with Emulator(250, seed=SEED) as emulator:
+        await sync_lists(emulator, tmp_path / "lake")
+        with monkeypatch.context() as patch:
+            patch.setattr(Reports, "_render", leave_out)
+            result = await run_report(emulator, tmp_path / "lake", tmp_path / "out")
+        assert emulator.counts["report"] == 3 * 5
+        assert len(result.status.failed) == 250
+        reasons = {file["reason"] for file in read_manifest(tmp_path / "out")["files"]}
+        assert any("after 5 orders" in reason for reason in reasons), reasons
+        assert list((tmp_path / "out").glob("*.pdf")) == []
+        result = await run_report(emulator, tmp_path / "lake", tmp_path / "out")
+        assert not result.status.failed
+        assert len(check_folder(tmp_path / "out")) == 250
