@@ -20,12 +20,13 @@ from pipeline.lake.duckdb_errors import classify_read_error, short_message
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_TABLE_FUNCTIONS: Final = frozenset({
+TABLE_FUNCTIONS: Final = frozenset({
     "duckdb_columns", "duckdb_constraints", "duckdb_databases", "duckdb_functions", "duckdb_keywords",
     "duckdb_schemas", "duckdb_settings", "duckdb_tables", "duckdb_types", "duckdb_views", "generate_series",
     "histogram", "histogram_values", "icu_calendar_names", "json_each", "json_tree", "pg_timezone_names",
     "pragma_table_info", "pragma_version", "range", "repeat", "repeat_row", "summary", "unnest"
 })  # fmt: skip
+"""Table functions that read nothing but tables and values. docs/queries.md names them."""
 _READING_NODES: Final = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
 _QUERY_WORDS: Final = frozenset(
     {"describe", "from", "pivot", "pivot_wider", "select", "show", "summarize", "with", "("}
@@ -101,7 +102,7 @@ def _check_node(node: dict[str, Any]) -> None:
         raise _ForbiddenError(kind.removesuffix("_NODE").removesuffix("_QUERY"))
     if kind == "TABLE_FUNCTION":
         name = str(node.get("function", {}).get("function_name"))
-        if name.lower() not in _TABLE_FUNCTIONS:
+        if name.lower() not in TABLE_FUNCTIONS:
             raise _ForbiddenError(f"{name}()")
     if kind == "BASE_TABLE" and _FILE_NAME.search(str(node.get("table_name"))):
         raise _ForbiddenError(_FILE)
@@ -141,7 +142,7 @@ def _check_words(lake: duckdb.DuckDBPyConnection, query: str, tokens: list[_Toke
     A file in the place of a table is not found here. DuckDB refuses it unless it is a part of the lake.
     """
     sql = "SELECT DISTINCT function_name FROM duckdb_functions() WHERE function_type IN ('table', 'table_macro')"
-    functions = {name for (name,) in lake.execute(sql).fetchall()} - _TABLE_FUNCTIONS
+    functions = {name for (name,) in lake.execute(sql).fetchall()} - TABLE_FUNCTIONS
     for word in re.findall(r"\w+", query.lower()):
         if word in functions:
             raise _ForbiddenError(word)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import duckdb
 import pytest
 
+from pipeline.lake.user_query import TABLE_FUNCTIONS
 from schemas.tables import TABLES
 from tests.commands.cli_process import called
 from tests.docs import documents
@@ -30,6 +31,14 @@ def _run(lake: duckdb.DuckDBPyConnection, query: str) -> list[tuple[Any, ...]]:
 def _query(words: str) -> str:
     (match,) = (query for query in QUERIES if words in query)
     return match
+
+
+def test_the_table_functions_are_named() -> None:
+    """The page names exactly the table functions that `scanlake query` takes, and says which others it refuses."""
+    paragraph = documents.QUERIES.prose.partition("Its table functions are")[2].partition("\n\n")[0]
+    allowed, _, refused = paragraph.partition("Others")
+    assert set(re.findall(r"`(\w+)`", allowed)) == TABLE_FUNCTIONS
+    assert "`query_table`" in refused
 
 
 def test_there_are_twelve() -> None:
