@@ -29,6 +29,9 @@ _FILE_ERROR_KINDS: Final = frozenset({"IO", "HTTP", "Serialization"})
 _PARQUET_ERROR_RE: Final = re.compile(
     r"magic bytes|Failed to read file|Footer length|[Pp]arquet (?:file|metadata)|Corrupt database"
 )
+_MISSING_FILE_RE: Final = re.compile(r"""No files found that match the pattern ["'](/[^"']+)["']""")
+_LAKE_FOLDERS: Final = frozenset({"parts", "raw", "snapshots"})
+_MAX_DEPTH: Final = 3  # parts/<table>/<part>
 _PATH_RE: Final = re.compile(r"""["'](/[^"']+)["']""")
 
 
@@ -93,8 +96,26 @@ def classify_read_error(error: duckdb.Error) -> ScanlakeError | None:
         number = _access_errno(path[1])
     if number is not None:
         return StorageError.from_errno(path[1] if path else "The lake", number)
-    without_values = message.partition(': value "')[0].rstrip(".")
-    return LakeCorruptedError(f"The lake cannot be read: {without_values}.")
+    return LakeCorruptedError(f"The lake cannot be read: {describe_damage(error)}.")
+
+
+def describe_damage(error: duckdb.Error) -> str:
+    """Return in short which file of the lake is missing or damaged.
+
+    Files are named by their paths in the lake: the lake may be published elsewhere than where its reader sees it.
+    """
+    message = short_message(error).partition(': value "')[0].rstrip(".!")
+    if missing := _MISSING_FILE_RE.search(message):
+        return f"{_path_in_lake(missing[1])} is missing"
+    without_kind = _ERROR_KIND_RE.sub("", message, count=1)
+    return _PATH_RE.sub(lambda path: f"'{_path_in_lake(path[1])}'", without_kind)
+
+
+def _path_in_lake(path: str) -> str:
+    """Return a path from the lake's own folder on; the file's name in another folder."""
+    names = Path(path).parts[-_MAX_DEPTH:]
+    start = next((index for index, name in enumerate(names) if name in _LAKE_FOLDERS), len(names) - 1)
+    return "/".join(names[start:])
 
 
 def _access_errno(path: str) -> int | None:
@@ -120,8 +141,7 @@ def translate_duckdb_errors(subject: str, *, reads_parts: bool = False) -> Itera
         if failure := write_error(subject, error):
             raise failure from error
         if reads_parts and isinstance(error, duckdb.IOException):
-            message = first_line(error).rstrip(".")
-            raise LakeCorruptedError(f"A part of the lake cannot be read: {message}.") from error
+            raise LakeCorruptedError(f"A part of the lake cannot be read: {describe_damage(error)}.") from error
         if isinstance(error, (duckdb.IOException, duckdb.FatalException, duckdb.OutOfMemoryException)):
             raise StorageError(f"{subject}: {first_line(error).rstrip('.')}.") from error
         raise

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import duckdb
 
 from pipeline.errors import LakeCorruptedError, RunInterrupted, ScanlakeError, SettingsError
-from pipeline.lake.duckdb_errors import classify_read_error, is_interrupt, is_not_a_database, short_message
+from pipeline.lake.duckdb_errors import (
+    classify_read_error,
+    describe_damage,
+    is_interrupt,
+    is_not_a_database,
+    short_message,
+)
 from pipeline.lake.lake_folder import FRESHNESS_VIEW, FolderKind, classify_folder, foreign_catalog_error
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger_queries import LedgerQueries
@@ -184,7 +190,7 @@ def _open_error(path: Path, error: duckdb.Error) -> ScanlakeError:
             f"A session that wrote to the catalog left {wal.name}.",
             hint=f"Remove {wal}, or run `scanlake sync`, which removes it.",
         )
-    return LakeCorruptedError(f"The catalog cannot be opened: {short_message(error)}")
+    return LakeCorruptedError(f"The catalog cannot be opened: {describe_damage(error)}.")
 
 
 # Ledger

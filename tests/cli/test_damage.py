@@ -87,6 +87,26 @@ def test_a_wrong_question_is_told_from_a_wrong_lake(said: str, kind: type) -> No
     assert type(classify_read_error(duckdb.Error(said))) is kind
 
 
+@pytest.mark.parametrize("arguments", [("query", "FROM files"), ("status",), ("export", "out", "--format", "csv")])
+@pytest.mark.parametrize("content", [None, b"", b"no part", b"PAR1" + bytes(200)])
+def test_a_damaged_part_is_named_by_its_path_in_the_lake(
+    arguments: tuple[str, ...], content: bytes | None, scanlake: Scanlake, lake: Path
+) -> None:
+    """A part that is missing or damaged is one line with its path in the lake, no other path, and the remedy."""
+    part = lake / "parts" / "files.parquet"
+    part.unlink()
+    if content is not None:
+        part.write_bytes(content)
+    answer = scanlake(*arguments)
+    assert answer.code == ExitCode.DAMAGE
+    (line,) = answer.err.splitlines()
+    assert line.endswith("Run `scanlake check`.")
+    assert ("parts/files.parquet is missing." in line) == (content is None)
+    assert "parts/files.parquet" in line
+    assert str(lake.parent) not in line
+    assert "Error:" not in line
+
+
 def test_damage_shows_no_value() -> None:
     """What a damaged part holds stays out of the message."""
     said = 'Invalid Input Error: Invalid string encoding found in Parquet file "/l/p.parquet": value "secret" is not'
