@@ -140,11 +140,11 @@ class CallRunner:
             return value
 
     def _final_error(self, call: ApiCall[Any], error: AttemptError) -> ScanlakeError:
+        pause = ", with a Retry-After that is too long to wait" if self._is_postponed(call, error) else ""
         if call.may_have_taken_effect(error):
             is_answered = error.status is not None and error.status < 300 and error.kind != "cut"
-            message = f"{call.label}: {error.detail}; the request may have taken effect."
-            return OutcomeUnknownError(message, is_answered=is_answered)
-        pause = ", with a Retry-After that is too long to wait" if self._is_postponed(call, error) else ""
+            message = f"{call.label}: {error.detail}{pause}; the request may have taken effect."
+            return OutcomeUnknownError(message, is_answered=is_answered, is_postponed=bool(pause))
         message = f"{call.label}: {error.detail}{pause} (after {pluralize(error.attempts, 'attempt')})."
         if error.is_protocol_error and call.label == "GET /files":
             return ProtocolError(message)

@@ -73,13 +73,17 @@ class RetriesExhaustedError(ServiceUnavailableError):
 
 
 class OutcomeUnknownError(ScanlakeError):
-    """A share or report order may have taken effect: its answer was lost or, if `is_answered`, unclear."""
+    """A share or report order may have taken effect: its answer was lost or, if `is_answered`, unclear.
+
+    `is_postponed`: the service asks for a pause that is longer than any call waits.
+    """
 
     default_hint = "Check in the service whether the request took effect before repeating it."
 
-    def __init__(self, message: str, *, is_answered: bool = False) -> None:
+    def __init__(self, message: str, *, is_answered: bool = False, is_postponed: bool = False) -> None:
         super().__init__(message)
         self.is_answered = is_answered
+        self.is_postponed = is_postponed
 
 
 class RequestRejectedError(ScanlakeError):

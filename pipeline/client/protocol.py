@@ -261,7 +261,7 @@ def parse_report_order(response: Response) -> ReportOrder:
 def _parse_created_url(response: Response, label: str, *, key: str) -> tuple[str, str]:
     """Return the URL of what a call has created, and the service's text."""
     status = response.status
-    if status in {401, 403, 429} or 300 <= status < 400:
+    if status in {401, 403, 429, 503} or 300 <= status < 400:
         raise_for_status(response, label)
     if status >= 500 or status in {408, 425}:
         raise _status_error(response)

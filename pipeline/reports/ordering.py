@@ -44,6 +44,7 @@ _MAX_CONSECUTIVE_UNKNOWN: Final = 3  # batches without a usable response before 
 _MAX_REJECTIONS: Final = 20  # equal rejections, without one accepted order, before the run stops
 _STOP_GRACE_SECONDS: Final = 5.0  # a run that must stop waits so long for the response to the order in flight
 _SYNCHRONOUS_SECONDS: Final = 1.0  # an order that takes longer, and whose report is ready then, is a synchronous one
+_ORDER_AGAIN_HINT: Final = "Run the same command again later to order these reports again; everything else is kept."
 _QUICK_SECONDS: Final = 60.0  # for the answer to an order, once the service has proven that it answers at once
 
 
@@ -119,6 +120,8 @@ class OrderQueue:
                 order = await self._order(remaining, confirmed)
             except OutcomeUnknownError as error:
                 problem = error.message
+                if error.is_postponed:
+                    raise ServiceUnavailableError(problem, hint=_ORDER_AGAIN_HINT) from None
                 if error.is_answered:  # another order would get the same answer, and make another report
                     break
                 continue
@@ -130,7 +133,7 @@ class OrderQueue:
         if self._consecutive_unknown >= _MAX_CONSECUTIVE_UNKNOWN:
             raise ServiceUnavailableError(
                 f"{self._consecutive_unknown} consecutive reports: {problem}",
-                hint="Run the same command again later to order these reports again; everything else is kept.",
+                hint=_ORDER_AGAIN_HINT,
             )
         return None
 

@@ -132,3 +132,34 @@ async def test_reports_that_always_lack_a_file_are_bounded(tmp_path: Path, monke
         result = await run_report(emulator, tmp_path / "lake", tmp_path / "out")
         assert not result.status.failed
         assert len(check_folder(tmp_path / "out")) == 250
+
+
+@pytest.mark.parametrize("kind", ["503", "429"])
+@pytest.mark.parametrize(("form", "seconds"), [("seconds", 1), ("seconds", 3), ("http-date", 3)])
+async def test_an_order_is_not_repeated_before_its_retry_after(
+    tmp_path: Path, kind: str, form: str, seconds: int
+) -> None:
+    """After a 503 or a 429 the next order waits for `Retry-After`, whichever call sends it."""
+    ordered_at: list[float] = []
+    async with Emulator(250, seed=SEED) as emulator:
+        await sync_lists(emulator, tmp_path / "lake")
+        emulator.set_faults(retry_after=form, retry_after_seconds=seconds)
+        emulator.script(kind, path="/api/v2/reports")
+        emulator.on_request = lambda endpoint: ordered_at.append(time.monotonic()) if endpoint == "report" else None
+        result = await run_report(emulator, tmp_path / "lake", tmp_path / "out")
+    assert not result.status.failed
+    assert len(ordered_at) == 4
+    # A date has whole seconds, so that its pause is up to a second shorter.
+    assert ordered_at[1] - ordered_at[0] >= seconds - (form == "http-date")
+
+
+async def test_a_503_with_a_pause_of_years_ends_the_run(tmp_path: Path) -> None:
+    """After a 503 whose `Retry-After` is too long to wait no further order is sent in this run."""
+    async with Emulator(250, seed=SEED) as emulator:
+        await sync_lists(emulator, tmp_path / "lake")
+        emulator.set_faults(retry_after="huge")
+        emulator.script("503", path="/api/v2/reports")
+        with pytest.raises(ServiceUnavailableError, match="Retry-After that is too long"):
+            await run_report(emulator, tmp_path / "lake", tmp_path / "out")
+        assert emulator.counts["report"] == 1
+        assert not (await run_report(emulator, tmp_path / "lake", tmp_path / "out")).status.failed
