@@ -17,6 +17,7 @@ from pipeline.config import load_all_sources
 from pipeline.errors import ExitCode
 from pipeline.lake.meta_tables import FRESHNESS_COLUMNS, META_TABLES
 from pipeline.lake.request_log import OrderState
+from pipeline.lake.user_query import TABLE_FUNCTIONS
 from pipeline.monitoring.metrics import METRICS
 from pipeline.settings import Settings
 from schemas.tables import TABLES
@@ -39,6 +40,8 @@ _EXTERNAL_NAMES: Final = frozenset(
             "not_ordered",
         ),  # values in meta.*
         "exit_code",  # a label of scanlake_runs_total
+        *("query_table", "read_parquet"),  # DuckDB's, as the next ones
+        *TABLE_FUNCTIONS,
         *OrderState,
         *(metric.name for metric in METRICS),
     }
