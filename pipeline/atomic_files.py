@@ -9,6 +9,7 @@ import errno
 import fcntl
 import os
 import re
+import shutil
 from contextlib import contextmanager, suppress
 from secrets import token_hex
 from typing import TYPE_CHECKING, Final
@@ -22,6 +23,7 @@ _PRIVATE: Final = 0o600
 _MAX_STEM_LENGTH: Final = 50  # characters; a file name has room for 255 bytes, and a character needs up to four
 DATABASE_LOG_SUFFIXES: Final = (".wal", "-wal", "-shm", "-journal")  # of DuckDB and of SQLite, beside a database
 _TEMP_NAME: Final = re.compile(r"\..*\.\d+-[0-9a-f]{8}\.tmp(\.wal|-wal|-shm|-journal)?", re.DOTALL)
+_FICLONE: Final = 0x40049409  # Linux: the target shares the source's blocks
 _LINK_UNSUPPORTED: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 
@@ -98,6 +100,14 @@ def rename_without_overwrite(temp: Path, target: Path) -> None:
         temp.rename(target)
     else:
         temp.unlink()
+
+
+def clone_file(source: Path, target: Path) -> None:
+    """Copy a file; where the file system can share the blocks, nothing is copied."""
+    with source.open("rb") as original, target.open("wb") as copy, suppress(OSError):
+        fcntl.ioctl(copy, _FICLONE, original.fileno())
+        return
+    shutil.copyfile(source, target)
 
 
 def fsync_file(path: Path) -> None:

@@ -144,6 +144,11 @@ class Settings(BaseSettings):
     publish_every_seconds: Seconds = Field(
         default=600, description="Time between two publishes during a long run, in seconds."
     )
+    catalog: Literal["auto", "tables", "views"] = Field(
+        default="auto",
+        description='Contents of catalog.duckdb: "tables" (the rows), "views" (it reads the parts, by absolute path), '
+        'or "auto" (tables up to 4 GB).',
+    )
     keep_snapshots: int = Field(default=3, ge=1, le=10_000, description="Minimum number of earlier snapshots to keep.")
     retention_hours: float = Field(
         default=24,

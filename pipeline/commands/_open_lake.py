@@ -33,6 +33,7 @@ def open_lake(
         must_exist=must_exist,
         check_before_open=check_before_open,
         is_backup=is_backup,
+        catalog_form=settings.catalog,
     ) as lake:
         is_purge = purges_files or lake.ledger.properties.purge_in_progress is not None
         try:

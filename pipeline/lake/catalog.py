@@ -1,126 +1,126 @@
-"""Catalog: the lake as analysts see it, one small DuckDB file that is replaced and never written to.
+"""Catalog: the lake as analysts see it, one DuckDB file that is replaced and never written to.
 
-Its views filter superseded rows when they are read (merge-on-read). They name the exact parts by absolute path, so
-a reader who has an older catalog open keeps a complete, consistent snapshot.
+It has the rows themselves (`catalog_tables`) or, beyond a size, views over the parts (`catalog_views`), with the same
+names, columns and results. Every publish also writes a snapshot, which always has views and so stays small.
 """
 
 from __future__ import annotations
 
 import shutil
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import duckdb
-import pyarrow as pa
+import structlog
 
-from pipeline.lake.duckdb import STORAGE_VERSION, bind_empty_read_parquet
-from pipeline.lake.duckdb_errors import translate_duckdb_errors
-from pipeline.lake.layout import LakeLayout, translate_os_errors, write_read_only
-from pipeline.lake.meta_tables import FRESHNESS_COLUMNS, META_TABLES, MetaTable
-from pipeline.lake.parts import RAW_TABLE, empty_part, sha256_file
-from pipeline.lake.rebuild import embed_ledger
-from pipeline.lake.sql import UTC_NOW_SQL, sql_comment, sql_literal, sql_read_parquet
-from pipeline.lake.views import write_views
-from schemas import value_types
-from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES, RAW, TABLES, WORKFLOW_DEFINITIONS, Table
+from pipeline.atomic_files import clone_file
+from pipeline.formatting import format_bytes
+from pipeline.lake.catalog_tables import OutdatedCatalogError, build_tables, describe_format, update_tables
+from pipeline.lake.catalog_views import build_views
+from pipeline.lake.duckdb_errors import first_line, translate_duckdb_errors, write_error
+from pipeline.lake.layout import translate_os_errors, write_read_only
+from pipeline.lake.models import CatalogRecord
+from pipeline.lake.parts import sha256_file
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
     from pathlib import Path
 
+    from pipeline.lake.catalog_sql import CatalogSpec
+    from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
-    from pipeline.lake.meta_tables import MetaColumn
-    from pipeline.lake.models import Part, SnapshotRecord
-    from schemas.tables import Column
+    from pipeline.lake.models import DeltaBase
 
-_CLEAN_TO_DIRTY_RATIO: Final = 0.5  # rows of clean parts to rows of dirty ones, up to which all are filtered
-_ARROW: Final = {
-    "VARCHAR": pa.string(),
-    "BIGINT": pa.int64(),
-    "DOUBLE": pa.float64(),
-    "BOOLEAN": pa.bool_(),
-    "TIMESTAMP": pa.timestamp("us"),
-}
-_DUCKDB: Final = {arrow: name for name, arrow in _ARROW.items()} | {pa.binary(): "BLOB"}
-_SUPERSEDED_COLUMNS: Final = (
-    ("file_id", "BIGINT", "The file."),
-    (COMMIT_SEQ_COLUMN, "BIGINT", "Commit that wrote the version."),
-)
-_FILE_VERSION_COLUMNS: Final = (*_SUPERSEDED_COLUMNS, ("deleted", "BOOLEAN", "The file is in deleted_files."))
-_PART_COLUMNS: Final = (
-    ("name", "VARCHAR", "Path below the lake's folder."),
-    ("table_name", "VARCHAR", "Table that the rows belong to, or raw."),
-    ("first_commit_seq", "BIGINT", "First commit in the part."),
-    ("last_commit_seq", "BIGINT", "Last commit in the part."),
-    ("row_count", "BIGINT", "Number of rows, superseded ones included."),
-    ("bytes", "BIGINT", "Size of the file."),
-    ("sha256", "VARCHAR", "SHA-256 of the file."),
-)
-_DICTIONARY_COLUMNS: Final = (
-    ("table_name", "VARCHAR", "Table or view."),
-    ("column_name", "VARCHAR", "Column."),
-    ("type", "VARCHAR", "Arrow type of the column."),
-    ("comment", "VARCHAR", "Meaning of the column."),
-    ("is_key", "BOOLEAN", "The column is part of the rows' key; `position` separates rows with equal keys."),
-    ("is_nullable", "BOOLEAN", "The column can be NULL."),
-    ("is_view", "BOOLEAN", "The column belongs to a view that is computed from the tables."),
-)
-_SIGHT_COLUMNS: Final = (
-    ("first_seen_at", "_fetched_at", "First fetch of a file with a run under this version (UTC)."),
-    (
-        "last_seen_at",
-        "greatest(_fetched_at, sight.last_fetched_at)",
-        "Last fetch of a file that still has a run under this version (UTC).",
-    ),
-)
-_LAST_SIGHTS_SQL: Final = (
-    " AS definition LEFT JOIN (SELECT _definition_hash, max(_fetched_at) AS last_fetched_at FROM main.workflow_runs"
-    " GROUP BY _definition_hash) AS sight USING (_definition_hash)"
-)
+FormSetting: TypeAlias = Literal["auto", "tables", "views"]
+"""Setting `catalog`: the form of the catalog, or that its size decides."""
+
+MAX_TABLES_BYTES: Final = 4 * 1024**3
+"""Bytes of parts up to which `auto` chooses tables. Every publish copies the catalog, which is about as large."""
+_BACK_TO_TABLES_RATIO: Final = 0.8  # of the limit: a lake at the limit must not change its form with every publish
+_MAX_REPLACED_RATIO: Final = 0.2  # rows that updates have deleted or inserted, to all rows
+_MAX_GROWTH: Final = 1.4  # of the catalog's bytes
+_MIN_ROWS: Final = 10_000  # a catalog of fewer rows is never worth a rebuild
+_MIN_BYTES: Final = 16 * 1024**2
+_WRITABLE: Final = 0o600
+_log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogSpec:
-    """Contents of a catalog: the snapshot that it shows, and the parts, which readers find below `reader_root`.
+def publish(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, form: FormSetting, rebuild: bool = False) -> str:
+    """Write a snapshot, then replace the published catalog. Return the SHA-256 of the snapshot's file.
 
-    `has_instances`: several instances share an id, and `file_id` is the instance's.
+    `rebuild`: write all rows of a catalog of tables again, although it could be updated.
     """
-
-    snapshot: SnapshotRecord
-    parts: Sequence[Part]
-    parts_with_superseded_rows: frozenset[str]
-    reader_root: Path
-    has_instances: bool = False
-
-    def parts_of(self, table_name: str) -> list[Part]:
-        """Return the parts of one table."""
-        return [part for part in self.parts if part.table_name == table_name]
+    path = layout.snapshot_path(spec.snapshot.snapshot)
+    with translate_os_errors(path):
+        path.unlink(missing_ok=True)  # of a publish that was killed before the ledger recorded it
+    with write_read_only(path) as temp, translate_duckdb_errors(str(path)):
+        build_views(temp, layout, ledger, spec)
+    write_catalog(layout, ledger, spec, form=form, rebuild=rebuild, snapshot=path)
+    return sha256_file(path)
 
 
-def publish(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) -> str:
-    """Write the catalog as a snapshot, then replace the published catalog by a copy. Return the file's SHA-256."""
-    snapshot = layout.snapshot_path(spec.snapshot.snapshot)
-    with translate_os_errors(snapshot):
-        snapshot.unlink(missing_ok=True)  # of a publish that was killed before the ledger recorded it
-    with write_read_only(snapshot) as temp, translate_duckdb_errors(str(snapshot)):
-        _build(temp, layout, ledger, spec)
+def write_catalog(
+    layout: LakeLayout,
+    ledger: Ledger,
+    spec: CatalogSpec,
+    *,
+    form: FormSetting,
+    rebuild: bool = False,
+    snapshot: Path | None = None,
+) -> None:
+    """Replace the published catalog by one with the ledger's present records. `snapshot`: a file with the same views.
+
+    Raises `StorageError`, and `LakeCorruptedError` when a part cannot be read; then the former catalog stays.
+    """
+    former = ledger.properties.catalog
+    chosen, reason = choose_form(form, spec.part_bytes, former["form"] if former else None)
     with write_read_only(layout.catalog) as temp:
-        # A copy, not a link: a read-write session on the catalog must not change the snapshot.
-        shutil.copyfile(snapshot, temp)
+        with translate_duckdb_errors(str(layout.catalog), reads_parts=chosen == "tables"):
+            base = None
+            if chosen == "tables":
+                base = _write_tables(temp, layout, ledger, spec, rebuild=rebuild)
+            elif snapshot is None:
+                build_views(temp, layout, ledger, spec)
+            else:
+                # A copy, not a link: a read-write session on the catalog must not change the snapshot.
+                shutil.copyfile(snapshot, temp)
+        record = CatalogRecord(
+            form=chosen,
+            reason=reason,
+            file=_identify_file(temp),
+            sha256=sha256_file(temp) if chosen == "views" else None,
+            written_at=spec.snapshot.published_at,
+        )
+        ledger.set_properties(catalog=record, delta_base=base)  # before the file has its name: a check knows both
         remove_stale_wal(layout)
     # Again: a session that opened the former catalog in between may have left another log.
     remove_stale_wal(layout)
-    return sha256_file(snapshot)
 
 
-def refresh(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) -> None:
-    """Replace the published catalog by one with the ledger's present records. The snapshot it shows stays the same."""
-    with write_read_only(layout.catalog) as temp:
-        with translate_duckdb_errors(str(layout.catalog)):
-            _build(temp, layout, ledger, spec)
-        ledger.set_properties(catalog_sha256=sha256_file(temp))  # before the file has its name: a check knows both
-        remove_stale_wal(layout)
-    remove_stale_wal(layout)
+def choose_form(setting: FormSetting, size: int, former: str | None) -> tuple[Literal["tables", "views"], str]:
+    """Return the form of a catalog over parts of `size` bytes, and why it has it. `former`: that of the last one."""
+    if setting != "auto":
+        return setting, f"set by catalog = {setting}"
+    limit = MAX_TABLES_BYTES * (_BACK_TO_TABLES_RATIO if former == "views" else 1)
+    if size <= limit:
+        return "tables", f"the tables have {format_bytes(size)}, at most {format_bytes(limit)}"
+    return "views", f"the tables have {format_bytes(size)}, more than {format_bytes(limit)}"
+
+
+def is_rebuild_due(layout: LakeLayout, ledger: Ledger) -> bool:
+    """Return whether updates have left so much waste in a catalog of tables that it should be written again."""
+    base = ledger.properties.delta_base
+    if base is None or not layout.catalog.is_file():
+        return False
+    size = layout.catalog.stat().st_size
+    replaced = base["replaced_rows"] > _MAX_REPLACED_RATIO * base["built_rows"] + _MIN_ROWS
+    return replaced or size > _MAX_GROWTH * base["built_bytes"] + _MIN_BYTES
+
+
+def is_as_published(layout: LakeLayout, record: CatalogRecord) -> bool:
+    """Return whether the catalog's file is the one that was published, by inode, size and time of change."""
+    try:
+        return _identify_file(layout.catalog) == list(record["file"])
+    except OSError:
+        return False
 
 
 def remove_stale_wal(layout: LakeLayout) -> None:
@@ -129,181 +129,38 @@ def remove_stale_wal(layout: LakeLayout) -> None:
         layout.catalog.with_name(f"{layout.catalog.name}.wal").unlink(missing_ok=True)
 
 
-def _build(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) -> None:
-    with duckdb.connect(":memory:") as db:
-        db.execute("SET threads = 1")
-        db.execute(f"ATTACH {sql_literal(str(path))} AS lake (STORAGE_VERSION '{STORAGE_VERSION}')")
-        db.execute("USE lake")
-        db.execute("BEGIN")
-        db.execute("CREATE SCHEMA meta")
-        db.execute(f"CREATE MACRO main.utc_now() AS ({UTC_NOW_SQL})")
-        comment = "Superseded versions of files. Their rows do not count, in any table."
-        _write_table(db, "main._superseded_versions", comment, _SUPERSEDED_COLUMNS, ledger.superseded_columns())
-        _bind_to_schema(db, RAW)
-        views = write_views(db, layout, ledger, _raw_documents_sql(spec))
-        for table in reversed(TABLES):  # workflow_definitions needs workflow_runs, which is still a placeholder then
-            _bind_to_schema(db, table.arrow)
-            _write_view(db, layout, spec, table)
-        _bind_to_schema(db, FILES.arrow)
-        _write_file_version(db, layout, spec)
-        part_columns = [[getattr(part, name) for part in spec.parts] for name, _, _ in _PART_COLUMNS]
-        comment = "Parquet files of this snapshot, with their hashes."
-        _write_table(db, "main._parts", comment, _PART_COLUMNS, part_columns)
-        for meta_table in META_TABLES:
-            _write_meta_table(db, meta_table, ledger)
-        _write_freshness(db, spec, ledger)
-        _write_dictionary(db, views)
-        embed_ledger(db, ledger)
-        db.execute("COMMIT")
-        db.execute("USE memory")
-        db.execute("DETACH lake")
+def _identify_file(path: Path) -> list[int]:
+    status = path.stat()
+    return [status.st_ino, status.st_size, status.st_mtime_ns]
 
 
-def _write_table(
-    db: duckdb.DuckDBPyConnection,
-    name: str,
-    comment: str,
-    columns: Sequence[MetaColumn],
-    values: Iterable[Sequence[Any]],
-) -> None:
-    """Create a table with its comments; `values` has one sequence per column."""
-    types = [_ARROW[sql_type] for _, sql_type, _ in columns]
-    arrays = [pa.array(cells, arrow_type) for cells, arrow_type in zip(values, types, strict=True)]
-    db.register("incoming", pa.table(arrays, names=[column for column, _, _ in columns]))
-    db.execute(f"CREATE TABLE {name} AS SELECT * FROM incoming")
-    db.unregister("incoming")
-    db.execute(sql_comment("TABLE", name, comment, _comments(columns)))
+def _write_tables(temp: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, rebuild: bool) -> DeltaBase:
+    """Write a catalog of tables to `temp`: an updated copy of the published one, or, if that cannot be, a new one."""
+    base = None if rebuild else _find_base(layout, ledger, spec)
+    try:
+        if base is not None:
+            try:
+                return _update_copy(temp, layout, ledger, spec, base)
+            except (duckdb.Error, OutdatedCatalogError) as error:
+                if isinstance(error, duckdb.Error) and write_error(str(layout.catalog), error):
+                    raise  # no space for the copy: there is none for a new one
+                _log.warning("catalog.update_failed", error=first_line(error), action="written again")
+                temp.unlink(missing_ok=True)
+        return build_tables(temp, layout, ledger, spec)
+    finally:
+        shutil.rmtree(layout.spill_dir, ignore_errors=True)
 
 
-def _comments(columns: Iterable[MetaColumn]) -> list[tuple[str, str]]:
-    return [(name, comment) for name, _, comment in columns]
+def _find_base(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) -> DeltaBase | None:
+    """Return what is known of the published catalog; None if it cannot be updated."""
+    properties = ledger.properties
+    record, base = properties.catalog, properties.delta_base
+    if record is None or base is None or not is_as_published(layout, record):
+        return None
+    return base if base["format"] == describe_format(spec) else None
 
 
-# Views of `main`
-
-
-def _bind_to_schema(db: duckdb.DuckDBPyConnection, schema: pa.Schema) -> None:
-    bind_empty_read_parquet(db, {field.name: _DUCKDB[field.type] for field in schema})
-
-
-def _write_view(db: duckdb.DuckDBPyConnection, layout: LakeLayout, spec: CatalogSpec, table: Table) -> None:
-    columns = _select_columns(spec, table)
-    selected = [_column_sql(column.name, column.kind) for column in columns]
-    comments = [(column.name, column.comment) for column in columns]
-    source = _live_rows_sql(layout, spec, table)
-    if table.name == WORKFLOW_DEFINITIONS.name:
-        source += _LAST_SIGHTS_SQL
-        selected += [f"{sql} AS {name}" for name, sql, _ in _SIGHT_COLUMNS]
-        comments += [(name, comment) for name, _, comment in _SIGHT_COLUMNS]
-    name = table.qualified_name
-    db.execute(f"DROP TABLE {name}")  # the placeholder
-    db.execute(f"CREATE VIEW {name} AS SELECT {', '.join(selected)} FROM {source}")
-    db.execute(sql_comment("VIEW", name, table.comment, comments))
-
-
-def _select_columns(spec: CatalogSpec, table: Table) -> list[Column]:
-    """Return the columns of a table but the instance's number in a lake without instances."""
-    hidden = "instance_file_id" if table.name == FILES.name and not spec.has_instances else ""
-    return [column for column in table.columns if column.name != hidden]
-
-
-def _column_sql(name: str, value_type: value_types.ValueType) -> str:
-    return f'TRY_CAST("{name}" AS JSON) AS "{name}"' if value_type is value_types.JSON else f'"{name}"'
-
-
-def _live_rows_sql(layout: LakeLayout, spec: CatalogSpec, table: Table) -> str:
-    """Return the rows of a table that belong to current versions of files."""
-    parts = spec.parts_of(table.name)
-    with_superseded = spec.parts_with_superseded_rows if table.is_per_file else frozenset()
-    dirty = [part for part in parts if part.name in with_superseded]
-    clean = [part for part in parts if part.name not in with_superseded]
-    # A union makes joins slow. To filter a few rows without need is cheaper.
-    if dirty and sum(part.row_count for part in clean) <= _CLEAN_TO_DIRTY_RATIO * sum(part.row_count for part in dirty):
-        clean, dirty = [], parts
-    sources = [f"SELECT * FROM {_read_parquet_sql(layout, spec, table.name, clean)}"] if clean or not dirty else []
-    if dirty:
-        sources.append(
-            f"SELECT part.* FROM {_read_parquet_sql(layout, spec, table.name, dirty)} AS part"
-            " ANTI JOIN main._superseded_versions AS superseded ON part.file_id = superseded.file_id"
-            f" AND part.{COMMIT_SEQ_COLUMN} = superseded.{COMMIT_SEQ_COLUMN}"
-        )
-    return "(" + " UNION ALL BY NAME ".join(sources) + ")"
-
-
-def _read_parquet_sql(layout: LakeLayout, spec: CatalogSpec, table_name: str, parts: Sequence[Part]) -> str:
-    # The empty part is first: it declares every column, and the list must not be empty.
-    names = [layout.part_name(empty_part(layout, table_name)), *(part.name for part in parts)]
-    return sql_read_parquet(spec.reader_root / name for name in names)
-
-
-def _raw_documents_sql(spec: CatalogSpec) -> str:
-    if parts := spec.parts_of(RAW_TABLE):
-        return sql_read_parquet(spec.reader_root / part.name for part in parts)
-    return f"(SELECT {', '.join(f'NULL::{_DUCKDB[field.type]} AS {field.name}' for field in RAW)} WHERE false)"
-
-
-def _write_file_version(db: duckdb.DuckDBPyConnection, layout: LakeLayout, spec: CatalogSpec) -> None:
-    files, deleted = (_live_rows_sql(layout, spec, table) for table in (FILES, DELETED_FILES))
-    db.execute(
-        f"CREATE VIEW main._file_version AS SELECT file_id, {COMMIT_SEQ_COLUMN}, false AS deleted FROM {files}"
-        f" UNION ALL SELECT file_id, {COMMIT_SEQ_COLUMN}, true FROM {deleted}"
-    )
-    comment = "Current version of each file. Its rows count in every table."
-    db.execute(sql_comment("VIEW", "main._file_version", comment, _comments(_FILE_VERSION_COLUMNS)))
-
-
-# Schema `meta`
-
-
-def _write_meta_table(db: duckdb.DuckDBPyConnection, table: MetaTable, ledger: Ledger) -> None:
-    rows = ledger.query(table.ledger_query)
-    types = [sql_type for _, sql_type, _ in table.columns]
-    values = [[_to_arrow_value(row[index], sql_type) for row in rows] for index, sql_type in enumerate(types)]
-    _write_table(db, f"meta.{table.name}", table.comment, table.columns, values)
-
-
-def _to_arrow_value(value: Any, sql_type: str) -> Any:
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "backslashreplace")
-    return bool(value) if sql_type == "BOOLEAN" and value is not None else value
-
-
-def _write_freshness(db: duckdb.DuckDBPyConnection, spec: CatalogSpec, ledger: Ledger) -> None:
-    run, properties = ledger.last_run(), ledger.properties
-    row: dict[str, Any] = {
-        **asdict(spec.snapshot),
-        "deleted_files": ledger.count_deleted_files(),
-        "rejects": sum(ledger.count_rejects().values()),
-        "last_run_id": run.run_id if run else None,
-        "last_run_state": run.state if run else None,
-        "last_run_ended_at": run.ended_at if run else None,
-        "last_verify_at": properties.last_verify_at,
-        "missing_includes": ", ".join(properties.missing_includes) or None,
-        "texts_from": properties.texts_from,
-        "reader_root": str(spec.reader_root),
-    }
-    stored = [column for column in FRESHNESS_COLUMNS if column[0] in row]
-    values = [[row[name]] for name, _, _ in stored]
-    _write_table(db, "meta._freshness", "One row: the source of meta.freshness.", stored, values)
-    age = "epoch(now()) - epoch(watermark) AS age_seconds"
-    columns = ", ".join(age if name == "age_seconds" else name for name, _, _ in FRESHNESS_COLUMNS)
-    db.execute(f"CREATE VIEW meta.freshness AS SELECT {columns} FROM meta._freshness")
-    comment = "One row: how current this snapshot is."
-    db.execute(sql_comment("VIEW", "meta.freshness", comment, _comments(FRESHNESS_COLUMNS)))
-
-
-def _write_dictionary(db: duckdb.DuckDBPyConnection, views: Collection[str]) -> None:
-    declared = {(table.name, column.name): (column, table) for table in TABLES for column in table.columns}
-    columns = db.execute(
-        "SELECT table_name, column_name, data_type, comment FROM duckdb_columns() WHERE database_name = 'lake'"
-        " AND schema_name = 'main' AND NOT starts_with(table_name, '_') ORDER BY table_name, column_index"
-    ).fetchall()
-    rows = []
-    for name, column_name, sql_type, comment in columns:
-        arrow_type, is_key, nullable = _ARROW.get(sql_type, sql_type.lower()), False, True
-        if (declaration := declared.get((name, column_name))) is not None:
-            column, table = declaration
-            arrow_type, is_key, nullable = column.arrow, column.name in table.key, column.nullable
-        rows.append((name, column_name, str(arrow_type), comment, is_key, nullable, name in views))
-    comment = "One row per column of the tables and views in main."
-    _write_table(db, "meta.data_dictionary", comment, _DICTIONARY_COLUMNS, zip(*rows, strict=True))
+def _update_copy(temp: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, base: DeltaBase) -> DeltaBase:
+    clone_file(layout.catalog, temp)
+    temp.chmod(_WRITABLE)
+    return update_tables(temp, layout, ledger, spec, base)

@@ -120,7 +120,7 @@ def compact(
     old, new = [*old, *small, *dirty], [*new, *merged, *rewritten]
     if not old:
         return None
-    superseded = ledger.replace_parts(old, new, superseded_span=seqs, at=now)
+    superseded = ledger.replace_parts(old, new, superseded_span=seqs, at=now, same_rows=True)
     sizes = (sum(part.bytes for part in old), sum(part.bytes for part in new))
     return CompactionResult(len(groups), len(old), len(new), *sizes, superseded)
 

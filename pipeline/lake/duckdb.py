@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,10 +10,10 @@ import duckdb
 
 from pipeline.lake.duckdb_errors import translate_duckdb_errors
 from pipeline.lake.parts import READ_BATCH_ROWS
-from pipeline.lake.sql import sql_identifier, sql_literal
+from pipeline.lake.sql import UTC_NOW_SQL, sql_comment, sql_identifier, sql_literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     import pyarrow as pa
@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 STORAGE_VERSION: Final = "v1.4.0"
 """Format of the database files that scanlake writes. DuckDB clients before 2.0 open it too."""
 
+SMALL_BLOCKS: Final = 16 * 1024
+LARGE_BLOCKS: Final = 256 * 1024
+"""Sizes of the blocks of a database file. Scans of many rows are faster with large ones."""
 MEMORY_LIMIT: Final = "250MB"  # of DuckDB; the process as a whole stays under 600 MB
+_NO_CHECKPOINT: Final = "1TB"  # size of the log that starts a checkpoint
 _SORT_CHUNK_BYTES: Final = 96 * 1024 * 1024
 
 
@@ -34,11 +38,79 @@ def open_worker_connection(spill: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     Raises `StorageError` if the disk is full, `LakeCorruptedError` if a part is not readable.
     """
     with translate_duckdb_errors("The lake", reads_parts=True), duckdb.connect(":memory:") as db:
-        db.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
-        db.execute("SET threads = 1")
-        db.execute(f"SET temp_directory = {sql_literal(str(spill))}")
-        db.execute("SET enable_progress_bar = false")  # DuckDB prints it to standard output, where --json goes
+        _limit_resources(db, spill)
         yield db
+
+
+@contextmanager
+def create_database(
+    path: Path, *, block_size: int = SMALL_BLOCKS, spill: Path | None = None
+) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Create a database at `path`, and yield a connection to it in a transaction. Sorts may spill below `spill`.
+
+    Every table takes at least a block, so small blocks (in bytes) make a small database.
+    """
+    with _attach_database(path, spill, f", BLOCK_SIZE {block_size}") as db:
+        db.execute("BEGIN")
+        db.execute(f"CREATE MACRO main.utc_now() AS ({UTC_NOW_SQL})")
+        yield db
+        db.execute("COMMIT")
+
+
+@contextmanager
+def update_database(path: Path, *, spill: Path, keeps_row_groups: bool) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Yield a connection to the database at `path`, in a transaction.
+
+    `keeps_row_groups`: no row group is written again to merge it with new rows. That takes a constant second of CPU
+    time less, and makes the file larger with every update.
+    """
+    with _attach_database(path, spill) as db:
+        db.execute(f"SET checkpoint_threshold = '{_NO_CHECKPOINT}'")
+        db.execute("BEGIN")
+        yield db
+        db.execute("COMMIT")
+        if keeps_row_groups:
+            with closing(db.cursor()) as reader:
+                reader.execute("BEGIN")
+                reader.execute("SELECT 1 FROM lake.meta._freshness").fetchall()
+                db.execute("CHECKPOINT lake")  # beside another transaction it only adds
+
+
+@contextmanager
+def _attach_database(path: Path, spill: Path | None, options: str = "") -> Iterator[duckdb.DuckDBPyConnection]:
+    with duckdb.connect(":memory:") as db:
+        _limit_resources(db, spill)
+        db.execute(f"ATTACH {sql_literal(str(path))} AS lake (STORAGE_VERSION '{STORAGE_VERSION}'{options})")
+        db.execute("USE lake")
+        yield db
+        db.execute("USE memory")
+        db.execute("DETACH lake")  # writes the log into the file
+
+
+def _limit_resources(db: duckdb.DuckDBPyConnection, spill: Path | None) -> None:
+    db.execute("SET threads = 1")
+    db.execute("SET enable_progress_bar = false")  # DuckDB prints it to standard output, where --json goes
+    if spill is not None:
+        db.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
+        db.execute(f"SET temp_directory = {sql_literal(str(spill))}")
+
+
+def fill_table(
+    db: duckdb.DuckDBPyConnection, name: str, comment: str, columns: Iterable[tuple[str, str]], rows: pa.Table
+) -> None:
+    """Replace the rows of a table. It is created if need be, with its comment and those of its columns."""
+    db.register("incoming", rows)
+    schema, _, table = name.partition(".")
+    tables = (
+        "SELECT 1 FROM duckdb_tables() WHERE database_name = current_database() AND schema_name = ? AND table_name = ?"
+    )
+    if db.execute(tables, [schema, table]).fetchall():
+        db.execute(f"DELETE FROM {name}")
+        db.execute(f"INSERT INTO {name} FROM incoming")
+    else:
+        db.execute(f"CREATE TABLE {name} AS FROM incoming")
+        db.execute(sql_comment("TABLE", name, comment, columns))
+    db.unregister("incoming")
 
 
 def bind_empty_read_parquet(db: duckdb.DuckDBPyConnection, columns: Mapping[str, str]) -> None:

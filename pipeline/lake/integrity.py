@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
 import pyarrow as pa
@@ -22,6 +22,7 @@ import structlog
 from pipeline.atomic_files import DATABASE_LOG_SUFFIXES, is_temp_file
 from pipeline.errors import LakeCorruptedError
 from pipeline.formatting import pluralize
+from pipeline.lake.duckdb import MEMORY_LIMIT
 from pipeline.lake.duckdb_errors import first_line
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.parts import RAW_TABLE, empty_part, encode_parquet, sha256_file
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger_queries import LedgerQueries
     from pipeline.lake.models import Part
+    from schemas.tables import Table
 
 _BATCH_ROWS: Final = 10_000
 _CRASH_REPORT_RE: Final = re.compile(r"scanlake-bug-[0-9TZa-f-]+\.txt")
@@ -187,12 +189,20 @@ def _content_problem(path: Path, part: Part) -> str | None:
 def damaged_catalogs(layout: LakeLayout, ledger: LedgerQueries) -> Iterator[IntegrityIssue]:
     """Yield the catalog and the kept snapshots that differ from what was published or cannot be queried."""
     hashes = ledger.snapshot_hashes()
-    catalogs = [(path, {hashes.get(number)}) for number, path in list_snapshots(layout)]
-    if (last := ledger.last_snapshot()) is not None:
-        catalogs.append((layout.catalog, {hashes.get(last.snapshot), ledger.properties.catalog_sha256}))
-    for path, accepted in catalogs:
-        if problem := _catalog_problem(layout, path, accepted - {None}):
+    for number, path in list_snapshots(layout):
+        if problem := _catalog_problem(layout, path, {hashes.get(number)} - {None}):
             yield IntegrityIssue(layout.part_name(path), problem)
+    last, record = ledger.last_snapshot(), ledger.properties.catalog
+    if last is None:
+        return
+    if record is not None and record["form"] == "tables":
+        problem = _catalog_problem(layout, layout.catalog, ())
+        problem = problem or _find_wrong_table(layout, layout.snapshot_path(last.snapshot))
+    else:
+        accepted = {last.sha256, record["sha256"] if record else None}
+        problem = _catalog_problem(layout, layout.catalog, accepted - {None})
+    if problem:
+        yield IntegrityIssue(layout.part_name(layout.catalog), problem)
 
 
 def _catalog_problem(layout: LakeLayout, path: Path, accepted: Collection[str | None]) -> str | None:
@@ -206,8 +216,7 @@ def _catalog_problem(layout: LakeLayout, path: Path, accepted: Collection[str | 
             names = db.execute("SELECT name FROM main._parts WHERE table_name <> ?", [RAW_TABLE]).fetchall()
             if missing := [name for (name,) in names if not layout.part_path(name).is_file()]:
                 return f"names {missing[0]}, which is missing"
-            views = "SELECT sql FROM duckdb_views() WHERE view_name = 'files' AND schema_name = 'main'"
-            if str(layout.root) in str(db.execute(views).fetchall()):  # otherwise its paths are for other machines
+            if _reads_own_parts(db, layout):  # otherwise its paths are for other machines
                 for table in TABLES:
                     db.execute(f"SELECT count(*) FROM {table.qualified_name}").fetchall()
     except OSError as error:
@@ -215,6 +224,32 @@ def _catalog_problem(layout: LakeLayout, path: Path, accepted: Collection[str | 
     except duckdb.Error as error:
         return f"cannot be read: {first_line(error)}"
     return None
+
+
+def _reads_own_parts(db: duckdb.DuckDBPyConnection, layout: LakeLayout) -> bool:
+    """Return whether the views of a catalog read the parts of this folder."""
+    views = "SELECT sql FROM duckdb_views() WHERE view_name = 'files' AND schema_name = 'main'"
+    return str(layout.root) in str(db.execute(views).fetchall())
+
+
+def _find_wrong_table(layout: LakeLayout, snapshot: Path) -> str | None:
+    """Return which table of a catalog of tables cannot be read, or has other rows than the snapshot that it shows."""
+    for table in TABLES:
+        try:
+            rows = _sum_rows(layout.catalog, table)
+        except duckdb.Error as error:
+            return f"{table.name} cannot be read: {first_line(error)}"
+        with suppress(duckdb.Error):  # a damaged snapshot or part is a finding of its own
+            if rows != _sum_rows(snapshot, table):
+                return f"{table.name} has other rows than the parts"
+    return None
+
+
+def _sum_rows(path: Path, table: Table) -> list[Any]:
+    """Return the number of the rows of a catalog's table and the sum of their hashes: equal for equal rows."""
+    with duckdb.connect(str(path), read_only=True) as db:
+        db.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
+        return db.execute(f"SELECT count(*), sum(hash(row)) FROM {table.qualified_name} AS row").fetchall()
 
 
 def read_recorded_parts(catalogs: Iterable[Path]) -> dict[str, RecordedPart]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from pipeline.atomic_files import fsync_dir
 from pipeline.errors import SettingsError
 from pipeline.lake import catalog, lookups, parts, rebuild, relocate, retention
+from pipeline.lake.catalog_sql import CatalogSpec
 from pipeline.lake.integrity import (
     IntegrityIssue,
     check_parts_exist,
@@ -48,8 +49,9 @@ class Lake:
         must_exist: bool = False,
         check_before_open: bool = False,
         is_backup: bool = False,
+        catalog_form: catalog.FormSetting = "auto",
     ) -> None:
-        """Prepare the lake in `root`; readers see it under `reader_root`.
+        """Prepare the lake in `root`; readers see it under `reader_root`, with a catalog of `catalog_form`.
 
         With `check_before_open`, `issues` names what opening repairs. `is_backup`: the mark of an unfinished backup
         stays. Raises `SettingsError` for a folder with other files, `LakeCorruptedError` for one that neither a
@@ -68,6 +70,7 @@ class Lake:
         self._reader_root_setting = reader_root
         self._doing = doing
         self._is_backup = is_backup
+        self.catalog_form = catalog_form
         self._stack = ExitStack()
         self.ledger: Ledger
 
@@ -134,15 +137,19 @@ class Lake:
             counts = count_wide_names_in_parts(self.layout, written)
         self.ledger.commit(replace(commit, parts=written, wide_column_counts=counts))
 
-    def publish(self, run_id: str, *, at: int, complete: bool, watermark: int | None) -> SnapshotRecord:
+    def publish(
+        self, run_id: str, *, at: int, complete: bool, watermark: int | None, rebuild: bool = False
+    ) -> SnapshotRecord:
         """Publish a catalog of the ledger's state. Instants are microseconds.
 
-        Raises `LakeCorruptedError` when a part is missing or has another size; then nothing has changed. Completes
-        a purge that was killed after its commit.
+        `rebuild`: build the catalog's tables from the parts, although they could be updated. Raises
+        `LakeCorruptedError` when a part is missing or has another size; then nothing has changed. Completes a purge
+        that was killed after its commit.
         """
         check_parts_exist(self.layout, self.ledger.parts())
         record = self.ledger.begin_snapshot(run_id, at, complete=complete, watermark=watermark)
-        sha256 = catalog.publish(self.layout, self.ledger, self._catalog_spec(record))
+        spec = self._catalog_spec(record)
+        sha256 = catalog.publish(self.layout, self.ledger, spec, form=self.catalog_form, rebuild=rebuild)
         self.ledger.end_snapshot(record.snapshot, sha256)
         properties = self.ledger.properties
         if properties.published_root != str(self.reader_root):
@@ -175,13 +182,13 @@ class Lake:
         self.reader_root = reader_root
         self.ledger.set_properties(reader_root=None if reader_root == self.layout.root else str(reader_root))
 
-    def republish(self, *, at: int) -> SnapshotRecord:
+    def republish(self, *, at: int, rebuild: bool = False) -> SnapshotRecord:
         """Publish the state of the last snapshot again, after its parts or its folder have changed."""
         last = self.ledger.last_snapshot()
         if last is None:
             return self.publish("", at=at, complete=False, watermark=None)
         complete = last.complete and not self.ledger.has_versions_since(last.commit_seq)  # of a killed run
-        return self.publish(last.run_id, at=at, complete=complete, watermark=last.watermark)
+        return self.publish(last.run_id, at=at, complete=complete, watermark=last.watermark, rebuild=rebuild)
 
     def republish_records(self, *, at: int) -> None:
         """Publish the ledger's records, such as reports and shares, without a new snapshot.
@@ -192,12 +199,12 @@ class Lake:
         if last is None or self.needs_publish:
             self.republish(at=at)
         else:
-            catalog.refresh(self.layout, self.ledger, self._catalog_spec(last))
+            catalog.write_catalog(self.layout, self.ledger, self._catalog_spec(last), form=self.catalog_form)
 
-    def _catalog_spec(self, record: SnapshotRecord) -> catalog.CatalogSpec:
+    def _catalog_spec(self, record: SnapshotRecord) -> CatalogSpec:
         superseded = self.ledger.parts_with_superseded_rows()
         has_instances = self.ledger.properties.identity == "file_id"
-        return catalog.CatalogSpec(record, self.ledger.parts(), superseded, self.reader_root, has_instances)
+        return CatalogSpec(record, self.ledger.parts(), superseded, self.reader_root, has_instances)
 
     def _tombstone_rows(self, commit: Commit) -> pa.Table:
         tombstones = commit.tombstones

@@ -183,16 +183,23 @@ class Ledger(LedgerQueries):
     # Parts
 
     def replace_parts(
-        self, old: Sequence[Part], new: Sequence[Part], *, superseded_span: tuple[int, int], at: int
+        self,
+        old: Sequence[Part],
+        new: Sequence[Part],
+        *,
+        superseded_span: tuple[int, int],
+        at: int,
+        same_rows: bool = False,
     ) -> int:
         """Replace parts and retire the old ones. The new ones have no superseded rows of the span.
 
-        Returns the number of superseded versions that were deleted.
+        `same_rows`: their current rows are those of the old ones. Returns the number of superseded versions that were
+        deleted.
         """
         with self.transaction() as db:
             ledger_writes.replace_parts(db, (part.name for part in old), new, at=at)
             deleted = db.execute("DELETE FROM superseded_version WHERE commit_seq BETWEEN ? AND ?", superseded_span)
-            require_publish(db)
+            require_publish(db, same_rows=same_rows)
         return deleted.rowcount
 
     def update_part(self, name: str, *, row_count: int, size: int, sha256: str) -> None:

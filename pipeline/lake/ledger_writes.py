@@ -59,9 +59,14 @@ def next_commit_seq(db: sqlite3.Connection) -> int:
     return int(json.loads(rows[0][0])) if rows else 1
 
 
-def require_publish(db: sqlite3.Connection) -> None:
-    """Skip a commit number, so that the newest catalog is behind the ledger."""
+def require_publish(db: sqlite3.Connection, *, same_rows: bool = False) -> None:
+    """Skip a commit number, so that the newest catalog is behind the ledger.
+
+    Unless the current rows are the same, a catalog of tables cannot be updated any more: it must be built again.
+    """
     set_properties(db, next_commit_seq=next_commit_seq(db) + 1)
+    if not same_rows:
+        set_properties(db, delta_base=None)
 
 
 def set_coverage(db: sqlite3.Connection, coverage: Sequence[tuple[int | None, int | None]]) -> None:

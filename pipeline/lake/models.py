@@ -196,6 +196,33 @@ class RollbackPause(TypedDict):
     snapshot: int
 
 
+class CatalogRecord(TypedDict):
+    """The published catalog: its form and why, its file as inode, size and time of change (nanoseconds).
+
+    `sha256` is None for a catalog of tables, whose blocks have checksums; `written_at` is in microseconds.
+    """
+
+    form: Literal["tables", "views"]
+    reason: str
+    file: Sequence[int]
+    sha256: str | None
+    written_at: int
+
+
+class DeltaBase(TypedDict):
+    """A catalog of tables that can be updated: its last commit, the format of its tables, the hashes of its views.
+
+    `built_rows` and `built_bytes` are its size when it was built; updates have deleted or inserted `replaced_rows`.
+    """
+
+    commit_seq: int
+    format: str
+    views: Mapping[str, str]
+    built_rows: int
+    built_bytes: int
+    replaced_rows: int
+
+
 @dataclass(frozen=True, slots=True)
 class LakeProperties:
     """Facts about the lake as a whole. `watermark` is in seconds; other instants are in microseconds."""
@@ -214,7 +241,8 @@ class LakeProperties:
     deep_position: int = 0  # bucket of files with which the next deep verify begins
     learned_limits: dict[str, Any] | None = None  # rate and concurrency, for the next run's rate limiter
     reader_root: str | None = None  # as set by the user; None: the lake's folder
-    catalog_sha256: str | None = None  # of a catalog with newer records than its snapshot's file
+    catalog: CatalogRecord | None = None
+    delta_base: DeltaBase | None = None  # None: the catalog must be built from the parts
     published_root: str | None = None  # reader root of the newest catalog
     purge_in_progress: tuple[int, ...] | None = None  # file ids; committed, but the old files may still exist
     rollback_pause: RollbackPause | None = None
@@ -264,7 +292,8 @@ class PropertyChanges(TypedDict, total=False):
     deep_position: int
     learned_limits: dict[str, Any]
     reader_root: str | None
-    catalog_sha256: str | None
+    catalog: CatalogRecord
+    delta_base: DeltaBase | None
     published_root: str
     purge_in_progress: Sequence[int] | None
     rollback_pause: RollbackPause | None

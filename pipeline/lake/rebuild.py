@@ -21,6 +21,7 @@ import structlog
 
 from pipeline.atomic_files import atomic_write, fsync_file
 from pipeline.errors import LakeCorruptedError
+from pipeline.lake.duckdb import fill_table
 from pipeline.lake.duckdb_errors import first_line
 from pipeline.lake.integrity import read_recorded_parts
 from pipeline.lake.layout import translate_os_errors
@@ -30,7 +31,7 @@ from pipeline.lake.migrations import LedgerIdentity, identify_ledger
 from pipeline.lake.models import Part
 from pipeline.lake.parts import RAW_TABLE, sha256_file
 from pipeline.lake.retention import list_part_files, list_snapshots
-from pipeline.lake.sql import sql_comment, sql_read_parquet
+from pipeline.lake.sql import sql_read_parquet
 from schemas.file_versions import content_digest
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES
 from schemas.timestamps import now_us
@@ -48,17 +49,14 @@ _log = structlog.get_logger()
 
 
 def embed_ledger(db: duckdb.DuckDBPyConnection, ledger: Ledger) -> None:
-    """Copy the ledger's small tables into a new catalog, as rows of one table: a DuckDB table takes a block."""
+    """Copy the ledger's small tables into a catalog, as rows of one table: a DuckDB table takes a block."""
     rows = [(name, json.dumps(row, default=_hex)) for name, row in ledger.rows_to_embed()]
     rows += [(_UNSTABLE_FILES, str(file_id)) for file_id in ledger.unstable_files()]
     names, texts = [name for name, _ in rows], [text for _, text in rows]
     table = pa.table({"table_name": pa.array(names, pa.string()), "row_json": pa.array(texts, pa.string())})
-    db.register("embedded", table)
-    db.execute("CREATE TABLE main._ledger AS SELECT * FROM embedded")
-    db.unregister("embedded")
     comment = "Small tables of the ledger: a lost ledger is rebuilt from them."
     comments = (("table_name", "Table of the ledger."), ("row_json", "One row of it, as JSON."))
-    db.execute(sql_comment("TABLE", "main._ledger", comment, comments))
+    fill_table(db, "main._ledger", comment, comments, table)
 
 
 def _hex(value: bytes) -> dict[str, str]:
@@ -131,7 +129,9 @@ def _restore(layout: LakeLayout, ledger: Ledger, db: duckdb.DuckDBPyConnection) 
         target.execute("UPDATE snapshot SET state = 'published', sha256 = ? WHERE snapshot = ?", (sha256, number))
         # A number is never used twice, not even that of a commit after the last publish.
         used = [int(path.name.partition("-")[0]) for path in list_part_files(layout)]
-        set_properties(target, next_commit_seq=max(next_commit_seq(target), *(seq + 1 for seq in used), 1))
+        set_properties(
+            target, next_commit_seq=max(next_commit_seq(target), *(seq + 1 for seq in used), 1), delta_base=None
+        )
 
 
 def _hash_if_equal(path: Path, copy: Path) -> str | None:

@@ -10,6 +10,7 @@ import json
 import unicodedata
 from collections import Counter
 from dataclasses import replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 import pyarrow.parquet as pq
@@ -30,7 +31,6 @@ from schemas.tables import (
     FIELDS,
     FORM_ANSWERS,
     FORM_SUBMITS,
-    TABLES,
 )
 
 if TYPE_CHECKING:
@@ -63,23 +63,26 @@ def count_wide_names_in_parts(layout: LakeLayout, parts: Iterable[Part]) -> Coun
     return counts
 
 
-def write_views(db: duckdb.DuckDBPyConnection, layout: LakeLayout, ledger: Ledger, history: str) -> frozenset[str]:
-    """Create the views and return their names. `history` is the SQL source of the raw documents.
+def write_views(
+    db: duckdb.DuckDBPyConnection, layout: LakeLayout, ledger: Ledger, history: str, former: Mapping[str, str]
+) -> dict[str, str]:
+    """Create the views over the tables. `history` is the SQL source of the raw documents.
 
-    DuckDB binds a view when it is created, so empty tables are created as placeholders. The caller replaces them.
+    Returns a hash of each view by its name. Those in `former` exist already; a view whose hash is the same stays.
     """
-    for table in TABLES:
-        columns = ", ".join(f'"{column.name}" {column.kind.sql}' for column in table.columns)
-        db.execute(f"CREATE TABLE {table.qualified_name} ({columns})")
     names = _load_wide_columns(layout, ledger)
     raw = replace(HISTORY, sql=HISTORY.sql.format(history=history))
     by_form = _forms_wide(names[QUESTION_NAMES])
     wide = (_fields_wide(names[FIELDS.name]), _answers_wide(names[FORM_ANSWERS.name]), *by_form)
     views = (WORKFLOWS, WORKFLOW_STEPS, *wide, DAMAGE, *DIMENSIONS, PROGRESS, OPEN_RUNS, raw)
+    hashes = {view.name: blake2b(repr(view).encode(), digest_size=8).hexdigest() for view in views}
+    for name in former.keys() - hashes.keys():
+        db.execute(f"DROP VIEW main.{name}")
     for view in views:
-        db.execute(f"CREATE VIEW main.{view.name} AS {view.sql}")
-        db.execute(sql_comment("VIEW", f"main.{view.name}", view.comment, view.columns))
-    return frozenset(view.name for view in views)
+        if former.get(view.name) != hashes[view.name]:
+            db.execute(f"CREATE OR REPLACE VIEW main.{view.name} AS {view.sql}")
+            db.execute(sql_comment("VIEW", f"main.{view.name}", view.comment, view.columns))
+    return hashes
 
 
 def _load_wide_columns(layout: LakeLayout, ledger: Ledger) -> dict[str, dict[str, int]]:

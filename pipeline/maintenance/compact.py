@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from pipeline.lake import compaction
+from pipeline.lake.catalog import is_rebuild_due
 from pipeline.lake.retention import expire_snapshots
 from schemas.timestamps import now_us
 
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
 
 
 def is_compaction_due(lake: Lake) -> bool:
-    """Return whether a compaction would make reads faster."""
-    return bool(compaction.select_for_compaction(compaction.list_part_groups(lake.ledger)))
+    """Return whether a compaction, or a rebuild of the catalog's tables, would make reads faster."""
+    groups = compaction.select_for_compaction(compaction.list_part_groups(lake.ledger))
+    return bool(groups) or is_rebuild_due(lake.layout, lake.ledger)
 
 
 def run_compaction(lake: Lake, settings: Settings, *, everything: bool = False) -> CompactionResult | None:
@@ -31,8 +33,9 @@ def run_compaction(lake: Lake, settings: Settings, *, everything: bool = False) 
         full=everything,
         keep_raw_versions=settings.keep_raw_versions,
     )
-    if result is not None or lake.needs_publish:
-        lake.republish(at=now_us())  # not the time above: a compaction may take minutes
+    rebuild = is_rebuild_due(lake.layout, lake.ledger)
+    if result is not None or lake.needs_publish or rebuild:
+        lake.republish(at=now_us(), rebuild=rebuild)  # not the time above: a compaction may take minutes
     keep, grace = settings.keep_snapshots, settings.retention_hours * 3600
     expire_snapshots(lake.layout, lake.ledger, keep=keep, grace=grace, now=time.time())
     return result

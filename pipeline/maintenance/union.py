@@ -22,9 +22,10 @@ from pipeline.config import lake_paths, source_names, union_path
 from pipeline.errors import LakeCorruptedError, ScanlakeError, SettingsError
 from pipeline.lake.duckdb import STORAGE_VERSION
 from pipeline.lake.duckdb_errors import short_message, translate_duckdb_errors
-from pipeline.lake.layout import translate_os_errors, write_read_only
+from pipeline.lake.layout import LakeLayout, translate_os_errors, write_read_only
 from pipeline.lake.reader import CATALOG
 from pipeline.lake.sql import UTC_NOW_SQL, sql_identifier, sql_literal
+from schemas.tables import FILES, TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -109,17 +110,13 @@ def _is_database(path: Path) -> bool:
 
 def _build(db: duckdb.DuckDBPyConnection, temp: Path, catalogs: Mapping[str, Path]) -> tuple[list[str], dict[str, int]]:
     db.execute("SET threads = 1")
-    for index, (name, path) in enumerate(catalogs.items()):
-        try:
-            db.execute(f"ATTACH {sql_literal(str(path))} AS source_{index} (READ_ONLY)")
-        except duckdb.Error as error:
-            raise LakeCorruptedError(f"{name}: the catalog cannot be opened: {short_message(error)}") from error
+    view_owners = [_attach(db, index, name, path) for index, (name, path) in enumerate(catalogs.items())]
     db.execute(f"ATTACH {sql_literal(str(temp))} AS united (STORAGE_VERSION '{STORAGE_VERSION}')")
     db.execute("USE united")
     db.execute("BEGIN")
     db.execute(f"CREATE MACRO main.utc_now() AS ({UTC_NOW_SQL})")
-    for index, name in enumerate(catalogs):
-        _copy_views(db, f"source_{index}", name)
+    for name, owner in zip(catalogs, view_owners, strict=True):
+        _copy_views(db, owner, name)
     views = _create_union_views(db, list(catalogs))
     _create_union_meta(db, list(catalogs))
     rows = db.execute("SELECT _source, snapshot FROM meta._freshness").fetchall()
@@ -127,6 +124,25 @@ def _build(db: duckdb.DuckDBPyConnection, temp: Path, catalogs: Mapping[str, Pat
     db.execute("USE memory")
     db.execute("DETACH united")
     return views, {str(name): int(snapshot) for name, snapshot in rows}
+
+
+def _attach(db: duckdb.DuckDBPyConnection, index: int, name: str, path: Path) -> str:
+    """Attach the catalog of a source as `source_<index>`. Return the attached database whose tables are views.
+
+    For a catalog of tables that is the snapshot that it shows: rows would make the union as large as its sources.
+    """
+    alias = f"source_{index}"
+    try:
+        db.execute(f"ATTACH {sql_literal(str(path))} AS {alias} (READ_ONLY)")
+        tables = "SELECT 1 FROM duckdb_tables() WHERE database_name = ? AND schema_name = 'main' AND table_name = ?"
+        if not db.execute(tables, [alias, FILES.name]).fetchall():
+            return alias
+        ((number,),) = db.execute(f"SELECT snapshot FROM {alias}.meta._freshness").fetchall()
+        snapshot = LakeLayout(path.parent).snapshot_path(number)
+        db.execute(f"ATTACH {sql_literal(str(snapshot))} AS views_{index} (READ_ONLY)")
+    except duckdb.Error as error:
+        raise LakeCorruptedError(f"{name}: the catalog cannot be opened: {short_message(error)}") from error
+    return f"views_{index}"
 
 
 def _copy_views(db: duckdb.DuckDBPyConnection, catalog: str, source: str) -> None:
@@ -193,7 +209,9 @@ def _create_union_meta(db: duckdb.DuckDBPyConnection, sources: Sequence[str]) ->
     db.execute("CREATE SCHEMA meta")
     tables = db.execute(
         "SELECT table_name, list(database_name ORDER BY database_name) FROM duckdb_tables()"
-        " WHERE schema_name = 'meta' AND starts_with(database_name, 'source_') GROUP BY table_name"
+        " WHERE schema_name = 'meta' AND starts_with(database_name, 'source_') AND NOT table_name = ANY($of_files)"
+        " GROUP BY table_name",
+        {"of_files": [table.name for table in TABLES]},  # they are views here, in every form of catalog
     ).fetchall()
     for name, databases in tables:
         aliases = {source: f"source_{index}" for index, source in enumerate(sources)}

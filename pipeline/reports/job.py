@@ -158,7 +158,13 @@ def publish_if_unlocked(settings: Settings, command: str) -> None:
     The publish of the other run includes them, so nothing waits for its lock.
     """
     try:
-        with Lake(settings.lake, doing=command, reader_root=settings.reader_root, must_exist=True) as lake:
+        with Lake(
+            settings.lake,
+            doing=command,
+            reader_root=settings.reader_root,
+            must_exist=True,
+            catalog_form=settings.catalog,
+        ) as lake:
             lake.republish_records(at=now_us())
     except LakeLockedError as error:
         _log.warning("publish.skipped", reason=error.message, hint="the next publish of a run includes the changes")

@@ -105,8 +105,8 @@ async def test_the_union_has_the_misfits_and_the_time_of_its_sources(tmp_path: P
     assert own[0]["n"] > 0
     assert await stock(union, f"{question} WHERE _source = 's0'") == own
     assert await stock(union, question) == own
-    comments = "SELECT comment FROM duckdb_views() WHERE schema_name = 'meta' AND view_name = 'misfits'"
-    assert await stock(union, comments) == await stock(tmp_path / "s0" / "catalog.duckdb", comments)
+    comment = "SELECT comment FROM duckdb_{0}s() WHERE schema_name = 'meta' AND {0}_name = 'misfits'".format
+    assert await stock(union, comment("view")) == await stock(tmp_path / "s0" / "catalog.duckdb", comment("table"))
     times = "SET TimeZone = 'Asia/Tokyo'; SELECT abs(epoch(utc_now()) - epoch(now())) < 5 AS utc"
     assert (await stock(union, times))[-1] == {"utc": True}
 

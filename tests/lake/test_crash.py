@@ -224,7 +224,7 @@ async def test_too_few_files_may_be_open(tmp_path: Path) -> None:
             await synced(emulator, lake)
             assert shown(lake, before) == [True]
         assert ExitCode.STORAGE in ends
-        with Lake(lake, doing="test") as held:
+        with Lake(lake, doing="test", catalog_form="views") as held:
             for number in range(120):
                 commit(held, {number % 60: 0})
             held.publish("", at=AT, complete=True, watermark=None)

@@ -177,6 +177,7 @@ def test_a_folder_that_is_filled_meanwhile(lake: Path, tmp_path: Path, monkeypat
 @pytest.mark.parametrize("shape", ["parquet", "csv", "xlsx", "duckdb"])
 def test_an_export_of_parts_that_were_cut_short(lake: Path, tmp_path: Path, shape: str) -> None:
     """Parts that were cut short are damage, exit 9, in every shape; nothing is left of the export."""
+    told(lake, "publish", SCANLAKE_CATALOG="views")
     cut_short(path for path in parts(lake) if path.parent.name == "uploads")
     said = told(lake, "export", str(tmp_path / "out"), "--format", shape, code=9)
     assert "scanlake check" in said

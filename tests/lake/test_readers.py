@@ -26,7 +26,7 @@ db = duckdb.connect(sys.argv[1])
 print("open", flush=True)
 for line in sys.stdin:
     db.execute("CREATE TABLE hijacked AS SELECT 1 AS x")
-    db.execute("CREATE OR REPLACE VIEW files AS SELECT 666 AS file_id")
+    db.execute("UPDATE files SET file_id = 666")
     print("written", flush=True)
 """
 
@@ -106,7 +106,7 @@ def test_a_killed_session_neither_hijacks_nor_bricks(lake: Path, writes: str) ->
         session.kill()
         session.communicate()
     if writes == "after the publish":
-        with pytest.raises(duckdb.IOException, match="WAL does not match"):  # refused, not replayed
+        with pytest.raises(duckdb.IOException, match="WAL"):  # refused, not replayed
             duckdb.connect(str(lake / "catalog.duckdb"), read_only=True)
         with Lake(lake, doing="test"):  # as any run begins
             pass

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 CLIENT: Final = Path(__file__).resolve().parents[2] / ".venv" / "bin" / "duckdb"
 COUNT: Final = "SELECT count(*) AS n FROM files"
+told_views: Final = partial(told, SCANLAKE_CATALOG="views")
+"""The command with the setting for a catalog of views."""
 
 
 @pytest.fixture
@@ -44,12 +47,20 @@ def count(catalog: Path) -> int:
 
 
 def test_a_moved_lake(lake: Path) -> None:
-    """A lake whose folder was moved answers `query` at once, and every client after `publish`."""
+    """A lake whose folder was moved answers every client at once."""
+    moved = lake.rename(lake.with_name("it's moved"))
+    assert count(moved / "catalog.duckdb") == 2
+    assert told(moved, "query", COUNT, "--format", "csv").split() == ['"n"', "2"]
+
+
+def test_a_moved_lake_of_views(lake: Path) -> None:
+    """A lake of views whose folder was moved answers `query` at once, and every client after `publish`."""
+    told_views(lake, "publish")
     moved = lake.rename(lake.with_name("it's moved"))
     with pytest.raises(duckdb.IOException):
         count(moved / "catalog.duckdb")
     assert told(moved, "query", COUNT, "--format", "csv").split() == ['"n"', "2"]
-    assert str(moved) in told(moved, "publish")
+    assert str(moved) in told_views(moved, "publish")
     assert count(moved / "catalog.duckdb") == 2
     assert told(moved, "query", COUNT, "--format", "csv").split() == ['"n"', "2"]
     assert told(moved, "changes", "--since", "1").startswith("0 added")  # also of snapshots made before
@@ -161,7 +172,7 @@ def test_a_reader_root_is_remembered(lake: Path) -> None:
 def test_a_reader_root_out_of_sight(lake: Path) -> None:
     """A reader_root that this machine does not see is believed: the lake goes on, and `query` finds the parts here."""
     assert "not reachable from this machine" in told(lake, "publish", "--reader-root", "/mnt/elsewhere/lake")
-    with Lake(lake, doing="test") as held:
+    with Lake(lake, doing="test", catalog_form="views") as held:
         commit(held, {1: 1}, gone=[2])
         held.publish("", at=AT, complete=True, watermark=None)
     assert told(lake, "query", COUNT, "--format", "csv").split() == ['"n"', "1"]
@@ -171,7 +182,7 @@ def test_a_reader_root_out_of_sight(lake: Path) -> None:
 
 def test_parts_that_are_nowhere(lake: Path) -> None:
     """Where the parts are neither under the reader_root nor in the lake's folder, one line says what to do."""
-    told(lake, "publish", "--reader-root", "/mnt/elsewhere/lake")
+    told_views(lake, "publish", "--reader-root", "/mnt/elsewhere/lake")
     (lake / "parts").rename(lake / "away")
     assert "scanlake publish" in told(lake, "query", COUNT, code=9)
 

@@ -12,8 +12,9 @@ import pytest
 from pipeline.cli import main
 from pipeline.errors import LakeCorruptedError
 from pipeline.flatten import flatten as flattening
-from pipeline.lake import catalog, parts
+from pipeline.lake import catalog_meta, catalog_sql, catalog_tables, catalog_views, parts, views
 from pipeline.lake.lake import Lake
+from pipeline.lake.view_definitions import WORKFLOWS
 from pipeline.maintenance import replay as replay_module
 from pipeline.maintenance.compact import run_compaction as compact
 from pipeline.maintenance.replay import ReplayResult, replay
@@ -78,7 +79,7 @@ async def test_every_row_is_the_same(tmp_path: Path, folded: bool) -> None:  # n
     assert checked(lake, read_data=True).damage == []
 
 
-@pytest.mark.parametrize(("name", "column"), [("uploads", "comment"), ("workflow_definitions", "name")])
+@pytest.mark.parametrize(("name", "column"), [("uploads", "comment"), ("workflow_definitions", "type")])
 async def test_a_column_declared_later_is_filled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, column: str
 ) -> None:
@@ -104,13 +105,17 @@ async def test_a_column_declared_later_is_filled(
 
 def _declare(patch: pytest.MonkeyPatch, table: Table) -> None:
     declared = tuple(table if each.name == table.name else each for each in tables.TABLES)
-    for module in (tables, catalog, parts, replay_module):
+    for module in (tables, catalog_meta, catalog_sql, catalog_tables, catalog_views, parts, replay_module):
         if hasattr(module, "TABLES"):
             patch.setattr(module, "TABLES", declared)
         if hasattr(module, "BY_NAME"):
             patch.setattr(module, "BY_NAME", {each.name: each for each in declared})
-    if hasattr(catalog, table.name.upper()):
-        patch.setattr(catalog, table.name.upper(), table)
+    if hasattr(catalog_sql, table.name.upper()):
+        patch.setattr(catalog_sql, table.name.upper(), table)
+    if table.name == "workflow_definitions":
+        listed = ", ".join(f'"{column.name}"' for column in table.columns)
+        latest = WORKFLOWS.sql.partition(" FROM ")[2]
+        patch.setattr(views, "WORKFLOWS", replace(WORKFLOWS, columns=(), sql=f"SELECT {listed} FROM {latest}"))
     patch.setattr(flattening, "_FLATTENED", tuple(each for each in declared if each.from_wire))
 
 

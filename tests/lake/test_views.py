@@ -93,8 +93,8 @@ async def test_history(tmp_path: Path) -> None:
         assert len(found) == 3
         assert len({row["updated_at"] for row in found}) == 3
         assert all(f'"id":{key}' in row["detail"].replace(" ", "") for row in found)
-        live = asked(db, f"SELECT _seq FROM _file_version WHERE file_id = {key}")
-        assert live == [{"_seq": found[-1]["commit_seq"]}]
+        live = asked(db, f"SELECT _fetched_at FROM files WHERE file_id = {key}")
+        assert live == [{"_fetched_at": found[-1]["fetched_at"]}]
 
 
 async def test_everything_has_a_comment(tmp_path: Path) -> None:

@@ -1,0 +1,193 @@
+"""Contents of a catalog, and the SQL that reads the current rows of a table from its parts.
+
+Rows of superseded versions stay in the parts until a compaction. They are filtered when a part is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from pipeline.lake.duckdb import bind_empty_read_parquet
+from pipeline.lake.parts import RAW_TABLE, empty_part
+from pipeline.lake.sql import sql_identifier, sql_read_parquet
+from schemas import value_types
+from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES, RAW, TABLES, WORKFLOW_DEFINITIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import duckdb
+
+    from pipeline.lake.layout import LakeLayout
+    from pipeline.lake.models import Part, SnapshotRecord
+    from schemas.tables import Column, Table
+
+SUPERSEDED_VERSIONS: Final = "main._superseded_versions"
+_CLEAN_TO_DIRTY_RATIO: Final = 0.5  # rows of clean parts to rows of dirty ones, up to which all are filtered
+_SIGHTS: Final = (
+    ("first_seen_at", "_fetched_at", "First fetch of a file with a run under this version (UTC)."),
+    (
+        "last_seen_at",
+        "greatest(_fetched_at, sight.last_fetched_at)",
+        "Last fetch of a file that still has a run under this version (UTC).",
+    ),
+)
+_LAST_SIGHTS_SQL: Final = (
+    " AS definition LEFT JOIN (SELECT _definition_hash, max(_fetched_at) AS last_fetched_at FROM main.workflow_runs"
+    " GROUP BY _definition_hash) AS sight USING (_definition_hash)"
+)
+ARROW_TYPES: Final = {
+    "VARCHAR": pa.string(),
+    "BIGINT": pa.int64(),
+    "DOUBLE": pa.float64(),
+    "BOOLEAN": pa.bool_(),
+    "TIMESTAMP": pa.timestamp("us"),
+}
+"""Arrow type of each SQL type."""
+_SQL_TYPES: Final = {arrow: name for name, arrow in ARROW_TYPES.items()} | {pa.binary(): "BLOB"}
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogSpec:
+    """Contents of a catalog: the snapshot that it shows, and the parts, which readers find below `reader_root`.
+
+    `has_instances`: several instances share an id, and `file_id` is the instance's.
+    """
+
+    snapshot: SnapshotRecord
+    parts: Sequence[Part]
+    parts_with_superseded_rows: frozenset[str]
+    reader_root: Path
+    has_instances: bool = False
+
+    @property
+    def part_bytes(self) -> int:
+        """Size of the parts of all tables; a catalog of tables is about as large."""
+        return sum(part.bytes for part in self.parts if part.table_name != RAW_TABLE)
+
+    def parts_of(self, table_name: str) -> list[Part]:
+        """Return the parts of one table."""
+        return [part for part in self.parts if part.table_name == table_name]
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogColumn:
+    """A column as a catalog shows it: SQL type, comment, and the expression that reads it from the parts."""
+
+    name: str
+    sql_type: str
+    comment: str
+    expression: str
+    nullable: bool = True
+
+    @property
+    def definition(self) -> str:
+        """The column as an item of CREATE TABLE."""
+        return f"{sql_identifier(self.name)} {self.sql_type}{'' if self.nullable else ' NOT NULL'}"
+
+    @property
+    def selection(self) -> str:
+        """The column as an item of SELECT."""
+        return f"{self.expression} AS {sql_identifier(self.name)}"
+
+
+def list_columns(spec: CatalogSpec, table: Table) -> list[CatalogColumn]:
+    """Return the columns of a table, in order; without the instance's number in a lake without instances."""
+    hidden = "instance_file_id" if table.name == FILES.name and not spec.has_instances else ""
+    columns = [
+        CatalogColumn(column.name, column.kind.sql, column.comment, _expression(column), column.nullable)
+        for column in table.columns
+        if column.name != hidden
+    ]
+    if table.name == WORKFLOW_DEFINITIONS.name:
+        columns += [CatalogColumn(name, "TIMESTAMP", comment, sql) for name, sql, comment in _SIGHTS]
+    return columns
+
+
+def _expression(column: Column) -> str:
+    name = sql_identifier(column.name)
+    return f"TRY_CAST({name} AS JSON)" if column.kind is value_types.JSON else name
+
+
+def create_empty_tables(db: duckdb.DuckDBPyConnection, spec: CatalogSpec) -> None:
+    """Create every table of the lake without rows, and the schemas of the tables."""
+    db.execute("CREATE SCHEMA meta")
+    for table in TABLES:
+        columns = ", ".join(column.definition for column in list_columns(spec, table))
+        db.execute(f"CREATE TABLE {table.qualified_name} ({columns})")
+
+
+def select_rows_sql(layout: LakeLayout, spec: CatalogSpec, table: Table, root: Path) -> str:
+    """Return the query for the current rows of a table, read from its parts below `root`."""
+    source = _current_rows_sql(layout, spec, table, root)
+    if table.name == WORKFLOW_DEFINITIONS.name:
+        source += _LAST_SIGHTS_SQL
+    return f"SELECT {', '.join(column.selection for column in list_columns(spec, table))} FROM {source}"
+
+
+def _current_rows_sql(layout: LakeLayout, spec: CatalogSpec, table: Table, root: Path) -> str:
+    parts = spec.parts_of(table.name)
+    with_superseded = spec.parts_with_superseded_rows if table.is_per_file else frozenset()
+    dirty = [part for part in parts if part.name in with_superseded]
+    clean = [part for part in parts if part.name not in with_superseded]
+    # A union makes joins slow. To filter a few rows without need is cheaper.
+    if dirty and sum(part.row_count for part in clean) <= _CLEAN_TO_DIRTY_RATIO * sum(part.row_count for part in dirty):
+        clean, dirty = [], parts
+    sources = [f"SELECT * FROM {_read_parts_sql(layout, table.name, clean, root)}"] if clean or not dirty else []
+    if dirty:
+        sources.append(filter_superseded_sql(_read_parts_sql(layout, table.name, dirty, root)))
+    return "(" + " UNION ALL BY NAME ".join(sources) + ")"
+
+
+def filter_superseded_sql(source: str) -> str:
+    """Return the query for the rows of `source` that no later version supersedes."""
+    return (
+        f"SELECT part.* FROM {source} AS part"
+        f" ANTI JOIN {SUPERSEDED_VERSIONS} AS superseded ON part.file_id = superseded.file_id"
+        f" AND part.{COMMIT_SEQ_COLUMN} = superseded.{COMMIT_SEQ_COLUMN}"
+    )
+
+
+def select_new_rows_sql(layout: LakeLayout, spec: CatalogSpec, table: Table, *, since_seq: int) -> str:
+    """Return the query for the current rows of a table whose files' versions came after a commit."""
+    parts = [part for part in spec.parts_of(table.name) if part.last_commit_seq > since_seq]
+    source = f"(SELECT * FROM {_read_parts_sql(layout, table.name, parts, layout.root)}"
+    source += f" WHERE {COMMIT_SEQ_COLUMN} > {since_seq})"
+    selected = ", ".join(column.selection for column in list_columns(spec, table))
+    return f"SELECT {selected} FROM ({filter_superseded_sql(source)})"
+
+
+def select_changed_files_sql(layout: LakeLayout, spec: CatalogSpec, *, since_seq: int) -> str:
+    """Return the query for the ids of the files that were added, changed or deleted after a commit."""
+    queries = []
+    for table in (FILES, DELETED_FILES):
+        parts = [part for part in spec.parts_of(table.name) if part.last_commit_seq > since_seq]
+        source = _read_parts_sql(layout, table.name, parts, layout.root)
+        queries.append(f"SELECT file_id FROM {source} WHERE {COMMIT_SEQ_COLUMN} > {since_seq}")
+    return " UNION ".join(queries)
+
+
+def _read_parts_sql(layout: LakeLayout, table_name: str, parts: Sequence[Part], root: Path) -> str:
+    # The empty part is first: it declares every column, and the list must not be empty.
+    names = [layout.part_name(empty_part(layout, table_name)), *(part.name for part in parts)]
+    return sql_read_parquet(root / name for name in names)
+
+
+def select_documents_sql(spec: CatalogSpec) -> str:
+    """Return the SQL source of the raw documents."""
+    if parts := spec.parts_of(RAW_TABLE):
+        return sql_read_parquet(spec.reader_root / part.name for part in parts)
+    return f"(SELECT {', '.join(f'NULL::{_sql_type(field.type)} AS {field.name}' for field in RAW)} WHERE false)"
+
+
+def bind_to_schema(db: duckdb.DuckDBPyConnection, schema: pa.Schema) -> None:
+    """Let `read_parquet` of this connection return no rows of these columns, for views that are only created."""
+    bind_empty_read_parquet(db, {field.name: _sql_type(field.type) for field in schema})
+
+
+def _sql_type(arrow_type: pa.DataType) -> str:
+    return _SQL_TYPES[arrow_type]

@@ -1,0 +1,131 @@
+"""Catalog of tables: one file with the rows themselves, which any DuckDB client opens from anywhere.
+
+It is written as a whole, or as a copy of the last one to which the changes since then are applied. Either way the
+result is a new file, so a reader keeps the catalog that it has open.
+"""
+
+from __future__ import annotations
+
+import json
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final
+
+from pipeline.lake.catalog_meta import write_meta, write_superseded_versions
+from pipeline.lake.catalog_sql import (
+    bind_to_schema,
+    create_empty_tables,
+    list_columns,
+    select_changed_files_sql,
+    select_documents_sql,
+    select_new_rows_sql,
+    select_rows_sql,
+)
+from pipeline.lake.duckdb import LARGE_BLOCKS, SMALL_BLOCKS, create_database, update_database
+from pipeline.lake.models import DeltaBase
+from pipeline.lake.sql import sql_comment
+from pipeline.lake.views import write_views
+from schemas.tables import DELETED_FILES, FILES, RAW, TABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import duckdb
+
+    from pipeline.lake.catalog_sql import CatalogSpec
+    from pipeline.lake.layout import LakeLayout
+    from pipeline.lake.ledger import Ledger
+    from schemas.tables import Table
+
+_FORMAT: Final = 1
+"""Raise it when `build_tables` writes other rows for the same parts: then no older catalog is updated."""
+
+
+_MAX_SMALL_BYTES: Final = 16 * 1024**2  # of parts, up to which a catalog has small blocks
+_MAX_MERGED_BYTES: Final = 4 * 1024**2  # of a catalog whose updates merge row groups: it stays small of itself
+
+
+class OutdatedCatalogError(Exception):
+    """An updated catalog has not the files that the ledger has; it must be built from the parts."""
+
+
+def describe_format(spec: CatalogSpec) -> str:
+    """Return a hash of the tables' columns. A catalog of another format is not updated, but built again."""
+    shapes = {table.qualified_name: [column.definition for column in list_columns(spec, table)] for table in TABLES}
+    return blake2b(json.dumps([_FORMAT, shapes]).encode(), digest_size=8).hexdigest()
+
+
+def build_tables(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) -> DeltaBase:
+    """Write a catalog of tables to the new file `path`, from the parts."""
+    block_size = SMALL_BLOCKS if spec.part_bytes < _MAX_SMALL_BYTES else LARGE_BLOCKS
+    with create_database(path, block_size=block_size, spill=layout.spill_dir) as db:
+        write_superseded_versions(db, ledger)
+        create_empty_tables(db, spec)
+        rows = sum(_insert(db, table, select_rows_sql(layout, spec, table, layout.root)) for table in _sort_tables())
+        for table in TABLES:
+            comments = [(column.name, column.comment) for column in list_columns(spec, table)]
+            db.execute(sql_comment("TABLE", table.qualified_name, table.comment, comments))
+        views = _write_views_and_meta(db, layout, ledger, spec, {})
+    return DeltaBase(
+        commit_seq=spec.snapshot.commit_seq,
+        format=describe_format(spec),
+        views=views,
+        built_rows=rows,
+        built_bytes=path.stat().st_size,
+        replaced_rows=0,
+    )
+
+
+def update_tables(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, base: DeltaBase) -> DeltaBase:
+    """Apply the commits since `base` to `path`, a copy of it. Raises `OutdatedCatalogError`."""
+    since_seq = base["commit_seq"]
+    keeps_row_groups = path.stat().st_size > _MAX_MERGED_BYTES
+    with update_database(path, spill=layout.spill_dir, keeps_row_groups=keeps_row_groups) as db:
+        write_superseded_versions(db, ledger)
+        changed = select_changed_files_sql(layout, spec, since_seq=since_seq)
+        db.execute(f"CREATE TEMP TABLE changed_file AS {changed}")
+        rows = sum(_replace_rows(db, layout, spec, table, since_seq=since_seq) for table in _sort_tables())
+        for table, files in ((FILES, spec.snapshot.files), (DELETED_FILES, ledger.count_deleted_files())):
+            if db.execute(f"SELECT count(*) FROM {table.qualified_name}").fetchall() != [(files,)]:
+                raise OutdatedCatalogError(f"{table.name} has not {files:,} rows")
+        views = _write_views_and_meta(db, layout, ledger, spec, base["views"])
+    return DeltaBase(
+        commit_seq=spec.snapshot.commit_seq,
+        format=base["format"],
+        views=views,
+        built_rows=base["built_rows"],
+        built_bytes=base["built_bytes"],
+        replaced_rows=base["replaced_rows"] + rows,
+    )
+
+
+def _sort_tables() -> list[Table]:
+    """Return the tables, those of files first: the definitions of workflows depend on the runs."""
+    return sorted(TABLES, key=lambda table: not table.is_per_file)
+
+
+def _replace_rows(
+    db: duckdb.DuckDBPyConnection, layout: LakeLayout, spec: CatalogSpec, table: Table, *, since_seq: int
+) -> int:
+    name = table.qualified_name
+    if table.is_per_file:
+        condition = "WHERE file_id IN (SELECT file_id FROM changed_file)"
+        rows = select_new_rows_sql(layout, spec, table, since_seq=since_seq)
+    else:  # few rows, and each depends on files that it does not name
+        condition, rows = "", select_rows_sql(layout, spec, table, layout.root)
+    deleted: int = db.execute(f"DELETE FROM {name} {condition}").fetchall()[0][0]
+    return deleted + _insert(db, table, rows)
+
+
+def _insert(db: duckdb.DuckDBPyConnection, table: Table, query: str) -> int:
+    inserted: int = db.execute(f"INSERT INTO {table.qualified_name} {query}").fetchall()[0][0]
+    return inserted
+
+
+def _write_views_and_meta(
+    db: duckdb.DuckDBPyConnection, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, former: Mapping[str, str]
+) -> dict[str, str]:
+    bind_to_schema(db, RAW)  # the parts may be at a path that only readers see
+    views = write_views(db, layout, ledger, select_documents_sql(spec), former)
+    write_meta(db, ledger, spec, views)
+    return views

@@ -1,0 +1,193 @@
+"""The two forms of the catalog: tables that are updated from publish to publish, and views over the parts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from typing import TYPE_CHECKING, Final, Literal
+
+import duckdb
+import pytest
+
+from pipeline.lake import catalog, catalog_tables
+from pipeline.lake.catalog import is_rebuild_due
+from pipeline.lake.integrity import damaged_catalogs
+from pipeline.lake.lake import Lake
+from pipeline.maintenance.compact import is_compaction_due, run_compaction
+from pipeline.settings import Settings
+from schemas.tables import TABLES
+from tests.lake.lake_builder import AT, commit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pipeline.lake.models import DeltaBase
+
+_HOSTILE: Final = ("DELETE FROM files WHERE file_id = 1", "UPDATE files SET snap_count = 7 WHERE file_id = 2")
+
+
+def _open(root: Path, form: catalog.FormSetting = "tables") -> Lake:
+    return Lake(root, doing="test", catalog_form=form)
+
+
+def _fill(lake: Lake, *, files: int = 40, stamp: int = 1) -> None:
+    uploads = [{"file_id": key, "id": key, "position": 0} for key in range(1, files + 1)]
+    commit(lake, dict.fromkeys(range(1, files + 1), 1), {"uploads": uploads}, stamp=stamp)
+
+
+def _publish(lake: Lake, stamp: int = 1) -> None:
+    lake.publish("run", at=AT + stamp, complete=True, watermark=AT + stamp)
+
+
+def _base(lake: Lake) -> DeltaBase:
+    base = lake.ledger.properties.delta_base
+    assert base is not None
+    return base
+
+
+def _rows(path: Path) -> dict[str, Counter[str]]:
+    """Return the rows of every table and view of a catalog, but those whose contents are about the publish."""
+    with duckdb.connect(str(path), read_only=True) as db:
+        names = db.execute(
+            "SELECT DISTINCT table_schema || '.' || table_name FROM information_schema.tables"
+            " WHERE table_name NOT IN ('freshness', '_freshness', '_ledger', 'runs', 'open_workflow_runs') ORDER BY 1"
+        ).fetchall()
+        return {name: Counter(map(repr, db.execute(f"FROM {name}").fetchall())) for (name,) in names}
+
+
+def _columns(path: Path) -> list[tuple[object, ...]]:
+    with duckdb.connect(str(path), read_only=True) as db:
+        return db.execute(
+            "SELECT schema_name, table_name, column_name, data_type, comment FROM duckdb_columns() WHERE NOT internal"
+            " ORDER BY ALL"
+        ).fetchall()
+
+
+def test_both_forms_show_the_same(tmp_path: Path) -> None:
+    """Tables and views have the same names, columns, comments and rows; the snapshot of both is one of views."""
+    forms: tuple[Literal["tables", "views"], ...] = ("tables", "views")
+    for form in forms:
+        with _open(tmp_path / form, form) as lake:
+            _fill(lake)
+            commit(lake, {3: 0, 4: 2}, gone=[7, 8], stamp=2)
+            _publish(lake)
+        with duckdb.connect(str(tmp_path / form / "catalog.duckdb"), read_only=True) as db:
+            tables = {row[0] for row in db.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
+            assert {table.name for table in TABLES} <= tables if form == "tables" else "files" not in tables
+    paths = [tmp_path / form / "catalog.duckdb" for form in forms]
+    paths += [tmp_path / form / "snapshots" / "000001.duckdb" for form in forms]
+    for path in paths[1:]:
+        assert _columns(path) == _columns(paths[0])
+        shown, expected = _rows(path), _rows(paths[0])
+        assert {name for name in shown if shown[name] != expected[name]} <= {"main._parts"}
+
+
+def test_an_update_changes_the_rows_of_changed_files_only(tmp_path: Path) -> None:
+    """A publish after a few changes updates a copy of the catalog, and shows the rows that a new one would show."""
+    with _open(tmp_path / "lake") as lake:
+        _fill(lake)
+        _publish(lake)
+        assert _base(lake)["replaced_rows"] == 0
+        commit(lake, {3: 0, 4: 2, 99: 1}, {"uploads": [{"file_id": 99, "id": 5, "position": 0}]}, gone=[7], stamp=2)
+        _publish(lake, 2)
+        # Deleted: three files with an upload each. Inserted: three files, one upload, one deleted file.
+        assert _base(lake)["replaced_rows"] == 6 + 5
+        shown, snapshot = (_rows(tmp_path / "lake" / name) for name in ("catalog.duckdb", "snapshots/000002.duckdb"))
+        assert shown == snapshot
+        assert shown["main.files"].total() == 40
+
+
+def test_a_catalog_needs_nothing_beside_it(tmp_path: Path) -> None:
+    """A copy of the catalog answers from another folder, after the lake is gone, without access to any other file."""
+    with _open(tmp_path / "lake") as lake:
+        _fill(lake)
+        _publish(lake)
+    expected = _rows(tmp_path / "lake" / "catalog.duckdb")
+    shutil.copyfile(tmp_path / "lake" / "catalog.duckdb", tmp_path / "copy.duckdb")
+    shutil.rmtree(tmp_path / "lake")
+    with duckdb.connect(str(tmp_path / "copy.duckdb"), read_only=True) as db:
+        db.execute("SET enable_external_access = false")
+        for name in sorted(expected.keys() - {"main.file_history"}):  # which reads the documents
+            assert Counter(map(repr, db.execute(f"FROM {name}").fetchall())) == expected[name]
+
+
+@pytest.mark.parametrize("statement", _HOSTILE)
+def test_a_catalog_that_somebody_changed_is_not_updated(tmp_path: Path, statement: str) -> None:
+    """What a session wrote to the catalog is found by check, and is gone after the next publish."""
+    with _open(tmp_path / "lake") as lake:
+        _fill(lake)
+        _publish(lake)
+        path = lake.layout.catalog
+        path.chmod(0o600)
+        with duckdb.connect(str(path)) as db:
+            db.execute(statement)
+        assert [issue.problem for issue in damaged_catalogs(lake.layout, lake.ledger)] == [
+            "files has other rows than the parts"
+        ]
+        commit(lake, {3: 5}, stamp=2)
+        _publish(lake, 2)
+        assert _base(lake)["replaced_rows"] == 0
+        assert _rows(path) == _rows(lake.layout.snapshot_path(2))
+
+
+@pytest.mark.parametrize("change", ["bytes", "lost", "format", "older"])
+def test_a_catalog_that_cannot_be_updated_is_built(
+    tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A damaged or lost catalog, one of another format or an older one is replaced by one from the parts."""
+    with _open(tmp_path / "lake") as lake:
+        _fill(lake, files=3_000)
+        _publish(lake)
+        path = lake.layout.catalog
+        if change == "bytes":  # in every block but the headers; the file looks untouched
+            status, content = path.stat(), bytearray(path.read_bytes())
+            content[12_288 + 100 :: 4_096] = bytes(len(content[12_288 + 100 :: 4_096]))
+            path.chmod(0o600)
+            path.write_bytes(content)
+            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        elif change == "lost":
+            path.unlink()
+        elif change == "format":
+            monkeypatch.setattr(catalog_tables, "_FORMAT", 2)
+        else:
+            shutil.copy2(path, tmp_path / "older")
+            commit(lake, {5: 5}, stamp=2)
+            _publish(lake, 2)
+            (tmp_path / "older").rename(path)
+        commit(lake, {3: 5}, stamp=3)
+        _publish(lake, 3)
+        assert _base(lake)["replaced_rows"] == 0
+        assert _rows(path) == _rows(max(lake.layout.root.glob("snapshots/*")))
+
+
+def test_the_size_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` is tables up to a size and views beyond it; it goes back to tables only well below."""
+    with _open(tmp_path / "lake", "auto") as lake:
+        _fill(lake)
+        _publish(lake)
+        size = sum(part.bytes for part in lake.ledger.parts() if part.table_name != "raw")
+        for limit, form in ((size, "tables"), (size - 1, "views"), (size, "views"), (int(size / 0.7), "tables")):
+            monkeypatch.setattr(catalog, "MAX_TABLES_BYTES", limit)
+            _publish(lake)
+            record = lake.ledger.properties.catalog
+            assert record is not None
+            assert (record["form"], "the tables have" in record["reason"]) == (form, True)
+            with duckdb.connect(str(lake.layout.catalog), read_only=True) as db:
+                assert db.execute("SELECT count(*) FROM files").fetchall() == [(40,)]
+
+
+def test_waste_is_removed(tmp_path: Path) -> None:
+    """When updates have replaced a fifth of the rows, a compaction is due, and it builds the tables again."""
+    with _open(tmp_path / "lake") as lake:
+        settings = Settings(lake=tmp_path / "lake")
+        _fill(lake, files=12_000)
+        _publish(lake)
+        assert not is_compaction_due(lake)
+        for stamp in (2, 3):
+            _fill(lake, files=12_000, stamp=stamp)
+            _publish(lake, stamp)
+        assert is_rebuild_due(lake.layout, lake.ledger)
+        run_compaction(lake, settings)
+        assert not is_compaction_due(lake)
+        assert (_base(lake)["replaced_rows"], _base(lake)["built_rows"]) == (0, 24_000)
