@@ -142,7 +142,15 @@ class Settings(BaseSettings):
     )
     commit_every_seconds: Seconds = Field(default=3, description="Maximum time between two commits, in seconds.")
     publish_every_seconds: Seconds = Field(
-        default=600, description="Time between two publishes during a long run, in seconds."
+        default=600,
+        description="Time between two publishes during a long run, in seconds; and between two copies of a large "
+        "catalog of tables (above 64 MB) without new rows.",
+    )
+    publish_gb_per_hour: float = Field(
+        default=20,
+        gt=0,
+        le=1_000_000,
+        description="Gigabytes of catalogs that publishing writes in an hour. Syncs beyond it are published later.",
     )
     catalog: Literal["auto", "tables", "views"] = Field(
         default="auto",

@@ -5,6 +5,7 @@ from contextlib import contextmanager, suppress
 
 from pipeline.context import CommandContext
 from pipeline.errors import ScanlakeError
+from pipeline.lake.catalog_options import CatalogOptions
 from pipeline.lake.lake import Lake
 from pipeline.maintenance import union
 from pipeline.settings import Settings
@@ -33,7 +34,7 @@ def open_lake(
         must_exist=must_exist,
         check_before_open=check_before_open,
         is_backup=is_backup,
-        catalog_form=settings.catalog,
+        options=CatalogOptions.from_settings(settings),
     ) as lake:
         is_purge = purges_files or lake.ledger.properties.purge_in_progress is not None
         try:

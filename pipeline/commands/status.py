@@ -1,7 +1,9 @@
-"""`scanlake status`: freshness, counts, runs, rejects and drift, from the published catalog."""
+"""`scanlake status`: freshness and runs from the ledger; counts, rejects and drift from the published catalog."""
 
+import time
+from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -9,16 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.context import CommandContext
-from pipeline.errors import ExitCode
+from pipeline.errors import ExitCode, ScanlakeError
 from pipeline.formatting import format_age, format_instant, pluralize
 from pipeline.lake.layout import LakeLayout, is_lake_locked, is_lock_of_other_host
-from pipeline.lake.reader import fetch_dicts, open_catalog
+from pipeline.lake.models import LakeProperties, RunRecord
+from pipeline.lake.reader import fetch_dicts, open_catalog, open_ledger_readonly
 from pipeline.logs import to_one_line
 from pipeline.settings import Settings
 from schemas.tables import TABLES
-
-if TYPE_CHECKING:
-    import duckdb
+from schemas.timestamps import SECOND, to_datetime
 
 _MAX_REASONS: Final = 10
 _REJECTS_SQL: Final = """
@@ -35,18 +36,28 @@ def run(
 ) -> ExitCode:
     """Show how current and how complete the lake is.
 
-    Reads only the published catalog: it makes no calls to the service and does not disturb runs.
+    It makes no calls to the service and does not disturb runs. Beside a catalog without a lake, such as a copy, it
+    shows what the catalog knows.
     """
     settings = context.settings()
     with open_catalog(settings) as lake:
         counts = " UNION ALL ".join(
             f"SELECT '{table.name}' AS name, count(*) AS n FROM {table.qualified_name}" for table in TABLES
         )
+        freshness = fetch_dicts(lake, "FROM meta.freshness")[0]
+        recent = fetch_dicts(lake, "FROM meta.runs ORDER BY started_at DESC LIMIT ?", runs)
+        catalog = None
+        if (ledger := _read_ledger(settings, runs)) is not None:
+            properties, records = ledger
+            _update_freshness(freshness, properties)
+            recent, catalog = list(map(_run_columns, records)), _describe_catalog(properties)
+        _mark_interrupted(recent, settings)
         status = {
             "lake": str(settings.lake),
-            "freshness": fetch_dicts(lake, "FROM meta.freshness")[0],
+            "freshness": freshness,
+            "catalog": catalog,
             "tables": {row["name"]: row["n"] for row in fetch_dicts(lake, counts)},
-            "runs": _read_runs(lake, settings, runs),
+            "runs": recent,
             "rejects": fetch_dicts(lake, _REJECTS_SQL),
             "drift": fetch_dicts(lake, "FROM meta.schema_drift ORDER BY table_name, key"),
         }
@@ -57,15 +68,55 @@ def run(
     return ExitCode.OK
 
 
-def _read_runs(lake: "duckdb.DuckDBPyConnection", settings: Settings, limit: int) -> list[dict[str, Any]]:
-    """Return the newest runs. A run without a process is interrupted: a full disk let it record no end."""
-    rows = fetch_dicts(lake, "FROM meta.runs ORDER BY started_at DESC LIMIT ?", limit)
+def _read_ledger(settings: Settings, limit: int) -> tuple[LakeProperties, list[RunRecord]] | None:
+    """Return the lake's properties and newest runs: they are ahead of the catalog. None if there is no ledger."""
+    layout = LakeLayout(settings.lake.absolute())
+    if not layout.ledger.is_file():
+        return None
+    try:
+        with open_ledger_readonly(layout) as ledger:
+            return ledger.properties, ledger.recent_runs(limit)
+    except ScanlakeError:
+        return None  # `scanlake doctor` says why
+
+
+def _update_freshness(freshness: dict[str, Any], properties: LakeProperties) -> None:
+    """Replace what has changed since the catalog was published."""
+    if properties.watermark is not None:
+        freshness["watermark"] = _to_naive(properties.watermark * SECOND)
+        freshness["age_seconds"] = time.time() - properties.watermark
+    if properties.last_verify_at is not None:
+        freshness["last_verify_at"] = _to_naive(properties.last_verify_at)
+
+
+def _describe_catalog(properties: LakeProperties) -> dict[str, Any]:
+    """Return the form of the catalog and why, whether it lacks rows, and until when publishing waits."""
+    record, until = properties.catalog, properties.publish_postponed_until
+    return {
+        "form": record["form"] if record else None,
+        "reason": record["reason"] if record else None,
+        "lacks_rows": properties.has_unpublished_rows,
+        "postponed_until": None if until is None else _to_naive(until),
+    }
+
+
+def _to_naive(micros: int) -> datetime:
+    return to_datetime(micros).replace(tzinfo=None)
+
+
+def _mark_interrupted(runs: list[dict[str, Any]], settings: Settings) -> None:
+    """Show a run without a process as interrupted: a full disk let it record no end."""
     layout = LakeLayout(settings.lake.absolute())
     if layout.lock.exists() and not is_lake_locked(layout) and not is_lock_of_other_host(layout):
-        for row in rows:
-            if row["state"] == "running":
-                row |= {"state": "interrupted", "error": row["error"] or "The process ended without recording why."}
-    return rows
+        for run in runs:
+            if run["state"] == "running":
+                run |= {"state": "interrupted", "error": run["error"] or "The process ended without recording why."}
+
+
+def _run_columns(run: RunRecord) -> dict[str, Any]:
+    """Return a run of the ledger as a row of meta.runs."""
+    instants = {name: getattr(run, name) for name in ("started_at", "ended_at", "watermark")}
+    return asdict(run) | {name: None if at is None else _to_naive(at) for name, at in instants.items()}
 
 
 def _to_json(value: Any) -> Any:
@@ -110,6 +161,7 @@ def _summary_lines(status: dict[str, Any]) -> list[str]:
         f"Lake {status['lake']}: {pluralize(fresh['files'], 'file')}.",
         published + ("." if fresh["complete"] else ", during a run."),
     ]
+    lines += _catalog_lines(status["catalog"])
     if fresh["watermark"] is None:
         lines.append("No watermark yet: the first sync has not finished.")
     else:
@@ -119,6 +171,17 @@ def _summary_lines(status: dict[str, Any]) -> list[str]:
         lines.append("Never verified; `scanlake verify` detects deletions.")
     else:
         lines.append(f"Verified {format_instant(fresh['last_verify_at'])}.")
+    return lines
+
+
+def _catalog_lines(catalog: dict[str, Any] | None) -> list[str]:
+    if catalog is None or catalog["form"] is None:
+        return []
+    lines = [f"catalog.duckdb has {catalog['form']}: {catalog['reason']}."]
+    if catalog["postponed_until"] is not None:
+        lacking = "the newest rows" if catalog["lacks_rows"] else "the newest records"
+        until = format_instant(catalog["postponed_until"])
+        lines.append(f"It lacks {lacking}: the first run after {until} publishes them; `scanlake publish` does now.")
     return lines
 
 

@@ -7,13 +7,14 @@ names, columns and results. Every publish also writes a snapshot, which always h
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal
 
 import duckdb
 import structlog
 
 from pipeline.atomic_files import clone_file
 from pipeline.formatting import format_bytes
+from pipeline.lake.catalog_options import HOUR
 from pipeline.lake.catalog_tables import OutdatedCatalogError, build_tables, describe_format, update_tables
 from pipeline.lake.catalog_views import build_views
 from pipeline.lake.duckdb_errors import first_line, translate_duckdb_errors, write_error
@@ -24,13 +25,11 @@ from pipeline.lake.parts import sha256_file
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pipeline.lake.catalog_options import CatalogForm
     from pipeline.lake.catalog_sql import CatalogSpec
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
     from pipeline.lake.models import DeltaBase
-
-FormSetting: TypeAlias = Literal["auto", "tables", "views"]
-"""Setting `catalog`: the form of the catalog, or that its size decides."""
 
 MAX_TABLES_BYTES: Final = 4 * 1024**3
 """Bytes of parts up to which `auto` chooses tables. Every publish copies the catalog, which is about as large."""
@@ -43,14 +42,12 @@ _WRITABLE: Final = 0o600
 _log = structlog.get_logger()
 
 
-def publish(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, form: FormSetting, rebuild: bool = False) -> str:
-    """Write a snapshot, then replace the published catalog. Return the SHA-256 of the snapshot's file.
+def publish(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, form: CatalogForm, rebuild: bool = False) -> str:
+    """Write a snapshot, or replace it, then replace the published catalog. Return the SHA-256 of the snapshot's file.
 
     `rebuild`: write all rows of a catalog of tables again, although it could be updated.
     """
     path = layout.snapshot_path(spec.snapshot.snapshot)
-    with translate_os_errors(path):
-        path.unlink(missing_ok=True)  # of a publish that was killed before the ledger recorded it
     with write_read_only(path) as temp, translate_duckdb_errors(str(path)):
         build_views(temp, layout, ledger, spec)
     write_catalog(layout, ledger, spec, form=form, rebuild=rebuild, snapshot=path)
@@ -62,7 +59,7 @@ def write_catalog(
     ledger: Ledger,
     spec: CatalogSpec,
     *,
-    form: FormSetting,
+    form: CatalogForm,
     rebuild: bool = False,
     snapshot: Path | None = None,
 ) -> None:
@@ -70,7 +67,10 @@ def write_catalog(
 
     Raises `StorageError`, and `LakeCorruptedError` when a part cannot be read; then the former catalog stays.
     """
-    former = ledger.properties.catalog
+    former, at = ledger.properties.catalog, spec.snapshot.published_at
+    hour_start, hour_bytes = (former["hour_start"], former["hour_bytes"]) if former else (at, 0)
+    if not hour_start <= at < hour_start + HOUR:
+        hour_start, hour_bytes = at, 0
     chosen, reason = choose_form(form, spec.part_bytes, former["form"] if former else None)
     with write_read_only(layout.catalog) as temp:
         with translate_duckdb_errors(str(layout.catalog), reads_parts=chosen == "tables"):
@@ -87,7 +87,9 @@ def write_catalog(
             reason=reason,
             file=_identify_file(temp),
             sha256=sha256_file(temp) if chosen == "views" else None,
-            written_at=spec.snapshot.published_at,
+            written_at=at,
+            hour_start=hour_start,
+            hour_bytes=hour_bytes + temp.stat().st_size,
         )
         ledger.set_properties(catalog=record, delta_base=base)  # before the file has its name: a check knows both
         remove_stale_wal(layout)
@@ -95,7 +97,7 @@ def write_catalog(
     remove_stale_wal(layout)
 
 
-def choose_form(setting: FormSetting, size: int, former: str | None) -> tuple[Literal["tables", "views"], str]:
+def choose_form(setting: CatalogForm, size: int, former: str | None) -> tuple[Literal["tables", "views"], str]:
     """Return the form of a catalog over parts of `size` bytes, and why it has it. `former`: that of the last one."""
     if setting != "auto":
         return setting, f"set by catalog = {setting}"
@@ -115,7 +117,7 @@ def is_rebuild_due(layout: LakeLayout, ledger: Ledger) -> bool:
     return replaced or size > _MAX_GROWTH * base["built_bytes"] + _MIN_BYTES
 
 
-def is_as_published(layout: LakeLayout, record: CatalogRecord) -> bool:
+def _is_as_published(layout: LakeLayout, record: CatalogRecord) -> bool:
     """Return whether the catalog's file is the one that was published, by inode, size and time of change."""
     try:
         return _identify_file(layout.catalog) == list(record["file"])
@@ -155,7 +157,7 @@ def _find_base(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) -> DeltaBa
     """Return what is known of the published catalog; None if it cannot be updated."""
     properties = ledger.properties
     record, base = properties.catalog, properties.delta_base
-    if record is None or base is None or not is_as_published(layout, record):
+    if record is None or base is None or not _is_as_published(layout, record):
         return None
     return base if base["format"] == describe_format(spec) else None
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 from pipeline.atomic_files import fsync_dir
 from pipeline.errors import SettingsError
 from pipeline.lake import catalog, lookups, parts, rebuild, relocate, retention
+from pipeline.lake.catalog_options import CatalogOptions
 from pipeline.lake.catalog_sql import CatalogSpec
 from pipeline.lake.integrity import (
     IntegrityIssue,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from pipeline.lake.models import Commit, SnapshotRecord
 
+DEFAULT_OPTIONS: Final = CatalogOptions()
 BACKUP_IN_PROGRESS: Final = "BACKUP_IN_PROGRESS"
 """Name of the file that marks a folder whose backup is running or was killed."""
 _PARTS_TO_PROBE: Final = 20
@@ -49,9 +51,9 @@ class Lake:
         must_exist: bool = False,
         check_before_open: bool = False,
         is_backup: bool = False,
-        catalog_form: catalog.FormSetting = "auto",
+        options: CatalogOptions = DEFAULT_OPTIONS,
     ) -> None:
-        """Prepare the lake in `root`; readers see it under `reader_root`, with a catalog of `catalog_form`.
+        """Prepare the lake in `root`; readers see it under `reader_root`.
 
         With `check_before_open`, `issues` names what opening repairs. `is_backup`: the mark of an unfinished backup
         stays. Raises `SettingsError` for a folder with other files, `LakeCorruptedError` for one that neither a
@@ -70,7 +72,7 @@ class Lake:
         self._reader_root_setting = reader_root
         self._doing = doing
         self._is_backup = is_backup
-        self.catalog_form = catalog_form
+        self.options = options
         self._stack = ExitStack()
         self.ledger: Ledger
 
@@ -138,25 +140,78 @@ class Lake:
         self.ledger.commit(replace(commit, parts=written, wide_column_counts=counts))
 
     def publish(
-        self, run_id: str, *, at: int, complete: bool, watermark: int | None, rebuild: bool = False
+        self,
+        run_id: str,
+        *,
+        at: int,
+        complete: bool,
+        watermark: int | None,
+        rebuild: bool = False,
+        may_wait: bool = False,
     ) -> SnapshotRecord:
-        """Publish a catalog of the ledger's state. Instants are microseconds.
+        """Publish the ledger's state as a new snapshot, or renew the last one if it has the same rows.
 
-        `rebuild`: build the catalog's tables from the parts, although they could be updated. Raises
-        `LakeCorruptedError` when a part is missing or has another size; then nothing has changed. Completes a purge
-        that was killed after its commit.
+        Instants are microseconds. `rebuild`: build the catalog's tables from the parts, although they could be
+        updated. `may_wait`: too much may have been written lately; then the last snapshot is returned, with the
+        watermark, and a later publish includes the rows. Raises `LakeCorruptedError` when a part is missing or has
+        another size; then nothing has changed. Completes a purge that was killed after its commit.
         """
         check_parts_exist(self.layout, self.ledger.parts())
-        record = self.ledger.begin_snapshot(run_id, at, complete=complete, watermark=watermark)
-        spec = self._catalog_spec(record)
-        sha256 = catalog.publish(self.layout, self.ledger, spec, form=self.catalog_form, rebuild=rebuild)
-        self.ledger.end_snapshot(record.snapshot, sha256)
+        last = self.ledger.last_snapshot()
+        if last is not None and may_wait and (until := self._find_postponement(at)) is not None:
+            record = self._renew(last, complete=complete, watermark=watermark, at=None)
+            self.ledger.set_properties(publish_postponed_until=until)
+            return record
+        if last is not None and not self.ledger.properties.has_unpublished_rows:
+            record = self._renew(last, complete=complete, watermark=watermark, at=at, rebuild=rebuild)
+        else:
+            record = self.ledger.begin_snapshot(run_id, at, complete=complete, watermark=watermark)
+            spec = self._catalog_spec(record)
+            sha256 = catalog.publish(self.layout, self.ledger, spec, form=self.options.form, rebuild=rebuild)
+            self.ledger.end_snapshot(record.snapshot, sha256)
         properties = self.ledger.properties
         if properties.published_root != str(self.reader_root):
             relocate.relocate_snapshots(self.layout, self.ledger, self.reader_root)
             self.ledger.set_properties(published_root=str(self.reader_root))
         if properties.purge_in_progress is not None:
             retention.finish_purge(self.layout, self.ledger, record.snapshot)
+        return record
+
+    @property
+    def next_snapshot(self) -> int:
+        """Number of the snapshot that the next publish writes: the last one, if that has all rows."""
+        last = self.ledger.last_snapshot()
+        if last is None or self.ledger.properties.has_unpublished_rows:
+            return self.ledger.next_snapshot()
+        return last.snapshot
+
+    def _find_postponement(self, at: int) -> int | None:
+        if self.needs_publish and not self.ledger.has_unpublished_commits():
+            return None  # the lake has moved
+        properties = self.ledger.properties
+        if properties.purge_in_progress is not None or not self.layout.catalog.is_file():
+            return None
+        size = self.layout.catalog.stat().st_size
+        has_new_rows = properties.has_unpublished_rows
+        return self.options.find_postponement(properties.catalog, size, at=at, has_new_rows=has_new_rows)
+
+    def _renew(
+        self, last: SnapshotRecord, *, complete: bool, watermark: int | None, at: int | None, rebuild: bool = False
+    ) -> SnapshotRecord:
+        """Give the last snapshot a later watermark; with `at`, write it and the catalog again.
+
+        While rows are unpublished, the snapshot itself stays as it is.
+        """
+        if self.ledger.properties.has_unpublished_rows:
+            return replace(last, watermark=watermark)
+        record = replace(last, complete=last.complete or complete, watermark=watermark)
+        self.ledger.renew_snapshot(record)
+        if at is not None:
+            self.ledger.set_snapshot_hash(record.snapshot, None)  # a check meanwhile must not report damage
+            spec = self._catalog_spec(replace(record, published_at=at))
+            sha256 = catalog.publish(self.layout, self.ledger, spec, form=self.options.form, rebuild=rebuild)
+            self.ledger.set_snapshot_hash(record.snapshot, sha256)
+        self.ledger.end_renewal(record.snapshot, at=at)
         return record
 
     @property
@@ -199,7 +254,7 @@ class Lake:
         if last is None or self.needs_publish:
             self.republish(at=at)
         else:
-            catalog.write_catalog(self.layout, self.ledger, self._catalog_spec(last), form=self.catalog_form)
+            catalog.write_catalog(self.layout, self.ledger, self._catalog_spec(last), form=self.options.form)
 
     def _catalog_spec(self, record: SnapshotRecord) -> CatalogSpec:
         superseded = self.ledger.parts_with_superseded_rows()

@@ -137,6 +137,8 @@ class Ledger(LedgerQueries):
         """Make a commit current."""
         with self.transaction() as db:
             set_properties(db, next_commit_seq=max(commit.commit_seq + 1, ledger_writes.next_commit_seq(db)))
+            if commit.parts:
+                set_properties(db, has_unpublished_rows=True)
             for part in commit.parts or ():
                 insert(db, "part", asdict(part))
             ledger_writes.upsert_file_versions(db, commit)
@@ -272,6 +274,31 @@ class Ledger(LedgerQueries):
         """Record that readers see the snapshot, and the hash of its file."""
         with self.transaction() as db:
             db.execute("UPDATE snapshot SET state = 'published', sha256 = ? WHERE snapshot = ?", (sha256, number))
+            set_properties(db, has_unpublished_rows=False, publish_postponed_until=None)
+
+    def renew_snapshot(self, record: SnapshotRecord) -> None:
+        """Record a later watermark, and completeness, of the newest snapshot. Its rows are still current."""
+        with self.transaction() as db:
+            db.execute(
+                "UPDATE snapshot SET complete = ?, watermark = ? WHERE snapshot = ?",
+                (record.complete, record.watermark, record.snapshot),
+            )
+
+    def end_renewal(self, number: int, *, at: int | None) -> None:
+        """Record that the newest snapshot has every commit so far.
+
+        `at`: its file was written again at that time, so it no longer names the parts that were replaced before.
+        """
+        with self.transaction() as db:
+            seq = ledger_writes.next_commit_seq(db) - 1
+            db.execute("UPDATE snapshot SET commit_seq = ? WHERE snapshot = ?", (seq, number))
+            if at is not None:
+                db.execute(
+                    "UPDATE retired_part SET last_snapshot = ?, retired_at = max(retired_at, ?)"
+                    " WHERE last_snapshot = ?",
+                    (number - 1, at, number),
+                )
+                set_properties(db, publish_postponed_until=None)
 
     def set_snapshot_hash(self, number: int, sha256: str | None) -> None:
         """Record the hash of a snapshot's file; None while the file changes."""

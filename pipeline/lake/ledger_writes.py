@@ -66,7 +66,7 @@ def require_publish(db: sqlite3.Connection, *, same_rows: bool = False) -> None:
     """
     set_properties(db, next_commit_seq=next_commit_seq(db) + 1)
     if not same_rows:
-        set_properties(db, delta_base=None)
+        set_properties(db, has_unpublished_rows=True, delta_base=None)
 
 
 def set_coverage(db: sqlite3.Connection, coverage: Sequence[tuple[int | None, int | None]]) -> None:

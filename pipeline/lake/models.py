@@ -199,7 +199,8 @@ class RollbackPause(TypedDict):
 class CatalogRecord(TypedDict):
     """The published catalog: its form and why, its file as inode, size and time of change (nanoseconds).
 
-    `sha256` is None for a catalog of tables, whose blocks have checksums; `written_at` is in microseconds.
+    `sha256` is None for a catalog of tables, whose blocks have checksums. `hour_bytes` were written to catalogs since
+    `hour_start`; instants are in microseconds.
     """
 
     form: Literal["tables", "views"]
@@ -207,6 +208,8 @@ class CatalogRecord(TypedDict):
     file: Sequence[int]
     sha256: str | None
     written_at: int
+    hour_start: int
+    hour_bytes: int
 
 
 class DeltaBase(TypedDict):
@@ -242,6 +245,8 @@ class LakeProperties:
     learned_limits: dict[str, Any] | None = None  # rate and concurrency, for the next run's rate limiter
     reader_root: str | None = None  # as set by the user; None: the lake's folder
     catalog: CatalogRecord | None = None
+    has_unpublished_rows: bool = True  # the newest snapshot lacks rows, or has rows that do not count any more
+    publish_postponed_until: int | None = None
     delta_base: DeltaBase | None = None  # None: the catalog must be built from the parts
     published_root: str | None = None  # reader root of the newest catalog
     purge_in_progress: tuple[int, ...] | None = None  # file ids; committed, but the old files may still exist
@@ -293,6 +298,8 @@ class PropertyChanges(TypedDict, total=False):
     learned_limits: dict[str, Any]
     reader_root: str | None
     catalog: CatalogRecord
+    has_unpublished_rows: bool
+    publish_postponed_until: int | None
     delta_base: DeltaBase | None
     published_root: str
     purge_in_progress: Sequence[int] | None

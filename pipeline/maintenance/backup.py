@@ -65,7 +65,7 @@ def backup(lake: Lake, folder: Path, *, copy: bool = False) -> BackupResult:
         try:
             _remove_partial_backup(target.root)
             parts, linked = _copy_parts_and_ledger(lake, target, copy=copy)
-            with Lake(target.root, doing="backup", is_backup=True, catalog_form=lake.catalog_form) as copied:
+            with Lake(target.root, doing="backup", is_backup=True, options=lake.options) as copied:
                 copied.set_reader_root(target.root)  # the original lake may have another reader root
                 # Retired parts are not copied.
                 copied.ledger.delete_retired([part.name for part in copied.ledger.retired_parts()])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from pipeline.errors import LakeLockedError, ScanlakeError, SettingsError
+from pipeline.lake.catalog_options import CatalogOptions
 from pipeline.lake.lake import Lake
 from pipeline.lake.request_log import JobState, OrderState, ReportJob
 from pipeline.reports.batches import make_batches
@@ -163,7 +164,7 @@ def publish_if_unlocked(settings: Settings, command: str) -> None:
             doing=command,
             reader_root=settings.reader_root,
             must_exist=True,
-            catalog_form=settings.catalog,
+            options=CatalogOptions.from_settings(settings),
         ) as lake:
             lake.republish_records(at=now_us())
     except LakeLockedError as error:

@@ -26,7 +26,7 @@ from pipeline.sync.lang_probe import find_texts_source
 from pipeline.sync.target import repair_watermark, target_by_clock, warn_of_clock
 from pipeline.sync.worker_thread import WorkerThread
 from schemas.requests import INCLUDES, FileQuery
-from schemas.timestamps import SECOND, new_run_id, now_us
+from schemas.timestamps import SECOND, format_instant, new_run_id, now_us
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -284,8 +284,11 @@ class RunSession:
     def publish(self, *, complete: bool) -> SnapshotRecord:
         """Publish a snapshot of what the ledger has."""
         watermark = self.watermark_us()
-        snapshot = self.lake.publish(self.run_id, at=now_us(), complete=complete, watermark=watermark)
+        snapshot = self.lake.publish(self.run_id, at=now_us(), complete=complete, watermark=watermark, may_wait=True)
         self._published = time.monotonic()
+        if (until := self.ledger.properties.publish_postponed_until) is not None:
+            _log.info("publish.postponed", until=format_instant(until), snapshot=snapshot.snapshot)
+            return snapshot
         _log.info("snapshot.published", snapshot=snapshot.snapshot, files=snapshot.files, complete=complete)
         return snapshot
 
@@ -325,7 +328,7 @@ class RunSession:
             requests_detail=counts.detail,
             retries=counts.retries,
             seconds=round(time.monotonic() - self._started, 3),
-            snapshot=self.ledger.next_snapshot(),
+            snapshot=self.lake.next_snapshot,
             error=error,
         )
         return self.record

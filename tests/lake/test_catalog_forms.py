@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Final, Literal
 
 import duckdb
 import pytest
 
-from pipeline.lake import catalog, catalog_tables
+from pipeline.lake import catalog, catalog_options, catalog_tables
 from pipeline.lake.catalog import is_rebuild_due
+from pipeline.lake.catalog_options import HOUR, CatalogForm, CatalogOptions
 from pipeline.lake.integrity import damaged_catalogs
 from pipeline.lake.lake import Lake
+from pipeline.lake.retention import expire_snapshots
 from pipeline.maintenance.compact import is_compaction_due, run_compaction
 from pipeline.settings import Settings
 from schemas.tables import TABLES
 from tests.lake.lake_builder import AT, commit
+from tests.lake.operations import told
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,8 +31,8 @@ if TYPE_CHECKING:
 _HOSTILE: Final = ("DELETE FROM files WHERE file_id = 1", "UPDATE files SET snap_count = 7 WHERE file_id = 2")
 
 
-def _open(root: Path, form: catalog.FormSetting = "tables") -> Lake:
-    return Lake(root, doing="test", catalog_form=form)
+def _open(root: Path, form: CatalogForm = "tables") -> Lake:
+    return Lake(root, doing="test", options=CatalogOptions(form))
 
 
 def _fill(lake: Lake, *, files: int = 40, stamp: int = 1) -> None:
@@ -191,3 +195,87 @@ def test_waste_is_removed(tmp_path: Path) -> None:
         run_compaction(lake, settings)
         assert not is_compaction_due(lake)
         assert (_base(lake)["replaced_rows"], _base(lake)["built_rows"]) == (0, 24_000)
+
+
+# How often a catalog is published
+
+
+def _snapshots(lake: Lake) -> list[str]:
+    return sorted(path.stem for path in lake.layout.root.glob("snapshots/*.duckdb"))
+
+
+def _freshness(lake: Lake) -> tuple[object, ...]:
+    with duckdb.connect(str(lake.layout.catalog), read_only=True) as db:
+        return db.execute("SELECT snapshot, complete, epoch_us(watermark) FROM meta.freshness").fetchall()[0]
+
+
+@pytest.mark.parametrize("form", ["tables", "views"])
+def test_a_later_watermark_makes_no_snapshot(tmp_path: Path, form: Literal["tables", "views"]) -> None:
+    """A publish without new rows renews the newest snapshot; so does one after a compaction. None is pushed out."""
+    with _open(tmp_path / "lake", form) as lake:
+        settings = Settings(lake=tmp_path / "lake", keep_snapshots=1, retention_hours=0)
+        _fill(lake)
+        lake.publish("run", at=AT, complete=False, watermark=None)
+        assert _freshness(lake) == (1, False, None)
+        _publish(lake, 5)
+        assert (_freshness(lake), _snapshots(lake)) == ((1, True, AT + 5), ["000001"])
+        commit(lake, {3: 0}, stamp=2)
+        _publish(lake, 6)
+        run_compaction(lake, settings, everything=True)
+        _publish(lake, 7)
+        assert (_freshness(lake), _snapshots(lake)) == ((2, True, AT + 7), ["000002"])
+        assert not list(damaged_catalogs(lake.layout, lake.ledger))
+        expire_snapshots(lake.layout, lake.ledger, keep=1, grace=0, now=time.time() + 1)
+        assert not lake.ledger.retired_parts(), "parts that no snapshot names"
+        assert _rows(lake.layout.catalog) == _rows(lake.layout.snapshot_path(2))
+
+
+def test_a_killed_renewal_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A publish that ends between a snapshot's renewal and its record leaves a whole lake, and the next one ends it."""
+    with _open(tmp_path / "lake") as lake:
+        _fill(lake)
+        _publish(lake)
+        with monkeypatch.context() as patch:
+            patch.setattr(catalog, "write_catalog", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                _publish(lake, 9)
+        assert _freshness(lake) == (1, True, AT + 1)
+        assert not list(damaged_catalogs(lake.layout, lake.ledger))
+        _publish(lake, 9)
+        assert _freshness(lake) == (1, True, AT + 9)
+
+
+def test_a_large_catalog_is_not_copied_for_a_watermark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without new rows a large catalog waits for `publish_every_seconds`; the ledger and `status` are exact at once."""
+    monkeypatch.setattr(catalog_options, "_SMALL_BYTES", 0)
+    with _open(tmp_path / "lake") as lake:
+        _fill(lake)
+        _publish(lake)
+        record = lake.publish("run", at=AT + 599_000_000, complete=True, watermark=AT + 5, may_wait=True)
+        assert (record.snapshot, record.watermark, _freshness(lake)[2]) == (1, AT + 5, AT + 1)
+        assert not lake.needs_publish
+        assert lake.ledger.properties.publish_postponed_until == AT + 1 + 600_000_000
+        assert "lacks the newest records" in told(lake.layout.root, "status")
+        commit(lake, {3: 0}, stamp=2)
+        lake.publish("run", at=AT + 599_000_000, complete=True, watermark=AT + 6, may_wait=True)
+        assert _freshness(lake) == (2, True, AT + 6), "new rows do not wait"
+        lake.publish("run", at=AT + 1_200_000_000, complete=True, watermark=AT + 7, may_wait=True)
+        assert _freshness(lake) == (2, True, AT + 7)
+        assert lake.ledger.properties.publish_postponed_until is None
+
+
+def test_publishing_has_a_budget(tmp_path: Path) -> None:
+    """Beyond the bytes of an hour new rows wait, and nothing is lost: status says so, `publish` does not wait."""
+    with Lake(tmp_path / "lake", doing="test", options=CatalogOptions("tables", bytes_per_hour=1)) as lake:
+        _fill(lake)
+        _publish(lake)
+        commit(lake, {3: 0}, stamp=2)
+        record = lake.publish("run", at=AT + 9, complete=True, watermark=AT + 5, may_wait=True)
+        assert (record.snapshot, record.watermark, _freshness(lake)) == (1, AT + 5, (1, True, AT + 1))
+        assert lake.needs_publish
+        assert "lacks the newest rows" in told(lake.layout.root, "status")
+        lake.republish(at=AT + 10)
+        assert _freshness(lake)[0] == 2
+        commit(lake, {4: 0}, stamp=3)
+        lake.publish("run", at=AT + HOUR + 9, complete=True, watermark=AT + 6, may_wait=True)
+        assert _freshness(lake) == (3, True, AT + 6), "the next hour has a budget of its own"

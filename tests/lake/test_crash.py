@@ -15,6 +15,7 @@ import pytest
 
 from pipeline.emulator import Emulator
 from pipeline.errors import ExitCode, StorageError
+from pipeline.lake.catalog_options import CatalogOptions
 from pipeline.lake.integrity import unknown_files
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
@@ -224,7 +225,7 @@ async def test_too_few_files_may_be_open(tmp_path: Path) -> None:
             await synced(emulator, lake)
             assert shown(lake, before) == [True]
         assert ExitCode.STORAGE in ends
-        with Lake(lake, doing="test", catalog_form="views") as held:
+        with Lake(lake, doing="test", options=CatalogOptions("views")) as held:
             for number in range(120):
                 commit(held, {number % 60: 0})
             held.publish("", at=AT, complete=True, watermark=None)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pipeline.lake import duckdb as worker
+from pipeline.lake.catalog_options import CatalogOptions
 from pipeline.lake.compaction import compact as fold
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import RunRecord
@@ -51,7 +52,7 @@ class LakeOfRows(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="rows-"))
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(worker, "_SORT_CHUNK_BYTES", 4_000)  # sorts a few files at a time
-        self.lake = Lake(self.folder / "lake", doing="test", catalog_form=form)
+        self.lake = Lake(self.folder / "lake", doing="test", options=CatalogOptions(form))
         self.lake.__enter__()
         self.settings = Settings(lake=self.folder / "lake", keep_snapshots=4, retention_hours=0)
         self.truth = Truth()

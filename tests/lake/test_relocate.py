@@ -14,6 +14,7 @@ import duckdb
 import pytest
 
 from pipeline.errors import SettingsError
+from pipeline.lake.catalog_options import CatalogOptions
 from pipeline.lake.lake import Lake
 from pipeline.maintenance.compact import run_compaction as compact
 from pipeline.settings import Settings
@@ -172,7 +173,7 @@ def test_a_reader_root_is_remembered(lake: Path) -> None:
 def test_a_reader_root_out_of_sight(lake: Path) -> None:
     """A reader_root that this machine does not see is believed: the lake goes on, and `query` finds the parts here."""
     assert "not reachable from this machine" in told(lake, "publish", "--reader-root", "/mnt/elsewhere/lake")
-    with Lake(lake, doing="test", catalog_form="views") as held:
+    with Lake(lake, doing="test", options=CatalogOptions("views")) as held:
         commit(held, {1: 1}, gone=[2])
         held.publish("", at=AT, complete=True, watermark=None)
     assert told(lake, "query", COUNT, "--format", "csv").split() == ['"n"', "1"]
