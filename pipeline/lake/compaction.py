@@ -1,8 +1,8 @@
 """Compaction: the parts of many commits become few, without the rows of superseded versions.
 
-The parts of one commit, over all tables, are a part group. A group without superseded rows costs a reader next to
-nothing, so a first sync compacts nothing; compaction removes what readers would have to filter. It runs in its own
-process, under a memory limit, while readers use the former parts.
+The parts of one commit, over all tables, are a part group. After a sync a lake has at most 16 of them, so that every
+engine that reads the parts opens few files and filters few rows. Compaction runs in its own process, under a memory
+limit, while readers use the former parts.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from pipeline.lake.models import Part
     from schemas.tables import Table
 
-MAX_DIRTY_GROUPS: Final = 20
-MAX_GROUPS: Final = 200
+MAX_GROUPS: Final = 16
 MAX_SUPERSEDED_RATIO: Final = 0.05
 SMALL_RAW_PART_BYTES: Final = 32 * 1024 * 1024  # larger parts of documents are not merged
+_MIN_MERGED_RAW_PARTS: Final = 20
 _MERGED_RAW_PART_BYTES: Final = 128 * 1024 * 1024
 _MAX_EXPIRED_RATIO: Final = 0.2  # of a raw part's documents; a part with more expired ones is rewritten
 _RAW_BATCH_ROWS: Final = 1_000
@@ -80,13 +80,13 @@ def select_for_compaction(groups: Sequence[PartGroup], *, full: bool = False) ->
         return groups if len(groups) > 1 or any(group.superseded for group in groups) else ()
     if sum(group.superseded for group in groups) > MAX_SUPERSEDED_RATIO * sum(group.files for group in groups):
         return groups
-    if sum(bool(group.superseded) for group in groups) < MAX_DIRTY_GROUPS and len(groups) < MAX_GROUPS:
+    if len(groups) <= MAX_GROUPS:
         return ()
     files = 0
     for index in range(len(groups) - 1, -1, -1):
         younger = groups[index + 1 :]
-        if younger and groups[index].files > 2 * files:
-            return younger if len(younger) > 1 else ()
+        if len(younger) > 1 and groups[index].files > 2 * files:
+            return younger
         files += groups[index].files
     return groups
 
@@ -171,7 +171,7 @@ def _merge_small_raw_parts(
         if part.table_name == RAW_TABLE and part.bytes < SMALL_RAW_PART_BYTES and size < _MERGED_RAW_PART_BYTES:
             small.append(part)
             size += part.bytes
-    if len(small) < MAX_DIRTY_GROUPS:
+    if len(small) < _MIN_MERGED_RAW_PARTS:
         return [], []
     return small, _rewrite_raw_parts(layout, small, expired, f"{name_suffix}-0000")
 
