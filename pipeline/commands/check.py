@@ -9,7 +9,7 @@ from pipeline.commands._open_lake import open_lake
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import format_bytes, pluralize
-from pipeline.lake.lake_folder import require_lake
+from pipeline.lake.folder_checks import require_lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.maintenance.repair import CheckResult, check_and_repair, check_only
 

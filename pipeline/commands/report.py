@@ -12,7 +12,8 @@ from pipeline.client.factory import create_client
 from pipeline.context import CommandContext, setting_option
 from pipeline.errors import ExitCode, SettingsError, refuse_unreadable
 from pipeline.formatting import format_bytes, pluralize
-from pipeline.lake.lake_folder import require_lake, require_outside_lakes
+from pipeline.lake.folder_checks import require_lake
+from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import open_catalog, open_ledger_readonly, run_interruptibly
 from pipeline.lake.request_log import open_request_log

@@ -20,7 +20,7 @@ from pipeline.context import CommandContext, setting_option
 from pipeline.csv_rows import format_csv_row
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError, refuse_unreadable
 from pipeline.formatting import escape_controls, pluralize
-from pipeline.lake.lake_folder import require_lake
+from pipeline.lake.folder_checks import require_lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import open_catalog, run_interruptibly
 from pipeline.lake.request_log import ShareState, open_request_log

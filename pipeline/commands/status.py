@@ -77,7 +77,7 @@ def _read_ledger(settings: Settings, limit: int) -> tuple[LakeProperties, list[R
         with open_ledger_readonly(layout) as ledger:
             return ledger.properties, ledger.recent_runs(limit)
     except ScanlakeError:
-        return None  # `scanlake doctor` says why
+        return None  # `scanlake doctor` shows why
 
 
 def _update_freshness(freshness: dict[str, Any], properties: LakeProperties) -> None:

@@ -23,6 +23,9 @@ def run(
     accept_deletions: Annotated[
         bool, typer.Option("--accept-deletions", help="Accept that more than 5 % of the files were deleted.")
     ] = False,
+    accept_new_base_url: Annotated[
+        bool, typer.Option("--accept-new-base-url", help="Compare with the service under its new base URL.")
+    ] = False,
     deep: Annotated[
         float,
         typer.Option(min=0, max=1, help="Share of the files whose details are fetched and compared; 1: all files."),
@@ -37,7 +40,12 @@ def run(
     settings = context.settings()
     require_base_url(settings)
     token = context.token(settings)
-    mode = VerifyMode(check_only=dry_run, accept_deletions=accept_deletions, deep=deep)
+    mode = VerifyMode(
+        check_only=dry_run,
+        accept_deletions=accept_deletions,
+        accept_new_base_url=accept_new_base_url,
+        deep=deep,
+    )
     with open_lake(context, settings, "verify", must_exist=False) as lake:
         result = run_async(verify(lake, settings, token, mode, context.progress()))
     context.print_result(result.as_json(), format_verification(result))

@@ -17,8 +17,9 @@ from pipeline.doctor.finding import Finding, from_error, ok, problem, warning
 from pipeline.errors import ExitCode, LakeCorruptedError, ScanlakeError, SettingsError
 from pipeline.formatting import format_bytes, pluralize
 from pipeline.lake.duckdb_errors import short_message
+from pipeline.lake.folder_checks import require_lake, require_lake_or_empty
 from pipeline.lake.integrity import missing_or_resized_parts
-from pipeline.lake.lake_folder import FolderKind, require_lake, require_lake_or_empty
+from pipeline.lake.lake_folder import FolderKind
 from pipeline.lake.layout import LakeLayout, describe_lock_owner, is_lake_locked
 from pipeline.lake.parts import sha256_file
 from pipeline.lake.reader import LedgerOutdatedError, fetch_dicts, open_catalog, open_ledger_readonly

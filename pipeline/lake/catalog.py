@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Final, Literal
 import duckdb
 import structlog
 
-from pipeline.atomic_files import clone_file
+from pipeline.atomic_files import DATABASE_LOG_SUFFIXES, clone_file
 from pipeline.formatting import format_bytes
 from pipeline.lake.catalog_options import HOUR
 from pipeline.lake.catalog_tables import OutdatedCatalogError, build_tables, describe_format, update_tables
 from pipeline.lake.catalog_views import build_views
+from pipeline.lake.duckdb import LARGE_MEMORY_LIMIT
 from pipeline.lake.duckdb_errors import first_line, translate_duckdb_errors, write_error
 from pipeline.lake.layout import translate_os_errors, write_read_only
 from pipeline.lake.models import CatalogRecord
@@ -35,9 +36,9 @@ MAX_TABLES_BYTES: Final = 4 * 1024**3
 """Bytes of parts up to which `auto` chooses tables. Every publish copies the catalog, which is about as large."""
 _BACK_TO_TABLES_RATIO: Final = 0.8  # of the limit: a lake at the limit must not change its form with every publish
 _MAX_REPLACED_RATIO: Final = 0.2  # rows that updates have deleted or inserted, to all rows
-_MAX_GROWTH: Final = 1.4  # of the catalog's bytes
+_MAX_GROWTH: Final = 1.3  # of the bytes of the catalog
 _MIN_ROWS: Final = 10_000  # a catalog of fewer rows is never worth a rebuild
-_MIN_BYTES: Final = 16 * 1024**2
+_MIN_BYTES: Final = 1024**2
 _WRITABLE: Final = 0o600
 _log = structlog.get_logger()
 
@@ -147,10 +148,20 @@ def _write_tables(temp: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogS
                 if isinstance(error, duckdb.Error) and write_error(str(layout.catalog), error):
                     raise  # no space for the copy: there is none for a new one
                 _log.warning("catalog.update_failed", error=first_line(error), action="written again")
-                temp.unlink(missing_ok=True)
-        return build_tables(temp, layout, ledger, spec)
+                _remove_database(temp)
+        try:
+            return build_tables(temp, layout, ledger, spec)
+        except duckdb.OutOfMemoryException as error:
+            _log.warning("catalog.memory_short", error=first_line(error), action=f"retried with {LARGE_MEMORY_LIMIT}")
+            _remove_database(temp)
+            return build_tables(temp, layout, ledger, spec, memory_limit=LARGE_MEMORY_LIMIT)
     finally:
         shutil.rmtree(layout.spill_dir, ignore_errors=True)
+
+
+def _remove_database(path: Path) -> None:
+    for suffix in ("", *DATABASE_LOG_SUFFIXES):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
 def _find_base(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) -> DeltaBase | None:

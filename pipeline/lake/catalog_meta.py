@@ -47,22 +47,30 @@ _DICTIONARY_COLUMNS: Final = (
 )
 
 
-def write_superseded_versions(db: duckdb.DuckDBPyConnection, ledger: Ledger) -> None:
-    """Write the table of the versions whose rows do not count; the queries of the tables read it."""
+def write_superseded_versions(db: duckdb.DuckDBPyConnection, ledger: Ledger, *, exists: bool) -> None:
+    """Write the table of the versions whose rows do not count; the queries of the tables read it.
+
+    `exists`: the catalog, which is updated, has the table.
+    """
     comment = "Superseded versions of files. Their rows do not count, in any table."
-    _write_table(db, SUPERSEDED_VERSIONS, comment, _SUPERSEDED_COLUMNS, ledger.superseded_columns())
+    _write_table(db, SUPERSEDED_VERSIONS, comment, _SUPERSEDED_COLUMNS, ledger.superseded_columns(), exists=exists)
 
 
-def write_meta(db: duckdb.DuckDBPyConnection, ledger: Ledger, spec: CatalogSpec, views: Collection[str]) -> None:
-    """Write the tables of schema `meta`, the list of the parts, and the copy of the ledger's small tables."""
+def write_meta(
+    db: duckdb.DuckDBPyConnection, ledger: Ledger, spec: CatalogSpec, views: Collection[str], *, exists: bool
+) -> None:
+    """Write the tables of schema `meta`, the list of the parts, and the copy of the ledger's small tables.
+
+    `exists`: the catalog, which is updated, has the tables.
+    """
     part_columns = [[getattr(part, name) for part in spec.parts] for name, _, _ in _PART_COLUMNS]
     comment = "Parquet files of this snapshot, with their hashes."
-    _write_table(db, "main._parts", comment, _PART_COLUMNS, part_columns)
+    _write_table(db, "main._parts", comment, _PART_COLUMNS, part_columns, exists=exists)
     for meta_table in META_TABLES:
-        _write_meta_table(db, meta_table, ledger)
-    _write_freshness(db, spec, ledger)
-    _write_dictionary(db, views)
-    embed_ledger(db, ledger)
+        _write_meta_table(db, meta_table, ledger, exists=exists)
+    _write_freshness(db, spec, ledger, exists=exists)
+    _write_dictionary(db, views, exists=exists)
+    embed_ledger(db, ledger, exists=exists)
 
 
 def _write_table(
@@ -71,22 +79,25 @@ def _write_table(
     comment: str,
     columns: Sequence[MetaColumn],
     values: Iterable[Sequence[Any]],
+    *,
+    exists: bool,
 ) -> None:
-    """Fill a table, which is created with its comments if need be; `values` has one sequence per column."""
+    """Fill a table; `values` has one sequence per column."""
     types = [ARROW_TYPES[sql_type] for _, sql_type, _ in columns]
     arrays = [pa.array(cells, arrow_type) for cells, arrow_type in zip(values, types, strict=True)]
-    fill_table(db, name, comment, _comments(columns), pa.table(arrays, names=[column for column, _, _ in columns]))
+    rows = pa.table(arrays, names=[column for column, _, _ in columns])
+    fill_table(db, name, comment, _comments(columns), rows, exists=exists)
 
 
 def _comments(columns: Iterable[MetaColumn]) -> list[tuple[str, str]]:
     return [(name, comment) for name, _, comment in columns]
 
 
-def _write_meta_table(db: duckdb.DuckDBPyConnection, table: MetaTable, ledger: Ledger) -> None:
+def _write_meta_table(db: duckdb.DuckDBPyConnection, table: MetaTable, ledger: Ledger, *, exists: bool) -> None:
     rows = ledger.query(table.ledger_query)
     types = [sql_type for _, sql_type, _ in table.columns]
     values = [[_to_arrow_value(row[index], sql_type) for row in rows] for index, sql_type in enumerate(types)]
-    _write_table(db, f"meta.{table.name}", table.comment, table.columns, values)
+    _write_table(db, f"meta.{table.name}", table.comment, table.columns, values, exists=exists)
 
 
 def _to_arrow_value(value: Any, sql_type: str) -> Any:
@@ -95,7 +106,7 @@ def _to_arrow_value(value: Any, sql_type: str) -> Any:
     return bool(value) if sql_type == "BOOLEAN" and value is not None else value
 
 
-def _write_freshness(db: duckdb.DuckDBPyConnection, spec: CatalogSpec, ledger: Ledger) -> None:
+def _write_freshness(db: duckdb.DuckDBPyConnection, spec: CatalogSpec, ledger: Ledger, *, exists: bool) -> None:
     run, properties = ledger.last_run(), ledger.properties
     row: dict[str, Any] = {
         **asdict(spec.snapshot),
@@ -111,15 +122,17 @@ def _write_freshness(db: duckdb.DuckDBPyConnection, spec: CatalogSpec, ledger: L
     }
     stored = [column for column in FRESHNESS_COLUMNS if column[0] in row]
     values = [[row[name]] for name, _, _ in stored]
-    _write_table(db, "meta._freshness", "One row: the source of meta.freshness.", stored, values)
+    _write_table(db, "meta._freshness", "One row: the source of meta.freshness.", stored, values, exists=exists)
+    if exists:
+        return
     age = "epoch(now()) - epoch(watermark) AS age_seconds"
     columns = ", ".join(age if name == "age_seconds" else name for name, _, _ in FRESHNESS_COLUMNS)
-    db.execute(f"CREATE OR REPLACE VIEW meta.freshness AS SELECT {columns} FROM meta._freshness")
+    db.execute(f"CREATE VIEW meta.freshness AS SELECT {columns} FROM meta._freshness")
     comment = "One row: how current this snapshot is."
     db.execute(sql_comment("VIEW", "meta.freshness", comment, _comments(FRESHNESS_COLUMNS)))
 
 
-def _write_dictionary(db: duckdb.DuckDBPyConnection, views: Collection[str]) -> None:
+def _write_dictionary(db: duckdb.DuckDBPyConnection, views: Collection[str], *, exists: bool) -> None:
     declared = {(table.name, column.name): (column, table) for table in TABLES for column in table.columns}
     columns = db.execute(
         "SELECT table_name, column_name, data_type, comment FROM duckdb_columns() WHERE database_name = 'lake'"
@@ -133,4 +146,4 @@ def _write_dictionary(db: duckdb.DuckDBPyConnection, views: Collection[str]) -> 
             arrow_type, is_key, nullable = column.arrow, column.name in table.key, column.nullable
         rows.append((name, column_name, str(arrow_type), comment, is_key, nullable, name in views))
     comment = "One row per column of the tables and views in main."
-    _write_table(db, "meta.data_dictionary", comment, _DICTIONARY_COLUMNS, zip(*rows, strict=True))
+    _write_table(db, "meta.data_dictionary", comment, _DICTIONARY_COLUMNS, zip(*rows, strict=True), exists=exists)

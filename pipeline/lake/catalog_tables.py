@@ -6,10 +6,10 @@ result is a new file, so a reader keeps the catalog that it has open.
 
 from __future__ import annotations
 
-import json
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
+from pipeline import __version__
 from pipeline.lake.catalog_meta import write_meta, write_superseded_versions
 from pipeline.lake.catalog_sql import (
     bind_to_schema,
@@ -20,7 +20,8 @@ from pipeline.lake.catalog_sql import (
     select_new_rows_sql,
     select_rows_sql,
 )
-from pipeline.lake.duckdb import LARGE_BLOCKS, SMALL_BLOCKS, create_database, update_database
+from pipeline.lake.duckdb import LARGE_BLOCKS, MEMORY_LIMIT, SMALL_BLOCKS, create_database, update_database
+from pipeline.lake.meta_tables import META_TABLES
 from pipeline.lake.models import DeltaBase
 from pipeline.lake.sql import sql_comment
 from pipeline.lake.views import write_views
@@ -52,14 +53,16 @@ class OutdatedCatalogError(Exception):
 def describe_format(spec: CatalogSpec) -> str:
     """Return a hash of the tables' columns. A catalog of another format is not updated, but built again."""
     shapes = {table.qualified_name: [column.definition for column in list_columns(spec, table)] for table in TABLES}
-    return blake2b(json.dumps([_FORMAT, shapes]).encode(), digest_size=8).hexdigest()
+    return blake2b(repr([_FORMAT, __version__, shapes, META_TABLES]).encode(), digest_size=8).hexdigest()
 
 
-def build_tables(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) -> DeltaBase:
+def build_tables(
+    path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, memory_limit: str = MEMORY_LIMIT
+) -> DeltaBase:
     """Write a catalog of tables to the new file `path`, from the parts."""
     block_size = SMALL_BLOCKS if spec.part_bytes < _MAX_SMALL_BYTES else LARGE_BLOCKS
-    with create_database(path, block_size=block_size, spill=layout.spill_dir) as db:
-        write_superseded_versions(db, ledger)
+    with create_database(path, spill=layout.spill_dir, block_size=block_size, memory_limit=memory_limit) as db:
+        write_superseded_versions(db, ledger, exists=False)
         create_empty_tables(db, spec)
         rows = sum(_insert(db, table, select_rows_sql(layout, spec, table, layout.root)) for table in _sort_tables())
         for table in TABLES:
@@ -81,7 +84,7 @@ def update_tables(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogS
     since_seq = base["commit_seq"]
     keeps_row_groups = path.stat().st_size > _MAX_MERGED_BYTES
     with update_database(path, spill=layout.spill_dir, keeps_row_groups=keeps_row_groups) as db:
-        write_superseded_versions(db, ledger)
+        write_superseded_versions(db, ledger, exists=True)
         changed = select_changed_files_sql(layout, spec, since_seq=since_seq)
         db.execute(f"CREATE TEMP TABLE changed_file AS {changed}")
         rows = sum(_replace_rows(db, layout, spec, table, since_seq=since_seq) for table in _sort_tables())
@@ -127,5 +130,5 @@ def _write_views_and_meta(
 ) -> dict[str, str]:
     bind_to_schema(db, RAW)  # the parts may be at a path that only readers see
     views = write_views(db, layout, ledger, select_documents_sql(spec), former)
-    write_meta(db, ledger, spec, views)
+    write_meta(db, ledger, spec, views, exists=bool(former))
     return views

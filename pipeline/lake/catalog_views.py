@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def build_views(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) -> None:
     """Write a catalog of views to the new file `path`."""
     with create_database(path) as db:
-        write_superseded_versions(db, ledger)
+        write_superseded_versions(db, ledger, exists=False)
         # DuckDB binds a view when it is created: the computed views are bound to empty tables, which go then.
         create_empty_tables(db, spec)
         bind_to_schema(db, RAW)
@@ -43,4 +43,4 @@ def build_views(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpe
             db.execute(f"CREATE VIEW {name} AS {select_rows_sql(layout, spec, table, spec.reader_root)}")
             comments = [(column.name, column.comment) for column in list_columns(spec, table)]
             db.execute(sql_comment("VIEW", name, table.comment, comments))
-        write_meta(db, ledger, spec, views)
+        write_meta(db, ledger, spec, views, exists=False)

@@ -27,6 +27,8 @@ SMALL_BLOCKS: Final = 16 * 1024
 LARGE_BLOCKS: Final = 256 * 1024
 """Sizes of the blocks of a database file. Scans of many rows are faster with large ones."""
 MEMORY_LIMIT: Final = "250MB"  # of DuckDB; the process as a whole stays under 600 MB
+LARGE_MEMORY_LIMIT: Final = "1GB"
+"""For work that failed with `MEMORY_LIMIT`: parts of very wide rows need it."""
 _NO_CHECKPOINT: Final = "1TB"  # size of the log that starts a checkpoint
 _SORT_CHUNK_BYTES: Final = 96 * 1024 * 1024
 
@@ -44,13 +46,13 @@ def open_worker_connection(spill: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
 @contextmanager
 def create_database(
-    path: Path, *, block_size: int = SMALL_BLOCKS, spill: Path | None = None
+    path: Path, *, block_size: int = SMALL_BLOCKS, spill: Path | None = None, memory_limit: str = MEMORY_LIMIT
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """Create a database at `path`, and yield a connection to it in a transaction. Sorts may spill below `spill`.
 
     Every table takes at least a block, so small blocks (in bytes) make a small database.
     """
-    with _attach_database(path, spill, f", BLOCK_SIZE {block_size}") as db:
+    with _attach_database(path, spill, f", BLOCK_SIZE {block_size}", memory_limit) as db:
         db.execute("BEGIN")
         db.execute(f"CREATE MACRO main.utc_now() AS ({UTC_NOW_SQL})")
         yield db
@@ -77,9 +79,11 @@ def update_database(path: Path, *, spill: Path, keeps_row_groups: bool) -> Itera
 
 
 @contextmanager
-def _attach_database(path: Path, spill: Path | None, options: str = "") -> Iterator[duckdb.DuckDBPyConnection]:
+def _attach_database(
+    path: Path, spill: Path | None, options: str = "", memory_limit: str = MEMORY_LIMIT
+) -> Iterator[duckdb.DuckDBPyConnection]:
     with duckdb.connect(":memory:") as db:
-        _limit_resources(db, spill)
+        _limit_resources(db, spill, memory_limit)
         db.execute(f"ATTACH {sql_literal(str(path))} AS lake (STORAGE_VERSION '{STORAGE_VERSION}'{options})")
         db.execute("USE lake")
         yield db
@@ -87,24 +91,26 @@ def _attach_database(path: Path, spill: Path | None, options: str = "") -> Itera
         db.execute("DETACH lake")  # writes the log into the file
 
 
-def _limit_resources(db: duckdb.DuckDBPyConnection, spill: Path | None) -> None:
+def _limit_resources(db: duckdb.DuckDBPyConnection, spill: Path | None, memory_limit: str = MEMORY_LIMIT) -> None:
     db.execute("SET threads = 1")
     db.execute("SET enable_progress_bar = false")  # DuckDB prints it to standard output, where --json goes
     if spill is not None:
-        db.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
+        db.execute(f"SET memory_limit = '{memory_limit}'")
         db.execute(f"SET temp_directory = {sql_literal(str(spill))}")
 
 
 def fill_table(
-    db: duckdb.DuckDBPyConnection, name: str, comment: str, columns: Iterable[tuple[str, str]], rows: pa.Table
+    db: duckdb.DuckDBPyConnection,
+    name: str,
+    comment: str,
+    columns: Iterable[tuple[str, str]],
+    rows: pa.Table,
+    *,
+    exists: bool,
 ) -> None:
-    """Replace the rows of a table. It is created if need be, with its comment and those of its columns."""
+    """Replace the rows of a table that exists, or create it with its comment and those of its columns."""
     db.register("incoming", rows)
-    schema, _, table = name.partition(".")
-    tables = (
-        "SELECT 1 FROM duckdb_tables() WHERE database_name = current_database() AND schema_name = ? AND table_name = ?"
-    )
-    if db.execute(tables, [schema, table]).fetchall():
+    if exists:
         db.execute(f"DELETE FROM {name}")
         db.execute(f"INSERT INTO {name} FROM incoming")
     else:

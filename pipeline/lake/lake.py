@@ -14,6 +14,7 @@ from pipeline.errors import SettingsError
 from pipeline.lake import catalog, lookups, parts, rebuild, relocate, retention
 from pipeline.lake.catalog_options import CatalogOptions
 from pipeline.lake.catalog_sql import CatalogSpec
+from pipeline.lake.folder_checks import require_lake_or_empty
 from pipeline.lake.integrity import (
     IntegrityIssue,
     check_parts_exist,
@@ -21,7 +22,7 @@ from pipeline.lake.integrity import (
     find_wrong_kinds,
     move_wrong_kinds,
 )
-from pipeline.lake.lake_folder import FolderKind, require_lake_or_empty
+from pipeline.lake.lake_folder import FolderKind
 from pipeline.lake.layout import LakeLayout, lock_lake, translate_os_errors
 from pipeline.lake.ledger import Ledger, integrity_problem
 from pipeline.lake.migrations import LedgerIdentity, check_file_not_newer, describe_ledger, identify_ledger

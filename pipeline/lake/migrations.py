@@ -28,7 +28,9 @@ APPLICATION_ID: Final = int.from_bytes(b"SCLK")
 SCHEMA_VERSION: Final = 1
 _TABLES_WITHOUT_ID: Final = {"lake_property", "file_version", "superseded_version", "read_window"}
 _SCHEMA: Final = resources.files(__package__).joinpath("ledger.sql").read_text("utf-8")
-_MAX_RETRIES: Final = 2
+_HEADER_BYTES: Final = 100
+_MAGIC: Final = b"SQLite format 3\0"
+_MAX_RETRIES: Final = 10
 _RETRY_SECONDS: Final = 0.01
 _log = structlog.get_logger()
 
@@ -54,6 +56,10 @@ def identify_ledger(path: Path) -> LedgerIdentity:
             return LedgerIdentity.UNREADABLE
         if not os.access(path, os.R_OK):
             raise StorageError(f"{path}: Permission denied.")
+        with path.open("rb") as file:
+            header = file.read(_HEADER_BYTES)
+    if header and not (len(header) == _HEADER_BYTES and header.startswith(_MAGIC)):
+        return LedgerIdentity.UNREADABLE  # SQLite takes a file of a few bytes for an empty database
     for _ in range(_MAX_RETRIES):
         with suppress(sqlite3.Error, UnicodeDecodeError, FileNotFoundError):
             return _identify_database(path)

@@ -149,7 +149,9 @@ def _encode_tables(chunks: Iterable[pa.Table], schema: pa.Schema, options: Mappi
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, schema, **options) as writer:
         for rows in chunks:
-            writer.write_table(rows, row_group_size=ROW_GROUP_ROWS)
+            # A reader has the pages of a row group in memory, several times over.
+            wide = rows.num_rows * ROW_GROUP_BYTES // max(rows.nbytes, 1)
+            writer.write_table(rows, row_group_size=max(1, min(ROW_GROUP_ROWS, wide)))
     return memoryview(sink.getvalue()).cast("B")  # Arrow's buffer has signed bytes, which equal no `bytes`
 
 

@@ -19,7 +19,8 @@ from pipeline.lake.duckdb_errors import (
     is_not_a_database,
     short_message,
 )
-from pipeline.lake.lake_folder import FRESHNESS_VIEW, FolderKind, classify_folder, foreign_catalog_error
+from pipeline.lake.folder_checks import FRESHNESS_VIEW, foreign_catalog_error
+from pipeline.lake.lake_folder import FolderKind, classify_folder
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger_queries import LedgerQueries
 from pipeline.lake.migrations import check_not_newer, readonly_uri

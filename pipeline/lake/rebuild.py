@@ -48,7 +48,7 @@ _BATCH_ROWS: Final = 1_000
 _log = structlog.get_logger()
 
 
-def embed_ledger(db: duckdb.DuckDBPyConnection, ledger: Ledger) -> None:
+def embed_ledger(db: duckdb.DuckDBPyConnection, ledger: Ledger, *, exists: bool) -> None:
     """Copy the ledger's small tables into a catalog, as rows of one table: a DuckDB table takes a block."""
     rows = [(name, json.dumps(row, default=_hex)) for name, row in ledger.rows_to_embed()]
     rows += [(_UNSTABLE_FILES, str(file_id)) for file_id in ledger.unstable_files()]
@@ -56,7 +56,7 @@ def embed_ledger(db: duckdb.DuckDBPyConnection, ledger: Ledger) -> None:
     table = pa.table({"table_name": pa.array(names, pa.string()), "row_json": pa.array(texts, pa.string())})
     comment = "Small tables of the ledger: a lost ledger is rebuilt from them."
     comments = (("table_name", "Table of the ledger."), ("row_json", "One row of it, as JSON."))
-    fill_table(db, "main._ledger", comment, comments, table)
+    fill_table(db, "main._ledger", comment, comments, table, exists=exists)
 
 
 def _hex(value: bytes) -> dict[str, str]:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from pipeline.client.factory import create_client
 from pipeline.crawl.windows import ALL_TIME, Window, split_by_timestamps, uncovered_windows
 from pipeline.formatting import pluralize
-from pipeline.lake.lake_folder import FolderKind, require_lake, require_lake_or_empty
+from pipeline.lake.folder_checks import require_lake, require_lake_or_empty
+from pipeline.lake.lake_folder import FolderKind
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.sync.crawl_runner import crawl_options
@@ -32,9 +33,11 @@ if TYPE_CHECKING:
 
 _MAX_PAGES: Final = 20  # of the list without includes
 _SAMPLE_PAGES: Final = 4  # of the list with includes
-_EMPTY_CATALOG_BYTES: Final = 1_310_720
-_NEW_CATALOG_BYTES: Final = 2_371_584
-_CATALOG_GROWTH_BYTES: Final = 262_144
+_EMPTY_SNAPSHOT_BYTES: Final = 208_896
+_SNAPSHOT_BYTES: Final = 380_000
+_EMPTY_TABLES_BYTES: Final = 270_000  # of a catalog of tables
+_TABLES_PER_PART_BYTE: Final = 0.85  # bytes of a catalog of tables per byte of the parts, documents included
+_UPDATE_BYTES: Final = 600_000  # of the blocks that an update of the catalog rewrites
 _EMPTY_LEDGER_BYTES: Final = 160_000
 _LEDGER_BYTES_PER_FILE: Final = 172
 _FILES_PER_VERIFY_CALL: Final = 225
@@ -108,7 +111,6 @@ class LakeSummary:
     refetches: int = 0
     files: int = 0
     is_verify_due: bool = False
-    catalog_bytes: int = _NEW_CATALOG_BYTES
 
 
 @dataclass(slots=True)
@@ -154,7 +156,6 @@ def _summarize_lake(layout: LakeLayout, settings: Settings) -> LakeSummary:
             is_verify_due=bool(
                 verify_interval_us and verified_at is not None and now_us() - verified_at >= verify_interval_us
             ),
-            catalog_bytes=layout.catalog.stat().st_size if layout.catalog.exists() else _NEW_CATALOG_BYTES,
         )
 
 
@@ -350,17 +351,23 @@ class _Planner:
         settings, lake = self._settings, self._lake
         timed_commits = int((seconds or 0) / settings.commit_every_seconds)
         commits = max(-(-files // settings.commit_every_files), min(timed_commits, files)) if files else 0
-        extra_publishes = int((seconds or 0) / settings.publish_every_seconds)
         is_new = lake.is_first_sync and not lake.files
-        catalogs = (1 + extra_publishes) * lake.catalog_bytes
-        # A new lake begins with an empty snapshot; the newest exists twice, as a snapshot and as the catalog.
-        catalogs += _EMPTY_CATALOG_BYTES + lake.catalog_bytes if is_new else _CATALOG_GROWTH_BYTES * bool(files)
         new_files = files if lake.is_first_sync else max(0, files - lake.files)
+        parts = size.count_bytes(files, commits)
         return DiskEstimate(
-            parts=size.count_bytes(files, commits),
-            catalogs=catalogs,
+            parts=parts,
+            catalogs=self._estimate_catalogs(parts, seconds, is_new=is_new) if files or is_new else 0,
             ledger=_LEDGER_BYTES_PER_FILE * new_files + (_EMPTY_LEDGER_BYTES if is_new else 0),
         )
+
+    def _estimate_catalogs(self, new_bytes: int, seconds: float | None, *, is_new: bool) -> int:
+        """Estimate the bytes of the new snapshots and of the catalog's growth; `new_bytes` are those of the parts."""
+        snapshots = 1 + int((seconds or 0) / self._settings.publish_every_seconds)
+        size = snapshots * _SNAPSHOT_BYTES + _EMPTY_SNAPSHOT_BYTES * is_new
+        if self._settings.catalog == "views":
+            return size + _SNAPSHOT_BYTES * is_new
+        tables = int(new_bytes * _TABLES_PER_PART_BYTE)
+        return size + tables + (_EMPTY_TABLES_BYTES if is_new else _UPDATE_BYTES)
 
 
 def _has_sorted_pages(pages: Sequence[Sequence[int]]) -> bool:

@@ -164,7 +164,7 @@ class RunSession:
             raise ProtocolError(
                 f"The service's list has {pluralize(total, 'file')}, the lake {stored:,}.",
                 hint="Nothing was changed. Check the token and the service; if the files were deleted, run"
-                " `scanlake verify --accept-deletions`.",
+                " `scanlake verify --accept-deletions` (with --accept-new-base-url, if that is new).",
             )
 
     async def bind_lake(self) -> None:

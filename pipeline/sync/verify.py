@@ -59,6 +59,7 @@ class VerifyMode:
 
     check_only: bool = False
     accept_deletions: bool = False
+    accept_new_base_url: bool = False
     deep: float = 0.0
 
     @property
@@ -109,7 +110,9 @@ async def verify(lake: Lake, settings: Settings, token: str, mode: VerifyMode, p
             'A deep verify compares details, and fetch_details = "never" fetches none.',
             hint="Verify without --deep, or change fetch_details.",
         )
-    async with open_run(lake, settings, token, progress, command="verify") as run:
+    async with open_run(
+        lake, settings, token, progress, command="verify", accept_new_base_url=mode.accept_new_base_url
+    ) as run:
         if await run.ledger_thread.call(run.watermark_us) is None:
             raise SettingsError("The lake is not synced yet.", hint="Run `scanlake sync` first.")
         return await _Verify(run, mode).run()
@@ -139,10 +142,12 @@ class _Verify:
     async def run(self) -> VerifyResult:
         run = self._run
         self._target = await run.fix_target_watermark()
-        if not self._mode.accept_deletions and not run.list_is_empty:
+        is_certain = self._mode.accept_deletions and not self._mode.accept_new_base_url
+        if not is_certain and not run.list_is_empty:
             may_fetch_details = run.settings.fetch_details != "never"
             await check_same_account(run.client, run.lake, run.ledger_thread, may_fetch_details=may_fetch_details)
-        await run.bind_lake()
+        if not self._mode.check_only:
+            await run.bind_lake()
         seen_files = await self._compare_list()
         unproven = list(run.crawls.unproven)
         await self._find_deleted(seen_files, unproven)

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.bench import lake, pace, syncing
+from tests.bench import lake, pace, publishing, syncing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +25,7 @@ CASES: Final[dict[str, Callable[[Path, int], dict[str, float]]]] = {
     "memory": syncing.memory,
     "pace": lambda _folder, _files: pace.measure(),
     "reports": lambda folder, files: syncing.reports(folder, files // 4),
+    "publishes": publishing.measure,
     "start": lambda _folder, _files: syncing.start_up(),
     "lake": lambda _folder, files: lake.measure(files * 5),
 }

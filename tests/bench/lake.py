@@ -39,7 +39,7 @@ FILES: Final = 100_000
 UPLOADS: Final = 6
 FIELDS: Final = 3
 CHANGED: Final = 1_000
-LAYERS: Final = 190  # commits of the first sync; 200 would have it folded
+LAYERS: Final = 190  # commits of the first sync, which a compaction follows
 DELTAS: Final = 10
 DEAD_SHARE: Final = 0.049  # just below what makes a compaction fold the whole base
 AT: Final = 1_795_000_000_000_000
@@ -227,13 +227,13 @@ print(json.dumps({"told": json.loads(done.stdout), "cpu": used.ru_utime + used.r
 """A process between: the kernel counts towards a child's peak what its parent held when it was started."""
 
 
-def folded(lake: Path) -> dict[str, float]:
-    """`scanlake compact --full` as a process: its CPU seconds and peak memory."""
-    command = [sys.executable, "-m", "pipeline", "compact", "--full", "--lake", str(lake), "--json", "--quiet"]
+def folded(lake: Path, *options: str, name: str = "compaction of a first sync") -> dict[str, float]:
+    """`scanlake compact` as a process: its CPU seconds and peak memory."""
+    command = [sys.executable, "-m", "pipeline", "compact", *options, "--lake", str(lake), "--json", "--quiet"]
     done = subprocess.run([sys.executable, "-c", _PEAK, *command], check=True, capture_output=True, text=True)
     told = json.loads(done.stdout)
     assert told["told"]["compacted"], "nothing was compacted"
-    return {"compaction of everything, CPU s": told["cpu"], "compaction of everything, MB": told["mb"]}
+    return {f"{name}, CPU s": told["cpu"], f"{name}, MB": told["mb"]}
 
 
 def changed(grown: Grown, lake: Lake, times: int) -> dict[str, float]:
@@ -288,6 +288,7 @@ def measure(files: int) -> dict[str, float]:
             publish(lake)
         found["grown, files/s"] = files / (time.perf_counter() - began)
         found["files, MB"] = sum(path.stat().st_size for path in grown.root.glob("parts/*/*")) / 1e6
+        found |= folded(grown.root)  # as a sync does in the end
         with native(grown.root, folder / "native.duckdb") as beside:
             _note(found, "synced", queries(grown.root, beside, files))
             with Lake(grown.root, doing="bench") as lake:
@@ -298,7 +299,7 @@ def measure(files: int) -> dict[str, float]:
                 found[f"{name}: times that of a tenth"] = found[name] / value
             found["a run without its fetch and publish, s"] = started(grown)
             _note(found, "10 deltas", queries(grown.root, beside, files))
-            found |= folded(grown.root)
+            found |= folded(grown.root, "--full", name="compaction of everything")
             _note(found, "folded", queries(grown.root, beside, files))
             with Lake(grown.root, doing="bench") as lake:
                 lake.commit(grown.new_commit(lake, grown.some(int(files * DEAD_SHARE))))

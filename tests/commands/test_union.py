@@ -79,6 +79,7 @@ async def test_the_union_shows_all_sources_to_a_stock_client(tmp_path: Path, sto
         )
         assert "Source the row comes from" in said[0]["comment"]
         # It follows: after the next round of all sources it shows what they then published.
+        first.world.update(first.world.pick_random(3))
         assert (await called(tmp_path, "sync", "--all", **tokens)).code == 0
         fresh = await stock(union, "SELECT snapshot FROM meta.freshness ORDER BY _source")
         own = [tmp_path / "lake" / name / "catalog.duckdb" for name in ("s0", "s1")]

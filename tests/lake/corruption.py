@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from pipeline.emulator import Emulator
+from pipeline.lake.folder_checks import require_lake
 from pipeline.lake.lake import Lake
-from pipeline.lake.lake_folder import require_lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.maintenance.repair import CheckResult, check_and_repair, check_only
 from tests.sync.sync_harness import SEED, synced

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from pipeline.emulator import Emulator
 from pipeline.errors import LakeCorruptedError, ScanlakeError, SettingsError, StorageError
+from pipeline.lake.folder_checks import inspect_folder, require_lake_or_empty
 from pipeline.lake.lake import BACKUP_IN_PROGRESS, Lake
-from pipeline.lake.lake_folder import FolderKind, classify_folder, require_lake_or_empty
+from pipeline.lake.lake_folder import FolderKind
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.migrations import APPLICATION_ID
 from tests.commands.cli_process import called, variables
@@ -229,6 +230,7 @@ def _entries() -> st.SearchStrategy[dict[str, bytes | None]]:
     return st.dictionaries(names, contents, max_size=6)
 
 
+@example(entries={"ledger.sqlite": b"\0"})
 @given(entries=_entries())
 @example(entries={"ledger.sqlite": b"", "ledger.sqlite-wal": b"mine", "ledger.sqlite-shm": b""})
 def test_whatever_a_folder_has_nothing_of_it_is_lost(entries: dict[str, bytes | None]) -> None:
@@ -265,7 +267,7 @@ def test_what_is_left_of_a_first_run(tmp_path: Path) -> None:
     (tmp_path / "LOCK").write_text('{"operation": "sync", "pid": 1, "host": "h", "since": "2026-01-01T00:00:00Z"}')
     (tmp_path / "ledger.sqlite").touch()
     make_lake(tmp_path)
-    assert classify_folder(LakeLayout(tmp_path)) is FolderKind.LAKE
+    assert inspect_folder(LakeLayout(tmp_path)) is FolderKind.LAKE
 
 
 def test_a_lake_without_the_mark_is_adopted(tmp_path: Path) -> None:

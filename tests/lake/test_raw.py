@@ -52,19 +52,22 @@ def grown(lake: Path) -> Lake:
 def test_the_newest_versions_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int | None, small: int
 ) -> None:
-    """keep_raw_versions leaves the newest versions of each file, always the current one; snapshots keep theirs."""
+    """keep_raw_versions leaves the newest versions of each file, and the current one; earlier snapshots keep theirs."""
     monkeypatch.setattr(compaction, "SMALL_RAW_PART_BYTES", small)
     lake = tmp_path / "lake"
     made = Settings(lake=lake, keep_raw_versions=keep)
     held = grown(lake)
+    earlier = documents(lake / "catalog.duckdb")
+    assert [len(earlier[key]) for key in (1, 2, 3)] == [1, COMMITS, 5]
+    commit(held, {4: 0})
+    held.publish("", at=AT, complete=True, watermark=None)
     before = documents(lake / "catalog.duckdb")
-    assert [len(before[key]) for key in (1, 2, 3)] == [1, COMMITS, 5]
     assert compact(held, made, everything=True)
     last = COMMITS if keep is None else keep
     wanted = {key: seqs[-last:] for key, seqs in before.items()}
     assert documents(lake / "catalog.duckdb") == wanted
-    assert documents(lake / "snapshots" / "000001.duckdb") == before
-    assert replay(held).files == 2
+    assert documents(lake / "snapshots" / "000001.duckdb") == earlier
+    assert replay(held).files == 3
     assert compact(held, made, everything=True) is None
     held.__exit__(None, None, None)
     assert checked(lake, read_data=True).damage == []

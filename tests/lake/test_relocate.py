@@ -88,7 +88,7 @@ def test_snapshots_move_along(lake: Path) -> None:
     told(moved, "publish")
     after = sorted((moved / "snapshots").iterdir())[: len(snapshots)]
     assert [_shown(path) for path in after] == before
-    assert [path.stat().st_mtime_ns for path in after] == since
+    assert [path.stat().st_mtime_ns for path in after[:-1]] == since[:-1]  # the newest is published again
     for path in after:
         views = "; ".join(f"SELECT count(*) FROM (FROM {name})" for name in before[0] if "." in name)
         done = subprocess.run([CLIENT, "-readonly", str(path), views], capture_output=True, text=True, check=False)
@@ -115,7 +115,9 @@ def _shown(path: Path) -> dict[str, object]:
 def test_a_killed_publish_moves_the_rest_next_time(lake: Path) -> None:
     """Killed at any file operation while snapshots follow a move, the next publish finishes it."""
     with Lake(lake, doing="test") as made:
-        made.publish("", at=AT, complete=True, watermark=None)
+        for number in (5, 6):
+            commit(made, {number: 0})
+            made.publish("", at=AT, complete=True, watermark=None)
     for at in range(9, 200, 8):
         moved = lake.with_name(f"moved {at}")
         shutil.copytree(lake, moved)

@@ -42,7 +42,7 @@ def test_a_log_that_vanishes_is_no_damage(tmp_path: Path) -> None:
     process = context.Process(target=open_again_and_again, args=(path, stop))
     process.start()
     try:
-        found = {identify_ledger(path) for _ in range(3_000)}
+        found = {identify_ledger(path) for _ in range(1_000)}
     finally:
         stop.set()
         process.join()
@@ -55,7 +55,7 @@ def test_a_ledger_that_cannot_be_opened_is_no_damage(tmp_path: Path) -> None:
     Ledger(path).close()
     with (
         exhausted_descriptors(),
-        pytest.raises(StorageError, match=r"ledger\.sqlite: unable to open database file\."),
+        pytest.raises(StorageError, match=r"ledger\.sqlite: (unable to open database file|Too many open files)\."),
     ):
         identify_ledger(path)
 

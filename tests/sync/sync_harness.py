@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 
+from pipeline.lake.catalog_options import CatalogOptions
 from pipeline.lake.lake import Lake
 from pipeline.progress import NullProgress
 from pipeline.settings import Settings
@@ -29,7 +30,8 @@ async def synced(
 ) -> SyncSummary:
     """Sync the emulator's world into `lake`, as one run of the command would."""
     made = Settings(base_url=emulator.base_url, lake=lake, **settings)
-    with Lake(made.lake, doing="sync", reader_root=made.reader_root) as held:
+    options = CatalogOptions.from_settings(made)
+    with Lake(made.lake, doing="sync", reader_root=made.reader_root, options=options) as held:
         return await sync(
             held,
             made,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -132,6 +133,27 @@ async def test_a_refused_move_keeps_the_lake_bound(tmp_path: Path, name: str) ->
         with pytest.raises(SettingsError, match=f"contains the files of {emulator.base_url}, not of"):
             await synced(other, lake)
         await synced(emulator, lake)
+
+
+async def test_a_service_that_moved_and_lost_files(tmp_path: Path) -> None:
+    """A lake whose service has moved and lost many files follows it by a verify, but for a dry run."""
+    lake = tmp_path / "lake"
+    async with LyingEmulator(FILES, seed=SEED) as emulator:
+        await synced(emulator, lake)
+        former = emulator.base_url
+    async with LyingEmulator(FILES, seed=SEED) as moved:
+        moved.world.delete(sorted(moved.world.keys())[:-5])
+        with pytest.raises(ProtocolError, match="list has 5 files"):
+            await synced(moved, lake, accept_new_base_url=True)
+        accepted = VerifyMode(accept_deletions=True, accept_new_base_url=True)
+        assert not (await verified(moved, lake, mode=replace(accepted, check_only=True))).consistent
+        with pytest.raises(SettingsError, match=f"contains the files of {former}, not of"):
+            await synced(moved, lake)
+        assert (await verified(moved, lake, mode=accepted)).consistent
+        assert (await synced(moved, lake)).files_deleted == 0
+        with opened(lake) as db:
+            files = db.execute("SELECT file_id FROM files").fetchall()
+        assert sorted(files) == [(key,) for key in sorted(moved.world.keys())]
 
 
 @pytest.mark.parametrize("name", ["20 minutes ahead", "a day ahead", "the year 9999"])
