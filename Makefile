@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast coverage check lint types format docs lock soak bench bench-peers clean
+.PHONY: help demo test test-fast coverage check lint types format docs lock soak soak-publish bench bench-peers test-engines clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -56,8 +56,14 @@ soak: $(STAMP) ## run the stateful tests with more examples: make soak SOAK_EXAM
 		tests/lake/test_after_faults.py tests/lake/test_killed_runs.py tests/commands/test_union.py \
 		tests/cli/test_standard_streams.py tests/reports/test_proof.py
 
+soak-publish: $(STAMP) ## publish to SeaweedFS, its REST catalog, Postgres and Glue (moto), for long: make soak-publish ARGS="--rows 1000000"
+	@$(BIN)/python -m tests.soak_publish $(ARGS)
+
 bench: $(STAMP) ## measure speed and memory as ratios to a minimal client
 	@$(BIN)/python -m tests.bench $(ARGS)
+
+test-engines: $(STAMP) ## ask other engines about Iceberg tables, and open a lake with DuckDB 1.4, each in its own environment (installs them)
+	@$(BIN)/python -m tests.engines $(ARGS)
 
 bench-peers: $(STAMP) ## compare a first sync with dlt and PyAirbyte, each in a separate environment
 	@$(BIN)/python -m tests.bench.peers $(ARGS)
@@ -67,5 +73,5 @@ lock: ## update requirements.lock (requires uv)
 		--group dev --group docs pyproject.toml --output-file requirements.lock
 
 clean: ## remove all generated files
-	rm -rf $(VENV) .bench-peers build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-lake
+	rm -rf $(VENV) .bench-peers .test-engines build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-lake
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

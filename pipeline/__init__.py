@@ -1,3 +1,36 @@
-"""scanlake: a complete, queryable, provable copy of everything a file and scan service holds."""
+"""scanlake: a complete, queryable, provable copy of everything a file and scan service holds.
 
-__version__ = "0.1.0"
+`open_lake` opens a lake for queries, `sync_lake` and `sync_lake_async` update it, and `Client` is the service's client.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from pipeline.version import __version__
+
+if TYPE_CHECKING:
+    from pipeline.api import OpenLake, SyncResult, open_lake, sync_lake, sync_lake_async
+    from pipeline.client import Client
+    from pipeline.errors import ScanlakeError
+
+__all__ = [
+    "Client",
+    "OpenLake",
+    "ScanlakeError",
+    "SyncResult",
+    "__version__",
+    "open_lake",
+    "sync_lake",
+    "sync_lake_async",
+]
+
+_MODULES: Final = {"Client": "pipeline.client", "ScanlakeError": "pipeline.errors"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is used: `scanlake --help` must not import DuckDB."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    return getattr(import_module(_MODULES.get(name, "pipeline.api")), name)

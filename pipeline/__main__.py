@@ -12,8 +12,8 @@ _INTERRUPTED = 130
 
 
 def main() -> NoReturn:
-    """Run the command line. SIGTERM and Ctrl-C interrupt it from the first import on."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    """Run the command line. SIGTERM, SIGHUP (a closed terminal) and Ctrl-C interrupt it from the first import on."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and a shell's & set it
             signal.signal(number, signal.default_int_handler)
     run: Callable[[], NoReturn]

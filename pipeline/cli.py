@@ -13,18 +13,18 @@ import inspect
 import io
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar, Final, NoReturn
+from typing import Annotated, Any, ClassVar, Final, Literal, NoReturn
 
 import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 from typer.main import get_command
 
-from pipeline import __version__
 from pipeline.errors import (
     BugError,
     ExitCode,
@@ -35,7 +35,8 @@ from pipeline.errors import (
     root_cause,
     to_scanlake_error,
 )
-from pipeline.global_options import GlobalOptions, tokens_in_environment
+from pipeline.global_options import GlobalOptions, hide_option, simplify_types, tokens_in_environment
+from pipeline.version import __version__
 
 NAME: Final = "scanlake"
 
@@ -63,25 +64,27 @@ _PANELS: Final = {
     },
     "Maintain the lake": {
         "compact": "Merge small parts into large parts, so that queries stay fast.",
-        "publish": "Publish the lake again, under its current path or the path that readers see.",
-        "snapshots": "List the published snapshots and their state.",
+        "publish": "Publish the lake again for local readers, or copy it to object storage.",
+        "snapshots": "List the published snapshots, their state, and why each is kept.",
         "rollback": "Publish an earlier snapshot again and pause syncs.",
         "unpause": "Allow syncs again after a rollback.",
         "check": "Check the lake's own files and repair damage (`verify` compares with the service).",
         "replay": "Rebuild all tables from the raw documents, without calls to the service.",
         "purge": "Erase files from the lake and from every earlier snapshot.",
-        "backup": "Copy the lake into an empty folder.",
+        "backup": "Copy the lake into a folder or to object storage, or bring an earlier backup there up to date.",
+        "restore": "Copy a backup into the lake's folder, which must be empty or new.",
     },
     "Use the data": {
         "status": "Show how current and how complete the lake is.",
         "dashboard": "Write or serve a self-contained HTML page about the lake.",
         "query": "Query the lake with SQL.",
         "export": "Write tables to files, or to one workbook or database.",
-        "changes": "List the files that were added, changed or deleted between two snapshots.",
+        "changes": "List the files that were added, changed or deleted since a time, with the columns that differ.",
         "tables": "List the tables, or describe one.",
         "catalog": "Print the path of the catalog, or write one catalog for all sources.",
         "report": "Download the PDFs of many files into a folder with a manifest.",
         "report verify": "Check checksums, PDFs, manifest and signature of a report folder.",
+        "mcp": "Serve the lake to a program that speaks the Model Context Protocol.",
         "share": "Create share links to files, by default without e-mail.",
     },
     "Look into the service": {
@@ -101,6 +104,12 @@ COMMANDS: Final = {
     for panel, lines in _PANELS.items()
     for name, line in lines.items()
 }
+
+_SYNONYMS: Final = {"prune": "compact", "fetch": "sync", "pull": "sync", "serve": "dashboard", "resume": "unpause"}
+"""Commands of other tools, and what scanlake has for them."""
+
+_IRREVERSIBLE: Final = frozenset({"purge", "share"})
+_ALIASES: Final = {"help": "--help", "version": "--version"}
 
 _UTF8_MODE: Final = ("-X", "utf8")
 _GC_THRESHOLDS: Final = (20_000, 20, 20)
@@ -175,6 +184,8 @@ def _reopen_closed_std_streams() -> None:
 def _run(arguments: list[str]) -> int:
     try:
         _refuse_token(arguments)
+        if arguments and arguments[0] in _ALIASES:
+            arguments = [*arguments[1:], _ALIASES[arguments[0]]]
         code = get_command(app).main(args=arguments, prog_name=NAME, standalone_mode=False)
         sys.stdout.flush()
     except BaseException as error:  # the only catch-all: no traceback reaches the screen
@@ -213,11 +224,20 @@ class _LazyCommands(TyperGroup):
             name, *rest = f"{name} {rest[0]}", *rest[1:]
         command = COMMANDS.get(name)
         if command is not None:
-            return name, _to_click(name, _wrap_command(_import_module(command.module).run), command), rest
+            # Completion needs the global options, the help of a command is short without them.
+            function = _wrap_command(_import_module(command.module).run, hides_global=not ctx.resilient_parsing)
+            return name, _to_click(name, function, command), rest
         if not ctx.resilient_parsing:
-            similar = difflib.get_close_matches(name, COMMANDS, n=1)
+            similar = _suggest_commands(name)
             ctx.fail(f"No such command: {name}." + (f" Did you mean {similar[0]}?" if similar else ""))
         return None, None, rest
+
+
+def _suggest_commands(name: str) -> list[str]:
+    """Return the command that was probably meant; never one whose effect cannot be undone."""
+    if name in _SYNONYMS:
+        return [_SYNONYMS[name]]
+    return difflib.get_close_matches(name, [command for command in COMMANDS if command not in _IRREVERSIBLE], n=1)
 
 
 def _import_module(name: str) -> Any:
@@ -229,8 +249,11 @@ def _import_module(name: str) -> Any:
         raise ScanlakeError(message, hint="Install scanlake again: a file of its installation is damaged.") from error
 
 
+_MARKUP: Final[Literal["rich"] | None] = "rich" if shutil.get_terminal_size().columns >= 80 else None
+"""The help on narrow terminals is plain lines: panels with five columns would cut the names of options."""
+
 app = typer.Typer(
-    name=NAME, cls=_LazyCommands, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]}
+    name=NAME, cls=_LazyCommands, rich_markup_mode=_MARKUP, context_settings={"help_option_names": ["-h", "--help"]}
 )
 
 
@@ -239,12 +262,13 @@ def _placeholder() -> None:
 
 
 def _to_click(name: str, function: Callable[..., Any], command: Command) -> Any:
-    single = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    single = typer.Typer(add_completion=False, rich_markup_mode=_MARKUP)
     text = command.help if function is _placeholder else None
-    single.command(name, help=text, rich_help_panel=command.panel)(function)
-    return get_command(single)
+    single.command(name, help=text, rich_help_panel=command.panel, epilog=_EPILOG)(function)
+    return simplify_types(get_command(single))
 
 
+_EPILOG: Final = "Global options, such as --config, --lake, --json, --quiet and --verbose: see `scanlake --help`."
 _CLICK_CONTEXT: Final = inspect.Parameter("click_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 _GLOBAL_OPTIONS: Final = tuple(
     parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
@@ -252,11 +276,12 @@ _GLOBAL_OPTIONS: Final = tuple(
 )
 
 
-def _wrap_command(run: Callable[..., ExitCode | None]) -> Callable[..., ExitCode | None]:
+def _wrap_command(run: Callable[..., ExitCode | None], *, hides_global: bool) -> Callable[..., ExitCode | None]:
     """Return `run` with the signature that typer sees: its own options and the global options, without the context."""
     parameters = inspect.signature(run).parameters.values()
     own = [parameter for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
     takes_context = len(own) < len(parameters)
+    added = map(hide_option, _GLOBAL_OPTIONS) if hides_global else _GLOBAL_OPTIONS
 
     def command(click_context: typer.Context, **options: Any) -> ExitCode | None:
         own_options = GlobalOptions(**{field.name: options.pop(field.name) for field in fields(GlobalOptions)})
@@ -267,7 +292,7 @@ def _wrap_command(run: Callable[..., ExitCode | None]) -> Callable[..., ExitCode
             raise BugError(error) from error  # typer takes it for Ctrl-D, and would hide it
 
     command.__doc__ = _unwrap_paragraphs(run.__doc__ or "")
-    command.__signature__ = inspect.Signature([_CLICK_CONTEXT, *own, *_GLOBAL_OPTIONS])  # type: ignore[attr-defined]
+    command.__signature__ = inspect.Signature([_CLICK_CONTEXT, *own, *added])  # type: ignore[attr-defined]
     return command
 
 

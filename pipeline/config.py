@@ -20,10 +20,11 @@ from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
 
 from pipeline.errors import SettingsError
+from pipeline.formatting import pluralize
 from pipeline.settings import PREFIX, TOKEN_VARIABLE, Settings, token_hint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 CONFIG_NAME: Final = "scanlake.toml"
 TABLES: Final = "sources"
@@ -37,8 +38,11 @@ _UNION: Final = "union.duckdb"
 _PATH_SETTINGS: Final = ("lake", "token_file", "reader_root", "log_file", "liveness_file", "metrics_file")
 _PER_SOURCE_SETTINGS: Final = frozenset({"base_url", "token_file", "lake", "reader_root", "log_file"})
 _SOURCE_NAME_RE: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
-_RESERVED_SOURCE_NAMES: Final = frozenset({"file", "location", "main", "meta", "temp", "system"})
-"""SCANLAKE_TOKEN_FILE and SCANLAKE_TOKEN_LOCATION are settings; the others are DuckDB's schemas."""
+_SOURCE_INDEX_RE: Final = re.compile(r"([0-9]{1,6})/([0-9]{1,6})")
+_RESERVED_SOURCE_NAMES: Final = frozenset({
+    "file", "information_schema", "location", "main", "meta", "pg_catalog", "system", "temp", "union"
+})  # fmt: skip
+"""SCANLAKE_TOKEN_FILE and SCANLAKE_TOKEN_LOCATION are settings; the others are names of schemas and databases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ class SettingsLayers:
     def merge(self) -> dict[str, Any]:
         """Return the merged values, not validated."""
         merged = {name: value for _, values in self.layers for name, value in values.items()}
+        merged.setdefault("lake", _default_lake(self.path))
         if self.origin("token_file") == "flag":
             merged.pop("token", None)  # the flag overrides the variable
         return _apply_per_source_paths(merged, self)
@@ -86,7 +91,8 @@ def load(config: Path | None, overrides: Mapping[str, Any], *, source: str | Non
     """Load the settings from the file, the environment and the flags in `overrides` (None: not given).
 
     The file is `config`, or else SCANLAKE_CONFIG; it must exist. Without both it is ./scanlake.toml, if there is one.
-    Relative paths in the file start at the file's folder. Raises `SettingsError` that names every problem.
+    Relative paths in the file start at the file's folder, and so does the default lake. Raises `SettingsError` that
+    names every problem.
     """
     return load_layers(config, overrides, source=source).settings()
 
@@ -100,7 +106,7 @@ def load_layers(config: Path | None, overrides: Mapping[str, Any], *, source: st
     path = _config_path(config)
     top, tables = _from_file(path)
     environment = _from_environment(tables)
-    requested = source or os.environ.get("SCANLAKE_SOURCE") or None
+    requested = _name_of_index(source or os.environ.get("SCANLAKE_SOURCE") or None, tables, path)
     name = _select_source(requested, tables, path, has_lake_flag="lake" in flags)
     if name is None:
         return SettingsLayers(path, None, (("file", top), ("environment", environment), ("flag", flags)))
@@ -114,9 +120,43 @@ def load_layers(config: Path | None, overrides: Mapping[str, Any], *, source: st
     return SettingsLayers(path, name, (("file", top), ("source", table), ("environment", visible), ("flag", flags)))
 
 
+def load_environment(base_url: str) -> Settings:
+    """Return the settings of the environment with this base URL, before there is a file. Raises `SettingsError`."""
+    layers = (("environment", _from_environment({})), ("prompt", {"base_url": base_url}))
+    return SettingsLayers(None, None, layers).settings()
+
+
+def load_new_source(config: Path, name: str, values: Mapping[str, Any]) -> tuple[Settings, dict[str, Path]]:
+    """Return the settings of a source that the file lacks, with `values` in its table, and the lakes of the others.
+
+    The file need not exist. Raises `SettingsError` if it has the source, or describes one service without a table.
+    """
+    top, tables = _from_file(config) if config.exists() else ({}, {})
+    if name.lower() in map(str.lower, tables):
+        raise SettingsError(f"{config} has a source {name} already.", hint="Use another name for --source.")
+    if not tables and "base_url" in top:
+        raise SettingsError(
+            f"{config} describes one service without a table, which a source would replace.",
+            hint="Write a line [sources.NAME] above its base_url, token_file and lake, then run the command again.",
+        )
+    _validate_source_tables({table: {} for table in (*tables, name)}, config)
+    environment = _from_environment([*tables, name])
+    shared = {key: value for key, value in environment.items() if key not in _PER_SOURCE_SETTINGS | {"token"}}
+    general = Path(environment.get("lake", top.get("lake", _default_lake(config))))
+    lakes = {table: Path(own.get("lake", general / table)) for table, own in tables.items()}
+    layers = (("file", {**top, "lake": general}), ("environment", shared), ("source", values))
+    return SettingsLayers(config, name, layers).settings(), lakes
+
+
 def source_names(config: Path | None) -> list[str]:
     """Return the sources in the order of the settings file; empty without sources or without a file."""
     return list(_from_file(_config_path(config))[1])
+
+
+def resolve_source(config: Path | None, source: str | None) -> str | None:
+    """Return the name for `INDEX/COUNT`, such as 0/3 for the first of three sources; another value as it is."""
+    path = _config_path(config) if source and _SOURCE_INDEX_RE.fullmatch(source) else None
+    return source if path is None else _name_of_index(source, _from_file(path)[1], path)
 
 
 def load_all_sources(config: Path | None) -> dict[str, Settings]:
@@ -140,8 +180,15 @@ def lake_paths(config: Path | None) -> dict[str, Path]:
 
 def default_lake_root(config: Path | None) -> Path:
     """Return the folder with the lakes of the sources that do not set `lake`."""
-    top, tables = _from_file(_config_path(config))
-    return Path(_from_environment(tables).get("lake", top.get("lake", "lake")))
+    path = _config_path(config)
+    top, tables = _from_file(path)
+    return Path(_from_environment(tables).get("lake", top.get("lake", _default_lake(path))))
+
+
+def _default_lake(path: Path | None) -> Path:
+    """Return the lake of settings without `lake`: beside their file, whatever the current folder is."""
+    default: Path = Settings.model_fields["lake"].default
+    return default if path is None else path.parent / default
 
 
 def token_variable(source: str | None) -> str:
@@ -155,7 +202,7 @@ def load_valid_settings_only(config: Path | None, overrides: Mapping[str, Any]) 
     with suppress(SettingsError):
         path = _config_path(config)
         if path is not None:
-            merged |= _resolve_relative_paths(_read(path), path)
+            merged |= {"lake": _default_lake(path)} | _resolve_relative_paths(_read(path), path)
     merged |= dict(EnvSettingsSource(Settings)())
     merged |= {name: value for name, value in overrides.items() if value is not None}
     valid = {}
@@ -169,6 +216,22 @@ def load_valid_settings_only(config: Path | None, overrides: Mapping[str, Any]) 
 # Sources
 
 
+def _name_of_index(source: str | None, tables: Mapping[str, Any], path: Path | None) -> str | None:
+    """Return the name for `INDEX/COUNT`. Raises `SettingsError` unless the file has COUNT sources."""
+    match = _SOURCE_INDEX_RE.fullmatch(source or "")
+    if match is None:
+        return source
+    index, count = int(match[1]), int(match[2])
+    if count != len(tables):
+        raise SettingsError(
+            f"--source {source}: {path or CONFIG_NAME} has {pluralize(len(tables), 'source')}, not {count}.",
+            hint=f"Set the number of processes, and COUNT in INDEX/COUNT, to {len(tables)}.",
+        )
+    if index >= count:
+        raise SettingsError(f"--source {source}: the last index is {count - 1}.", hint="Count from 0.")
+    return list(tables)[index]
+
+
 def _select_source(
     name: str | None, tables: Mapping[str, Any], path: Path | None, *, has_lake_flag: bool
 ) -> str | None:
@@ -178,7 +241,7 @@ def _select_source(
         if len(tables) > 1:
             raise SettingsError(
                 f"{path} has several sources: {', '.join(tables)}.",
-                hint="Select one with --source NAME; `scanlake sync --all` syncs all sources.",
+                hint="Select one with --source NAME, or use --all where the command has it.",
             )
         return next(iter(tables))
     selected = {table.lower(): table for table in tables}.get(name.lower())
@@ -197,7 +260,7 @@ def _apply_per_source_paths(merged: dict[str, Any], layers: SettingsLayers) -> d
         return merged
     own = {"flag", "source"}
     if layers.origin("lake") not in own:
-        merged["lake"] = Path(merged.get("lake", "lake")) / name
+        merged["lake"] = Path(merged["lake"]) / name
         if layers.origin("reader_root") in {"file", "environment"}:
             merged["reader_root"] = Path(merged["reader_root"]) / name
     if "log_file" in merged and layers.origin("log_file") not in own:
@@ -213,7 +276,7 @@ def per_source_path(shared: Path, source: str) -> Path:
 def _refuse_shared_lakes(
     path: Path | None, top: Mapping[str, Any], environment: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    general = Path(environment.get("lake", top.get("lake", "lake")))
+    general = Path(environment.get("lake", top.get("lake", _default_lake(path))))
     owners: dict[str, str] = {}
     for name, table in tables.items():
         lake = os.path.realpath(table.get("lake", general / name))
@@ -300,7 +363,7 @@ def _refuse_token(values: Mapping[str, Any], path: Path) -> None:
         raise SettingsError(f"{path}: the token must not be in a settings file.", hint=token_hint())
 
 
-def _from_environment(tables: Mapping[str, Any]) -> dict[str, Any]:
+def _from_environment(tables: Iterable[str]) -> dict[str, Any]:
     variables = {name for name in os.environ if name.upper().startswith(PREFIX)} - NON_SETTING_VARIABLES
     variables -= {token_variable(name) for name in tables}
     variables = {name for name in variables if not name.upper().startswith(ALERT_VARIABLE_PREFIX)}

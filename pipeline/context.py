@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
 import json
+import re
 import resource
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final, Literal, cast, get_args, get_origin
 
 import structlog
 import typer
 from rich.console import Console
 
 from pipeline import crash_report, logs, progress
-from pipeline.config import SettingsLayers, load_layers, token_variable
-from pipeline.errors import ScanlakeError, SettingsError
+from pipeline.config import SettingsLayers, load_layers, resolve_source, token_variable
+from pipeline.errors import ScanlakeError
 from pipeline.formatting import format_bytes
 from pipeline.global_options import GlobalOptions, tokens_in_environment
-from pipeline.lake.lake_folder import FolderKind, classify_folder
+from pipeline.lake.lake_folder import FolderKind, classify_folder, missing_lake_error
 from pipeline.lake.layout import LakeLayout
 from pipeline.settings import Settings, load_token
 
@@ -43,12 +45,16 @@ class CommandContext(GlobalOptions):
     setting_flags: Mapping[str, Any] = field(default_factory=dict)
     """Values of the options that `setting_options` added, by setting; None: not given."""
 
+    logs_steps: bool = False
+    """Whether the log is the command's output, also on a terminal."""
+
     @property
     def log_level(self) -> int:
-        """The lowest level of the events that are logged to stderr."""
-        if self.quiet:
-            return logs.QUIET
-        return logs.VERBOSE if self.verbosity else logs.NORMAL
+        """The lowest level of the events that are logged to stderr. Above a live display there are only warnings."""
+        if self.verbosity and not self.quiet:
+            return logs.VERBOSE
+        has_display = not (self.logs_steps or self.log_json) and progress.find_live_console() is not None
+        return logs.QUIET if self.quiet or has_display else logs.NORMAL
 
     def settings(self, **flags: Any) -> Settings:
         """Load and validate the settings and start the log file; `flags` override (None: not given).
@@ -85,7 +91,9 @@ class CommandContext(GlobalOptions):
 
     def console(self) -> Console:
         """Return a console on stdout: as wide as the terminal, or with unwrapped lines without one."""
-        return Console() if sys.stdout.isatty() else Console(width=_NON_TTY_WIDTH)
+        if sys.stdout.isatty():
+            return Console()
+        return Console(file=cast("IO[str]", _UnpaddedOutput()), width=_NON_TTY_WIDTH)
 
     def print_result(self, result: Mapping[str, Any], text: str) -> None:
         """Print `result` as the JSON object of `--json`, otherwise `text`."""
@@ -99,13 +107,26 @@ class CommandContext(GlobalOptions):
         sys.stdout.write(json.dumps(result, default=str, ensure_ascii=True) + "\n")
 
 
+class _UnpaddedOutput(io.TextIOBase):
+    """Standard output without spaces at the ends of lines: the cells of a table are as wide as its widest one."""
+
+    def write(self, text: str) -> int:
+        """Write whole lines, as a console does."""
+        sys.stdout.write(re.sub(r" +$", "", text, flags=re.MULTILINE))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush standard output."""
+        sys.stdout.flush()
+
+
 def create_context(options: GlobalOptions) -> CommandContext:
     """Return the context of a command. Start logging, and redact the tokens in the environment."""
     context = CommandContext(**{field.name: getattr(options, field.name) for field in fields(options)})
     logs.register_secrets(*tokens_in_environment())
     logs.configure(context.log_level, as_json=context.log_json, file=context.log_file)
     _warn_about_address_space()
-    return context
+    return replace(context, source=resolve_source(context.config, context.source))
 
 
 def _warn_about_address_space() -> None:
@@ -124,8 +145,18 @@ def setting_option(name: str) -> Any:
     """Return the option of a setting: `--max-concurrency` for `max_concurrency`, with the setting's description."""
     setting = Settings.model_fields[name]
     has_default = setting.default is not None and not isinstance(setting.default, bool)  # a flag is off
-    default = f" Default: {setting.default}." if has_default else ""
-    return typer.Option(f"--{name.replace('_', '-')}", help=f"{setting.description}{default}", show_default=False)
+    value = "all" if isinstance(setting.default, tuple) else setting.default
+    default = f" Default: {value}." if has_default else ""
+    choices = list(get_args(setting.annotation)) if get_origin(setting.annotation) is Literal else []
+    return typer.Option(
+        f"--{name.replace('_', '-')}",
+        help=f"{setting.description}{default}",
+        show_default=False,
+        metavar="|".join(choices) or None,
+        autocompletion=(lambda incomplete: [choice for choice in choices if choice.startswith(incomplete)])
+        if choices
+        else None,
+    )
 
 
 def setting_options(*names: str) -> Callable[[Callable[..., ExitCode]], Callable[..., ExitCode]]:
@@ -164,5 +195,5 @@ def require_catalog(settings: Settings) -> LakeLayout:
     """Return the lake's paths. Raises `SettingsError` if nothing has been published in the lake."""
     layout = LakeLayout(settings.lake.absolute())
     if not layout.catalog.is_file():  # lake.reader would import DuckDB into `watch`
-        raise SettingsError(f"No lake at {settings.lake}.", hint="Run `scanlake sync` first, or correct --lake.")
+        raise missing_lake_error(layout.root, settings)
     return layout

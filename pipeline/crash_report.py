@@ -19,8 +19,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pipeline import __version__, logs
+from pipeline import logs
 from pipeline.errors import RemoteTraceback
+from pipeline.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -5,11 +5,14 @@
     |   `-- LakePausedError           2   run `scanlake unpause`
     |-- AuthenticationError           3   get a valid token
     |-- ServiceUnavailableError       1   run again later; nothing is lost
+    |-- TimeLimitReachedError         1   run again; max_duration_seconds has ended it
     |-- MissingFileError              4   correct the id; or the file was deleted
     |-- OutOfMemoryError              1   allow more memory
     |-- LakeLockedError               5   wait for the other run
     |-- ProtocolError                 6   check base_url; the service may have changed
     |-- StorageError                  7   free disk space, correct permissions
+    |-- PublishError                  8   correct the target of `scanlake publish`; the local lake is complete
+    |   `-- PublishConflictError      5   wait for the other publisher
     |-- LakeCorruptedError            9   `scanlake check` finds and repairs the damage
     |-- BugError                     70   report it
     `-- RunInterrupted              130   run again; all completed work is committed
@@ -43,6 +46,7 @@ class ExitCode(IntEnum):
     LOCKED = 5
     PROTOCOL = 6
     STORAGE = 7
+    PUBLISH = 8
     DAMAGE = 9
     BUG = 70
     INTERRUPTED = 130
@@ -55,6 +59,7 @@ _BY_SEVERITY: Final = (
     ExitCode.BUG,
     ExitCode.DAMAGE,
     ExitCode.STORAGE,
+    ExitCode.PUBLISH,
     ExitCode.USAGE,
     ExitCode.AUTH,
     ExitCode.PROTOCOL,
@@ -87,7 +92,7 @@ class SettingsError(ScanlakeError):
     """A setting or an option is missing, unknown or unusable."""
 
     exit_code = ExitCode.USAGE
-    default_hint = "Correct the setting; `scanlake --help` and configs/scanlake.toml list all settings."
+    default_hint = "Correct the setting; `scanlake settings --template` lists all settings."
 
 
 class LakePausedError(SettingsError):
@@ -109,11 +114,31 @@ class ServiceUnavailableError(ScanlakeError):
     default_hint = "Run the same command again later; committed files stay, the others are fetched then."
 
 
+class TimeLimitReachedError(ScanlakeError):
+    """The run has lasted `max_duration_seconds`. A sync ends well then."""
+
+    default_hint = "Run the command again: it continues with the files that are not committed yet."
+
+
 class MissingFileError(ScanlakeError):
     """The service does not have the file."""
 
     exit_code = ExitCode.REJECTS
     default_hint = "Correct the id; the service may have deleted the file."
+
+
+class PublishError(ScanlakeError):
+    """An object store refuses a request, cannot be reached, or has other contents than expected."""
+
+    exit_code = ExitCode.PUBLISH
+    default_hint = "Correct the target, then run `scanlake publish` again; the local lake is complete."
+
+
+class PublishConflictError(PublishError):
+    """Another publisher has written to the target since this one read it."""
+
+    exit_code = ExitCode.LOCKED
+    default_hint = "Wait until the other publisher ends, then run `scanlake publish` again."
 
 
 class ProtocolError(ScanlakeError):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -101,6 +103,14 @@ def format_age(seconds: float) -> str:
     return (
         f"{format_duration(-seconds)} ahead of the local clock" if seconds < -60 else f"{format_duration(seconds)} ago"
     )
+
+
+def format_path(path: Path) -> str:
+    """Return a path relative to the current folder if it is below that, otherwise unchanged."""
+    with suppress(OSError):  # the current folder may have been deleted
+        if Path.cwd() in path.parents:
+            return str(path.relative_to(Path.cwd()))
+    return str(path)
 
 
 def format_instant(at: datetime | None) -> str:

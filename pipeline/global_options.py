@@ -1,10 +1,13 @@
 """The options that every command has, before or after the command's name; the later one wins."""
 
 # Annotations are evaluated here: typer reads them. Hence no `from __future__ import annotations`.
+import copy
+import inspect
 import os
+import tomllib
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Self, get_args
 
 import typer
 
@@ -33,7 +36,44 @@ def _parse_path(text: str) -> Path:
     return Path(text)
 
 
-_PATH_OPTION: Final = {"parser": _parse_path, "metavar": "<path>"}
+def hide_option(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Return the parameter with its option left out of the help."""
+    kind, option = get_args(parameter.annotation)
+    hidden = copy.copy(option)
+    hidden.hidden = True
+    return parameter.replace(annotation=Annotated[kind, hidden])
+
+
+def simplify_types(command: Any) -> Any:
+    """Use plain names for the types in a command's help: NUMBER instead of `<float range>`, none for flags."""
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            parameter.display_type_rich = lambda ctx: ""  # noqa: ARG005 - its name is enough
+        elif parameter.metavar is None:
+            kind = parameter.type_descriptor.annotation
+            is_flag = parameter.is_flag or parameter.count
+            parameter.metavar = "" if is_flag else _TYPE_NAMES.get(kind)
+    return command
+
+
+def _complete_sources(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the sources of the settings file, for the shell's completion."""
+    config = collect_parameters(ctx).get("config") or os.environ.get("SCANLAKE_CONFIG") or "scanlake.toml"
+    try:
+        names = tomllib.loads(Path(config).read_text(encoding="utf-8")).get("sources", {})
+    except (OSError, ValueError):
+        return []  # the command reports it
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def collect_parameters(ctx: Any) -> dict[str, Any]:
+    """Return the parameters that were typed before and after the command's name."""
+    outer = collect_parameters(ctx.parent) if ctx.parent is not None else {}
+    return outer | {name: value for name, value in ctx.params.items() if value is not None}
+
+
+_TYPE_NAMES: Final = {int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "PATH"}
+_PATH_OPTION: Final = {"parser": _parse_path, "metavar": "PATH"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +85,18 @@ class GlobalOptions:
         _option("--config", help="Settings file. Default: SCANLAKE_CONFIG, or ./scanlake.toml.", **_PATH_OPTION),
     ] = None
     source: Annotated[
-        str | None, _option("--source", metavar="NAME", help="Source in the settings file. Default: SCANLAKE_SOURCE.")
+        str | None,
+        _option(
+            "--source",
+            metavar="NAME",
+            help="Source in the settings file, or INDEX/COUNT: 0/3 is the first of three. Default: SCANLAKE_SOURCE.",
+            autocompletion=_complete_sources,
+        ),
     ] = None
-    lake: Annotated[Path | None, _option("--lake", help="Folder of the lake. Default: ./lake.", **_PATH_OPTION)] = None
+    lake: Annotated[
+        Path | None,
+        _option("--lake", help="Folder of the lake. Default: lake, beside the settings file.", **_PATH_OPTION),
+    ] = None
     as_json: Annotated[
         bool, _option("--json", help="Print one JSON object on stdout; everything else goes to stderr.")
     ] = False

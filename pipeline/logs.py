@@ -74,8 +74,8 @@ def to_one_line(text: str) -> str:
 def configure(level: int = NORMAL, *, as_json: bool = False, file: Path | None = None) -> None:
     """Send every event of this process to the screen and, as JSON lines, to `file`.
 
-    The file also gets tracebacks, and all events from `NORMAL` on even if the screen is quieter. The last of several
-    calls decides. Raises OSError if the file cannot be opened.
+    The file also gets tracebacks, and every event whatever the screen shows. The last of several calls decides.
+    Raises OSError if the file cannot be opened.
     """
     screen = _ScreenHandler(level)
     screen.setFormatter(_formatter(_drop_traceback, _to_json if as_json else _format_console_line))
@@ -86,7 +86,7 @@ def configure(level: int = NORMAL, *, as_json: bool = False, file: Path | None =
         handlers[-1].setFormatter(_formatter(_to_json))
     close()
     own_logger, root = logging.getLogger("scanlake"), logging.getLogger()
-    own_logger.setLevel(level if file is None else min(level, NORMAL))
+    own_logger.setLevel(level if file is None else VERBOSE)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -103,6 +103,24 @@ def configure(level: int = NORMAL, *, as_json: bool = False, file: Path | None =
     logging.captureWarnings(capture=True)
     sys.unraisablehook = _log_unraisable
     threading.excepthook = _log_thread_exception
+
+
+def configure_library() -> None:
+    """Send warnings to stderr, for a program that uses scanlake as a library. Its own logging is not touched."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            _add_timestamp,
+            _add_traceback,
+            _drop_traceback,
+            _redact_event,
+            _format_console_line,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(QUIET),
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),  # stderr as it is at that moment
+        cache_logger_on_first_use=False,
+    )
 
 
 def close() -> None:

@@ -1,20 +1,23 @@
-"""Coroutines and commands as processes: uvloop if installed, and an orderly end on SIGTERM and Ctrl-C."""
+"""Coroutines and commands as processes: uvloop if installed, and an orderly end on SIGTERM, SIGHUP and Ctrl-C."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any, TypeVar
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import structlog
 
 from pipeline.errors import ExitCode, RunInterrupted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
     from pathlib import Path
 
 _new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
@@ -23,17 +26,75 @@ with contextlib.suppress(ImportError):  # uvloop does not exist for every platfo
 
     _new_loop = uvloop.new_event_loop
 
+STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What ends a run in an orderly way: Ctrl-C, a supervisor, and a terminal that was closed."""
 _Result = TypeVar("_Result")
 _log = structlog.get_logger()
 
 
 def run_async(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Run `work`. The first SIGTERM or Ctrl-C cancels it; complete batches are committed, then `RunInterrupted`."""
+    """Run `work`. The first of `STOP_SIGNALS` cancels it; complete batches are committed, then `RunInterrupted`."""
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         return runner.run(_cancel_on_signal(work))
 
 
-def run_subcommand(lake: Path, config: Path | None, *arguments: str) -> None:
+class ThreadRun(Generic[_Result]):
+    """A coroutine that runs in a thread with an event loop of its own, whatever loop the caller has."""
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, _Result]]) -> None:
+        self.future: Future[_Result] = Future()
+        self.future.set_running_or_notify_cancel()  # only `stop` ends it, and the future has the end in any case
+        self._work = work
+        self._stop: Callable[[], object] = lambda: None
+        self._has_started = threading.Event()
+        threading.Thread(target=self._run, name="scanlake").start()
+        self._has_started.wait()
+
+    def stop(self) -> None:
+        """Cancel the coroutine; complete batches are committed, then the future has `RunInterrupted`."""
+        self._stop()
+
+    def wait(self) -> _Result:
+        """Return the result. Ctrl-C stops the coroutine first."""
+        try:
+            return self.future.result()
+        except KeyboardInterrupt:
+            self.stop()
+            return self.future.result()
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=_new_loop) as runner:
+                self.future.set_result(runner.run(self._main()))
+        except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
+            self.future.set_exception(error)
+        finally:
+            self._has_started.set()
+
+    async def _main(self) -> _Result:
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._work())
+
+        def stop() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(task.cancel)
+
+        self._stop = stop
+        self._has_started.set()
+        try:
+            return await task
+        except asyncio.CancelledError:
+            raise _interrupted() from None
+
+
+class SubcommandResult(NamedTuple):
+    """Exit code of another command, and its last message; empty without one."""
+
+    code: int
+    message: str
+
+
+def run_subcommand(lake: Path, config: Path | None, *arguments: str) -> SubcommandResult:
     """Run another command on the lake in its own process, with its own memory; a failure is logged.
 
     A lake that another run holds is no failure: the next run does the work.
@@ -46,33 +107,52 @@ def run_subcommand(lake: Path, config: Path | None, *arguments: str) -> None:
     )
     if process.returncode == ExitCode.LOCKED:
         _log.info("maintenance.deferred", command=arguments[0], reason="another run holds the lake")
-        return
+        return SubcommandResult(process.returncode, "")
     sys.stderr.write(process.stderr)
     if process.returncode:
         _log.warning("maintenance.failed", command=arguments[0], exit_code=process.returncode)
+    last = (process.stderr.splitlines() or [""])[-1]
+    return SubcommandResult(process.returncode, last.removeprefix("scanlake: "))
 
 
 async def _cancel_on_signal(work: Coroutine[Any, Any, _Result]) -> _Result:
     loop = asyncio.get_running_loop()
     task = loop.create_task(work)
     is_stopping = False
+    terminals = [number for number in (1, 2) if os.isatty(number)]
 
-    def stop() -> None:
+    def stop(number: signal.Signals) -> None:
         nonlocal is_stopping
+        if number == signal.SIGHUP:
+            _leave_terminals(terminals)
         # A second signal must not cancel the clean-up after the first one: it is short.
         if not is_stopping:
             is_stopping = True
             task.cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
+    survives_terminal = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as nohup sets it
+    handled = [number for number in STOP_SIGNALS if not (survives_terminal and number == signal.SIGHUP)]
+    for number in handled:
+        loop.add_signal_handler(number, stop, number)
     try:
         return await task
     except asyncio.CancelledError:
-        raise RunInterrupted(
-            "Stopped on request: all complete batches are committed and published.",
-            hint="Run the same command again to continue.",
-        ) from None
+        raise _interrupted() from None
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in handled:
             loop.remove_signal_handler(number)
+
+
+def _interrupted() -> RunInterrupted:
+    return RunInterrupted(
+        "Stopped on request: all complete batches are committed and published.",
+        hint="Run the same command again to continue.",
+    )
+
+
+def _leave_terminals(descriptors: Sequence[int]) -> None:
+    """Send what is written to a closed terminal nowhere: each write would fail, and end the clean-up of the run."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in descriptors:
+        os.dup2(null, descriptor)
+    os.close(null)

@@ -67,7 +67,7 @@ class CrawlProgress:
     def status_lines(self) -> tuple[Sequence[str], ...]:
         """Return three lines of phrases, the most important first."""
         first = [f"{self.files_per_second:,.0f} files/s"]
-        if self.eta_seconds is not None:
+        if self.eta_seconds is not None and round(self.eta_seconds):  # never 0 s while requests hang
             first.insert(0, f"{format_duration(round(self.eta_seconds))} left")
         counts = [f"{self.listed:,} listed", f"{self.files_stored:,} fetched"]
         optional = {
@@ -135,8 +135,14 @@ def create_progress(*, silent: bool, as_lines: bool) -> Progress:
     """Return live lines if stderr is a terminal, else log lines; nothing if `silent`."""
     if silent:
         return NullProgress()
+    console = None if as_lines else find_live_console()
+    return LogProgress() if console is None else LiveProgress(console)
+
+
+def find_live_console() -> Console | None:
+    """Return a console on stderr if it is a terminal that can redraw lines."""
     console = Console(stderr=True)
-    return LogProgress() if as_lines or not console.is_terminal or console.is_dumb_terminal else LiveProgress(console)
+    return console if console.is_terminal and not console.is_dumb_terminal else None
 
 
 class LogProgress(Progress):
@@ -212,7 +218,8 @@ class _StatusDisplay(RichProgress):
     def __init__(self, console: Console, total: int | None) -> None:
         self.state: ProgressState | None = None
         self.total = total
-        self._bar = BarColumn()
+        self._started = time.monotonic()
+        self._bar = BarColumn(complete_style="green", finished_style="green", pulse_style="green")
         super().__init__(
             SpinnerColumn("dots" if console.encoding.startswith("utf") else "line"),
             self._bar,
@@ -232,8 +239,10 @@ class _StatusDisplay(RichProgress):
         lines = self.state.status_lines() if self.state is not None else (["starting"],)
         self._bar.bar_width = bar_width = min(max(width // 4, _BAR_WIDTH_RANGE[0]), _BAR_WIDTH_RANGE[1])
         done = self.state.done if self.state is not None else 0
-        percent = [f"{min(done / self.total, 1):.0%}"] if self.total else []
-        first = join_to_width([*percent, *lines[0]], width - bar_width - 4)
+        percent = [f"{min(100 * done // self.total, 100)}%"] if self.total else []
+        remaining = [f"{self.total - done:,} to go"] if self.total and done < self.total else []
+        elapsed = f"{format_duration(int(time.monotonic() - self._started))} elapsed"
+        first = join_to_width([*percent, *lines[0], elapsed, *remaining], width - bar_width - 4)
         self.update(self.task_ids[0], total=self.total, completed=min(done, self.total or done), description=first)
         yield self.make_tasks_table(self.tasks)
         for line in filter(None, lines[1:]):

@@ -13,15 +13,15 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
-from urllib.parse import urlsplit
 
 import structlog
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from pipeline.errors import SettingsError, refuse_unreadable
+from pipeline.paths import resolve_parents
 from pipeline.tokens import find_token_problem
-from pipeline.urls import normalize_base_url, validate_url
+from pipeline.urls import API_PREFIX, normalize_base_url, parse_store_url, validate_proxy_url, validate_url
 from schemas.requests import INCLUDES, Include
 
 PREFIX: Final = "SCANLAKE_"
@@ -30,6 +30,8 @@ _DAY_SECONDS: Final = 86_400
 _log = structlog.get_logger()
 
 Seconds = Annotated[float, Field(gt=0, le=_DAY_SECONDS)]
+KeepCount = Annotated[int, Field(ge=0, le=10_000)]
+_KEEP_NEWEST_OF: Final = "Also keep the newest snapshot of each of the last N {} (UTC) that have one. 0: none."
 
 
 class Settings(BaseSettings):
@@ -46,7 +48,7 @@ class Settings(BaseSettings):
 
     base_url: str | None = Field(
         default=None,
-        description="Base URL of the service, without /api/v2. Must be https, except on this machine.",
+        description="Base URL of the service; a final /api/v2 is ignored. Must be https, except on this machine.",
         examples=["https://service.example"],
     )
     token: SecretStr | None = Field(default=None, description="Token of the service. Only from SCANLAKE_TOKEN.")
@@ -57,7 +59,10 @@ class Settings(BaseSettings):
         default="query",
         description='Where the token is sent: "query" (as the API describes) or "header" (not in URLs).',
     )
-    lake: Path = Field(default=Path("lake"), description="Folder of the lake. Readers open its catalog.duckdb.")
+    lake: Annotated[Path, AfterValidator(resolve_parents)] = Field(
+        default=Path("lake"),
+        description="Folder of the lake, by default beside the settings file. Readers open its catalog.duckdb.",
+    )
     reader_root: Path | None = Field(
         default=None,
         description="Absolute path of the lake for readers, if it differs from `lake` (a mount on other machines).",
@@ -75,7 +80,8 @@ class Settings(BaseSettings):
     )
     includes: Annotated[tuple[Include, ...], NoDecode] = Field(
         default=INCLUDES,
-        description="Parts of the list items, in the API's names; all or none are allowed. geocoding requires uploads.",
+        description="Parts of the list items: uploads, geocoding, forms, fields, locations, workflows; or all, or none."
+        " As an option or a variable separated by commas. geocoding requires uploads.",
     )
     lang: Annotated[str, Field(pattern=r"^[A-Za-z]{2,3}([-_][A-Za-z]{2,4})?$")] | None = Field(
         default=None,
@@ -88,10 +94,10 @@ class Settings(BaseSettings):
     )
 
     max_concurrency: int = Field(
-        default=64,
+        default=512,
         ge=1,
         le=512,
-        description="Maximum number of concurrent requests. scanlake adapts the number below this limit.",
+        description="Maximum number of concurrent requests. Beyond 64 scanlake goes only while throughput gains.",
     )
     proxy: str | None = Field(
         default=None,
@@ -109,7 +115,8 @@ class Settings(BaseSettings):
     )
     max_duration_seconds: Annotated[float, Field(gt=0, le=30 * _DAY_SECONDS)] | None = Field(
         default=None,
-        description="Time limit of a run, in seconds. The run stops cleanly; the next one continues. Unset: no limit.",
+        description="Time limit of a run, in seconds. A sync stops cleanly with exit code 0; the next one continues. "
+        "Unset: no limit.",
         examples=[3600.0],
     )
     max_rejects: Annotated[int, Field(ge=0)] | None = Field(
@@ -138,7 +145,7 @@ class Settings(BaseSettings):
     )
 
     commit_every_files: int = Field(
-        default=1000, ge=1, le=100_000, description="Files per commit. A killed run repeats at most this many files."
+        default=500, ge=1, le=100_000, description="Files per commit. A killed run repeats at most this many files."
     )
     commit_every_seconds: Seconds = Field(default=3, description="Maximum time between two commits, in seconds.")
     publish_every_seconds: Seconds = Field(
@@ -157,7 +164,12 @@ class Settings(BaseSettings):
         description='Contents of catalog.duckdb: "tables" (the rows), "views" (it reads the parts, by absolute path), '
         'or "auto" (tables up to 4 GB).',
     )
-    keep_snapshots: int = Field(default=3, ge=1, le=10_000, description="Minimum number of earlier snapshots to keep.")
+    keep_snapshots: int = Field(
+        default=3, ge=1, le=10_000, description="Newest snapshots to keep, the current one included."
+    )
+    keep_daily: KeepCount = Field(default=0, description=_KEEP_NEWEST_OF.format("days"))
+    keep_weekly: KeepCount = Field(default=0, description=_KEEP_NEWEST_OF.format("ISO weeks"))
+    keep_monthly: KeepCount = Field(default=0, description=_KEEP_NEWEST_OF.format("months"))
     retention_hours: float = Field(
         default=24,
         ge=0,
@@ -168,6 +180,40 @@ class Settings(BaseSettings):
         default=None,
         description="Versions of each file to keep in raw/, from which `replay` rebuilds the tables. Unset: all.",
         examples=[2],
+    )
+
+    publish_to: str | None = Field(
+        default=None,
+        description="Target of `scanlake publish`: file://, or s3://, gs://, az:// (with `pip install obstore`).",
+        examples=["s3://bucket/lake"],
+    )
+    publish_after_sync: bool = Field(
+        default=False,
+        description="Publish to `publish_to` after every sync. A failed publish fails no sync; the next one retries.",
+    )
+    publish_documents: bool = Field(
+        default=False,
+        description="Also publish the documents as received. Without them the target has no view of versions.",
+    )
+    iceberg_catalog: Literal["sql", "rest", "glue", "none"] = Field(
+        default="none",
+        description='Catalog of the Iceberg tables: "sql" (SQLite, Postgres), "rest", "glue", or "none" '
+        "(iceberg.json names them). Requires `pip install pyiceberg sqlalchemy obstore`.",
+    )
+    iceberg_location: str | None = Field(
+        default=None,
+        description="URL below which the Iceberg tables are. Unset: the one of --iceberg, or as REST and Glue choose.",
+        examples=["s3://bucket/lake"],
+    )
+    iceberg_uri: str | None = Field(
+        default=None,
+        description="URI of the SQL or REST catalog without a password. PYICEBERG_CATALOG__SCANLAKE__URI can have it.",
+        examples=["sqlite:////srv/iceberg.sqlite"],
+    )
+    iceberg_namespace: str = Field(
+        default="scanlake",
+        pattern=r"^[a-z][a-z0-9_]{0,62}$",
+        description="Namespace of the Iceberg tables in the catalog. Each lake needs its own.",
     )
 
     watch_interval: str = Field(
@@ -186,8 +232,7 @@ class Settings(BaseSettings):
     )
     otel_endpoint: str | None = Field(
         default=None,
-        description="OpenTelemetry collector for the same metrics (OTLP over HTTP). "
-        "Requires `pip install 'scanlake[otel]'`.",
+        description="OpenTelemetry collector for the same metrics (OTLP over HTTP). Requires the extra `otel`.",
         examples=["http://127.0.0.1:4318"],
     )
     on_failure: str | None = Field(
@@ -200,6 +245,12 @@ class Settings(BaseSettings):
         default=None,
         description="Webhook that receives the same alerts as JSON. Must be https, except on this machine.",
         examples=["https://chat.example/hooks/scanlake"],
+    )
+    on_success_webhook: SecretStr | None = Field(
+        default=None,
+        description="URL that is requested (POST) after every successful sync, for a monitor that alerts when the "
+        "requests stop. Must be https, except on this machine.",
+        examples=["https://monitor.example/ping/1234"],
     )
 
     @classmethod
@@ -217,8 +268,8 @@ class Settings(BaseSettings):
     @field_validator("base_url")
     @classmethod
     def _check_base_url(cls, url: str | None) -> str | None:
-        if url is not None and re.search(r"/api/v\d+/?$", url):
-            raise ValueError("must not end in /api/v2; scanlake adds it")
+        if url is not None and (version := re.search(r"/api/v\d+(?=/?$)", url)) and version[0] != API_PREFIX:
+            raise ValueError(f"must not end in {version[0]}; scanlake calls {API_PREFIX}")
         return None if url is None else normalize_base_url(url)
 
     @field_validator("includes", mode="before")
@@ -253,6 +304,11 @@ class Settings(BaseSettings):
             raise ValueError("must be an absolute path")
         return reader_root
 
+    @field_validator("publish_to")
+    @classmethod
+    def _check_publish_to(cls, url: str | None) -> str | None:
+        return None if url is None else parse_store_url(url)
+
     @field_validator("watch_interval")
     @classmethod
     def _check_watch_interval(cls, text: str) -> str:
@@ -268,16 +324,7 @@ class Settings(BaseSettings):
     @field_validator("proxy")
     @classmethod
     def _check_proxy(cls, url: str | None) -> str | None:
-        if url is None:
-            return None
-        try:
-            parts = urlsplit(url)
-            plain = parts.scheme == "http" and parts.hostname and parts.port is not None
-        except ValueError:
-            plain = False
-        if not plain or "@" in url or parts.path not in {"", "/"} or re.search(r"[\s?#\x00-\x1f\x7f]", url):
-            raise ValueError("must look like http://proxy.example:3128, without user or password")
-        return url.rstrip("/")
+        return None if url is None else validate_proxy_url(url)
 
     @field_validator("on_failure")
     @classmethod
@@ -290,12 +337,18 @@ class Settings(BaseSettings):
             raise ValueError("must be a command")
         return command
 
-    @field_validator("on_failure_webhook")
+    @field_validator("on_failure_webhook", "on_success_webhook")
     @classmethod
-    def _check_on_failure_webhook(cls, url: SecretStr | None) -> SecretStr | None:
+    def _check_webhook(cls, url: SecretStr | None) -> SecretStr | None:
         if url is not None:
             validate_url(url.get_secret_value().partition("?")[0])  # a webhook can have a query
         return url
+
+    @model_validator(mode="after")
+    def _check_publish_target(self) -> Self:
+        if self.publish_after_sync and self.publish_to is None:
+            raise ValueError("publish_after_sync requires publish_to; add publish_to")
+        return self
 
     @model_validator(mode="after")
     def _check_geocoding(self) -> Self:
@@ -308,7 +361,8 @@ def require_base_url(settings: Settings) -> str:
     """Return the base URL without a trailing slash. Raises `SettingsError` if there is none."""
     if settings.base_url is None:
         raise SettingsError(
-            "base_url is required.", hint="Set base_url in scanlake.toml, SCANLAKE_BASE_URL or --base-url."
+            "base_url is required.",
+            hint="Start with `scanlake init`, or set base_url in scanlake.toml, SCANLAKE_BASE_URL or --base-url.",
         )
     return settings.base_url
 

@@ -30,6 +30,7 @@ SECTIONS: Final = {
     "max_concurrency": "Requests",
     "settle_seconds": "Completeness",
     "commit_every_files": "Commits, snapshots, retention",
+    "publish_to": "Object storage",
     "watch_interval": "Watch",
 }
 """Section titles, by the first setting of each section, in the order of `Settings`."""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 API_PREFIX: Final = "/api/v2"
+_CLOUD_SCHEMES: Final = frozenset({"s3", "gs", "az"})
 _HOST: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,252}[A-Za-z0-9])?\.?", re.ASCII)
 _NUMBER: Final = re.compile(r"(?:0x[0-9a-f]*|[0-9]+)\.?", re.IGNORECASE)
 
@@ -103,3 +104,37 @@ def normalize_base_url(url: str) -> str:
         raise ValueError("must not have `.`, `..` or `//` in its path")
     netloc = join_host_port(normalize_host(parts.hostname or ""), parts.port)
     return f"{parts.scheme}://{netloc}{quote(path, safe='/%-._~!$&()*+,;=:@')}"
+
+
+def parse_store_url(url: str) -> str:
+    """Return the URL of an object store without a slash at the end: s3://, gs://, az:// or file://.
+
+    Raises ValueError with a predicate ("must ..."), which never shows the URL, because it may have credentials.
+    """
+    try:
+        parts = urlsplit(url)
+        has_credentials = bool(parts.username or parts.password or parts.query or parts.fragment)
+    except ValueError:
+        raise ValueError("must be a URL such as s3://bucket/prefix") from None
+    if has_credentials:
+        raise ValueError("must have no credentials, query or fragment; put credentials into the environment")
+    is_file = parts.scheme == "file" and not parts.netloc and parts.path.startswith("/") and parts.path.strip("/")
+    is_cloud = parts.scheme in _CLOUD_SCHEMES and parts.netloc
+    path = parts.path[1:].rstrip("/")
+    has_plain_path = not path or not {"", ".", ".."} & set(path.split("/"))
+    is_plain = has_plain_path and url.isprintable() and url.isascii() and not re.search(r"['\"*?\[\]\\\s%]", url)
+    if not (is_file or is_cloud) or not is_plain:
+        raise ValueError("must be a URL such as s3://bucket/prefix, gs://, az:// or file:///folder, without patterns")
+    return url.rstrip("/")
+
+
+def validate_proxy_url(url: str) -> str:
+    """Return the URL of an HTTP proxy without a trailing slash. Raises `ValueError`."""
+    try:
+        parts = urlsplit(url)
+        is_plain = parts.scheme == "http" and parts.hostname and parts.port is not None
+    except ValueError:
+        is_plain = False
+    if not is_plain or "@" in url or parts.path not in {"", "/"} or re.search(r"[\s?#\x00-\x1f\x7f]", url):
+        raise ValueError("must look like http://proxy.example:3128, without user or password")
+    return url.rstrip("/")

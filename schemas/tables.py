@@ -2,6 +2,10 @@
 
 A table derives its columns from a wire model, in the model's order and with the model's names, except for renames.
 The parents' keys precede these columns; `extra` and the columns of the fetch follow.
+
+Each column has a field id, which its parts carry: readers such as Iceberg find a column by it. An id is never changed
+and never used again. Columns of the lake have their ids beside their names, columns of the service theirs by the order
+of the model's keys, so new keys go to the end of a model.
 """
 
 from __future__ import annotations
@@ -36,13 +40,14 @@ class MergeRule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: name, type, comment, wire key ('' if the service does not send it), merge rule.
+    """A column: name, type, field id, comment, wire key ('' if the service does not send it), merge rule.
 
     A column that is not `nullable` has a value in every row.
     """
 
     name: str
     kind: value_types.ValueType
+    field_id: int
     comment: str
     wire_key: str = ""
     merge: MergeRule = MergeRule.DETAIL
@@ -75,8 +80,10 @@ class Table:
     @cached_property
     def arrow(self) -> pa.Schema:
         """The schema of the table's parts: its columns and `_seq`, the version the row belongs to."""
-        fields = [pa.field(column.name, column.arrow, nullable=column.nullable) for column in self.columns]
-        return pa.schema([*fields, pa.field(COMMIT_SEQ_COLUMN, pa.int64(), nullable=False)])
+        fields = [
+            _part_field(column.name, column.arrow, column.field_id, nullable=column.nullable) for column in self.columns
+        ]
+        return pa.schema([*fields, _COMMIT_SEQ_FIELD])
 
     @property
     def qualified_name(self) -> str:
@@ -95,25 +102,36 @@ class Table:
         return self.ignored_keys.union(fields)
 
 
+FIELD_ID_KEY: Final = b"PARQUET:field_id"
+"""Key of an Arrow field's metadata under which Parquet writes the field id."""
+
+
+def _part_field(name: str, arrow_type: pa.DataType, field_id: int, *, nullable: bool = True) -> pa.Field:
+    return pa.field(name, arrow_type, nullable=nullable, metadata={FIELD_ID_KEY: str(field_id)})
+
+
 COMMIT_SEQ_COLUMN: Final = "_seq"
-_FILE_ID: Final = Column("file_id", value_types.ID, "The file. Joins every table to `files`.", nullable=False)
-_POSITION: Final = Column("position", value_types.COUNT, "Index in the list as sent, from 0.", nullable=False)
+_COMMIT_SEQ_FIELD: Final = _part_field(COMMIT_SEQ_COLUMN, pa.int64(), 6, nullable=False)
+_FIRST_WIRE_FIELD_ID: Final = 101  # up to 100: columns that scanlake adds
+_FILE_ID: Final = Column("file_id", value_types.ID, 1, "The file. Joins every table to `files`.", nullable=False)
+_POSITION: Final = Column("position", value_types.COUNT, 2, "Index in the list as sent, from 0.", nullable=False)
 _EXTRA: Final = Column(
-    "extra", value_types.JSON, "Keys scanlake does not know, and values that did not fit their column, as sent."
+    "extra", value_types.JSON, 3, "Keys scanlake does not know, and values that did not fit their column, as sent."
 )
 _FETCH_COLUMNS: Final = (
     Column(
         "_fetched_at",
         value_types.INSTANT,
+        4,
         "Fetched from the service (UTC, the service's clock where it has one).",
         nullable=False,
     ),
-    Column("_run_id", value_types.TEXT, "Run that fetched it; see meta.runs.", nullable=False),
+    Column("_run_id", value_types.TEXT, 5, "Run that fetched it; see meta.runs.", nullable=False),
 )
 
 
-def _id(name: str, comment: str) -> Column:
-    return Column(name, value_types.ID, comment)
+def _id(name: str, field_id: int, comment: str) -> Column:
+    return Column(name, value_types.ID, field_id, comment)
 
 
 def _columns_from_model(
@@ -123,11 +141,11 @@ def _columns_from_model(
 ) -> tuple[Column, ...]:
     names, rules = renamed or {}, merge or {}
     columns = []
-    for key, field in model.model_fields.items():
+    for field_id, (key, field) in enumerate(model.model_fields.items(), _FIRST_WIRE_FIELD_ID):
         kind = wire.kind_of(model, key)
         if kind is not None:
             rule = rules.get(key, MergeRule.DETAIL)
-            columns.append(Column(names.get(key, key), kind, field.description or "", key, rule))
+            columns.append(Column(names.get(key, key), kind, field_id, field.description or "", key, rule))
     return tuple(columns)
 
 
@@ -138,7 +156,7 @@ FILES: Final = Table(
         _FILE_ID,
         *_columns_from_model(wire.File, {"id": "service_id", "file_id": "instance_file_id"}),
         Column(
-            "_has_detail", value_types.BOOLEAN, "The row has the detail; false: only the list item.", nullable=False
+            "_has_detail", value_types.BOOLEAN, 11, "The row has the detail; false: only the list item.", nullable=False
         ),
         _EXTRA,
         *_FETCH_COLUMNS,
@@ -182,9 +200,11 @@ FORM_ANSWERS: Final = Table(
     "One row per question of a submitted form, with its answer.",
     (
         _FILE_ID,
-        Column("form_submit_id", value_types.TEXT, "Submission; see form_submits.id."),
-        Column("submit_position", value_types.COUNT, "Position of the submission; see form_submits.", nullable=False),
-        _id("form_id", "Form that was filled in."),
+        Column("form_submit_id", value_types.TEXT, 11, "Submission; see form_submits.id."),
+        Column(
+            "submit_position", value_types.COUNT, 12, "Position of the submission; see form_submits.", nullable=False
+        ),
+        _id("form_id", 13, "Form that was filled in."),
         *_columns_from_model(wire.FormAnswer, {"id": "question_id"}),
         _POSITION,
         _EXTRA,
@@ -221,6 +241,7 @@ WORKFLOW_RUNS: Final = Table(
         Column(
             "_definition_hash",
             value_types.TEXT,
+            11,
             "Definition that the run was made under; see workflow_definitions. NULL: the run has none.",
         ),
         _POSITION,
@@ -238,7 +259,7 @@ WORKFLOW_RUN_STEPS: Final = Table(
     (
         _FILE_ID,
         *_columns_from_model(wire.WorkflowRunStep),
-        _id("workflow_id", "Workflow of the run."),
+        _id("workflow_id", 11, "Workflow of the run."),
         _POSITION,
         _EXTRA,
         *_FETCH_COLUMNS,
@@ -252,15 +273,16 @@ WORKFLOW_RUN_STEP_ITEMS: Final = Table(
     "One row per item (such as an upload) of an executed step.",
     (
         _FILE_ID,
-        _id("workflow_run_id", "Run; see workflow_runs.id."),
-        _id("workflow_run_step_id", "Executed step; see workflow_run_steps.id."),
+        _id("workflow_run_id", 11, "Run; see workflow_runs.id."),
+        _id("workflow_run_step_id", 12, "Executed step; see workflow_run_steps.id."),
         Column(
             "entity_id",
             value_types.ID,
+            13,
             "The item, for example uploads.id. Can name an upload that does not exist yet.",
             "entity_id",
         ),
-        Column("entity_type", value_types.TEXT, "What the item is, for example uploads."),
+        Column("entity_type", value_types.TEXT, 14, "What the item is, for example uploads."),
         _POSITION,
         _EXTRA,
         *_FETCH_COLUMNS,
@@ -268,7 +290,9 @@ WORKFLOW_RUN_STEP_ITEMS: Final = Table(
     ("file_id", "workflow_run_id", "workflow_run_step_id", "entity_id"),
     "workflow_run_steps",
 )
-_HASH: Final = Column("_definition_hash", value_types.TEXT, "Hash of the definition, steps included.", nullable=False)
+_HASH: Final = Column(
+    "_definition_hash", value_types.TEXT, 11, "Hash of the definition, steps included.", nullable=False
+)
 WORKFLOW_DEFINITIONS: Final = Table(
     "workflow_definitions",
     "One row per version of a workflow's definition that the lake has ever seen.",
@@ -291,13 +315,13 @@ MISFITS: Final = Table(
     "One row per value that did not fit its column, as sent; the column is NULL there.",
     (
         _FILE_ID,
-        Column("table_name", value_types.TEXT, "Table of the row.", nullable=False),
-        Column("row_key", value_types.JSON, "Key and position of the row in its table.", nullable=False),
+        Column("table_name", value_types.TEXT, 11, "Table of the row.", nullable=False),
+        Column("row_key", value_types.JSON, 12, "Key and position of the row in its table.", nullable=False),
         Column(
-            "column_name", value_types.TEXT, "Column, or key of the service where no column has it.", nullable=False
+            "column_name", value_types.TEXT, 13, "Column, or key of the service where no column has it.", nullable=False
         ),
-        Column("reason", value_types.TEXT, "Why the value does not fit.", nullable=False),
-        Column("value", value_types.TEXT, "The value as sent; other than text as JSON."),
+        Column("reason", value_types.TEXT, 14, "Why the value does not fit.", nullable=False),
+        Column("value", value_types.TEXT, 15, "The value as sent; other than text as JSON."),
         *_FETCH_COLUMNS,
     ),
     ("file_id", "table_name", "row_key", "column_name"),
@@ -309,10 +333,10 @@ DELETED_FILES: Final = Table(
     "One row per file that the service no longer has.",
     (
         _FILE_ID,
-        Column("scan_code", value_types.TEXT, "Reference in the last stored version."),
-        Column("updated_at", value_types.INSTANT, "Update time in the last stored version."),
-        Column("deletion_detected_at", value_types.INSTANT, "Detection of the deletion (UTC)."),
-        Column("evidence", value_types.TEXT, "Evidence of the deletion."),
+        Column("scan_code", value_types.TEXT, 11, "Reference in the last stored version."),
+        Column("updated_at", value_types.INSTANT, 12, "Update time in the last stored version."),
+        Column("deletion_detected_at", value_types.INSTANT, 13, "Detection of the deletion (UTC)."),
+        Column("evidence", value_types.TEXT, 14, "Evidence of the deletion."),
         *_FETCH_COLUMNS,
     ),
     ("file_id",),
@@ -337,15 +361,33 @@ TABLES: Final = (
 
 BY_NAME: Final = {table.name: table for table in TABLES}
 
+SYNCS: Final = Table(
+    "syncs",
+    "One row per sync that readers can pin in the published tables, by its tag.",
+    (
+        Column("snapshot", value_types.ID, 11, "Number of the snapshot.", nullable=False),
+        Column("tag", value_types.TEXT, 12, "Tag of the sync in every published table.", nullable=False),
+        Column("complete", value_types.BOOLEAN, 13, "The lake had every file at least once.", nullable=False),
+        Column("watermark", value_types.INSTANT, 14, "Every file updated before this instant is included (UTC)."),
+        Column("files", value_types.COUNT, 15, "Files in the snapshot.", nullable=False),
+        Column("snapshot_at", value_types.INSTANT, 16, "The lake published the snapshot (UTC).", nullable=False),
+        Column("published_at", value_types.INSTANT, 17, "The tables got the snapshot (UTC).", nullable=False),
+        Column("run_id", value_types.TEXT, 18, "Run whose rows the snapshot has.", nullable=False),
+    ),
+    ("snapshot",),
+    is_per_file=False,
+)
+"""The published table of syncs; the lake has none. The latest `published_at` is the sync that all tables show."""
+
 RAW: Final = pa.schema(
     [
-        pa.field("file_id", pa.int64(), nullable=False),
-        pa.field("list_item", pa.binary()),
-        pa.field("detail", pa.binary()),
-        pa.field("updated_at", pa.timestamp("us")),
-        pa.field("_fetched_at", pa.timestamp("us")),
-        pa.field("_run_id", pa.string()),
-        pa.field(COMMIT_SEQ_COLUMN, pa.int64(), nullable=False),
+        _part_field("file_id", pa.int64(), 1, nullable=False),
+        _part_field("list_item", pa.binary(), 11),
+        _part_field("detail", pa.binary(), 12),
+        _part_field("updated_at", pa.timestamp("us"), 13),
+        _part_field("_fetched_at", pa.timestamp("us"), 4),
+        _part_field("_run_id", pa.string(), 5),
+        _COMMIT_SEQ_FIELD,
     ]
 )
 """Raw documents as received: the list item and the detail of each version of a file."""

@@ -10,6 +10,7 @@ import re
 import secrets
 import time
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Final
 
 SECOND: Final = 1_000_000
@@ -39,6 +40,10 @@ def parse_instant(value: object) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return _check_range(value * (1_000 if abs(value) >= _MIN_MILLISECONDS else SECOND))
     return None
+
+
+parse_instant_cached: Final = lru_cache(maxsize=4_096)(parse_instant)
+"""`parse_instant` for texts that soon come again: a detail has the timestamp of its list item."""
 
 
 def _parse_lenient(text: str) -> int | None:

@@ -28,16 +28,19 @@ CANARY: Final = "cAnArY/7f3a+Scanlake/Suite9c1e+Token=="
 TOKEN_FILE: Final = "token"
 """The one file name under which a test may keep the canary."""
 
-_SLOW_FOLDERS: Final = ("lake", "recording", "reports", "stateful", "sync")
+_SLOW_FOLDERS: Final = ("api", "engines", "lake", "publish", "recording", "reports", "stateful", "sync")
 _SLOW_MODULES: Final = frozenset(
-    "cli/test_argument_validation cli/test_damage cli/test_hostile_queries cli/test_output cli/test_process_start"
-    " cli/test_query_access cli/test_standard_streams cli/test_summaries client/test_proxy"
+    "cli/test_argument_validation cli/test_damage cli/test_hostile_queries cli/test_mcp cli/test_output"
+    " cli/test_process_start cli/test_query_access cli/test_standard_streams cli/test_summaries client/test_proxy"
     " client/test_rate_on_sockets commands/test_doctor commands/test_errors commands/test_file commands/test_files"
     " commands/test_plan commands/test_sources commands/test_true_figures commands/test_union crawl/test_bounds"
     " crawl/test_budgets crawl/test_failures crawl/test_list_variants crawl/test_moving_world"
     " crawl/test_overflowing_second crawl/test_stopping dashboard/test_browser dashboard/test_command"
     " dashboard/test_figures docs/test_output docs/test_search_output emulator/test_control_and_process"
-    " monitoring/test_metrics monitoring/test_otel monitoring/test_terminal_progress monitoring/test_watch".split()
+    " monitoring/test_container monitoring/test_metrics monitoring/test_otel monitoring/test_terminal_progress"
+    " monitoring/test_watch cli/test_query_terminal commands/test_first_run commands/test_init"
+    " commands/test_init_source"
+    " test_distribution".split()
 )
 """Modules whose tests mostly start processes or sync whole worlds: `make test-fast` leaves them out."""
 
@@ -53,9 +56,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+# A shell starts background commands without Ctrl-C, `nohup` any without SIGHUP, and what a test starts inherits it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts background commands so, and every command that a test starts would ignore Ctrl-C, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 set_hypothesis_home_dir(ROOT / ".hypothesis")
 _SLOW_IS_FINE: Final = (HealthCheck.too_slow, HealthCheck.function_scoped_fixture)
 settings.register_profile("dev", deadline=None, print_blob=True, suppress_health_check=_SLOW_IS_FINE)

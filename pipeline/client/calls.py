@@ -16,6 +16,7 @@ from pipeline.client.errors import (
 )
 from pipeline.errors import AuthenticationError, ProtocolError, ScanlakeError
 from pipeline.formatting import pluralize
+from pipeline.urls import join_host_port
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -126,6 +127,8 @@ class CallRunner:
                     # The pause of a call that is not repeated must not stop the others.
                     pause = None if self._is_postponed(call, error) else error.retry_after
                     limiter.on_throttle(pause, started=started, overload=error.is_overload)
+                else:
+                    limiter.on_failure(started=started)
                 raise
             except ScanlakeError as error:
                 error.message = self.redactor.redact_text(error.message)
@@ -145,7 +148,16 @@ class CallRunner:
             is_answered = error.status is not None and error.status < 300 and error.kind != "cut"
             message = f"{call.label}: {error.detail}{pause}; the request may have taken effect."
             return OutcomeUnknownError(message, is_answered=is_answered, is_postponed=bool(pause))
-        message = f"{call.label}: {error.detail}{pause} (after {pluralize(error.attempts, 'attempt')})."
+        target = call.label
+        if not error.may_have_reached_service:  # the address may be wrong
+            target += f" at {self._describe_host(call.url)}"
+        message = f"{target}: {error.detail}{pause} (after {pluralize(error.attempts, 'attempt')})."
         if error.is_protocol_error and call.label == "GET /files":
             return ProtocolError(message)
-        return RetriesExhaustedError(message, kind=error.kind, attempts=error.attempts, status=error.status)
+        return RetriesExhaustedError(
+            message, kind=error.kind, attempts=error.attempts, status=error.status, hint=error.hint
+        )
+
+    def _describe_host(self, url: URL) -> str:
+        """Return host and port, without a token that a report's URL may have in them."""
+        return self.redactor.redact_text(join_host_port(url.host or "", url.port))

@@ -6,7 +6,7 @@ and raised `from None`. `protocol` parses answers, `rate_limiter` sets the speed
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import quote, urlencode
 
@@ -67,6 +67,11 @@ _DOWNLOAD_SECONDS: Final = 3_600.0
 _NOT_OPEN: Final = "use the client as an asynchronous context: async with Client(...)"
 _JSON_HEADERS: Final = {"Content-Type": "application/json"}
 _encode_json: Final = msgspec.json.Encoder().encode
+
+
+@lru_cache(maxsize=16)  # a run has one or two of them, and needs one for every request
+def _create_timeout(total_seconds: float, connect_seconds: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=total_seconds, sock_connect=connect_seconds)
 
 
 class Client:
@@ -365,9 +370,7 @@ class Client:
     def _timeout_of(self, call: ApiCall[Any]) -> aiohttp.ClientTimeout:
         options = self.options
         connect_seconds = min(options.connect_timeout_seconds, options.initial_connect_seconds)
-        return aiohttp.ClientTimeout(
-            total=call.timeout_seconds or options.attempt_timeout_seconds, sock_connect=connect_seconds
-        )
+        return _create_timeout(call.timeout_seconds or options.attempt_timeout_seconds, connect_seconds)
 
     def _redirect(self, call: ApiCall[Any], status: int, current: str, location: str | None) -> URL:
         target = resolve_redirect(self._base_url, current, location)

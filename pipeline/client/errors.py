@@ -19,6 +19,7 @@ from typing import Final
 
 import aiohttp
 
+from pipeline.client.tls_errors import describe_tls_error
 from pipeline.errors import ScanlakeError, ServiceUnavailableError
 
 
@@ -27,6 +28,7 @@ class AttemptError(Exception):
 
     `kind` is a short word for statistics, `detail` a text for messages. `retryable`: another attempt can succeed.
     `is_protocol_error`: the service has changed if the failure persists. `attempts` counts those of the whole call.
+    `hint`: what to do, if the cause is known.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class AttemptError(Exception):
         retryable: bool = True,
         may_have_reached_service: bool = True,
         is_protocol_error: bool = False,
+        hint: str | None = None,
     ) -> None:
         super().__init__(detail or kind)
         self.kind = kind
@@ -46,6 +49,7 @@ class AttemptError(Exception):
         self.retryable = retryable
         self.may_have_reached_service = may_have_reached_service
         self.is_protocol_error = is_protocol_error
+        self.hint = hint
         self.attempts = 1
 
 
@@ -65,8 +69,10 @@ class ThrottledError(AttemptError):
 class RetriesExhaustedError(ServiceUnavailableError):
     """Every attempt of a request failed. `status` is that of the last one, None without an answer."""
 
-    def __init__(self, message: str, *, kind: str, attempts: int, status: int | None = None) -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str, *, kind: str, attempts: int, status: int | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
         self.kind = kind
         self.attempts = attempts
         self.status = status
@@ -119,19 +125,26 @@ def map_aiohttp_exception(error: BaseException) -> AttemptError:
     if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, _LOST):
         detail = "the connection was lost in the TLS handshake; the service may not support TLS 1.2"
         return AttemptError("handshake", detail, may_have_reached_service=False)
+    if isinstance(cause := _tls_cause(error), ssl.SSLError):
+        detail, hint = describe_tls_error(cause)
+        return AttemptError("tls", f"TLS: {detail}", retryable=False, may_have_reached_service=False, hint=hint)
     for exceptions, kind, detail, may_have_reached_service in _EXCEPTION_MAP:
         if isinstance(error, exceptions):
-            return AttemptError(
-                kind, detail, retryable=kind != "tls", may_have_reached_service=may_have_reached_service
-            )
+            return AttemptError(kind, detail, may_have_reached_service=may_have_reached_service)
     return AttemptError("malformed", "the HTTP library gave up the exchange")
+
+
+def _tls_cause(error: BaseException) -> BaseException:
+    """Return the error of OpenSSL that the HTTP library has wrapped, or the error itself."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return error.certificate_error
+    return error.os_error if isinstance(error, aiohttp.ClientConnectorSSLError) else error
 
 
 _LOST: Final = (ConnectionResetError, ConnectionAbortedError)  # a refused connection is another error
 
 # The order matters: several of these are subclasses of others.
 _EXCEPTION_MAP: Final[tuple[tuple[tuple[type[BaseException], ...], str, str, bool], ...]] = (
-    ((aiohttp.ClientSSLError, ssl.SSLError), "tls", "TLS failed: certificate or protocol refused", False),
     ((aiohttp.ClientHttpProxyError,), "proxy", "the proxy refused the connection to the service", False),
     ((aiohttp.ClientProxyConnectionError,), "proxy", "no connection to the proxy", False),
     ((aiohttp.ClientConnectorDNSError,), "dns", "the host's name cannot be resolved", False),

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import resource
 from typing import TYPE_CHECKING, Any, Final
 
-from pipeline import __version__
+import structlog
+
 from pipeline.client.client import Client
 from pipeline.client.options import ClientOptions
 from pipeline.client.rate_limiter import LearnedLimits, RateLimiter
+from pipeline.version import __version__
 
 if TYPE_CHECKING:
     from pipeline.settings import Settings
 
 _MAX_ATTEMPT_TIMEOUT_SECONDS: Final = 60.0
+_FILES_OF_THE_LAKE: Final = 128  # open files that are no connections: 22 measured in a sync, and parts while published
+_MIN_CONNECTIONS: Final = 8
+
+_log = structlog.get_logger()
 
 
 def create_client(settings: Settings, token: str, *, learned: dict[str, Any] | None = None) -> Client:
     """Return the client for `settings`. `learned` are the stored limits of an earlier run."""
     options = ClientOptions(
-        max_concurrency=settings.max_concurrency,
+        max_concurrency=_limit_to_open_files(settings.max_concurrency),
         max_requests_per_second=settings.max_requests_per_second,
         max_attempts=settings.max_attempts,
         total_deadline_seconds=settings.request_timeout_seconds,
@@ -34,3 +41,13 @@ def create_client(settings: Settings, token: str, *, learned: dict[str, Any] | N
         learned=LearnedLimits(**learned) if learned else None,
     )
     return Client(str(settings.base_url), token, options=options, rate_limiter=rate_limiter)
+
+
+def _limit_to_open_files(max_concurrency: int) -> int:
+    """Return how many requests may be in flight at most: each is a connection, and each connection an open file."""
+    open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    possible = max(_MIN_CONNECTIONS, open_files - _FILES_OF_THE_LAKE)
+    if open_files == resource.RLIM_INFINITY or max_concurrency <= possible:
+        return max_concurrency
+    _log.info("concurrency.limited", max_concurrency=max_concurrency, limit=possible, open_files=open_files)
+    return possible

@@ -18,7 +18,7 @@ _MAX_CONCURRENCY = 10_000
 class ClientOptions:
     """Options of `Client`. Sizes are those of decoded bodies."""
 
-    max_concurrency: int = 64
+    max_concurrency: int = 512
     max_requests_per_second: float | None = None
     max_attempts: int = 6
     total_deadline_seconds: float = 300.0  # for a call with its retries; `Retry-After` pauses are added

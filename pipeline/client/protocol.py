@@ -19,7 +19,7 @@ from pipeline.client.json_scan import JsonScanError, split_members
 from pipeline.client.pagination import PAGINATION_KEYS, PageInfo, parse_page_info
 from pipeline.errors import AuthenticationError, ProtocolError
 from schemas.json_decode import InvalidJsonError, decode_json
-from schemas.timestamps import parse_instant
+from schemas.timestamps import parse_instant, parse_instant_cached
 from schemas.value_types import ID, INSTANT, TypeMismatchError
 from schemas.wire import File
 
@@ -136,7 +136,7 @@ class _TypedIdentity(msgspec.Struct):
     @property
     def instant(self) -> int | None:
         """The timestamp in microseconds."""
-        return None if self.updated_at is None else parse_instant(self.updated_at)
+        return None if self.updated_at is None else parse_instant_cached(self.updated_at)
 
 
 _decode_raw_identity: Final = msgspec.json.Decoder(_RawIdentity).decode

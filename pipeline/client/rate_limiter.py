@@ -1,20 +1,10 @@
 """Rate limiter of the whole process: a concurrency limit and a request rate, both adaptive.
 
-*Concurrency* starts small and grows while the throughput grows with it. A service without a limit needs nothing else.
-A *rate* exists from the first 429 on (see `rate_search`): requests are spaced evenly. One burst of 429s counts once:
-answers to requests that were sent before the last decrease are ignored.
+*Concurrency* starts small and grows while the throughput grows with it (see `concurrency_search`). A service without a
+limit needs nothing else. A *rate* exists from the first 429 on (see `rate_search`): requests are spaced evenly. One
+burst of 429s counts once: answers to requests that were sent before the last decrease are ignored.
 
-The concurrency limit is in one of these states:
-
-1. *cold start* (`_cold_start`): each successful answer adds `_COLD_START_STEP` slots, until latency rises to
-   `_QUEUEING_LATENCY_FACTOR` times the minimum, throughput stops growing, or the service throttles.
-2. *hold*: the limit is constant. An epoch ends after as many answers as the limit and the seconds of its `_Epoch`.
-3. *increase*: after a saturated epoch outside of a back-off, the limit is multiplied by the growth of its `_Epoch`.
-4. *re-measure* (`_previous_limit`): the next epoch must have `_MIN_THROUGHPUT_GAIN` times the former throughput. If
-   not, the former limit returns and the next increase waits; that back-off doubles within `_PROBE_BACKOFF_SECONDS`.
-5. *decrease*: a 503 halves the limit and pauses all requests.
-
-tests/client/test_rate_limiter.py has a case for each of them.
+tests/client/test_rate_limiter.py has a case for each kind of limit.
 """
 
 from __future__ import annotations
@@ -24,8 +14,9 @@ import math
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, Literal, Self
 
+from pipeline.client.concurrency_search import AdaptiveConcurrency
 from pipeline.client.rate_search import AdaptiveRate
 
 if TYPE_CHECKING:
@@ -34,22 +25,7 @@ if TYPE_CHECKING:
     from pipeline.errors import AuthenticationError
 
 
-class _Epoch(NamedTuple):
-    """The shortest epoch, and the factor of an increase after it."""
-
-    min_seconds: float
-    growth: float
-
-
-INITIAL_CONCURRENCY: Final = 8
 _MAX_CATCH_UP_SECONDS: Final = 0.02  # spacing that may be made up for, because timers are late by that much
-_SLOW_LATENCY_SECONDS: Final = 0.05  # against a slower service, throughput depends on concurrency
-_COLD_START_STEP: Final = 3
-_QUEUEING_LATENCY_FACTOR: Final = 2.0  # a request that takes so many times the minimum was queued by the service
-_SLOW_EPOCH: Final = _Epoch(0.1, 2.0)
-_FAST_EPOCH: Final = _Epoch(0.25, 1.5)  # a fast service reaches its limit soon; slower growth causes fewer 429s
-_MIN_THROUGHPUT_GAIN: Final = 1.15
-_PROBE_BACKOFF_SECONDS: Final = (1.0, 30.0)  # between attempts to increase: first and longest
 _OVERLOAD_PAUSE_SECONDS: Final = 0.5
 
 LimitedBy = Literal["server limit", "latency", "ceiling"]
@@ -81,7 +57,7 @@ class RateLimiter:
     def __init__(
         self,
         *,
-        max_concurrency: int = 64,
+        max_concurrency: int = 512,
         max_rate: float | None = None,
         learned: LearnedLimits | None = None,
         max_retry_after_seconds: float = 900.0,
@@ -89,9 +65,8 @@ class RateLimiter:
     ) -> None:
         learned = learned or LearnedLimits()
         self._clock = clock
-        self._max_concurrency = max_concurrency
         self._max_retry_after_seconds = max_retry_after_seconds
-        self._limit = max(1, min(max_concurrency, learned.concurrency or INITIAL_CONCURRENCY))
+        self._concurrency = AdaptiveConcurrency(clock(), ceiling=max_concurrency, learned=learned.concurrency)
         self._adaptive_rate = AdaptiveRate(ceiling=max_rate, learned=learned.rate)
         self._in_flight = 0
         self._waiters: deque[asyncio.Future[None]] = deque()
@@ -100,18 +75,15 @@ class RateLimiter:
         self._paused_until = 0.0
         self._decreased_at = -1.0
         self._authentication_error: AuthenticationError | None = None
-        self._epoch_started = clock()
-        self._epoch_successes = 0
-        self._cold_start = learned.concurrency is None
-        self._min_latency = math.inf
-        self._saturated = False  # a request waited for concurrency in this epoch
-        self._previous_limit: tuple[int, float] | None = None  # the limit before an increase, and its throughput
-        self._backoff_seconds = _PROBE_BACKOFF_SECONDS[0]
-        self._backoff_until = 0.0
 
     def slot(self) -> Self:
         """Return a context that waits until a request may be sent. Raises `AuthenticationError` after `fail_all`."""
         return self
+
+    @property
+    def concurrency(self) -> int:
+        """The requests that may be in flight now."""
+        return self._concurrency.limit
 
     @property
     def state(self) -> LimiterState:
@@ -120,15 +92,15 @@ class RateLimiter:
         limited_by: LimitedBy = "latency"
         if rate is not None and rate != self._adaptive_rate.ceiling:
             limited_by = "server limit"
-        elif rate is not None or self._limit >= self._max_concurrency:
+        elif rate is not None or self.concurrency >= self._concurrency.ceiling:
             limited_by = "ceiling"
         pause = max(0.0, self._paused_until - self._clock())
-        return LimiterState(rate, self._limit, self._in_flight, len(self._waiters), pause, limited_by)
+        return LimiterState(rate, self.concurrency, self._in_flight, len(self._waiters), pause, limited_by)
 
     @property
     def learned(self) -> LearnedLimits:
         """The limits to start the next run with."""
-        return LearnedLimits(self._adaptive_rate.learned, self._limit)
+        return LearnedLimits(self._adaptive_rate.learned, self.concurrency)
 
     def fail_all(self, error: AuthenticationError) -> None:
         """Fail all waiting and later requests with `error`, because the service refused the token."""
@@ -142,14 +114,11 @@ class RateLimiter:
         """Record a successful request that took `latency` seconds."""
         now = self._clock()
         self._adaptive_rate.on_success(now, latency)
-        self._epoch_successes += 1
-        self._min_latency = min(self._min_latency, latency)
-        is_queued = latency > self._min_latency * _QUEUEING_LATENCY_FACTOR
-        if self._cold_start and self._saturated and latency >= _SLOW_LATENCY_SECONDS and not is_queued:
-            self._limit = min(self._limit + _COLD_START_STEP, self._max_concurrency)
-        epoch = _SLOW_EPOCH if latency >= _SLOW_LATENCY_SECONDS else _FAST_EPOCH
-        if self._epoch_successes >= self._limit and now - self._epoch_started >= epoch.min_seconds:
-            self._adjust_concurrency(now, growth=epoch.growth)
+        self._concurrency.on_success(now, latency, self._in_flight)
+
+    def on_failure(self, *, started: float) -> None:
+        """Record a request that failed otherwise than by a 429 or 503. `started`: when it was sent."""
+        self._concurrency.on_failure(self._clock(), started)
 
     def on_throttle(
         self, retry_after: float | None = None, *, started: float | None = None, overload: bool = False
@@ -163,37 +132,13 @@ class RateLimiter:
                 self._adaptive_rate.on_repeated_throttle()
             return
         self._decreased_at = now
-        self._previous_limit, self._cold_start = None, False
-        self._reset_epoch(now)
+        self._concurrency.on_throttle(now, self._paused_until, overload=overload)
         if overload:
             # An overloaded service needs fewer concurrent requests and a pause; its rate limit is another matter.
-            self._limit = max(1, self._limit // 2)
-            self._backoff_until = max(now, self._paused_until) + self._backoff_seconds
             self._paused_until = max(self._paused_until, now + _OVERLOAD_PAUSE_SECONDS)
             return
         pause = None if retry_after is None else self._paused_until - now
         self._paused_until = max(self._paused_until, now + self._adaptive_rate.on_throttle(now, retry_after=pause))
-
-    def _adjust_concurrency(self, now: float, *, growth: float) -> None:
-        throughput = self._epoch_successes / (now - self._epoch_started)
-        was_saturated = self._saturated
-        self._reset_epoch(now)
-        if self._previous_limit is not None:
-            limit, previous_throughput = self._previous_limit
-            self._previous_limit = None
-            if was_saturated and throughput < previous_throughput * _MIN_THROUGHPUT_GAIN:
-                self._limit, self._cold_start = limit, False
-                self._backoff_until = now + self._backoff_seconds
-                self._backoff_seconds = min(self._backoff_seconds * 2, _PROBE_BACKOFF_SECONDS[1])
-                return
-            self._backoff_seconds = _PROBE_BACKOFF_SECONDS[0]
-        if was_saturated and now >= self._backoff_until and self._limit < self._max_concurrency:
-            self._previous_limit = (self._limit, throughput)
-            self._limit = min(math.ceil(self._limit * growth), self._max_concurrency)
-            self._release_waiters()
-
-    def _reset_epoch(self, now: float) -> None:
-        self._epoch_started, self._epoch_successes, self._saturated = now, 0, False
 
     @staticmethod
     def _copy_error(error: AuthenticationError) -> AuthenticationError:
@@ -201,8 +146,8 @@ class RateLimiter:
 
     def _try_acquire(self) -> float:
         """Take a slot and return 0, or return the seconds to wait; infinite means until a request returns."""
-        if self._in_flight >= self._limit:
-            self._saturated = True
+        if self._in_flight >= self._concurrency.limit:
+            self._concurrency.was_limiting = True
             return math.inf
         rate = self._adaptive_rate.rate
         if rate is None and not self._paused_until:

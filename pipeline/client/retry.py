@@ -164,7 +164,7 @@ def _error_of(call: tenacity.RetryCallState) -> AttemptError:
 
 
 def _log_retry(label: str, call: tenacity.RetryCallState) -> None:
-    _log.info(
+    _log.debug(
         "request.retried",
         request=label,
         error_kind=_error_of(call).kind,

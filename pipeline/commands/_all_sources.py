@@ -10,10 +10,12 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from pipeline.config import per_source_path
-from pipeline.errors import ExitCode, RunInterrupted, SettingsError
+import typer
+
+from pipeline.config import lake_paths, per_source_path
+from pipeline.errors import ExitCode, RunInterrupted, SettingsError, most_severe
 from pipeline.formatting import pluralize
 from pipeline.logs import to_one_line
 from pipeline.monitoring.child_process import parse_json_object
@@ -21,12 +23,14 @@ from pipeline.process import run_async
 from pipeline.settings import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pipeline.context import CommandContext
 
 _TERMINATE_TIMEOUT_SECONDS: Final = 30.0  # a run needs at most 10 seconds to end after SIGTERM
 _MAX_LINE_BYTES: Final = 16_000_000
+ArgumentsOfSource: TypeAlias = "list[str] | Callable[[str], list[str]]"
+ALL_OPTION: Final = typer.Option("--all", help="Every source in the settings file, one line per source.")
 
 
 @dataclass(slots=True)
@@ -49,8 +53,8 @@ def default_jobs() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def refuse_single_source_options(context: CommandContext) -> None:
-    """Raise `SettingsError` for options that select one source."""
+def refuse_single_source_options(context: CommandContext, all_option: str = "--all") -> None:
+    """Raise `SettingsError` for options that select one source, beside the option for all of them."""
     flags = context.setting_flags
     values = {
         "--source": context.source,
@@ -60,11 +64,12 @@ def refuse_single_source_options(context: CommandContext) -> None:
     }
     for option, value in values.items():
         if value is not None:
-            raise SettingsError(f"--all and {option} exclude each other.", hint=f"Leave out --all or {option}.")
+            hint = f"Leave out {all_option} or {option}."
+            raise SettingsError(f"{all_option} and {option} exclude each other.", hint=hint)
 
 
 def run_for_all_sources(
-    context: CommandContext, sources: Sequence[str], arguments: Sequence[str], *, jobs: int
+    context: CommandContext, sources: Sequence[str], arguments: ArgumentsOfSource, *, jobs: int
 ) -> list[SourceResult]:
     """Run `scanlake ARGUMENTS --source NAME --json` for every source, `jobs` at a time.
 
@@ -77,13 +82,13 @@ def run_for_all_sources(
 
 
 async def _run_all(
-    context: CommandContext, results: Sequence[SourceResult], arguments: Sequence[str], jobs: int
+    context: CommandContext, results: Sequence[SourceResult], arguments: ArgumentsOfSource, jobs: int
 ) -> None:
     slots = asyncio.Semaphore(jobs)
 
     async def run_in_slot(result: SourceResult) -> None:
         async with slots:
-            await _run_one(context, result, arguments)
+            await _run_one(context, result, arguments if isinstance(arguments, list) else arguments(result.source))
 
     async with asyncio.TaskGroup() as group:
         for result in results:
@@ -157,8 +162,30 @@ async def _forward_stderr(stream: asyncio.StreamReader, source: str, *, as_json:
         sys.stderr.flush()
 
 
-def format_source_result(result: SourceResult, width: int) -> str:
-    """Return the line of a source."""
+def report_all_sources(
+    context: CommandContext, arguments: ArgumentsOfSource, describe: Callable[[Mapping[str, Any]], str]
+) -> ExitCode:
+    """Run a command for every source and print one line per source; `describe` returns that of a JSON result.
+
+    `arguments` are those of every source, or a function of its name.
+
+    Returns the most severe exit code. Raises `SettingsError` if the settings file has no sources.
+    """
+    refuse_single_source_options(context)
+    lakes = lake_paths(context.config)
+    results = run_for_all_sources(context, list(lakes), arguments, jobs=default_jobs())
+    code = most_severe(result.exit_code for result in results)
+    width = max(map(len, lakes))
+    sources = {result.source: {"exit_code": result.code} | result.output for result in results}
+    text = "".join(format_source_result(result, width, describe) for result in results)
+    context.print_result({"exit_code": code, "sources": sources}, text)
+    return code
+
+
+def format_source_result(
+    result: SourceResult, width: int, describe: Callable[[Mapping[str, Any]], str] | None = None
+) -> str:
+    """Return the line of a source: of a sync, or as `describe` formats its JSON."""
     name = f"{result.source:{width}}"
     if result.code is None:
         return f"{name}  not started\n"
@@ -167,8 +194,10 @@ def format_source_result(result: SourceResult, width: int) -> str:
         return (
             f"{name}  failed ({result.code}): {to_one_line(str(output['error']))} {to_one_line(str(output['hint']))}\n"
         )
+    if describe is not None and output:
+        return f"{name}  {describe(output)}\n"
     if result.code < 0 or "snapshot" not in output:
         return f"{name}  ended with {result.code} and without a result\n"
     rejects = f", {pluralize(output['rejects'], 'reject')}" if output["rejects"] else ""
     files = f"snapshot {output['snapshot']}, {pluralize(output['files_stored'], 'file')} fetched{rejects}"
-    return f"{name}  {files}, watermark {output['watermark'] or 'not reached yet'} ({result.seconds:.1f} s)\n"
+    return f"{name}  {files}, watermark {output['watermark'] or 'none yet'} ({result.seconds:.1f} s)\n"

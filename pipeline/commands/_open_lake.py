@@ -1,45 +1,26 @@
 """A lake that a command opens for writing."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager
+from typing import Any
 
+from pipeline.client.probe import probe_service
 from pipeline.context import CommandContext
-from pipeline.errors import ScanlakeError
-from pipeline.lake.catalog_options import CatalogOptions
 from pipeline.lake.lake import Lake
-from pipeline.maintenance import union
+from pipeline.maintenance.writable_lake import open_writable_lake
+from pipeline.process import run_async
 from pipeline.settings import Settings
 
 
-@contextmanager
 def open_lake(
-    context: CommandContext,
-    settings: Settings,
-    doing: str,
-    *,
-    must_exist: bool = True,
-    check_before_open: bool = False,
-    is_backup: bool = False,
-    purges_files: bool = False,
-) -> Iterator[Lake]:
-    """Open the lake of the settings, and close it when the block ends or fails.
+    context: CommandContext, settings: Settings, doing: str, *, token: str | None = None, **options: Any
+) -> AbstractContextManager[Lake]:
+    """Open the lake of the settings as `open_writable_lake` does; `options` are its options.
 
-    Afterwards no union shows purged files. The block may purge files (`purges_files`), or its first publish may finish
-    a purge that was killed, even if the block fails later.
+    A new lake is made once the service has accepted `token`: a wrong address or token leaves no folder.
     """
-    with Lake(
-        settings.lake,
-        doing=doing,
-        reader_root=settings.reader_root,
-        must_exist=must_exist,
-        check_before_open=check_before_open,
-        is_backup=is_backup,
-        options=CatalogOptions.from_settings(settings),
-    ) as lake:
-        is_purge = purges_files or lake.ledger.properties.purge_in_progress is not None
-        try:
-            yield lake
-        finally:
-            with suppress(ScanlakeError):  # of a ledger that the block has found unreadable
-                published_at = lake.ledger.purge_published_at()
-                union.refresh_after_purge(context.config, published_at, always=is_purge)
+
+    def probe() -> None:
+        if token is not None:
+            run_async(probe_service(settings, token, is_quick=False))
+
+    return open_writable_lake(settings, doing, config=context.config, before_creation=probe, **options)

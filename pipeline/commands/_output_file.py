@@ -14,7 +14,7 @@ from pipeline.lake.lake_folder import require_outside_lakes
 _STANDARD_OUTPUT: Final = Path("-")
 
 
-def resolve_output(out: Path | None, lake: Path) -> Path | None:
+def resolve_output(out: Path | None, *lakes: Path) -> Path | None:
     """Return the file, device or pipe behind --out, links resolved; None for standard output.
 
     Raises `SettingsError` if it is not allowed.
@@ -25,7 +25,8 @@ def resolve_output(out: Path | None, lake: Path) -> Path | None:
         path = out if _is_stream(out) else out.resolve()
     except RuntimeError:
         raise SettingsError(f"--out {out} is a link that refers to itself.", hint="Use another file.") from None
-    require_outside_lakes(path, f"--out {out}", lake)
+    for lake in lakes:
+        require_outside_lakes(path, f"--out {out}", lake)
     if path.is_dir():
         raise SettingsError(f"--out {out} is a folder.", hint="Use a file in this folder.")
     if not path.parent.is_dir():

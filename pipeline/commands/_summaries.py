@@ -22,12 +22,14 @@ _MAX_REASONS: Final = 5
 _MAX_NAMED_IDS: Final = 10
 
 
-def format_sync_summary(summary: SyncSummary, delta: RunDelta, lake: Mapping[str, Any]) -> str:
-    """Return the closing lines of a sync; `lake` is the result of `lake_stats`."""
+def format_sync_summary(
+    summary: SyncSummary, delta: RunDelta, lake: Mapping[str, Any], *, is_partial: bool = False
+) -> str:
+    """Return the closing lines of a sync; `lake` is the result of `lake_stats`. `is_partial`: of a chosen range."""
     rate = summary.files_stored / summary.seconds if summary.seconds else 0.0
     requests = summary.requests
-    files = [f"{pluralize(summary.files_stored, 'file')} fetched", f"{summary.files_skipped:,} unchanged"]
-    files += [f"{delta.added:,} of them new"] if delta.added else []
+    new = f" ({delta.added:,} new)" if delta.added else ""
+    files = [f"{pluralize(summary.files_stored, 'file')} fetched{new}", f"{summary.files_skipped:,} unchanged"]
     files += [f"{summary.files_deleted:,} deleted during the run"] if summary.files_deleted else []
     calls = [
         f"{requests['list']:,} list and {requests['detail']:,} detail",
@@ -35,7 +37,9 @@ def format_sync_summary(summary: SyncSummary, delta: RunDelta, lake: Mapping[str
     ]
     calls += [f"{delta.throttled:,} throttled (429)"] if delta.throttled else []
     lines = {
-        "watermark": f"{summary.watermark or 'not reached yet'}: everything updated before it is in the lake",
+        "watermark": f"{summary.watermark}: everything updated before it is in the lake"
+        if summary.watermark
+        else "none yet: only a part of the files is in the lake",
         "files": ", ".join(files),
         "rows": ", ".join(f"{delta.rows[name]:,} {name}" for name in _SUMMARY_TABLES if delta.rows.get(name)),
         "time": f"{summary.seconds:.1f} s, {rate:,.0f} files/s",
@@ -43,7 +47,7 @@ def format_sync_summary(summary: SyncSummary, delta: RunDelta, lake: Mapping[str
         "rate": ", ".join(format_rate(delta.max_requests_per_second, delta.concurrency, delta.limited_by)),
         "rejects": _format_rejects(summary, delta),
         "lake": f"snapshot {summary.snapshot}, {pluralize(lake['files'] or 0, 'file')}, {format_bytes(lake['bytes'])}",
-        "next": _suggest_next_step(summary, delta, lake),
+        "next": _suggest_next_step(summary, delta, lake, is_partial=is_partial),
     }
     return "".join(f"{name:<9}  {text}\n" for name, text in lines.items() if text)
 
@@ -56,7 +60,12 @@ def _format_rejects(summary: SyncSummary, delta: RunDelta) -> str:
     return "; ".join([f"{summary.rejects:,}", *reasons, *([pluralize(more, "other reason")] if more > 0 else [])])
 
 
-def _suggest_next_step(summary: SyncSummary, delta: RunDelta, lake: Mapping[str, Any]) -> str:
+def _suggest_next_step(summary: SyncSummary, delta: RunDelta, lake: Mapping[str, Any], *, is_partial: bool) -> str:
+    if summary.state == "stopped":
+        left = "" if summary.files_left is None else f", about {pluralize(summary.files_left, 'file')} left"
+        return f"stopped at max_duration_seconds{left}: the next sync continues"
+    if summary.watermark is None and is_partial:
+        return "run `scanlake sync` without --since and --until to fetch all files"
     if summary.watermark is None:
         return "run `scanlake sync` again: part of the list was not consistent"
     if summary.rejects:

@@ -1,38 +1,89 @@
-"""`scanlake backup`: a copy of the lake that can be opened and synced."""
+"""`scanlake backup`: a copy of the lake in a folder or on object storage, brought up to date by the next backup."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from pipeline.commands._all_sources import report_all_sources, to_argv
 from pipeline.commands._open_lake import open_lake
 from pipeline.context import CommandContext
-from pipeline.errors import ExitCode
+from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import format_bytes, pluralize
-from pipeline.maintenance.backup import backup
+from pipeline.maintenance.backup import BackupResult, backup
+from pipeline.publish.object_store import open_store
+from pipeline.publish.remote_backup import RemoteBackupResult, upload_backup
+from pipeline.settings import Settings
+from schemas.timestamps import now_us
 
 
 def run(
     context: CommandContext,
     *,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for the copy. It must be empty or not exist.")],
-    copy: Annotated[
-        bool, typer.Option("--copy", help="Copy every part instead of using hard links. Use it for a backup to move.")
+    folder: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIR|URL",
+            help="Folder: empty, new, or with a backup of this lake; or a URL: s3://, gs://, az://, file://.",
+        ),
+    ],
+    link: Annotated[
+        bool, typer.Option("--link", help="Use hard links where possible: no space, but damage to a part is in both.")
+    ] = False,
+    all_sources: Annotated[
+        bool,
+        typer.Option("--all", help="Every source in the settings file, each into DIR/NAME or URL/NAME."),
     ] = False,
 ) -> ExitCode:
-    """Copy the lake into an empty folder.
+    """Copy the lake into a folder or to object storage, or bring an earlier backup there up to date.
 
-    The copy is a lake: it can be opened and synced. On the same file system the parts are hard links, which take no
-    time and no space. Parts are never written again, so the two lakes are independent. A backup replaces an
-    interrupted backup in the same folder.
+    The copy in a folder is a lake: it can be queried and checked. A later backup into the same folder copies only new
+    parts and removes the others. Every part is compared with its hash before it is copied. A backup that another run
+    has synced is refused as a target.
+
+    A backup on object storage has the parts, the documents and the ledger. The next one there uploads only new parts
+    and deletes those that the lake no longer has. `scanlake restore` makes a lake of either.
+
+    With --all: the folder has the name of the source. A source that fails does not stop the others; the exit code is
+    the most severe one.
     """
+    if all_sources:
+        options = to_argv({"link": link})
+        return report_all_sources(
+            context,
+            lambda source: ["backup", f"{folder.rstrip('/') or '/'}/{source}", *options],
+            _describe_source,
+        )
     settings = context.settings()
+    if "://" in folder:
+        return _back_up_to_store(context, settings, folder, link=link)
     with open_lake(context, settings, "backup", is_backup=True) as lake:
-        result = backup(lake, folder, copy=copy)
-    text = (
-        f"{pluralize(result.files, 'file')} in {pluralize(result.parts, 'part')} ({format_bytes(result.bytes)})"
-        f" to {result.folder}: {result.linked:,} linked, {result.copied:,} copied\n"
-    )
-    context.print_result(asdict(result), text)
+        result = backup(lake, Path(folder), link=link)
+    counts = f"{result.copied:,} copied, {result.linked:,} linked, {result.unchanged:,} unchanged"
+    return _print_result(context, result, result.folder, counts)
+
+
+def _back_up_to_store(context: CommandContext, settings: Settings, url: str, *, link: bool) -> ExitCode:
+    if link:
+        raise SettingsError("--link requires a folder.", hint="Leave out --link: a backup to a URL copies every part.")
+    store = open_store(url)
+    with open_lake(context, settings, "backup", is_backup=True) as lake:
+        result = upload_backup(lake, store, at=now_us())
+    counts = f"{result.uploaded:,} uploaded ({format_bytes(result.uploaded_bytes)}), {result.deleted:,} deleted"
+    return _print_result(context, result, result.target, counts)
+
+
+def _print_result(
+    context: CommandContext, result: BackupResult | RemoteBackupResult, target: str, counts: str
+) -> ExitCode:
+    size = f"{pluralize(result.files, 'file')} in {pluralize(result.parts, 'part')} ({format_bytes(result.bytes)})"
+    context.print_result(asdict(result), f"{size} to {target}: {counts}\n")
     return ExitCode.OK
+
+
+def _describe_source(result: Mapping[str, Any]) -> str:
+    target = result.get("folder", result.get("target"))
+    parts = f"{pluralize(result['files'], 'file')} in {pluralize(result['parts'], 'part')}"
+    return f"{parts} ({format_bytes(result['bytes'])}) to {target}"

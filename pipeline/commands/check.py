@@ -1,19 +1,30 @@
 """`scanlake check`: check the lake's own files and repair damage."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
+from pipeline.commands._all_sources import ALL_OPTION, report_all_sources, to_argv
 from pipeline.commands._open_lake import open_lake
+from pipeline.commands._remote_publish import read_publish_record
 from pipeline.context import CommandContext
-from pipeline.errors import ExitCode
+from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import format_bytes, pluralize
 from pipeline.lake.folder_checks import require_lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.maintenance.repair import CheckResult, check_and_repair, check_only
+from pipeline.publish.check_published import check_published
+from pipeline.publish.engine_check import check_engine, format_engine_sql
+from pipeline.publish.object_store import open_store
+from pipeline.settings import Settings
 
 _MAX_LISTED_IDS = 10
+_ENGINE_SQL = typer.Option("--engine-sql", help="Print a query that counts the Iceberg tables in any engine.")
+_ENGINE_RESULTS = typer.Option(metavar="FILE", help="Compare the rows of that query, saved as CSV, with the lake.")
+_SNAPSHOT = typer.Option(metavar="N", help="With --engine-results: the snapshot to compare. Default: the newest.")
 
 
 def run(
@@ -23,6 +34,16 @@ def run(
         bool, typer.Option("--read-data", help="Also read every page of every part, and find gaps in raw/.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Report damage, but change nothing.")] = False,
+    published: Annotated[
+        bool, typer.Option("--published", help="Compare the lake with its copy on object storage instead.")
+    ] = False,
+    to: Annotated[
+        str | None, typer.Option(metavar="URL", help="With --published: the target. Default: the last one.")
+    ] = None,
+    engine_sql: Annotated[bool, _ENGINE_SQL] = False,
+    engine_results: Annotated[Path | None, _ENGINE_RESULTS] = None,
+    snapshot: Annotated[int | None, _SNAPSHOT] = None,
+    all_sources: Annotated[bool, ALL_OPTION] = False,
 ) -> ExitCode:
     """Check the lake's own files and repair damage (`verify` compares with the service).
 
@@ -30,9 +51,25 @@ def run(
     rebuilt from raw/. If raw documents are damaged too, the next sync fetches only those files. Files that scanlake
     did not write are reported and not changed.
 
-    Exit codes: 0 no damage, 9 damage (also if it was repaired).
+    With --published: compares objects, row counts and rows of the newest published snapshot with the lake, with
+    --read-data also every object's hash. Changes nothing.
+
+    For any engine with the Iceberg tables: run the query of --engine-sql there, save its rows as CSV, and compare them
+    with --engine-results FILE.
+
+    Exit codes: 0 no damage, 9 damage (also if it was repaired), 8 the object storage failed or refused.
     """
+    if all_sources:
+        options = {"read_data": read_data, "dry_run": dry_run}
+        return report_all_sources(context, ["check", *to_argv(options)], _describe_source)
     settings = context.settings()
+    if engine_sql:
+        context.print_result({"sql": (sql := format_engine_sql(settings.iceberg_namespace))}, sql)
+        return ExitCode.OK
+    if engine_results is not None:
+        return _check_engine(context, settings, engine_results, snapshot)
+    if published or to is not None:
+        return _check_published(context, settings, to, read_data=read_data)
     if dry_run:
         layout = LakeLayout(settings.lake.absolute())
         require_lake(layout)
@@ -42,6 +79,51 @@ def run(
             result = check_and_repair(lake, read_data=read_data)
     context.print_result({"ok": not result.damage, **asdict(result)}, _format_result(result, repaired=not dry_run))
     return ExitCode.DAMAGE if result.damage else ExitCode.OK
+
+
+def _check_published(context: CommandContext, settings: Settings, to: str | None, *, read_data: bool) -> ExitCode:
+    record = read_publish_record(settings)
+    target = to or settings.publish_to or (record["target"] if record else None)
+    if target is None:
+        raise SettingsError("The lake was not published to object storage.", hint="Add --to URL, or set publish_to.")
+    store = open_store(target)
+    with open_lake(context, settings, "check") as lake:
+        result = check_published(lake, store, read_data=read_data)
+    lines = [f"{issue.subject}: {issue.problem}" for issue in result.issues]
+    subject = f"snapshot {result.snapshot} at {target}: {pluralize(result.parts, 'part')}"
+    if result.compared:
+        subject += f", {pluralize(sum(result.tables.values()), 'row')} in {pluralize(len(result.tables), 'table')}"
+    else:
+        subject += "; the lake no longer has this snapshot, so rows were not compared"
+    if result.issues:
+        lines += [f"DAMAGED: {pluralize(len(result.issues), 'finding')} in {subject}"]
+        lines += [f"run `scanlake publish --to {target}` after deleting the damaged objects"]
+    else:
+        lines += [f"ok: {subject}"]
+    if result.snapshot < result.newest:
+        lines += [f"the lake has snapshot {result.newest}; run `scanlake publish --to {target}`"]
+    context.print_result({"ok": not result.issues, **asdict(result)}, "\n".join(lines) + "\n")
+    return ExitCode.DAMAGE if result.issues else ExitCode.OK
+
+
+def _check_engine(context: CommandContext, settings: Settings, results: Path, number: int | None) -> ExitCode:
+    with open_lake(context, settings, "check") as lake:
+        last = lake.ledger.last_snapshot()
+        if last is None:
+            raise SettingsError("The lake has no snapshot.", hint="Run `scanlake sync` first.")
+        result = check_engine(lake.layout, number or last.snapshot, results)
+    lines = [f"{issue.subject}: {issue.problem}" for issue in result.issues]
+    rows = sum(numbers.row_count for numbers in result.tables.values())
+    subject = f"snapshot {result.snapshot}: {pluralize(rows, 'row')} in {pluralize(len(result.tables), 'table')}"
+    if result.issues:
+        lines += [f"DIFFERENT: {pluralize(len(result.issues), 'table')} of {subject}"]
+        lines += ["if the engine reads another sync, name its snapshot with --snapshot"]
+    else:
+        lines += [f"ok: {subject}"]
+    tables = {name: numbers._asdict() for name, numbers in result.tables.items()}
+    printed = {"ok": not result.issues, **asdict(result), "tables": tables}
+    context.print_result(printed, "\n".join(lines) + "\n")
+    return ExitCode.DAMAGE if result.issues else ExitCode.OK
 
 
 def _format_result(result: CheckResult, *, repaired: bool) -> str:
@@ -71,3 +153,9 @@ def _format_result(result: CheckResult, *, repaired: bool) -> str:
     else:
         lines.append("nothing was changed; run without --dry-run to repair")
     return "\n".join(lines) + "\n"
+
+
+def _describe_source(result: Mapping[str, Any]) -> str:
+    lines = [f"{'ok' if result['ok'] else 'DAMAGED'}: {pluralize(result['parts'], 'part')}"]
+    lines += [f"  {issue['subject']}: {issue['problem']}" for issue in result["damage"]]
+    return "\n".join(lines)

@@ -104,12 +104,37 @@ def run(
     _print("\n5. The service is stopped. An analyst queries the lake:")
     _run_queries(lake, second["run_id"])
     _print(f"\nDone in {time.monotonic() - started:.1f} s. Open the lake:")
-    _print(f"  scanlake --lake {lake} dashboard --open")
-    _print(f'  scanlake --lake {lake} query "SELECT * FROM meta.freshness"')
-    _print(f"  duckdb -readonly {lake / 'catalog.duckdb'}")
-    connect = f"duckdb.connect('{lake / 'catalog.duckdb'}', read_only=True)"
-    _print(f"  python -c \"import duckdb; {connect}.sql('FROM files').show()\"")
+    for command in _suggest_commands(lake):
+        _print(f"  {command}")
     return ExitCode.OK
+
+
+def _suggest_commands(lake: Path) -> list[str]:
+    """Return commands that run as printed in this folder, also if the installation is not on the PATH."""
+    catalog = lake / "catalog.duckdb"
+    python = _find_program(Path(sys.executable).name) or sys.executable
+    own = _find_program("scanlake")
+    scanlake = [own] if own else [python, "-m", "pipeline"]
+    connect = f"import duckdb; duckdb.connect({str(catalog)!r}, read_only=True).sql('FROM files').show()"
+    duckdb_cli = _find_program("duckdb")
+    commands = [
+        [*scanlake, "--lake", str(lake), "dashboard", "--open"],
+        [*scanlake, "--lake", str(lake), "query", "FROM meta.freshness"],
+        [duckdb_cli, "-readonly", str(catalog)] if duckdb_cli else [python, "-m", "pip", "install", "duckdb-cli"],
+        [python, "-c", connect],
+    ]
+    return [shlex.join(command) for command in commands]
+
+
+def _find_program(name: str) -> str | None:
+    """Return how to call a program of this installation: by name, or by its path, relative if below this folder."""
+    on_path = shutil.which(name)
+    sibling = Path(sys.executable).with_name(name)
+    if not sibling.exists():
+        return name if on_path else None
+    if on_path and sibling.samefile(on_path) and Path(on_path).parent == sibling.parent:
+        return name
+    return str(sibling.relative_to(Path.cwd()) if sibling.is_relative_to(Path.cwd()) else sibling)
 
 
 def _print(line: str) -> None:

@@ -26,6 +26,8 @@ def _format_plan(estimate: SyncEstimate) -> str:
     about = "" if estimate.exact else "about "
     total = "" if estimate.files_in_service is None else f" of {estimate.files_in_service:,} in the service"
     run_name = "A first sync" if estimate.kind == "first" else "The next sync"
+    if estimate.kind == "first" and estimate.files_in_lake:
+        run_name = "The rest of the first sync"
     disk = estimate.disk
     sizes = ", ".join(
         f"{name} {format_bytes(size)}"

@@ -4,17 +4,22 @@ import getpass
 import os
 import secrets
 import socket
+import sys
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from pipeline.commands._open_lake import open_lake
+from pipeline.commands._remote_publish import publish_in_subprocess, read_publish_record
 from pipeline.context import CommandContext
-from pipeline.errors import ExitCode
+from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import pluralize
-from pipeline.lake.purge import MAX_FILE_ID, PurgeResult, purge
+from pipeline.lake.purge import MAX_FILE_ID, PurgePlan, PurgeResult, plan_purge, purge
+from pipeline.logs import to_one_line
 from schemas.timestamps import now_us
+
+_MAX_LINES: Final = 20
 
 
 def run(
@@ -26,6 +31,8 @@ def run(
     requested_by: Annotated[
         str | None, typer.Option(help="Person who requested the purge. Default: current user and host.")
     ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be erased; erase nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Erase without confirmation.")] = False,
 ) -> ExitCode:
     """Erase files from the lake and from every earlier snapshot.
 
@@ -33,14 +40,58 @@ def run(
     deleted. The lake records the ids, the time and --requested-by. A file that the service still has can return with
     the next sync: delete it in the service first. The next run that publishes finishes an interrupted purge.
 
+    Shows the files first and asks on a terminal. Without a terminal, --yes is required.
+
+    If the lake is published to object storage, it is published again, and the objects with the files are deleted there
+    at once. Exit code 8: that failed; `scanlake publish` repeats it.
+
     If the lake never had one of the files, the command ends with exit code 2 and erases nothing.
     """
     settings = context.settings()
     requester = requested_by or _current_user()
+    with open_lake(context, settings, "purge") as lake:
+        plan = plan_purge(lake, file_ids)
+    if dry_run:
+        context.print_result({**asdict(plan), "erased": False}, _format_plan(plan) + "nothing was erased\n")
+        return ExitCode.OK
+    if plan.files and not yes:
+        _confirm(plan)
     with open_lake(context, settings, "purge", purges_files=True) as lake:
         result = purge(lake, file_ids, by=requester, at=now_us(), mark=secrets.token_hex(3))
-    context.print_result({**asdict(result), "requested_by": requester}, _format_result(result))
-    return ExitCode.OK
+    output, text, code = {**asdict(result), "requested_by": requester}, _format_result(result), ExitCode.OK
+    record = read_publish_record(settings)
+    if (target := settings.publish_to or (record["target"] if record else None)) is not None:
+        output["publish"] = published = publish_in_subprocess(context, settings, target)
+        is_erased = published["problem"] is None and published["snapshot"] == result.snapshot
+        code = ExitCode.OK if is_erased else ExitCode.PUBLISH
+        state = "erased" if is_erased else f"NOT ERASED; run `scanlake publish --to {target}`"
+        text += f"{target}: {state}\n"
+    context.print_result(output, text)
+    return code
+
+
+def _confirm(plan: PurgePlan) -> None:
+    """Show what would be erased and ask. Scripts use --yes. Raises `SettingsError` unless the answer is yes."""
+    files = pluralize(len(plan.files), "file")
+    if not sys.stdin.isatty():
+        raise SettingsError(f"Erasing {files} cannot be undone. Nothing was erased.", hint="Add --yes to erase.")
+    sys.stderr.write(_format_plan(plan))
+    if not typer.confirm(f"Erase {files}? This cannot be undone.", err=True):
+        raise SettingsError("Nothing was erased.", hint="Answer y, or add --yes, to erase.")
+
+
+def _format_plan(plan: PurgePlan) -> str:
+    lines = [
+        f"file {file.file_id}: reference {to_one_line(file.reference or '-')}, {pluralize(file.uploads, 'upload')}"
+        for file in plan.files[:_MAX_LINES]
+    ]
+    if len(plan.files) > _MAX_LINES:
+        lines.append(f"and {pluralize(len(plan.files) - _MAX_LINES, 'other file')}")
+    lines.append(
+        f"{pluralize(len(plan.files), 'file')} in {pluralize(plan.parts, 'part')};"
+        f" {pluralize(plan.snapshots, 'snapshot')} of earlier states would be deleted"
+    )
+    return "\n".join(lines) + "\n"
 
 
 def _format_result(result: PurgeResult) -> str:

@@ -1,23 +1,36 @@
 """`scanlake replay`: rebuild all tables from the documents in raw/."""
 
+from contextlib import nullcontext
 from dataclasses import asdict
+from typing import Annotated
+
+import typer
 
 from pipeline.commands._open_lake import open_lake
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
+from pipeline.maintenance.ray_executor import RayExecutor
 from pipeline.maintenance.replay import replay
 
 
-def run(context: CommandContext) -> ExitCode:
+def run(
+    context: CommandContext,
+    *,
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="CLUSTER", help="Flatten the documents on a Ray cluster: ray, or ray://HOST:PORT."),
+    ] = None,
+) -> ExitCode:
     """Rebuild all tables from the raw documents, without calls to the service.
 
     Use it after an upgrade of scanlake that reads more from the documents: it fills a new column for every file.
     All tables change in one new snapshot.
     """
     settings = context.settings()
-    with open_lake(context, settings, "replay") as lake:
-        result = replay(lake)
+    cluster = nullcontext() if on is None else RayExecutor(on)
+    with open_lake(context, settings, "replay") as lake, cluster as executor:
+        result = replay(lake, executor)
     text = (
         f"snapshot {result.snapshot}: {pluralize(result.files, 'file')}, {pluralize(result.rows, 'row')}"
         f" rebuilt in {result.seconds:.1f} s\n"

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from pipeline.client.factory import create_client
+from pipeline.commands._completeness import warn_if_incomplete
 from pipeline.context import CommandContext, setting_option
 from pipeline.errors import ExitCode, SettingsError, refuse_unreadable
 from pipeline.formatting import format_bytes, pluralize
@@ -64,6 +65,9 @@ def run(
     group_by: Annotated[
         str | None, _content_option(metavar="SQL", help="Expression over files; each PDF has one value of it.")
     ] = None,
+    per_file: Annotated[
+        bool, _content_option("--per-file", help="One PDF for each file, named by its reference.")
+    ] = False,
     template: Annotated[
         int | None, _content_option(metavar="ID", help="Report template. Default: the service's.")
     ] = None,
@@ -81,9 +85,13 @@ def run(
         str | None,
         _content_option(
             metavar="PATTERN",
-            help="Names of the PDFs, with {batch}, {group} and {count}. Default: report-{batch}, or {group}-{batch}.",
+            help="Names of the PDFs, with {batch}, {group}, {count} and, with --per-file, {reference}."
+            " Default: report-{batch}, or {group}-{batch}.",
         ),
     ] = None,
+    title: Annotated[str | None, _content_option(help="Title of index.html. Default: the id of the job.")] = None,
+    purpose: Annotated[str | None, _content_option(help="What the PDFs are for; in index.html and manifest.")] = None,
+    requested_by: Annotated[str | None, _content_option(help="Who asked for them; in index.html and manifest.")] = None,
     dry_run: Annotated[bool, _run_option("--dry-run", help="Show the batches, calls and time; order nothing.")] = False,
     timeout: Annotated[float, _run_option(min=0, help="Seconds to wait for a report after its order.")] = 1_800,
     synchronous: Annotated[
@@ -104,9 +112,9 @@ def run(
     """Download the PDFs of many files into a folder with a manifest.
 
     Files are ordered in batches of at most 100. Each file is confirmed in the service before its order and after its
-    delivery. The same command resumes an interrupted job and orders failed reports again. A changed selection or option
-    in the same folder is refused. The folder has the PDFs, manifest.csv, manifest.json, index.html and SHA256SUMS;
-    `scanlake report verify DIR` checks it.
+    delivery. The same command resumes an interrupted job and orders failed reports again; a complete job is left as it
+    is. A signed folder is changed only with --sign. A changed selection or option in the same folder is refused. The
+    folder has the PDFs, manifest.csv, manifest.json, index.html and SHA256SUMS; `scanlake report verify DIR` checks it.
 
     Exit codes: 0 every file is in a PDF, 4 some files are named as failed, 1 the service failed (run again),
     3 token refused, 5 another run uses the folder, 6 the URL of a report must not be requested.
@@ -117,16 +125,19 @@ def run(
         max_concurrency=max_concurrency,
         max_requests_per_second=max_requests_per_second,
     )
-    selection = _parse_selection(where, sql, ids, reference, group_by)
+    selection = _parse_selection(where, sql, ids, reference, group_by, per_file=per_file)
     options = JobOptions(
         service=require_base_url(settings),
         selection=selection.to_json(),
-        name=validate_name_pattern(name, grouped=group_by is not None),
+        name=validate_name_pattern(name, grouped=group_by is not None or per_file, per_file=per_file),
         template=template,
         locale=locale,
         format=_validate_format(format_),
         timezone=timezone,
         datetime_format=datetime_format,
+        title=title,
+        purpose=purpose,
+        requested_by=requested_by,
     )
     layout = LakeLayout(settings.lake.absolute())
     require_lake(layout)
@@ -161,8 +172,16 @@ def run(
 
 
 def _parse_selection(
-    where: str | None, sql: str | None, ids: str | None, references: list[str] | None, group_by: str | None
+    where: str | None,
+    sql: str | None,
+    ids: str | None,
+    references: list[str] | None,
+    group_by: str | None,
+    *,
+    per_file: bool,
 ) -> Selection:
+    if per_file and group_by is not None:
+        raise SettingsError("--per-file and --group-by exclude each other.", hint="Leave one out.")
     options: dict[SelectionKind, Any] = {"where": where, "sql": sql, "ids": ids, "reference": references or None}
     kinds = [kind for kind, value in options.items() if value is not None]
     if len(kinds) != 1:
@@ -171,7 +190,7 @@ def _parse_selection(
             hint="Use one of --where, --sql, --ids and --reference.",
         )
     listed_ids = () if ids is None else _read_ids(ids)
-    return Selection(kinds[0], where or sql or "", listed_ids, tuple(references or ()), group_by)
+    return Selection(kinds[0], where or sql or "", listed_ids, tuple(references or ()), group_by, per_file)
 
 
 def _read_ids(source: str) -> tuple[int, ...]:
@@ -199,6 +218,7 @@ def _validate_output_folder(out: Path | None, settings: Settings) -> Path:
 
 def _select_files(settings: Settings, selection: Selection) -> tuple[Sequence[SelectedFile], CatalogState]:
     with open_catalog(settings) as lake:
+        warn_if_incomplete(lake)
         selected = run_interruptibly(lake, lambda: select_files(lake, selection))
         return selected, read_catalog_state(lake)
 
@@ -221,7 +241,7 @@ def _print_unorderable(selected: Sequence[SelectedFile]) -> None:
 def _print_dry_run(
     call: CommandContext, selected: Sequence[SelectedFile], options: JobOptions, mean_seconds: float | None
 ) -> ExitCode:
-    files, batches = make_batches(selected)
+    files, batches = make_batches(selected, options.max_batch_files)
     _print_unorderable(selected)
     not_ordered = sum(file.batch is None for file in files)
     names = [f"{pdf_stem(options.name, batch)}.pdf" for batch in batches]
@@ -257,6 +277,7 @@ def _print_result(call: CommandContext, result: JobResult, folder: Path) -> None
                 "job": status.job.job,
                 "folder": str(folder),
                 "resumed": result.resumed,
+                "was_complete": result.was_complete,
                 "files": len(status.files),
                 "delivered": delivered,
                 "pdfs": len(status.pdfs),
@@ -275,6 +296,8 @@ def _print_result(call: CommandContext, result: JobResult, folder: Path) -> None
         f"{delivered:,} of {total} in {pluralize(len(status.pdfs), 'PDF')}, {format_bytes(size)}",
         f"{folder}: manifest.csv, manifest.json, index.html, SHA256SUMS",
     ]
+    if result.was_complete:
+        lines.append("the job was complete and its folder is unchanged: nothing to do")
     lines += [f"ordered twice, because the response was lost: {order.name}" for order in unknown_orders]
     lines += [
         f"failed: {_describe_file(outcome)}: {to_one_line(outcome.reason or '')}" for outcome in failed[:_MAX_LINES]

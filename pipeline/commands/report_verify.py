@@ -27,6 +27,9 @@ def run(
         Path | None,
         typer.Option(metavar="FILE", help="Require a signature by a signer of this file (format of ssh-keygen)."),
     ] = None,
+    require_signature: Annotated[
+        bool, typer.Option("--require-signature", help="Count a missing signature as damage.")
+    ] = False,
     online: Annotated[
         bool, typer.Option("--online", help="Also ask the service for each delivered file; needs the token.")
     ] = False,
@@ -35,12 +38,15 @@ def run(
 ) -> ExitCode:
     """Check checksums, PDFs, manifest and signature of a report folder.
 
+    A folder that was signed by its job must have its signature. --require-signature demands one in any case: the user
+    who removes a signature can change the manifest too.
+
     Needs neither the lake nor the service, unless --online names the files that the service has deleted since.
 
     Exit codes: 0 the folder is complete and unchanged, 2 it is not the folder of a finished job, 4 with --online some
     files were deleted since or not confirmed, 9 damage found.
     """
-    check = verify_folder(folder, allowed_signers)
+    check = verify_folder(folder, allowed_signers, requires_signature=require_signature)
     online_check = _check_online(call, folder, base_url, token_file) if online else None
     data = asdict(check) if online_check is None else asdict(check) | {"online": asdict(online_check)}
     call.print_result(data, _format_check(check, online_check))

@@ -1,16 +1,18 @@
 """`scanlake rollback`: publish an earlier snapshot again, and pause syncs."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from pipeline import __version__
+from pipeline.commands._completion import complete_snapshots
 from pipeline.commands._open_lake import open_lake
+from pipeline.commands._remote_publish import publish_in_subprocess
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
 from pipeline.lake.models import RunRecord
 from pipeline.lake.snapshots import roll_back
+from pipeline.version import __version__
 from schemas.timestamps import new_run_id, now_us
 
 
@@ -18,7 +20,13 @@ def run(
     context: CommandContext,
     *,
     number: Annotated[
-        int, typer.Argument(metavar="N", min=1, help="Number of the snapshot (see `scanlake snapshots`).")
+        int,
+        typer.Argument(
+            metavar="N",
+            min=1,
+            help="Number of the snapshot (see `scanlake snapshots`).",
+            autocompletion=complete_snapshots,
+        ),
     ],
 ) -> ExitCode:
     """Publish an earlier snapshot again and pause syncs.
@@ -36,5 +44,8 @@ def run(
         f"snapshot {published.snapshot} has the content of snapshot {number}: {pluralize(published.files, 'file')}\n"
         "syncs are paused; run `scanlake unpause` to allow them\n"
     )
-    context.print_result({"rolled_back_to": number, "snapshot": published.snapshot, "files": published.files}, text)
+    output: dict[str, Any] = {"rolled_back_to": number, "snapshot": published.snapshot, "files": published.files}
+    if settings.publish_after_sync:
+        output["publish"] = publish_in_subprocess(context, settings)
+    context.print_result(output, text)
     return ExitCode.OK

@@ -127,7 +127,7 @@ def run(
                 publish_if_unlocked(settings, "share")
             raise
         publish_if_unlocked(settings, "share")
-    _print_result(call, share_run.outcomes, format_)
+    _print_result(call, share_run.outcomes, format_, send_email=send_email)
     is_complete = all(outcome.state in {ShareState.CREATED, ShareState.REUSED} for outcome in share_run.outcomes)
     return ExitCode.OK if is_complete else ExitCode.REJECTS
 
@@ -177,7 +177,9 @@ def _confirm(requests: Sequence[ShareRequest], *, yes: bool) -> None:
         raise SettingsError("Nothing was shared.", hint="Omit --send-email to create links without e-mail.")
 
 
-def _print_result(call: CommandContext, outcomes: Sequence[ShareOutcome], format_: ShareFormat) -> None:
+def _print_result(
+    call: CommandContext, outcomes: Sequence[ShareOutcome], format_: ShareFormat, *, send_email: bool
+) -> None:
     counts = Counter(outcome.state for outcome in outcomes)
     if call.as_json or format_ is ShareFormat.JSON:
         call.print_json({"shares": [asdict(outcome) for outcome in outcomes], "counts": dict(counts)})
@@ -189,7 +191,10 @@ def _print_result(call: CommandContext, outcomes: Sequence[ShareOutcome], format
         for outcome in outcomes:
             table.add_row(*(Text(escape_controls(getattr(outcome, name) or ""), overflow="fold") for name in columns))
         call.console().print(table)
-        call.console().print(Text(", ".join(f"{count:,} {state}" for state, count in counts.items()), "dim"))
+        summary = ", ".join(f"{count:,} {state}" for state, count in counts.items())
+        if not send_email and any(outcome.email or outcome.dl for outcome in outcomes):
+            summary += "; no e-mail was sent: that needs --send-email"
+        call.console().print(Text(summary, "dim"))
 
 
 def _format_csv(outcomes: Sequence[ShareOutcome]) -> str:

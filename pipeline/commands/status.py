@@ -1,8 +1,10 @@
 """`scanlake status`: freshness and runs from the ledger; counts, rejects and drift from the published catalog."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -10,18 +12,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.commands._all_sources import ALL_OPTION, report_all_sources, to_argv
+from pipeline.commands._failures import Failures, find_failures
 from pipeline.context import CommandContext
-from pipeline.errors import ExitCode, ScanlakeError
-from pipeline.formatting import format_age, format_instant, pluralize
-from pipeline.lake.layout import LakeLayout, is_lake_locked, is_lock_of_other_host
+from pipeline.errors import ExitCode
+from pipeline.formatting import format_age, format_duration, format_instant, format_path, pluralize
+from pipeline.lake.live_state import LiveState, read_live_state
 from pipeline.lake.models import LakeProperties, RunRecord
-from pipeline.lake.reader import fetch_dicts, open_catalog, open_ledger_readonly
+from pipeline.lake.reader import fetch_dicts, open_catalog
 from pipeline.logs import to_one_line
-from pipeline.settings import Settings
 from schemas.tables import TABLES
 from schemas.timestamps import SECOND, to_datetime
 
 _MAX_REASONS: Final = 10
+_WIDE_COLUMNS: Final = 100  # of a terminal that shows all figures of a run
 _REJECTS_SQL: Final = """
     SELECT reason, count(*) AS files, min(first_seen_at) AS first_seen_at, max(last_tried_at) AS last_tried_at,
            (list(file_id ORDER BY file_id))[:5] AS file_ids
@@ -33,12 +37,15 @@ def run(
     context: CommandContext,
     *,
     runs: Annotated[int, typer.Option(min=0, max=1000, help="Number of recent runs to show.")] = 5,
+    all_sources: Annotated[bool, ALL_OPTION] = False,
 ) -> ExitCode:
     """Show how current and how complete the lake is.
 
     It makes no calls to the service and does not disturb runs. Beside a catalog without a lake, such as a copy, it
     shows what the catalog knows.
     """
+    if all_sources:
+        return report_all_sources(context, ["status", *to_argv({"runs": runs})], _describe_source)
     settings = context.settings()
     with open_catalog(settings) as lake:
         counts = " UNION ALL ".join(
@@ -46,17 +53,25 @@ def run(
         )
         freshness = fetch_dicts(lake, "FROM meta.freshness")[0]
         recent = fetch_dicts(lake, "FROM meta.runs ORDER BY started_at DESC LIMIT ?", runs)
-        catalog = None
-        if (ledger := _read_ledger(settings, runs)) is not None:
-            properties, records = ledger
-            _update_freshness(freshness, properties)
-            recent, catalog = list(map(_run_columns, records)), _describe_catalog(properties)
-        _mark_interrupted(recent, settings)
+        catalog, state, failures, publish = None, read_live_state(settings.lake, runs=runs), None, None
+        if state is not None:
+            _update_freshness(freshness, state.properties)
+            recent, catalog = list(map(_run_columns, state.runs[:runs])), _describe_catalog(state.properties)
+            failures = find_failures(settings.lake, state)
+            publish = _describe_publish(state.properties)
         status = {
             "lake": str(settings.lake),
+            "source": context.source,
+            "base_url": None if state is None else state.properties.source,
             "freshness": freshness,
             "catalog": catalog,
+            "publish": publish,
             "tables": {row["name"]: row["n"] for row in fetch_dicts(lake, counts)},
+            "running": _describe_running(state),
+            "paused": None if state is None else state.properties.rollback_pause,
+            "failures": failures and asdict(failures),
+            "interrupted": None if state is None else _describe_interrupted(state),
+            "was_verified": freshness["last_verify_at"] is not None or (state is not None and state.was_verified),
             "runs": recent,
             "rejects": fetch_dicts(lake, _REJECTS_SQL),
             "drift": fetch_dicts(lake, "FROM meta.schema_drift ORDER BY table_name, key"),
@@ -68,25 +83,13 @@ def run(
     return ExitCode.OK
 
 
-def _read_ledger(settings: Settings, limit: int) -> tuple[LakeProperties, list[RunRecord]] | None:
-    """Return the lake's properties and newest runs: they are ahead of the catalog. None if there is no ledger."""
-    layout = LakeLayout(settings.lake.absolute())
-    if not layout.ledger.is_file():
-        return None
-    try:
-        with open_ledger_readonly(layout) as ledger:
-            return ledger.properties, ledger.recent_runs(limit)
-    except ScanlakeError:
-        return None  # `scanlake doctor` shows why
-
-
 def _update_freshness(freshness: dict[str, Any], properties: LakeProperties) -> None:
     """Replace what has changed since the catalog was published."""
     if properties.watermark is not None:
         freshness["watermark"] = _to_naive(properties.watermark * SECOND)
         freshness["age_seconds"] = time.time() - properties.watermark
-    if properties.last_verify_at is not None:
-        freshness["last_verify_at"] = _to_naive(properties.last_verify_at)
+    verified_at = properties.last_verify_at  # none after a rollback: later deletions are unknown again
+    freshness["last_verify_at"] = None if verified_at is None else _to_naive(verified_at)
 
 
 def _describe_catalog(properties: LakeProperties) -> dict[str, Any]:
@@ -100,17 +103,43 @@ def _describe_catalog(properties: LakeProperties) -> dict[str, Any]:
     }
 
 
+def _describe_publish(properties: LakeProperties) -> dict[str, Any] | None:
+    """Return the last publish to object storage; None before the first."""
+    if (record := properties.remote_publish) is None:
+        return None
+    instants = {name: record[name] for name in ("published_at", "tried_at")}
+    columns = {name: record[name] for name in ("target", "snapshot", "problem", "failures")}
+    return columns | {name: None if at is None else _to_naive(at) for name, at in instants.items()}
+
+
+def _describe_running(state: LiveState | None) -> dict[str, Any] | None:
+    """Return the run that is going on, with its progress at its last commit; None without one."""
+    if state is None or state.running is None:
+        return None
+    run, progress = state.running, state.progress
+    return {
+        "run_id": run.run_id,
+        "command": run.command,
+        "started_at": _to_naive(run.started_at),
+        "files_listed": run.files_listed,
+        "files_stored": run.files_stored,
+        "files_in_lake": state.files,
+        "done": None if progress is None else progress["done"],
+        "total": None if progress is None else progress["total"],
+        "eta_seconds": None if progress is None else progress["eta_seconds"],
+    }
+
+
+def _describe_interrupted(state: LiveState) -> dict[str, str] | None:
+    """Return the command and the reason of the newest run if it was killed or stopped; None if not."""
+    run = next(iter(state.runs), None)
+    if run is None or run.state != "interrupted":
+        return None
+    return {"command": run.command, "reason": to_one_line(run.error or "interrupted")}
+
+
 def _to_naive(micros: int) -> datetime:
     return to_datetime(micros).replace(tzinfo=None)
-
-
-def _mark_interrupted(runs: list[dict[str, Any]], settings: Settings) -> None:
-    """Show a run without a process as interrupted: a full disk let it record no end."""
-    layout = LakeLayout(settings.lake.absolute())
-    if layout.lock.exists() and not is_lake_locked(layout) and not is_lock_of_other_host(layout):
-        for run in runs:
-            if run["state"] == "running":
-                run |= {"state": "interrupted", "error": run["error"] or "The process ended without recording why."}
 
 
 def _run_columns(run: RunRecord) -> dict[str, Any]:
@@ -131,6 +160,17 @@ def _to_json(value: Any) -> Any:
 # Formatted output
 
 
+def _describe_source(status: Mapping[str, Any]) -> str:
+    if (running := status["running"]) is not None:
+        running = {**running, "started_at": datetime.fromisoformat(running["started_at"])}
+        status = {**status, "running": running}
+    fresh, run = status["freshness"], next(iter(status["runs"]), None)
+    age = "no watermark yet" if fresh["watermark"] is None else f"updated {format_age(fresh['age_seconds'])}"
+    parts = [pluralize(fresh["files"], "file"), age]
+    parts += [] if run is None else [f"last run: {run['command']} {run['state']}"]
+    return "; ".join([", ".join(parts), *(line.rstrip(".") for line in _state_lines(status))])
+
+
 def _print_status(console: Console, status: dict[str, Any]) -> None:
     for line in _summary_lines(status):
         console.print(Text(line))
@@ -140,7 +180,7 @@ def _print_status(console: Console, status: dict[str, Any]) -> None:
         grid.add_row(Text(name), f"{count:,}")
     console.print(grid)
     if status["runs"]:
-        console.print(_runs_table(status["runs"]))
+        console.print(_runs_table(status["runs"], is_narrow=console.width < _WIDE_COLUMNS))
     if status["rejects"]:
         console.print(Text("Rejects (each is retried in every run; see meta.rejects):"))
         for reject in status["rejects"][:_MAX_REASONS]:
@@ -158,23 +198,53 @@ def _summary_lines(status: dict[str, Any]) -> list[str]:
     fresh = status["freshness"]
     published = f"Snapshot {fresh['snapshot']}, published {format_instant(fresh['published_at'])}"
     lines = [
-        f"Lake {status['lake']}: {pluralize(fresh['files'], 'file')}.",
+        _describe_lake(status),
         published + ("." if fresh["complete"] else ", during a run."),
     ]
-    lines += _catalog_lines(status["catalog"])
+    lines += _catalog_lines(status["catalog"], is_running=status["running"] is not None)
+    lines += _state_lines(status)
+    lines += _publish_lines(status["publish"])
     if fresh["watermark"] is None:
         lines.append("No watermark yet: the first sync has not finished.")
     else:
         age = format_age(fresh["age_seconds"])
         lines.append(f"Everything updated before {format_instant(fresh['watermark'])} is in the lake ({age}).")
     if fresh["last_verify_at"] is None:
-        lines.append("Never verified; `scanlake verify` detects deletions.")
+        never = "Not verified since the last rollback" if status["was_verified"] else "Never verified"
+        lines.append(f"{never}; `scanlake verify` detects deletions.")
     else:
         lines.append(f"Verified {format_instant(fresh['last_verify_at'])}.")
     return lines
 
 
-def _catalog_lines(catalog: dict[str, Any] | None) -> list[str]:
+def _describe_lake(status: Mapping[str, Any]) -> str:
+    name = f"Source {status['source']}: " if status["source"] else ""
+    service = f" of {status['base_url']}" if status["base_url"] else ""
+    files = pluralize(status["freshness"]["files"], "file")
+    return f"{name}{files}{service} in {format_path(Path(status['lake']))}."
+
+
+def _state_lines(status: Mapping[str, Any]) -> list[str]:
+    """Return what a reader must know first: failures, a pause, and the run that is going on."""
+    lines = []
+    if (failures := status["failures"]) is not None:
+        lines.append(f"Failing: {Failures(**failures)}")
+    elif (interrupted := status["interrupted"]) is not None:
+        reason = interrupted["reason"].rstrip(".")
+        lines.append(f"Interrupted: the last run ({interrupted['command']}) did not finish: {reason}.")
+    if (pause := status["paused"]) is not None:
+        lines.append(f"Paused: the lake was rolled back to snapshot {pause['to']}; `scanlake unpause` allows syncs.")
+    if (run := status["running"]) is not None:
+        counts = [f"{run['files_listed']:,} listed", f"{run['files_stored']:,} fetched"]
+        if run["total"] is not None:
+            counts.append(f"{max(0, run['total'] - run['done']):,} of {run['total']:,} to go")
+        if run["eta_seconds"] is not None:
+            counts.append(f"{format_duration(round(run['eta_seconds']))} left")
+        lines.append(f"Running: {run['command']} since {format_instant(run['started_at'])}: {', '.join(counts)}.")
+    return lines
+
+
+def _catalog_lines(catalog: dict[str, Any] | None, *, is_running: bool) -> list[str]:
     if catalog is None or catalog["form"] is None:
         return []
     lines = [f"catalog.duckdb has {catalog['form']}: {catalog['reason']}."]
@@ -182,10 +252,32 @@ def _catalog_lines(catalog: dict[str, Any] | None) -> list[str]:
         lacking = "the newest rows" if catalog["lacks_rows"] else "the newest records"
         until = format_instant(catalog["postponed_until"])
         lines.append(f"It lacks {lacking}: the first run after {until} publishes them; `scanlake publish` does now.")
+    elif catalog["lacks_rows"] and not is_running:  # a publish failed, or its run was killed
+        lines.append("It lacks the newest rows: the next sync publishes them; `scanlake publish` does now.")
     return lines
 
 
-def _runs_table(runs: list[dict[str, Any]]) -> Table:
+def _publish_lines(publish: dict[str, Any] | None) -> list[str]:
+    if publish is None:
+        return []
+    former = "nothing was published there before"
+    if publish["snapshot"] is not None:
+        former = f"snapshot {publish['snapshot']}, published {format_instant(publish['published_at'])}"
+    if publish["problem"] is None:
+        return [f"{publish['target']} has {former}."]
+    times = pluralize(publish["failures"], "time")
+    return [to_one_line(f"Publishing to {publish['target']} failed {times}; {former}: {publish['problem']}")]
+
+
+def _runs_table(runs: list[dict[str, Any]], *, is_narrow: bool) -> Table:
+    if is_narrow:
+        table = Table("command", "state", "started (UTC)", box=None)
+        table.add_column("fetched", justify="right")
+        table.add_column("error")
+        for run in runs:
+            texts = (run["command"], run["state"], f"{run['started_at']:%m-%d %H:%M}", f"{run['files_stored'] or 0:,}")
+            table.add_row(*(Text(to_one_line(text)) for text in (*texts, run["error"] or "")))
+        return table
     table = Table("run", "command", "state", "started (UTC)", box=None)
     for heading in ("seconds", "listed", "fetched", "skipped", "rejects"):
         table.add_column(heading, justify="right")

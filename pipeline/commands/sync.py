@@ -15,6 +15,7 @@ from pipeline.commands._all_sources import (
     to_argv,
 )
 from pipeline.commands._open_lake import open_lake
+from pipeline.commands._remote_publish import publish_in_subprocess
 from pipeline.commands._summaries import format_sync_summary, format_verification
 from pipeline.commands._time_bounds import parse_range
 from pipeline.config import lake_paths
@@ -23,10 +24,12 @@ from pipeline.errors import ExitCode, SettingsError, most_severe
 from pipeline.maintenance import union
 from pipeline.maintenance.compact import is_compaction_due
 from pipeline.monitoring.after_run import LakeBefore, RunResult, lake_stats, measure_delta, monitored_run
+from pipeline.monitoring.killed_runs import record_killed_sync
 from pipeline.process import run_async, run_subcommand
 from pipeline.settings import Settings, require_base_url
+from pipeline.sync.regular_verify import VerifyStopped, verify_if_due
 from pipeline.sync.sync import TimeRange, sync
-from pipeline.sync.verify import VerifyMode, is_due, verify
+from pipeline.sync.verify import VerifyResult
 
 
 @setting_options(
@@ -60,6 +63,9 @@ def run(
     The first run fetches everything, later runs fetch only changes. An interrupted run is continued by the next run.
     Every 7 days (verify_every_days) a sync also verifies the lake.
 
+    A sync that max_duration_seconds stops ends with exit code 0 and prints what is left. The verify is stopped in the
+    same way, and the next sync does it again.
+
     Exit codes: 0 done, 4 done with rejects, 1 the service failed (no data is lost, run again), 3 token refused,
     5 another run holds the lake. With --all: the most severe code of all sources.
     """
@@ -71,6 +77,7 @@ def run(
         raise SettingsError("--jobs requires --all.", hint="Add --all, or leave out --jobs.")
     settings = context.settings()
     require_base_url(settings)
+    record_killed_sync(settings, context.source or "")
     with monitored_run(settings, "sync", context.source or "") as result:
         result.code = _sync(context, settings, time_range, result, accept_new_base_url=accept_new_base_url)
     return result.code
@@ -100,30 +107,34 @@ def _sync(
     token = context.token(settings)
     progress = context.progress()
     prints_summary = not (context.as_json or context.quiet)
-    with open_lake(context, settings, "sync", must_exist=False) as lake:
+    with open_lake(context, settings, "sync", must_exist=False, token=token) as lake:
         before = LakeBefore.read_from(lake)
         summary = run_async(sync(lake, settings, token, time_range, progress, accept_new_base_url=accept_new_base_url))
         stored = summary.files_stored
         delta = measure_delta(lake, before, run_id=summary.run_id, stored=stored, last=progress.last)
         if prints_summary:
-            sys.stdout.write(format_sync_summary(summary, delta, lake_stats(lake)))
-        verification = None
-        if is_due(lake, settings):
-            verification = run_async(verify(lake, settings, token, VerifyMode(), progress))
+            is_partial = time_range.is_explicit and not time_range.full
+            sys.stdout.write(format_sync_summary(summary, delta, lake_stats(lake), is_partial=is_partial))
+        verification = run_async(verify_if_due(lake, settings, token, summary, progress))
         compaction_due = is_compaction_due(lake)
         result.result = asdict(summary) | {"delta": asdict(delta), "lake": lake_stats(lake)}
     if compaction_due:
         run_subcommand(settings.lake, context.config, "compact", *to_argv({"source": context.source}))
+    if settings.publish_after_sync:
+        result.result["publish"] = publish_in_subprocess(context, settings)
     if verification:
         result.result["verify"] = verification.as_json()
     if context.as_json:
         context.print_json(result.result)
+    elif isinstance(verification, VerifyStopped):
+        if prints_summary:
+            sys.stdout.write("verify     stopped at max_duration_seconds: the next sync does it again\n")
     elif verification and (prints_summary or not verification.consistent):
         sys.stdout.write(
             f"verify (due every {settings.verify_every_days:g} days):\n{format_verification(verification)}"
         )
-    clean = not summary.rejects and (verification is None or verification.consistent)
-    return ExitCode.OK if clean else ExitCode.REJECTS
+    is_consistent = not isinstance(verification, VerifyResult) or verification.consistent
+    return ExitCode.OK if is_consistent and not summary.rejects else ExitCode.REJECTS
 
 
 def _parse_range(since: str | None, until: str | None, *, full: bool) -> TimeRange:

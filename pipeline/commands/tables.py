@@ -1,7 +1,9 @@
 """`scanlake tables`: the data dictionary from the declared schema; with a lake also its views and row counts."""
 
 import difflib
+import sys
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -9,34 +11,33 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
+from pipeline.commands._completion import complete_tables
+from pipeline.commands._dbt_sources import format_dbt_sources
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import escape_controls
-from pipeline.lake.reader import fetch_dicts, has_catalog, open_catalog
+from pipeline.lake.reader import fetch_catalog_columns, fetch_dicts, has_catalog, open_catalog
+from schemas.references import find_reference
 from schemas.tables import TABLES, Table
 
 if TYPE_CHECKING:
     import duckdb
 
-_CATALOG_SQL: Final = """
-    SELECT CASE schema_name WHEN 'main' THEN '' ELSE 'meta.' END || table_name AS name, columns.column_name,
-           columns.data_type, coalesce(columns.comment, '') AS column_comment, coalesce(tables.comment, '') AS comment
-    FROM duckdb_columns() AS columns JOIN (
-        SELECT database_name, schema_name, view_name AS table_name, comment FROM duckdb_views()
-        UNION ALL
-        SELECT database_name, schema_name, table_name, comment FROM duckdb_tables()
-    ) AS tables USING (database_name, schema_name, table_name)
-    WHERE database_name = current_database() AND schema_name IN ('main', 'meta') AND NOT starts_with(table_name, '_')
-    ORDER BY schema_name, table_name, column_index"""
+
+class TablesFormat(StrEnum):
+    """Output formats of the tables."""
+
+    TABLE = "table"
+    DBT = "dbt"
 
 
 @dataclass(slots=True)
 class DescribedTable:
-    """A table or view as the catalog has it; each column has a name, a type and a comment."""
+    """A table or view as the catalog has it; each column has a name, a type, a comment and what it refers to."""
 
     name: str
     comment: str
-    columns: list[dict[str, str]]
+    columns: list[dict[str, Any]]
 
 
 _BY_LABEL: Final = {table.name if table.schema == "main" else table.qualified_name: table for table in TABLES}
@@ -47,14 +48,25 @@ def run(
     context: CommandContext,
     *,
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Table or view to describe. Default: list all.")
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="Table or view to describe. Default: list all.", autocompletion=complete_tables
+        ),
     ] = None,
+    output_format: Annotated[
+        TablesFormat, typer.Option("--format", help="A table, or a sources file of dbt with every table.")
+    ] = TablesFormat.TABLE,
 ) -> ExitCode:
     """List the tables, or describe one.
 
     Works without a lake. With a lake it also lists the views and the tables of meta. All TIMESTAMP values are UTC: use
     utc_now() for the current time.
     """
+    if output_format is TablesFormat.DBT:
+        if name is not None or context.as_json:
+            raise SettingsError("--format dbt describes all tables.", hint="Leave out NAME and --json.")
+        sys.stdout.write(format_dbt_sources())
+        return ExitCode.OK
     settings = context.settings()
     name = None if name is None else name.removeprefix("main.")
     declared = {label: table for label, table in _BY_LABEL.items() if name in {None, label}}
@@ -88,8 +100,9 @@ def run(
 def _describe_catalog(lake: "duckdb.DuckDBPyConnection") -> dict[str, DescribedTable]:
     """Return the tables and views of the catalog by name, those of meta as meta.NAME."""
     tables: dict[str, DescribedTable] = {}
-    for row in fetch_dicts(lake, _CATALOG_SQL):
+    for row in fetch_catalog_columns(lake):
         column = {"name": row["column_name"], "type": row["data_type"], "comment": row["column_comment"]}
+        column["refers_to"] = find_reference(row["name"], row["column_name"])
         tables.setdefault(row["name"], DescribedTable(row["name"], row["comment"], [])).columns.append(column)
     return tables
 
@@ -104,6 +117,7 @@ def _columns(label: str, catalog: dict[str, DescribedTable]) -> list[dict[str, A
             "comment": column.comment,
             "is_key": column.name in table.key,
             "is_nullable": column.nullable,
+            "refers_to": find_reference(table.name, column.name),
         }
         for column in table.columns
     }

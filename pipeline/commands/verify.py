@@ -1,13 +1,16 @@
 """`scanlake verify`: compare the lake with the service and repair differences."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
+from pipeline.commands._all_sources import ALL_OPTION, report_all_sources, to_argv
 from pipeline.commands._open_lake import open_lake
 from pipeline.commands._summaries import format_verification
 from pipeline.context import CommandContext, setting_options
 from pipeline.errors import ExitCode
+from pipeline.formatting import pluralize
 from pipeline.process import run_async
 from pipeline.settings import require_base_url
 from pipeline.sync.verify import VerifyMode, verify
@@ -30,6 +33,7 @@ def run(
         float,
         typer.Option(min=0, max=1, help="Share of the files whose details are fetched and compared; 1: all files."),
     ] = 0.0,
+    all_sources: Annotated[bool, ALL_OPTION] = False,
 ) -> ExitCode:
     """Compare the lake with the service and repair differences (`check` checks the lake's own files).
 
@@ -37,6 +41,10 @@ def run(
     files. A file counts as deleted if the complete list does not contain it and its id is not found. Deleted files
     move to deleted_files. The result is printed and stored in meta.verifications.
     """
+    if all_sources:
+        options = {"dry_run": dry_run, "accept_deletions": accept_deletions, "deep": deep or None}
+        options |= {"accept_new_base_url": accept_new_base_url, **context.setting_flags}
+        return report_all_sources(context, ["verify", *to_argv(options)], _describe_source)
     settings = context.settings()
     require_base_url(settings)
     token = context.token(settings)
@@ -46,7 +54,14 @@ def run(
         accept_new_base_url=accept_new_base_url,
         deep=deep,
     )
-    with open_lake(context, settings, "verify", must_exist=False) as lake:
+    with open_lake(context, settings, "verify") as lake:
         result = run_async(verify(lake, settings, token, mode, context.progress()))
     context.print_result(result.as_json(), format_verification(result))
     return ExitCode.OK if result.consistent else ExitCode.REJECTS
+
+
+def _describe_source(result: Mapping[str, Any]) -> str:
+    differences = [f"{result[name]:,} {name}" for name in ("missing", "stale", "deleted") if result[name]]
+    verdict = "consistent" if result["consistent"] else "NOT consistent"
+    counts = f"{pluralize(result['files_in_service'], 'file')} in the service, {result['files_in_lake']:,} in the lake"
+    return ", ".join([f"{verdict}: {counts}", *differences])

@@ -2,10 +2,11 @@
 
 import os
 import sys
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,8 +14,12 @@ from pipeline.commands._all_sources import global_argv, refuse_single_source_opt
 from pipeline.config import source_names, union_path
 from pipeline.context import CommandContext, setting_options
 from pipeline.errors import ExitCode, SettingsError, most_severe
+from pipeline.monitoring.after_run import metric_labels
 from pipeline.monitoring.liveness import liveness_problem
+from pipeline.monitoring.metrics import render_prometheus
+from pipeline.monitoring.metrics_server import serve_metrics
 from pipeline.monitoring.otel import check_otel_installed
+from pipeline.monitoring.run_history import RunStatsFile
 from pipeline.monitoring.schedule import Schedule, parse_duration
 from pipeline.monitoring.scheduler import COMMAND, WatchConfig, Watcher, run_watchers
 from pipeline.monitoring.systemd import SystemdNotifier
@@ -41,6 +46,12 @@ def run(
     all_sources: Annotated[
         bool, typer.Option("--all", help="Watch every source in the settings file, each with its own schedule.")
     ] = False,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=0, max=65_535, help="Serve the metrics under /metrics on this port.")
+    ] = None,
+    metrics_address: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Address of --metrics-port; 0.0.0.0 for all interfaces.")
+    ] = "127.0.0.1",
     check_liveness: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Probe: exit with 0 if the watch that writes FILE is alive, otherwise 1."),
@@ -56,6 +67,7 @@ def run(
     run holds the lake. Settings or a token that never worked end `watch` with 2 or 3. If they worked before, `watch`
     continues with a long back-off until they are corrected. SIGTERM or Ctrl-C end it within ten seconds (130).
     """
+    context = replace(context, logs_steps=True)
     if check_liveness is not None:
         return _check_liveness(context, check_liveness, max_age)
     if max_age is not None:
@@ -75,8 +87,28 @@ def run(
             WatchConfig(source or "", argv, load, schedule, 1 if once else max_runs, all_sources, after_sync)
         )
     liveness_file = configs[0].load_settings().liveness_file  # one file per process
-    watchers = run_async(run_watchers(configs, SystemdNotifier.from_environment(os.environ), liveness_file))
+    watching = run_watchers(configs, SystemdNotifier.from_environment(os.environ), liveness_file)
+    if metrics_port is not None:
+        watching = _serve_metrics_while(watching, configs, metrics_address, metrics_port)
+    watchers = run_async(watching)
     return _print_result(context, watchers)
+
+
+async def _serve_metrics_while(
+    watching: Coroutine[Any, Any, list[Watcher]], configs: Sequence[WatchConfig], address: str, port: int
+) -> list[Watcher]:
+    lakes = [(config.load_settings(), config.source) for config in configs]
+
+    def render() -> str:
+        return render_prometheus(
+            *((RunStatsFile(settings.lake).last, metric_labels(settings, source)) for settings, source in lakes)
+        )
+
+    try:
+        async with serve_metrics(address, port, render):
+            return await watching
+    finally:
+        watching.close()
 
 
 def _select_sources(context: CommandContext, *, all_sources: bool) -> list[str | None]:

@@ -227,6 +227,4 @@ class Batcher:
 
 
 def _count_units(result: FetchResult) -> int:
-    version = result.version
-    size = 0 if version is None else len(version.list_item or b"") + len(version.detail or b"")
-    return 1 + size // _BYTES_PER_UNIT
+    return 1 + result.document_bytes // _BYTES_PER_UNIT

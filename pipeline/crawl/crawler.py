@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from pipeline.client.protocol import ListItem
 from pipeline.crawl.batcher import Batcher
 from pipeline.crawl.details import DetailFetcher, FetchResult
+from pipeline.crawl.fetch_workers import FetchWorkers
 from pipeline.crawl.in_flight import InFlightFiles
 from pipeline.crawl.listing import WindowReader
 from pipeline.crawl.models import CrawlStats, ListObservation, PendingWindow, SharedFileIdError, parse_reference
@@ -75,15 +77,19 @@ class Crawler:
         try:
             async with asyncio.TaskGroup() as group:
                 committer = group.create_task(batcher.run())
-                workers = [group.create_task(self._fetch_files(batcher)) for _ in range(self._options.workers)]
+                workers = FetchWorkers(
+                    group,
+                    partial(self._fetch_file, batcher),
+                    concurrency=lambda: self._client.rate_limiter.concurrency,
+                    max_workers=self._options.workers,
+                )
                 read_in_one_response = await self._list_all(windows, batcher)
                 await self._refetch_all(refetches, batcher)
                 if newest is not None and not read_in_one_response:
                     await self._reread_newest(newest, batcher)
                 batcher.finish()
                 await committer
-                for worker in workers:
-                    worker.cancel()
+                workers.cancel()
         except BaseExceptionGroup as failures:
             failure = _primary_failure(failures)
             await batcher.close(failure)
@@ -200,15 +206,16 @@ class Crawler:
 
     # Fetching
 
-    async def _fetch_files(self, batcher: Batcher) -> None:
-        while True:
-            task = await self._in_flight.next_task()
-            item = task.item
-            if task.must_relist:
-                item = await self._reader.find_item(task.key, parse_reference(item.raw), None) or item
-            result = await self._fetcher.fetch(task.key, item)
-            self._update_stats(result)
-            await batcher.add_file(task, result)
+    async def _fetch_file(self, batcher: Batcher) -> int:
+        """Fetch the next file and pass it on. Return the bytes of its documents."""
+        task = await self._in_flight.next_task()
+        item = task.item
+        if task.must_relist:
+            item = await self._reader.find_item(task.key, parse_reference(item.raw), None) or item
+        result = await self._fetcher.fetch(task.key, item)
+        self._update_stats(result)
+        await batcher.add_file(task, result)
+        return result.document_bytes
 
     def _update_stats(self, result: FetchResult) -> None:
         if result.reject is not None:

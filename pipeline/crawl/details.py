@@ -45,6 +45,12 @@ class FetchResult:
     reject: Reject | None = None
     tombstone: Tombstone | None = None
 
+    @property
+    def document_bytes(self) -> int:
+        """Size of list item and detail."""
+        version = self.version
+        return 0 if version is None else len(version.list_item or b"") + len(version.detail or b"")
+
 
 class DetailFetcher:
     """Fetches the details of list items."""

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from pipeline.crawl.fetch_workers import MIN_WORKERS
 from pipeline.crawl.models import SharedFileIdError, WindowRefs
 from schemas.file_versions import Reject, content_digest, same_content
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     LookupVersions = Callable[[Sequence[int]], Awaitable[Mapping[int, FileVersionRecord]]]
 
-_QUEUE_DEPTH_PER_WORKER: Final = 4  # fetch tasks queued for each worker
+_QUEUE_DEPTH_PER_WORKER: Final = 4  # fetch tasks queued for each worker, up to `MIN_WORKERS`
 _LOOKUP_CHUNK_FILES: Final = 500
 
 
@@ -60,7 +61,7 @@ class InFlightFiles:
         self._run_id = run_id
         self._lookup = lookup
         self._queue: asyncio.Queue[FetchTask] = asyncio.Queue()
-        self._capacity = asyncio.Semaphore(_QUEUE_DEPTH_PER_WORKER * options.workers)
+        self._capacity = asyncio.Semaphore(_QUEUE_DEPTH_PER_WORKER * min(options.workers, MIN_WORKERS))
         self._tasks: dict[int, FetchTask] = {}
         self._committed_keys: dict[PendingWindow, set[int]] = {}  # commits while a window is submitted
 

@@ -81,7 +81,7 @@ def damage(data: DashboardData) -> Element:
     type_name = _type_name(by_type[worst][0])
     overall = format_percent(sum(damaged.values()), sum(flagged.values()))
     worst_rate = format_percent(damaged[worst], flagged[worst])
-    finding = f"{overall} of the uploads show damage; “{type_name}” most often: {worst_rate}"
+    finding = f"{overall} of the uploads of these months show damage; “{type_name}” most often: {worst_rate}"
     if not any(damaged.values()):
         finding = f"None of {pluralize(sum(flagged.values()), 'upload')} shows damage"
     # The rate of a month with two uploads is 0, 50 or 100 %, and would flatten all others.
@@ -150,9 +150,11 @@ def _rates(data: DashboardData) -> Element:
 def _kinds(data: DashboardData) -> Element | None:
     if not data.damage_kinds:
         return None
-    first = data.damage_kinds[0]
-    share = format_percent(first.number, first.total)
-    finding = f"“{display_name(first.name)}” is the most frequent kind: {share} of {first.total:,} damaged uploads"
+    first = next((kind for kind in data.damage_kinds if (kind.name or "").strip()), None)
+    finding = "No damaged upload names its kind"
+    if first is not None:
+        share = format_percent(first.number, first.total)
+        finding = f"“{display_name(first.name)}” is the most frequent kind: {share} of {first.total:,} damaged uploads"
     ranking = _ranking(("Kind of damage", "Uploads"), data.damage_kinds, "kind")
     return figure(finding, ranking, note="Uploads of all time.")
 
@@ -240,6 +242,8 @@ def _questions(questions: Sequence[FillRate]) -> Element | None:
     prefix = f"Of the {len(questions)} most frequent questions, " if questions[0].names > len(questions) else ""
     percentage = format_percent(rarest.filled, rarest.asked)
     finding = f"{prefix}“{display_name(rarest.name)}” is answered least: {percentage} of the time"
+    if rarest.filled == rarest.asked:
+        finding = f"{prefix}every one is always answered" if prefix else "Every question is always answered"
     note = "Percentage of answers over all forms; the most frequent questions first."
     return figure(finding, _shares(("Question", "Answered"), questions, "question"), note=note)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
     from pipeline.dashboard.html import Child
-    from pipeline.dashboard.models import DashboardData, Run, Snapshot
+    from pipeline.dashboard.models import DashboardData, RemotePublish, Run, Snapshot
 
 UNFINISHED: Final = frozenset({"failed", "interrupted"})
 _RAW: Final = "raw"
@@ -44,10 +44,7 @@ def runs(data: DashboardData) -> Element:
         finding = f"{len(unfinished)} of {scope} did not finish, the latest {age} before this page was created"
     else:
         finding = f"{scope[0].upper()}{scope[1:]} did not fail"
-    note = (
-        "Each bar is a run, oldest on the left. A cross marks a run that failed or was interrupted; it appears"
-        " here with the next publish, because such a run may publish nothing itself."
-    )
+    note = "Each bar is a run, oldest on the left. A cross marks a run that failed or was interrupted."
     counted = ", ".join(f"{count.command} {count.state} {count.runs:,}" for count in data.run_counts)
     plots = element("div", _rates(data.runs), _durations(data.runs), class_="pair")
     charts = figure(finding, plots, details("The runs as a table", _run_table(data)), note=note)
@@ -217,7 +214,21 @@ def deletions(data: DashboardData) -> Element:
 
 def size_and_snapshots(data: DashboardData) -> Element:
     """Return the growth of the lake, and the size of its tables."""
-    return section("size", "Snapshots and size", element("div", _growth(data.snapshots), _storage(data), class_="pair"))
+    charts = element("div", _growth(data.snapshots), _storage(data), class_="pair")
+    return section("size", "Snapshots and size", charts, *_remote_publish(data.publish))
+
+
+def _remote_publish(publish: RemotePublish | None) -> list[Element]:
+    """Return a line about the object storage; nothing if the lake was never published there."""
+    if publish is None:
+        return []
+    former = "nothing was published there before"
+    if publish.snapshot is not None and publish.published_at is not None:
+        former = f"snapshot {publish.snapshot}, published {format_instant(publish.published_at)}"
+    if publish.problem is None:
+        return [element("p", f"{publish.target} has {former}.", class_="soft")]
+    text = f"Publishing to {publish.target} failed {pluralize(publish.failures, 'time')}; {former}: {publish.problem}"
+    return [element("p", element("span", truncate(text), class_="bad"))]
 
 
 def _growth(snapshots: Sequence[Snapshot]) -> Element:

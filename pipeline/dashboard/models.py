@@ -202,8 +202,23 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class RemotePublish:
+    """The last publish to object storage, from the ledger. `problem` is None if it succeeded."""
+
+    target: str
+    snapshot: int | None
+    published_at: datetime | None
+    problem: str | None
+    failures: int
+
+
+@dataclass(frozen=True, slots=True)
 class DashboardData:
-    """All values on the page, from one snapshot."""
+    """All values on the page, from one snapshot. Runs, `failing` and `paused_at` are the ledger's, if there is one.
+
+    `source` is the address of the service, `failing` has the reason why the last runs failed, `paused_at` is the
+    snapshot of a rollback that pauses syncs.
+    """
 
     lake: str
     now: datetime
@@ -228,3 +243,7 @@ class DashboardData:
     snapshots: tuple[Snapshot, ...]
     table_sizes: tuple[TableSize, ...]
     jobs: tuple[Job, ...]
+    publish: RemotePublish | None = None
+    failing: str | None = None
+    paused_at: int | None = None
+    source: str | None = None

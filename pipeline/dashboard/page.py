@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
-from pipeline import __version__
 from pipeline.dashboard import data_sections, lake_sections
 from pipeline.dashboard.html import element, raw_element, to_html
 from pipeline.dashboard.lake_sections import UNFINISHED
@@ -19,6 +18,7 @@ from pipeline.formatting import (
     pluralize,
     truncate,
 )
+from pipeline.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,13 +69,19 @@ def render_page(data: DashboardData, version: str | None = None) -> str:
         element("a", "Skip to the content", href="#content", class_="skip"),
         _header(data, live=version is not None),
         element("main", *(build(data) for _, _, build in _SECTIONS), id="content"),
-        _footer(),
-        raw_element("script", _SCRIPT),
+        page_footer(),
+        page_script(),
     )
-    return to_html(element("html", _head(data, live=version is not None), body, **about))
+    return to_html(element("html", page_head(data.lake, live=version is not None), body, **about))
 
 
-def _head(data: DashboardData, *, live: bool) -> Element:
+def page_script() -> Element:
+    """Return the script that updates ages, and reloads a live page."""
+    return raw_element("script", _SCRIPT)
+
+
+def page_head(title: str, *, live: bool = False) -> Element:
+    """Return the head of a page, with its policy and its style."""
     # `element` would truncate the policy.
     rules = element("meta", http_equiv="Content-Security-Policy")
     rules.set("content", content_security_policy(live=live))
@@ -88,7 +94,7 @@ def _head(data: DashboardData, *, live: bool) -> Element:
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
         element("link", rel="icon", href="data:,"),
-        element("title", f"{data.lake}: scanlake"),
+        element("title", f"{title}: scanlake"),
         raw_element("style", _STYLE),
     )
 
@@ -99,30 +105,36 @@ def _header(data: DashboardData, *, live: bool) -> Element:
         lead = element("p", "No watermark yet: the first sync has not finished.", class_="lead")
     else:
         text = f"Everything updated before {format_instant(fresh.watermark)} ("
-        lead = element("p", text, _age(fresh.watermark, data.now), ") is in the lake.", class_="lead")
+        lead = element("p", text, age_element(fresh.watermark, data.now), ") is in the lake.", class_="lead")
     text = f"Snapshot {fresh.snapshot}, published {format_instant(fresh.published_at)}. "
     text += f"Page created {format_instant(data.now)} ("
-    created = element("p", text, _age(data.now, data.now), ").", class_="soft")
+    created = element("p", text, age_element(data.now, data.now), ").", class_="soft")
     links = [element("li", element("a", name, href=f"#{key}")) for name, key, _ in _SECTIONS]
+    browse = element("p", element("a", "Browse tables and files", href="/browse"), class_="lead") if live else None
     return element(
         "header",
-        element("h1", f"Lake {data.lake}"),
+        element("h1", data.lake),
+        element("p", f"Files of {data.source}", class_="soft") if data.source else None,
         lead,
         created,
         element("p", "", class_="soft", id="live", role="status") if live else None,
         _verdict(data),
+        browse,
         _summary_tiles(data),
         element("nav", element("ul", *links), aria_label="Sections"),
     )
 
 
-def _age(at: datetime, now: datetime) -> Element:
+def age_element(at: datetime, now: datetime) -> Element:
+    """Return the age of an instant, which grows while the page is open. Both are naive UTC."""
     return element("time", format_age((now - at).total_seconds()), datetime=f"{at:%Y-%m-%dT%H:%M:%SZ}", data_age="")
 
 
 def _verdict(data: DashboardData) -> Element:
     """Return what needs attention. The page's script updates the age of the watermark while the page is open."""
-    items = [element("li", f"{text} ", element("a", f"See {key}.", href=f"#{key}")) for text, key in _problems(data)]
+    items = [
+        element("li", f"{text} ", element("a", f"See {key}.", href=f"#{key}")) for text, key in list_problems(data)
+    ]
     watermark = data.freshness.watermark
     is_old = watermark is not None and data.now - watermark > STALE_AFTER
     if watermark is not None:
@@ -142,16 +154,21 @@ def _verdict(data: DashboardData) -> Element:
     return element("div", heading, fine, element("ul", *items), id="verdict", class_=css_class)
 
 
-def _problems(data: DashboardData) -> Iterator[tuple[str, str]]:
-    """Yield each problem with the section about it."""
+def list_problems(data: DashboardData) -> Iterator[tuple[str, str]]:
+    """Yield each problem, but for the age of the watermark, with the section about it."""
     fresh = data.freshness
     if fresh.watermark is None:
         yield "No sync has finished yet: the lake is incomplete.", "runs"
     if not fresh.complete:
         yield "This snapshot was published during a run.", "runs"
+    if data.paused_at is not None:
+        yield f"Syncs are paused: the lake was rolled back to snapshot {data.paused_at}.", "runs"
     run = data.runs[-1] if data.runs else None
-    if run is not None and run.state in UNFINISHED:
-        yield f"The last run ({run.command}) did not finish: {truncate(run.error or 'interrupted')}.", "runs"
+    if data.failing is not None:
+        yield f"{truncate(data.failing[:1].upper() + data.failing[1:]).rstrip('.')}.", "runs"
+    elif run is not None and run.state in UNFINISHED:
+        reason = truncate(run.error or "interrupted").rstrip(".")
+        yield f"The last run ({run.command}) did not finish: {reason}.", "runs"
     if not data.verifications:
         yield "Never verified: files deleted in the service may still be in the lake.", "verifications"
     elif not data.verifications[0].consistent:
@@ -195,7 +212,8 @@ def _tile(name: str, number: str, more: str, *, bad: bool = False) -> Element:
     return element("div", element("dt", name), big, element("dd", more, class_="more") if more else None)
 
 
-def _footer() -> Element:
+def page_footer() -> Element:
+    """Return the footer: units, version, and the command for the same figures."""
     return element(
         "footer",
         element("p", f"All times are UTC; sizes are in powers of 1,000. Created by scanlake {__version__}."),

@@ -6,6 +6,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pipeline.dashboard import models
+from pipeline.lake.physical_tables import PARTS, find_physical_table
 from pipeline.lake.reader import fetch_dicts
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def load_dashboard_data(lake: duckdb.DuckDBPyConnection, name: str, now: datetim
         deletions=deletions,
         deletions_by_month=by_month,
         snapshots=_fetch_as(lake, models.Snapshot, _SNAPSHOTS, 2 * RUNS),
-        table_sizes=_fetch_as(lake, models.TableSize, _TABLE_SIZES),
+        table_sizes=_fetch_as(lake, models.TableSize, _TABLE_SIZES.format(parts=find_physical_table(lake, PARTS))),
         jobs=_fetch_as(lake, models.Job, _JOBS, MAX_NAMES),
     )
 
@@ -214,7 +215,7 @@ _SNAPSHOTS: Final = """
     QUALIFY row_number() OVER (PARTITION BY tile ORDER BY snapshot DESC) = 1 ORDER BY snapshot
 """
 _TABLE_SIZES: Final = """
-    SELECT table_name, count(*) AS parts, sum(bytes)::BIGINT AS bytes FROM main._parts GROUP BY ALL
+    SELECT table_name, count(*) AS parts, sum(bytes)::BIGINT AS bytes FROM {parts} GROUP BY ALL
     ORDER BY bytes DESC, table_name
 """
 _JOBS: Final = """

@@ -1,21 +1,25 @@
-"""The live page: served to this machine only, and rendered again after each publish."""
+"""The live page and the browse pages: served to this machine only, the page rendered again after each publish."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 import structlog
 from aiohttp import web
 
+from pipeline.dashboard.browse.access_key import PARAMETER, AccessKey
+from pipeline.dashboard.browse.frame import ROOT
 from pipeline.dashboard.page import content_security_policy
 from pipeline.errors import ScanlakeError, SettingsError
+from pipeline.process import STOP_SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
+
+    from pipeline.dashboard.browse.site import BrowseSite
 
 HOST: Final = "127.0.0.1"
 _NAMES: Final = (HOST, "localhost")
@@ -34,10 +38,11 @@ _log = structlog.get_logger()
 
 
 class CachedPage:
-    """The last rendered page, and the version of the catalog it shows."""
+    """The last rendered page, and the version of the catalog and of the runs that it shows."""
 
-    def __init__(self, catalog: Path, render: Callable[[str], str]) -> None:
+    def __init__(self, catalog: Path, render: Callable[[str], str], runs_version: Callable[[], str] = str) -> None:
         self._catalog = catalog
+        self._runs_version = runs_version
         self._render = render
         self._lock = asyncio.Lock()
         self._not_before = 0.0
@@ -68,46 +73,69 @@ class CachedPage:
             state = self._catalog.stat()
         except OSError as error:
             raise SettingsError(f"{self._catalog.name}: {error.strerror}.", hint="Run `scanlake sync`.") from error
-        return f"{state.st_ino:x}-{state.st_mtime_ns:x}-{state.st_size:x}"
+        return f"{state.st_ino:x}-{state.st_mtime_ns:x}-{state.st_size:x}{self._runs_version()}"
 
 
-async def serve(cached: CachedPage, port: int, ready: Callable[[str], None]) -> None:
-    """Serve the page until SIGINT or SIGTERM; call `ready` with its address. Port 0 selects a free one.
+async def serve(cached: CachedPage, site: BrowseSite, port: int, ready: Callable[[str], None]) -> None:
+    """Serve the pages until a signal of `STOP_SIGNALS`; call `ready` with the address. Port 0 selects a free one.
+
+    The address has the key to the browse pages. Without it, there is only the page of the lake.
 
     Raises `ScanlakeError` if the page cannot be rendered, and `SettingsError` if the port is in use.
     """
     await cached.refresh()
-    end = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    end, key = asyncio.Event(), AccessKey()
+    for number in STOP_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, end.set)
-    runner = web.ServerRunner(web.Server(_handler(cached)), access_log=None, shutdown_timeout=1.0)
+    runner = web.ServerRunner(web.Server(_handler(cached, site, key)), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
         try:
             await web.TCPSite(runner, HOST, port).start()
         except OSError as error:
             raise SettingsError(f"Port {port}: {error.strerror}.", hint="Use another port with --port.") from error
-        ready(f"http://{HOST}:{runner.addresses[0][1]}/")
+        ready(f"http://{HOST}:{runner.addresses[0][1]}/?{PARAMETER}={key.text}")
         await end.wait()
     finally:
+        site.access.stop()
         await runner.cleanup()
 
 
-def _handler(cached: CachedPage) -> Callable[[web.BaseRequest], Awaitable[web.Response]]:
-    async def answer(request: web.BaseRequest) -> web.Response:
-        # DNS rebinding: another site's name may resolve to this machine, but the browser still sends that name.
-        if not _is_expected_host(request):
-            return _text_response(421, "Use the address that the dashboard printed.\n")
-        if request.path not in {"/", "/version"}:
-            return _text_response(404, "The only page is /\n")
-        if request.method not in {"GET", "HEAD"}:
-            return _text_response(405, "Use GET or HEAD.\n", Allow="GET, HEAD")
+def _handler(
+    cached: CachedPage, site: BrowseSite, key: AccessKey
+) -> Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]:
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        if (refusal := _refuse(request)) is not None:
+            return refusal
+        if key.is_offered_by(request):
+            response = _text_response(303, "", Location=request.path)
+            key.set_cookie(request, response)
+            return response
+        if _is_browse_path(request.path):
+            if not key.is_held_by(request):
+                return _text_response(403, "Open the address that the dashboard printed: it has the key.\n")
+            return await site.answer(request, _HEADERS)
         await cached.refresh()
         if request.path == "/version":
             return _text_response(200, cached.version)
         return web.Response(text=cached.page, content_type="text/html", charset="utf-8", headers=_HEADERS)
 
     return answer
+
+
+def _refuse(request: web.BaseRequest) -> web.Response | None:
+    # DNS rebinding: another site's name may resolve to this machine, but the browser still sends that name.
+    if not _is_expected_host(request):
+        return _text_response(421, "Use the address that the dashboard printed.\n")
+    if request.path not in {"/", "/version"} and not _is_browse_path(request.path):
+        return _text_response(404, "The pages are / and /browse\n")
+    if request.method not in {"GET", "HEAD"}:
+        return _text_response(405, "Use GET or HEAD.\n", Allow="GET, HEAD")
+    return None
+
+
+def _is_browse_path(path: str) -> bool:
+    return path == ROOT or path.startswith(f"{ROOT}/")
 
 
 def _is_expected_host(request: web.BaseRequest) -> bool:

@@ -2,49 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import ssl
 import time
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from pipeline.client.factory import create_client
+from pipeline.client.probe import probe_service
+from pipeline.client.tls_errors import NETWORK_HINT, describe_tls_error
 from pipeline.doctor.finding import Finding, from_error, ok, problem, warning
 from pipeline.errors import ExitCode, ScanlakeError
 from pipeline.formatting import pluralize
-from schemas.requests import FileQuery
 
 if TYPE_CHECKING:
     from pipeline.settings import Settings
 
 _CONNECT_SECONDS: Final = 10.0
-_LIST_CALL_SECONDS: Final = 30.0
 _CLOCK_SKEW_LIMITS_SECONDS: Final = (5.0, 60.0)  # above the first: a note; above the second: a warning
 _EXPIRES_SOON_SECONDS: Final = 14 * 86_400
-_NETWORK_HINT: Final = "Check base_url, the firewall and the proxy."
 _MAX_REPLY_BYTES: Final = 16_384
-_CA_HINT: Final = "Set SSL_CERT_FILE to the certificates of your own authority, or have the certificate replaced."
-_CERTIFICATES: Final = {
-    9: ("is not valid yet", "Check this machine's clock, or ask the service's owner to replace the certificate."),
-    10: ("has expired", "Check this machine's clock, or ask the service's owner to renew the certificate."),
-    18: ("is self-signed", _CA_HINT),
-    19: ("has a self-signed certificate in its chain", _CA_HINT),
-    20: ("has an issuer that is unknown on this machine", _CA_HINT),
-    21: ("has an incomplete chain", _CA_HINT),
-    23: ("was revoked", "Ask the service's owner to replace the certificate."),
-    62: ("is for another host", "Set base_url to a host name in the certificate."),
-    64: ("is for another address", "Set base_url to the host name instead of the IP address."),
-}
-_OLD_TLS_REASONS: Final = frozenset(
-    {
-        *("UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION", "NO_PROTOCOLS_AVAILABLE", "VERSION_TOO_LOW"),
-        *("DH_KEY_TOO_SMALL", "EE_KEY_TOO_SMALL", "CA_KEY_TOO_SMALL", "CA_MD_TOO_WEAK", "LEGACY_SIGALG_DISALLOWED"),
-    }
-)
-_NOT_TLS_REASONS: Final = frozenset(
-    {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"}
-)
 
 
 def check_connection(base_url: str, proxy: str | None = None) -> list[Finding]:
@@ -120,13 +96,10 @@ def _check_tls(line: socket.socket, host: str) -> Finding:
     try:
         with ssl.create_default_context().wrap_socket(line, server_hostname=host) as secured:
             version, certificate = secured.version() or "TLS", secured.getpeercert() or {}
-    except ssl.SSLCertVerificationError as error:
-        detail, hint = _CERTIFICATES.get(error.verify_code, (f"is invalid: {error.verify_message}", _CA_HINT))
-        return problem("tls", f"the service's certificate {detail}", hint, ExitCode.FAILED)
     except ssl.SSLError as error:
-        return _tls_error(error.reason or "")
+        return problem("tls", *describe_tls_error(error), ExitCode.FAILED)
     except OSError:
-        return problem("tls", "the connection was lost during the TLS handshake", _NETWORK_HINT, ExitCode.FAILED)
+        return problem("tls", "the connection was lost during the TLS handshake", NETWORK_HINT, ExitCode.FAILED)
     expires = certificate.get("notAfter")
     remaining = ssl.cert_time_to_seconds(str(expires)) - time.time() if expires else _EXPIRES_SOON_SECONDS
     message = f"{version}, certificate valid for {remaining / 86_400:,.0f} more days"
@@ -135,36 +108,15 @@ def _check_tls(line: socket.socket, host: str) -> Finding:
     return ok("tls", message)
 
 
-def _tls_error(reason: str) -> Finding:
-    if reason in _OLD_TLS_REASONS or "PROTOCOL_VERSION" in reason or "TOO_SMALL" in reason:
-        message = "the service supports only an old TLS version (scanlake needs TLS 1.2 or later)"
-        return problem("tls", message, "Ask the service's owner to enable TLS 1.2 or later.", ExitCode.FAILED)
-    if reason in _NOT_TLS_REASONS:
-        return problem("tls", "the port of base_url does not speak TLS", "Check the port in base_url.", ExitCode.FAILED)
-    detail = reason.replace("_", " ").lower() or "no reason given"
-    return problem("tls", f"the TLS handshake failed: {detail}", _NETWORK_HINT, ExitCode.FAILED)
-
-
 async def check_token(settings: Settings, token: str) -> list[Finding]:
     """Return findings for the token and the clock, from one list call with one file."""
-    limited = settings.model_copy(
-        update={"max_attempts": 2, "request_timeout_seconds": min(settings.request_timeout_seconds, _LIST_CALL_SECONDS)}
-    )
-    async with create_client(limited, token) as client:
-        started = time.monotonic()
-        try:
-            async with asyncio.timeout(_LIST_CALL_SECONDS):
-                page = await client.list_files(FileQuery(limit=1))
-        except TimeoutError:
-            hint = "Try again later: the service may be overloaded."
-            return [problem("token", f"no answer to a list call in {_LIST_CALL_SECONDS:g} s", hint, ExitCode.FAILED)]
-        except ScanlakeError as error:
-            return [from_error("token", error)]
-        seconds = time.monotonic() - started
-        total = "" if page.total is None else f"; the service has {pluralize(page.total, 'file')}"
-        findings = [ok("token", f"accepted: the service answered a list call in {seconds * 1000:,.0f} ms{total}")]
-        findings.append(_check_clock(client.clock.seconds_ahead))
-    return findings
+    try:
+        probe = await probe_service(settings, token)
+    except ScanlakeError as error:
+        return [from_error("token", error)]
+    total = "" if probe.files is None else f"; the service has {pluralize(probe.files, 'file')}"
+    message = f"accepted: the service answered a list call in {probe.seconds * 1000:,.0f} ms{total}"
+    return [ok("token", message), _check_clock(probe.clock_seconds_ahead)]
 
 
 def _check_clock(service_ahead: float | None) -> Finding:

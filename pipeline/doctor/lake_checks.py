@@ -15,15 +15,15 @@ from pipeline.atomic_files import is_temp_file
 from pipeline.client.clock import MAX_AHEAD_SECONDS
 from pipeline.doctor.finding import Finding, from_error, ok, problem, warning
 from pipeline.errors import ExitCode, LakeCorruptedError, ScanlakeError, SettingsError
-from pipeline.formatting import format_bytes, pluralize
-from pipeline.lake.duckdb_errors import short_message
+from pipeline.formatting import format_bytes, format_path, pluralize
+from pipeline.lake.duckdb_errors import describe_damage
+from pipeline.lake.file_names import list_part_files
 from pipeline.lake.folder_checks import require_lake, require_lake_or_empty
 from pipeline.lake.integrity import missing_or_resized_parts
 from pipeline.lake.lake_folder import FolderKind
 from pipeline.lake.layout import LakeLayout, describe_lock_owner, is_lake_locked
 from pipeline.lake.parts import sha256_file
 from pipeline.lake.reader import LedgerOutdatedError, fetch_dicts, open_catalog, open_ledger_readonly
-from pipeline.lake.retention import list_part_files
 from schemas.timestamps import DAY, SECOND, now_us, to_datetime
 
 if TYPE_CHECKING:
@@ -43,15 +43,15 @@ _NEXT_RUN_HINT: Final = "Nothing to do: the next run removes the leftovers."
 def check_permissions(config: Path | None, settings: Settings) -> Iterator[Finding]:
     """Yield findings for the file modes of the settings file and the token file."""
     if config is not None:
-        mode = stat.S_IMODE(config.stat().st_mode)
+        mode, name = stat.S_IMODE(config.stat().st_mode), format_path(config)
         if mode & (stat.S_IWGRP | stat.S_IWOTH):
-            message = f"{config}: other users can change the settings (mode {mode:o}) and send the token elsewhere"
-            yield warning("permissions", message, f"chmod go-w {config}")
+            message = f"{name}: other users can change the settings (mode {mode:o}) and send the token elsewhere"
+            yield warning("permissions", message, f"chmod go-w {name}")
         else:
-            yield ok("permissions", f"{config}: mode {mode:o}")
+            yield ok("permissions", f"{name}: mode {mode:o}")
     if settings.token is None and settings.token_file is not None and settings.token_file.exists():
-        path = settings.token_file
-        mode = stat.S_IMODE(path.stat().st_mode)
+        path = format_path(settings.token_file)
+        mode = stat.S_IMODE(settings.token_file.stat().st_mode)
         if mode & 0o077:
             yield warning("permissions", f"{path}: other users can read the token (mode {mode:o})", f"chmod 600 {path}")
         else:
@@ -62,17 +62,18 @@ def check_folder(settings: Settings) -> Iterator[Finding]:
     """Yield findings for the lake's folder: existence, permissions, file system, disk space."""
     root = settings.lake.absolute()
     existing = next((folder for folder in (root, *root.parents) if folder.exists()), Path("/"))
+    name = format_path(existing)
     if not existing.is_dir():
-        yield problem("folder", f"{existing} is not a folder", "Correct `lake`, or remove the file.", ExitCode.STORAGE)
+        yield problem("folder", f"{name} is not a folder", "Correct `lake`, or remove the file.", ExitCode.STORAGE)
         return
     if not os.access(existing, os.W_OK | os.X_OK):
-        yield problem("folder", f"{existing} cannot be written", "Correct its permissions or owner.", ExitCode.STORAGE)
+        yield problem("folder", f"{name} cannot be written", "Correct its permissions or owner.", ExitCode.STORAGE)
     else:
         state = "can be written" if existing == root else "does not exist yet; the first sync creates the folder"
-        yield ok("folder", f"{root} {state}")
+        yield ok("folder", f"{format_path(root)} {state}")
     kind = _find_file_system(existing)
     if kind in _NETWORK_FILE_SYSTEMS:
-        message = f"{existing} is on a network file system ({kind}), where locks may not work"
+        message = f"{name} is on a network file system ({kind}), where locks may not work"
         yield warning("folder", message, "Write to the lake from one machine only, or move the lake to a local disk.")
     yield _check_disk_space(existing, root)
 
@@ -113,10 +114,10 @@ def _catch_errors(check: str, run_check: Callable[[], Iterator[Finding]]) -> Ite
     except ScanlakeError as error:
         yield from_error(check, error)
     except duckdb.Error as error:
-        yield problem(check, short_message(error).rstrip("."), _RUN_CHECK_HINT, ExitCode.DAMAGE)
+        yield problem(check, describe_damage(error), _RUN_CHECK_HINT, ExitCode.DAMAGE)
     except OSError as error:
         hint = "Correct the permissions of the file."
-        yield problem(check, f"{error.strerror}: {error.filename}", hint, ExitCode.STORAGE)
+        yield problem(check, f"{error.strerror}: {format_path(Path(str(error.filename)))}", hint, ExitCode.STORAGE)
 
 
 # The folder

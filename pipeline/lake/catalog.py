@@ -19,6 +19,7 @@ from pipeline.lake.catalog_tables import OutdatedCatalogError, build_tables, des
 from pipeline.lake.catalog_views import build_views
 from pipeline.lake.duckdb import LARGE_MEMORY_LIMIT
 from pipeline.lake.duckdb_errors import first_line, translate_duckdb_errors, write_error
+from pipeline.lake.lake_readme import write_readme
 from pipeline.lake.layout import translate_os_errors, write_read_only
 from pipeline.lake.models import CatalogRecord
 from pipeline.lake.parts import sha256_file
@@ -38,7 +39,7 @@ _BACK_TO_TABLES_RATIO: Final = 0.8  # of the limit: a lake at the limit must not
 _MAX_REPLACED_RATIO: Final = 0.2  # rows that updates have deleted or inserted, to all rows
 _MAX_GROWTH: Final = 1.3  # of the bytes of the catalog
 _MIN_ROWS: Final = 10_000  # a catalog of fewer rows is never worth a rebuild
-_MIN_BYTES: Final = 1024**2
+_MIN_WASTE: Final = 2 * 1024**2  # bytes
 _WRITABLE: Final = 0o600
 _log = structlog.get_logger()
 
@@ -50,8 +51,8 @@ def publish(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, form: Cata
     """
     path = layout.snapshot_path(spec.snapshot.snapshot)
     with write_read_only(path) as temp, translate_duckdb_errors(str(path)):
-        build_views(temp, layout, ledger, spec)
-    write_catalog(layout, ledger, spec, form=form, rebuild=rebuild, snapshot=path)
+        build_views(temp, layout, ledger, spec, has_comments=False)
+    write_catalog(layout, ledger, spec, form=form, rebuild=rebuild)
     return sha256_file(path)
 
 
@@ -62,9 +63,8 @@ def write_catalog(
     *,
     form: CatalogForm,
     rebuild: bool = False,
-    snapshot: Path | None = None,
 ) -> None:
-    """Replace the published catalog by one with the ledger's present records. `snapshot`: a file with the same views.
+    """Replace the published catalog by one with the ledger's present records.
 
     Raises `StorageError`, and `LakeCorruptedError` when a part cannot be read; then the former catalog stays.
     """
@@ -78,11 +78,8 @@ def write_catalog(
             base = None
             if chosen == "tables":
                 base = _write_tables(temp, layout, ledger, spec, rebuild=rebuild)
-            elif snapshot is None:
-                build_views(temp, layout, ledger, spec)
             else:
-                # A copy, not a link: a read-write session on the catalog must not change the snapshot.
-                shutil.copyfile(snapshot, temp)
+                build_views(temp, layout, ledger, spec, has_comments=True)
         record = CatalogRecord(
             form=chosen,
             reason=reason,
@@ -92,10 +89,12 @@ def write_catalog(
             hour_start=hour_start,
             hour_bytes=hour_bytes + temp.stat().st_size,
         )
-        ledger.set_properties(catalog=record, delta_base=base)  # before the file has its name: a check knows both
+        # Before the file has its name: a check knows both.
+        ledger.set_properties(catalog=record, former_catalog=_find_published(layout, ledger), delta_base=base)
         remove_stale_wal(layout)
     # Again: a session that opened the former catalog in between may have left another log.
     remove_stale_wal(layout)
+    write_readme(layout)
 
 
 def choose_form(setting: CatalogForm, size: int, former: str | None) -> tuple[Literal["tables", "views"], str]:
@@ -114,8 +113,20 @@ def is_rebuild_due(layout: LakeLayout, ledger: Ledger) -> bool:
     if base is None or not layout.catalog.is_file():
         return False
     size = layout.catalog.stat().st_size
-    replaced = base["replaced_rows"] > _MAX_REPLACED_RATIO * base["built_rows"] + _MIN_ROWS
-    return replaced or size > _MAX_GROWTH * base["built_bytes"] + _MIN_BYTES
+    is_too_large = size > max(_MAX_GROWTH * base["built_bytes"], base["built_bytes"] + _MIN_WASTE)
+    return is_too_large or base["replaced_rows"] > _count_replaceable_rows(base)
+
+
+def _count_replaceable_rows(base: DeltaBase) -> float:
+    """Return how many rows updates may delete or insert before the catalog should be written again."""
+    return _MAX_REPLACED_RATIO * base["built_rows"] + _MIN_ROWS
+
+
+def _find_published(layout: LakeLayout, ledger: Ledger) -> CatalogRecord | None:
+    """Return the record of the catalog's file. After a kill it may be the former one."""
+    properties = ledger.properties
+    records = [record for record in (properties.catalog, properties.former_catalog) if record is not None]
+    return next((record for record in records if _is_as_published(layout, record)), properties.catalog)
 
 
 def _is_as_published(layout: LakeLayout, record: CatalogRecord) -> bool:
@@ -170,7 +181,11 @@ def _find_base(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) -> DeltaBa
     record, base = properties.catalog, properties.delta_base
     if record is None or base is None or not _is_as_published(layout, record):
         return None
-    return base if base["format"] == describe_format(spec) else None
+    if base["format"] != describe_format(spec):
+        return None
+    # With more new rows an update would leave a catalog that is due for a rebuild.
+    max_new_rows = min(base["built_rows"], _count_replaceable_rows(base))
+    return base if spec.count_rows(since_seq=base["commit_seq"]) <= max_new_rows else None
 
 
 def _update_copy(temp: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, base: DeltaBase) -> DeltaBase:

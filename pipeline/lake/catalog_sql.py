@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from pipeline.lake.duckdb import bind_empty_read_parquet
 from pipeline.lake.parts import RAW_TABLE, empty_part
+from pipeline.lake.physical_tables import SUPERSEDED_VERSIONS
 from pipeline.lake.sql import sql_identifier, sql_read_parquet
 from schemas import value_types
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES, RAW, TABLES, WORKFLOW_DEFINITIONS
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from pipeline.lake.models import Part, SnapshotRecord
     from schemas.tables import Column, Table
 
-SUPERSEDED_VERSIONS: Final = "main._superseded_versions"
 _CLEAN_TO_DIRTY_RATIO: Final = 0.5  # rows of clean parts to rows of dirty ones, up to which all are filtered
 _SIGHTS: Final = (
     ("first_seen_at", "_fetched_at", "First fetch of a file with a run under this version (UTC)."),
@@ -68,6 +68,12 @@ class CatalogSpec:
     def part_bytes(self) -> int:
         """Size of the parts of all tables; a catalog of tables is about as large."""
         return sum(part.bytes for part in self.parts if part.table_name != RAW_TABLE)
+
+    def count_rows(self, *, since_seq: int) -> int:
+        """Return the number of rows in the parts of tables that came after a commit."""
+        return sum(
+            part.row_count for part in self.parts if part.table_name != RAW_TABLE and part.last_commit_seq > since_seq
+        )
 
     def parts_of(self, table_name: str) -> list[Part]:
         """Return the parts of one table."""
@@ -139,11 +145,11 @@ def _current_rows_sql(layout: LakeLayout, spec: CatalogSpec, table: Table, root:
         clean, dirty = [], parts
     sources = [f"SELECT * FROM {_read_parts_sql(layout, table.name, clean, root)}"] if clean or not dirty else []
     if dirty:
-        sources.append(filter_superseded_sql(_read_parts_sql(layout, table.name, dirty, root)))
+        sources.append(_filter_superseded_sql(_read_parts_sql(layout, table.name, dirty, root)))
     return "(" + " UNION ALL BY NAME ".join(sources) + ")"
 
 
-def filter_superseded_sql(source: str) -> str:
+def _filter_superseded_sql(source: str) -> str:
     """Return the query for the rows of `source` that no later version supersedes."""
     return (
         f"SELECT part.* FROM {source} AS part"
@@ -158,7 +164,7 @@ def select_new_rows_sql(layout: LakeLayout, spec: CatalogSpec, table: Table, *, 
     source = f"(SELECT * FROM {_read_parts_sql(layout, table.name, parts, layout.root)}"
     source += f" WHERE {COMMIT_SEQ_COLUMN} > {since_seq})"
     selected = ", ".join(column.selection for column in list_columns(spec, table))
-    return f"SELECT {selected} FROM ({filter_superseded_sql(source)})"
+    return f"SELECT {selected} FROM ({_filter_superseded_sql(source)})"
 
 
 def select_changed_files_sql(layout: LakeLayout, spec: CatalogSpec, *, since_seq: int) -> str:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
-from pipeline import __version__
-from pipeline.lake.catalog_meta import write_meta, write_superseded_versions
+from pipeline.lake.catalog_meta import write_dictionary, write_meta, write_superseded_versions
 from pipeline.lake.catalog_sql import (
     bind_to_schema,
     create_empty_tables,
@@ -20,11 +19,21 @@ from pipeline.lake.catalog_sql import (
     select_new_rows_sql,
     select_rows_sql,
 )
-from pipeline.lake.duckdb import LARGE_BLOCKS, MEMORY_LIMIT, SMALL_BLOCKS, create_database, update_database
+from pipeline.lake.duckdb import (
+    BUILD_MEMORY_LIMIT,
+    LARGE_BLOCKS,
+    MEDIUM_BLOCKS,
+    TableWriter,
+    create_database,
+    split_sorted_query,
+    update_database,
+)
 from pipeline.lake.meta_tables import META_TABLES
 from pipeline.lake.models import DeltaBase
-from pipeline.lake.sql import sql_comment
-from pipeline.lake.views import write_views
+from pipeline.lake.parts import estimate_memory
+from pipeline.lake.view_definitions import HISTORY
+from pipeline.lake.views import list_views, write_views
+from pipeline.version import __version__
 from schemas.tables import DELETED_FILES, FILES, RAW, TABLES
 
 if TYPE_CHECKING:
@@ -38,11 +47,9 @@ if TYPE_CHECKING:
     from pipeline.lake.ledger import Ledger
     from schemas.tables import Table
 
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 """Raise it when `build_tables` writes other rows for the same parts: then no older catalog is updated."""
-
-
-_MAX_SMALL_BYTES: Final = 16 * 1024**2  # of parts, up to which a catalog has small blocks
+_MAX_MEDIUM_BYTES: Final = 16 * 1024**2  # of parts, up to which a catalog has medium blocks
 _MAX_MERGED_BYTES: Final = 4 * 1024**2  # of a catalog whose updates merge row groups: it stays small of itself
 
 
@@ -57,18 +64,20 @@ def describe_format(spec: CatalogSpec) -> str:
 
 
 def build_tables(
-    path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, memory_limit: str = MEMORY_LIMIT
+    path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, memory_limit: str = BUILD_MEMORY_LIMIT
 ) -> DeltaBase:
     """Write a catalog of tables to the new file `path`, from the parts."""
-    block_size = SMALL_BLOCKS if spec.part_bytes < _MAX_SMALL_BYTES else LARGE_BLOCKS
+    block_size = MEDIUM_BLOCKS if spec.part_bytes < _MAX_MEDIUM_BYTES else LARGE_BLOCKS
     with create_database(path, spill=layout.spill_dir, block_size=block_size, memory_limit=memory_limit) as db:
-        write_superseded_versions(db, ledger, exists=False)
+        writer = TableWriter(db, exists=False)
+        write_superseded_versions(writer, ledger)
         create_empty_tables(db, spec)
-        rows = sum(_insert(db, table, select_rows_sql(layout, spec, table, layout.root)) for table in _sort_tables())
+        # In their order: the definitions of workflows depend on the runs.
+        rows = sum(_insert_sorted(db, layout, spec, table) for table in TABLES)
         for table in TABLES:
             comments = [(column.name, column.comment) for column in list_columns(spec, table)]
-            db.execute(sql_comment("TABLE", table.qualified_name, table.comment, comments))
-        views = _write_views_and_meta(db, layout, ledger, spec, {})
+            writer.comment("TABLE", table.qualified_name, table.comment, comments)
+        views = _write_views_and_meta(writer, layout, ledger, spec, {})
     return DeltaBase(
         commit_seq=spec.snapshot.commit_seq,
         format=describe_format(spec),
@@ -84,14 +93,15 @@ def update_tables(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogS
     since_seq = base["commit_seq"]
     keeps_row_groups = path.stat().st_size > _MAX_MERGED_BYTES
     with update_database(path, spill=layout.spill_dir, keeps_row_groups=keeps_row_groups) as db:
-        write_superseded_versions(db, ledger, exists=True)
+        writer = TableWriter(db, exists=True)
+        write_superseded_versions(writer, ledger)
         changed = select_changed_files_sql(layout, spec, since_seq=since_seq)
         db.execute(f"CREATE TEMP TABLE changed_file AS {changed}")
-        rows = sum(_replace_rows(db, layout, spec, table, since_seq=since_seq) for table in _sort_tables())
+        rows = sum(_replace_rows(db, layout, spec, table, since_seq=since_seq) for table in TABLES)
         for table, files in ((FILES, spec.snapshot.files), (DELETED_FILES, ledger.count_deleted_files())):
             if db.execute(f"SELECT count(*) FROM {table.qualified_name}").fetchall() != [(files,)]:
                 raise OutdatedCatalogError(f"{table.name} has not {files:,} rows")
-        views = _write_views_and_meta(db, layout, ledger, spec, base["views"])
+        views = _write_views_and_meta(writer, layout, ledger, spec, base["views"])
     return DeltaBase(
         commit_seq=spec.snapshot.commit_seq,
         format=base["format"],
@@ -102,9 +112,10 @@ def update_tables(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogS
     )
 
 
-def _sort_tables() -> list[Table]:
-    """Return the tables, those of files first: the definitions of workflows depend on the runs."""
-    return sorted(TABLES, key=lambda table: not table.is_per_file)
+def _insert_sorted(db: duckdb.DuckDBPyConnection, layout: LakeLayout, spec: CatalogSpec, table: Table) -> int:
+    size = sum(estimate_memory(layout.part_path(part.name)) for part in spec.parts_of(table.name))
+    source = select_rows_sql(layout, spec, table, layout.root)
+    return sum(_insert(db, table, query) for query in split_sorted_query(db, source, table, size=size))
 
 
 def _replace_rows(
@@ -117,7 +128,8 @@ def _replace_rows(
     else:  # few rows, and each depends on files that it does not name
         condition, rows = "", select_rows_sql(layout, spec, table, layout.root)
     deleted: int = db.execute(f"DELETE FROM {name} {condition}").fetchall()[0][0]
-    return deleted + _insert(db, table, rows)
+    has_new_rows = any(part.last_commit_seq > since_seq for part in spec.parts_of(table.name))
+    return deleted + (_insert(db, table, rows) if has_new_rows or not table.is_per_file else 0)
 
 
 def _insert(db: duckdb.DuckDBPyConnection, table: Table, query: str) -> int:
@@ -126,9 +138,13 @@ def _insert(db: duckdb.DuckDBPyConnection, table: Table, query: str) -> int:
 
 
 def _write_views_and_meta(
-    db: duckdb.DuckDBPyConnection, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, former: Mapping[str, str]
+    writer: TableWriter, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, former: Mapping[str, str]
 ) -> dict[str, str]:
-    bind_to_schema(db, RAW)  # the parts may be at a path that only readers see
-    views = write_views(db, layout, ledger, select_documents_sql(spec), former)
-    write_meta(db, ledger, spec, views, exists=bool(former))
-    return views
+    bind_to_schema(writer.db, RAW)  # the parts may be at a path that only readers see
+    views = list_views(layout, ledger, select_documents_sql(spec))
+    hashes = write_views(writer, views, former)
+    changed = {name for name in {*hashes, *former} if hashes.get(name) != former.get(name)}
+    if changed - {HISTORY.name}:  # the query of that one names the parts, its columns stay
+        write_dictionary(writer, spec, views)
+    write_meta(writer, ledger, spec)
+    return hashes

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.lake.catalog_meta import write_meta, write_superseded_versions
+from pipeline.lake.catalog_meta import write_dictionary, write_meta, write_superseded_versions
 from pipeline.lake.catalog_sql import (
     bind_to_schema,
     create_empty_tables,
@@ -15,9 +15,8 @@ from pipeline.lake.catalog_sql import (
     select_documents_sql,
     select_rows_sql,
 )
-from pipeline.lake.duckdb import create_database
-from pipeline.lake.sql import sql_comment
-from pipeline.lake.views import write_views
+from pipeline.lake.duckdb import TableWriter, create_database
+from pipeline.lake.views import list_views, write_views
 from schemas.tables import RAW, TABLES
 
 if TYPE_CHECKING:
@@ -28,19 +27,22 @@ if TYPE_CHECKING:
     from pipeline.lake.ledger import Ledger
 
 
-def build_views(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) -> None:
-    """Write a catalog of views to the new file `path`."""
+def build_views(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, has_comments: bool) -> None:
+    """Write a catalog of views to the new file `path`. Its data dictionary has the comments in any case."""
     with create_database(path) as db:
-        write_superseded_versions(db, ledger, exists=False)
+        writer = TableWriter(db, exists=False, has_comments=has_comments)
+        write_superseded_versions(writer, ledger)
         # DuckDB binds a view when it is created: the computed views are bound to empty tables, which go then.
         create_empty_tables(db, spec)
         bind_to_schema(db, RAW)
-        views = write_views(db, layout, ledger, select_documents_sql(spec), {})
+        views = list_views(layout, ledger, select_documents_sql(spec))
+        write_views(writer, views, {})
+        write_dictionary(writer, spec, views)
         for table in reversed(TABLES):  # workflow_definitions needs workflow_runs, which is still a placeholder then
             bind_to_schema(db, table.arrow)
             name = table.qualified_name
             db.execute(f"DROP TABLE {name}")
             db.execute(f"CREATE VIEW {name} AS {select_rows_sql(layout, spec, table, spec.reader_root)}")
             comments = [(column.name, column.comment) for column in list_columns(spec, table)]
-            db.execute(sql_comment("VIEW", name, table.comment, comments))
-        write_meta(db, ledger, spec, views, exists=False)
+            writer.comment("VIEW", name, table.comment, comments)
+        write_meta(writer, ledger, spec)

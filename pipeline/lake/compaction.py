@@ -15,9 +15,18 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.errors import LakeCorruptedError
 from pipeline.lake.duckdb import open_worker_connection, read_sorted_batches
 from pipeline.lake.layout import write_read_only
-from pipeline.lake.parts import RAW_OPTIONS, RAW_TABLE, describe_part, empty_part, estimate_memory, write_parts
+from pipeline.lake.parts import (
+    RAW_OPTIONS,
+    RAW_TABLE,
+    check_part_intact,
+    describe_part,
+    empty_part,
+    estimate_memory,
+    write_parts,
+)
 from pipeline.lake.sql import sql_literal, sql_read_parquet
 from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, RAW
 
@@ -144,6 +153,8 @@ def _compact_table(
     layout: LakeLayout, ledger: Ledger, table: Table, parts: Sequence[Part], *, seqs: tuple[int, int], name_suffix: str
 ) -> Iterator[Part]:
     """Yield new parts with the rows of `parts` that are not superseded, sorted by file."""
+    for part in parts:
+        check_part_intact(layout, part)
     paths = [empty_part(layout, table.name), *(layout.part_path(part.name) for part in parts)]
     columns = ", ".join(f'part."{name}"' for name in table.arrow.names)
     source = f"SELECT {columns} FROM {sql_read_parquet(paths)} AS part"
@@ -199,12 +210,21 @@ def _rewrite_raw_parts(
     rows = 0
     with write_read_only(target) as temp, pq.ParquetWriter(temp, RAW, **RAW_OPTIONS) as writer:
         for part in parts:
-            with pq.ParquetFile(layout.part_path(part.name)) as source:
-                for batch in source.iter_batches(_RAW_BATCH_ROWS):
-                    remaining = _without_versions(batch.cast(RAW), expired.get(part.name, set()))
-                    writer.write_batch(remaining)
-                    rows += remaining.num_rows
+            for batch in _read_raw_batches(layout, part):
+                remaining = _without_versions(batch, expired.get(part.name, set()))
+                writer.write_batch(remaining)
+                rows += remaining.num_rows
     return [describe_part(layout, target, RAW_TABLE, rows, seqs)]
+
+
+def _read_raw_batches(layout: LakeLayout, part: Part) -> Iterator[pa.RecordBatch]:
+    """Yield the documents of a part. Raises `LakeCorruptedError`: the error of a read is none of the target's."""
+    check_part_intact(layout, part)
+    try:
+        with pq.ParquetFile(layout.part_path(part.name)) as source:
+            yield from (batch.cast(RAW) for batch in source.iter_batches(_RAW_BATCH_ROWS))
+    except (OSError, pa.ArrowException) as error:
+        raise LakeCorruptedError(f"{part.name} cannot be read.") from error
 
 
 def _without_versions(batch: pa.RecordBatch, versions: set[_Version]) -> pa.RecordBatch:

@@ -1,44 +1,32 @@
-"""Export: the lake's tables as files, or as one database or workbook, all from one open catalog.
-
-An export is written to a folder of its own and moved when it is complete, so a folder that did not exist before is
-complete. If the target is an existing empty folder, the files are moved into it: it may be a mount point or a link.
-"""
+"""Export: the lake's tables as files, or as one database or workbook, all from one open catalog."""
 
 from __future__ import annotations
 
-import errno
-import os
 import re
-import shutil
-import tempfile
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import duckdb
 
-from pipeline.atomic_files import FileLockedError, lock_file
 from pipeline.csv_rows import escape_formula
 from pipeline.errors import SettingsError
-from pipeline.lake.duckdb import STORAGE_VERSION
-from pipeline.lake.duckdb_errors import write_error
-from pipeline.lake.layout import translate_os_errors
-from pipeline.lake.sql import sql_comment, sql_escape_formula, sql_identifier, sql_literal
+from pipeline.lake.export_folder import ExportRecord, read_record, staging_folder, write_record
+from pipeline.lake.sql import UTC_NOW_SQL, sql_comment, sql_escape_formula, sql_identifier, sql_literal
 from pipeline.lake.xlsx import check_xlsx_installed, write_workbook
 from schemas.tables import BY_NAME, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
+    from pathlib import Path
 
-_STAGING_PREFIX: Final = ".scanlake-export-"
-_STAGING_NAME_RE: Final = re.compile(re.escape(_STAGING_PREFIX) + "[a-z0-9_]{8}")  # as `mkdtemp` makes them
-_UNLOCKED_PREFIX: Final = ".scanlake-new-"
-_STAGED: Final = "export"
-_TARGET_EXISTS_ERRNOS: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
+_DATABASE_FORMAT: Final = "v1.0.0"
+"""Format of an exported database, which DuckDB clients from 1.0 on open."""
+_READ_OF_MAIN: Final = re.compile(r"\bmain\.(\w+)")
+_DICTIONARY: Final = "data_dictionary"
 _FRESHNESS: Final = "freshness"
 _BATCH_ROWS: Final = 20_000
+_MAX_PARTITIONS: Final = 1_000
 
 
 class ExportFormat(StrEnum):
@@ -54,13 +42,14 @@ class ExportFormat(StrEnum):
 class ExportPlan:
     """Tables and views to write, their format, and the column that splits them.
 
-    Without `escape_formulas` CSV has text exactly as the lake does.
+    Without `escape_formulas` CSV has text exactly as the lake does. `replaces`: in the place of a former export.
     """
 
     format: ExportFormat
     tables: tuple[str, ...]
     partition_by: str | None = None
     escape_formulas: bool = True
+    replaces: bool = False
 
 
 def plan_export(
@@ -70,6 +59,7 @@ def plan_export(
     partition_by: str | None,
     *,
     escape_formulas: bool,
+    replaces: bool,
 ) -> ExportPlan:
     """Check the options against the open catalog. Raises `SettingsError`."""
     if format_ is ExportFormat.XLSX:
@@ -86,95 +76,57 @@ def plan_export(
         if not {name for name, column in columns if column == partition_by} & set(selected):
             hint = "Run `scanlake tables NAME` for the columns."
             raise SettingsError(f"No exported table has a column {partition_by}.", hint=hint)
-    return ExportPlan(format_, selected, partition_by, escape_formulas)
+        _check_partition_count(db, [name for name, column in columns if column == partition_by], selected, partition_by)
+    return ExportPlan(format_, selected, partition_by, escape_formulas, replaces)
+
+
+def _check_partition_count(
+    db: duckdb.DuckDBPyConnection, tables: Sequence[str], selected: Sequence[str], column: str
+) -> None:
+    """Raise `SettingsError` if a table would be split into more folders than a file system lists well."""
+    for table in set(tables).intersection(selected):
+        sql = f"SELECT approx_count_distinct({sql_identifier(column)}) FROM {source_of(table)}"
+        ((count,),) = db.execute(sql).fetchall()
+        if count > _MAX_PARTITIONS:
+            raise SettingsError(
+                f"--partition-by {column} would make about {count:,} folders of {table}.",
+                hint=f"Use a column with at most {_MAX_PARTITIONS:,} values.",
+            )
 
 
 def run_export(db: duckdb.DuckDBPyConnection, target: Path, plan: ExportPlan) -> dict[str, int]:
-    """Write `target`, a folder that is empty or does not exist. Return the number of rows by table.
+    """Write `target`, a folder that is empty or does not exist, or has a former export. Return the rows by table.
 
     `db` has the catalog open read-only, so the export is of one snapshot, also if another is published meanwhile.
     """
-    with _staging_folder(target) as folder:
+    with staging_folder(target, replaces=plan.replaces) as folder:
         if plan.format is ExportFormat.DUCKDB:
-            return _write_database(db, folder / "scanlake.duckdb", plan)
-        if plan.format is ExportFormat.XLSX:
-            return write_workbook(db, folder / "scanlake.xlsx", {name: source_of(name) for name in plan.tables})
-        return {name: _write_files(db, folder, name, plan) for name in plan.tables}
+            rows = _write_database(db, folder / "scanlake.duckdb", plan)
+        elif plan.format is ExportFormat.XLSX:
+            rows = write_workbook(db, folder / "scanlake.xlsx", {name: source_of(name) for name in plan.tables})
+        else:
+            rows = {name: _write_files(db, folder, name, plan) for name in plan.tables}
+        if plan.replaces:
+            write_record(folder, ExportRecord(_snapshot_of(db), asdict(plan), rows))
+        return rows
 
 
-@contextmanager
-def _staging_folder(target: Path) -> Iterator[Path]:
-    with translate_os_errors(target), ExitStack() as stack:
-        target = Path(os.path.realpath(target))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        parent = _create_staging_folder(target, stack)
-        try:
-            folder = parent / _STAGED  # a subfolder, because only the owner can open the folder of `mkdtemp`
-            folder.mkdir()
-            yield folder
-            _move_into_place(folder, target)
-        except duckdb.Error as error:
-            if failure := write_error(target.name, error):
-                raise failure from error
-            raise
-        finally:
-            shutil.rmtree(parent, ignore_errors=True)
+def find_current_export(db: duckdb.DuckDBPyConnection, target: Path, plan: ExportPlan) -> ExportRecord | None:
+    """Return the record of a former export that has the same rows and options; None if it must be written.
+
+    Views may depend on the reader's clock, so only tables are compared.
+    """
+    record = read_record(target) if plan.replaces else None
+    if record is None or not record.complete or not set(plan.tables) <= BY_NAME.keys():
+        return None
+    options = asdict(plan) | {"tables": list(plan.tables)}
+    expected = ExportRecord(_snapshot_of(db), options, record.rows, record.entries)
+    is_whole = all((target / name).exists() for name in record.entries)
+    return record if record == expected and is_whole else None
 
 
-def _create_staging_folder(target: Path, stack: ExitStack) -> Path:
-    """Remove what killed exports left beside or in `target`, and create a folder that is locked as long as `stack`."""
-    parent = target if target.is_dir() else target.parent
-    for folder in parent.glob(f"{_STAGING_PREFIX}*"):
-        _remove_if_unlocked(folder)
-    _check_empty(target)
-    unlocked = Path(tempfile.mkdtemp(prefix=_UNLOCKED_PREFIX, dir=parent))
-    stack.enter_context(lock_file(unlocked))
-    # Only a locked folder gets the name by which other exports find those of killed ones.
-    return unlocked.rename(unlocked.with_name(_STAGING_PREFIX + unlocked.name.removeprefix(_UNLOCKED_PREFIX)))
-
-
-def _remove_if_unlocked(folder: Path) -> None:
-    """Remove the folder of a killed export: its process has released the lock."""
-    with suppress(OSError, FileLockedError):
-        if _is_staging_folder(folder):
-            with lock_file(folder):
-                shutil.rmtree(folder)
-
-
-def _is_staging_folder(path: Path) -> bool:
-    """Return whether an export made the folder: others can have similar names."""
-    if not _STAGING_NAME_RE.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
-        return False
-    return {entry.name for entry in path.iterdir()} <= {_STAGED}
-
-
-def _check_empty(target: Path) -> None:
-    if not target.exists():
-        return
-    entries = list(target.iterdir()) if target.is_dir() else [target]
-    if entries and all(map(_is_staging_folder, entries)):
-        raise SettingsError(
-            f"{target} contains {entries[0].name} of an export that is running.",
-            hint="Wait until it ends, or use another folder.",
-        )
-    if entries:
-        raise SettingsError(f"{target} is not empty.", hint="Use a folder that is empty or does not exist.")
-
-
-def _move_into_place(folder: Path, target: Path) -> None:
-    """Rename the complete export. Raises `SettingsError` if another process has filled `target`."""
-    is_inside = folder.parent.parent == target
-    is_filled = is_inside and len(list(target.iterdir())) > 1
-    if not is_filled:
-        try:
-            for path in sorted(folder.iterdir()) if is_inside else [folder]:
-                path.rename(target / path.name if is_inside else target)
-        except OSError as error:
-            if error.errno not in _TARGET_EXISTS_ERRNOS:
-                raise
-            is_filled = True
-    if is_filled:
-        raise SettingsError(f"Another process filled {target} during the export.", hint="Use another folder.")
+def _snapshot_of(db: duckdb.DuckDBPyConnection) -> int:
+    return int(db.execute("SELECT snapshot FROM meta.freshness").fetchall()[0][0])
 
 
 def _columns_of(db: duckdb.DuckDBPyConnection, table: str) -> list[tuple[str, str]]:
@@ -220,24 +172,57 @@ def _column_sql(column: str, sql_type: str, *, escape: bool) -> str:
 
 
 def _write_database(db: duckdb.DuckDBPyConnection, path: Path, plan: ExportPlan) -> dict[str, int]:
-    """Write a database of tables with their comments. Return the rows by table, without freshness."""
+    """Write a database of tables with their comments, and the views over them. Return the rows by table."""
     counts = {}
     with duckdb.connect(":memory:") as out:  # the catalog's own connection can only attach read-only
         out.execute("SET threads = 1")
-        out.execute(f"ATTACH {sql_literal(str(path))} AS extract (STORAGE_VERSION '{STORAGE_VERSION}')")
-        for name in (*plan.tables, _FRESHNESS):
-            target = f"extract.main.{sql_identifier(name)}"
-            source = source_of(name)
-            columns = dict(_columns_of(db, source))
-            identifiers = ((sql_identifier(column), sql_type) for column, sql_type in columns.items())
-            selected = ", ".join(f"{column}::{sql_type} AS {column}" for column, sql_type in identifiers)
-            out.register("incoming", db.sql(f"FROM {source}").to_arrow_reader(_BATCH_ROWS))
-            out.execute(f"CREATE TABLE {target} AS SELECT {selected} FROM incoming")
-            out.unregister("incoming")
-            counts[name] = int(out.execute(f"SELECT count(*) FROM {target}").fetchall()[0][0])
-            if (table := BY_NAME.get(name)) is not None:
-                comments = ((column.name, column.comment) for column in table.columns if column.name in columns)
-                out.execute(sql_comment("TABLE", target, table.comment, comments))
+        out.execute(f"ATTACH {sql_literal(str(path))} AS extract (STORAGE_VERSION '{_DATABASE_FORMAT}')")
+        out.execute("USE extract")
+        out.execute(f"CREATE MACRO main.utc_now() AS ({UTC_NOW_SQL})")
+        for name in plan.tables:
+            counts[name] = _copy_table(db, out, name, source_of(name))
+        _copy_table(db, out, _FRESHNESS, f"meta.{_FRESHNESS}")
+        for view, sql, comment in _list_views_over(db, counts.keys()):
+            out.execute(sql)
+            if comment:
+                out.execute(sql_comment("VIEW", f"main.{sql_identifier(view)}", comment, _comments_of(db, view)))
+        names = {row[0] for row in out.execute("SELECT DISTINCT table_name FROM duckdb_columns()").fetchall()}
+        listed = ", ".join(map(sql_literal, sorted(names)))
+        _copy_table(db, out, _DICTIONARY, f"(FROM meta.{_DICTIONARY} WHERE table_name IN ({listed}))")
+        out.execute("USE memory")
         out.execute("DETACH extract")
-    del counts[_FRESHNESS]
     return counts
+
+
+def _copy_table(db: duckdb.DuckDBPyConnection, out: duckdb.DuckDBPyConnection, name: str, source: str) -> int:
+    """Copy the rows of a table, a view or a query in parentheses to a table. Return their number."""
+    target = f"main.{sql_identifier(name)}"
+    columns = dict(_columns_of(db, source))
+    identifiers = ((sql_identifier(column), sql_type) for column, sql_type in columns.items())
+    selected = ", ".join(f"{column}::{sql_type} AS {column}" for column, sql_type in identifiers)
+    out.register("incoming", db.sql(f"FROM {source}").to_arrow_reader(_BATCH_ROWS))
+    out.execute(f"CREATE TABLE {target} AS SELECT {selected} FROM incoming")
+    out.unregister("incoming")
+    if (table := BY_NAME.get(name)) is not None:
+        comments = ((column.name, column.comment) for column in table.columns if column.name in columns)
+        out.execute(sql_comment("TABLE", target, table.comment, comments))
+    return int(out.execute(f"SELECT count(*) FROM {target}").fetchall()[0][0])
+
+
+def _list_views_over(db: duckdb.DuckDBPyConnection, tables: Collection[str]) -> Iterator[tuple[str, str, str | None]]:
+    """Yield the views of main that read these tables and no file, as (name, SQL, comment), each after what it reads."""
+    rows = db.execute(
+        "SELECT view_name, sql, comment FROM duckdb_views() WHERE NOT internal AND schema_name = 'main'"
+        " AND NOT contains(sql, 'read_parquet') AND NOT contains(sql, 'physical.') ORDER BY view_name"
+    ).fetchall()
+    present, waiting = set(tables), {name: (sql, comment) for name, sql, comment in rows if name not in tables}
+    while ready := [name for name in waiting if set(_READ_OF_MAIN.findall(waiting[name][0])) - {name} <= present]:
+        for name in ready:
+            sql, comment = waiting.pop(name)
+            yield name, sql, comment
+        present.update(ready)
+
+
+def _comments_of(db: duckdb.DuckDBPyConnection, view: str) -> list[tuple[str, str]]:
+    sql = "SELECT column_name, comment FROM duckdb_columns() WHERE schema_name = 'main' AND table_name = ?"
+    return [(name, comment) for name, comment in db.execute(sql, [view]).fetchall() if comment]

@@ -8,6 +8,7 @@ import duckdb
 
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.duckdb_errors import is_not_a_database
+from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.lake_folder import FolderKind, classify_folder, find_enclosing_lake, find_other_entry
 from pipeline.lake.migrations import LedgerIdentity, describe_ledger, identify_ledger
 from pipeline.lake.sqlite_errors import REBUILD_HINT
@@ -32,7 +33,7 @@ def is_own_catalog(path: Path) -> bool:
     if not path.is_file():
         return False
     try:
-        with duckdb.connect(str(path), read_only=True) as db:
+        with open_read_only(path) as db:
             db.execute(f"SELECT 1 FROM {FRESHNESS_VIEW} LIMIT 0")
     except duckdb.CatalogException:
         return False

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import duckdb
 import pyarrow as pa
@@ -22,28 +22,29 @@ import structlog
 from pipeline.atomic_files import DATABASE_LOG_SUFFIXES, is_temp_file
 from pipeline.errors import LakeCorruptedError
 from pipeline.formatting import pluralize
-from pipeline.lake.duckdb import MEMORY_LIMIT
 from pipeline.lake.duckdb_errors import first_line
+from pipeline.lake.duckdb_files import open_read_only
+from pipeline.lake.file_names import list_part_files, list_snapshots
+from pipeline.lake.lake_readme import README_NAME
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.parts import RAW_TABLE, empty_part, encode_parquet, sha256_file
-from pipeline.lake.retention import list_part_files, list_snapshots
+from pipeline.lake.physical_tables import PARTS, find_physical_table
 from schemas.tables import COMMIT_SEQ_COLUMN, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger_queries import LedgerQueries
     from pipeline.lake.models import Part
-    from schemas.tables import Table
 
 _BATCH_ROWS: Final = 10_000
 _CRASH_REPORT_RE: Final = re.compile(r"scanlake-bug-[0-9TZa-f-]+\.txt")
 # The last two: the statistics of runs, and the lock of share jobs.
 _AUXILIARY_FILES: Final = (
     *("ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.sqlite-journal"),
-    *("run_stats.json", "SHARES.LOCK"),
+    *("run_stats.json", "SHARES.LOCK", README_NAME),
 )
 _log = structlog.get_logger()
 
@@ -111,7 +112,7 @@ def damaged_empty_parts(layout: LakeLayout) -> list[IntegrityIssue]:
                 continue
             problem = "not the empty part of this version"
         except OSError as error:
-            problem = _describe_os_error(error)
+            problem = describe_os_error(error)
         issues.append(IntegrityIssue(layout.part_name(path), problem, table.name))
     return issues
 
@@ -160,7 +161,7 @@ def _file_problem(path: Path, size: int, sha256: str, names: Mapping[str, str]) 
             return f"truncated: {actual:,} of {size:,} bytes"
         digest = sha256_file(path)
     except OSError as error:
-        return _describe_os_error(error)
+        return describe_os_error(error)
     if digest == sha256:
         return None
     if digest in names:
@@ -183,83 +184,15 @@ def _content_problem(path: Path, part: Part) -> str | None:
     return None if row_count == part.row_count else f"{pluralize(row_count, 'row')}, not {part.row_count:,}"
 
 
-# Catalogs
-
-
-def damaged_catalogs(layout: LakeLayout, ledger: LedgerQueries) -> Iterator[IntegrityIssue]:
-    """Yield the catalog and the kept snapshots that differ from what was published or cannot be queried."""
-    hashes = ledger.snapshot_hashes()
-    for number, path in list_snapshots(layout):
-        if problem := _catalog_problem(layout, path, {hashes.get(number)} - {None}):
-            yield IntegrityIssue(layout.part_name(path), problem)
-    last, record = ledger.last_snapshot(), ledger.properties.catalog
-    if last is None:
-        return
-    if record is not None and record["form"] == "tables":
-        problem = _catalog_problem(layout, layout.catalog, ())
-        problem = problem or _find_wrong_table(layout, layout.snapshot_path(last.snapshot))
-    else:
-        accepted = {last.sha256, record["sha256"] if record else None}
-        problem = _catalog_problem(layout, layout.catalog, accepted - {None})
-    if problem:
-        yield IntegrityIssue(layout.part_name(layout.catalog), problem)
-
-
-def _catalog_problem(layout: LakeLayout, path: Path, accepted: Collection[str | None]) -> str | None:
-    """Return what is wrong with a catalog. `accepted` are its possible hashes; without any it is only opened."""
-    if not path.is_file():
-        return "missing"
-    try:
-        if accepted and sha256_file(path) not in accepted:
-            return "not what was published (sha256 differs)"  # a damaged database is not opened
-        with duckdb.connect(str(path), read_only=True) as db:
-            names = db.execute("SELECT name FROM main._parts WHERE table_name <> ?", [RAW_TABLE]).fetchall()
-            if missing := [name for (name,) in names if not layout.part_path(name).is_file()]:
-                return f"names {missing[0]}, which is missing"
-            if _reads_own_parts(db, layout):  # otherwise its paths are for other machines
-                for table in TABLES:
-                    db.execute(f"SELECT count(*) FROM {table.qualified_name}").fetchall()
-    except OSError as error:
-        return _describe_os_error(error)
-    except duckdb.Error as error:
-        return f"cannot be read: {first_line(error)}"
-    return None
-
-
-def _reads_own_parts(db: duckdb.DuckDBPyConnection, layout: LakeLayout) -> bool:
-    """Return whether the views of a catalog read the parts of this folder."""
-    views = "SELECT sql FROM duckdb_views() WHERE view_name = 'files' AND schema_name = 'main'"
-    return str(layout.root) in str(db.execute(views).fetchall())
-
-
-def _find_wrong_table(layout: LakeLayout, snapshot: Path) -> str | None:
-    """Return which table of a catalog of tables cannot be read, or has other rows than the snapshot that it shows."""
-    for table in TABLES:
-        try:
-            rows = _sum_rows(layout.catalog, table)
-        except duckdb.Error as error:
-            return f"{table.name} cannot be read: {first_line(error)}"
-        with suppress(duckdb.Error):  # a damaged snapshot or part is a finding of its own
-            if rows != _sum_rows(snapshot, table):
-                return f"{table.name} has other rows than the parts"
-    return None
-
-
-def _sum_rows(path: Path, table: Table) -> list[Any]:
-    """Return the number of the rows of a catalog's table and the sum of their hashes: equal for equal rows."""
-    with duckdb.connect(str(path), read_only=True) as db:
-        db.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
-        return db.execute(f"SELECT count(*), sum(hash(row)) FROM {table.qualified_name} AS row").fetchall()
-
-
 def read_recorded_parts(catalogs: Iterable[Path]) -> dict[str, RecordedPart]:
     """Return the entries of all parts in some catalogs; the first wins. An unreadable catalog is skipped."""
     entries: dict[str, RecordedPart] = {}
     for path in catalogs:
         if not path.is_file():
             continue
-        with suppress(duckdb.Error), duckdb.connect(str(path), read_only=True) as db:
-            for name, *entry in db.execute("SELECT name, table_name, bytes, sha256 FROM main._parts").fetchall():
+        with suppress(duckdb.Error), open_read_only(path) as db:
+            sql = f"SELECT name, table_name, bytes, sha256 FROM {find_physical_table(db, PARTS)}"
+            for name, *entry in db.execute(sql).fetchall():
                 entries.setdefault(name, RecordedPart(*entry))
     return entries
 
@@ -335,5 +268,6 @@ def unknown_files(layout: LakeLayout, ledger: LedgerQueries) -> list[str]:
     return sorted(name for name in unknown if not _CRASH_REPORT_RE.fullmatch(name) and name.split("/")[0] != "spill")
 
 
-def _describe_os_error(error: OSError) -> str:
+def describe_os_error(error: OSError) -> str:
+    """Return what is wrong with a file that cannot be read."""
     return "missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror or error}"

@@ -26,6 +26,7 @@ from pipeline.lake.lake_folder import FolderKind
 from pipeline.lake.layout import LakeLayout, lock_lake, translate_os_errors
 from pipeline.lake.ledger import Ledger, integrity_problem
 from pipeline.lake.migrations import LedgerIdentity, check_file_not_newer, describe_ledger, identify_ledger
+from pipeline.lake.pending_rows import write_pending_rows
 from pipeline.lake.views import count_wide_names_in_parts
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, TABLES
 
@@ -66,7 +67,8 @@ class Lake:
         if kind is FolderKind.LAKE_WITHOUT_LEDGER:
             rebuild.find_newest_catalog(self.layout, describe_ledger(self.layout.ledger, identity))
         if must_exist and kind is FolderKind.EMPTY:
-            raise SettingsError(f"There is no lake in {root}.", hint="Run `scanlake sync`, or use another --lake.")
+            raise SettingsError(f"No lake at {self.layout.root}.", hint="Run `scanlake sync`, or correct --lake.")
+        self.is_new = kind is FolderKind.EMPTY
         self.issues: list[IntegrityIssue] = []
         self.reader_root = reader_root or self.layout.root
         self._check_before_open = check_before_open
@@ -95,6 +97,7 @@ class Lake:
             parts.write_empty_parts(self.layout)
             retention.remove_orphans(self.layout, self.ledger)
             catalog.remove_stale_wal(self.layout)
+            write_pending_rows(self.layout, self.ledger)  # of a run that was killed
             stored = self.ledger.properties.reader_root
             self.reader_root = self._reader_root_setting or (self.layout.root if stored is None else Path(stored))
             self._stack = stack.pop_all()
@@ -126,6 +129,8 @@ class Lake:
         `commit.commit_seq` is `ledger.next_commit_seq()`, as in the rows.
         """
         run_id, seq = commit.run_id, commit.commit_seq
+        if commit.tombstones or commit.rows:
+            write_pending_rows(self.layout, self.ledger)  # the commits of two part groups never overlap
         rows = dict(commit.rows or {})
         if commit.tombstones:
             rows[DELETED_FILES.name] = self._tombstone_rows(commit)
@@ -157,12 +162,14 @@ class Lake:
         watermark, and a later publish includes the rows. Raises `LakeCorruptedError` when a part is missing or has
         another size; then nothing has changed. Completes a purge that was killed after its commit.
         """
+        write_pending_rows(self.layout, self.ledger)  # of a failed run
         check_parts_exist(self.layout, self.ledger.parts())
         last = self.ledger.last_snapshot()
         if last is not None and may_wait and (until := self._find_postponement(at)) is not None:
-            record = self._renew(last, complete=complete, watermark=watermark, at=None)
             self.ledger.set_properties(publish_postponed_until=until)
-            return record
+            if self.ledger.properties.has_unpublished_rows:
+                return replace(last, watermark=watermark)
+            return self._renew(last, complete=complete, watermark=watermark, at=None)
         if last is not None and not self.ledger.properties.has_unpublished_rows:
             record = self._renew(last, complete=complete, watermark=watermark, at=at, rebuild=rebuild)
         else:
@@ -199,12 +206,7 @@ class Lake:
     def _renew(
         self, last: SnapshotRecord, *, complete: bool, watermark: int | None, at: int | None, rebuild: bool = False
     ) -> SnapshotRecord:
-        """Give the last snapshot a later watermark; with `at`, write it and the catalog again.
-
-        While rows are unpublished, the snapshot itself stays as it is.
-        """
-        if self.ledger.properties.has_unpublished_rows:
-            return replace(last, watermark=watermark)
+        """Give the last snapshot, which has every row, a later watermark; with `at`, write it and the catalog again."""
         record = replace(last, complete=last.complete or complete, watermark=watermark)
         self.ledger.renew_snapshot(record)
         if at is not None:
@@ -255,7 +257,9 @@ class Lake:
         if last is None or self.needs_publish:
             self.republish(at=at)
         else:
-            catalog.write_catalog(self.layout, self.ledger, self._catalog_spec(last), form=self.options.form)
+            spec = self._catalog_spec(replace(last, published_at=at))
+            catalog.write_catalog(self.layout, self.ledger, spec, form=self.options.form)
+            self.ledger.set_properties(former_catalog=None)
 
     def _catalog_spec(self, record: SnapshotRecord) -> CatalogSpec:
         superseded = self.ledger.parts_with_superseded_rows()

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Final
 
 from pipeline.atomic_files import is_temp_file
 from pipeline.errors import SettingsError
+from pipeline.lake.file_names import list_part_files, list_snapshots
 from pipeline.lake.layout import LakeLayout, has_lock_note, translate_os_errors
 from pipeline.lake.migrations import LedgerIdentity, identify_ledger
-from pipeline.lake.retention import list_part_files, list_snapshots
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from pipeline.settings import Settings
 
 _LOST_AND_FOUND: Final = "lost+found"  # a folder in the root of a file system
 _RUN_STATS: Final = "run_stats.json"  # which a failed first run leaves, and no lake needs
@@ -80,3 +82,9 @@ def find_other_entry(layout: LakeLayout) -> str | None:
         if not (is_of_first_run or is_own_lock or is_of_file_system or path.name == _RUN_STATS):
             return path.name
     return None
+
+
+def missing_lake_error(root: Path, settings: Settings) -> SettingsError:
+    """Return the error for a lake that does not exist, with the next step of the set-up as its hint."""
+    step = "Start with `scanlake init`" if settings.base_url is None else "Run `scanlake sync` first"
+    return SettingsError(f"No lake at {root}.", hint=f"{step}, or correct --lake.")

@@ -212,10 +212,25 @@ def has_lock_note(layout: LakeLayout) -> bool:
     return not layout.lock.stat().st_size or _read_lock_note(layout) is not None
 
 
-def is_lock_of_other_host(layout: LakeLayout) -> bool:
-    """Return whether the last run was on another host, where `is_lake_locked` sees nothing."""
+def has_writer_since(layout: LakeLayout, started_at: int) -> bool:
+    """Return whether a run that started at `started_at` (microseconds) can still hold the lock for writing.
+
+    A process that only reads does not count, nor one that took the lock later. True for a run on another host, whose
+    lock cannot be seen, and without a lock file, as in a copy. Raises `StorageError`.
+    """
     note = _read_lock_note(layout)
-    return note is not None and note["host"] != socket.gethostname()
+    if not layout.lock.exists() or (note is not None and note["host"] != socket.gethostname()):
+        return True
+    if not is_lake_locked(layout):
+        return False
+    with translate_os_errors(layout.lock):
+        holders = _list_lock_holders(layout.lock.stat().st_ino)
+    if holders and all(mode == "READ" for mode, _ in holders):
+        return False
+    try:
+        return note is None or datetime.fromisoformat(note["since"]).timestamp() * 1_000_000 <= started_at
+    except ValueError:
+        return True
 
 
 def _read_lock_note(layout: LakeLayout) -> dict[str, Any] | None:

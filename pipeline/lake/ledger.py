@@ -13,6 +13,7 @@ import threading
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, Unpack
+from uuid import uuid4
 
 from pipeline.errors import LakeCorruptedError, StorageError
 from pipeline.lake import ledger_writes
@@ -108,6 +109,13 @@ class Ledger(LedgerQueries):
         with self.transaction() as db:
             set_properties(db, **changes)
 
+    def get_lake_id(self) -> str:
+        """Return the id of the lake, which its copies share; the first call creates it."""
+        with self.transaction() as db:
+            lake_id = self.properties.lake_id or uuid4().hex
+            set_properties(db, lake_id=lake_id)
+        return lake_id
+
     # Runs
 
     def begin_run(self, run: RunRecord) -> None:
@@ -115,15 +123,15 @@ class Ledger(LedgerQueries):
         with self.transaction() as db:
             db.execute("UPDATE run SET state = 'interrupted', error = 'killed' WHERE state = 'running'")
             insert(db, "run", asdict(run))
+            set_properties(db, backup_of=None)
 
     def update_run(self, run_id: str, **columns: Any) -> None:
         """Change columns of a run."""
         unknown = columns.keys() - {field.name for field in fields(RunRecord)}
         if unknown:
             raise ValueError(f"RunRecord has no field {sorted(unknown)}")
-        assignments = ", ".join(f"{name} = :{name}" for name in columns)
         with self.transaction() as db:
-            db.execute(f"UPDATE run SET {assignments} WHERE run_id = :run_id", {**columns, "run_id": run_id})
+            ledger_writes.update_run(db, run_id, columns)
 
     def record_verification(self, record: VerificationRecord) -> None:
         """Record the result of a verify."""
@@ -141,6 +149,7 @@ class Ledger(LedgerQueries):
                 set_properties(db, has_unpublished_rows=True)
             for part in commit.parts or ():
                 insert(db, "part", asdict(part))
+            ledger_writes.set_pending_rows(db, commit)
             ledger_writes.upsert_file_versions(db, commit)
             definitions = [(name, commit.commit_seq) for name in commit.definitions]
             insert_all(db, "definition", ("hash", "commit_seq"), definitions, on_conflict="IGNORE")
@@ -150,6 +159,9 @@ class Ledger(LedgerQueries):
             ledger_writes.insert_windows(db, commit)
             if commit.coverage is not None:
                 ledger_writes.set_coverage(db, commit.coverage)
+            if commit.run is not None:
+                ledger_writes.update_run(db, commit.run_id, asdict(commit.run))
+                set_properties(db, run_progress=commit.progress)
 
     def begin_lookback(self, coverage: Sequence[tuple[int | None, int | None]]) -> None:
         """Store the coverage without the lookback window, which this run reads again."""
@@ -183,6 +195,13 @@ class Ledger(LedgerQueries):
             insert_all(db, "wide_view_column", ("table_name", "name", "occurrences"), rows)
 
     # Parts
+
+    def add_rows(self, parts: Sequence[Part]) -> None:
+        """Record the parts with all rows that were pending."""
+        with self.transaction() as db:
+            for part in parts:
+                insert(db, "part", asdict(part))
+            set_properties(db, pending_rows_from=None)
 
     def replace_parts(
         self,
@@ -274,7 +293,7 @@ class Ledger(LedgerQueries):
         """Record that readers see the snapshot, and the hash of its file."""
         with self.transaction() as db:
             db.execute("UPDATE snapshot SET state = 'published', sha256 = ? WHERE snapshot = ?", (sha256, number))
-            set_properties(db, has_unpublished_rows=False, publish_postponed_until=None)
+            set_properties(db, has_unpublished_rows=False, publish_postponed_until=None, former_catalog=None)
 
     def renew_snapshot(self, record: SnapshotRecord) -> None:
         """Record a later watermark, and completeness, of the newest snapshot. Its rows are still current."""
@@ -298,7 +317,7 @@ class Ledger(LedgerQueries):
                     " WHERE last_snapshot = ?",
                     (number - 1, at, number),
                 )
-                set_properties(db, publish_postponed_until=None)
+                set_properties(db, publish_postponed_until=None, former_catalog=None)
 
     def set_snapshot_hash(self, number: int, sha256: str | None) -> None:
         """Record the hash of a snapshot's file; None while the file changes."""

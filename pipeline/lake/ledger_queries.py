@@ -292,9 +292,21 @@ class LedgerQueries(ABC):
         source = "snapshot WHERE state = 'published' ORDER BY snapshot DESC LIMIT 1"
         return next(iter(self.select(SnapshotRecord, source)), None)
 
+    def find_snapshot(self, number: int) -> SnapshotRecord | None:
+        """Return the record of a snapshot; None if it has none."""
+        return next(iter(self.select(SnapshotRecord, "snapshot WHERE snapshot = ?", (number,))), None)
+
     def snapshot_hashes(self) -> dict[int, str | None]:
         """Return the hashes of the snapshot files, by number; None where it is not known."""
         return self._mapping("SELECT snapshot, sha256 FROM snapshot")
+
+    def snapshot_times(self) -> dict[int, int]:
+        """Return when each snapshot was first published, in microseconds, by number."""
+        return self._mapping("SELECT snapshot, published_at FROM snapshot")
+
+    def unpublished_snapshots(self) -> set[int]:
+        """Return the numbers of the snapshots whose publish was not completed."""
+        return set(self._column("SELECT snapshot FROM snapshot WHERE state <> 'published'"))
 
     def next_snapshot(self) -> int:
         """Return the number of the next snapshot."""
@@ -312,6 +324,11 @@ class LedgerQueries(ABC):
     def list_purged_files(self) -> set[int]:
         """Return the ids of all files that were ever purged."""
         return set(self._column("SELECT DISTINCT file_id FROM purge"))
+
+    def last_purge_at(self) -> int | None:
+        """Return when files were last purged, in microseconds; None before a purge."""
+        at: int | None = self.query("SELECT max(purged_at) FROM purge")[0][0]
+        return at
 
     def purge_published_at(self) -> int | None:
         """Return when the first snapshot without the last purged files was published; None before a purge."""

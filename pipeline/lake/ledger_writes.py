@@ -41,6 +41,12 @@ def insert_all(
     db.executemany(f"INSERT OR {on_conflict} INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows)
 
 
+def update_run(db: sqlite3.Connection, run_id: str, columns: Mapping[str, Any]) -> None:
+    """Change columns of a run, given as {column: value}."""
+    assignments = ", ".join(f"{name} = :{name}" for name in columns)
+    db.execute(f"UPDATE run SET {assignments} WHERE run_id = :run_id", {**columns, "run_id": run_id})
+
+
 # Properties
 
 
@@ -108,6 +114,15 @@ def upsert_file_versions(db: sqlite3.Connection, commit: Commit) -> None:
     resolved = [*file_ids, *((file_id,) for file_id in commit.resolved_files)]
     db.executemany("DELETE FROM refetch_queue WHERE file_id = ?", resolved)
     insert_all(db, "refetch_queue", ("file_id", "updated_at"), commit.refetch, on_conflict="REPLACE")
+
+
+def set_pending_rows(db: sqlite3.Connection, commit: Commit) -> None:
+    """Record whether rows of this commit, or of earlier ones, are not in parts yet."""
+    if commit.rows_pending is False:
+        set_properties(db, pending_rows_from=None)
+    elif commit.rows_pending:
+        row = {"name": "pending_rows_from", "value": json.dumps(commit.commit_seq)}
+        insert(db, "lake_property", row, on_conflict="IGNORE")  # that of an earlier commit stays
 
 
 def supersede_file_versions(db: sqlite3.Connection, file_ids: Sequence[tuple[int]]) -> None:

@@ -31,7 +31,7 @@ _RUNS: Final = MetaTable(
     (
         ("run_id", "VARCHAR", "Run; column _run_id in every table."),
         ("command", "VARCHAR", "Command: sync, verify and others."),
-        ("state", "VARCHAR", "running, done, failed or interrupted."),
+        ("state", "VARCHAR", "running, done, stopped (at max_duration_seconds), failed or interrupted."),
         ("started_at", _TIMESTAMP, "Start (UTC)."),
         ("ended_at", _TIMESTAMP, "End (UTC)."),
         ("watermark", _TIMESTAMP, "Every file updated before this time was in the lake when the run ended (UTC)."),

@@ -168,7 +168,9 @@ class Commit:
 
     `rows` are tables still to be written, `parts` are on disk. `digests` of the list items go with `versions`, in
     order; `wide_column_counts` with `parts`; both are computed if None. `resolved_files` need no further refetch,
-    `refetch` lists files for the next run: (id, updated_at).
+    `refetch` lists files for the next run: (id, updated_at). `rows_pending`: the rows of `versions` are not in parts
+    yet (True); `parts` has all rows that were pending (False); nothing changes in this respect (None). `run` and
+    `progress` are the counts of a run that goes on.
     """
 
     commit_seq: int
@@ -181,12 +183,15 @@ class Commit:
     wide_column_counts: Mapping[tuple[str, str], int] | None = None
     tombstones: Sequence[Tombstone] = ()
     rejects: Sequence[Reject] = ()
+    rows_pending: bool | None = None
     resolved_files: Sequence[int] = ()
     refetch: Sequence[tuple[int, int | None]] = ()
     drift: Mapping[tuple[str, str, str], int] | None = None
     definitions: Sequence[str] = ()
     windows: Sequence[WindowRecord] = ()
     coverage: Sequence[tuple[int | None, int | None]] | None = None
+    run: RunRecord | None = None
+    progress: RunProgress | None = None
 
 
 class RollbackPause(TypedDict):
@@ -194,6 +199,16 @@ class RollbackPause(TypedDict):
 
     to: int
     snapshot: int
+
+
+class RunProgress(TypedDict):
+    """Progress of a run at its last commit: files done and to do (None: unknown), seconds left (None: unknown)."""
+
+    run_id: str
+    at: int
+    done: int
+    total: int | None
+    eta_seconds: float | None
 
 
 class CatalogRecord(TypedDict):
@@ -210,6 +225,22 @@ class CatalogRecord(TypedDict):
     written_at: int
     hour_start: int
     hour_bytes: int
+
+
+class PublishRecord(TypedDict):
+    """The last publish to object storage: its target, the snapshot there, and when (microseconds).
+
+    `catalog_written_at` is that of the local catalog. `problem` is of the last attempt, None if it succeeded; then
+    the target has everything. `failures` are consecutive.
+    """
+
+    target: str
+    snapshot: int | None
+    published_at: int | None
+    catalog_written_at: int | None
+    tried_at: int
+    problem: str | None
+    failures: int
 
 
 class DeltaBase(TypedDict):
@@ -245,12 +276,18 @@ class LakeProperties:
     learned_limits: dict[str, Any] | None = None  # rate and concurrency, for the next run's rate limiter
     reader_root: str | None = None  # as set by the user; None: the lake's folder
     catalog: CatalogRecord | None = None
+    former_catalog: CatalogRecord | None = None  # while a publish is incomplete: the file may still be that one
     has_unpublished_rows: bool = True  # the newest snapshot lacks rows, or has rows that do not count any more
     publish_postponed_until: int | None = None
     delta_base: DeltaBase | None = None  # None: the catalog must be built from the parts
     published_root: str | None = None  # reader root of the newest catalog
     purge_in_progress: tuple[int, ...] | None = None  # file ids; committed, but the old files may still exist
     rollback_pause: RollbackPause | None = None
+    lake_id: str | None = None  # in hex; a target of another lake is refused
+    remote_publish: PublishRecord | None = None
+    run_progress: RunProgress | None = None  # of the last run that fetched
+    backup_of: str | None = None  # folder of the lake that backs up to here; None once a run has fetched here
+    pending_rows_from: int | None = None  # first commit whose rows are not in parts, only its documents are
 
     def require_service(self, base_url: str) -> None:
         """Raise `SettingsError` if the lake has data of another service. A first attempt without data binds nothing."""
@@ -297,10 +334,16 @@ class PropertyChanges(TypedDict, total=False):
     deep_position: int
     learned_limits: dict[str, Any]
     reader_root: str | None
-    catalog: CatalogRecord
+    catalog: CatalogRecord | None
+    former_catalog: CatalogRecord | None
     has_unpublished_rows: bool
     publish_postponed_until: int | None
     delta_base: DeltaBase | None
     published_root: str
     purge_in_progress: Sequence[int] | None
     rollback_pause: RollbackPause | None
+    lake_id: str
+    remote_publish: PublishRecord | None
+    run_progress: RunProgress | None
+    backup_of: str | None
+    pending_rows_from: int | None

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.errors import LakeCorruptedError
 from pipeline.lake.layout import LakeLayout, write_read_only
 from pipeline.lake.models import Part
-from schemas.tables import COMMIT_SEQ_COLUMN, FIELDS, FORM_ANSWERS, RAW, TABLES
+from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, FIELDS, FORM_ANSWERS, RAW, TABLES
 from schemas.value_types import encode_json
 
 if TYPE_CHECKING:
@@ -66,6 +67,11 @@ def count_wide_names(tables: Mapping[str, pa.Table]) -> Counter[tuple[str, str]]
     return counts
 
 
+def part_schema(table_name: str) -> pa.Schema:
+    """Return the schema of a table's parts, with field ids. Writers take it from here, not from the rows."""
+    return RAW if table_name == RAW_TABLE else BY_NAME[table_name].arrow
+
+
 def write_part(layout: LakeLayout, table_name: str, rows: pa.Table, *, run_id: str, seq: int) -> Part:
     """Write `rows` as a run's part of commit `seq`."""
     return write_part_file(layout, _part_path(layout.table_dir(table_name), run_id, seq), table_name, rows, (seq, seq))
@@ -75,13 +81,13 @@ def write_raw_part(layout: LakeLayout, versions: Sequence[FileVersion], *, run_i
     """Write the documents of some versions as a run's raw part of commit `seq`."""
     target = _part_path(layout.raw_dir, run_id, seq)
     content = encode_documents(versions, run_id=run_id, seq=seq)
-    return _write_content(layout, target, RAW_TABLE, content, rows=len(versions), seqs=(seq, seq))
+    return write_content(layout, target, RAW_TABLE, content, rows=len(versions), seqs=(seq, seq))
 
 
 def write_part_file(layout: LakeLayout, target: Path, table_name: str, rows: pa.Table, seqs: tuple[int, int]) -> Part:
     """Write `rows` to `target` as the part of the commits from `seqs[0]` to `seqs[1]`."""
-    content = encode_parquet(rows, RAW_OPTIONS if table_name == RAW_TABLE else WRITE_OPTIONS)
-    return _write_content(layout, target, table_name, content, rows=rows.num_rows, seqs=seqs)
+    content = _encode_tables([rows], part_schema(table_name), RAW_OPTIONS if table_name == RAW_TABLE else WRITE_OPTIONS)
+    return write_content(layout, target, table_name, content, rows=rows.num_rows, seqs=seqs)
 
 
 def write_parts(
@@ -115,6 +121,20 @@ def describe_part(layout: LakeLayout, path: Path, table_name: str, rows: int, se
     return Part(layout.part_name(path), table_name, *seqs, rows, path.stat().st_size, sha256_file(path))
 
 
+def check_part_intact(layout: LakeLayout, part: Part) -> None:
+    """Raise `LakeCorruptedError` if a part is not what was written.
+
+    Call it before its rows are written to another part, which would get a hash of its own: DuckDB does not compare
+    the checksums of pages.
+    """
+    try:
+        is_intact = sha256_file(layout.part_path(part.name)) == part.sha256
+    except OSError as error:
+        raise LakeCorruptedError(f"{part.name} cannot be read.") from error
+    if not is_intact:
+        raise LakeCorruptedError(f"{part.name} has changed since it was written.")
+
+
 def sha256_file(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as content:
@@ -126,17 +146,18 @@ def _part_path(folder: Path, run_id: str, seq: int) -> Path:
     return folder / f"{seq:012d}-{name_suffix}.parquet"
 
 
-def _write_content(
+def write_content(
     layout: LakeLayout, target: Path, table_name: str, content: memoryview, *, rows: int, seqs: tuple[int, int]
 ) -> Part:
+    """Write the content of a part to `target`, durably and read-only, and return its entry for the ledger."""
     with write_read_only(target) as temp:
         temp.write_bytes(content)
     return Part(layout.part_name(target), table_name, *seqs, rows, len(content), hashlib.sha256(content).hexdigest())
 
 
-def encode_parquet(rows: pa.Table, options: Mapping[str, Any] = WRITE_OPTIONS) -> memoryview:
+def encode_parquet(rows: pa.Table) -> memoryview:
     """Return the rows as a Parquet file in memory. A commit bounds its size, and a full disk leaves no half of it."""
-    return _encode_tables([rows], rows.schema, options)
+    return _encode_tables([rows], rows.schema, WRITE_OPTIONS)
 
 
 def encode_documents(versions: Sequence[FileVersion], *, run_id: str, seq: int) -> memoryview:
@@ -149,10 +170,15 @@ def _encode_tables(chunks: Iterable[pa.Table], schema: pa.Schema, options: Mappi
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, schema, **options) as writer:
         for rows in chunks:
-            # A reader has the pages of a row group in memory, several times over.
-            wide = rows.num_rows * ROW_GROUP_BYTES // max(rows.nbytes, 1)
-            writer.write_table(rows, row_group_size=max(1, min(ROW_GROUP_ROWS, wide)))
+            write_row_groups(writer, rows)
     return memoryview(sink.getvalue()).cast("B")  # Arrow's buffer has signed bytes, which equal no `bytes`
+
+
+def write_row_groups(writer: pq.ParquetWriter, rows: pa.Table) -> None:
+    """Append rows to a part, in row groups of at most `ROW_GROUP_ROWS` rows and about `ROW_GROUP_BYTES`."""
+    # A reader has the pages of a row group in memory, several times over.
+    wide = rows.num_rows * ROW_GROUP_BYTES // max(rows.nbytes, 1)
+    writer.write_table(rows, row_group_size=max(1, min(ROW_GROUP_ROWS, wide)))
 
 
 def row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:

@@ -18,17 +18,18 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import LakeCorruptedError, SettingsError
-from pipeline.lake import ledger_writes
+from pipeline.lake import ledger_writes, lookups
 from pipeline.lake.duckdb import open_worker_connection
+from pipeline.lake.duckdb_files import open_read_only
+from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.integrity import check_parts_exist, read_recorded_parts
 from pipeline.lake.layout import write_read_only
-from pipeline.lake.parts import RAW_TABLE, WRITE_OPTIONS, describe_part
-from pipeline.lake.retention import list_snapshots
+from pipeline.lake.parts import WRITE_OPTIONS, check_part_intact, describe_part, part_schema
 from pipeline.lake.sql import sql_read_parquet
-from schemas.tables import BY_NAME, DELETED_FILES, FILES, RAW
+from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
     from pathlib import Path
 
     from pipeline.lake.lake import Lake
@@ -53,6 +54,43 @@ class PurgeResult:
     snapshot: int
 
 
+@dataclass(frozen=True, slots=True)
+class PurgedFile:
+    """A file to purge: its reference, and its uploads in the current version. A deleted file has none."""
+
+    file_id: int
+    reference: str | None
+    uploads: int
+
+
+@dataclass(frozen=True, slots=True)
+class PurgePlan:
+    """What a purge erases: the files that the lake has, the parts to rewrite, and all earlier snapshots."""
+
+    file_ids: tuple[int, ...]
+    files: tuple[PurgedFile, ...]
+    parts: int
+    snapshots: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Findings:
+    """Where the files are: ids that the lake has, ids of a purge that was killed, and the parts with rows of them."""
+
+    stored: set[int]
+    in_progress: set[int]
+    parts: tuple[Part, ...]
+
+
+def plan_purge(lake: Lake, file_ids: Sequence[int]) -> PurgePlan:
+    """Return what a purge would erase, and change nothing. Raises the errors of `purge`."""
+    selected = _validate_ids(file_ids)
+    findings = _find_files(lake, selected)
+    files = tuple(_describe_files(lake, sorted(findings.stored)))
+    has_work = bool(findings.stored or findings.in_progress)
+    return PurgePlan(selected, files, len(findings.parts), len(list_snapshots(lake.layout)) if has_work else 0)
+
+
 def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int, mark: str) -> PurgeResult:
     """Purge files, requested by `by` at `at` (microseconds). Idempotent.
 
@@ -60,19 +98,12 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int, mark: str) -
     read; then nothing has changed.
     """
     ledger, layout = lake.ledger, lake.layout
-    selected = tuple(sorted(set(file_ids)))
-    if any(not 1 <= file_id <= MAX_FILE_ID for file_id in selected):
-        raise SettingsError("A file id must be a whole number from 1 on.", hint="Use the ids of files.file_id.")
-    check_parts_exist(layout, ledger.parts())
-    ids_by_part = {part: _ids_in_part(layout.part_path(part.name), selected) for part in ledger.parts()}
-    stored = set().union(*ids_by_part.values()) | _ids_in_ledger(ledger, selected)
-    stored |= _ids_in_snapshots(lake, set(selected) - stored)
-    in_progress = set(ledger.properties.purge_in_progress or ())
-    _check_known(ledger, set(selected) - stored - in_progress)
+    selected = _validate_ids(file_ids)
+    findings = _find_files(lake, selected)
+    stored, in_progress, old = findings.stored, findings.in_progress, findings.parts
     last = ledger.last_snapshot()
     if not stored and not in_progress:  # purged before
         return PurgeResult(selected, (), 0, 0, last.snapshot if last is not None else 0)
-    old = [part for part, ids in ids_by_part.items() if ids]
     new = [rewritten for part in old for rewritten in _rewrite_part_without(lake, part, selected, mark)]
     references = _references_of(lake, selected)
     snapshot_count = len(list_snapshots(layout))
@@ -93,6 +124,38 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int, mark: str) -
 
 
 # Where the files are
+
+
+def _validate_ids(file_ids: Sequence[int]) -> tuple[int, ...]:
+    selected = tuple(sorted(set(file_ids)))
+    if any(not 1 <= file_id <= MAX_FILE_ID for file_id in selected):
+        raise SettingsError("A file id must be a whole number from 1 on.", hint="Use the ids of files.file_id.")
+    return selected
+
+
+def _find_files(lake: Lake, selected: Sequence[int]) -> _Findings:
+    ledger, layout = lake.ledger, lake.layout
+    check_parts_exist(layout, ledger.parts())
+    ids_by_part = {part: _ids_in_part(layout.part_path(part.name), selected) for part in ledger.parts()}
+    stored = set().union(*ids_by_part.values()) | _ids_in_ledger(ledger, selected)
+    stored |= _ids_in_snapshots(lake, set(selected) - stored)
+    in_progress = set(ledger.properties.purge_in_progress or ())
+    _check_known(ledger, set(selected) - stored - in_progress)
+    return _Findings(stored, in_progress, tuple(part for part, ids in ids_by_part.items() if ids))
+
+
+def _describe_files(lake: Lake, file_ids: Sequence[int]) -> Iterator[PurgedFile]:
+    seqs = {file_id: version.commit_seq for file_id, version in lake.ledger.file_versions(file_ids).items()}
+    references = lookups.read_references(lake.layout, lake.ledger, seqs)
+    paths = [lake.layout.part_path(part.name) for part in lake.ledger.parts() if part.table_name == "uploads"]
+    counts: dict[tuple[int, int], int] = {}
+    if paths:
+        with open_worker_connection(lake.layout.spill_dir) as db:
+            sql = f"SELECT file_id, {COMMIT_SEQ_COLUMN}, count(*) FROM {sql_read_parquet(paths)}"
+            rows = db.execute(f"{sql} WHERE file_id = ANY($ids) GROUP BY ALL", {"ids": list(file_ids)}).fetchall()
+            counts = {(file_id, seq): count for file_id, seq, count in rows}
+    for file_id in file_ids:
+        yield PurgedFile(file_id, references.get(file_id), counts.get((file_id, seqs.get(file_id, 0)), 0))
 
 
 def _check_known(ledger: Ledger, file_ids: Collection[int]) -> None:
@@ -123,7 +186,7 @@ def _ids_in_snapshots(lake: Lake, file_ids: Collection[int]) -> set[int]:
         with suppress(LakeCorruptedError):  # it is deleted anyway, and `scanlake check` names it
             result |= _ids_in_part(path, file_ids)
     for path in snapshots:
-        with suppress(duckdb.Error), duckdb.connect(str(path), read_only=True) as db:
+        with suppress(duckdb.Error), open_read_only(path) as db:
             tables = db.execute(
                 "SELECT schema_name, table_name FROM duckdb_tables() JOIN duckdb_columns()"
                 " USING (schema_name, table_name) WHERE column_name = 'file_id'"
@@ -163,8 +226,9 @@ def _references_of(lake: Lake, file_ids: Sequence[int]) -> list[str]:
 
 def _rewrite_part_without(lake: Lake, part: Part, file_ids: Sequence[int], mark: str) -> list[Part]:
     """Write the part again without the files, in the same order. Return no part if no rows are left."""
+    check_part_intact(lake.layout, part)
     source = lake.layout.part_path(part.name)
-    schema = RAW if part.table_name == RAW_TABLE else BY_NAME[part.table_name].arrow
+    schema = part_schema(part.table_name)
     number = source.stem.split("-")[2:]
     target = source.with_name("-".join([f"{part.last_commit_seq:012d}", mark, *(number or ["0000"])]) + ".parquet")
     columns = ", ".join(f'"{name}"' for name in schema.names)

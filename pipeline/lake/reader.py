@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import sqlite3
 import tempfile
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import duckdb
 
-from pipeline.errors import LakeCorruptedError, RunInterrupted, ScanlakeError, SettingsError
+from pipeline.errors import LakeCorruptedError, RunInterrupted, ScanlakeError
 from pipeline.lake.duckdb_errors import (
     classify_read_error,
     describe_damage,
@@ -19,8 +20,9 @@ from pipeline.lake.duckdb_errors import (
     is_not_a_database,
     short_message,
 )
+from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.folder_checks import FRESHNESS_VIEW, foreign_catalog_error
-from pipeline.lake.lake_folder import FolderKind, classify_folder
+from pipeline.lake.lake_folder import FolderKind, classify_folder, missing_lake_error
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger_queries import LedgerQueries
 from pipeline.lake.migrations import check_not_newer, readonly_uri
@@ -28,10 +30,9 @@ from pipeline.lake.sql import sql_literal
 from pipeline.lake.sqlite_errors import translate_sqlite_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from pipeline.settings import Settings
-
 
 CATALOG: Final = "catalog.duckdb"
 _PARTS: Final = "parts"
@@ -40,6 +41,16 @@ _PARTS_FOLDERS: Final = (_PARTS, "raw")
 
 _INTERRUPT_INTERVAL_SECONDS: Final = 0.05
 _Result = TypeVar("_Result")
+_COLUMNS_SQL: Final = """
+    SELECT CASE schema_name WHEN 'main' THEN '' ELSE 'meta.' END || table_name AS name, columns.column_name,
+           columns.data_type, coalesce(columns.comment, '') AS column_comment, coalesce(tables.comment, '') AS comment
+    FROM duckdb_columns() AS columns JOIN (
+        SELECT database_name, schema_name, view_name AS table_name, comment FROM duckdb_views()
+        UNION ALL
+        SELECT database_name, schema_name, table_name, comment FROM duckdb_tables()
+    ) AS tables USING (database_name, schema_name, table_name)
+    WHERE database_name = current_database() AND schema_name IN ('main', 'meta') AND NOT starts_with(table_name, '_')
+    ORDER BY schema_name, table_name, column_index"""
 
 
 # Catalog
@@ -59,9 +70,9 @@ def open_catalog(settings: Settings, *, writes: Path | None = None) -> Iterator[
     """
     path = (settings.lake / CATALOG).absolute()
     if not path.is_file():
-        raise SettingsError(f"No lake at {settings.lake}.", hint="Run `scanlake sync` first, or correct --lake.")
+        raise missing_lake_error(path.parent, settings)
     try:
-        connection = duckdb.connect(str(path), read_only=True)
+        connection = open_read_only(path)
     except duckdb.Error as error:
         if is_not_a_database(error) and classify_folder(LakeLayout(path.parent)) is FolderKind.OTHER:
             raise foreign_catalog_error(path) from error
@@ -71,10 +82,28 @@ def open_catalog(settings: Settings, *, writes: Path | None = None) -> Iterator[
         reader_root = _reader_root_of(connection, path)
         parts_root = lake if reader_root is None or _has_own_parts(lake, reader_root) else reader_root
         if reader_root is not None and parts_root != reader_root:
-            _redirect_part_paths(connection, reader_root, parts_root)
+            redirect_part_paths(connection, reader_root, parts_root)
         folders = {root / name for root in (lake, lake.resolve(), parts_root) for name in _PARTS_FOLDERS}
         _restrict_access(connection, folders | set(filter(None, [writes])), spill)
         with _translate_reader_errors(parts_root):
+            yield connection
+
+
+@contextmanager
+def open_union(path: Path, lakes: Iterable[Path]) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open the union catalog of these lakes read-only. SQL can access their parts and no other file.
+
+    Raises the errors of `classify_read_error` if a part is not readable during the block.
+    """
+    with (
+        duckdb.connect(str(path), read_only=True) as connection,
+        tempfile.TemporaryDirectory(prefix="scanlake-") as spill,
+    ):
+        published = connection.execute(f"SELECT DISTINCT reader_root FROM {FRESHNESS_VIEW}").fetchall()
+        roots = {root for lake in lakes for root in (lake.absolute(), lake.resolve())}
+        roots |= {Path(root) for (root,) in published if root}
+        _restrict_access(connection, {root / name for root in roots for name in _PARTS_FOLDERS}, spill)
+        with _translate_reader_errors(path.parent):
             yield connection
 
 
@@ -96,16 +125,38 @@ def _translate_reader_errors(parts_root: Path) -> Iterator[None]:
         raise failure from error
 
 
+def describe_incomplete(connection: duckdb.DuckDBPyConnection) -> str | None:
+    """Return why the snapshot lacks files that the service had; None if it has all, or if nothing is known.
+
+    In a union the reason is that of the first source that lacks files, and names it.
+    """
+    with suppress(duckdb.Error, LakeCorruptedError):
+        for row in fetch_dicts(connection, f"FROM {FRESHNESS_VIEW}"):
+            snapshot = f"Snapshot {row['snapshot']}" + (f" of {row['_source']}" if "_source" in row else "")
+            if row["watermark"] is None:
+                return f"{snapshot} is incomplete: the first sync has not finished."
+            if not row["complete"]:
+                return f"{snapshot} was published during a run: some of the newest changes are missing."
+    return None
+
+
 def run_interruptibly(connection: duckdb.DuckDBPyConnection, work: Callable[[], _Result]) -> _Result:
-    """Run `work` in a worker thread, so that Ctrl-C can interrupt DuckDB from the main thread."""
+    """Run `work` in a worker thread, so that Ctrl-C can interrupt DuckDB from the main thread.
+
+    DuckDB does not interrupt the computation of one value: a second Ctrl-C ends the process.
+    """
     with ThreadPoolExecutor(1) as thread:
         result = thread.submit(work)
         try:
             return result.result()
         except KeyboardInterrupt:
-            while not result.done():  # repeatedly, because an interrupt between two statements has no effect
-                connection.interrupt()
-                wait([result], timeout=_INTERRUPT_INTERVAL_SECONDS)
+            handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+            try:
+                while not result.done():  # repeatedly, because an interrupt between two statements has no effect
+                    connection.interrupt()
+                    wait([result], timeout=_INTERRUPT_INTERVAL_SECONDS)
+            finally:
+                signal.signal(signal.SIGINT, handler)
             raise RunInterrupted("Interrupted.", hint="Run the command again.") from None
 
 
@@ -120,6 +171,14 @@ def fetch_dicts(connection: duckdb.DuckDBPyConnection, sql: str, *values: Any) -
         ) from error
     names = [column[0] for column in result.description or ()]
     return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+
+
+def fetch_catalog_columns(lake: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
+    """Return the columns of all tables and views as {name, comment, column_name, data_type, column_comment}.
+
+    They are in order; `name` and `comment` are those of the table, one of meta is meta.NAME.
+    """
+    return fetch_dicts(lake, _COLUMNS_SQL)
 
 
 def _reader_root_of(connection: duckdb.DuckDBPyConnection, path: Path) -> Path | None:
@@ -152,7 +211,7 @@ def _has_own_parts(lake: Path, reader_root: Path) -> bool:
         return True
 
 
-def _redirect_part_paths(connection: duckdb.DuckDBPyConnection, reader_root: Path, lake: Path) -> None:
+def redirect_part_paths(connection: duckdb.DuckDBPyConnection, reader_root: Path, lake: Path) -> None:
     """Shadow the function that the views read with, so that they find their parts in the lake's folder.
 
     Only this connection has the macro. For every other client a moved lake must be published again.

@@ -1,8 +1,8 @@
 """Rebuild of a lost ledger from the newest catalog, in which every publish embeds what that needs.
 
-The catalog's table `_ledger` has the ledger's small tables. The large ones are derived: the current version of each
-file from `files` and `deleted_files`, the digests of its documents from `raw/`. Commits after that publish are lost;
-the next sync fetches their files again.
+The catalog's table `physical.ledger` has the ledger's small tables. The large ones are derived: the current version of
+each file from `files` and `deleted_files`, the digests of its documents from `raw/`. Commits after that publish are
+lost; the next sync fetches their files again.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import structlog
 
 from pipeline.atomic_files import atomic_write, fsync_file
 from pipeline.errors import LakeCorruptedError
-from pipeline.lake.duckdb import fill_table
 from pipeline.lake.duckdb_errors import first_line
+from pipeline.lake.duckdb_files import open_read_only
+from pipeline.lake.file_names import list_part_files, list_snapshots
 from pipeline.lake.integrity import read_recorded_parts
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.ledger import Ledger
@@ -30,7 +31,7 @@ from pipeline.lake.ledger_writes import insert, insert_all, next_commit_seq, set
 from pipeline.lake.migrations import LedgerIdentity, identify_ledger
 from pipeline.lake.models import Part
 from pipeline.lake.parts import RAW_TABLE, sha256_file
-from pipeline.lake.retention import list_part_files, list_snapshots
+from pipeline.lake.physical_tables import EMBEDDED_LEDGER, PARTS, SUPERSEDED_VERSIONS, find_physical_table
 from pipeline.lake.sql import sql_read_parquet
 from schemas.file_versions import content_digest
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from pipeline.lake.duckdb import TableWriter
     from pipeline.lake.layout import LakeLayout
 
 _UNSTABLE_FILES: Final = "unstable files"
@@ -48,7 +50,7 @@ _BATCH_ROWS: Final = 1_000
 _log = structlog.get_logger()
 
 
-def embed_ledger(db: duckdb.DuckDBPyConnection, ledger: Ledger, *, exists: bool) -> None:
+def embed_ledger(writer: TableWriter, ledger: Ledger) -> None:
     """Copy the ledger's small tables into a catalog, as rows of one table: a DuckDB table takes a block."""
     rows = [(name, json.dumps(row, default=_hex)) for name, row in ledger.rows_to_embed()]
     rows += [(_UNSTABLE_FILES, str(file_id)) for file_id in ledger.unstable_files()]
@@ -56,7 +58,7 @@ def embed_ledger(db: duckdb.DuckDBPyConnection, ledger: Ledger, *, exists: bool)
     table = pa.table({"table_name": pa.array(names, pa.string()), "row_json": pa.array(texts, pa.string())})
     comment = "Small tables of the ledger: a lost ledger is rebuilt from them."
     comments = (("table_name", "Table of the ledger."), ("row_json", "One row of it, as JSON."))
-    fill_table(db, "main._ledger", comment, comments, table, exists=exists)
+    writer.fill(EMBEDDED_LEDGER, comment, comments, table)
 
 
 def _hex(value: bytes) -> dict[str, str]:
@@ -76,7 +78,7 @@ def rebuild_ledger(layout: LakeLayout, problem: str) -> None:
     with translate_os_errors(layout.ledger):
         try:
             with atomic_write(layout.ledger) as temp:
-                with closing(Ledger(temp)) as ledger, duckdb.connect(str(source), read_only=True) as db:
+                with closing(Ledger(temp)) as ledger, open_read_only(source) as db:
                     _restore(layout, ledger, db)
                 fsync_file(temp)  # a disk that fails here leaves the damaged ledger in its place
                 quarantine_ledger(layout)
@@ -102,8 +104,9 @@ def find_newest_catalog(layout: LakeLayout, problem: str) -> Path:
     for path in (layout.catalog, *snapshots):
         if not path.is_file():
             continue
-        with suppress(duckdb.Error), duckdb.connect(str(path), read_only=True) as db:
-            if db.execute("SELECT 1 FROM main._ledger WHERE table_name = 'lake_property' LIMIT 1").fetchall():
+        with suppress(duckdb.Error), open_read_only(path) as db:
+            embedded = find_physical_table(db, EMBEDDED_LEDGER)
+            if db.execute(f"SELECT 1 FROM {embedded} WHERE table_name = 'lake_property' LIMIT 1").fetchall():
                 return path
     raise LakeCorruptedError(
         f"{layout.ledger}: {problem}, and there is no catalog to rebuild it from. Nothing was changed.",
@@ -113,15 +116,18 @@ def find_newest_catalog(layout: LakeLayout, problem: str) -> Path:
 
 def _restore(layout: LakeLayout, ledger: Ledger, db: duckdb.DuckDBPyConnection) -> None:
     columns = [field.name for field in fields(Part)]
-    parts = [Part(*row) for row in db.execute(f"SELECT {', '.join(columns)} FROM main._parts").fetchall()]
+    sql = f"SELECT {', '.join(columns)} FROM {find_physical_table(db, PARTS)}"
+    parts = [Part(*row) for row in db.execute(sql).fetchall()]
     with ledger.transaction() as target:
         _restore_small_tables(target, db)
         insert_all(target, "part", columns, map(astuple, parts))
-        superseded = _rows(db, f"SELECT file_id, {COMMIT_SEQ_COLUMN} FROM _superseded_versions")
+        source = find_physical_table(db, SUPERSEDED_VERSIONS)
+        superseded = _rows(db, f"SELECT file_id, {COMMIT_SEQ_COLUMN} FROM {source}")
         insert_all(target, "superseded_version", ("file_id", "commit_seq"), superseded)
         _restore_file_versions(target, layout, db, parts)
         _restore_digests(target, layout, [part.name for part in parts if part.table_name == RAW_TABLE])
-        unstable = _rows(db, f"SELECT row_json::BIGINT FROM main._ledger WHERE table_name = '{_UNSTABLE_FILES}'")
+        embedded = find_physical_table(db, EMBEDDED_LEDGER)
+        unstable = _rows(db, f"SELECT row_json::BIGINT FROM {embedded} WHERE table_name = '{_UNSTABLE_FILES}'")
         target.executemany("UPDATE file_version SET is_stable = 0 WHERE file_id = ?", unstable)
         _restore_retired_parts(target, layout, {part.name for part in parts})
         (number,) = db.execute("SELECT snapshot FROM meta._freshness").fetchall()[0]
@@ -129,9 +135,9 @@ def _restore(layout: LakeLayout, ledger: Ledger, db: duckdb.DuckDBPyConnection) 
         target.execute("UPDATE snapshot SET state = 'published', sha256 = ? WHERE snapshot = ?", (sha256, number))
         # A number is never used twice, not even that of a commit after the last publish.
         used = [int(path.name.partition("-")[0]) for path in list_part_files(layout)]
-        set_properties(
-            target, next_commit_seq=max(next_commit_seq(target), *(seq + 1 for seq in used), 1), delta_base=None
-        )
+        seq = max(next_commit_seq(target), *(seq + 1 for seq in used), 1)
+        # What is embedded about a catalog is of the one before.
+        set_properties(target, next_commit_seq=seq, catalog=None, former_catalog=None, delta_base=None)
 
 
 def _hash_if_equal(path: Path, copy: Path) -> str | None:
@@ -144,7 +150,7 @@ def _hash_if_equal(path: Path, copy: Path) -> str | None:
 
 def _restore_small_tables(target: sqlite3.Connection, db: duckdb.DuckDBPyConnection) -> None:
     columns: dict[str, list[str]] = {}
-    for name, text in _rows(db, "SELECT table_name, row_json FROM main._ledger"):
+    for name, text in _rows(db, f"SELECT table_name, row_json FROM {find_physical_table(db, EMBEDDED_LEDGER)}"):
         if name == _UNSTABLE_FILES:
             continue
         row = json.loads(text)
@@ -171,7 +177,7 @@ def _restore_file_versions(
             db,
             f"SELECT file_id, {COMMIT_SEQ_COLUMN}, {deleted}, epoch_us(updated_at), epoch_us(_fetched_at), {instance},"
             f" _run_id FROM {sql_read_parquet(paths)}"
-            f" ANTI JOIN main._superseded_versions USING (file_id, {COMMIT_SEQ_COLUMN})",
+            f" ANTI JOIN {find_physical_table(db, SUPERSEDED_VERSIONS)} USING (file_id, {COMMIT_SEQ_COLUMN})",
         )
         target.executemany(
             "INSERT INTO file_version (file_id, commit_seq, deleted, updated_at, fetched_at, digest, fetch_signature,"

@@ -16,13 +16,16 @@ import structlog
 
 from pipeline.lake.duckdb import bind_empty_read_parquet
 from pipeline.lake.duckdb_errors import first_line
+from pipeline.lake.duckdb_files import open_read_only
+from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.layout import write_read_only
 from pipeline.lake.parts import sha256_file
-from pipeline.lake.retention import list_snapshots
 from pipeline.lake.sql import sql_comment, sql_literal
 from schemas.tables import COMMIT_SEQ_COLUMN, WORKFLOW_DEFINITIONS, WORKFLOW_RUNS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
 
@@ -45,7 +48,7 @@ def relocate_snapshots(layout: LakeLayout, ledger: Ledger, reader_root: Path) ->
     changed = 0
     for number, path in list_snapshots(layout):
         try:
-            former = _reader_root_of(path)
+            former = read_reader_root(path)
             if former in {None, reader_root}:
                 continue
             ledger.set_snapshot_hash(number, None)  # a check during the change must not report damage
@@ -62,29 +65,42 @@ def relocate_snapshots(layout: LakeLayout, ledger: Ledger, reader_root: Path) ->
     return changed
 
 
-def _reader_root_of(path: Path) -> Path | None:
-    with duckdb.connect(str(path), read_only=True) as db:
+def read_reader_root(path: Path) -> Path | None:
+    """Return the folder below which the catalog at `path` finds its parts; None if it has no such entry."""
+    with open_read_only(path) as db:
         rows = db.execute("SELECT reader_root FROM meta.freshness").fetchall()
     return Path(rows[0][0]) if rows and rows[0][0] else None
 
 
 def _rewrite_views(path: Path, former: Path | None, reader_root: Path) -> None:
-    """Rewrite the views that name parts, with their comments."""
     before, after = (sql_literal(f"{root}/")[:-1] for root in (former, reader_root))
+    rewrite_views(path, lambda sql: sql.replace(before, after), str(reader_root))
+
+
+def rewrite_views(path: Path, rewrite: Callable[[str], str | None], reader_root: str) -> None:
+    """Replace the SQL of the views that name parts, in the catalog at `path`, and record the reader root.
+
+    `rewrite` returns the new SQL of a view, None for a view to drop. The parts need not exist. Raises `duckdb.Error`.
+    """
     with duckdb.connect(str(path)) as db:
+        db.execute("SET threads = 1")
         db.execute("BEGIN")
         views = db.execute(
             "SELECT schema_name, view_name, sql, comment FROM duckdb_views() WHERE NOT internal"
         ).fetchall()
         columns = {name: _columns(db, schema, name) for schema, name, _, _ in views}
         for schema, name, sql, comment in views:
-            if before not in sql:
-                continue
-            bind_empty_read_parquet(db, _part_columns(name, columns))
-            db.execute(sql.replace("CREATE VIEW", "CREATE OR REPLACE VIEW", 1).replace(before, after))
-            texts = [(column, text or "") for column, _, text in columns[name]]
-            db.execute(sql_comment("VIEW", f"{schema}.{name}", comment or "", texts))
-        db.execute("UPDATE meta._freshness SET reader_root = ?", [str(reader_root)])
+            rewritten = rewrite(sql)
+            if rewritten is None:
+                db.execute(f"DROP VIEW {schema}.{name}")
+                db.execute("DELETE FROM meta.data_dictionary WHERE table_name = ?", [name])
+            elif rewritten != sql:
+                bind_empty_read_parquet(db, _part_columns(name, columns))
+                db.execute(rewritten.replace("CREATE VIEW", "CREATE OR REPLACE VIEW", 1))
+                if comment:  # a snapshot has none
+                    texts = [(column, text or "") for column, _, text in columns[name]]
+                    db.execute(sql_comment("VIEW", f"{schema}.{name}", comment, texts))
+        db.execute("UPDATE meta._freshness SET reader_root = ?", [reader_root])
         db.execute("COMMIT")
 
 

@@ -2,39 +2,46 @@
 
 from __future__ import annotations
 
-import re
 import shutil
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+import duckdb
+import structlog
 
 from pipeline.atomic_files import fsync_dir, is_temp_file
+from pipeline.lake.duckdb_errors import first_line
+from pipeline.lake.duckdb_files import open_read_only
+from pipeline.lake.file_names import is_part_name, list_files, list_snapshots
+from pipeline.lake.kept_snapshots import SnapshotTime, select_kept
 from pipeline.lake.layout import translate_os_errors
+from pipeline.lake.physical_tables import PARTS, find_physical_table
 from schemas.timestamps import SECOND
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterable
 
+    from pipeline.lake.kept_snapshots import RetentionRules
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
 
-_PART_NAME_RE: Final = re.compile(r"\d{12}-[0-9a-f]{6}(-\d{4})?\.parquet")
-_SNAPSHOT_NAME_RE: Final = re.compile(r"\d{6,}\.duckdb")
+_log = structlog.get_logger()
 
 
 def remove_orphans(layout: LakeLayout, ledger: Ledger) -> int:
-    """Delete temporary files, and parts and snapshots without a ledger entry, which killed runs left.
+    """Delete temporary files, parts without a ledger entry, and snapshots that were not published: of killed runs.
 
     The lock makes this safe: no other process writes parts. Only a snapshot without a ledger entry names a part without
     one: after a restore of an older ledger. Returns the number of deleted files.
     """
-    names, next_snapshot = ledger.part_names(), ledger.next_snapshot()
+    names, next_snapshot, unpublished = ledger.part_names(), ledger.next_snapshot(), ledger.unpublished_snapshots()
     removed = 0
     with translate_os_errors(layout.root):
         for number, path in list_snapshots(layout):
-            if number >= next_snapshot:
+            if number >= next_snapshot or number in unpublished:
                 path.unlink(missing_ok=True)
                 removed += 1
-        for path in _list_files(layout, "parts/*/*", "raw/*", "snapshots/*", ".*.tmp*"):
-            is_orphan = _PART_NAME_RE.fullmatch(path.name) and layout.part_name(path) not in names
+        for path in list_files(layout, "parts/*/*", "raw/*", "snapshots/*", ".*.tmp*"):
+            is_orphan = is_part_name(path.name) and layout.part_name(path) not in names
             if is_orphan or is_temp_file(path):
                 path.unlink(missing_ok=True)
                 removed += 1
@@ -42,44 +49,62 @@ def remove_orphans(layout: LakeLayout, ledger: Ledger) -> int:
     return removed
 
 
-def _list_files(layout: LakeLayout, *patterns: str) -> list[Path]:
-    return [path for pattern in patterns for path in layout.root.glob(pattern)]
+def expire_snapshots(layout: LakeLayout, ledger: Ledger, rules: RetentionRules, *, now: float) -> int:
+    """Delete the snapshots that the rules do not keep, and the retired parts that no kept snapshot names.
 
-
-def list_part_files(layout: LakeLayout) -> list[Path]:
-    """Return the files whose names are those of parts."""
-    return [path for path in _list_files(layout, "parts/*/*", "raw/*") if _PART_NAME_RE.fullmatch(path.name)]
-
-
-def list_snapshots(layout: LakeLayout) -> list[tuple[int, Path]]:
-    """Return the kept snapshots with their numbers, oldest first."""
-    files = [path for path in layout.root.glob("snapshots/*.duckdb") if _SNAPSHOT_NAME_RE.fullmatch(path.name)]
-    return sorted((int(path.stem), path) for path in files)
-
-
-def expire_snapshots(layout: LakeLayout, ledger: Ledger, *, keep: int, grace: float, now: float) -> int:
-    """Delete all but the newest `keep` snapshots, and the retired parts that no kept snapshot names.
-
-    Files younger than `grace` seconds stay, because readers may have opened a catalog that names them. `now` is in
-    seconds since 1970. Returns the number of deleted files.
+    `now` is in seconds since 1970. Returns the number of deleted files.
     """
-    remaining = list_snapshots(layout)
-    removed = 0
+    paths, times = dict(list_snapshots(layout)), ledger.snapshot_times()
     with translate_os_errors(layout.root):
-        for number, path in remaining[:-keep]:
-            if path.stat().st_mtime < now - grace:
-                path.unlink(missing_ok=True)
-                remaining.remove((number, path))
-                removed += 1
-        if removed:
+        # A ledger that was rebuilt may know no times; those of the files are the best there are.
+        known = [
+            SnapshotTime(number, times[number] if number in times else int(path.stat().st_mtime * SECOND))
+            for number, path in paths.items()
+        ]
+        kept_numbers = sorted(select_kept(known, rules, now=now))
+        unkept = [path for number, path in paths.items() if number not in kept_numbers]
+        for path in unkept:
+            path.unlink(missing_ok=True)
+        if unkept:
             fsync_dir(layout.root / "snapshots")  # a snapshot must not come back without its parts
-        oldest = remaining[0][0] if remaining else 0
-        retired = [part for part in ledger.retired_parts() if part.last_snapshot < oldest]
-        expired = [part.name for part in retired if part.since < (now - grace) * SECOND]
+        before = int((now - rules.seconds) * SECOND)
+        expired = _find_expired_parts(layout, ledger, kept_numbers, before=before, may_read=bool(unkept))
         for name in expired:
             layout.part_path(name).unlink(missing_ok=True)
         ledger.delete_retired(expired)
-    return removed + len(expired)
+    return len(unkept) + len(expired)
+
+
+def _find_expired_parts(
+    layout: LakeLayout, ledger: Ledger, kept_numbers: list[int], *, before: int, may_read: bool
+) -> list[str]:
+    """Return the retired parts that no snapshot in `kept_numbers` names, and that no reader has used since `before`.
+
+    A part that was retired after the oldest kept snapshot may be named by one, so `may_read` must allow to read them.
+    """
+    retired = [part for part in ledger.retired_parts() if part.since < before]
+    oldest = kept_numbers[0] if kept_numbers else 0
+    expired = [part.name for part in retired if part.last_snapshot < oldest]
+    doubtful = [part.name for part in retired if part.last_snapshot >= oldest]
+    if doubtful and may_read:
+        named = _read_named_parts(layout, kept_numbers)
+        expired += [] if named is None else [name for name in doubtful if name not in named]
+    return expired
+
+
+def _read_named_parts(layout: LakeLayout, snapshots: Iterable[int]) -> set[str] | None:
+    """Return the names of the parts of some snapshots; None if one cannot be read."""
+    named: set[str] = set()
+    for number in snapshots:
+        try:
+            with open_read_only(layout.snapshot_path(number)) as db:
+                names = db.execute(f"SELECT name FROM {find_physical_table(db, PARTS)}").fetchall()
+        except duckdb.Error as error:
+            hint = "Run `scanlake check`; until then replaced parts stay."
+            _log.warning("snapshot.unreadable", snapshot=number, error=first_line(error), hint=hint)
+            return None
+        named |= {name for (name,) in names}
+    return named
 
 
 def finish_purge(layout: LakeLayout, ledger: Ledger, snapshot: int) -> None:

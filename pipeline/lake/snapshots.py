@@ -7,25 +7,28 @@ that has moved keeps its snapshots.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from typing import TYPE_CHECKING, Final
 
 import duckdb
 
 from pipeline.errors import LakeCorruptedError, LakePausedError, SettingsError
 from pipeline.lake import ledger_writes
+from pipeline.lake.column_differences import find_differing_columns
+from pipeline.lake.duckdb_files import open_read_only
+from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.integrity import missing_or_resized_parts
 from pipeline.lake.ledger_writes import insert, insert_all, set_properties
 from pipeline.lake.models import Part, RollbackPause, RunRecord
-from pipeline.lake.parts import empty_part
-from pipeline.lake.retention import list_snapshots
+from pipeline.lake.parts import empty_part, sha256_file
+from pipeline.lake.physical_tables import PARTS, SUPERSEDED_VERSIONS, find_physical_table
 from pipeline.lake.sql import sql_read_parquet
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES, WORKFLOW_DEFINITIONS
-from schemas.timestamps import SECOND
+from schemas.timestamps import SECOND, to_datetime
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -68,14 +71,16 @@ def require_snapshot(layout: LakeLayout, number: int) -> Path:
 def read_snapshot(path: Path) -> SnapshotContents:
     """Return the contents of the catalog at `path`. Raises `LakeCorruptedError` when it cannot be read."""
     try:
-        with duckdb.connect(str(path), read_only=True) as db:
+        with open_read_only(path) as db:
             number, run_id, complete, watermark, switches = db.execute(
                 "SELECT snapshot, s.run_id, f.complete, epoch_us(f.watermark),"
                 " (SELECT count(*) FROM meta.schema_drift WHERE kind = 'identity')"
                 " FROM meta._freshness AS f LEFT JOIN meta.snapshots AS s USING (snapshot)"
             ).fetchall()[0]
-            parts = db.execute(f"SELECT {', '.join(_PART_COLUMNS)} FROM main._parts").fetchall()
-            superseded = db.sql(f"SELECT file_id, {COMMIT_SEQ_COLUMN} FROM main._superseded_versions").to_arrow_table()
+            sql = f"SELECT {', '.join(_PART_COLUMNS)} FROM {find_physical_table(db, PARTS)}"
+            parts = db.execute(sql).fetchall()
+            source = find_physical_table(db, SUPERSEDED_VERSIONS)
+            superseded = db.sql(f"SELECT file_id, {COMMIT_SEQ_COLUMN} FROM {source}").to_arrow_table()
     except (duckdb.Error, IndexError) as error:
         raise LakeCorruptedError(f"{path.name} cannot be read.") from error
     return SnapshotContents(
@@ -88,23 +93,63 @@ def missing_parts(layout: LakeLayout, contents: SnapshotContents) -> list[str]:
     return missing_or_resized_parts(layout, ((part.name, part.bytes) for part in contents.parts))
 
 
+def find_snapshot_at(layout: LakeLayout, at: int) -> int:
+    """Return the number of the snapshot that readers saw at an instant, in microseconds.
+
+    Raises `SettingsError` if it is not kept, `LakeCorruptedError` if the catalog cannot be read.
+    """
+    sql = "SELECT snapshot, epoch_us(published_at) FROM meta.snapshots ORDER BY snapshot"
+    try:
+        with open_read_only(layout.catalog) as db:
+            published: dict[int, int] = dict(db.execute(sql).fetchall())
+    except duckdb.Error as error:
+        raise LakeCorruptedError(f"{layout.catalog.name} cannot be read.") from error
+    numbers = [number for number, _ in list_snapshots(layout) if number in published]
+    number = max((number for number, since in published.items() if since <= at), default=0)
+    if number in numbers:
+        return number
+    if not numbers:
+        raise SettingsError("No snapshot is kept.", hint="Run `scanlake sync` first.")
+    raise SettingsError(
+        f"The snapshot of {_format_instant(at)} is not kept: the oldest is {numbers[0]}, published"
+        f" {_format_instant(published[numbers[0]])}.",
+        hint=f"Use --since {numbers[0]}. retention_hours, keep_snapshots and keep_daily set which are kept.",
+    )
+
+
+def _format_instant(at: int) -> str:
+    return f"{to_datetime(at):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _damaged_parts(layout: LakeLayout, contents: SnapshotContents, *, current: Sequence[Part]) -> list[str]:
+    """Return the names of the snapshot's parts that are not current and have another hash: `check` left them out."""
+    restored = set(contents.parts).difference(current)
+    return sorted(part.name for part in restored if sha256_file(layout.part_path(part.name)) != part.sha256)
+
+
 # Differences
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A file that differs between two snapshots; `updated_at` of the later one that has it, in microseconds."""
+    """A file that differs between two snapshots; `updated_at` of the later one that has it, in microseconds.
+
+    `columns` has those that differ in a changed file, as table.column; a table alone if it has more or fewer rows.
+    """
 
     change: str
     file_id: int
     scan_code: str | None
     updated_at: int | None
+    columns: tuple[str, ...] = ()
 
 
-def diff_snapshots(layout: LakeLayout, since: SnapshotContents, until: SnapshotContents) -> Iterator[Change]:
+def diff_snapshots(
+    layout: LakeLayout, since: SnapshotContents, until: SnapshotContents, *, with_columns: bool = False
+) -> Iterator[Change]:
     """Yield the files that were added, changed or deleted from one snapshot to another, by id.
 
-    Raises `LakeCorruptedError` when parts of either are missing.
+    Raises `LakeCorruptedError` when parts of either are missing. `with_columns`: compare the rows of changed files.
     """
     for contents in (since, until):
         if missing := missing_parts(layout, contents):
@@ -120,7 +165,33 @@ def diff_snapshots(layout: LakeLayout, since: SnapshotContents, until: SnapshotC
             " AND NOT (coalesce(b.deleted, true) AND coalesce(l.deleted, true)) ORDER BY 2"
         )
         while rows := result.fetchmany(_BATCH_ROWS):
-            yield from (Change(*row) for row in rows)
+            changes = [Change(*row) for row in rows]
+            if with_columns:
+                changes = _add_columns(db.cursor(), layout, since, until, changes)
+            yield from changes
+
+
+def _add_columns(
+    db: duckdb.DuckDBPyConnection,
+    layout: LakeLayout,
+    since: SnapshotContents,
+    until: SnapshotContents,
+    changes: list[Change],
+) -> list[Change]:
+    def select_both(table: str) -> tuple[str, str]:
+        return (
+            _select_rows_sql(layout, since, table, "before_superseded"),
+            _select_rows_sql(layout, until, table, "later_superseded"),
+        )
+
+    file_ids = [change.file_id for change in changes if change.change == "changed"]
+    columns = find_differing_columns(db, select_both, file_ids) if file_ids else {}
+    return [replace(change, columns=tuple(columns.get(change.file_id, ()))) for change in changes]
+
+
+def _select_rows_sql(layout: LakeLayout, contents: SnapshotContents, table: str, superseded: str) -> str:
+    source = _read_parquet_sql(layout, contents, table)
+    return f"SELECT * FROM {source} ANTI JOIN {superseded} USING (file_id, {COMMIT_SEQ_COLUMN})"
 
 
 @contextmanager
@@ -136,8 +207,12 @@ def _open_memory_db() -> Iterator[duckdb.DuckDBPyConnection]:
 def _create_version_table(
     db: duckdb.DuckDBPyConnection, layout: LakeLayout, contents: SnapshotContents, name: str
 ) -> None:
-    """Create the table `name`: the snapshot's version of each file, one row per file; instants in microseconds."""
+    """Create the table `name`: the snapshot's version of each file, one row per file; instants in microseconds.
+
+    The table `<name>_superseded` has the versions that do not count.
+    """
     db.register("superseded", contents.superseded)
+    db.execute(f"CREATE TABLE {name}_superseded AS FROM superseded")
     selects = [
         f"SELECT file_id, {COMMIT_SEQ_COLUMN} AS commit_seq, epoch_us(updated_at) AS updated_at,"
         " epoch_us(_fetched_at) AS fetched_at, _run_id AS run_id, scan_code,"
@@ -189,7 +264,7 @@ def roll_back(lake: Lake, number: int, *, run: RunRecord) -> SnapshotRecord:
             hint="Run `scanlake publish` first: it finishes the purge.",
         )
     contents = read_snapshot(require_snapshot(layout, number))
-    if missing := missing_parts(layout, contents):
+    if missing := missing_parts(layout, contents) or _damaged_parts(layout, contents, current=ledger.parts()):
         raise SettingsError(
             f"Snapshot {number} cannot be restored: {missing[0]} has expired or is damaged.",
             hint="Run `scanlake snapshots` for a list of the kept ones; retention_hours sets how long parts stay.",
@@ -272,7 +347,7 @@ def _restore_coverage(db: sqlite3.Connection, contents: SnapshotContents) -> Non
     """Restore the snapshot's watermark as coverage, and make a verify due."""
     if contents.watermark is None:
         ledger_writes.set_coverage(db, [])
-        set_properties(db, watermark=None)
+        set_properties(db, watermark=None, last_verify_at=None)
         return
     watermark = contents.watermark // SECOND
     ledger_writes.set_coverage(db, [(None, watermark)])

@@ -82,6 +82,17 @@ def check_query(lake: duckdb.DuckDBPyConnection, query: str) -> None:
         _check_tree(json.loads(tree))
 
 
+def strip_trailing_semicolon(query: str) -> str:
+    """Return the query without its last semicolon: DuckDB puts the text into parentheses unchanged."""
+    raw = query.encode()
+    end = len(raw)
+    for offset, kind in reversed(duckdb.tokenize(query)):  # offsets count bytes
+        if kind != duckdb.token_type.comment and raw[offset : offset + 1] != b";":
+            break
+        end = offset
+    return raw[:end].decode()
+
+
 def _check_tree(tree: Any) -> None:
     """Check a parsed query: DuckDB writes each node of its syntax tree as an object with a type."""
     pending = [tree]

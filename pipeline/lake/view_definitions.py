@@ -33,7 +33,7 @@ DAMAGE: Final = View(
         ("files", "Files that the images belong to."),
         ("files_with_damage", "Files with at least one such image."),
     ),
-    "SELECT date_trunc('month', coalesce(scan_date_time, created_at)) AS month, count(*) AS images,"
+    "SELECT date_trunc('month', coalesce(scan_date_time, created_at))::TIMESTAMP AS month, count(*) AS images,"
     " count(*) FILTER (has_damage) AS with_damage, count(*) FILTER (has_damage) / count(*) AS damage_ratio,"
     " count(DISTINCT file_id) AS files, count(DISTINCT file_id) FILTER (has_damage) AS files_with_damage"
     " FROM main.uploads GROUP BY ALL ORDER BY month",
@@ -113,6 +113,43 @@ OPEN_RUNS: Final = View(
     " (epoch(now()) - epoch(progress.started_at)) / 86400 AS age_days"
     " FROM main.workflow_progress AS progress JOIN main.files USING (file_id) WHERE progress.completed_at IS NULL",
 )
+FILE_SUMMARY: Final = View(
+    "file_summary",
+    "One row per file: counts of what it has, and its first and last scan. A file counts once, whatever it joins.",
+    (
+        ("file_id", "The file."),
+        ("scan_code", "Its reference."),
+        ("closed", "The file is closed."),
+        ("created_at", "First upload or form was registered (UTC)."),
+        ("updated_at", "Last updated (UTC)."),
+        ("tenant_id", "Most frequent tenant of its uploads."),
+        ("locations", "Names of its locations in the order sent, joined with |."),
+        ("uploads", "Images and documents."),
+        ("damaged_uploads", "Images that the app user marked as showing damage."),
+        ("devices", "Devices that took the images."),
+        ("first_scan_at", "First image, by the app's time, otherwise its registration (UTC)."),
+        ("last_scan_at", "Latest image (UTC)."),
+        ("form_submits", "Submitted forms."),
+        ("workflow_runs", "Workflow runs that were not removed."),
+        ("open_workflow_runs", "Those that are not completed."),
+        ("open_steps", "Their steps that are neither executed nor skipped; NULL if no run has a definition."),
+    ),
+    "WITH upload AS (SELECT file_id, mode(tenant_id) AS tenant_id, count(*) AS uploads,"
+    " count(*) FILTER (has_damage) AS damaged_uploads, count(DISTINCT device_id) AS devices,"
+    " min(coalesce(scan_date_time, created_at)) AS first_scan_at, max(coalesce(scan_date_time, created_at))"
+    " AS last_scan_at FROM main.uploads GROUP BY file_id),"
+    " form AS (SELECT file_id, count(*) AS form_submits FROM main.form_submits GROUP BY file_id),"
+    " place AS (SELECT file_id, string_agg(location, ' | ' ORDER BY position) AS locations FROM main.locations"
+    " GROUP BY file_id),"
+    " run AS (SELECT file_id, count(*) AS workflow_runs, count(*) FILTER (completed_at IS NULL) AS open_workflow_runs,"
+    " sum(open) FILTER (completed_at IS NULL)::BIGINT AS open_steps FROM main.workflow_progress GROUP BY file_id)"
+    " SELECT files.file_id, files.scan_code, files.closed, files.created_at, files.updated_at, tenant_id, locations,"
+    " coalesce(uploads, 0) AS uploads, coalesce(damaged_uploads, 0) AS damaged_uploads,"
+    " coalesce(devices, 0) AS devices, first_scan_at, last_scan_at, coalesce(form_submits, 0) AS form_submits,"
+    " coalesce(workflow_runs, 0) AS workflow_runs, coalesce(open_workflow_runs, 0) AS open_workflow_runs, open_steps"
+    " FROM main.files LEFT JOIN upload USING (file_id) LEFT JOIN form USING (file_id)"
+    " LEFT JOIN place USING (file_id) LEFT JOIN run USING (file_id)",
+)
 DIMENSIONS: Final = (
     View(
         "devices",
@@ -128,6 +165,16 @@ DIMENSIONS: Final = (
         " count(*) AS uploads, min(coalesce(scan_date_time, created_at)) AS first_upload_at,"
         " max(coalesce(scan_date_time, created_at)) AS last_upload_at FROM main.uploads"
         " WHERE device_id IS NOT NULL GROUP BY device_id",
+    ),
+    View(
+        "location_names",
+        "One row per location and name: a location can be renamed.",
+        (
+            ("location_id", "Location; joins locations.id."),
+            ("location", "Name, as sent."),
+            ("files", "Files with this location. A file with two locations counts in both."),
+        ),
+        "SELECT id AS location_id, location, count(DISTINCT file_id) AS files FROM main.locations GROUP BY ALL",
     ),
     View(
         "custom_fields",

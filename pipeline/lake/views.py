@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow.parquet as pq
 
+from pipeline.lake.history_views import FILE_EVENTS, FILE_VERSIONS
 from pipeline.lake.parts import COUNTED_COLUMNS, QUESTION_NAMES, WIDE_NAME_COLUMNS, count_wide_names
-from pipeline.lake.sql import sql_comment, sql_identifier, sql_literal
+from pipeline.lake.sql import sql_identifier, sql_literal
 from pipeline.lake.view_definitions import (
     DAMAGE,
     DIMENSIONS,
+    FILE_SUMMARY,
     HISTORY,
     OPEN_RUNS,
     PROGRESS,
@@ -36,8 +38,7 @@ from schemas.tables import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    import duckdb
-
+    from pipeline.lake.duckdb import TableWriter
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
     from pipeline.lake.models import Part
@@ -47,6 +48,7 @@ _MAX_COLUMN_NAME_LENGTH: Final = 500
 _MAX_SHOWN_CHARS: Final = 100
 _MAX_SHOWN_SPELLINGS: Final = 5
 _MAX_FORM_VIEWS: Final = 100  # every publish writes them
+_FIXED: Final = (DAMAGE, *DIMENSIONS, PROGRESS, OPEN_RUNS, FILE_SUMMARY)
 _WIDTH_NOTE: Final = (
     "Names with equal labels get a number: status, Status (2); the comment of a column has its name."
     f" At most {MAX_WIDE_COLUMNS} columns, for the most frequent names."
@@ -63,25 +65,27 @@ def count_wide_names_in_parts(layout: LakeLayout, parts: Iterable[Part]) -> Coun
     return counts
 
 
-def write_views(
-    db: duckdb.DuckDBPyConnection, layout: LakeLayout, ledger: Ledger, history: str, former: Mapping[str, str]
-) -> dict[str, str]:
-    """Create the views over the tables. `history` is the SQL source of the raw documents.
-
-    Returns a hash of each view by its name. Those in `former` exist already; a view whose hash is the same stays.
-    """
+def list_views(layout: LakeLayout, ledger: Ledger, history: str) -> tuple[View, ...]:
+    """Return the views over the tables. `history` is the SQL source of the raw documents."""
     names = _load_wide_columns(layout, ledger)
     raw = replace(HISTORY, sql=HISTORY.sql.format(history=history))
     by_form = _forms_wide(names[QUESTION_NAMES])
     wide = (_fields_wide(names[FIELDS.name]), _answers_wide(names[FORM_ANSWERS.name]), *by_form)
-    views = (WORKFLOWS, WORKFLOW_STEPS, *wide, DAMAGE, *DIMENSIONS, PROGRESS, OPEN_RUNS, raw)
+    return (WORKFLOWS, WORKFLOW_STEPS, *wide, *_FIXED, raw, FILE_VERSIONS, FILE_EVENTS)
+
+
+def write_views(writer: TableWriter, views: Iterable[View], former: Mapping[str, str]) -> dict[str, str]:
+    """Create the views, and return a hash of each by its name.
+
+    Those in `former` exist already; a view whose hash is the same stays.
+    """
     hashes = {view.name: blake2b(repr(view).encode(), digest_size=8).hexdigest() for view in views}
     for name in former.keys() - hashes.keys():
-        db.execute(f"DROP VIEW main.{name}")
+        writer.db.execute(f"DROP VIEW main.{name}")
     for view in views:
         if former.get(view.name) != hashes[view.name]:
-            db.execute(f"CREATE OR REPLACE VIEW main.{view.name} AS {view.sql}")
-            db.execute(sql_comment("VIEW", f"main.{view.name}", view.comment, view.columns))
+            writer.db.execute(f"CREATE OR REPLACE VIEW main.{view.name} AS {view.sql}")
+            writer.comment("VIEW", f"main.{view.name}", view.comment, view.columns)
     return hashes
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+import re
+from contextlib import contextmanager
+from datetime import UTC, date, datetime
+from functools import partial
+from itertools import chain
+from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
 
 from pipeline.errors import SettingsError, StorageError
 
@@ -13,7 +18,7 @@ except ImportError:  # an optional extra
     xlsxwriter = None
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import duckdb
@@ -21,6 +26,17 @@ if TYPE_CHECKING:
 MAX_SHEET_ROWS: Final = 1_048_575  # below the heading
 _MAX_EXACT_INT: Final = 10**15  # Excel rounds greater whole numbers
 _BATCH_ROWS: Final = 20_000
+_FIRST_YEAR: Final = 1900
+_MEASURED_ROWS: Final = 200
+_MAX_WIDTH_CHARS: Final = 50
+_FILTER_BUTTON_CHARS: Final = 2
+_DATE_FORMATS: Final = {
+    "DATE": "yyyy-mm-dd",
+    "TIMESTAMP": "yyyy-mm-dd hh:mm:ss",
+    "TIMESTAMP WITH TIME ZONE": "yyyy-mm-dd hh:mm:ss",
+}
+"""Excel's format of each SQL type that it shows as a date. It keeps milliseconds."""
+_NUMBER: Final = re.compile(r"U?(HUGE|BIG|SMALL|TINY)?INT|U?INTEGER|DOUBLE|FLOAT|DECIMAL\(\d+,\d+\)")
 _CellWriter: TypeAlias = "Callable[[Any, int, int, Any], None]"
 
 
@@ -28,7 +44,7 @@ def check_xlsx_installed() -> None:
     """Raise `SettingsError` if XlsxWriter is not installed."""
     if xlsxwriter is None:
         raise SettingsError(
-            "The format xlsx needs the library XlsxWriter.", hint="Run `pip install scanlake[xlsx]`, or use csv."
+            "The format xlsx needs the library XlsxWriter.", hint="Run `pip install XlsxWriter`, or use csv."
         )
 
 
@@ -39,38 +55,93 @@ def write_workbook(db: duckdb.DuckDBPyConnection, path: Path, sources: Mapping[s
 
     Raises `SettingsError` if a table has more rows than a sheet, `StorageError` if the disk is full.
     """
+    counts = {}
+    with _open_workbook(path, path.name, tmpdir=str(path.parent)) as book:
+        for name, source in sources.items():
+            result = db.execute(f"FROM {source}")
+            columns = [(column[0], str(column[1])) for column in result.description or ()]
+            rows = chain.from_iterable(iter(partial(result.fetchmany, _BATCH_ROWS), []))
+            counts[name] = _write_sheet(book, name, columns, rows)
+    return counts
+
+
+def write_result_workbook(target: IO[bytes], columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[Any]]) -> int:
+    """Write one sheet with the rows of a query to an open file; `columns` has names and SQL types. Return the rows.
+
+    Raises `SettingsError` if there are more rows than a sheet holds.
+    """
+    with _open_workbook(target, "The workbook") as book:
+        return _write_sheet(book, "result", columns, rows)
+
+
+def is_excel_type(sql_type: str) -> bool:
+    """Return whether Excel has the type: numbers, flags, dates and instants. Others are text."""
+    return sql_type in _DATE_FORMATS or sql_type == "BOOLEAN" or _NUMBER.fullmatch(sql_type) is not None
+
+
+@contextmanager
+def _open_workbook(target: Path | IO[bytes], subject: str, **options: str) -> Iterator[Any]:
     check_xlsx_installed()
-    options = {"constant_memory": True, "use_zip64": True, "tmpdir": path.parent}
     try:
-        with xlsxwriter.Workbook(path, options) as book:
-            return {name: _write_sheet(db, book.add_worksheet(name), name, source) for name, source in sources.items()}
+        with xlsxwriter.Workbook(target, {"constant_memory": True, "use_zip64": True, **options}) as book:
+            yield book
     except FileCreateError as error:
         cause = error.args[0]
-        raise StorageError.from_errno(path.name, cause.errno if isinstance(cause, OSError) else None) from error
+        raise StorageError.from_errno(subject, cause.errno if isinstance(cause, OSError) else None) from error
 
 
-def _write_sheet(db: duckdb.DuckDBPyConnection, sheet: Any, name: str, source: str) -> int:
-    result = db.execute(f"FROM {source}")
-    columns = result.description or ()
-    for index, column in enumerate(columns):
-        sheet.write_string(0, index, column[0])
-    writers: list[_CellWriter] = [_CELL_WRITERS.get(str(column[1]), _write_text) for column in columns]
+def _write_sheet(book: Any, name: str, columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[Any]]) -> int:
+    """Write a sheet with a frozen heading, a filter and columns as wide as the first rows need."""
+    sheet, bold = book.add_worksheet(name), book.add_format({"bold": True})
+    for index, (column, _) in enumerate(columns):
+        sheet.write_string(0, index, column, bold)
+    sheet.freeze_panes(1, 0)
+    formats = {pattern: book.add_format({"num_format": pattern}) for pattern in sorted(set(_DATE_FORMATS.values()))}
+    writers = [_choose_writer(sql_type, formats) for _, sql_type in columns]
+    widths = [len(column) + _FILTER_BUTTON_CHARS for column, _ in columns]
     count = 0
-    while rows := result.fetchmany(_BATCH_ROWS):
-        if count + len(rows) > MAX_SHEET_ROWS:
+    for count, row in enumerate(rows, 1):
+        if count > MAX_SHEET_ROWS:
             raise SettingsError(
                 f"{name} has more rows than a sheet holds ({MAX_SHEET_ROWS:,}).",
-                hint="Export csv, parquet or duckdb, or choose other --tables.",
+                hint="Use csv, parquet or duckdb, or select fewer rows or tables.",
             )
-        for count, row in enumerate(rows, count + 1):  # noqa: B020 - the number goes on from batch to batch
-            for index, value in enumerate(row):
-                if value is not None:
-                    writers[index](sheet, count, index, value)
+        for index, value in enumerate(row):
+            if value is not None:
+                writers[index](sheet, count, index, value)
+                if count <= _MEASURED_ROWS:
+                    widths[index] = max(widths[index], len(str(value)))
+    for index, width in enumerate(widths):
+        sheet.set_column(index, index, min(width + 1, _MAX_WIDTH_CHARS))
+    if columns:
+        sheet.autofilter(0, 0, count, len(columns) - 1)
     return count
 
 
+def _choose_writer(sql_type: str, formats: Mapping[str, Any]) -> _CellWriter:
+    if sql_type in _DATE_FORMATS:
+        return partial(_write_time, formats[_DATE_FORMATS[sql_type]])
+    if _NUMBER.fullmatch(sql_type):
+        return _write_number
+    return _write_boolean if sql_type == "BOOLEAN" else _write_text
+
+
+def _write_boolean(sheet: Any, row: int, column: int, value: object) -> None:
+    sheet.write_boolean(row, column, value)
+
+
+def _write_time(cell_format: Any, sheet: Any, row: int, column: int, value: object) -> None:
+    """Write a date or an instant, in UTC, as Excel's own; text where Excel has none: before 1900."""
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        value = value.astimezone(UTC).replace(tzinfo=None)
+    if not isinstance(value, date) or value.year < _FIRST_YEAR:  # DuckDB returns text for infinity
+        _write_text(sheet, row, column, value)
+    else:
+        sheet.write_datetime(row, column, value, cell_format)
+
+
 def _write_number(sheet: Any, row: int, column: int, value: float) -> None:
-    if abs(value) < _MAX_EXACT_INT:
+    if abs(value) < _MAX_EXACT_INT:  # false for NaN, which Excel does not have
         sheet.write_number(row, column, value)
     else:
         _write_text(sheet, row, column, value)
@@ -82,11 +153,3 @@ def _write_text(sheet: Any, row: int, column: int, value: object) -> None:
     if text.startswith("<r>") and text.endswith("</r>"):
         text += " "  # XlsxWriter takes such text for its own markup and writes it without quoting
     sheet.write_string(row, column, text)
-
-
-_CELL_WRITERS: Final[dict[str, _CellWriter]] = {
-    "BIGINT": _write_number,
-    "INTEGER": _write_number,
-    "DOUBLE": _write_number,
-    "BOOLEAN": lambda sheet, row, column, value: sheet.write_boolean(row, column, value),
-}

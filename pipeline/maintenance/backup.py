@@ -4,35 +4,43 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pipeline.atomic_files import FileLockedError, atomic_write, fsync_dir, fsync_file, is_temp_file, lock_file
-from pipeline.errors import LakeLockedError, SettingsError
+from pipeline.atomic_files import FileLockedError, atomic_write, fsync_dir, is_temp_file, lock_file
+from pipeline.errors import LakeLockedError, ScanlakeError, SettingsError
+from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.integrity import check_parts_exist
-from pipeline.lake.lake import BACKUP_IN_PROGRESS, Lake
+from pipeline.lake.lake import BACKUP_IN_PROGRESS, DEFAULT_OPTIONS, Lake
 from pipeline.lake.lake_folder import require_outside_lakes
-from pipeline.lake.layout import LakeLayout, translate_os_errors
+from pipeline.lake.lake_readme import README_NAME
+from pipeline.lake.layout import LakeLayout, translate_os_errors, write_read_only
+from pipeline.lake.migrations import LedgerIdentity, identify_ledger
+from pipeline.lake.parts import check_part_intact
+from pipeline.lake.reader import open_ledger_readonly
+from pipeline.lake.retention import remove_orphans
 from schemas.tables import TABLES
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from pipeline.lake.models import Part
+    from pipeline.lake.catalog_options import CatalogOptions
+    from pipeline.lake.models import SnapshotRecord
 
 # Entries of a killed backup: those of a lake, and the files that SQLite adds to the ledger.
 _BACKUP_ENTRIES: Final = (
-    *("parts", "raw", "snapshots", "spill", "LOCK", "catalog.duckdb"),
+    *("parts", "raw", "snapshots", "spill", "LOCK", "catalog.duckdb", README_NAME),
     *("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.sqlite-journal"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class BackupResult:
-    """Result of a backup; the object that `--json` prints."""
+    """Result of a backup; the object that `--json` prints. `unchanged` parts were in the folder before."""
 
     folder: str
     files: int
@@ -40,39 +48,75 @@ class BackupResult:
     bytes: int
     linked: int
     copied: int
+    unchanged: int
     snapshot: int
 
 
-def backup(lake: Lake, folder: Path, *, copy: bool = False) -> BackupResult:
-    """Copy the locked lake into an empty `folder`, or into one with a killed backup.
+def backup(lake: Lake, folder: Path, *, link: bool = False, is_restore: bool = False) -> BackupResult:
+    """Copy the locked lake into an empty `folder`, or bring an earlier backup of this lake in `folder` up to date.
 
+    With `link` the parts are hard links where the file system allows. With `is_restore` the copy is no backup.
     Raises `SettingsError` for a folder with other files, `LakeLockedError` while another backup writes to the folder,
-    and `LakeCorruptedError` if a part is missing. The ledger is copied last: an incomplete copy without it is no lake.
-    Earlier snapshots are not copied: they name the parts of the original lake.
+    and `LakeCorruptedError` if a part is missing or damaged. The ledger is copied after the parts: an incomplete copy
+    without it is no lake, and an earlier backup stays whole until then. Earlier snapshots are not copied: they name
+    the parts of the original lake.
+    """
+    check_parts_exist(lake.layout, lake.ledger.parts())
+    is_update = not is_restore and _is_backup_of(LakeLayout(folder.absolute()), lake)
+    counts = Counter[str]()
+    record = fill_folder(
+        folder,
+        lambda target: counts.update(_copy_parts_and_ledger(lake, target, link=link)),
+        options=lake.options,
+        source=lake.layout.root,
+        is_update=is_update,
+        backup_of=None if is_restore else str(lake.layout.root),
+    )
+    parts = lake.ledger.parts()
+    size = sum(part.bytes for part in parts)
+    linked, copied, unchanged = (counts[way] for way in ("linked", "copied", "unchanged"))
+    return BackupResult(str(folder), record.files, len(parts), size, linked, copied, unchanged, record.snapshot)
+
+
+def fill_folder(
+    folder: Path,
+    copy_files: Callable[[LakeLayout], None],
+    *,
+    options: CatalogOptions = DEFAULT_OPTIONS,
+    source: Path | None = None,
+    is_update: bool = False,
+    backup_of: str | None = None,
+) -> SnapshotRecord:
+    """Make a lake of an empty `folder`, or of one with a killed backup. `copy_files` writes parts, then the ledger.
+
+    `is_update`: the folder has an earlier backup, which stays whole until the ledger is replaced. Otherwise the folder
+    is as before after a failure. `source` is the lake that is copied, `backup_of` the lake that the copy is a backup
+    of. Returns the published snapshot.
     """
     target = LakeLayout(folder.absolute())
-    check_parts_exist(lake.layout, lake.ledger.parts())
     with translate_os_errors(folder):
-        require_outside_lakes(target.root.parent, str(folder), lake.layout.root)
+        require_outside_lakes(target.root.parent, str(folder), source)
         entries = _folder_entries(target.root)
         is_killed_backup = BACKUP_IN_PROGRESS in entries and all(map(_is_backup_entry, entries))
-        if folder.is_symlink() or (entries and not is_killed_backup):
-            raise SettingsError(f"{folder} is not an empty folder.", hint="Choose an empty folder or a new one.")
+        if folder.is_symlink() or (entries and not is_killed_backup and not is_update):
+            raise SettingsError(
+                f"{folder} is not an empty folder, and no backup of this lake.",
+                hint="Choose an empty folder, a new one, or an earlier backup of this lake.",
+            )
     is_new = not target.root.exists()
     with translate_os_errors(folder):
         target.root.mkdir(parents=True, exist_ok=True)
     with _backup_in_progress(target.root):
         try:
-            _remove_partial_backup(target.root)
-            parts, linked = _copy_parts_and_ledger(lake, target, copy=copy)
-            with Lake(target.root, doing="backup", is_backup=True, options=lake.options) as copied:
-                copied.set_reader_root(target.root)  # the original lake may have another reader root
-                # Retired parts are not copied.
-                copied.ledger.delete_retired([part.name for part in copied.ledger.retired_parts()])
-                record = copied.republish(at=now_us())
+            if not is_update:
+                _remove_partial_backup(target.root)
+            target.create_dirs(target.folders(table.name for table in TABLES))
+            copy_files(target)
+            record = _publish_copy(target, options, backup_of)
         except BaseException:
             with suppress(OSError):
-                _remove_partial_backup(target.root)
+                if not is_update:
+                    _remove_partial_backup(target.root)
                 (target.root / BACKUP_IN_PROGRESS).unlink()
                 if is_new:
                     target.root.rmdir()
@@ -80,8 +124,31 @@ def backup(lake: Lake, folder: Path, *, copy: bool = False) -> BackupResult:
         with translate_os_errors(folder):
             (target.root / BACKUP_IN_PROGRESS).unlink()
             fsync_dir(target.root)
-    size = sum(part.bytes for part in parts)
-    return BackupResult(str(folder), record.files, len(parts), size, linked, len(parts) - linked, record.snapshot)
+    return record
+
+
+def _is_backup_of(target: LakeLayout, lake: Lake) -> bool:
+    """Return whether the folder has a complete backup of the lake, into which no run has fetched since."""
+    if identify_ledger(target.ledger) is not LedgerIdentity.LEDGER:
+        return False
+    with suppress(ScanlakeError), open_ledger_readonly(target) as ledger:
+        return ledger.properties.backup_of == str(lake.layout.root)
+    return False
+
+
+def _publish_copy(target: LakeLayout, options: CatalogOptions, backup_of: str | None) -> SnapshotRecord:
+    """Publish the copied ledger, and remove what an earlier backup in the folder had more."""
+    with translate_os_errors(target.root):
+        for _, path in list_snapshots(target):
+            path.unlink()
+    with Lake(target.root, doing="backup", is_backup=True, options=options) as copied:
+        copied.set_reader_root(target.root)  # the original lake may have another reader root
+        # Retired parts are not copied.
+        copied.ledger.delete_retired([part.name for part in copied.ledger.retired_parts()])
+        record = copied.republish(at=now_us(), rebuild=True)
+        remove_orphans(target, copied.ledger)
+        copied.ledger.set_properties(backup_of=backup_of)
+    return record
 
 
 def _folder_entries(folder: Path) -> set[str]:
@@ -120,28 +187,31 @@ def _remove_partial_backup(folder: Path) -> None:
                 path.unlink(missing_ok=True)
 
 
-def _copy_parts_and_ledger(lake: Lake, target: LakeLayout, *, copy: bool) -> tuple[list[Part], int]:
-    """Copy the parts, then the ledger. Return the parts and the number of linked ones."""
-    target.create_dirs(target.folders(table.name for table in TABLES))
-    parts, linked = lake.ledger.parts(), 0
+def _copy_parts_and_ledger(lake: Lake, target: LakeLayout, *, link: bool) -> Counter[str]:
+    """Copy the parts that the target lacks, then the ledger. Return the number of parts by the way they were copied."""
+    parts, counts = lake.ledger.parts(), Counter[str]()
     for part in parts:
-        linked += _link_or_copy(lake.layout.part_path(part.name), target.part_path(part.name), copy=copy)
+        if lake.layout.has_part_at(target.root, part):
+            counts["unchanged"] += 1
+            continue
+        check_part_intact(lake.layout, part)  # damage must not replace the last good copy
+        way = _link_or_copy(lake.layout.part_path(part.name), target.part_path(part.name), link=link)
+        counts[way] += 1
     with translate_os_errors(target.root):
         for table_dir in sorted({target.part_path(part.name).parent for part in parts}):
             fsync_dir(table_dir)
         with atomic_write(target.ledger) as temp:
             lake.ledger.copy_to(temp)
-    return parts, linked
+    return counts
 
 
-def _link_or_copy(source: Path, target: Path, *, copy: bool) -> bool:
-    """Link a part, or copy it if the link fails. Return whether it was linked."""
+def _link_or_copy(source: Path, target: Path, *, link: bool) -> str:
+    """Copy a part, or link it if `link` and the file system can. Return "linked" or "copied"."""
     with translate_os_errors(target):
-        if not copy:
+        if link:
             with suppress(OSError):  # another file system, or one without links; the copy raises any other disk error
                 os.link(source, target)
-                return True
-        shutil.copyfile(source, target)
-        target.chmod(0o444)
-        fsync_file(target)
-    return False
+                return "linked"
+        with write_read_only(target) as temp:
+            shutil.copyfile(source, temp)
+    return "copied"

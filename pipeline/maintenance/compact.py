@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.lake import compaction
 from pipeline.lake.catalog import is_rebuild_due
+from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.retention import expire_snapshots
 from schemas.timestamps import now_us
 
@@ -36,6 +37,6 @@ def run_compaction(lake: Lake, settings: Settings, *, everything: bool = False) 
     rebuild = is_rebuild_due(lake.layout, lake.ledger)
     if result is not None or lake.needs_publish or rebuild:
         lake.republish(at=now_us(), rebuild=rebuild)  # not the time above: a compaction may take minutes
-    keep, grace = settings.keep_snapshots, settings.retention_hours * 3600
-    expire_snapshots(lake.layout, lake.ledger, keep=keep, grace=grace, now=time.time())
+    rules = RetentionRules.from_settings(settings)
+    expire_snapshots(lake.layout, lake.ledger, rules, now=time.time())
     return result

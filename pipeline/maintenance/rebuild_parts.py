@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from pipeline import __version__
 from pipeline.crawl.models import parse_reference
 from pipeline.errors import LakeCorruptedError
 from pipeline.flatten.flatten import FlattenResult, flatten
 from pipeline.lake import lookups
 from pipeline.lake.models import RunRecord
 from pipeline.lake.parts import write_part_file
-from pipeline.maintenance.replay import DEFINITIONS, DefinitionIndex, RowSpill, add_definitions, iter_raw_versions
+from pipeline.lake.raw_documents import DefinitionIndex, iter_raw_versions
+from pipeline.maintenance.replay import DEFINITIONS, RowSpill, add_definitions
+from pipeline.version import __version__
 from schemas.tables import BY_NAME, DELETED_FILES, MISFITS
 from schemas.timestamps import new_run_id, now_us
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from pipeline.lake.lake import Lake
     from pipeline.lake.models import Part
-    from pipeline.maintenance.replay import RawCommit, VersionFilter
+    from pipeline.lake.raw_documents import RawCommit, VersionFilter
 
 _RAW_LOST_REASON: Final = "the document in raw/ was damaged; the next sync fetches the file again"
 

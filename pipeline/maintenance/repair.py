@@ -15,11 +15,12 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import LakeCorruptedError
 from pipeline.lake import integrity
+from pipeline.lake.catalog_integrity import damaged_catalogs
+from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.integrity import IntegrityIssue
 from pipeline.lake.layout import lock_lake_for_reading, translate_os_errors
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.reader import open_ledger_readonly
-from pipeline.lake.retention import list_snapshots
 from pipeline.lake.sqlite_errors import REBUILD_HINT
 from pipeline.maintenance.rebuild_parts import PartRebuilder
 from schemas.tables import COMMIT_SEQ_COLUMN
@@ -200,7 +201,7 @@ def find_catalog_damage(
     """Return the damaged parts of earlier snapshots alone, and the catalogs that are damaged or name such a part."""
     current = {part.name for part in ledger.parts()}
     snapshot_parts = dict(integrity.damaged_snapshot_parts(layout, current, recorded))
-    catalogs = list(integrity.damaged_catalogs(layout, ledger))
+    catalogs = list(damaged_catalogs(layout, ledger))
     if snapshot_parts:
         damaged = {issue.subject for issue in catalogs}
         catalogs += _find_dependent_snapshots(layout, snapshot_parts.keys(), damaged=damaged)
@@ -246,9 +247,13 @@ def _repair_parts(lake: Lake, damage: PartDamage) -> dict[str, str]:
     return repairs
 
 
-def _repair_catalogs(lake: Lake, catalogs: Iterable[IntegrityIssue]) -> int:
-    """Publish again and delete the damaged snapshots. Return the number of the new snapshot."""
-    snapshot = lake.republish(at=now_us()).snapshot
+def _repair_catalogs(lake: Lake, catalogs: Sequence[IntegrityIssue]) -> int:
+    """Publish again and delete the damaged snapshots. Return the number of the new snapshot.
+
+    A damaged catalog is not updated, although it may look as it was published: what an update does not read stays.
+    """
+    is_catalog_damaged = lake.layout.catalog.name in {issue.subject for issue in catalogs}
+    snapshot = lake.republish(at=now_us(), rebuild=is_catalog_damaged).snapshot
     with translate_os_errors(lake.layout.root):
         for issue in catalogs:
             if issue.subject != lake.layout.catalog.name:

@@ -9,11 +9,9 @@ from __future__ import annotations
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import groupby
-from typing import TYPE_CHECKING, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,8 +22,9 @@ from pipeline.flatten.flatten import FlattenResult, flatten
 from pipeline.lake.duckdb import open_worker_connection, read_sorted_batches
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.parts import RAW_TABLE, WRITE_OPTIONS, estimate_memory, write_parts
+from pipeline.lake.raw_documents import DefinitionIndex, iter_commits, iter_raw_batches
 from pipeline.lake.sql import sql_literal
-from schemas.file_versions import FileVersion
+from pipeline.maintenance.flatten_tasks import TASK_BYTES, FlattenTask, LocalExecutor, get_bytes
 from schemas.tables import (
     BY_NAME,
     COMMIT_SEQ_COLUMN,
@@ -38,29 +37,19 @@ from schemas.tables import (
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from pipeline.lake.lake import Lake
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
     from pipeline.lake.models import Part
+    from pipeline.lake.raw_documents import RawCommit
+    from pipeline.maintenance.flatten_tasks import FlattenExecutor
     from schemas.tables import Table
 
 DEFINITIONS: Final = frozenset({WORKFLOW_DEFINITIONS.name, WORKFLOW_DEFINITION_STEPS.name})
-_DOCUMENTS_PER_BATCH: Final = 500
 _HASH_COLUMN: Final = "_definition_hash"
-
-VersionFilter: TypeAlias = Callable[[int, Sequence[int]], Collection[int]]
-
-
-@dataclass(frozen=True, slots=True)
-class RawCommit:
-    """Versions of one commit with their raw documents."""
-
-    run_id: str
-    seq: int
-    versions: tuple[FileVersion, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,43 +62,6 @@ class ReplayResult:
     parts_after: int
     seconds: float
     snapshot: int
-
-
-def iter_raw_versions(layout: LakeLayout, parts: Sequence[Part], version_filter: VersionFilter) -> Iterator[RawCommit]:
-    """Yield the versions in raw parts for which `version_filter(seq, file_ids)` returns the file, by commit.
-
-    Raises OSError or `pa.ArrowException` for a damaged part.
-    """
-    for part in parts:
-        with pq.ParquetFile(layout.part_path(part.name), page_checksum_verification=True) as file:
-            for batch in file.iter_batches(_DOCUMENTS_PER_BATCH):
-                for (seq, run_id), rows in groupby(_versions(batch), key=lambda row: row[:2]):
-                    versions = [version for _, _, version in rows]
-                    selected = version_filter(seq, [version.file_id for version in versions])
-                    versions = [version for version in versions if version.file_id in selected]
-                    if versions:
-                        yield RawCommit(run_id, seq, tuple(versions))
-
-
-def _versions(batch: pa.RecordBatch) -> Iterator[tuple[int, str, FileVersion]]:
-    instants = [batch.column(name).cast(pa.int64()).to_pylist() for name in ("updated_at", "_fetched_at")]
-    names = (COMMIT_SEQ_COLUMN, "_run_id", "file_id", "list_item", "detail")
-    plain = [batch.column(name).to_pylist() for name in names]
-    for seq, run_id, file_id, item, detail, updated, fetched in zip(*plain, *instants, strict=True):
-        yield seq, run_id, FileVersion(file_id, item, detail, updated, fetched, "")
-
-
-class DefinitionIndex:
-    """The workflow definitions and their commits. Each is written once, with the first commit that contains it."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self.all: Mapping[str, int] = ledger.definitions()
-        self.seqs = frozenset(self.all.values())
-        self.written: set[str] = set()
-
-    def select_known(self, seq: int) -> frozenset[str]:
-        """Return the definitions that rows of commit `seq` must not repeat."""
-        return frozenset(name for name, first in self.all.items() if first != seq or name in self.written)
 
 
 class RowSpill:
@@ -166,8 +118,12 @@ class RowSpill:
 # The whole lake
 
 
-def replay(lake: Lake) -> ReplayResult:
-    """Rebuild every table from raw/ as new parts in a new snapshot. Raises `LakeCorruptedError` if raw/ has gaps."""
+def replay(lake: Lake, executor: FlattenExecutor | None = None) -> ReplayResult:
+    """Rebuild every table from raw/ as new parts in a new snapshot.
+
+    `executor` flattens the documents; this process does by default. It reads nothing of the lake and writes nothing:
+    the new parts are written and registered here, in one transaction. Raises `LakeCorruptedError` if raw/ has gaps.
+    """
     started, ledger = time.monotonic(), lake.ledger
     parts = ledger.parts()
     old = [part for part in parts if part.table_name != RAW_TABLE]
@@ -180,7 +136,7 @@ def replay(lake: Lake) -> ReplayResult:
     with RowSpill(lake.layout) as spill:
         definitions = DefinitionIndex(ledger)
         try:
-            files = _replay_files(lake, raw, spill, definitions)
+            files = _replay_files(lake, raw, spill, definitions, executor or LocalExecutor())
         except (OSError, pa.ArrowException) as error:
             raise LakeCorruptedError("raw/ cannot be read. Nothing was changed.") from error
         _check_file_count(ledger, files)
@@ -199,42 +155,70 @@ def replay(lake: Lake) -> ReplayResult:
     )
 
 
-def _replay_files(lake: Lake, raw: Sequence[Part], spill: RowSpill, definitions: DefinitionIndex) -> int:
+def _replay_files(
+    lake: Lake, raw: Sequence[Part], spill: RowSpill, definitions: DefinitionIndex, executor: FlattenExecutor
+) -> int:
+    """Append the rows of all current versions, in the order of their documents. Return the number of versions."""
     files = 0
-    texts_from_list = lake.ledger.properties.texts_from == "list"
-
-    def select_current(seq: int, file_ids: Sequence[int]) -> Collection[int]:
-        versions = lake.ledger.file_versions(file_ids)
-        return {file_id for file_id, version in versions.items() if version.commit_seq == seq and not version.deleted}
-
-    def select(seq: int, file_ids: Sequence[int]) -> Collection[int]:
-        # A definition belongs to the first commit that contains it, in whichever version of a file.
-        return file_ids if seq in definitions.seqs else select_current(seq, file_ids)
-
-    for commit in iter_raw_versions(lake.layout, raw, select):
-        current = select_current(commit.seq, [version.file_id for version in commit.versions])
-        versions = [version for version in commit.versions if version.file_id in current]
-        known = frozenset(definitions.all)
-        flat = flatten(
-            versions, run_id=commit.run_id, seq=commit.seq, known_definitions=known, texts_from_list=texts_from_list
-        )
+    tasks = _flatten_tasks(lake, raw, spill, definitions, executor.task_files)
+    for flat in executor.map(tasks):
         if flat.rejects:
             raise LakeCorruptedError(
-                f"The documents of {len(flat.rejects):,} files cannot be read, for example {flat.rejects[0].file_id}.",
+                f"The documents of {len(flat.rejects):,} files cannot be read, for example {flat.rejects[0]}.",
                 hint="Nothing was changed. Run `scanlake check`.",
             )
         for name, rows in flat.tables.items():
             spill.add(name, rows)
-        files += len(versions)
-        if commit.seq in definitions.seqs:
-            flat = add_definitions(commit, spill, definitions, definitions.select_known(commit.seq))
-            if (misfits := flat.tables.get(MISFITS.name)) is not None:
-                is_kept = pc.and_(
-                    pc.is_in(misfits["file_id"], pa.array(sorted(current), pa.int64())),
-                    pc.is_in(misfits["table_name"], pa.array(sorted(DEFINITIONS))),
-                )
-                spill.add(MISFITS.name, misfits.filter(is_kept))
+        files += flat.files
     return files
+
+
+def _flatten_tasks(
+    lake: Lake, raw: Sequence[Part], spill: RowSpill, definitions: DefinitionIndex, task_files: int
+) -> Iterator[FlattenTask]:
+    """Yield the documents of the current versions, `task_files` at a time or a few more.
+
+    A definition belongs to the first commit that contains it, in whichever version of a file. What is known then
+    depends on the commits before, so the few commits with definitions are flattened here for them.
+    """
+    known = frozenset(definitions.all)
+    texts_from_list = lake.ledger.properties.texts_from == "list"
+    pending: list[pa.RecordBatch] = []
+    for batch in iter_raw_batches(lake.layout, raw):
+        current = _select_current(lake.ledger, batch)
+        if not definitions.seqs.isdisjoint(batch.column(COMMIT_SEQ_COLUMN).unique().to_pylist()):
+            _replay_definitions(batch, current, spill, definitions)
+        pending.append(batch.filter(current))
+        if sum(rows.num_rows for rows in pending) >= task_files or sum(map(get_bytes, pending)) >= TASK_BYTES:
+            yield FlattenTask(pa.Table.from_batches(pending), known, texts_from_list)
+            pending = []
+    if pending:
+        yield FlattenTask(pa.Table.from_batches(pending), known, texts_from_list)
+
+
+def _select_current(ledger: Ledger, batch: pa.RecordBatch) -> pa.BooleanArray:
+    """Return for each version whether it is the current one of its file."""
+    ids, seqs = batch.column("file_id").to_pylist(), batch.column(COMMIT_SEQ_COLUMN).to_pylist()
+    versions = ledger.file_versions(ids)
+    pairs = ((versions.get(file_id), seq) for file_id, seq in zip(ids, seqs, strict=True))
+    return pa.array([v is not None and v.commit_seq == seq and not v.deleted for v, seq in pairs], pa.bool_())
+
+
+def _replay_definitions(
+    batch: pa.RecordBatch, current: pa.BooleanArray, spill: RowSpill, definitions: DefinitionIndex
+) -> None:
+    """Append the definitions that were new in the commits of a batch, and the misfits that came with them."""
+    current_ids = batch.column("file_id").filter(current)
+    for commit in iter_commits(batch):
+        if commit.seq not in definitions.seqs:
+            continue
+        flat = add_definitions(commit, spill, definitions, definitions.select_known(commit.seq))
+        if (misfits := flat.tables.get(MISFITS.name)) is not None:
+            is_kept = pc.and_(
+                pc.is_in(misfits["file_id"], current_ids),
+                pc.is_in(misfits["table_name"], pa.array(sorted(DEFINITIONS))),
+            )
+            spill.add(MISFITS.name, misfits.filter(is_kept))
 
 
 def add_definitions(

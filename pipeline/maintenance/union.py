@@ -23,6 +23,7 @@ from pipeline.errors import LakeCorruptedError, ScanlakeError, SettingsError
 from pipeline.lake.duckdb import STORAGE_VERSION
 from pipeline.lake.duckdb_errors import short_message, translate_duckdb_errors
 from pipeline.lake.layout import LakeLayout, translate_os_errors, write_read_only
+from pipeline.lake.physical_tables import PHYSICAL_SCHEMA, SUPERSEDED_VERSIONS, find_physical_table
 from pipeline.lake.reader import CATALOG
 from pipeline.lake.sql import UTC_NOW_SQL, sql_identifier, sql_literal
 from schemas.tables import FILES, TABLES
@@ -31,10 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-_TEXT_OR_MAIN: Final = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|\bmain\.""")
+_TEXT_OR_SCHEMA: Final = re.compile(rf"""'(?:[^']|'')*'|"(?:[^"]|"")*"|\b(?:main|{PHYSICAL_SCHEMA})\.""")
 _VIEW_OF_MAIN: Final = re.compile(r"\bmain\.(\w+)")
-_COPIED_TABLES: Final = frozenset({"_superseded_versions"})  # the views of a source read them, besides its parts
-_HIDDEN_TABLES: Final = frozenset({"_ledger", "_parts", "_superseded_versions"})
+_HIDDEN_TABLES: Final = frozenset({"_ledger", "_parts", "_superseded_versions"})  # of earlier versions
 _HIDDEN: Final = "_meta_"  # prefix of a view of meta in the schema of its source, which has the views of main
 _SOURCE_COLUMN_COMMENT: Final = "Source the row comes from, as the settings file names it."
 
@@ -133,24 +133,24 @@ def _attach(db: duckdb.DuckDBPyConnection, index: int, name: str, path: Path) ->
     """
     alias = f"source_{index}"
     try:
-        db.execute(f"ATTACH {sql_literal(str(path))} AS {alias} (READ_ONLY)")
+        db.execute(f"ATTACH {sql_literal(str(path))} AS {alias} (TYPE duckdb, READ_ONLY)")
         tables = "SELECT 1 FROM duckdb_tables() WHERE database_name = ? AND schema_name = 'main' AND table_name = ?"
         if not db.execute(tables, [alias, FILES.name]).fetchall():
             return alias
         ((number,),) = db.execute(f"SELECT snapshot FROM {alias}.meta._freshness").fetchall()
         snapshot = LakeLayout(path.parent).snapshot_path(number)
-        db.execute(f"ATTACH {sql_literal(str(snapshot))} AS views_{index} (READ_ONLY)")
+        db.execute(f"ATTACH {sql_literal(str(snapshot))} AS views_{index} (TYPE duckdb, READ_ONLY)")
     except duckdb.Error as error:
         raise LakeCorruptedError(f"{name}: the catalog cannot be opened: {short_message(error)}") from error
     return f"views_{index}"
 
 
 def _copy_views(db: duckdb.DuckDBPyConnection, catalog: str, source: str) -> None:
-    """Copy the views of a source, and the tables that they read, into a schema of its name."""
+    """Copy the views of a source, and the table that they read besides its parts, into a schema of its name."""
     schema = sql_identifier(source)
     db.execute(f"CREATE SCHEMA {schema}")
-    for table in _COPIED_TABLES:
-        db.execute(f"CREATE TABLE {schema}.{table} AS FROM {catalog}.main.{table}")
+    superseded = find_physical_table(db, SUPERSEDED_VERSIONS, database=catalog)
+    db.execute(f"CREATE TABLE {schema}.{superseded.partition('.')[2]} AS FROM {catalog}.{superseded}")
     rows = db.execute(
         "SELECT schema_name = 'main', view_name, sql FROM duckdb_views() WHERE NOT internal AND database_name = ?"
         " AND schema_name IN ('main', 'meta') AND NOT (schema_name = 'meta' AND view_name = 'freshness')",
@@ -177,9 +177,9 @@ def _sort_by_dependency(views: Mapping[str, str]) -> list[str]:
 
 
 def _rewrite_schema(sql: str, schema: str) -> str:
-    """Return the query of a view, with the schema of the source instead of `main`."""
+    """Return the query of a view, with the schema of the source instead of its own."""
     body = sql.rstrip("; \n").partition(" AS ")[2]
-    return _TEXT_OR_MAIN.sub(lambda match: f"{schema}." if match[0] == "main." else match[0], body)
+    return _TEXT_OR_SCHEMA.sub(lambda match: match[0] if match[0][0] in "'\"" else f"{schema}.", body)
 
 
 def _create_union_views(db: duckdb.DuckDBPyConnection, sources: Sequence[str]) -> list[str]:

@@ -14,16 +14,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.config import per_source_path
-from pipeline.errors import ExitCode, to_scanlake_error
+from pipeline.errors import ExitCode, StorageError, to_scanlake_error
+from pipeline.lake.lake_folder import find_enclosing_lake
+from pipeline.lake.layout import LakeLayout
+from pipeline.lake.migrations import LedgerIdentity, identify_ledger
 from pipeline.logs import to_one_line
-from pipeline.monitoring.alerts import build_alert, is_configured, send_alert
+from pipeline.monitoring.alerts import build_alert, is_configured, send_alert, send_ping
 from pipeline.monitoring.child_process import is_watched
 from pipeline.monitoring.metrics import write_metrics
 from pipeline.monitoring.otel import check_otel_installed, export_metrics
 from pipeline.monitoring.outcome import Outcome, OutcomeKind
 from pipeline.monitoring.run_history import RunStatsFile
 from pipeline.progress import CrawlProgress
-from schemas.timestamps import SECOND
+from schemas.timestamps import format_instant
 
 if TYPE_CHECKING:
     import threading
@@ -39,6 +42,7 @@ _FAILED_KINDS: Final = frozenset({OutcomeKind.FAILED, OutcomeKind.NEEDS_ATTENTIO
 _MAX_REASONS: Final = 20
 _MAX_INCONSISTENT_VERIFICATIONS: Final = 2
 _INCONSISTENT_REASON: Final = "Lake and service differ in several verifications; see meta.verifications."
+_NOT_PUBLISHED_REASON: Final = "The sync succeeded, but the object storage does not have it."
 
 
 @dataclass(slots=True)
@@ -66,12 +70,24 @@ def monitored_run(settings: Settings, command: str, source: str = "") -> Iterato
         result.code = failure.exit_code
         raise
     finally:
-        is_wanted = is_configured(settings) or settings.metrics_file or settings.otel_endpoint
-        if is_wanted and not is_watched():
+        if (_has_receiver(settings) or _is_lake(settings.lake)) and not is_watched():
             seconds = max(0.0, time.time() - started_at)
             lake, code = settings.lake, result.code
             outcome = Outcome(command, lake, code, reason, started_at, seconds, result.result, error_type)
             record_run(settings, RunStatsFile(lake), outcome, source)
+
+
+def _has_receiver(settings: Settings) -> bool:
+    """Return whether metrics, alerts or pings of a run go anywhere."""
+    return bool(
+        is_configured(settings) or settings.on_success_webhook or settings.metrics_file or settings.otel_endpoint
+    )
+
+
+def _is_lake(folder: Path) -> bool:
+    with suppress(StorageError):
+        return identify_ledger(LakeLayout(folder.absolute()).ledger) is LedgerIdentity.LEDGER
+    return False
 
 
 def record_run(
@@ -83,23 +99,37 @@ def record_run(
     stop: threading.Event | None = None,
 ) -> RunStats:
     """Add the run to the statistics, write metrics, send alerts. Failures to do so are logged, not raised."""
+    if is_configured(settings) and find_enclosing_lake(settings.lake) is None:
+        # An alert is sent once per kind of failure, also if the first sync has failed and made no lake.
+        with suppress(OSError):
+            settings.lake.mkdir(parents=True, exist_ok=True)
     with history.update() as stats:
         stats.add_run(outcome)
         if _is_lasting_inconsistency(outcome, stats):
             outcome = replace(outcome, code=ExitCode.REJECTS, reason=_INCONSISTENT_REASON)
             # The run itself succeeded: its earlier failures have ended.
             stats.alerted_exit_codes = [code for code in stats.alerted_exit_codes if code == ExitCode.REJECTS]
+        elif outcome.kind is OutcomeKind.DONE and (problem := (outcome.result.get("publish") or {}).get("problem")):
+            outcome = replace(outcome, code=ExitCode.PUBLISH, reason=f"{_NOT_PUBLISHED_REASON} {problem}")
+            stats.alerted_exit_codes = [code for code in stats.alerted_exit_codes if code == ExitCode.PUBLISH]
         event = _alert_event(outcome, stats) if is_configured(settings) else None
-    labels = {"source": source} if source else {"lake": str(settings.lake.absolute())}
+    labels = metric_labels(settings, source)
     if settings.metrics_file is not None:
         path = per_source_path(settings.metrics_file, source) if source else settings.metrics_file
         write_metrics(path, stats, labels)
     if settings.otel_endpoint is not None:
         export_metrics(settings.otel_endpoint, stats, labels)
+    if outcome.kind is OutcomeKind.DONE:
+        send_ping(settings, stop=stop)
     if event is not None and send_alert(settings, build_alert(event, outcome, source), stop=stop):
         with history.update() as stats:
             stats.alerted_exit_codes = [*stats.alerted_exit_codes, outcome.code] if event == "failed" else []
     return stats
+
+
+def metric_labels(settings: Settings, source: str) -> dict[str, str]:
+    """Return the labels of a lake's metrics: the source, or the folder of a lake without one."""
+    return {"source": source} if source else {"lake": str(settings.lake.absolute())}
 
 
 def _alert_event(outcome: Outcome, stats: RunStats) -> AlertEvent | None:
@@ -169,7 +199,7 @@ def measure_delta(lake: Lake, before: LakeBefore, *, run_id: str, stored: int, l
 def lake_stats(lake: Lake) -> dict[str, Any]:
     """Return the figures of a locked lake: files, rejects, bytes, the last verification, the learned limits.
 
-    Instants are seconds since 1970; unknown values are None.
+    Instants are ISO-8601 text in UTC; unknown values are None.
     """
     ledger = lake.ledger
     snapshot = ledger.last_snapshot()
@@ -182,9 +212,9 @@ def lake_stats(lake: Lake) -> dict[str, Any]:
         "rejects": sum(reasons.values()),
         "rejects_by_reason": dict(islice(reasons.items(), _MAX_REASONS)),
         "snapshot": None if snapshot is None else snapshot.snapshot,
-        "watermark": None if snapshot is None or snapshot.watermark is None else snapshot.watermark / SECOND,
+        "watermark": None if snapshot is None or snapshot.watermark is None else format_instant(snapshot.watermark),
         "bytes": folder_bytes(lake.layout.root),
-        "verified_at": None if verification is None else verification.verified_at / SECOND,
+        "verified_at": None if verification is None else format_instant(verification.verified_at),
         "verified_consistent": None if verification is None else verification.consistent,
         "rate": limits.get("rate"),
         "concurrency": limits.get("concurrency"),

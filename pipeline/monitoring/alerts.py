@@ -75,12 +75,21 @@ def send_alert(settings: Settings, alert: Alert, *, stop: threading.Event | None
     if settings.on_failure is not None:
         problems.append(_run_command(shlex.split(settings.on_failure), alert, stop))
     if settings.on_failure_webhook is not None:
-        problems.append(_post(settings.on_failure_webhook.get_secret_value(), alert, stop))
+        problems.append(_post(settings.on_failure_webhook.get_secret_value(), alert.as_json(), stop))
     for problem in filter(None, problems):
         _log.warning("alert.failed", alert=alert.event, reason=problem)
     if not any(problems):
         _log.info("alert.sent", alert=alert.event, exit_code=alert.exit_code)
     return not any(problems)
+
+
+def send_ping(settings: Settings, *, stop: threading.Event | None = None) -> None:
+    """Request the ping URL after a success; a monitor that misses the ping alerts the operator."""
+    if settings.on_success_webhook is None:
+        return
+    problem = _post(settings.on_success_webhook.get_secret_value(), {}, stop or threading.Event())
+    if problem:
+        _log.warning("ping.failed", reason=problem.replace("on_failure_webhook", "on_success_webhook"))
 
 
 # Command
@@ -115,10 +124,10 @@ def _run_command(command: list[str], alert: Alert, stop: threading.Event) -> str
 # Webhook
 
 
-def _post(url: str, alert: Alert, stop: threading.Event) -> str | None:
+def _post(url: str, body: dict[str, Any], stop: threading.Event) -> str | None:
     """Return the problem; None if the webhook answered 2xx. A thread sends, so that a slow one can be left."""
     problems: list[str | None] = []
-    thread = threading.Thread(target=lambda: problems.append(_post_once(url, alert)), daemon=True)
+    thread = threading.Thread(target=lambda: problems.append(_post_once(url, body)), daemon=True)
     thread.start()
     deadline = time.monotonic() + POST_SECONDS
     while thread.is_alive() and not stop.is_set() and time.monotonic() < deadline:
@@ -126,13 +135,13 @@ def _post(url: str, alert: Alert, stop: threading.Event) -> str | None:
     return problems[0] if problems else f"on_failure_webhook: no response within {POST_SECONDS:g} s"
 
 
-def _post_once(url: str, alert: Alert) -> str | None:
+def _post_once(url: str, body: dict[str, Any]) -> str | None:
     parts = urlsplit(url)
     connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = connect(parts.hostname or "", parts.port, timeout=POST_SECONDS)  # HTTPS verifies the certificate
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     try:
-        connection.request("POST", target, json.dumps(alert.as_json()), {"Content-Type": "application/json"})
+        connection.request("POST", target, json.dumps(body), {"Content-Type": "application/json"})
         status = connection.getresponse().status  # a redirect is not followed: it counts as a failure
     except (OSError, http.client.HTTPException) as error:
         return f"on_failure_webhook: {type(error).__name__}"  # its text may contain the URL, which is a secret

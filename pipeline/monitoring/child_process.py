@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.errors import ExitCode
 from pipeline.logs import to_one_line
-from pipeline.monitoring.outcome import Outcome, describe_exit
+from pipeline.monitoring.outcome import Outcome, OutcomeKind, describe_exit
 from pipeline.monitoring.systemd import SYSTEMD_VARIABLES
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 STOP_GRACE_SECONDS: Final = 8.0  # for a run that is asked to stop, to commit its complete batches
 _PARENT_VARIABLE: Final = "WATCHED_BY_SCANLAKE"  # not SCANLAKE_...: those are settings
+_REPEATED: Final = "`scanlake watch` repeats it."
 _MAX_OUTPUT_BYTES: Final = 4_000_000
 
 
@@ -53,12 +54,16 @@ async def run_child(argv: Sequence[str], *, command: str, lake: Path) -> Outcome
         _kill_group(process.pid)
     code, reason = describe_exit(command, process.returncode or 0)
     result = parse_json_object(stdout[-_MAX_OUTPUT_BYTES:])
+    error_type = str(result.get("error_type") or "")
     if not reason and "error" in result:
-        reason = to_one_line(f"{result['error']} {result.get('hint') or ''}")
+        # The hint of a failure that usually passes is to run the command again, which `watch` does.
+        is_repeated = Outcome(command, lake, code, error_type=error_type).kind is OutcomeKind.FAILED
+        hint = _REPEATED if is_repeated else result.get("hint") or ""
+        reason = to_one_line(f"{result['error']} {hint}")
     if not reason and code not in {ExitCode.OK, ExitCode.REJECTS}:
         reason = f"{command} ended with exit code {code}"
     seconds = time.monotonic() - started_monotonic
-    return Outcome(command, lake, code, reason, started_at, seconds, result, str(result.get("error_type") or ""))
+    return Outcome(command, lake, code, reason, started_at, seconds, result, error_type)
 
 
 def parse_json_object(text: bytes | str) -> dict[str, Any]:

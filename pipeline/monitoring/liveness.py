@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 HEARTBEAT_SECONDS: Final = 10.0
 MAX_HEARTBEAT_AGE_SECONDS: Final = 60.0
+STOPPED: Final = "stopped"
+"""State of a watch that has ended. Its process writes it last."""
 
 
 @dataclass(slots=True)
@@ -55,21 +57,28 @@ def liveness_problem(path: Path, *, max_age: float | None) -> str | None:
         content = json.loads(path.read_text(encoding="utf-8"))
         heartbeat_age = time.time() - _parse_instant(content["at"])
         states: Mapping[str, Any] = content.get("sources") or {"": content}
+        has_stopped = all(state.get("state") == STOPPED for state in states.values())
         successes = {name: state.get("last_success") for name, state in states.items()}
         ages = {name: None if at is None else time.time() - _parse_instant(at) for name, at in successes.items()}
     except OSError as error:
         return f"{path}: {error.strerror}."
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"{path}: not a liveness file."
+    if has_stopped:
+        return f"{path}: the watch has stopped."
     if heartbeat_age > MAX_HEARTBEAT_AGE_SECONDS:
         return f"{path}: no heartbeat for {format_duration(round(heartbeat_age))}."
-    if max_age is not None:
-        for name, age in ages.items():
-            source = f" of {name}" if name else ""
-            if age is None:
-                return f"{path}: no success{source} yet."
-            if age > max_age:
-                return f"{path}: last success{source} {format_duration(round(age))} ago."
+    return None if max_age is None else _find_old_success(path, ages, max_age)
+
+
+def _find_old_success(path: Path, ages: Mapping[str, float | None], max_age: float) -> str | None:
+    """Return the first source whose last success is older than `max_age` seconds, as a sentence."""
+    for name, age in ages.items():
+        source = f" of {name}" if name else ""
+        if age is None:
+            return f"{path}: no success{source} yet."
+        if age > max_age:
+            return f"{path}: last success{source} {format_duration(round(age))} ago."
     return None
 
 

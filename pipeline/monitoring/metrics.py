@@ -6,12 +6,13 @@ Ages are left to the query: `time() - scanlake_watermark_timestamp_seconds`. Uni
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Final, Literal
 
 import structlog
 
-from pipeline import __version__
 from pipeline.atomic_files import write_file
+from pipeline.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -48,6 +49,18 @@ def _read_lake(name: str) -> Callable[[RunStats], Samples]:
     return lambda stats: _yield_known(stats.lake.get(name))
 
 
+def _read_publish(name: str) -> Callable[[RunStats], Samples]:
+    return lambda stats: _yield_known(stats.publish.get(name))
+
+
+def _read_lake_instant(name: str) -> Callable[[RunStats], Samples]:
+    def read(stats: RunStats) -> Samples:
+        value = stats.lake.get(name)
+        return _yield_known(datetime.fromisoformat(value).timestamp() if isinstance(value, str) else value)
+
+    return read
+
+
 def _read_counts(name: str, label: str) -> Callable[[RunStats], Samples]:
     return lambda stats: (({label: key}, float(count)) for key, count in sorted(getattr(stats, name).items()))
 
@@ -66,14 +79,18 @@ METRICS: Final = (
     Metric("scanlake_runs_total", "Runs by exit code.", _read_counts("runs", "exit_code")),
     Metric("scanlake_run_seconds_total", "Duration of all runs.", _read_field("seconds")),
     Metric("scanlake_watermark_timestamp_seconds", "Everything updated before this instant is in the lake.",
-           _read_lake("watermark")),
+           _read_lake_instant("watermark")),
     Metric("scanlake_files", "Files in the lake.", _read_lake("files")),
     Metric("scanlake_deleted_files", "Files that the service no longer has.", _read_lake("deleted_files")),
     Metric("scanlake_rejects", "Documents and files that are rejected at present.", _read_lake("rejects")),
     Metric("scanlake_snapshot", "Number of the published snapshot.", _read_lake("snapshot")),
+    Metric("scanlake_publish_failures", "Failed publishes to object storage since the last successful one.",
+           _read_publish("failures")),
+    Metric("scanlake_last_publish_timestamp_seconds", "Last successful publish to object storage.",
+           _read_publish("published_at")),
     Metric("scanlake_lake_size_bytes", "Size of the lake's folder.", _read_lake("bytes")),
     Metric("scanlake_last_verify_timestamp_seconds", "Last comparison with the service's full list.",
-           _read_lake("verified_at")),
+           _read_lake_instant("verified_at")),
     Metric("scanlake_last_verify_consistent", "1 if that comparison found no difference.",
            _read_lake("verified_consistent")),
     Metric("scanlake_files_fetched_total", "Files that successful runs fetched.", _read_field("fetched")),
@@ -86,26 +103,21 @@ METRICS: Final = (
 )  # fmt: skip
 
 
-def render_prometheus(stats: RunStats, labels: Mapping[str, str]) -> str:
-    """Return the metrics in Prometheus' text format, with `labels` on every sample."""
-    lines = [
-        "# HELP scanlake_build_info The version of scanlake.",
-        "# TYPE scanlake_build_info gauge",
-        f"scanlake_build_info{_format_labels({**labels, 'version': __version__})} 1",
-    ]
+def render_prometheus(*lakes: tuple[RunStats, Mapping[str, str]]) -> str:
+    """Return the metrics of lakes in Prometheus' text format: each with its statistics and labels."""
+    lines = ["# HELP scanlake_build_info The version of scanlake.", "# TYPE scanlake_build_info gauge"]
+    lines += [f"scanlake_build_info{_format_labels({**labels, 'version': __version__})} 1" for _, labels in lakes]
     for metric in METRICS:
-        samples = list(metric.samples(stats))
+        samples = [({**labels, **own}, value) for stats, labels in lakes for own, value in metric.samples(stats)]
         if samples:
             lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}"]
-            lines += [
-                f"{metric.name}{_format_labels({**labels, **own})} {_format_value(value)}" for own, value in samples
-            ]
+            lines += [f"{metric.name}{_format_labels(own)} {_format_value(value)}" for own, value in samples]
     return "\n".join(lines) + "\n"
 
 
 def write_metrics(path: Path, stats: RunStats, labels: Mapping[str, str]) -> None:
     """Write the metrics to the file; a failure is logged."""
-    write_or_warn(path, render_prometheus(stats, labels), subject="metrics")
+    write_or_warn(path, render_prometheus((stats, labels)), subject="metrics")
 
 
 def write_or_warn(path: Path, text: str, *, subject: str) -> None:

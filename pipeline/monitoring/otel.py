@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from pipeline import __version__
 from pipeline.errors import SettingsError
 from pipeline.monitoring.metrics import METRICS
+from pipeline.version import __version__
 
 try:  # the extra `otel`
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
@@ -36,7 +36,7 @@ def check_otel_installed(settings: Settings) -> None:
     if settings.otel_endpoint is not None and not _is_installed:
         raise SettingsError(
             "otel_endpoint is set, but OpenTelemetry is not installed.",
-            hint="Run `pip install 'scanlake[otel]'`, or remove otel_endpoint from the settings.",
+            hint="Run `pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http`, or remove otel_endpoint.",
         )
 
 

@@ -45,6 +45,7 @@ class RunStats:
     last_seconds: float = 0.0
     last_success: float | None = None
     lake: dict[str, Any] = field(default_factory=dict)  # see `lake_stats`
+    publish: dict[str, Any] = field(default_factory=dict)  # the last to object storage, as `sync --json` has it
     failures: int = 0  # consecutive
     reason: str = ""  # of the last failure
     inconsistent_verifications: int = 0  # consecutive
@@ -72,6 +73,7 @@ class RunStats:
         self.throttled += int((result.get("delta") or {}).get("throttled") or 0)
         self.fetched += int(result.get("files_stored") or 0)
         self.lake = dict(result.get("lake") or self.lake)
+        self.publish = dict(result.get("publish") or self.publish)
         is_consistent = (result.get("verify") or {}).get("consistent")
         if is_consistent is not None:
             self.inconsistent_verifications = 0 if is_consistent else self.inconsistent_verifications + 1

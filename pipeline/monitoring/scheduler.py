@@ -15,7 +15,7 @@ from pipeline.errors import ExitCode, ScanlakeError
 from pipeline.formatting import format_duration
 from pipeline.monitoring.after_run import record_run
 from pipeline.monitoring.child_process import run_child
-from pipeline.monitoring.liveness import HEARTBEAT_SECONDS, LivenessFile, WatchState
+from pipeline.monitoring.liveness import HEARTBEAT_SECONDS, STOPPED, LivenessFile, WatchState
 from pipeline.monitoring.outcome import OutcomeKind
 from pipeline.monitoring.run_history import RunStatsFile
 
@@ -185,7 +185,7 @@ async def run_watchers(
         notifier.notify(STOPPING="1", status="stopping")
         heartbeat.cancel()
         for state in liveness.states.values():
-            state.state, state.next_run = "stopped", None
+            state.state, state.next_run = STOPPED, None
         with suppress(OSError):
             send_heartbeat()
     return watchers

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 DEFAULT_NAME: Final = "report-{batch}"
 DEFAULT_GROUP_NAME: Final = "{group}-{batch}"
-_FIELDS: Final = ("batch", "group", "count")
+_FIELDS: Final = ("batch", "group", "count", "reference")
 _MIN_LABEL_DIGITS: Final = 4
 _MAX_GROUP_CHARACTERS: Final = 60
 _MAX_GROUP_BYTES: Final = 150
@@ -27,10 +27,12 @@ _RESERVED_NAMES: Final = frozenset(  # of Windows, with every suffix
 )
 
 
-def make_batches(selected: Sequence[SelectedFile]) -> tuple[list[ReportJobFile], list[ReportBatch]]:
-    """Return the selected files with their batches: at most 100 files each, in the order of the selection."""
+def make_batches(
+    selected: Sequence[SelectedFile], max_files: int = MAX_REPORT_FILES
+) -> tuple[list[ReportJobFile], list[ReportBatch]]:
+    """Return the selected files with their batches of at most `max_files`, in the order of the selection."""
     orderable = [(file.file_id, file.group) for file in selected if file.reason is None and file.file_id is not None]
-    contents = _cut_batches(orderable)
+    contents = _cut_batches(orderable, max_files)
     digits = max(_MIN_LABEL_DIGITS, len(str(len(contents))))
     batches = [
         ReportBatch(number, f"{number:0{digits}}", group, split=False, files=tuple(ids))
@@ -51,9 +53,11 @@ def make_batches(selected: Sequence[SelectedFile]) -> tuple[list[ReportJobFile],
     return files, batches
 
 
-def make_further_batches(files: Sequence[ReportJobFile], existing: Sequence[ReportBatch]) -> list[ReportBatch]:
+def make_further_batches(
+    files: Sequence[ReportJobFile], existing: Sequence[ReportBatch], max_files: int = MAX_REPORT_FILES
+) -> list[ReportBatch]:
     """Return batches for files that left their first batch. Their labels sort after those of a new job."""
-    contents = _cut_batches([(file.file_id, file.group_name) for file in files if file.file_id is not None])
+    contents = _cut_batches([(file.file_id, file.group_name) for file in files if file.file_id is not None], max_files)
     first = max((batch.batch for batch in existing), default=0) + 1
     digits = max(_MIN_LABEL_DIGITS, len(str(first + len(contents))))
     return [
@@ -62,18 +66,21 @@ def make_further_batches(files: Sequence[ReportJobFile], existing: Sequence[Repo
     ]
 
 
-def _cut_batches(files: Sequence[tuple[int, str | None]]) -> list[tuple[str | None, list[int]]]:
+def _cut_batches(files: Sequence[tuple[int, str | None]], max_files: int) -> list[tuple[str | None, list[int]]]:
     """Return groups with the ids of one batch each."""
     contents: list[tuple[str | None, list[int]]] = []
     for file_id, group in files:
-        if not contents or contents[-1][0] != group or len(contents[-1][1]) == MAX_REPORT_FILES:
+        if not contents or contents[-1][0] != group or len(contents[-1][1]) == max_files:
             contents.append((group, []))
         contents[-1][1].append(file_id)
     return contents
 
 
-def validate_name_pattern(pattern: str | None, *, grouped: bool) -> str:
-    """Return the pattern of the PDF names, with `{batch}` in it. Raises `SettingsError` for an unknown field."""
+def validate_name_pattern(pattern: str | None, *, grouped: bool, per_file: bool = False) -> str:
+    """Return the pattern of the PDF names, with `{batch}` in it. Raises `SettingsError` for an unknown field.
+
+    The group of a PDF with one file is its reference.
+    """
     if pattern is None:
         return DEFAULT_GROUP_NAME if grouped else DEFAULT_NAME
     unknown = [name for name in re.findall(r"\{([^{}]*)\}", pattern) if name not in _FIELDS]
@@ -81,6 +88,11 @@ def validate_name_pattern(pattern: str | None, *, grouped: bool) -> str:
         raise SettingsError(
             f"--name {pattern}: unknown field.", hint=f"Use only {', '.join(f'{{{name}}}' for name in _FIELDS)}."
         )
+    if "{reference}" in pattern and not per_file:
+        raise SettingsError(
+            f"--name {pattern}: a PDF has many references.", hint="Add --per-file, or omit {reference}."
+        )
+    pattern = pattern.replace("{reference}", "{group}")
     return pattern if "{batch}" in pattern else f"{pattern}-{{batch}}"
 
 

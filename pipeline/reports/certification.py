@@ -148,7 +148,7 @@ class Certifier:
             self._state.request_log.deliver, self._state.job, order, now_us(), confirmed, on_pages
         )
         self._state.replace_order(delivered)
-        _log.info("report.delivered", pdf=order.pdf, files=order.files, bytes=order.bytes)
+        _log.debug("report.delivered", pdf=order.pdf, files=order.files, bytes=order.bytes)
         return None
 
     async def _supersede(self, order: ReportOrderRecord, doubts: Mapping[int, Doubt]) -> ReportBatch | None:

@@ -116,7 +116,9 @@ class ReportRun:
         state = self._state
         excluded = [file for file in state.request_log.files(state.job) if file.excluded_at is not None]
         if excluded:
-            batches = make_further_batches(excluded, state.request_log.batches(state.job))
+            batches = make_further_batches(
+                excluded, state.request_log.batches(state.job), state.options.max_batch_files
+            )
             state.request_log.restore_files(state.job, batches)
 
     def _remove_superseded_pdfs(self, orders: list[ReportOrderRecord]) -> None:

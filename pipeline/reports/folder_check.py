@@ -41,9 +41,12 @@ class FolderCheck:
     unknown_files: list[str] = field(default_factory=list)
 
 
-def verify_folder(folder: Path, allowed_signers: Path | None = None) -> FolderCheck:
+def verify_folder(
+    folder: Path, allowed_signers: Path | None = None, *, requires_signature: bool = False
+) -> FolderCheck:
     """Check the checksums, PDFs, manifest and signature of a folder.
 
+    A signature must exist if the manifest has `signed`, with `allowed_signers`, or with `requires_signature`.
     Raises `SettingsError` if it is not the folder of a finished job.
     """
     sums_file = folder / SUMS_NAME
@@ -64,7 +67,8 @@ def verify_folder(folder: Path, allowed_signers: Path | None = None) -> FolderCh
         check.job, check.files, check.pdfs = manifest.job, len(manifest.files), len(manifest.pdfs)
         check.failed = sum(file.pdf is None and bool(file.reason) for file in manifest.files)
         check.problems += _manifest_problems(manifest, sums, folder)
-    _check_signature(folder, content, allowed_signers, check)
+    must_be_signed = requires_signature or allowed_signers is not None or (manifest is not None and manifest.signed)
+    _check_signature(folder, content, allowed_signers, check, must_be_signed=must_be_signed)
     known_names = {*sums, SUMS_NAME, SIGNATURE_NAME}
     check.unknown_files = sorted(
         path.name for path in folder.iterdir() if path.name not in known_names and not path.name.startswith(".")
@@ -160,7 +164,9 @@ def _read_csv_pairs(folder: Path) -> list[tuple[str, str]] | None:
     return [(row.get("file_id") or "", row.get("pdf") or "") for row in csv.DictReader(io.StringIO(text, newline=""))]
 
 
-def _check_signature(folder: Path, content: bytes, allowed_signers: Path | None, check: FolderCheck) -> None:
+def _check_signature(
+    folder: Path, content: bytes, allowed_signers: Path | None, check: FolderCheck, *, must_be_signed: bool
+) -> None:
     signature = folder / SIGNATURE_NAME
     check.signed = signature.is_file()
     if check.signed:
@@ -168,5 +174,5 @@ def _check_signature(folder: Path, content: bytes, allowed_signers: Path | None,
         if check.signer is None:
             expected = "of this content" if allowed_signers is None else "of this content by an allowed signer"
             check.problems.append(f"{SIGNATURE_NAME}: not a signature {expected}")
-    elif allowed_signers is not None:
+    elif must_be_signed:
         check.problems.append(f"{SIGNATURE_NAME}: missing")

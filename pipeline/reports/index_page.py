@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
@@ -57,6 +57,8 @@ def render_pages(manifest: Manifest) -> dict[str, str]:
     pages = _cut_pages(manifest.files)
     context = {
         "manifest": manifest,
+        "heading": manifest.title or f"Reports {manifest.job}",
+        "facts": _list_facts(manifest),
         "counts": manifest.counts,
         "pages": pages,
         "pdf_pages": {pdf.pdf: pdf.pages for pdf in manifest.pdfs},
@@ -66,6 +68,24 @@ def render_pages(manifest: Manifest) -> dict[str, str]:
         "script": Markup(_SCRIPT),  # noqa: S704
     }
     return {page.name: _TEMPLATE.render(context, page=page) for page in pages}
+
+
+def _list_facts(manifest: Manifest) -> list[tuple[str, str]]:
+    """Return what the files were selected for, by whom and how."""
+    selection = {key: value for key, value in manifest.selection.items() if key not in {"kind", "per_file"}}
+    sql, group = selection.pop("sql", None), selection.pop("group_by", None)
+    facts = {
+        "Purpose": manifest.purpose,
+        "Requested by": manifest.requested_by,
+        "Job": manifest.job if manifest.title else None,
+        "Selected by": sql or "; ".join(f"{key}: {_join(value)}" for key, value in selection.items()),
+        "Grouped by": group,
+    }
+    return [(name, text) for name, text in facts.items() if text]
+
+
+def _join(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _cut_pages(files: Sequence[ManifestFile]) -> list[IndexPage]:

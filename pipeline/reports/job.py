@@ -17,7 +17,8 @@ from pipeline.lake.request_log import JobState, OrderState, ReportJob
 from pipeline.reports.batches import make_batches
 from pipeline.reports.delivery import ReportRun
 from pipeline.reports.folder import open_job_folder
-from pipeline.reports.manifest import write_manifest
+from pipeline.reports.folder_check import verify_folder
+from pipeline.reports.manifest import SIGNATURE_NAME, SUMS_NAME, write_manifest
 from pipeline.reports.models import FileOutcome, JobStatus
 from pipeline.reports.run_state import ReportRunState
 from schemas.timestamps import new_run_id, now_us
@@ -55,11 +56,15 @@ class JobRequest:
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """Result of a run. `had_protocol_errors` if a report's URL must not be requested."""
+    """Result of a run. `had_protocol_errors` if a report's URL must not be requested.
+
+    `was_complete`: the job was finished and its folder unchanged, so the run called no service and wrote no manifest.
+    """
 
     status: JobStatus
     resumed: bool
     had_protocol_errors: bool
+    was_complete: bool = False
 
 
 async def run_job(client: Client, request_log: RequestLog, request: JobRequest) -> JobResult:
@@ -73,6 +78,10 @@ async def run_job(client: Client, request_log: RequestLog, request: JobRequest) 
         except ScanlakeError:
             folder.remove_if_new()
             raise
+        if resumed:
+            finished = await asyncio.to_thread(_find_finished, folder, request_log, job, request.sign)
+            if finished is not None:
+                return JobResult(finished, resumed=True, had_protocol_errors=False, was_complete=True)
         run = ReportRun(
             ReportRunState(client, request_log, folder, job, request.options, request.run_options, request.progress)
         )
@@ -86,6 +95,28 @@ async def run_job(client: Client, request_log: RequestLog, request: JobRequest) 
         status = _close_job(request_log, job, request.settings)
         write_manifest(folder, status, request.sign)
     return JobResult(status, resumed, had_protocol_errors=bool(run.protocol_errors))
+
+
+def _find_finished(
+    folder: JobFolder, request_log: RequestLog, job: ReportJob, sign: Callable[[bytes], bytes] | None
+) -> JobStatus | None:
+    """Return the status of a job with nothing left to do; an unsigned folder is signed, if `sign` is given.
+
+    Raises `SettingsError` if the run would change a signed folder without signing it again.
+    """
+    status, names = read_job_status(request_log, job), folder.list_files()
+    if SUMS_NAME in names and not status.failed:
+        check = verify_folder(folder.path)
+        if check.job == job.job and not check.problems:
+            if sign is not None and not check.signed:
+                folder.write(SIGNATURE_NAME, sign((folder.path / SUMS_NAME).read_bytes()))
+            return status
+    if SIGNATURE_NAME in names and sign is None:
+        raise SettingsError(
+            f"--out {folder.path} is signed, and this run would change it.",
+            hint="Add --sign KEY to complete the job and sign it again, or use a new folder.",
+        )
+    return None
 
 
 def open_job(
@@ -105,7 +136,7 @@ def open_job(
     if folder.list_files():
         raise SettingsError(f"--out {path} belongs to a job of another lake.", hint="Use that lake or a new folder.")
     selected, catalog_state = select_files()
-    files, batches = make_batches(selected)
+    files, batches = make_batches(selected, options.max_batch_files)
     if not batches:
         raise SettingsError(
             "None of the selected files can be ordered.", hint="Correct the selection or run `scanlake sync` first."

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Final
 
-from pipeline import __version__
 from pipeline.csv_rows import format_csv_row
 from pipeline.formatting import pluralize
 from pipeline.reports.index_page import render_pages
@@ -17,6 +16,7 @@ from pipeline.reports.models import (
     ManifestOrder,
     ManifestPdf,
 )
+from pipeline.version import __version__
 from schemas.timestamps import format_instant, now_us
 
 if TYPE_CHECKING:
@@ -30,13 +30,15 @@ JSON_NAME: Final = "manifest.json"
 CSV_NAME: Final = "manifest.csv"
 SUMS_NAME: Final = "SHA256SUMS"
 SIGNATURE_NAME: Final = "SHA256SUMS.sig"
+_OWN_KEYS: Final = frozenset({"selection", "service", "title", "purpose", "requested_by"})
+"""Options that have a key of their own in the manifest."""
 
 
 def write_manifest(folder: JobFolder, status: JobStatus, sign: Callable[[bytes], bytes] | None = None) -> None:
     """Write the manifest files and their checksums. SHA256SUMS exists only while every file has its checksum."""
     for name in (SIGNATURE_NAME, SUMS_NAME):
         folder.remove(name)
-    manifest = build_manifest(status)
+    manifest = build_manifest(status, is_signed=sign is not None)
     contents = {
         JSON_NAME: (manifest.model_dump_json(indent=1) + "\n").encode(),
         CSV_NAME: format_csv(manifest.files),
@@ -53,8 +55,8 @@ def write_manifest(folder: JobFolder, status: JobStatus, sign: Callable[[bytes],
         folder.write(SIGNATURE_NAME, sign(text.encode()))
 
 
-def build_manifest(status: JobStatus) -> Manifest:
-    """Return the manifest of a job."""
+def build_manifest(status: JobStatus, *, is_signed: bool = False) -> Manifest:
+    """Return the manifest of a job; `is_signed`: a signature belongs to it."""
     job, options, context = status.job, json.loads(status.job.options), json.loads(status.job.context)
     files = tuple(_file_entry(outcome) for outcome in status.files)
     failed = len(status.failed)
@@ -64,8 +66,12 @@ def build_manifest(status: JobStatus) -> Manifest:
         service=options["service"],
         begun_at=format_instant(job.created_at),
         written_at=format_instant(now_us()),
+        signed=is_signed,
         selection=options["selection"],
-        settings={name: value for name, value in options.items() if name not in {"selection", "service"}},
+        title=options.get("title"),
+        purpose=options.get("purpose"),
+        requested_by=options.get("requested_by"),
+        settings={name: value for name, value in options.items() if name not in _OWN_KEYS},
         snapshot=context["snapshot"],
         watermark=context["watermark"],
         deletions=ManifestDeletions(

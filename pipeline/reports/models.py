@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from pipeline.lake.request_log import OrderState
-from schemas.requests import ReportSettings
+from schemas.requests import MAX_REPORT_FILES, ReportSettings
 
 if TYPE_CHECKING:
     from pipeline.lake.request_log import ReportJob, ReportJobFile, ReportOrderRecord
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """Options that determine the PDFs' content. They are fixed for the lifetime of a job."""
+    """Options that determine the content of the PDFs and of the index page, fixed for the lifetime of a job."""
 
     service: str
     selection: dict[str, Any]
@@ -27,6 +27,14 @@ class JobOptions:
     format: str | None = None
     timezone: str | None = None
     datetime_format: str | None = None
+    title: str | None = None
+    purpose: str | None = None
+    requested_by: str | None = None
+
+    @property
+    def max_batch_files(self) -> int:
+        """How many files a PDF has at most."""
+        return 1 if self.selection.get("per_file") else MAX_REPORT_FILES
 
     def to_json(self) -> str:
         """Return the options as the ledger stores them: equal options give equal texts."""
@@ -146,6 +154,10 @@ class Manifest(_Model):
     service: str
     begun_at: str
     written_at: str
+    signed: bool = False
+    title: str | None = None
+    purpose: str | None = None
+    requested_by: str | None = None
     selection: dict[str, Any]
     settings: dict[str, Any]
     snapshot: int | None

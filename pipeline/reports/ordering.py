@@ -198,7 +198,7 @@ class OrderQueue:
         self._has_accepted_order, self._consecutive_unknown = True, 0
         state.orders += 1
         self._rejections.clear()
-        _log.info("report.ordered", report=order.name, files=order.files)
+        _log.debug("report.ordered", report=order.name, files=order.files)
         order = await state.update(order, state=OrderState.ORDERED, url=response.url, ordered_at=now_us())
         return await self._detect_synchronous(batch, order, time.monotonic() - started)
 

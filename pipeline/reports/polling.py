@@ -107,7 +107,7 @@ class ReportPoller:
         await asyncio.to_thread(state.folder.commit, file)
         state.saved_names.add(name)
         await self._record_saved(order)
-        _log.info("report.saved", pdf=name, files=order.files, bytes=report.bytes)
+        _log.debug("report.saved", pdf=name, files=order.files, bytes=report.bytes)
 
     async def _record_saved(self, order: ReportOrderRecord) -> None:
         is_certified = order.delivered_at is not None

@@ -27,17 +27,22 @@ _LISTED_REFERENCES: Final = pa.schema([("reference", pa.string()), ("position", 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A condition on `files`, a query, ids or references; `group_by` is an SQL expression over `files`."""
+    """A condition on `files`, a query, ids or references; `group_by` is an SQL expression over `files`.
+
+    `per_file`: each PDF has one file, and its reference is the group.
+    """
 
     kind: SelectionKind
     sql: str = ""
     ids: tuple[int, ...] = ()
     references: tuple[str, ...] = ()
     group_by: str | None = None
+    per_file: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the selection as the job stores it: ids as a hash, because there may be millions."""
         common: dict[str, Any] = {"kind": self.kind, "group_by": self.group_by}
+        common |= {"per_file": True} if self.per_file else {}
         match self.kind:
             case "ids":
                 ids = sorted(set(self.ids))
@@ -155,7 +160,9 @@ def _find_id_column(lake: duckdb.DuckDBPyConnection, query: str) -> str:
 def _resolve_sql(selection: Selection) -> str:
     # coalesce: NULL is a group of its own, and its name is part of the PDF's name.
     group = f"coalesce(CAST(({selection.group_by}\n) AS VARCHAR), '{_NULL_GROUP}')"
-    if not selection.group_by:
+    if selection.per_file:
+        group = "coalesce(scan_code, file_id::VARCHAR)"
+    elif not selection.group_by:
         group = "NULL::VARCHAR"
     return f"""
         WITH wanted AS (SELECT file_id, reference, min(rowid) AS position FROM selected GROUP BY ALL),

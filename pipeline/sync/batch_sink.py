@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pipeline.client.clock import ServiceClock
     from pipeline.crawl.models import CommitBatch
     from pipeline.lake.lake import Lake
+    from pipeline.lake.models import RunProgress, RunRecord
     from pipeline.settings import Settings
     from pipeline.sync.writer_process import WriteResult
     from schemas.file_versions import FileVersion
@@ -40,6 +41,9 @@ class BatchSink:
         self.has_detail_forms = False
         self._definitions: set[str] = set()
         self._last_commit_seq = 0
+        self._committed_seq = 0  # of the last batch
+        self.is_flush_due = False
+        """Whether the next batch must leave no rows pending, so that a publish can follow."""
 
     def load_definitions(self) -> None:
         """Read the workflow definitions that the lake has: a batch does not write them again."""
@@ -62,17 +66,21 @@ class BatchSink:
             self._last_commit_seq,
             frozenset(self._definitions),
             self.texts_from_list,
+            flush=self.is_flush_due,
         )
+        self.is_flush_due = False
         written = self._writer.write(request)
         self._definitions |= written.definitions
         self.has_detail_forms |= written.has_detail_forms
         return written
 
-    async def commit(self, batch: CommitBatch, written: WriteResult) -> None:
-        """Commit a written batch together with the windows that it completes."""
-        await self._ledger_thread.call(self._commit, batch, written)
+    async def commit(
+        self, batch: CommitBatch, written: WriteResult, run: RunRecord, progress: RunProgress | None
+    ) -> None:
+        """Commit a written batch together with the windows that it completes, and the run's counts and progress."""
+        await self._ledger_thread.call(self._commit, batch, written, run, progress)
 
-    def _commit(self, batch: CommitBatch, written: WriteResult) -> None:
+    def _commit(self, batch: CommitBatch, written: WriteResult, run: RunRecord, progress: RunProgress | None) -> None:
         unreadable = written.unreadable_files
         coverage = self._lake.ledger.coverage()
         if self._clock.now() is not None:  # a window is covered up to the time of its list; a local clock may be fast
@@ -86,6 +94,7 @@ class BatchSink:
                 self.new_commit(written.commit_seq),
                 versions=[version for version in _sort_versions(batch) if version.file_id not in unreadable],
                 parts=written.parts,
+                rows_pending=written.rows_pending,
                 digests=written.digests,
                 wide_column_counts=written.names,
                 rejects=[*batch.rejects, *written.rejects],
@@ -95,8 +104,22 @@ class BatchSink:
                 definitions=sorted(written.definitions),
                 windows=windows,
                 coverage=coverage,
+                run=run,
+                progress=progress,
             )
         )
+        self._committed_seq = written.commit_seq
+
+    async def finish_rows(self) -> None:
+        """Write the pending rows of the committed batches, and end the writer process, whose memory is then free.
+
+        Call it when no batch is on its way. After a failed write or commit the lake has the rows rebuilt.
+        """
+        if self._committed_seq == self._last_commit_seq:
+            parts = await self._writer_thread.call(self._writer.flush)
+            if parts:
+                await self._ledger_thread.call(self._lake.ledger.add_rows, parts)
+        await self._writer_thread.call(self._writer.close)
 
     def new_commit(self, commit_seq: int | None = None) -> Commit:
         """Return an empty commit of the run: with the number of its rows, otherwise with the next one."""

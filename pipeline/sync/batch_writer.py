@@ -16,6 +16,7 @@ import structlog
 from pipeline.errors import RemoteTraceback, ScanlakeError
 from pipeline.sync.writer_process import (
     PIPE_BUFFER_BYTES,
+    FlushRequest,
     WriteFailure,
     WriteRequest,
     WriteResult,
@@ -26,6 +27,7 @@ from pipeline.sync.writer_process import (
 
 if TYPE_CHECKING:
     from pipeline.lake.layout import LakeLayout
+    from pipeline.lake.models import Part
 
 _WORKER_CODE: Final = "import sys; from pipeline.sync.writer_process import main; main(sys.argv[1])"
 # Every batch needs the same memory again, so the allocator keeps it instead of returning it to the system.
@@ -61,22 +63,15 @@ class BatchWriter:
         process = self._process if self._files < self._min_files else self._ensure_process()
         if process is None:
             return write_batch(self._layout, request)
-        try:
-            send(process.stdin, request)
-            result = receive(process.stdout)
-        except (OSError, EOFError):
-            process.kill()  # if it still runs, its next result belongs to another request
-            raise ScanlakeError(
-                f"The writer process ended unexpectedly (exit code {process.wait()}).",
-                hint="Run the command again; nothing is lost. If it fails again, check the machine's free memory.",
-            ) from None
-        except BaseException:
-            process.kill()  # its pipe may contain half a batch, and the next one would follow it
-            raise
-        if isinstance(result, WriteFailure):
-            raise result.error from RemoteTraceback(result.frames)
+        result = _exchange(process, request)
         assert isinstance(result, WriteResult)  # noqa: S101 - the writer process sends nothing else
         return result
+
+    def flush(self) -> tuple[Part, ...]:
+        """Write the pending rows of all batches, and return their parts. Only the subprocess keeps rows."""
+        parts = () if self._process is None else _exchange(self._process, FlushRequest())
+        assert isinstance(parts, tuple)  # noqa: S101 - the writer process sends nothing else
+        return parts
 
     def _ensure_process(self) -> subprocess.Popen[bytes] | None:
         """Return the subprocess, started if necessary; None if the system refuses one, then this process writes."""
@@ -89,11 +84,30 @@ class BatchWriter:
         return self._process
 
     def close(self) -> None:
-        """End the subprocess, if there is one."""
-        process, self._process = self._process, None
+        """End the subprocess, if there is one. Rows that are still pending are lost."""
+        process, self._process, self._files = self._process, None, 0
         if process is not None:
             with contextlib.suppress(OSError), process:
                 pass  # its exit closes the pipes and waits for its end
+
+
+def _exchange(process: subprocess.Popen[bytes], request: WriteRequest | FlushRequest) -> object:
+    """Send a request to the subprocess and return its answer. Raises the error with which it answers."""
+    try:
+        send(process.stdin, request)
+        result = receive(process.stdout)
+    except (OSError, EOFError):
+        process.kill()  # if it still runs, its next result belongs to another request
+        raise ScanlakeError(
+            f"The writer process ended unexpectedly (exit code {process.wait()}).",
+            hint="Run the command again; nothing is lost. If it fails again, check the machine's free memory.",
+        ) from None
+    except BaseException:
+        process.kill()  # its pipe may contain half a batch, and the next one would follow it
+        raise
+    if isinstance(result, WriteFailure):
+        raise result.error from RemoteTraceback(result.frames)
+    return result
 
 
 def _start(layout: LakeLayout) -> subprocess.Popen[bytes]:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Final
 from pipeline.crawl.crawler import Crawler
 from pipeline.crawl.models import CrawlOptions, CrawlStats
 from pipeline.crawl.windows import Window
-from pipeline.errors import ScanlakeError
+from pipeline.errors import TimeLimitReachedError
+from pipeline.lake.models import RunProgress
 from pipeline.sync.progress_tracker import ProgressTracker
+from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,6 +52,16 @@ class CrawlRunner:
         self._max_duration_seconds = settings.max_duration_seconds
         self._progress = progress
         self._run_id = run_id
+        self._tracker: ProgressTracker | None = None
+
+    def read_progress(self) -> RunProgress | None:
+        """Return the progress of the crawl; None before the first."""
+        if self._tracker is None:
+            return None
+        progress, total = self._tracker.progress(self.stats)
+        return RunProgress(
+            run_id=self._run_id, at=now_us(), done=progress.done, total=total, eta_seconds=progress.eta_seconds
+        )
 
     async def run(
         self,
@@ -72,17 +84,15 @@ class CrawlRunner:
         earlier, self.stats, self.unproven = self.stats, crawler.stats, []
         # A file that is updated during the crawl moves to the newest window, so that window is read again at the end.
         newest = Window(target, None) if any(window.end is None for window in windows) else None
-        tracker = ProgressTracker(self._client, windows, options, self.files_in_service)
+        self._tracker = tracker = ProgressTracker(self._client, windows, options, self.files_in_service)
         self._progress.start(self.files_in_service)
         reporter = asyncio.create_task(self._report_progress(tracker))
         try:
             async with asyncio.timeout(self._max_duration_seconds):
                 await crawler.run(windows, observe, newest=newest, refetches=refetches)
         except TimeoutError:
-            raise ScanlakeError(
-                f"The run stopped after {self._max_duration_seconds:g} s (max_duration_seconds).",
-                hint="Run the command again: it continues with the files that are not committed yet.",
-            ) from None
+            seconds = f"{self._max_duration_seconds:g} s"
+            raise TimeLimitReachedError(f"The run stopped after {seconds} (max_duration_seconds).") from None
         finally:
             reporter.cancel()
             self._progress.update(*tracker.progress(self.stats))

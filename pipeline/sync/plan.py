@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 _MAX_PAGES: Final = 20  # of the list without includes
 _SAMPLE_PAGES: Final = 4  # of the list with includes
-_EMPTY_SNAPSHOT_BYTES: Final = 208_896
-_SNAPSHOT_BYTES: Final = 380_000
-_EMPTY_TABLES_BYTES: Final = 270_000  # of a catalog of tables
-_TABLES_PER_PART_BYTE: Final = 0.85  # bytes of a catalog of tables per byte of the parts, documents included
-_UPDATE_BYTES: Final = 600_000  # of the blocks that an update of the catalog rewrites
+_EMPTY_SNAPSHOT_BYTES: Final = 176_128
+_SNAPSHOT_BYTES: Final = 330_000
+_EMPTY_TABLES_BYTES: Final = 1_270_000  # of a catalog of tables
+_TABLES_PER_PART_BYTE: Final = 0.6  # bytes of a catalog of tables per byte of the parts, documents included
+_UPDATE_BYTES: Final = 1_500_000  # of the blocks that an update of the catalog rewrites
 _EMPTY_LEDGER_BYTES: Final = 160_000
 _LEDGER_BYTES_PER_FILE: Final = 172
 _FILES_PER_VERIFY_CALL: Final = 225
@@ -86,6 +86,7 @@ class SyncEstimate:
     verify_calls: int
     calls_made: int
     notes: tuple[str, ...] = ()
+    files_in_lake: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """Return the estimate as a plain dict."""
@@ -213,6 +214,7 @@ class _Planner:
             verify_calls=2 + self._lake.files // _FILES_PER_VERIFY_CALL if self._lake.is_verify_due else 0,
             calls_made=self._client.stats.requests,
             notes=tuple(self._notes),
+            files_in_lake=self._lake.files,
         )
 
     # The list
@@ -339,12 +341,13 @@ class _Planner:
         return await estimate_from_sample(self._client, self._options, listed, at=now_us())
 
     def _rate_from_sample(self, size: SizeEstimate) -> CallRate:
-        """Return the rate of the sample's details. A sync is faster unless the service limits it."""
+        """Return the rate of the sample's details, at most the limit that the service has set or the settings."""
         if size.details_per_second is None or size.files < _MIN_CALLS_FOR_RATE:
             return CallRate(None, "no run has measured a rate yet")
-        self._notes.append(
-            "No run has measured a rate yet: the time is an estimate from the sample, without the time to write."
-        )
+        self._notes.append("No run has measured a rate yet: the time is a rough estimate from the sample's details.")
+        limit = self._client.rate_limiter.state.rate
+        if limit is not None and limit < size.details_per_second:
+            return CallRate(limit, "the rate limit")
         return CallRate(size.details_per_second, "measured on the sample")
 
     def _estimate_disk(self, size: SizeEstimate, files: int, seconds: float | None) -> DiskEstimate:

@@ -10,13 +10,21 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from pipeline import __version__
 from pipeline.client.factory import create_client
-from pipeline.crawl.models import RefetchRequest, parse_reference
-from pipeline.errors import ProtocolError, RunInterrupted, ScanlakeError, SettingsError, StorageError
+from pipeline.errors import (
+    LakeCorruptedError,
+    ProtocolError,
+    RunInterrupted,
+    ScanlakeError,
+    SettingsError,
+    StorageError,
+    TimeLimitReachedError,
+    to_scanlake_error,
+)
 from pipeline.formatting import pluralize
 from pipeline.lake import retention
 from pipeline.lake.integrity import check_parts_exist
+from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.models import RunRecord
 from pipeline.lake.snapshots import check_not_paused
 from pipeline.sync.batch_sink import BatchSink
@@ -25,6 +33,7 @@ from pipeline.sync.differences import has_lost_too_many
 from pipeline.sync.lang_probe import find_texts_source
 from pipeline.sync.target import repair_watermark, target_by_clock, warn_of_clock
 from pipeline.sync.worker_thread import WorkerThread
+from pipeline.version import __version__
 from schemas.requests import INCLUDES, FileQuery
 from schemas.timestamps import SECOND, format_instant, new_run_id, now_us
 
@@ -33,7 +42,7 @@ if TYPE_CHECKING:
 
     from pipeline.client.client import Client
     from pipeline.crawl.batcher import Commit
-    from pipeline.crawl.models import CommitBatch, Identity
+    from pipeline.crawl.models import CommitBatch, Identity, RefetchRequest
     from pipeline.crawl.windows import Window
     from pipeline.lake.lake import Lake
     from pipeline.lake.ledger import Ledger
@@ -121,8 +130,8 @@ class RunSession:
                 interrupted = RunInterrupted("The run was stopped on request. Complete batches are committed.")
                 await self.ledger_thread.call(self._record_failure, interrupted)
                 raise
-            except ScanlakeError as error:
-                await self.ledger_thread.call(self._record_failure, error)
+            except Exception as error:
+                await self.ledger_thread.call(self._record_failure, to_scanlake_error(error))
                 raise
             finally:
                 with suppress(StorageError):
@@ -134,7 +143,11 @@ class RunSession:
 
     def _start(self, *, accept_new_base_url: bool) -> None:
         check_not_paused(self.ledger)
-        check_parts_exist(self.lake.layout, self.ledger.parts())  # a run on a damaged lake would certify lost rows
+        try:
+            check_parts_exist(self.lake.layout, self.ledger.parts())  # a run on a damaged lake would certify lost rows
+        except LakeCorruptedError as error:
+            self.ledger.begin_run(replace(self.record, state="failed", ended_at=now_us(), error=error.message))
+            raise
         _check_same_service(self.ledger, self.settings, accept_new_base_url=accept_new_base_url)
         repair_watermark(self.ledger)
         self.sink.load_definitions()
@@ -195,9 +208,13 @@ class RunSession:
                 await self.ledger_thread.call(self._refuse_new_misfits, written.drift)
 
             async def commit() -> None:
-                await self.sink.commit(batch, written)
                 self.crawls.stats.rejects += len(written.rejects)
-                if time.monotonic() - self._published > self.settings.publish_every_seconds:
+                await self.sink.commit(batch, written, self._count_so_far(), self.crawls.read_progress())
+                if time.monotonic() - self._published <= self.settings.publish_every_seconds:
+                    return
+                if written.rows_pending:
+                    self.sink.is_flush_due = True
+                else:
                     await self.ledger_thread.call(self.publish, complete=False)
 
             return commit
@@ -209,7 +226,10 @@ class RunSession:
             await self.crawls.run(
                 windows, store, self.lookup_versions, target=target, options=options, refetches=refetches
             )
+            await self.sink.finish_rows()
         except BaseException:
+            with suppress(ScanlakeError):  # the rows can be rebuilt
+                await self.sink.finish_rows()
             await asyncio.wait({publishing})  # the error that stopped the crawl is the one to raise
             if not publishing.cancelled():
                 publishing.exception()
@@ -253,8 +273,8 @@ class RunSession:
         self._record_missing_includes()
         self.ledger.update_run(**asdict(self.update_record(state, error)))
         snapshot = self.publish(complete=state == "done")
-        keep, grace = self.settings.keep_snapshots, self.settings.retention_hours * 3600
-        retention.expire_snapshots(self.lake.layout, self.ledger, keep=keep, grace=grace, now=time.time())
+        rules = RetentionRules.from_settings(self.settings)
+        retention.expire_snapshots(self.lake.layout, self.ledger, rules, now=time.time())
         return snapshot
 
     def _record_missing_includes(self) -> None:
@@ -272,11 +292,12 @@ class RunSession:
             )
 
     def _record_failure(self, error: ScanlakeError) -> None:
-        """Record the failure and publish what was committed. A full disk may prevent either."""
-        state = "interrupted" if isinstance(error, RunInterrupted) else "failed"
+        """Record the failure and publish it with what was committed. A full disk may prevent either."""
+        planned = {RunInterrupted: "interrupted", TimeLimitReachedError: "stopped"}
+        state = planned.get(type(error), "failed")
         self.record = replace(self.record, state=state)
         with suppress(StorageError):
-            if isinstance(error, StorageError) or not self.lake.needs_publish:
+            if isinstance(error, StorageError):
                 self.ledger.update_run(**asdict(self.update_record(state, error.message)))
             else:
                 self.finish(state, error.message)
@@ -311,13 +332,22 @@ class RunSession:
         return None if watermark is None else watermark * SECOND
 
     def update_record(self, state: str, error: str | None = None) -> RunRecord:
-        """Return the run's record with the counts of this moment."""
-        counts, stats = self.client.stats, self.crawls.stats
+        """Return the run's record at its end."""
         self.record = replace(
-            self.record,
+            self._count_so_far(),
             state=state,
             ended_at=now_us(),
             watermark=self.watermark_us(),
+            snapshot=self.lake.next_snapshot,
+            error=error,
+        )
+        return self.record
+
+    def _count_so_far(self) -> RunRecord:
+        """Return the run's record with the counts of this moment."""
+        counts, stats = self.client.stats, self.crawls.stats
+        return replace(
+            self.record,
             files_listed=stats.listed,
             files_stored=stats.files_stored,
             details_fetched=stats.details_fetched,
@@ -328,10 +358,7 @@ class RunSession:
             requests_detail=counts.detail,
             retries=counts.retries,
             seconds=round(time.monotonic() - self._started, 3),
-            snapshot=self.lake.next_snapshot,
-            error=error,
         )
-        return self.record
 
     def _log_end(self) -> None:
         names = (
@@ -363,17 +390,3 @@ def _check_same_service(ledger: Ledger, settings: Settings, *, accept_new_base_u
             f"The lake contains texts in lang {properties.lang!r}, not {settings.lang!r}.",
             hint="Set `lang` to the lake's language, or use another --lake.",
         )
-
-
-def read_refetch_requests(ledger: Ledger) -> list[RefetchRequest]:
-    """Return the files that a run fetches again: rejected files, and those of the refetch queue."""
-    return [
-        RefetchRequest(
-            request.file_id,
-            None if request.document is None else parse_reference(request.document),
-            request.updated_at,
-            # Only a list item can replace the list item of a file that is no longer listed.
-            request.document if request.is_list_item else None,
-        )
-        for request in ledger.refetch_requests()
-    ]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pipeline.lake.reader import LedgerReader
 
 SAMPLE_DETAILS: Final = 100
+_FIRST_ROUND: Final = 4  # details at a time, at first
 _DEFINITIONS: Final = frozenset({WORKFLOW_DEFINITIONS.name, WORKFLOW_DEFINITION_STEPS.name})
 _MIN_VERSIONS: Final = 50  # stored versions from which the lake is a basis
 
@@ -80,9 +81,7 @@ async def estimate_from_sample(
         return NO_ESTIMATE
     sample = identified[:: max(1, len(identified) // SAMPLE_DETAILS)][:SAMPLE_DETAILS]
     has_details = options.fetch_details != "never"
-    started = time.monotonic()
-    details = await _fetch_details(client, options, sample) if has_details else [None] * len(sample)
-    seconds = time.monotonic() - started
+    details, rate = await _fetch_details(client, options, sample) if has_details else ([None] * len(sample), None)
     versions = [
         _build_version(item, detail, at)
         for item, detail in zip(sample, details, strict=True)
@@ -107,22 +106,37 @@ async def estimate_from_sample(
         bytes_per_file=file_bytes * size_factor,
         bytes_per_commit=max(footers, all_bytes - file_bytes * len(versions)),
         basis=f"a sample: {len(identified):,} list items, {len(versions):,} details",
-        details_per_second=len(sample) / max(seconds, 1e-3) if has_details else None,
+        details_per_second=rate,
     )
 
 
-async def _fetch_details(client: Client, options: CrawlOptions, items: Sequence[ListItem]) -> list[Detail | None]:
+async def _fetch_details(
+    client: Client, options: CrawlOptions, items: Sequence[ListItem]
+) -> tuple[list[Detail | None], float]:
+    """Return the details of the items, and the best rate of a round in details per second.
+
+    Nothing is known of the service yet, so a round asks for twice as many as the one before only while none was
+    refused.
+    """
+
     async def fetch(item: ListItem) -> Detail | None:
         answer = await client.get_file(options.get_key(item) or 0, lang=options.lang)
         return answer if isinstance(answer, Detail) else None
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(fetch(item)) for item in items]
-    except BaseExceptionGroup as failures:
-        expected = failures.subgroup(ScanlakeError)
-        raise (expected or failures).exceptions[0] from None
-    return [task.result() for task in tasks]
+    details: list[Detail | None] = []
+    best, size = 0.0, _FIRST_ROUND
+    while len(details) < len(items):
+        selected, retries, started = items[len(details) : len(details) + size], client.stats.retries, time.monotonic()
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(fetch(item)) for item in selected]
+        except BaseExceptionGroup as failures:
+            expected = failures.subgroup(ScanlakeError)
+            raise (expected or failures).exceptions[0] from None
+        details += [task.result() for task in tasks]
+        best = max(best, len(selected) / max(time.monotonic() - started, 1e-3))
+        size = _FIRST_ROUND if client.stats.retries > retries else 2 * size
+    return details, best
 
 
 def _build_version(item: ListItem, detail: Detail | None, at: int) -> FileVersion:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from pipeline.crawl.models import SharedFileIdError
 from pipeline.crawl.windows import ALL_TIME, Window, uncovered_windows
+from pipeline.errors import TimeLimitReachedError
 from pipeline.sync.account_check import check_same_account
-from pipeline.sync.run import open_run, read_refetch_requests
+from pipeline.sync.refetches import read_refetch_requests
+from pipeline.sync.run import open_run
 from pipeline.sync.watermark import add_read_windows, advance, cap_target, remove_lookback
 from schemas.timestamps import SECOND, to_datetime
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pipeline.lake.lake import Lake
+    from pipeline.lake.models import SnapshotRecord
     from pipeline.progress import Progress
     from pipeline.settings import Settings
     from pipeline.sync.run import RunSession
@@ -37,9 +40,14 @@ class TimeRange:
 
 @dataclass(frozen=True, slots=True)
 class SyncSummary:
-    """Result of a sync; the object that `--json` prints."""
+    """Result of a sync; the object that `--json` prints.
+
+    `state` is done, or stopped at the time limit; then `files_left` estimates what the next sync has to do, if known.
+    """
 
     run_id: str
+    state: str
+    files_left: int | None
     watermark: str | None
     files_listed: int
     files_stored: int
@@ -62,7 +70,10 @@ async def sync(
     *,
     accept_new_base_url: bool = False,
 ) -> SyncSummary:
-    """Update the lake. Raises a `ScanlakeError`; complete batches are committed and published before that."""
+    """Update the lake, as far as `max_duration_seconds` allows.
+
+    Raises a `ScanlakeError`; complete batches are committed and published before that.
+    """
     async with open_run(
         lake, settings, token, progress, command="sync", accept_new_base_url=accept_new_base_url
     ) as run:
@@ -74,11 +85,14 @@ async def sync(
         windows = await run.ledger_thread.call(_choose_windows, run, time_range)
         refetches = await run.ledger_thread.call(read_refetch_requests, run.ledger)
         try:
-            await run.crawl_and_commit(windows, target=target, refetches=refetches)
-        except SharedFileIdError:
-            await run.switch_key_to_instance()
-            windows = [ALL_TIME]
-            await run.crawl_and_commit(windows, target=target)
+            try:
+                await run.crawl_and_commit(windows, target=target, refetches=refetches)
+            except SharedFileIdError:
+                await run.switch_key_to_instance()
+                windows = [ALL_TIME]
+                await run.crawl_and_commit(windows, target=target)
+        except TimeLimitReachedError as limit:
+            return await run.ledger_thread.call(_finish_early, run, limit)
         return await run.ledger_thread.call(_finish, run, windows, target)
 
 
@@ -109,10 +123,23 @@ def _finish(run: RunSession, windows: Sequence[Window], target: int) -> SyncSumm
     if ledger.properties.unverified_since is None:
         ledger.set_properties(unverified_since=run.client.clock.now_or_local())
     run.lake.commit(replace(run.sink.new_commit(), coverage=coverage))
-    snapshot = run.finish("done")
-    record, counts = run.update_record("done"), run.client.stats
+    return _summarize(run, run.finish("done"), "done")
+
+
+def _finish_early(run: RunSession, limit: TimeLimitReachedError) -> SyncSummary:
+    """Record and publish what was committed before the time limit: the next sync continues there."""
+    progress = run.crawls.read_progress()
+    total = None if progress is None else progress["total"]
+    files_left = None if progress is None or total is None else max(0, total - progress["done"])
+    return _summarize(run, run.finish("stopped", limit.message), "stopped", files_left)
+
+
+def _summarize(run: RunSession, snapshot: SnapshotRecord, state: str, files_left: int | None = None) -> SyncSummary:
+    record, counts = run.record, run.client.stats
     return SyncSummary(
         run_id=run.run_id,
+        state=state,
+        files_left=files_left,
         watermark=None if snapshot.watermark is None else f"{to_datetime(snapshot.watermark):%Y-%m-%dT%H:%M:%SZ}",
         files_listed=record.files_listed,
         files_stored=record.files_stored,

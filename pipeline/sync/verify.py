@@ -31,10 +31,11 @@ from pipeline.sync.differences import (
     select_rotating_share,
     shrunken_list_error,
 )
-from pipeline.sync.run import open_run, read_refetch_requests
+from pipeline.sync.refetches import read_refetch_requests
+from pipeline.sync.run import open_run
 from schemas.file_versions import Tombstone, same_content
 from schemas.requests import MAX_LIMIT
-from schemas.timestamps import DAY, SECOND, now_us
+from schemas.timestamps import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from pipeline.sync.run import RunSession
 
 _log = structlog.get_logger()
-
 _MAX_KNOWN_FILES_PER_WINDOW: Final = MAX_LIMIT * 9 // 10
 """Stored files per window. The rest of a page is room for files that the lake does not have."""
 _FILES_PER_ROUND: Final = 256  # files fetched by id concurrently; the rate limiter decides how many at a time
@@ -116,13 +116,6 @@ async def verify(lake: Lake, settings: Settings, token: str, mode: VerifyMode, p
         if await run.ledger_thread.call(run.watermark_us) is None:
             raise SettingsError("The lake is not synced yet.", hint="Run `scanlake sync` first.")
         return await _Verify(run, mode).run()
-
-
-def is_due(lake: Lake, settings: Settings) -> bool:
-    """Return whether the last verify, or the first sync, was more than `verify_every_days` ago."""
-    last = lake.ledger.properties.verified_or_synced_at
-    days = settings.verify_every_days
-    return bool(days) and last is not None and abs(now_us() - last) >= days * DAY  # a wrong clock may have set it
 
 
 class _Verify:

@@ -21,6 +21,8 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from pipeline.flatten.flatten import flatten
 from pipeline.lake import parts
 from pipeline.lake.layout import LakeLayout
+from pipeline.lake.row_buffer import RowBuffer
+from pipeline.process import STOP_SIGNALS
 from schemas.file_versions import content_digest
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ _WRITER_THREADS: Final = 4
 class WriteRequest:
     """Message to the writer: versions sorted by file, the commit's number, definitions that the lake has.
 
-    `texts_from_list`: only the list heeds `lang`.
+    `texts_from_list`: only the list heeds `lang`. `flush`: no rows may be pending after this batch.
     """
 
     versions: tuple[FileVersion, ...]
@@ -46,13 +48,20 @@ class WriteRequest:
     commit_seq: int
     known_definitions: frozenset[str]
     texts_from_list: bool = False
+    flush: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FlushRequest:
+    """Message to the writer: write all pending rows. It answers with their parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
     """Message from the writer: parts on disk, rejects, drift; digests of the list items in the order of versions.
 
-    `has_detail_forms`: a detail had a submitted form.
+    `has_detail_forms`: a detail had a submitted form. `rows_pending`: the parts lack the rows of this batch; otherwise
+    they have the pending rows of earlier batches too.
     """
 
     commit_seq: int
@@ -63,6 +72,7 @@ class WriteResult:
     names: Mapping[tuple[str, str], int]
     definitions: frozenset[str]
     has_detail_forms: bool
+    rows_pending: bool = False
 
     @property
     def unreadable_files(self) -> frozenset[int | None]:
@@ -78,10 +88,11 @@ class WriteFailure:
     frames: tuple[tuple[str, int, str], ...]  # file, line, function; outermost first
 
 
-def write_batch(layout: LakeLayout, request: WriteRequest) -> WriteResult:
+def write_batch(layout: LakeLayout, request: WriteRequest, buffer: RowBuffer | None = None) -> WriteResult:
     """Flatten and write one batch. Raises `StorageError`; a version that cannot be read becomes a reject.
 
-    Parts are written concurrently, because each waits for the disk twice.
+    The documents are always on disk afterwards. The rows stay in `buffer`, if there is one, until it is full. Parts
+    are written concurrently, because each waits for the disk twice.
     """
     run_id, commit_seq = request.run_id, request.commit_seq
     flat = flatten(
@@ -96,20 +107,28 @@ def write_batch(layout: LakeLayout, request: WriteRequest) -> WriteResult:
     names = parts.count_wide_names(flat.tables)
     write_part = partial(parts.write_part, layout, run_id=run_id, seq=commit_seq)
     with ThreadPoolExecutor(_WRITER_THREADS, thread_name_prefix="disk") as disk:
-        # `pop` frees a table as soon as it is written. The documents come last: they are as large as all tables.
-        writes = [disk.submit(write_part, name, flat.tables.pop(name)) for name in tuple(flat.tables)]
+        writes = []
+        if buffer is None:
+            # `pop` frees a table as soon as it is written. The documents come last: they are as large as all tables.
+            writes += [disk.submit(write_part, name, flat.tables.pop(name)) for name in tuple(flat.tables)]
         if versions:
             writes.append(disk.submit(parts.write_raw_part, layout, versions, run_id=run_id, seq=commit_seq))
         digests = tuple(content_digest(version.list_item or b"") for version in versions)
+        written = [write.result() for write in writes]
+    if buffer is not None:
+        buffer.add(flat.tables, run_id=run_id, seq=commit_seq)
+        if buffer.is_full or request.flush:
+            written += buffer.write()
     return WriteResult(
         commit_seq=commit_seq,
-        parts=tuple(write.result() for write in writes),
+        parts=tuple(written),
         digests=digests,
         rejects=flat.rejects,
         drift={(drift.table, drift.key, drift.kind): count for drift, count in flat.drift.items()},
         names=names,
         definitions=flat.definitions,
         has_detail_forms=flat.has_detail_forms,
+        rows_pending=buffer is not None and buffer.has_rows,
     )
 
 
@@ -133,17 +152,19 @@ def receive(pipe: IO[bytes] | None) -> Any:
 
 def main(root: str) -> None:
     """Process write requests from stdin until it is closed."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C and systemd signal the whole group; the parent decides
+    for number in STOP_SIGNALS:  # terminals and systemd signal the whole group; the parent decides
         signal.signal(number, signal.SIG_IGN)
     results = sys.stdout.buffer
     sys.stdout = sys.stderr  # only results may be in the pipe
     layout = LakeLayout(Path(root))
+    buffer = RowBuffer(layout)
     gc.disable()  # documents contain no cycles, and the search for them took a tenth of the time
     with os.fdopen(0, "rb", PIPE_BUFFER_BYTES, closefd=False) as pipe, contextlib.suppress(EOFError, BrokenPipeError):
         while True:
             request = receive(pipe)
             try:
-                result: object = write_batch(layout, request)
+                is_flush = isinstance(request, FlushRequest)
+                result: object = buffer.write() if is_flush else write_batch(layout, request, buffer)
             except Exception as error:  # noqa: BLE001 - raised again in the parent
                 frames = traceback.extract_tb(error.__traceback__)
                 result = WriteFailure(error, tuple((frame.filename, frame.lineno or 0, frame.name) for frame in frames))

@@ -7,11 +7,9 @@ are of CPU time.
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,12 +21,14 @@ from typing import TYPE_CHECKING, Final
 import duckdb
 
 from pipeline.lake import compaction
+from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import Commit
 from pipeline.lake.retention import expire_snapshots
-from pipeline.maintenance.repair import check_and_repair
 from schemas.file_versions import FileVersion
 from schemas.tables import BY_NAME
+from tests.bench import operations
+from tests.bench.serving import scanlake
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -187,16 +187,24 @@ def native(lake: Path, file: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         yield db
 
 
-def queries(lake: Path, beside: duckdb.DuckDBPyConnection, files: int) -> dict[str, float]:
-    """Aggregates on the views, CPU time as a ratio to native tables; point look-ups in seconds."""
+def aggregates(catalog: Path, beside: duckdb.DuckDBPyConnection) -> dict[str, float]:
+    """CPU time of each aggregate on a catalog as a ratio to native tables, and the geometric mean."""
     found: dict[str, float] = {}
-    rng = random.Random(1)
-    catalog = str(lake / "catalog.duckdb")
-    with duckdb.connect(catalog, read_only=True) as db:
+    with duckdb.connect(str(catalog), read_only=True) as db:
         for name, sql in AGGREGATES.items():
             pairs = [(_cpu(db, sql), _cpu(beside, sql)) for _ in range(7)]
             found[f"{name} / native"] = min(ours for ours, _ in pairs) / min(theirs for _, theirs in pairs)
-        found["aggregates / native"] = statistics.geometric_mean(found.values())
+    return found | {"aggregates / native": statistics.geometric_mean(found.values())}
+
+
+def queries(lake: Path, beside: duckdb.DuckDBPyConnection, files: int) -> dict[str, float]:
+    """Aggregates on the tables and on the views, as ratios to native tables; point look-ups in seconds."""
+    rng = random.Random(1)
+    catalog = str(lake / "catalog.duckdb")
+    views = max((lake / "snapshots").glob("*.duckdb"))  # a snapshot has the form of a large catalog
+    found = {f"views: {name}": ratio for name, ratio in aggregates(views, beside).items()}
+    found |= aggregates(Path(catalog), beside)
+    with duckdb.connect(catalog, read_only=True) as db:
 
         def one(table: str) -> None:
             assert db.execute(f"FROM {table} WHERE file_id = ?", [rng.randrange(1, files + 1)]).fetchall()
@@ -218,22 +226,11 @@ def _cpu(db: duckdb.DuckDBPyConnection, sql: str) -> float:
     return time.process_time() - began
 
 
-_PEAK: Final = """
-import json, resource, subprocess, sys
-done = subprocess.run(sys.argv[1:], check=True, capture_output=True)
-used = resource.getrusage(resource.RUSAGE_CHILDREN)
-print(json.dumps({"told": json.loads(done.stdout), "cpu": used.ru_utime + used.ru_stime, "mb": used.ru_maxrss / 1024}))
-"""
-"""A process between: the kernel counts towards a child's peak what its parent held when it was started."""
-
-
 def folded(lake: Path, *options: str, name: str = "compaction of a first sync") -> dict[str, float]:
     """`scanlake compact` as a process: its CPU seconds and peak memory."""
-    command = [sys.executable, "-m", "pipeline", "compact", *options, "--lake", str(lake), "--json", "--quiet"]
-    done = subprocess.run([sys.executable, "-c", _PEAK, *command], check=True, capture_output=True, text=True)
-    told = json.loads(done.stdout)
-    assert told["told"]["compacted"], "nothing was compacted"
-    return {f"{name}, CPU s": told["cpu"], f"{name}, MB": told["mb"]}
+    done = scanlake(None, lake, "compact", *options)
+    assert done.said["compacted"], "nothing was compacted"
+    return {f"{name}, CPU s": done.cpu, f"{name}, MB": done.mb}
 
 
 def changed(grown: Grown, lake: Lake, times: int) -> dict[str, float]:
@@ -262,7 +259,7 @@ def started(grown: Grown) -> float:
             assert not lake.needs_publish
             lake.ledger.file_versions(grown.some(20))
             compaction.select_for_compaction(compaction.list_part_groups(lake.ledger))
-            expire_snapshots(lake.layout, lake.ledger, keep=3, grace=86_400, now=time.time())
+            expire_snapshots(lake.layout, lake.ledger, RetentionRules(), now=time.time())
 
     return best(run, 3)
 
@@ -280,6 +277,7 @@ def measure(files: int) -> dict[str, float]:
             tenth.first_sync(lake)
             publish(lake)
             small = changed(tenth, lake, 3)
+        small_operations = operations.measure(tenth.root, folder / "backup")
         shutil.rmtree(tenth.root)
         grown = Grown(folder / "lake", files)
         began = time.perf_counter()
@@ -305,7 +303,9 @@ def measure(files: int) -> dict[str, float]:
                 lake.commit(grown.new_commit(lake, grown.some(int(files * DEAD_SHARE))))
                 found["publish with a year's dead, s"] = best(lambda: publish(lake), 3)
             _note(found, "a year's dead", queries(grown.root, beside, files))
-        found["check, s"] = _checked(grown.root)
+        for name, value in operations.measure(grown.root, folder / "backup").items():
+            found[name] = value
+            found[f"{name}: times that of a tenth"] = value / small_operations[name]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return found
@@ -313,16 +313,6 @@ def measure(files: int) -> dict[str, float]:
 
 def _note(found: dict[str, float], state: str, figures: dict[str, float]) -> None:
     found.update({f"{state}: {name}": value for name, value in figures.items()})
-
-
-def _checked(root: Path) -> float:
-    """What was grown is a lake: `check` finds nothing."""
-    with Lake(root, doing="bench", check_before_open=True) as lake:
-        began = time.perf_counter()
-        checked = check_and_repair(lake)
-    assert not checked.damage, checked.damage
-    assert not checked.unknown_files, checked.unknown_files
-    return time.perf_counter() - began
 
 
 if __name__ == "__main__":

@@ -25,8 +25,10 @@ _QUERY: Final = (
     " (SELECT sum(snap_count) FROM files) - (SELECT count(*) FROM uploads) AS torn,"
     " (SELECT count(*) FROM files) - (SELECT count(DISTINCT file_id) FROM uploads) AS lost"
 )
-_STOCK: Final = """
-import sys, duckdb, pathlib
+_PAUSE: Final = 0.2
+"""Seconds that a reader sleeps between two queries: readers that take both cores would be the measure."""
+_STOCK: Final = f"""
+import sys, duckdb, pathlib, time
 catalog, query, stop = sys.argv[1:]
 reads = 0
 while not pathlib.Path(stop).exists():
@@ -34,16 +36,18 @@ while not pathlib.Path(stop).exists():
         for _ in range(3):
             assert db.execute(query).fetchall() == [(0, 0, 0)], "torn"
             reads += 1
+            time.sleep({_PAUSE})
 print(reads)
 """
-_COMMAND_LINE: Final = """
-import sys, subprocess, pathlib
+_COMMAND_LINE: Final = f"""
+import sys, subprocess, pathlib, time
 client, catalog, query, stop = sys.argv[1:]
 reads = 0
 while not pathlib.Path(stop).exists():
     told = subprocess.run([client, "-readonly", "-csv", "-noheader", catalog, query], capture_output=True, text=True)
     assert (told.returncode, told.stdout.strip(), told.stderr) == (0, "0,0,0", ""), told
     reads += 1
+    time.sleep({_PAUSE})
 print(reads)
 """
 

@@ -20,7 +20,7 @@ import aiohttp
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
 INCLUDES: Final = "uploads geocoding forms fields locations workflows".split()
 WORKERS: Final = 64
@@ -76,24 +76,32 @@ class Ran:
     mb: float
 
 
-def scanlake(service: Service, lake: Path, *arguments: str) -> Ran:
+def scanlake(service: Service | None, lake: Path, *arguments: str) -> Ran:
     """Run the command to its end; it must succeed."""
+    environment = os.environ if service is None else service.environment
+    return run([sys.executable, "-m", "pipeline", *arguments, "--json", "--quiet"], environment, lake)
+
+
+def run(command: Sequence[str], environment: Mapping[str, str], lake: Path) -> Ran:
+    """Run a program that prints one line of JSON at its end; it must succeed."""
     began = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pipeline", *arguments, "--json", "--quiet"],
-        env={**service.environment, "SCANLAKE_LAKE": str(lake)},
-        stdout=subprocess.PIPE,
-    )
+    process = subprocess.Popen(command, env={**environment, "SCANLAKE_LAKE": str(lake)}, stdout=subprocess.PIPE)
     assert process.stdout is not None
     peak = 0.0
     while not select([process.stdout], [], [], _GLANCE)[0]:  # its one line comes at the end
-        peak = max(peak, memory(process.pid))
+        peak = max(peak, memory(process.pid), own_peak(process.pid))
     out = process.stdout.read()
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0, out
     cpu = usage.ru_utime + usage.ru_stime
-    return Ran(json.loads(out), time.perf_counter() - began, cpu, max(peak, usage.ru_maxrss / 1024))
+    return Ran(json.loads(out), time.perf_counter() - began, cpu, peak)
+
+
+def own_peak(pid: int) -> float:
+    """The most that a process itself has held, MB. The kernel's `ru_maxrss` counts what its parent held at the fork."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
 
 
 def memory(pid: int) -> float:

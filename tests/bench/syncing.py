@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import uvloop
 
-from tests.bench.serving import bare_fetch, scanlake, service
+from tests.bench.serving import Ran, bare_fetch, scanlake, service
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,20 +42,34 @@ def first_and_later(folder: Path, files: int) -> dict[str, float]:
 
 
 def memory(folder: Path, files: int) -> dict[str, float]:
-    """Peak memory of a first sync of five times as many files, over that of so many."""
-    peaks = []
+    """Peak memory of a first sync, a verify and a replay of five times as many files, over that of so many."""
+    found: dict[str, float] = {}
+    few: dict[str, Ran] = {}
     for times in (1, 5):
         with service(files * times, "--prerender") as emulated:
-            peaks.append(scanlake(emulated, folder / f"memory-{times}", "sync").mb)
-    return {"five times the files, MB": peaks[1], "five times the files / one time, MB": peaks[1] / peaks[0]}
+            for command in ("sync", "verify", "replay"):
+                ran = scanlake(emulated, folder / f"memory-{times}", command)
+                before = few.setdefault(command, ran)
+                found[f"{command} of five times the files, MB"] = ran.mb
+                found[f"{command} of five times the files / one time, MB"] = ran.mb / before.mb
+                found[f"{command} of five times the files / one time, CPU s"] = ran.cpu / before.cpu
+    return found
 
 
 def latency(folder: Path, files: int) -> dict[str, float]:
-    """A service that takes 100 ms for every answer, against requests x latency / concurrency."""
+    """Answers after 100 ms with 64 in flight, against requests x latency / 64; after 200 ms, 64 against the default."""
     with service(files, "--prerender", "--fault", "latency_ms=100") as emulated:
-        slow = scanlake(emulated, folder / "slow", "sync")
+        slow = scanlake(emulated, folder / "slow", "sync", "--max-concurrency", "64")
     ideal = slow.said["requests"]["total"] * 0.1 / 64
-    return {"100 ms latency, ideal / real": ideal / slow.said["seconds"]}
+    found = {"100 ms latency, ideal / real": ideal / slow.said["seconds"]}
+    with service(files // 4, "--prerender", "--fault", "latency_ms=200") as emulated:
+        few = scanlake(emulated, folder / "few", "sync", "--max-concurrency", "64")
+        many = scanlake(emulated, folder / "many", "sync")
+    found["200 ms latency, default, s"] = many.said["seconds"]
+    found["200 ms latency, default / 64 in flight, s"] = many.said["seconds"] / few.said["seconds"]
+    found["200 ms latency, default / 64 in flight, CPU s"] = many.cpu / few.cpu
+    found["200 ms latency, default / 64 in flight, MB"] = many.mb / few.mb
+    return found
 
 
 def start_up() -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -52,18 +53,22 @@ def test_a_command_has_one_summary(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """`scanlake COMMAND --help` shows the command's options and the global options."""
+    """`scanlake COMMAND --help` shows the command's options, in plain types, and where the global options are."""
     with pytest.raises(SystemExit) as end:
         cli.main([name, "--help"])
     assert end.value.code == 0
     shown = capsys.readouterr().out
     assert f"scanlake {name}" in shown
-    assert "--log-json" in shown
+    assert "see `scanlake --help`" in " ".join(shown.split())
+    assert "--log-json" not in shown
+    assert not re.findall(r"<(?:str|int|float|path)|range>|\('", shown)
 
 
 def test_version_and_nothing(scanlake: Scanlake) -> None:
     """--version prints the version; no command at all prints the help and is a mistake."""
     assert scanlake("--version").out == "scanlake 0.1.0\n"
+    assert scanlake("version").out == "scanlake 0.1.0\n"
+    assert "Usage: scanlake purge" in scanlake("help", "purge").out
     answer = scanlake()
     assert answer.code == ExitCode.USAGE
     assert "Usage: scanlake" in answer.out
@@ -73,6 +78,8 @@ def test_version_and_nothing(scanlake: Scanlake) -> None:
     ("arguments", "says"),
     [
         (("satus",), "No such command: satus. Did you mean status? See `scanlake --help`."),
+        (("prune",), "No such command: prune. Did you mean compact? See `scanlake --help`."),
+        (("purg",), "No such command: purg. See `scanlake --help`."),
         (("status", "--rnus", "3"), "No such option: --rnus. Did you mean --runs? See `scanlake status --help`."),
         (("--jsn", "status"), "No such option: --jsn. Did you mean --json? See `scanlake --help`."),
         (("status", "--runs", "many"), "Invalid value for '--runs': Input should be a valid integer"),
@@ -116,18 +123,21 @@ def test_flags_may_stand_before_and_after_the_command(scanlake: Scanlake, lake: 
     assert json.loads(before.out)["freshness"] == json.loads(after.out)["freshness"]
 
 
-def test_no_lake_says_what_to_do(scanlake: Scanlake) -> None:
-    """Without a lake one line says to sync; with --json the same stands on stdout as one object."""
+def test_no_lake_says_what_to_do(scanlake: Scanlake, tmp_path: Path) -> None:
+    """Without a service one line names init, with one it names sync; --json prints the same as one object."""
     answer = scanlake("status", "--json")
     assert answer.code == ExitCode.USAGE
-    assert answer.lines == ["scanlake: No lake at lake. Run `scanlake sync` first, or correct --lake."]
+    start = "Start with `scanlake init`, or correct --lake."
+    assert answer.lines == [f"scanlake: No lake at {tmp_path / 'lake'}. {start}"]
     failure = {
-        "error": "No lake at lake.",
-        "hint": "Run `scanlake sync` first, or correct --lake.",
+        "error": f"No lake at {tmp_path / 'lake'}.",
+        "hint": start,
         "error_type": "SettingsError",
         "exit_code": 2,
     }
     assert json.loads(answer.out) == failure
+    (tmp_path / "scanlake.toml").write_text('base_url = "https://service.example"\n')
+    assert "Run `scanlake sync` first, or correct --lake." in scanlake("status").err
 
 
 @pytest.mark.parametrize(
@@ -198,3 +208,28 @@ def test_a_reader_that_leaves_is_no_bug(lake: Path) -> None:
     process = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert process.stdout.strip() == '"range"'
     assert process.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (("tables", "upl"), ["uploads"]),
+        (("tables", "meta.fre"), ["meta.freshness"]),
+        (("rollback", ""), ["3", "2"]),
+        (("--lake", "lake", "rollback", "3"), ["3"]),
+        (("status", "--source", ""), ["north", "south"]),
+        (("sync", "--fetch-details", "n"), ["never"]),
+        (("status", "--la"), ["--lake"]),
+    ],
+)
+def test_the_shell_completes_names(scanlake: Scanlake, tmp_path: Path, typed: list[str], offered: list[str]) -> None:
+    """Completion offers tables, kept snapshots, sources, enumerated values, and the global options."""
+    snapshots = tmp_path / "lake" / "snapshots"
+    snapshots.mkdir(parents=True)
+    for number in (2, 3):
+        (snapshots / f"{number:06}.duckdb").touch()
+    if "--source" in typed:
+        (tmp_path / "scanlake.toml").write_text("[sources.north]\n[sources.south]\n")
+    line = {"COMP_WORDS": " ".join(["scanlake", *typed]), "COMP_CWORD": str(len(typed))}
+    answer = scanlake(_SCANLAKE_COMPLETE="complete_bash", **line)
+    assert answer.out.split() == offered, answer.err

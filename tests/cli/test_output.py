@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -73,6 +74,21 @@ def test_a_pipe_gets_the_answer(shape: str, scanlake: Scanlake, lake: Path, tmp_
         assert pq.read_table(tmp_path / "got").to_pylist() == [{"n": 1}]
     else:
         assert read[0] == {"csv": b'"n"\n1\n', "jsonl": b'{"n":1}\n'}[shape]
+
+
+@pytest.mark.parametrize("shape", ["json", "jsonl"])
+def test_numbers_that_json_does_not_have_are_text(shape: str, scanlake: Scanlake, lake: Path) -> None:
+    """Not-a-number and infinity become text, also in lists, and texts with these words stay as they are."""
+    assert lake.exists()
+    query = """SELECT 'nan'::DOUBLE AS "NaN", ['-inf'::DOUBLE, 1] AS b, 'a "NaN, Infinity\\' AS c, 1 / 0 AS d"""
+    answer = scanlake("query", query, "--format", shape)
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    read = json.loads(answer.out, parse_constant=refuse)
+    row = read["rows"][0] if shape == "json" else read
+    assert row == {"NaN": "NaN", "b": ["-Infinity", 1.0], "c": 'a "NaN, Infinity\\', "d": "Infinity"}
 
 
 def test_a_link_to_a_file_stays_a_link(scanlake: Scanlake, lake: Path, tmp_path: Path) -> None:

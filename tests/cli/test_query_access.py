@@ -17,9 +17,11 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.emulator import Emulator
 from pipeline.errors import ExitCode
 from schemas.tables import TABLES
 from tests.cli.conftest import HOSTILE
+from tests.processes import ran
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,7 +48,7 @@ def test_status_for_people(scanlake: Scanlake, lake: Path) -> None:
     answer = scanlake("status")
     assert answer.code == 0
     for words in (
-        f"Lake {lake.name}: 3 files.",
+        f"3 files in {lake.name}.",
         "Everything updated before 2024-03-31 12:00:00 UTC is in the lake (2h ago).",
         "Never verified",
         "the service was away",
@@ -246,6 +248,7 @@ def test_tables_without_a_lake(scanlake: Scanlake) -> None:
     by_name = {column["name"]: column for column in described[0]["columns"]}
     assert {"type": "BIGINT", "is_key": True, "is_nullable": True}.items() <= by_name["id"].items()
     assert {"type": "BIGINT", "is_key": False, "is_nullable": False}.items() <= by_name["position"].items()
+    assert (by_name["file_id"]["refers_to"], by_name["comment"]["refers_to"]) == ("files.file_id", None)
     told = " ".join(scanlake("tables", "uploads").out.split())
     assert "Key: file_id, id, then position. Parent: files." in told
     assert "file_id BIGINT NOT NULL The file." in told
@@ -273,7 +276,7 @@ def test_tables_know_views_and_meta(scanlake: Scanlake, lake: Path) -> None:
         db.execute("CREATE TABLE main._parts (name VARCHAR)")
     (view,) = json.loads(scanlake("tables", "main.damage_by_month", "--json").out)["views"]
     assert (view["name"], view["comment"]) == ("damage_by_month", "Damage, month by month.")
-    assert view["columns"][0] == {"name": "n", "type": "BIGINT", "comment": "How many."}
+    assert view["columns"][0] == {"name": "n", "type": "BIGINT", "comment": "How many.", "refers_to": None}
     assert [column["name"] for column in view["columns"]] == ["n", "scan_code"]
     told = scanlake("tables", "meta.runs").out
     assert "meta.runs: One row a run." in told
@@ -323,3 +326,38 @@ def test_ctrl_c_ends_a_long_query(lake: Path, tmp_path: Path) -> None:
     assert (process.returncode, out) == (ExitCode.INTERRUPTED, "")
     assert err.startswith("scanlake: Interrupted.")
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.usefixtures("_ctrl_c_counts")
+def test_a_second_ctrl_c_ends_what_duckdb_does_not_interrupt(lake: Path, tmp_path: Path) -> None:
+    """The computation of one value ends with its process, without a SIGKILL."""
+    os.mkfifo(tmp_path / "question")
+    command = [sys.executable, "-m", "pipeline", "--lake", str(lake), "query", "--file", "question"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            question = "SELECT levenshtein(repeat('a', 500000), repeat('b', 500000))"
+            (tmp_path / "question").write_text(question, encoding="utf-8")
+            for _ in range(10):
+                time.sleep(2.5)
+                if process.poll() is not None:
+                    break
+                process.send_signal(signal.SIGINT)
+        finally:
+            ended = process.poll()
+            process.kill()
+    assert ended == -signal.SIGINT
+
+
+async def test_an_answer_from_half_a_lake_says_so(tmp_path: Path) -> None:
+    """A query on a lake whose first sync has not finished warns on stderr; on a complete lake it does not."""
+    async with Emulator(300) as emulator:
+        emulator.set_faults(latency_ms=60.0)
+        limits = {"SCANLAKE_MAX_DURATION_SECONDS": "1", "SCANLAKE_MAX_CONCURRENCY": "8"}
+        assert (await ran(emulator, tmp_path / "lake", "sync", "-q", **limits))[0] == 0
+        code, out, err = await ran(emulator, tmp_path / "lake", "query", "SELECT 1", "--format", "csv")
+        assert (code, out.split()[1:]) == (0, ["1"])
+        assert "snapshot.incomplete" in err
+        assert "is incomplete: the first sync has not finished." in err
+        emulator.set_faults(latency_ms=0.0)
+        assert (await ran(emulator, tmp_path / "lake", "sync", "-q"))[0] == 0
+        assert (await ran(emulator, tmp_path / "lake", "query", "SELECT 1"))[2] == ""

@@ -56,6 +56,18 @@ def test_paths_in_the_file_start_at_the_file(tmp_path: Path) -> None:
     assert load(None, {}).lake == Path("lake")
 
 
+def test_the_lake_has_one_path_from_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path with .. names no folder that a reader of the lake does not need, and keeps the lake's own link."""
+    for name in ("home", "elsewhere", "data"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "home" / "lake").symlink_to(tmp_path / "data")
+    write('base_url = "https://service.example"', "home/scanlake.toml")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    expected = tmp_path / "home" / "lake"
+    assert load(Path("../home/scanlake.toml"), {}).lake == expected
+    assert load(None, {"lake": "../home/lake"}).lake == expected
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [("forms, uploads", ("uploads", "forms")), ("all", INCLUDES), ("none", ())],
@@ -127,7 +139,7 @@ def test_an_unknown_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
         ("http://127.0.0.1.service.example", "must be https"),
         ("https://user:pass@service.example", "user or password"),
         ("https://service.example/?token=abc", "query"),
-        ("https://service.example/api/v2/", "must not end in /api/v2; scanlake adds it"),
+        ("https://service.example/api/v1/", "must not end in /api/v1; scanlake calls /api/v2"),
         ("https://service.example/a b", "white space"),
         ("https://[::1", "not a URL"),
         ("https://service.example:99999", "not a URL"),

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+import asyncio
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from pipeline.client.connector import CheckedResponseHandler
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import Detail
 from schemas.requests import FileQuery
 from tests.client.scripted_server import Close, Wait, scripted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from pipeline.client.client import Client
 
@@ -77,6 +82,25 @@ async def test_a_well_formed_head_is_read(name: str, size: int, client: Make) ->
             assert found.raw == BODY.strip()
         assert server.connections == 1
         assert not asking.stats.error_kinds
+
+
+_PIECES: Final = (b"\r\n", b"\n", b"\r", b"X: y", b"\0", b"\t", b"HTTP/1.1 200 OK", b"HTTP/1.1 103 Early Hints")
+
+
+def is_accepted(handler: CheckedResponseHandler, parts: Iterable[bytes]) -> bool:
+    """Return whether the handler accepts the bytes of one response, which arrive in these parts."""
+    handler._head = cast("bytearray | None", bytearray())
+    return all(handler._head is None or handler._is_well_formed(part) for part in parts)
+
+
+@given(pieces=st.lists(st.sampled_from(_PIECES), max_size=12))
+def test_whole_heads_and_cut_ones(pieces: list[bytes]) -> None:
+    """A head that arrives whole, which is checked faster, is refused exactly when its single bytes are."""
+    answer = b"".join(pieces) + b"\r\n\r\n" + BODY
+    with closing(asyncio.new_event_loop()) as loop:
+        handler = CheckedResponseHandler(loop)
+        whole = is_accepted(handler, [answer])
+        assert whole == is_accepted(handler, [answer[place : place + 1] for place in range(len(answer))])
 
 
 async def test_one_malformed_answer_is_repeated(client: Make) -> None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pipeline.client.concurrency_search import INITIAL_CONCURRENCY
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import Detail, NotFound
-from pipeline.client.rate_limiter import INITIAL_CONCURRENCY
 from pipeline.errors import AuthenticationError, ProtocolError, ServiceUnavailableError
 from schemas.requests import FileQuery
 from tests.client.scripted_server import Asked, Close, Reset, Wait, answer, scripted

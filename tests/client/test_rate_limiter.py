@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipeline.client.rate_limiter import INITIAL_CONCURRENCY, LearnedLimits, RateLimiter
+from pipeline.client.concurrency_search import INITIAL_CONCURRENCY
+from pipeline.client.rate_limiter import LearnedLimits, RateLimiter
 from pipeline.client.rate_search import AdaptiveRate
 from pipeline.errors import AuthenticationError
 from tests.client.rate_limit_models import (

@@ -64,16 +64,16 @@ def create_client(emulator: Emulator, learned: LearnedLimits | None = None, cap:
 async def test_a_limit_that_changes_is_learned(emulator: Emulator) -> None:
     """The rate follows a limit that is unknown and then lowered, with few 429s after the start."""
     ids = emulator.world.keys()
-    await set_faults(emulator, rate_limit=300.0, retry_after="absent")
+    await set_faults(emulator, rate_limit=150.0, retry_after="absent")  # a slow machine reaches it, too
     async with create_client(emulator) as client:
         await fetch_files(client, ids, 500)
         unknown = client.rate_limiter.learned.rate
         assert unknown is not None
-        assert unknown < 500
+        assert unknown < 250
         assert emulator.statuses[429] <= 3 * WORKERS
-        await set_faults(emulator, rate_limit=80.0, rate_burst=20.0)
+        await set_faults(emulator, rate_limit=40.0, rate_burst=10.0)
         before, limiter = emulator.statuses[429], client.rate_limiter
-        got = await fetch_files(client, ids, 600, until=lambda: (limiter.learned.rate or 0.0) < 110)
+        got = await fetch_files(client, ids, 600, until=lambda: (limiter.learned.rate or 0.0) < 55)
         assert got < 600, "it never came down"
         assert emulator.statuses[429] - before <= 2 * WORKERS
         assert emulator.statuses[429] == client.stats.throttled

@@ -197,7 +197,7 @@ def test_permissions_of_the_files(tmp_path: Path) -> None:
     token.chmod(0o640)
     settings = Settings(token_file=token)
     findings = list(lake_checks.check_permissions(config, settings))
-    assert [each.hint for each in findings] == [f"chmod go-w {config}", f"chmod 600 {token}"]
+    assert [each.hint for each in findings] == ["chmod go-w scanlake.toml", "chmod 600 token"]
     config.chmod(0o644)
     token.chmod(0o600)
     assert {each.state for each in lake_checks.check_permissions(config, settings)} == {"ok"}
@@ -214,6 +214,25 @@ def test_the_place_of_the_lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for free, state in ((1_000_000, "error"), (900_000_000, "warning"), (10_000_000_000, "ok")):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: usage(little.f_blocks, 0, free))
         assert found(lake_checks.check_folder(Settings(lake=tmp_path)))["disk"][0].state == state
+
+
+def test_paths_below_the_current_folder_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Findings name the lake's folder and the token file as a person there would type them."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "token").write_text("secret")
+    (tmp_path / "token").chmod(0o640)
+    settings = Settings(lake=tmp_path / "lake", token_file=tmp_path / "token")
+    [folder] = found(lake_checks.check_folder(settings))["folder"]
+    assert folder.message.startswith("lake does not exist yet")
+    [permissions] = lake_checks.check_permissions(None, settings)
+    assert (permissions.message, permissions.hint) == (
+        "token: other users can read the token (mode 640)",
+        "chmod 600 token",
+    )
+    (tmp_path / "lake").mkdir()
+    (tmp_path / "lake" / "other.txt").write_text("")
+    monkeypatch.chdir(tmp_path / "lake")
+    assert found(lake_checks.check_folder(settings))["folder"][0].message == f"{tmp_path / 'lake'} can be written"
 
 
 async def test_the_health_of_the_lake(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_the_last_line_is_json_with_log_json(main: Main) -> None:
     event = json.loads(line)
     assert event["at"]
     assert (event["event"], event["level"], event["exit_code"]) == ("command.failed", "error", 2)
-    assert event["hint"].startswith("Run `scanlake sync` first")
+    assert event["hint"].startswith("Start with `scanlake init`")
 
 
 # Bugs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import pty
@@ -15,8 +16,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pipeline.emulator import Emulator
 from pipeline.settings import Settings
 from pipeline.settings_template import render_settings_file
+from tests.commands.cli_process import called
+from tests.conftest import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,23 +38,22 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def typed(folder: Path, answers: dict[str, str], *arguments: str) -> tuple[int, str]:
-    """Run the command on a terminal of its own, typing each answer once its question stands there."""
+def typed(folder: Path, answers: list[tuple[str, str]], *arguments: str) -> tuple[int, str]:
+    """Run the command on a terminal of its own, typing the answers in order, each once its question is there."""
     pid, screen = pty.fork()
     if pid == 0:
         os.chdir(folder)
         os.environ["TERM"] = "dumb"
         os.execv(sys.executable, [sys.executable, "-m", "pipeline", *arguments])  # noqa: S606
-    shown, left = b"", dict(answers)
+    shown, left, read = b"", list(answers), 0
     deadline = time.monotonic() + 300
     with suppress(OSError):  # the terminal is gone with its process
         while time.monotonic() < deadline:
             shown += os.read(screen, 4096)
-            for question, answer in list(left.items()):
-                if question.encode() in shown:
-                    time.sleep(0.1)  # the echo is turned off after the question is there
-                    os.write(screen, answer.encode() + b"\n")
-                    del left[question]
+            while left and (at := shown.find(f"{left[0][0]}".encode(), read)) >= 0 and b": " in shown[at:]:
+                time.sleep(0.1)  # the echo is turned off after the question is there
+                os.write(screen, left.pop(0)[1].encode() + b"\n")
+                read = len(shown)
     os.close(screen)
     _, status = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(status), shown.decode()
@@ -58,13 +61,17 @@ def typed(folder: Path, answers: dict[str, str], *arguments: str) -> tuple[int, 
 
 def test_it_asks_on_a_terminal(tmp_path: Path, canary: str) -> None:
     """On a terminal address and token are asked for; the token is not shown and lands in a file of mode 600."""
-    code, shown = typed(tmp_path, {"Address": URL, "Token": canary}, "init")
+    code, shown = typed(tmp_path, [("Address", URL), ("Token", canary)], "init", "--no-test")
     assert code == 0, shown
     assert canary not in shown
     token = tmp_path / "token"
     assert token.read_text() == canary + "\n"
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
-    assert tomllib.loads((tmp_path / "scanlake.toml").read_text()) == {"base_url": URL, "token_file": "token"}
+    assert tomllib.loads((tmp_path / "scanlake.toml").read_text()) == {
+        "base_url": URL,
+        "token_file": "token",
+        "lake": "lake",
+    }
     for verb in ("doctor", "plan", "sync"):
         assert f"scanlake {verb}" in shown
     assert names(tmp_path) == ["scanlake.toml", "token"]
@@ -91,7 +98,7 @@ sys.stdout.write(init._prompt_base_url())
 
 def test_it_takes_flags_and_the_environment(tmp_path: Path, canary: str, main: Main) -> None:
     """With SCANLAKE_TOKEN the token is written nowhere; what is written is a file the other verbs load."""
-    made = main("init", "--base-url", URL, "--lake", "data", "--json", SCANLAKE_TOKEN=canary)
+    made = main("init", "--no-test", "--base-url", URL, "--lake", "data", "--json", SCANLAKE_TOKEN=canary)
     assert made.code == 0, made.err
     assert made.json["token"] == "environment"
     assert names(tmp_path) == ["scanlake.toml"]
@@ -101,7 +108,7 @@ def test_it_takes_flags_and_the_environment(tmp_path: Path, canary: str, main: M
     assert settings["lake"] == {"value": "data", "origin": "file"}
     assert settings["token"] == {"value": "[secret]", "origin": "environment"}
     assert settings["max_attempts"] == {"value": 9, "origin": "environment"}
-    assert settings["commit_every_files"] == {"value": 1000, "origin": "default"}
+    assert settings["commit_every_files"] == {"value": 500, "origin": "default"}
     assert set(settings) == set(Settings.model_fields)
     assert canary not in shown.out + shown.err + made.out + made.err
 
@@ -110,11 +117,11 @@ def test_a_token_file_that_is_there_is_named(tmp_path: Path, canary: str, main: 
     """--token-file FILE is used as it is, by the path it has seen from the settings file."""
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc" / "token").write_text(canary)
-    made = main("init", "--base-url", URL, "--token-file", "etc/token", "--config", "etc/scanlake.toml")
+    made = main("init", "--no-test", "--base-url", URL, "--token-file", "etc/token", "--config", "etc/scanlake.toml")
     assert made.code == 0, made.err
     assert "scanlake sync --config etc/scanlake.toml" in made.out
     written = tomllib.loads((tmp_path / "etc" / "scanlake.toml").read_text())
-    assert written == {"base_url": URL, "token_file": "token"}
+    assert written == {"base_url": URL, "token_file": "token", "lake": "lake"}
 
 
 def test_nobody_to_ask(tmp_path: Path, main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,8 +144,8 @@ def test_nothing_is_overwritten_unless_forced(tmp_path: Path, canary: str, main:
     assert refused.code == 2
     assert "--force" in refused.err
     assert config.read_text() == "max_attempts = 3\n"
-    assert main("init", "--base-url", URL, "--force", SCANLAKE_TOKEN=canary).code == 0
-    assert tomllib.loads(config.read_text()) == {"base_url": URL}
+    assert main("init", "--no-test", "--base-url", URL, "--force", SCANLAKE_TOKEN=canary).code == 0
+    assert tomllib.loads(config.read_text()) == {"base_url": URL, "lake": "lake"}
 
 
 @pytest.mark.parametrize("wrong", ["http://service.example", "service.example", "https://u:p@service.example"])
@@ -148,6 +155,54 @@ def test_a_wrong_address_writes_nothing(wrong: str, tmp_path: Path, canary: str,
     assert refused.code == 2
     assert "u:p" not in refused.err
     assert names(tmp_path) == []
+
+
+async def test_address_and_token_are_tested(tmp_path: Path, canary: str) -> None:
+    """On a terminal a wrong address and a wrong token are named and prompted again, and /api/v2 is cut off."""
+    async with Emulator(files=3, token=canary) as emulator:
+        answers = [
+            ("Address", "service.example"),
+            ("Address", "http://127.0.0.1:9"),
+            ("Token", "not-the-token-of-this-service"),
+            ("Address", f"{emulator.base_url}/api/v2"),
+            ("Token", canary),
+        ]
+        code, shown = await asyncio.to_thread(typed, tmp_path, answers, "init")
+    assert code == 0, shown
+    assert "flag" not in shown
+    assert "base_url must look like https://service.example." in shown
+    assert "GET /files at 127.0.0.1:9: no connection" in shown
+    assert "HTTP 401" in shown
+    assert "the service has accepted the token; it has 3 files" in shown
+    assert tomllib.loads((tmp_path / "scanlake.toml").read_text())["base_url"] == emulator.base_url
+
+
+async def test_given_values_that_fail_write_nothing(tmp_path: Path, canary: str) -> None:
+    """Without a terminal a wrong address or token ends `init` with its own exit code, and no file is written."""
+    async with Emulator(files=3, token=canary) as emulator:
+        address = ("--base-url", emulator.base_url)
+        refused = await called(tmp_path, "init", *address, SCANLAKE_TOKEN="not-the-token-of-this-service")
+        away = await called(tmp_path, "init", "--base-url", "http://127.0.0.1:9", SCANLAKE_TOKEN=canary)
+        assert names(tmp_path) == []
+        made = await called(tmp_path, "init", *address, "--json", SCANLAKE_TOKEN=canary)
+    assert (refused.code, away.code) == (3, 1)
+    assert refused.err.endswith("Correct the token, or write the files untested with --no-test.\n")
+    assert "127.0.0.1:9: no connection" in away.err
+    assert (made.code, made.json["tested"], made.json["files_in_service"]) == (0, True, 3)
+
+
+def test_git_that_would_take_the_token(tmp_path: Path, canary: str) -> None:
+    """In a work tree that does not ignore the token file, `init` says so; in this project's it is ignored."""
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    code, shown = typed(tmp_path, [("Token", canary)], "init", "--no-test", "--base-url", URL)
+    assert code == 0
+    assert "git does not ignore token; add it to .gitignore" in shown
+    (tmp_path / ".gitignore").write_bytes((ROOT / ".gitignore").read_bytes())
+    code, shown = typed(tmp_path, [("Token", canary)], "init", "--no-test", "--force", "--base-url", URL)
+    assert code == 0
+    assert "git" not in shown
+    status = subprocess.run(["git", "status", "--short"], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert status.stdout == "?? .gitignore\n"
 
 
 def test_every_word_has_one_place(pytestconfig: pytest.Config) -> None:

@@ -115,3 +115,20 @@ async def test_it_is_told_to_people_and_programs(tmp_path: Path) -> None:
     assert "time     unknown: no run has measured a rate yet" in words.out
     assert numbers["calls"] == {"list": 2, "detail": 30, "total": 32}
     assert numbers["seconds"] is None
+
+
+async def test_the_sample_begins_slowly(tmp_path: Path) -> None:
+    """Details are asked for a few at a time, then more; a service that refuses some is asked for few again."""
+    async with Emulator(450, seed=SEED) as emulator:
+        emulator.set_faults(latency_ms=30.0)
+        settings = Settings(base_url=emulator.base_url, lake=tmp_path / "lake")
+        assert (await estimate_sync(settings, emulator.token)).seconds is not None
+        assert emulator.counts["detail"] == 100
+        assert 4 < emulator.max_in_flight <= 40
+    async with Emulator(450, seed=SEED) as emulator:
+        emulator.set_faults(latency_ms=30.0, rate_limit=10.0)
+        settings = Settings(base_url=emulator.base_url, lake=tmp_path / "lake")
+        limited = await estimate_sync(settings, emulator.token)
+        assert emulator.max_in_flight <= 16
+        assert limited.call_rate.basis == "the rate limit"
+        assert limited.call_rate.calls_per_second == pytest.approx(10, rel=0.5)

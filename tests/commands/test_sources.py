@@ -14,7 +14,7 @@ import duckdb
 import pytest
 
 from pipeline.commands import _all_sources
-from pipeline.config import load, load_all_sources, load_layers, source_names
+from pipeline.config import load, load_all_sources, load_layers, resolve_source, source_names
 from pipeline.emulator import Emulator
 from pipeline.emulator.options import Faults
 from pipeline.errors import ExitCode, SettingsError, most_severe
@@ -89,6 +89,17 @@ def test_each_source_has_its_token(monkeypatch: pytest.MonkeyPatch, canary: str)
         load(None, {}, source="south")
 
 
+def test_a_source_is_chosen_by_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """INDEX/COUNT is the source at that place of the file, by the flag or SCANLAKE_SOURCE, as its name would be."""
+    write(TWO)
+    for index, name in enumerate(("north", "south")):
+        assert load_layers(None, {}, source=f"{index}/2") == load_layers(None, {}, source=name)
+        assert resolve_source(None, f"{index}/2") == name
+        monkeypatch.setenv("SCANLAKE_SOURCE", f"{index}/2")
+        assert load_layers(None, {}).source == name
+    assert resolve_source(None, "north") == "north"
+
+
 def test_one_source_needs_not_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A single source is taken by itself; of several one has to be named, by the flag or SCANLAKE_SOURCE."""
     write('[sources.only]\nbase_url = "https://only.example"\n')
@@ -105,12 +116,18 @@ def test_one_source_needs_not_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None
     ("text", "source", "says"),
     [
         (TWO, "nort", "No source nort in scanlake.toml. Did you mean north"),
+        (TWO, "2/2", "--source 2/2: the last index is 1"),
+        (TWO, "0/3", "--source 0/3: scanlake.toml has 2 sources, not 3"),
+        (TWO, "0/1", "--source 0/1: scanlake.toml has 2 sources, not 1"),
+        (TWO, "-1/2", "No source -1/2 in scanlake.toml"),
+        ("max_attempts = 1", "0/1", "--source 0/1: scanlake.toml has 0 sources, not 1"),
         ("max_attempts = 1", "north", "It has no .sources.NAME. tables"),
         ('sources = "x"', None, "sources must be tables"),
         ("[sources.a]\nconcurency = 3", "a", "unknown setting sources.a.concurency .*, did you mean max_concurrency"),
         ("[sources.a]\nmax_attempts = 0", "a", r"sources.a.max_attempts \(scanlake.toml\) should be greater"),
         ('[sources.a]\ntoken = "x"', "a", "the token must not be in a settings file"),
         ("[sources.file]\n", "file", "'file' is not a valid name of a source"),
+        ("[sources.union]\n", "union", "'union' is not a valid name of a source"),
         ('[sources."a/b"]\n', None, "'a/b' is not a valid name of a source"),
         ("[sources.a-b]\n[sources.A_B]\n", "a-b", "sources a-b and A_B use the same environment variable"),
         ('[sources.a]\nlake = "x"\n[sources.b]\nlake = "./x"\n', "a", "Sources a and b in .* have the same lake"),
@@ -222,3 +239,58 @@ def test_a_source_that_says_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     assert _all_sources.format_source_result(_all_sources.SourceResult("south"), 6) == "south   not started\n"
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     assert _all_sources.default_jobs() == 3
+
+
+async def test_status_doctor_verify_and_check_take_all_sources(tmp_path: Path) -> None:
+    """With --all each command prints one line per source, ends with the most severe code, and has all in its JSON."""
+    async with Emulator(20) as north, Emulator(30, seed=5) as south:
+        tables = (f'[sources.{name}]\nbase_url = "{each.base_url}"\n' for name, each in (("n", north), ("s", south)))
+        (tmp_path / "scanlake.toml").write_text("max_attempts = 1\n" + "".join(tables), encoding="utf-8")
+        tokens = {"SCANLAKE_TOKEN_N": north.token, "SCANLAKE_TOKEN_S": south.token}
+        assert (await called(tmp_path, "sync", "--all", **tokens)).code == 0
+        verified = await called(tmp_path, "verify", "--all", "--dry-run", **tokens)
+        checked = await called(tmp_path, "check", "--all", **tokens)
+        south.set_faults(outage=True)
+        assert (await called(tmp_path, "sync", "--all", **tokens)).code == 1
+        status = await called(tmp_path, "status", "--all", **tokens)
+        doctor = await called(tmp_path, "doctor", "--all", **tokens)
+        everything = await called(tmp_path, "status", "--all", "--json", **tokens)
+    assert verified.code == 0, verified.err
+    assert [line.split(":")[0] for line in verified.out.splitlines()] == ["n  consistent", "s  consistent"]
+    assert [line.split(":")[0] for line in checked.out.splitlines()] == ["n  ok", "s  ok"]
+    first, second = status.out.splitlines()
+    assert first.startswith("n  20 files, updated ")
+    assert "Failing" not in first
+    assert second.startswith("s  30 files, updated ")
+    assert "; Failing: the last run failed: " in second
+    assert doctor.code == 1
+    assert "n  0 errors" in doctor.out
+    assert set(everything.json["sources"]) == {"n", "s"}
+
+
+async def test_backup_takes_all_sources(tmp_path: Path) -> None:
+    """With --all each lake is copied below the target; one that fails stops none, and gives the exit code."""
+    async with Emulator(20) as north, Emulator(30, seed=5) as south:
+        tables = (f'[sources.{name}]\nbase_url = "{each.base_url}"\n' for name, each in (("n", north), ("s", south)))
+        (tmp_path / "scanlake.toml").write_text("".join(tables), encoding="utf-8")
+        tokens = {"SCANLAKE_TOKEN_N": north.token, "SCANLAKE_TOKEN_S": south.token}
+        assert (await called(tmp_path, "sync", "--all", **tokens)).code == 0
+    first = await called(tmp_path, "backup", "copies/today/", "--all")
+    assert first.code == 0, first.err
+    lines = [line.split(" in ")[0] for line in first.out.splitlines()]
+    assert lines == ["n  20 files", "s  30 files"]
+    for name, files in (("n", 20), ("s", 30)):
+        folder = tmp_path / "copies" / "today" / name
+        assert f"to copies/today/{name}\n" in first.out
+        with duckdb.connect(str(folder / "catalog.duckdb"), read_only=True) as db:
+            assert db.sql("SELECT count(*) FROM files").fetchall() == [(files,)]
+    next((tmp_path / "lake" / "n" / "parts" / "files").glob("0*.parquet")).unlink()
+    again = await called(tmp_path, "backup", "copies/today", "--all", "--json")
+    assert again.code == again.json["exit_code"] == 9
+    assert again.json["sources"]["n"]["exit_code"] == 9
+    assert again.json["sources"]["s"]["exit_code"] == 0
+    remote = await called(tmp_path, "backup", f"file://{tmp_path}/store", "--all", "--source", "n")
+    assert (remote.code, remote.err.count("exclude each other")) == (2, 1)
+    remote = await called(tmp_path, "backup", f"file://{tmp_path}/store", "--all", "--json")
+    assert (remote.code, remote.json["sources"]["s"]["files"]) == (9, 30)
+    assert (tmp_path / "store" / "s").is_dir()

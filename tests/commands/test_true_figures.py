@@ -27,7 +27,7 @@ async def test_a_list_only_sync_says_what_came_in(tmp_path: Path) -> None:
     async with Emulator(70, seed=SEED) as emulator:
         given = variables(emulator) | {"SCANLAKE_FETCH_DETAILS": "never"}
         first = await called(tmp_path, "sync", **given)
-        assert "70 files fetched, 0 unchanged, 70 of them new" in " ".join(first.out.split())
+        assert "70 files fetched (70 new), 0 unchanged" in " ".join(first.out.split())
         emulator.world.update(emulator.world.pick_random(7))
         second = await called(tmp_path, "sync", "--json", **given)
     counts = {name: second.json[name] for name in ("files_stored", "details_fetched")}

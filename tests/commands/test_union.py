@@ -13,6 +13,7 @@ import duckdb
 import pytest
 
 from pipeline.atomic_files import lock_file
+from pipeline.commands._open_sources import open_all_sources
 from pipeline.emulator import Emulator, make_quirks
 from pipeline.maintenance.union import write_union
 from tests.commands.cli_process import called
@@ -21,7 +22,7 @@ from tests.soaking import sample
 from tests.sync.sync_harness import synced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Mapping
 
     from tests.processes import Answer
 
@@ -87,7 +88,7 @@ async def test_the_union_shows_all_sources_to_a_stock_client(tmp_path: Path, sto
         assert fresh[0]["snapshot"] > 3
         # So it does after a purge, which removes parts at once.
         gone = (await stock(union, "SELECT min(file_id) AS id FROM s0.files"))[0]["id"]
-        assert (await called(tmp_path, "purge", str(gone), "--source", "s0", **tokens)).code == 0
+        assert (await called(tmp_path, "purge", str(gone), "--yes", "--source", "s0", **tokens)).code == 0
         assert (await stock(union, counted.format("files")))[0] == {"_source": "s0", "n": 29, "ids": 29}
 
 
@@ -121,20 +122,30 @@ main(sys.argv[1:])
 """
 
 
+async def united(folder: Path, first: Emulator, second: Emulator, tokens: Mapping[str, str]) -> Path:
+    """Sync two sources, and return their union."""
+    await synced(first, folder / "lake" / "s0")
+    await synced(second, folder / "lake" / "s1")
+    assert (await called(folder, "catalog", "--union", **tokens)).code == 0
+    return folder / "lake" / "union.duckdb"
+
+
+async def purge_and_be_killed(folder: Path, file_id: int, tokens: Mapping[str, str]) -> None:
+    """Purge a file of the first source in a process that is killed at its publish."""
+    purge = (sys.executable, "-c", _KILLED_PURGE, "purge", str(file_id), "--yes", "--source", "s0")
+    process = await asyncio.create_subprocess_exec(*purge, cwd=folder, env={**os.environ, **tokens})
+    assert await process.wait() == -9
+
+
 @pytest.mark.parametrize("command", sample(["sync", "publish", "verify", "replay", "compact --full", "check"], 2))
 async def test_whatever_finishes_a_killed_purge_renews_the_union(tmp_path: Path, stock: Any, command: str) -> None:
     """After a purge that was killed at its publish, any command that publishes leaves a union without the file."""
     async with Emulator(12, seed=1) as first, Emulator(8, seed=2) as second:
         tokens = sources(first, second)
-        await synced(first, tmp_path / "lake" / "s0")
-        await synced(second, tmp_path / "lake" / "s1")
-        union = tmp_path / "lake" / "union.duckdb"
-        assert (await called(tmp_path, "catalog", "--union", **tokens)).code == 0
+        union = await united(tmp_path, first, second, tokens)
         gone = (await stock(union, "SELECT min(file_id) AS id FROM s0.files"))[0]["id"]
         first.world.delete([gone])
-        purge = (sys.executable, "-c", _KILLED_PURGE, "purge", str(gone), "--source", "s0")
-        process = await asyncio.create_subprocess_exec(*purge, cwd=tmp_path, env={**os.environ, **tokens})
-        assert await process.wait() == -9
+        await purge_and_be_killed(tmp_path, gone, tokens)
         answer = await called(tmp_path, *command.split(), "--source", "s0", **tokens)
         assert answer.code == 0, answer.err
         assert await stock(union, f"SELECT file_id FROM files WHERE file_id = {gone}") == []
@@ -148,14 +159,9 @@ async def test_a_failed_run_that_finishes_a_purge_renews_the_union(tmp_path: Pat
     """A sync that fails publishes what a killed purge has committed, and leaves a union without the file too."""
     async with Emulator(12, seed=1) as first, Emulator(8, seed=2) as second:
         tokens = sources(first, second)
-        await synced(first, tmp_path / "lake" / "s0")
-        await synced(second, tmp_path / "lake" / "s1")
-        union = tmp_path / "lake" / "union.duckdb"
-        assert (await called(tmp_path, "catalog", "--union", **tokens)).code == 0
+        union = await united(tmp_path, first, second, tokens)
         gone = (await stock(union, "SELECT min(file_id) AS id FROM s0.files"))[0]["id"]
-        purge = (sys.executable, "-c", _KILLED_PURGE, "purge", str(gone), "--source", "s0")
-        process = await asyncio.create_subprocess_exec(*purge, cwd=tmp_path, env={**os.environ, **tokens})
-        assert await process.wait() == -9
+        await purge_and_be_killed(tmp_path, gone, tokens)
         answer = await called(tmp_path, "sync", "--source", "s0", **dict.fromkeys(tokens, "wrong-token"))
         assert answer.code == 3, answer.err
     assert await stock(union, f"SELECT file_id FROM files WHERE file_id = {gone}") == []
@@ -165,18 +171,15 @@ async def test_the_union_holds_nothing_that_was_purged(tmp_path: Path, stock: An
     """A purge renews the union; where it cannot be renewed, the purge removes it."""
     async with Emulator(12, seed=1) as first, Emulator(8, seed=2) as second:
         tokens = sources(first, second)
-        await synced(first, tmp_path / "lake" / "s0")
-        await synced(second, tmp_path / "lake" / "s1")
-    union = tmp_path / "lake" / "union.duckdb"
-    assert (await called(tmp_path, "catalog", "--union", **tokens)).code == 0
+        union = await united(tmp_path, first, second, tokens)
     gone = (await stock(union, "SELECT max(file_id) AS id FROM s0.files"))[0]["id"]
-    assert (await called(tmp_path, "purge", str(gone), "--source", "s0", **tokens)).code == 0
+    assert (await called(tmp_path, "purge", str(gone), "--yes", "--source", "s0", **tokens)).code == 0
     shown = await stock(union, "SELECT snapshot FROM meta.freshness WHERE _source = 's0'")
     assert shown == await stock(tmp_path / "lake" / "s0" / "catalog.duckdb", "SELECT snapshot FROM meta.freshness")
     (tmp_path / "lake" / "s1" / "catalog.duckdb").chmod(0o600)
     (tmp_path / "lake" / "s1" / "catalog.duckdb").write_text("junk")
     gone = (await stock(union, "SELECT min(file_id) AS id FROM s0.files"))[0]["id"]
-    answer = await called(tmp_path, "purge", str(gone), "--source", "s0", "--json", **tokens)
+    answer = await called(tmp_path, "purge", str(gone), "--yes", "--source", "s0", "--json", **tokens)
     assert (answer.code, json.loads(answer.out)["known"]) == (0, [gone])
     assert "union.removed" in answer.err
     assert not union.exists()
@@ -186,14 +189,11 @@ async def test_a_purge_renews_a_union_that_looks_newer(tmp_path: Path, stock: An
     """A purge writes the union again though its time is later, as of one written between its start and its publish."""
     async with Emulator(12, seed=1) as first, Emulator(8, seed=2) as second:
         tokens = sources(first, second)
-        await synced(first, tmp_path / "lake" / "s0")
-        await synced(second, tmp_path / "lake" / "s1")
-    union = tmp_path / "lake" / "union.duckdb"
-    assert (await called(tmp_path, "catalog", "--union", **tokens)).code == 0
+        union = await united(tmp_path, first, second, tokens)
     gone = (await stock(union, "SELECT max(file_id) AS id FROM s0.files"))[0]["id"]
     later = union.stat().st_mtime + 60
     os.utime(union, (later, later))
-    assert (await called(tmp_path, "purge", str(gone), "--source", "s0", **tokens)).code == 0
+    assert (await called(tmp_path, "purge", str(gone), "--yes", "--source", "s0", **tokens)).code == 0
     assert await stock(union, f"SELECT file_id FROM s0.files WHERE file_id = {gone}") == []
     shown = await stock(union, "SELECT snapshot FROM meta.freshness WHERE _source = 's0'")
     assert shown == await stock(tmp_path / "lake" / "s0" / "catalog.duckdb", "SELECT snapshot FROM meta.freshness")
@@ -290,3 +290,53 @@ def test_a_union_overwrites_nothing_else(tmp_path: Path, main: Main) -> None:
     assert {name: Path(name).read_bytes() for name in before} == before
     assert Path("linked").is_symlink()
     assert not left_aside(tmp_path)
+
+
+async def test_a_query_asks_all_sources(tmp_path: Path) -> None:
+    """`query --union` sees the newest snapshots of all sources by `_source`, confined as ever, and leaves no file."""
+    async with Emulator(12, seed=1) as first, Emulator(8, seed=2) as second:
+        tokens = sources(first, second)
+        await synced(first, tmp_path / "lake" / "s0")
+        missing = await called(tmp_path, "query", "--union", "FROM files", **tokens)
+        assert (missing.code, missing.out) == (2, "")
+        assert "Source s1 has no lake at" in missing.err
+        assert "scanlake sync --source s1" in missing.err
+        await synced(second, tmp_path / "lake" / "s1")
+    counted = "SELECT _source, count(*) AS n FROM files GROUP BY ALL ORDER BY ALL"
+    answer = await called(tmp_path, "query", "--union", counted, "--json")
+    assert answer.json["rows"] == [{"_source": "s0", "n": 12}, {"_source": "s1", "n": 8}]
+    written = await called(tmp_path, "query", "--union", "FROM files", "-o", "all.csv")
+    assert written.code == 0
+    assert (tmp_path / "all.csv").read_text().startswith('"_source",')
+    assert not (tmp_path / "lake" / "union.duckdb").exists()
+    with (
+        open_all_sources({name: tmp_path / "lake" / name for name in ("s0", "s1")}) as union,
+        pytest.raises(duckdb.PermissionException, match="disabled"),
+    ):
+        union.execute("FROM read_text('scanlake.toml')")
+    for refused, reason in (
+        (("FROM read_text('scanlake.toml')",), "a query reads tables only"),
+        (("FROM 'scanlake.toml'",), "a query reads tables only"),
+        (("SELECT 1", "--source", "s0"), "--union and --source exclude each other"),
+        (("SELECT 1", "--lake", "lake/s0"), "--union and --lake exclude each other"),
+        (("SELECT 1", "-o", "lake/s1/x.csv"), "Use a path outside the lake"),
+    ):
+        answer = await called(tmp_path, "query", "--union", *refused)
+        assert (answer.code, reason in answer.err) == (2, True), answer.err
+    (tmp_path / "scanlake.toml").write_text("")
+    assert "has no sources" in (await called(tmp_path, "query", "--union", "SELECT 1")).err
+
+
+async def test_a_union_that_is_incomplete_names_the_source(tmp_path: Path) -> None:
+    """The warning about a snapshot that was published during a run has the name of its source."""
+    async with Emulator(12, seed=1) as first, Emulator(8, seed=2) as second:
+        sources(first, second)
+        await synced(first, tmp_path / "lake" / "s0")
+        await synced(second, tmp_path / "lake" / "s1")
+    for catalog in (tmp_path / "lake" / "s1").rglob("*.duckdb"):
+        catalog.chmod(0o600)
+        with duckdb.connect(str(catalog)) as db:
+            db.execute("UPDATE meta._freshness SET complete = false")
+    answer = await called(tmp_path, "query", "--union", "SELECT 1")
+    assert answer.code == 0
+    assert "Snapshot 2 of s1 was published during a run" in answer.err

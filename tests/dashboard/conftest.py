@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
+from tests.dashboard.browse_client import Visitor, open_browse
 from tests.dashboard.browser import Tab, installed, running, tab
-from tests.dashboard.dashboard_lakes import build_populated_lake
+from tests.dashboard.dashboard_lakes import build_lake, build_populated_lake
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -43,3 +44,17 @@ async def browser(chromium: str) -> AsyncIterator[Tab]:
     """A tab of a real browser."""
     async with tab(chromium) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def visitor(populated_lake: PopulatedLake) -> Iterator[Visitor]:
+    """A browser with the key to the pages of the populated lake."""
+    with open_browse(populated_lake.folder) as (opened, _):
+        yield opened
+
+
+@pytest.fixture
+def small_lake(tmp_path: Path) -> Path:
+    """A lake of two files."""
+    build_lake(tmp_path / "lake", {7: 0, 8: 0})
+    return tmp_path / "lake"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
 import pytest
 
-from tests.dashboard.dashboard_lakes import HOSTILE, build_lake, page_of
+from tests.dashboard.browse_client import open_browse
+from tests.dashboard.dashboard_lakes import HOSTILE, asked, build_lake, page_of
 from tests.dashboard.test_page import hostile_page
 
 if TYPE_CHECKING:
@@ -142,3 +144,95 @@ async def test_paper(browser: Tab, populated_lake: PopulatedLake, tmp_path: Path
     assert await browser.ask("document.querySelector('nav').checkVisibility()") is False
     assert await browser.ask("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert await browser.ask("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
+
+
+# Browse pages
+
+
+async def test_browse_pages_are_quiet_everywhere(browser: Tab, populated_lake: PopulatedLake) -> None:
+    """On a desk, a phone and in the dark: only this server is called, nothing complains or sticks out."""
+    sql = "SELECT file_id FROM file_summary ORDER BY uploads + form_submits + workflow_runs DESC LIMIT 1"
+    ((file_id,),) = asked(populated_lake.folder, sql)
+    with open_browse(populated_lake.folder) as (visitor, _):
+        await browser.show(visitor.address)
+        query = quote("FROM uploads JOIN files USING (file_id)")
+        for path in (
+            *("/browse", "/browse/table/uploads?column=has_damage&op=is&value=true&sort=id", "/browse/sql"),
+            *(f"/browse/file?id={file_id}", f"/browse/sql?sql={query}", "/browse/table/fields_wide"),
+        ):
+            for width, dark in ((1280, False), (390, False), (390, True), (320, False)):
+                await browser.show(visitor.root + path, width=width, dark=dark)
+                assert browser.requests == [visitor.root + path]
+                assert browser.complaints == []
+                assert await browser.ask("document.documentElement.scrollWidth") == width, path
+                assert await browser.ask(_BEYOND) == [], path
+                worst = await browser.ask(_CONTRAST)
+                assert {key: ratio for key, ratio in worst.items() if ratio < 4.5} == {}, (path, dark)
+
+
+async def test_browse_by_keyboard(browser: Tab, populated_lake: PopulatedLake) -> None:
+    """Tab, typing and Enter reach a table, filter and sort it, scroll it, and run a query; each focus is visible."""
+    with open_browse(populated_lake.folder) as (visitor, _):
+        await browser.show(visitor.address)
+        await browser.show(f"{visitor.root}/browse/table/files")
+        seen = [await _press_tab(browser) for _ in range(9)]
+        assert seen[:4] == ["A Skip to the content", "A Overview", "A Tables", "A SQL"]
+        assert seen[4:] == ["INPUT q", "BUTTON Open file", "SELECT column", "SELECT op", "INPUT value"]
+        await browser.send("Input.insertText", text="true")
+        await browser.ask("document.querySelector('select[name=column]').value = 'closed'")
+        await _press_enter(browser)
+        ((closed,),) = asked(populated_lake.folder, "SELECT count(*) FROM files WHERE closed")
+        assert f"of {closed}" in await browser.ask("document.querySelector('.pager').textContent")
+        await browser.ask("document.querySelector('.pager').nextElementSibling.focus()")
+        assert await browser.ask("document.activeElement.getAttribute('role')") == "region"
+        assert await _press_tab(browser) == "A file_id"
+        await _press_enter(browser)
+        assert "sort=file_id" in await browser.ask("location.search")
+        await browser.show(f"{visitor.root}/browse/sql")
+        await browser.ask("document.querySelector('textarea').focus()")
+        await browser.send("Input.insertText", text="SELECT 6 * 7 AS answer")
+        assert await _press_tab(browser) == "BUTTON Run"
+        await _press_enter(browser)
+        assert await browser.ask("document.querySelector('.rows td').textContent") == "42"
+        assert await browser.ask("document.querySelector('textarea').value") == "SELECT 6 * 7 AS answer"
+        assert browser.complaints == []
+
+
+async def test_hostile_values_run_nothing_in_browse_pages(browser: Tab, tmp_path: Path) -> None:
+    """Markup in a file's values is text: no script runs, nothing is fetched, the page keeps its width."""
+    hostile_page(tmp_path / "lake")
+    with open_browse(tmp_path / "lake") as (visitor, _):
+        await browser.show(visitor.address)
+        for path in ("/browse/file?id=7", "/browse/table/fields", "/browse/table/form_answers"):
+            await browser.show(visitor.root + path, width=390)
+            assert browser.requests == [visitor.root + path]
+            assert browser.complaints == []
+            assert await browser.ask("document.title") != "broken"
+            assert await browser.ask("document.documentElement.scrollWidth") == 390
+            assert HOSTILE.split("\u202e")[0] in await browser.ask("document.body.textContent")
+
+
+async def _press_tab(browser: Tab) -> str:
+    """Press Tab and return the element that has the focus, which shows it."""
+    await _press(browser, "Tab", 9)
+    return str(
+        await browser.ask("""(() => {
+            const each = document.activeElement, style = getComputedStyle(each);
+            const isVisible = style.outlineStyle !== "none" && each.getBoundingClientRect().width > 0;
+            const name = each.matches("input, select, textarea") ? each.name : each.textContent.trim();
+            return each.tagName + " " + name + (isVisible ? "" : " (invisible)");
+        })()""")
+    )
+
+
+async def _press_enter(browser: Tab) -> None:
+    """Press Enter and wait for the next page."""
+    loads = browser.loads
+    await _press(browser, "Enter", 13)
+    await browser.until_loaded(loads + 1)
+
+
+async def _press(browser: Tab, key: str, code: int) -> None:
+    text = {"text": "\r"} if key == "Enter" else {}
+    for kind in ("keyDown", "keyUp"):
+        await browser.send("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)

@@ -13,15 +13,19 @@ import sys
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 import pytest
 
 from pipeline.dashboard.server import CachedPage
+from pipeline.emulator import Emulator
 from pipeline.errors import ExitCode, LakeLockedError
 from pipeline.lake.lake import Lake
 from tests.cli.conftest import scanlake
 from tests.dashboard.dashboard_lakes import NOW, ParsedPage, build_lake
 from tests.lake.lake_builder import commit
+from tests.processes import ran
+from tests.sync.sync_harness import SEED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -135,8 +139,9 @@ def served(lake: Path, canary: str = "") -> Iterator[tuple[int, subprocess.Popen
     ) as process:
         try:
             assert process.stdout is not None
-            address = json.loads(process.stdout.readline())["address"]
-            yield int(address.rsplit(":", 1)[1].rstrip("/")), process
+            port = urlsplit(json.loads(process.stdout.readline())["address"]).port
+            assert port is not None
+            yield port, process
         finally:
             process.kill()
 
@@ -310,3 +315,28 @@ async def test_the_browser_follows(browser: Tab, lake: Path) -> None:
                 break
             await browser.ask("new Promise((done) => setTimeout(done, 100))")
         assert str(await browser.ask(live)).startswith("No longer live")
+
+
+async def test_failing_and_paused_syncs_need_attention(tmp_path: Path) -> None:
+    """A page that is made after syncs have failed, or after a rollback, says so, although neither published rows."""
+    lake = tmp_path / "lake"
+    async with Emulator(30, seed=SEED) as emulator:
+        for _ in range(2):
+            assert (await ran(emulator, lake, "sync", "-q"))[0] == 0
+            emulator.world.update(emulator.world.pick_random(3))
+        assert (await ran(emulator, lake, "verify", "-q"))[0] == 0
+        page = tmp_path / "page.html"
+        await ran(emulator, lake, "dashboard", "--out", str(page))
+        assert "verdict problems" not in page.read_text()
+        emulator.set_faults(outage=True)
+        for _ in range(2):
+            assert (await ran(emulator, lake, "sync", "-q", SCANLAKE_MAX_ATTEMPTS="1"))[0] == 1
+        await ran(emulator, lake, "dashboard", "--out", str(page))
+        assert "The last 2 runs failed: " in page.read_text()
+        assert "verdict problems" in page.read_text()
+        assert (await ran(emulator, lake, "rollback", "1"))[0] == 0
+        await ran(emulator, lake, "dashboard", "--out", str(page))
+        assert "Syncs are paused: the lake was rolled back to snapshot 1." in page.read_text()
+        shown = (await ran(emulator, lake, "status"))[1]
+    assert "Paused: the lake was rolled back to snapshot 1; `scanlake unpause` allows syncs." in shown
+    assert "Not verified since the last rollback" in shown, shown

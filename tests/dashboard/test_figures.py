@@ -162,7 +162,7 @@ def test_what_the_catalog_says_of_itself(populated_lake: PopulatedLake) -> None:
     assert asked(populated_lake.folder, "SELECT snapshot, files FROM meta.snapshots ORDER BY 1") == [
         (each.snapshot, each.files) for each in data.snapshots
     ]
-    assert asked(populated_lake.folder, "SELECT sum(bytes), count(*) FROM _parts") == [
+    assert asked(populated_lake.folder, "SELECT sum(bytes), count(*) FROM physical.parts") == [
         (sum(each.bytes for each in data.table_sizes), sum(each.parts for each in data.table_sizes))
     ]
 
@@ -248,6 +248,26 @@ def test_a_file_from_the_future_hides_nothing(tmp_path: Path) -> None:
     assert [each.uploads for each in data.days if each.uploads] == [1]
     assert data.days[-1].day == NOW.date()
     assert ParsedPage(page_of(tmp_path / "lake")).tags
+
+
+def test_headlines_name_what_there_is(tmp_path: Path) -> None:
+    """A kind without a name is no headline, nor is the rarest of questions that are always answered."""
+    at = NOW.replace(tzinfo=None) - timedelta(days=40)
+    uploads = [
+        {"file_id": 1, "id": key, "position": key, "upload_type": "snap", "has_damage": True, "damage_type_desc": kind,
+         "created_at": at}
+        for key, kind in enumerate((None, None, " ", "Dent"))
+    ]  # fmt: skip
+    answers = [{"file_id": 1, "form_submit_id": "a", "form_id": 1, "position": 0, "label": "Seal?", "value": "yes"}]
+    forms = [{"file_id": 1, "id": "a", "form_id": 1, "position": 0}]
+    build_lake(tmp_path / "lake", {1: 1}, {"uploads": uploads, "form_submits": forms, "form_answers": answers})
+    data = load_data(tmp_path / "lake")
+    text = ParsedPage(render_page(data)).text
+    assert "“Dent” is the most frequent kind: 25.0 % of 4 damaged uploads" in text
+    assert "Every question is always answered" in text
+    assert "100 % of the uploads of these months show damage" in text
+    unnamed = tuple(kind for kind in data.damage_kinds if kind.name != "Dent")
+    assert "No damaged upload names its kind" in ParsedPage(render_page(replace(data, damage_kinds=unnamed))).text
 
 
 def test_deletions_over_years_are_by_month(tmp_path: Path) -> None:

@@ -12,12 +12,16 @@ import pytest
 from typer import Exit as Leaving
 from typer.main import get_command
 
+import pipeline
 from pipeline import cli
+from pipeline.commands._mcp_server import TOOLS
 from pipeline.config import load_all_sources
 from pipeline.errors import ExitCode
+from pipeline.lake.history_views import FILE_EVENTS
 from pipeline.lake.meta_tables import FRESHNESS_COLUMNS, META_TABLES
 from pipeline.lake.request_log import OrderState
 from pipeline.lake.user_query import TABLE_FUNCTIONS
+from pipeline.lake.view_definitions import FILE_SUMMARY
 from pipeline.monitoring.metrics import METRICS
 from pipeline.settings import Settings
 from schemas.tables import TABLES
@@ -33,15 +37,19 @@ _FOR_DEVELOPERS: Final = {"docs/architecture.md", "docs/glossary.md", "CONTRIBUT
 _EXTERNAL_NAMES: Final = frozenset(
     {
         "SSL_CERT_FILE",  # OpenSSL's
+        *("AWS_ACCESS_KEY_ID", "AWS_REGION", "AWS_ENDPOINT_URL"),  # of the AWS libraries
+        "PYICEBERG_CATALOG__SCANLAKE__URI",  # pyiceberg's
         "hard_delete",  # dlt's
         *(
             "unknown_key",
             "type_mismatch",
             "not_ordered",
         ),  # values in meta.*
+        "refers_to",  # a column of meta.data_dictionary
         "exit_code",  # a label of scanlake_runs_total
         *("query_table", "read_parquet"),  # DuckDB's, as the next ones
         *TABLE_FUNCTIONS,
+        *TOOLS,
         *OrderState,
         *(metric.name for metric in METRICS),
     }
@@ -90,13 +98,15 @@ def _source() -> str:
 
 @cache
 def _names() -> frozenset[str]:
-    """Return every name that can be in backticks: tables, columns, settings."""
+    """Return every name that can be in backticks: tables, columns, settings, the Python interface."""
     views = (row[0].strip("`") for row in documents.TABLES.table("view"))
     columns = (column.name for table in TABLES for column in table.columns)
     of_meta = (name for table in META_TABLES for name, _, _ in table.columns)
     fresh = (name for name, _, _ in FRESHNESS_COLUMNS)
     tables = (table.name for table in TABLES)
-    return frozenset([*views, *columns, *of_meta, *fresh, *tables, *_META, *Settings.model_fields, "_source"])
+    of_views = (name for view in (FILE_EVENTS, FILE_SUMMARY) for name, _ in view.columns)
+    names = [*views, *of_views, *columns, *of_meta, *fresh, *tables, *_META, *Settings.model_fields, *pipeline.__all__]
+    return frozenset([*names, "_source"])
 
 
 @cache
@@ -175,7 +185,7 @@ def test_every_variable_exists(name: str) -> None:
     """A variable SCANLAKE_* is a setting, the token of a documented source, or a variable that the code reads."""
     text = DOCUMENTS[name].text
     sources = {source.upper() for source in re.findall(r"^\[sources\.(\w+)\]", text, re.MULTILINE)} | {"NAME"}
-    for word in re.findall(r"SCANLAKE_(\w+)", text):
+    for word in re.findall(r"(?<![A-Z_])SCANLAKE_(\w+)", text):
         of_source = word.startswith("TOKEN_") and word.removeprefix("TOKEN_") in sources
         in_code = word in {"_", "ALERT_"} or f'"SCANLAKE_{word}"' in _source()
         assert of_source or word.lower() in Settings.model_fields or in_code, word

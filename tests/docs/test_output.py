@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from pipeline.cli import COMMANDS
 from tests.docs.diagram import diagram, strange
-from tests.docs.documents import CLI, README, TABLES, TUTORIAL, Document
+from tests.docs.documents import CLI, README, ROOT, TABLES, TUTORIAL, Document
 from tests.docs.generate import DOCS, PAGES, render
 
 if TYPE_CHECKING:
@@ -65,6 +67,20 @@ def test_demo_prints_the_documented_output(populated_lake: PopulatedLake) -> Non
     """The demo prints the README's lines, up to the results of the queries."""
     documented = _shape(_documented("make demo", README).removesuffix("..."))
     assert _shape(populated_lake.output["make demo"])[: len(documented)] == documented
+
+
+def test_last_lines_of_the_demo_run_as_printed(populated_lake: PopulatedLake) -> None:
+    """Every command under "Open the lake" runs in the demo's folder, although the installation is not on the PATH."""
+    lines = populated_lake.output["make demo"].partition("Open the lake:\n")[2].splitlines()
+    assert len(lines) == 4
+    environment = os.environ | {"PATH": "/usr/bin:/bin", "BROWSER": "true", "PYTHONPATH": str(ROOT)}
+    for line in lines:
+        command = ["sh", "-c", line]
+        folder = populated_lake.folder
+        process = subprocess.run(
+            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False
+        )
+        assert process.returncode == 0, (line, process.stderr.decode())
 
 
 @pytest.mark.parametrize("page", PAGES)

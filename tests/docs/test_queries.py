@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
 import pytest
 
+from pipeline.dashboard.browse.sql_view import DOCUMENTED_QUERIES
 from pipeline.lake.user_query import TABLE_FUNCTIONS
 from schemas.tables import TABLES
 from tests.commands.cli_process import called
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
     from tests.docs.conftest import PopulatedLake
 
 QUERIES: Final = documents.QUERIES.blocks("sql")
+_CLIENT: Final = documents.ROOT / ".venv" / "bin" / "duckdb"
 
 
 def _run(lake: duckdb.DuckDBPyConnection, query: str) -> list[tuple[Any, ...]]:
@@ -26,6 +31,11 @@ def _run(lake: duckdb.DuckDBPyConnection, query: str) -> list[tuple[Any, ...]]:
     for statement in lake.extract_statements(query):
         rows = lake.execute(statement).fetchall()
     return rows
+
+
+def _without_ages(query: str) -> str:
+    """Return a query without the columns that depend on the time at which it runs."""
+    return query.replace("round(age_seconds / 60)", "age_seconds > 0").replace("round(age_days)", "age_days > 7")
 
 
 def _query(words: str) -> str:
@@ -47,10 +57,67 @@ def test_there_are_twelve() -> None:
     assert all(f"\n**{number}. " in documents.QUERIES.prose for number in range(1, 13))
 
 
+def test_the_browse_page_offers_the_same() -> None:
+    """The SQL page has every query of this page that reads one catalog, under its question."""
+    found = re.findall(r"^\*\*\d+\. (.+?)\*\*.*?^```sql\n(.*?)^```", documents.QUERIES.text, re.MULTILINE | re.DOTALL)
+    assert [(title, query.strip()) for title, query in found if "ATTACH" not in query] == list(DOCUMENTED_QUERIES)
+
+
 @pytest.mark.parametrize("number", range(1, 13))
 def test_a_query_runs_and_returns_rows(number: int, lake: duckdb.DuckDBPyConnection) -> None:
     """Every documented query runs unchanged and returns rows."""
     assert _run(lake, QUERIES[number - 1])
+
+
+@pytest.fixture
+def copy(populated_lake: PopulatedLake, tmp_path: Path) -> Path:
+    """A copy of the catalog in a folder that cannot be written, without anything else of the lake."""
+    folder = tmp_path / "it's elsewhere"
+    folder.mkdir()
+    path = Path(shutil.copy2(populated_lake.folder / "lake" / "catalog.duckdb", folder))
+    folder.chmod(0o555)
+    return path
+
+
+def test_a_copied_catalog_answers_the_same(lake: duckdb.DuckDBPyConnection, copy: Path) -> None:
+    """A copy of the catalog answers every query but the last with the same rows, and reads no other file."""
+    with duckdb.connect(str(copy), read_only=True) as db:
+        db.execute("SET enable_external_access = false")
+        for query in QUERIES[:-1]:
+            expected, found = (sorted(map(repr, _run(each, _without_ages(query)))) for each in (lake, db))
+            assert found == expected
+        with pytest.raises(duckdb.PermissionException):
+            _run(db, QUERIES[-1])
+
+
+def test_an_older_client_reads_a_copied_catalog(populated_lake: PopulatedLake, copy: Path) -> None:
+    """The packaged command of an older DuckDB reads every table and view of a copy, and answers every query but one."""
+    home = populated_lake.folder / "lake" / "catalog.duckdb"
+    with duckdb.connect(str(home), read_only=True) as db:
+        names = db.execute(
+            "SELECT table_schema || '.' || table_name FROM information_schema.tables"
+            " WHERE table_name NOT IN ('freshness', 'open_workflow_runs', 'file_history', 'file_versions',"
+            " 'file_events') ORDER BY ALL"
+        ).fetchall()
+    # Without the views of the documents, which are parts, and without ages.
+    statements = ["SET enable_external_access = false;"]
+    statements += [f"SELECT count(*), bit_xor(hash(row)) FROM {name} AS row;" for (name,) in names]
+    statements += map(_without_ages, QUERIES[:-1])
+    answers = [
+        subprocess.run(
+            [_CLIENT, "-readonly", "-json", str(path), "".join(statements)],
+            cwd=copy.parent.parent,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for path in (home, copy)
+    ]
+    assert [(answer.returncode, answer.stderr) for answer in answers] == [(0, "")] * 2
+    assert answers[0].stdout.count("[{") == len(statements) - 1
+    # Rows that a query does not order come in any order.
+    home_rows, copy_rows = (sorted(re.findall(r"\{.*\}", answer.stdout)) for answer in answers)
+    assert home_rows == copy_rows
 
 
 @pytest.mark.parametrize("query", documents.TABLES.blocks("sql"), ids=lambda query: query.split("\n")[0])

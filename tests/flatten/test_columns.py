@@ -43,7 +43,7 @@ _COLUMNS = st.sampled_from([_NUMBERS, _DIGITS, _TIMES, _WORDS, st.booleans(), _O
 
 
 def _column(kind: ValueType) -> Column:
-    return Column("c", kind, "A column.", "c")
+    return Column("c", kind, 1, "A column.", "c")
 
 
 def _judged(kind: ValueType, value: Any) -> Any:

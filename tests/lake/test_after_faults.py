@@ -131,7 +131,7 @@ def test_a_folder_in_the_place_of_the_lock(tmp_path: Path) -> None:
     lake = made_in(tmp_path / "lake")
     (lake / "LOCK").unlink()
     (lake / "LOCK").mkdir()
-    for arguments in (("check",), ("check", "--dry-run"), ("publish",), ("purge", "11")):
+    for arguments in (("check",), ("check", "--dry-run"), ("publish",), ("purge", "11", "--yes")):
         assert f"Remove {lake / 'LOCK'}, then run again." in told(lake, *arguments, code=7)
     (lake / "LOCK").rmdir()
     assert told(lake, "check").startswith("ok: ")

@@ -12,8 +12,11 @@ from pipeline.cli import main
 from pipeline.errors import SettingsError, StorageError
 from pipeline.lake.lake import Lake
 from pipeline.maintenance.backup import BackupResult, backup
-from tests.lake.corruption import checked, grown
+from pipeline.maintenance.compact import run_compaction
+from pipeline.settings import Settings
+from tests.lake.corruption import checked, flip, grown
 from tests.lake.lake_builder import AT
+from tests.lake.operations import told
 from tests.oracle import differences
 from tests.sync.sync_harness import opened, synced
 
@@ -21,19 +24,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def saved(lake: Path, folder: Path, *, copy: bool = False) -> BackupResult:
+def saved(lake: Path, folder: Path, *, link: bool = False) -> BackupResult:
     """Back up as the command does."""
     with Lake(lake, doing="backup") as held:
-        return backup(held, folder, copy=copy)
+        return backup(held, folder, link=link)
 
 
-@pytest.mark.parametrize("copy", [False, True])
-async def test_it_opens_by_itself_and_syncs_on(tmp_path: Path, copy: bool) -> None:  # noqa: FBT001
+@pytest.mark.parametrize("link", [False, True])
+async def test_it_opens_by_itself_and_syncs_on(tmp_path: Path, link: bool) -> None:  # noqa: FBT001
     """A backup opens without the lake it came from, and a sync of it fetches only what has changed since."""
     lake, folder = tmp_path / "lake", tmp_path / "backup"
     async with grown(lake) as emulator:
-        done = saved(lake, folder, copy=copy)
-        assert (done.copied == 0) is not copy
+        done = saved(lake, folder, link=link)
+        assert (done.copied == 0) is link
         shutil.rmtree(lake)
         with opened(folder) as db:
             assert differences(db, emulator.truth()) == []
@@ -54,7 +57,7 @@ async def test_of_a_lake_that_is_read_elsewhere(tmp_path: Path) -> None:
         with Lake(lake, doing="publish") as held:
             held.set_reader_root(mount)
             held.republish(at=AT)
-        saved(lake, folder, copy=True)
+        saved(lake, folder)
         mount.unlink()
         shutil.rmtree(lake)
         with opened(folder) as db:
@@ -66,7 +69,7 @@ async def test_the_two_lakes_do_not_touch(tmp_path: Path) -> None:
     lake, folder = tmp_path / "lake", tmp_path / "backup"
     async with grown(lake) as emulator:
         before = list(emulator.truth())
-        saved(lake, folder)
+        saved(lake, folder, link=True)
         emulator.world.update(emulator.world.pick_random(20))
         for _ in range(3):
             await synced(emulator, lake, keep_snapshots=1, retention_hours=0)
@@ -90,7 +93,7 @@ async def test_another_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "link", refuse)
-    assert saved(lake, tmp_path / "one").copied > 5
+    assert saved(lake, tmp_path / "one", link=True).copied > 5
     monkeypatch.setattr(shutil, "copyfile", full)
     with pytest.raises(StorageError):
         saved(lake, tmp_path / "two")
@@ -111,3 +114,47 @@ async def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["backup", str(tmp_path / "mine"), "--lake", str(lake)])
     assert ended.value.code == 2
+
+
+async def test_a_later_backup_copies_only_what_is_new(tmp_path: Path) -> None:
+    """A backup into the folder of an earlier one copies new parts, removes old ones, and restores as a lake."""
+    lake, folder, restored = tmp_path / "lake", tmp_path / "backup", tmp_path / "restored"
+    async with grown(lake) as emulator:
+        first = saved(lake, folder)
+        emulator.world.update(emulator.world.pick_random(5))
+        await synced(emulator, lake)
+        second = saved(lake, folder)
+        assert (first.unchanged, second.unchanged) == (0, first.parts)
+        assert 0 < second.copied < first.parts
+        with Lake(lake, doing="compact") as held:
+            run_compaction(held, Settings(lake=lake), everything=True)
+        third = saved(lake, folder)
+        assert third.parts < second.parts
+        files = {path.relative_to(folder).as_posix() for path in folder.rglob("0*.parquet")}
+        assert len(files) == third.parts, "parts of earlier backups are removed"
+        assert checked(folder, read_data=True).damage == []
+        told(restored, "restore", str(folder))
+        with opened(restored) as db:
+            assert differences(db, emulator.truth()) == []
+        await synced(emulator, restored)
+        assert saved(lake, folder).unchanged == third.parts, "a restore leaves the backup as it was"
+        assert saved(restored, folder.with_name("another")).parts >= third.parts
+        await synced(emulator, folder)
+        with pytest.raises(SettingsError, match="no backup of this lake"):
+            saved(lake, folder)
+
+
+async def test_damage_is_not_backed_up(tmp_path: Path) -> None:
+    """A part that is damaged ends the backup, and the last good copy stays; the two lakes share no file."""
+    lake, folder = tmp_path / "lake", tmp_path / "backup"
+    async with grown(lake, files=10, rounds=0) as emulator:
+        saved(lake, folder)
+        emulator.world.update(emulator.world.pick_random(3))
+        await synced(emulator, lake)
+    before = sorted((path.name, path.stat().st_ino) for path in folder.rglob("0*.parquet"))
+    flip(max((lake / "parts" / "uploads").glob("0*.parquet")))
+    assert "has changed since it was written" in told(lake, "backup", str(folder), code=9)
+    assert set(before) <= {(path.name, path.stat().st_ino) for path in folder.rglob("0*.parquet")}
+    assert checked(folder, read_data=True).damage == []
+    flip(min((lake / "parts" / "uploads").glob("0*.parquet")))
+    assert checked(folder, read_data=True).damage == []

@@ -13,8 +13,9 @@ import pytest
 
 from pipeline.lake import catalog, catalog_options, catalog_tables
 from pipeline.lake.catalog import is_rebuild_due
+from pipeline.lake.catalog_integrity import damaged_catalogs
 from pipeline.lake.catalog_options import HOUR, CatalogForm, CatalogOptions
-from pipeline.lake.integrity import damaged_catalogs
+from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.lake import Lake
 from pipeline.lake.retention import expire_snapshots
 from pipeline.maintenance.compact import is_compaction_due, run_compaction
@@ -55,7 +56,7 @@ def _rows(path: Path) -> dict[str, Counter[str]]:
     with duckdb.connect(str(path), read_only=True) as db:
         names = db.execute(
             "SELECT DISTINCT table_schema || '.' || table_name FROM information_schema.tables"
-            " WHERE table_name NOT IN ('freshness', '_freshness', '_ledger', 'runs', 'open_workflow_runs') ORDER BY 1"
+            " WHERE table_name NOT IN ('freshness', '_freshness', 'ledger', 'runs', 'open_workflow_runs') ORDER BY 1"
         ).fetchall()
         return {name: Counter(map(repr, db.execute(f"FROM {name}").fetchall())) for (name,) in names}
 
@@ -69,7 +70,7 @@ def _columns(path: Path) -> list[tuple[object, ...]]:
 
 
 def test_both_forms_show_the_same(tmp_path: Path) -> None:
-    """Tables and views have the same names, columns, comments and rows; the snapshot of both is one of views."""
+    """Tables and views have the same names, columns, comments and rows; snapshots have no comments."""
     forms: tuple[Literal["tables", "views"], ...] = ("tables", "views")
     for form in forms:
         with _open(tmp_path / form, form) as lake:
@@ -82,9 +83,10 @@ def test_both_forms_show_the_same(tmp_path: Path) -> None:
     paths = [tmp_path / form / "catalog.duckdb" for form in forms]
     paths += [tmp_path / form / "snapshots" / "000001.duckdb" for form in forms]
     for path in paths[1:]:
-        assert _columns(path) == _columns(paths[0])
+        with_comments = path.name == "catalog.duckdb"
+        assert _columns(path) == [row if with_comments else (*row[:-1], None) for row in _columns(paths[0])]
         shown, expected = _rows(path), _rows(paths[0])
-        assert {name for name in shown if shown[name] != expected[name]} <= {"main._parts"}
+        assert {name for name in shown if shown[name] != expected[name]} <= {"physical.parts"}
 
 
 def test_an_update_changes_the_rows_of_changed_files_only(tmp_path: Path) -> None:
@@ -112,7 +114,8 @@ def test_a_catalog_needs_nothing_beside_it(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "lake")
     with duckdb.connect(str(tmp_path / "copy.duckdb"), read_only=True) as db:
         db.execute("SET enable_external_access = false")
-        for name in sorted(expected.keys() - {"main.file_history"}):  # which reads the documents
+        of_documents = {"main.file_history", "main.file_versions", "main.file_events"}
+        for name in sorted(expected.keys() - of_documents):
             assert Counter(map(repr, db.execute(f"FROM {name}").fetchall())) == expected[name]
 
 
@@ -153,7 +156,7 @@ def test_a_catalog_that_cannot_be_updated_is_built(
         elif change == "lost":
             path.unlink()
         elif change == "format":
-            monkeypatch.setattr(catalog_tables, "_FORMAT", 2)
+            monkeypatch.setattr(catalog_tables, "_FORMAT", 0)
         else:
             shutil.copy2(path, tmp_path / "older")
             commit(lake, {5: 5}, stamp=2)
@@ -189,7 +192,7 @@ def test_waste_is_removed(tmp_path: Path) -> None:
         _publish(lake)
         assert not is_compaction_due(lake)
         for stamp in (2, 3):
-            _fill(lake, files=12_000, stamp=stamp)
+            _fill(lake, files=3_000, stamp=stamp)
             _publish(lake, stamp)
         assert is_rebuild_due(lake.layout, lake.ledger)
         run_compaction(lake, settings)
@@ -225,7 +228,7 @@ def test_a_later_watermark_makes_no_snapshot(tmp_path: Path, form: Literal["tabl
         _publish(lake, 7)
         assert (_freshness(lake), _snapshots(lake)) == ((2, True, AT + 7), ["000002"])
         assert not list(damaged_catalogs(lake.layout, lake.ledger))
-        expire_snapshots(lake.layout, lake.ledger, keep=1, grace=0, now=time.time() + 1)
+        expire_snapshots(lake.layout, lake.ledger, RetentionRules(newest=1, seconds=0), now=time.time() + 1)
         assert not lake.ledger.retired_parts(), "parts that no snapshot names"
         assert _rows(lake.layout.catalog) == _rows(lake.layout.snapshot_path(2))
 
@@ -279,3 +282,60 @@ def test_publishing_has_a_budget(tmp_path: Path) -> None:
         commit(lake, {4: 0}, stamp=3)
         lake.publish("run", at=AT + HOUR + 9, complete=True, watermark=AT + 6, may_wait=True)
         assert _freshness(lake) == (3, True, AT + 6), "the next hour has a budget of its own"
+
+
+@pytest.mark.parametrize("form", ["tables", "views"])
+def test_records_are_published_with_their_time(tmp_path: Path, form: Literal["tables", "views"]) -> None:
+    """A publish of records alone takes no snapshot, and readers see when it was."""
+    with _open(tmp_path / "lake", form) as lake:
+        _fill(lake)
+        _publish(lake)
+        lake.republish_records(at=AT + 2 * HOUR)
+        with duckdb.connect(str(lake.layout.catalog), read_only=True) as db:
+            shown = db.execute("SELECT snapshot, epoch_us(published_at) FROM meta.freshness").fetchall()
+        assert shown == [(1, AT + 2 * HOUR)]
+        record = lake.ledger.properties.catalog
+        assert record is not None
+        assert record["hour_start"] == AT + 2 * HOUR, "the bytes count in the hour in which they are written"
+        assert not list(damaged_catalogs(lake.layout, lake.ledger))
+
+
+def test_a_built_catalog_is_clustered_by_file(tmp_path: Path) -> None:
+    """The rows of each table lie in the order of the files, whatever the order of the commits."""
+    with _open(tmp_path / "lake") as lake:
+        for stamp, low in enumerate((3_000, 1, 1_500), 1):
+            ids = range(low, low + 1_500)
+            uploads = [{"file_id": key, "id": key, "position": place} for key in reversed(ids) for place in (1, 0)]
+            commit(lake, dict.fromkeys(reversed(ids), 2), {"uploads": uploads}, stamp=stamp)
+        _publish(lake)
+    with duckdb.connect(str(tmp_path / "lake" / "catalog.duckdb"), read_only=True) as db:
+        rows = db.execute("SELECT file_id, position FROM uploads ORDER BY rowid").fetchall()
+        assert rows == [(key, place) for key in range(1, 4_500) for place in (0, 1)]
+
+
+def test_a_catalog_of_mostly_new_rows_is_built(tmp_path: Path) -> None:
+    """A lake that was published empty, as every first sync does, is built with its files: nothing is to be rebuilt."""
+    with _open(tmp_path / "lake") as lake:
+        _publish(lake)
+        _fill(lake, files=3_000)
+        _publish(lake, 2)
+        assert not is_compaction_due(lake)
+        assert _base(lake)["replaced_rows"] == 0
+        commit(lake, dict.fromkeys(range(1, 100), 1), stamp=3)
+        _publish(lake, 3)
+        assert _base(lake)["replaced_rows"] > 0, "few new rows are an update"
+
+
+def test_an_update_of_a_large_catalog_only_adds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond a size no row group is written again to merge it with those of later updates."""
+    monkeypatch.setattr(catalog_tables, "_MAX_MERGED_BYTES", 0)
+    groups = []
+    with _open(tmp_path / "lake") as lake:
+        _fill(lake)
+        for stamp in range(1, 7):
+            commit(lake, {stamp: 0}, stamp=stamp)
+            _publish(lake, stamp)
+            with duckdb.connect(str(lake.layout.catalog), read_only=True) as db:
+                count = "SELECT count(DISTINCT row_group_id) FROM pragma_storage_info('files')"
+                groups += db.execute(count).fetchall()
+    assert groups == [(number,) for number in range(1, 7)]

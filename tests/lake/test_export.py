@@ -6,7 +6,8 @@ import csv
 import json
 import re
 import zipfile
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 from xml.etree import ElementTree as ET
 
 import duckdb
@@ -14,15 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import SettingsError
-from pipeline.lake import xlsx
+from pipeline.lake import export, xlsx
 from pipeline.lake.export import ExportFormat, ExportPlan, run_export
 from pipeline.lake.lake import Lake
 from schemas.tables import TABLES
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import told
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FORMULAS: Final = ("=1+1", "+1", "-1", "@SUM(A1)", "\tx", "\rx")
 TEXTS: Final = (*FORMULAS, "plain", "a=1", "", None, "'=1", "größe 🙂", "<b>&", 'quo"te', "two\nlines", "\x00\x1b[31m")
@@ -103,7 +101,7 @@ def test_a_workbook_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(xlsx, "xlsxwriter", None)
     with pytest.raises(SettingsError) as caught:
         xlsx.check_xlsx_installed()
-    assert "pip install scanlake[xlsx]" in caught.value.hint
+    assert "pip install XlsxWriter" in caught.value.hint
 
 
 def test_a_sheet_that_is_too_long(lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,3 +154,175 @@ def test_one_snapshot(lake: Path, tmp_path: Path) -> None:
             commit(made, {5: 0})
             made.publish("", at=AT, complete=True, watermark=AT)
         assert run_export(db, tmp_path / "out", ExportPlan(ExportFormat.PARQUET, ("files",))) == {"files": 1}
+
+
+# Workbooks for people
+
+
+def _sheet(path: Path, number: int = 1) -> ET.Element:
+    with zipfile.ZipFile(path) as book:
+        return ET.fromstring(book.read(f"xl/worksheets/sheet{number}.xml"))  # noqa: S314 - our own
+
+
+def _date_styles(path: Path) -> set[str]:
+    """Return the indices of cell styles whose format is that of a date."""
+    with zipfile.ZipFile(path) as book:
+        styles = ET.fromstring(book.read("xl/styles.xml"))  # noqa: S314 - our own
+    dates = {each.get("numFmtId") for each in styles.iter(f"{NS}numFmt") if "yyyy" in str(each.get("formatCode"))}
+    cells = styles.find(f"{NS}cellXfs")
+    assert cells is not None
+    return {str(index) for index, style in enumerate(cells) if style.get("numFmtId") in dates}
+
+
+def test_a_workbook_has_dates_and_a_heading_that_stays(lake: Path, tmp_path: Path) -> None:
+    """Times are Excel's own dates, the heading is frozen and has a filter over all rows, columns fit what they show."""
+    exported(lake, tmp_path / "out", ExportFormat.XLSX, "files")
+    book = tmp_path / "out" / "scanlake.xlsx"
+    sheet = _sheet(book)
+    (pane,) = sheet.iter(f"{NS}pane")
+    assert (pane.get("ySplit"), pane.get("state")) == ("1", "frozen")
+    heading, row = sheet.iter(f"{NS}row")
+    names = ["".join(cell.itertext()) for cell in heading]
+    (filtered,) = sheet.iter(f"{NS}autoFilter")
+    assert re.sub(r"[A-Z]", "", str(filtered.get("ref"))) == "1:2"
+    cells = {names[ord(str(cell.get("r"))[0]) - ord("A")]: cell for cell in row}
+    updated = cells["updated_at"]
+    assert updated.get("s") in _date_styles(book)
+    days = AT / 86_400e6 + 25_569  # from 1899-12-30, Excel's first day, to 1970
+    assert float(updated.findtext(f"{NS}v") or 0) == pytest.approx(days, abs=1e-8)
+    widths = [float(str(column.get("width"))) for column in sheet.iter(f"{NS}col")]
+    assert max(widths) < 60
+    assert len(set(widths)) > 1
+
+
+def test_a_result_as_a_workbook(lake: Path, tmp_path: Path) -> None:
+    """Query -o answer.xlsx writes a workbook with numbers, dates and text; what Excel has no type for is text."""
+    out = tmp_path / "answer.xlsx"
+    sql = (
+        "SELECT file_id, 1.5::DECIMAL(9, 1) AS d, sum(1) AS n, DATE '2026-11-21' AS day, '=1+1' AS formula,"
+        " [1] AS list, 'nan'::DOUBLE AS nan, TIMESTAMP '1850-01-01' AS early,"
+        " TIMESTAMPTZ '2026-11-21 02:00:00+02' AS at, NULL AS none FROM files GROUP BY ALL"
+    )
+    told(lake, "query", sql, "-o", str(out))
+    _, row = _sheet(out).iter(f"{NS}row")
+    cells = {str(cell.get("r"))[0]: (cell.get("t"), "".join(cell.itertext())) for cell in row}
+    assert cells == {
+        "A": ("inlineStr", str(2**53 + 1)), "B": (None, "1.5"), "C": (None, "1"), "D": (None, "46347"),
+        "E": ("inlineStr", "=1+1"), "F": ("inlineStr", "[1]"), "G": ("inlineStr", "nan"),
+        "H": ("inlineStr", "1850-01-01 00:00:00"), "I": (None, "46347"),
+    }  # fmt: skip
+
+
+def test_a_result_goes_to_formats_that_exist(lake: Path, tmp_path: Path) -> None:
+    """An extension that is no format is refused before the query, unless --format says one; .txt is a table."""
+    out = tmp_path / "answer.xls"
+    message = told(lake, "query", "SELECT 1 AS n", "-o", str(out), code=2)
+    assert (
+        ".xls is no format of a result. Use .csv, .json, .jsonl, .parquet, .xlsx or .txt, or add --format." in message
+    )
+    assert not out.exists()
+    told(lake, "query", "SELECT 1 AS n", "-o", str(out), "--format", "csv")
+    assert out.read_text() == '"n"\n1\n'
+    told(lake, "query", "SELECT 1 AS n", "-o", str(tmp_path / "answer.txt"))
+    assert "1 row" in (tmp_path / "answer.txt").read_text()
+    assert "The format xlsx needs a file." in told(lake, "query", "SELECT 1", "--format", "xlsx", code=2)
+
+
+# Exports that replace
+
+
+def _entries(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_an_export_that_replaces_a_former_one(lake: Path, tmp_path: Path) -> None:
+    """--replace writes the folder again after a sync, removes what the former export had, and skips equal rows."""
+    out, arguments = tmp_path / "out", ("export", str(tmp_path / "out"), "--format", "parquet", "--replace")
+    told(lake, *arguments, "--tables", "files,uploads")
+    inode = (out / "files.parquet").stat().st_ino
+    assert json.loads(told(lake, *arguments, "--tables", "files,uploads", "--json"))["unchanged"] is True
+    assert (out / "files.parquet").stat().st_ino == inode
+    with Lake(lake, doing="test") as made:
+        commit(made, {5: 0}, stamp=1)
+        made.publish("", at=AT, complete=True, watermark=AT)
+    told(lake, *arguments, "--tables", "files")
+    assert _entries(out) == {"files.parquet", "export.json"}
+    assert pq.read_table(out / "files.parquet").num_rows == 2
+    told(lake, *arguments[:2], "--format", "csv", "--replace", "--partition-by", "file_id", "--tables", "files")
+    assert _entries(out) == {"files", "export.json"}
+    assert _entries(tmp_path) == {"lake", "out"}
+
+
+def test_an_export_replaces_nothing_else(lake: Path, tmp_path: Path) -> None:
+    """Folders that no --replace has written, and files that are not of the export, are refused and stay."""
+    out, arguments = tmp_path / "out", ("export", str(tmp_path / "out"), "--format", "csv", "--tables", "files")
+    told(lake, *arguments)
+    assert "no export.json of an export with --replace" in told(lake, *arguments, "--replace", code=2)
+    (out / "files.csv").unlink()
+    told(lake, *arguments, "--replace")
+    assert "does not exist, or --replace." in told(lake, *arguments, code=2)
+    (out / "thesis").write_text("mine")
+    with Lake(lake, doing="test") as made:
+        commit(made, {5: 0}, stamp=1)
+        made.publish("", at=AT, complete=True, watermark=AT)
+    assert "has thesis, which is not of the export" in told(lake, *arguments, "--replace", code=2)
+    assert (out / "thesis").read_text() == "mine"
+    assert len((out / "files.csv").read_text().splitlines()) == 2
+
+
+def test_a_replacement_that_was_killed(lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An export that was killed while it replaced another is written again by the next call, with the same rows too."""
+    out, arguments = tmp_path / "out", ("export", str(tmp_path / "out"), "--format", "csv", "--replace")
+    told(lake, *arguments, "--tables", "files,uploads")
+    renamed, real = [], Path.rename
+
+    def fail_later(self: Path, target: Path) -> Path:
+        renamed.append(self.name)
+        if len(renamed) > 4:
+            raise KeyboardInterrupt
+        return real(self, target)
+
+    plan = ExportPlan(ExportFormat.CSV, ("files", "fields"), replaces=True)
+    with duckdb.connect(str(lake / "catalog.duckdb"), read_only=True) as db, monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", fail_later)
+        with pytest.raises(KeyboardInterrupt):
+            run_export(db, out, plan)
+    assert json.loads((out / "export.json").read_text())["complete"] is False
+    told(lake, *arguments, "--tables", "files,uploads")
+    assert _entries(out) == {"files.csv", "uploads.csv", "export.json"}
+
+
+def test_a_database_to_mail_has_views(lake: Path, tmp_path: Path) -> None:
+    """An exported database has the views over its tables and the dictionary of what it has; none reads the lake."""
+    told(lake, "export", str(tmp_path / "all"), "--format", "duckdb")
+    exported(lake, tmp_path / "two", ExportFormat.DUCKDB, "files", "uploads")
+    lake.rename(tmp_path / "gone")
+    views = {}
+    for name in ("all", "two"):
+        with duckdb.connect(str(tmp_path / name / "scanlake.duckdb"), read_only=True) as db:
+            views[name] = {
+                row[0] for row in db.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()
+            }
+            for view in views[name]:
+                db.execute(f'SELECT * FROM "{view}"').fetchall()
+            described = {row[0] for row in db.execute("SELECT DISTINCT table_name FROM data_dictionary").fetchall()}
+            assert described - views[name] <= {table.name for table in TABLES}
+            assert db.execute(
+                "SELECT tags['storage_version'] FROM duckdb_databases() WHERE NOT internal"
+            ).fetchall() == [("v1.0.0+",)]
+    assert {"damage_by_month", "file_summary", "open_workflow_runs", "fields_wide"} <= views["all"]
+    assert not views["all"] & {"file_history", "file_versions", "file_events"}
+    assert views["two"] >= {"damage_by_month", "devices"}
+    assert "file_summary" not in views["two"]
+
+
+def test_an_export_into_too_many_folders_is_refused(
+    lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A column with more values than a folder should have entries is refused before anything is written."""
+    monkeypatch.setattr(export, "_MAX_PARTITIONS", 3)
+    arguments = ("export", str(tmp_path / "out"), "--format", "csv", "--partition-by")
+    message = told(lake, *arguments, "id", "--tables", "uploads", code=2)
+    assert "--partition-by id would make about " in message
+    assert not (tmp_path / "out").exists()
+    assert told(lake, *arguments, "has_damage", "--tables", "uploads", "-q") == "", "quiet prints no counts"

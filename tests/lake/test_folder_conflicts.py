@@ -20,6 +20,7 @@ from pipeline.lake import export
 from pipeline.lake.export import ExportFormat, ExportPlan, run_export
 from pipeline.lake.integrity import missing_or_resized_parts
 from pipeline.lake.lake import BACKUP_IN_PROGRESS, Lake
+from pipeline.lake.models import RunRecord
 from pipeline.maintenance.backup import backup
 from pipeline.progress import NullProgress
 from pipeline.settings import Settings
@@ -248,9 +249,9 @@ def test_a_purge_of_what_was_never_held(lake: Path) -> None:
         with pytest.raises(SettingsError):
             purged(lake, number)
     assert (facts(lake), state(lake)) == (before, files)
-    assert "1 file erased;" in told(lake, "purge", "11")
-    assert "0 files erased, 1 already erased;" in told(lake, "purge", "11")
-    assert "1 file erased, 1 already erased;" in told(lake, "purge", "11", "12")
+    assert "1 file erased;" in told(lake, "purge", "11", "--yes")
+    assert "0 files erased, 1 already erased;" in told(lake, "purge", "11", "--yes")
+    assert "1 file erased, 1 already erased;" in told(lake, "purge", "11", "12", "--yes")
 
 
 @pytest.mark.parametrize("where", ["snapshots", "reject", "verification"])
@@ -310,10 +311,10 @@ def test_a_purge_of_a_damaged_lake(lake: Path) -> None:
     (lake / part.name).chmod(0o644)
     for content in (whole[: len(whole) // 2], b"\0" * len(whole)):
         (lake / part.name).write_bytes(content)
-        assert "scanlake check" in told(lake, "purge", "11", code=9)
+        assert "scanlake check" in told(lake, "purge", "11", "--yes", code=9)
     (lake / part.name).write_bytes(whole)
     assert facts(lake) == before
-    assert "1 file erased;" in told(lake, "purge", "11")
+    assert "1 file erased;" in told(lake, "purge", "11", "--yes")
 
 
 # Backups
@@ -388,9 +389,10 @@ def test_a_backup_that_fails_leaves_nothing(lake: Path, tmp_path: Path) -> None:
 
 
 def test_a_half_backup_that_is_in_use_is_no_half_backup(lake: Path, tmp_path: Path) -> None:
-    """Whoever opened a half backup as a lake made it their own: no later backup replaces it."""
+    """A run that fetched into a half backup made it a lake of its own: no later backup replaces it."""
     saved(lake, tmp_path / "backup")
     (tmp_path / "backup" / BACKUP_IN_PROGRESS).touch()
-    facts(tmp_path / "backup")
+    with Lake(tmp_path / "backup", doing="sync") as held:
+        held.ledger.begin_run(RunRecord("20261121T000000Z-abcdef", "sync", "0.1.0", AT))
     with pytest.raises(SettingsError, match="not an empty folder"):
         saved(lake, tmp_path / "backup")

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -18,6 +19,7 @@ from pipeline.errors import StorageError
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout, describe_lock_owner, is_lake_locked, lock_lake, lock_lake_for_reading
 from pipeline.lake.models import RunRecord
+from schemas.timestamps import now_us
 from tests.lake.corruption import checked
 from tests.lake.lake_builder import AT
 from tests.lake.operations import told
@@ -44,16 +46,19 @@ def test_a_run_without_a_process_is_not_running(tmp_path: Path) -> None:
     """A run that a full disk kept from recording its end is interrupted in status; one with a process is running."""
     lake = made_in(tmp_path / "lake")
     with Lake(lake, doing="sync") as held:
-        held.ledger.begin_run(RUN)
+        held.ledger.begin_run(replace(RUN, started_at=now_us()))
         held.publish(RUN.run_id, at=AT, complete=False, watermark=None)
         assert read_state(lake)[0] == "running"
     state, error = read_state(lake)
     assert state == "interrupted"
     assert error == "The process ended without recording why."
     assert "interrupted" in told(lake, "status")
-    with lock_lake(LakeLayout(lake), "sync"):
-        assert read_state(lake)[0] == "running"
-    note = json.loads((lake / "LOCK").read_text())
+    with lock_lake_for_reading(LakeLayout(lake)):
+        assert read_state(lake)[0] == "interrupted", "a check that only reads is not the run"
+    with lock_lake(LakeLayout(lake), "compact"):
+        note = json.loads((lake / "LOCK").read_text())
+        (lake / "LOCK").write_text(json.dumps({**note, "since": "2100-01-01T00:00:00Z"}))
+        assert read_state(lake)[0] == "interrupted", "another process has held the lock since"
     (lake / "LOCK").write_text(json.dumps({**note, "host": "elsewhere"}))
     assert read_state(lake)[0] == "running"  # another machine's lock cannot be seen from here
 
@@ -102,7 +107,7 @@ def test_the_folder_of_a_killed_export_is_removed_by_the_next(tmp_path: Path, ex
     lake, out = made_in(tmp_path / "lake"), tmp_path / "place" / "out"
     (out if exists else out.parent).mkdir(parents=True)
     code = (
-        "import os, sys, pipeline.lake.export as export\n"
+        "import os, sys, pipeline.lake.export_folder as export\n"
         "export._move_into_place = lambda *_: os.kill(os.getpid(), 9)\n"
         "from pipeline.cli import main; main(sys.argv[1:])"
     )

@@ -51,7 +51,8 @@ class LakeOfRows(RuleBasedStateMachine):
         """An empty lake, published, in either form of catalog."""
         self.folder = Path(tempfile.mkdtemp(prefix="rows-"))
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(worker, "_SORT_CHUNK_BYTES", 4_000)  # sorts a few files at a time
+        for name in ("_MIN_CHUNK_BYTES", "_MAX_CHUNK_BYTES"):
+            self.patch.setattr(worker, name, 4_000)  # sorts a few files at a time
         self.lake = Lake(self.folder / "lake", doing="test", options=CatalogOptions(form))
         self.lake.__enter__()
         self.settings = Settings(lake=self.folder / "lake", keep_snapshots=4, retention_hours=0)

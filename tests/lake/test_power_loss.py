@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import sqlite3
@@ -16,8 +17,9 @@ from pipeline.lake.lake import Lake
 from pipeline.lake.purge import purge
 from pipeline.maintenance.compact import run_compaction as compact
 from pipeline.settings import Settings
+from tests.lake.corruption import checked
 from tests.lake.lake_builder import AT, commit
-from tests.lake.powerloss import Log, Tree, losses, recorded
+from tests.lake.powerloss import Entry, Log, Tree, losses, recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,16 +30,19 @@ OPENED = 10_000 if os.environ.get("SOAK_EXAMPLES") else 12
 
 
 def work(lake: Path) -> None:
-    """Commits, publishes, a compaction with its retention, a purge, and a move."""
+    """Commits, publishes of rows, of a watermark and of records, a compaction with its retention, and a purge."""
     made = Settings(lake=lake, keep_snapshots=1, retention_hours=0)
     for number in range(3):
         with Lake(lake, doing="test") as held:
             uploads = [{"file_id": key, "position": place} for key in (1, 2) for place in range(number)]
             commit(held, {1: number, 2: number}, {"uploads": uploads}, gone=[3] if number else [])
-            held.publish("", at=AT, complete=True, watermark=None)
+            held.publish("", at=AT + number, complete=True, watermark=None)
+            if number == 1:
+                held.publish("", at=AT + 10, complete=True, watermark=AT)
+                held.republish_records(at=AT + 11)
             compact(held, made, everything=number == 1)
     with Lake(lake, doing="purge") as held:
-        purge(held, [2], by="test", at=AT, mark="abcdef")
+        purge(held, [2], by="test", at=AT + 20, mark="abcdef")
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +81,8 @@ def test_nothing_that_is_named_is_missing(log: Log, reading: Path, tmp_path: Pat
     for number in chosen:
         lake = tmp_path / f"{number}" / "lake"
         write(lake, states[number][1])
+        if states[number][1].keys() >= {"ledger.sqlite", "catalog.duckdb"}:
+            assert "catalog.duckdb" not in {damage.subject for damage in checked(lake, mend=False).damage}
         with Lake(lake, doing="test") as opened:
             commit(opened, {7: 0})
             opened.publish("", at=AT, complete=True, watermark=None)
@@ -85,6 +92,51 @@ def test_nothing_that_is_named_is_missing(log: Log, reading: Path, tmp_path: Pat
             counts = dict(db.execute("SELECT file_id, snap_count FROM files WHERE snap_count > 0").fetchall())
         assert found == [(1,)]
         assert uploads == counts
+
+
+def test_the_catalog_is_one_that_was_published(log: Log, reading: Path) -> None:
+    """After a loss of power at any moment the catalog is a whole one, and the ledger has the record of its publish."""
+    published = set(catalogs_of(log))
+    assert len(published) >= 6
+    shown, recorded_in = read_publish(reading)
+    found = set()
+    for end, tree in losses(log, alone=4):
+        content, ledger = tree.get("catalog.duckdb"), tree.get("ledger.sqlite")
+        if content is None:
+            continue
+        assert content in published, f"after {end} of {len(log.done)}: {log.done[end - 1]!r:.90}"
+        assert ledger is not None
+        at = shown(content)
+        assert at in recorded_in(ledger), f"after {end} of {len(log.done)}: {log.done[end - 1]!r:.90}"
+        found.add(at)
+    assert found == set(map(shown, published))
+
+
+def catalogs_of(log: Log) -> list[bytes]:
+    """Return the content of each catalog that was given its name."""
+    entries = [entry for entry in log.done if isinstance(entry, Entry) and entry.path == "catalog.duckdb"]
+    return [entry.content for entry in entries if entry.content is not None]
+
+
+def read_publish(folder: Path) -> tuple[Callable[[bytes], int], Callable[[bytes], set[int]]]:
+    """Return how to read when a catalog was published, and which times a ledger has for the catalog."""
+
+    @cache
+    def shown(content: bytes) -> int:
+        path = folder / f"{hash(content)}"
+        path.write_bytes(content)
+        with duckdb.connect(str(path), read_only=True) as db:
+            return int(db.execute("SELECT epoch_us(published_at) FROM meta.freshness").fetchall()[0][0])
+
+    @cache
+    def recorded_in(content: bytes) -> set[int]:
+        path = folder / f"{hash(content)}"
+        path.write_bytes(content)
+        with closing(sqlite3.connect(path)) as ledger:
+            sql = "SELECT value FROM lake_property WHERE name IN ('catalog', 'former_catalog')"
+            return {json.loads(text)["written_at"] for (text,) in ledger.execute(sql).fetchall()}
+
+    return shown, recorded_in
 
 
 def named_in(folder: Path) -> Callable[[bytes, bool], list[tuple[str, int]]]:
@@ -98,7 +150,7 @@ def named_in(folder: Path) -> Callable[[bytes, bool], list[tuple[str, int]]]:
             with closing(sqlite3.connect(path)) as ledger:
                 return ledger.execute("SELECT name, bytes FROM part").fetchall()
         with duckdb.connect(str(path), read_only=True) as db:
-            return db.execute("SELECT name, bytes FROM _parts").fetchall()
+            return db.execute("SELECT name, bytes FROM physical.parts").fetchall()
 
     return named
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import pty
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +29,7 @@ from pipeline.sync.verify import VerifyMode, verify
 from tests.lake.corruption import checked, grown
 from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.lake.lake_builder import AT, insert_reject
+from tests.lake.operations import told
 from tests.oracle import differences
 from tests.sync.sync_harness import opened, synced
 
@@ -174,7 +180,45 @@ async def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     for known in ([file_id], []):
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
-            main(["purge", str(file_id), "--requested-by", "me", "--json", "--lake", str(lake)])
+            main(["purge", str(file_id), "--yes", "--requested-by", "me", "--json", "--lake", str(lake)])
         told = json.loads(capsys.readouterr().out)
         assert ended.value.code == 0
         assert (told["file_ids"], told["known"], told["requested_by"]) == ([file_id], known, "me")
+
+
+async def test_nothing_is_erased_without_a_yes(tmp_path: Path) -> None:
+    """Without --yes and a terminal nothing is erased; --dry-run names the file, its uploads and what goes with it."""
+    lake = tmp_path / "lake"
+    async with grown(lake, files=8, rounds=1) as emulator:
+        file_id = eventful(emulator)
+        (true,) = [true for true in emulator.truth() if true["key"] == file_id]
+    before = sorted((path.name, path.stat().st_ino) for path in lake.rglob("*.parquet"))
+    refused = told(lake, "purge", str(file_id), code=2)
+    assert "Erasing 1 file cannot be undone. Nothing was erased. Add --yes to erase." in refused
+    shown = told(lake, "purge", str(file_id), "--dry-run")
+    uploads = len(true["detail"]["uploads"])
+    assert f"file {file_id}: reference {true['detail']['scan_code']}, {uploads} upload" in shown
+    assert "would be deleted" in shown
+    assert shown.endswith("nothing was erased\n")
+    plan = json.loads(told(lake, "purge", str(file_id), "--dry-run", "--json"))
+    assert (plan["erased"], plan["files"][0]["uploads"]) == (False, uploads)
+    assert sorted((path.name, path.stat().st_ino) for path in lake.rglob("*.parquet")) == before
+    assert "1 file erased" in told(lake, "purge", str(file_id), "--yes")
+
+
+async def test_a_person_is_asked_before_an_erasure(tmp_path: Path) -> None:
+    """On a terminal the question comes after the list of what goes; no erases nothing, yes erases."""
+    lake = tmp_path / "lake"
+    async with grown(lake, files=8, rounds=0) as emulator:
+        file_id = eventful(emulator)
+    for answer, code in ((b"n\n", 2), (b"y\n", 0)):
+        ours, theirs = pty.openpty()
+        os.write(ours, answer)
+        arguments = (sys.executable, "-m", "pipeline", "purge", str(file_id), "--lake", str(lake))
+        done = await asyncio.to_thread(subprocess.run, arguments, stdin=theirs, capture_output=True, check=False)
+        os.close(ours)
+        os.close(theirs)
+        assert done.returncode == code, done.stderr
+        assert f"file {file_id}: reference ".encode() in done.stderr
+        assert b"Erase 1 file? This cannot be undone. [y/N]" in done.stderr
+    assert b"1 file erased" in done.stdout

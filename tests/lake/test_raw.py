@@ -112,7 +112,7 @@ async def test_a_sync_with_one_version_kept(tmp_path: Path) -> None:
 def test_sorting_goes_a_range_of_files_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Folding wide rows with less memory than they take at once succeeds, and the base is sorted by file."""
     monkeypatch.setattr(worker, "MEMORY_LIMIT", "40MB")
-    monkeypatch.setattr(worker, "_SORT_CHUNK_BYTES", 8_000_000)
+    monkeypatch.setattr(worker, "_MIN_CHUNK_BYTES", 8_000_000)
     lake = tmp_path / "lake"
     with Lake(lake, doing="test") as held:
         for number in range(4):

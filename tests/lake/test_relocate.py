@@ -68,7 +68,7 @@ def test_a_moved_lake_of_views(lake: Path) -> None:
 
 
 def test_snapshots_move_along(lake: Path) -> None:
-    """Snapshots from before a move show what they showed, in this client and in older ones, whole and commented."""
+    """Snapshots from before a move show what they showed, in this client and in older ones."""
     with Lake(lake, doing="test") as made:
         own = {"_definition_hash": "a"}
         children = {

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import pickle
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pipeline.cli import main
-from pipeline.errors import LakeCorruptedError
+from pipeline.errors import LakeCorruptedError, ScanlakeError
 from pipeline.flatten import flatten as flattening
 from pipeline.lake import catalog_meta, catalog_sql, catalog_tables, catalog_views, parts, views
 from pipeline.lake.lake import Lake
 from pipeline.lake.view_definitions import WORKFLOWS
+from pipeline.maintenance import ray_executor
 from pipeline.maintenance import replay as replay_module
 from pipeline.maintenance.compact import run_compaction as compact
+from pipeline.maintenance.flatten_tasks import LocalExecutor
 from pipeline.maintenance.replay import ReplayResult, replay
 from pipeline.progress import NullProgress
 from pipeline.settings import Settings
@@ -28,8 +32,10 @@ from tests.oracle import differences
 from tests.sync.sync_harness import opened, synced
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
+    from pipeline.maintenance.flatten_tasks import FlattenedRows, FlattenTask
     from schemas.tables import Table
 
 
@@ -70,7 +76,7 @@ async def test_every_row_is_the_same(tmp_path: Path, folded: bool) -> None:  # n
         assert done.files == len(before["files"])
         with opened(lake) as db:
             assert differences(db, emulator.truth()) == []
-            assert db.execute("SELECT count(*) FROM _superseded_versions").fetchall() == [(0,)]
+            assert db.execute("SELECT count(*) FROM physical.superseded_versions").fetchall() == [(0,)]
         assert (await synced(emulator, lake)).details_fetched == 0
         emulator.world.update(emulator.world.pick_random(4))
         await synced(emulator, lake)
@@ -172,3 +178,94 @@ async def test_memory_does_not_grow_with_the_lake(tmp_path: Path, capsys: pytest
         main(["replay", "--json", "--lake", str(lake / "100")])
     assert ended.value.code == 0
     assert json.loads(capsys.readouterr().out)["files"] == 100
+
+
+class ShuffledExecutor:
+    """Runs small tasks out of order in threads, each one twice, as a cluster may after a lost worker."""
+
+    task_files = 7
+
+    def __init__(self) -> None:
+        self.tasks = 0
+
+    def map(self, tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
+        """Yield the results in the order of the tasks. Each task crosses a border of processes."""
+        waiting = [pickle.dumps(task) for task in tasks]
+        self.tasks = len(waiting)
+        with ThreadPoolExecutor(4) as pool:
+            first = [pool.submit(self._run, task) for task in reversed(waiting)]
+            again = [pool.submit(self._run, task) for task in waiting]
+            for lost, result in zip(reversed(first), again, strict=True):
+                assert lost.result() == result.result()
+                yield pickle.loads(result.result())  # noqa: S301 - this test's own bytes
+
+    @staticmethod
+    def _run(task: bytes) -> bytes:
+        return pickle.dumps(pickle.loads(task).run())  # noqa: S301 - this test's own bytes
+
+
+async def test_tasks_elsewhere_give_the_same_rows(tmp_path: Path) -> None:
+    """Tasks that run elsewhere, in any order and more than once, give every table row by row."""
+    lake = tmp_path / "lake"
+    async with grown(lake) as emulator:
+        emulator.world.delete(emulator.world.pick_random(2))
+        made = Settings(base_url=emulator.base_url, lake=lake)
+        with Lake(lake, doing="verify") as held:
+            await verify(held, made, emulator.token, VerifyMode(), NullProgress())
+    local = replayed(lake)
+    before = rows(lake)
+    executor = ShuffledExecutor()
+    with Lake(lake, doing="replay") as held:
+        done = replay(held, executor)
+    assert executor.tasks > 3
+    assert rows(lake) == before
+    assert (done.files, done.rows, done.parts_after) == (local.files, local.rows, local.parts_after)
+    assert checked(lake, read_data=True).damage == []
+
+
+class FailingExecutor(LocalExecutor):
+    """Fails after the first task."""
+
+    task_files = 7
+
+    def map(self, tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
+        """Yield one result."""
+        yield next(tasks).run()
+        raise ScanlakeError("Ray (ray): the cluster is gone.")
+
+
+async def test_a_cluster_that_fails_changes_nothing(tmp_path: Path) -> None:
+    """After a failure in the middle the lake has the parts and rows of before, and no spill file is left."""
+    lake = tmp_path / "lake"
+    async with grown(lake):
+        before = rows(lake)
+    with Lake(lake, doing="replay") as held:
+        parts_before = held.ledger.parts()
+        with pytest.raises(ScanlakeError, match="the cluster is gone"):
+            replay(held, FailingExecutor())
+        assert held.ledger.parts() == parts_before
+        assert not held.layout.spill_dir.exists()
+    assert rows(lake) == before
+    assert checked(lake, read_data=True).damage == []
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("dask", "--on dask: unknown kind of cluster."),
+        ("ray://", "--on ray://: no address."),
+        ("rayon", "--on rayon: unknown kind of cluster."),
+        ("ray", "--on ray needs the library ray."),
+    ],
+)
+def test_an_unusable_cluster_is_one_line(
+    target: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A cluster of another kind, an empty address and a missing library are refused with what to do."""
+    monkeypatch.setattr(ray_executor, "ray", None)
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", "--on", target])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert says in told
+    assert "ray://HOST:PORT" in told or "pip install 'ray[client]'" in told

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pytest
@@ -17,9 +17,12 @@ from pipeline.lake.snapshots import clear_pause, diff_snapshots, read_snapshot, 
 from pipeline.maintenance.compact import run_compaction as compact
 from pipeline.progress import NullProgress
 from pipeline.settings import Settings
+from pipeline.sync.regular_verify import is_due
 from pipeline.sync.sync import TimeRange
-from pipeline.sync.verify import VerifyMode, is_due, verify
+from pipeline.sync.verify import VerifyMode, verify
+from schemas.timestamps import SECOND, now_us, to_datetime
 from tests import oracle
+from tests.lake.lake_builder import commit
 from tests.lake.operations import told
 from tests.sync.sync_harness import SEED, opened, synced
 
@@ -121,7 +124,7 @@ async def test_rollback_and_unpause(tmp_path: Path) -> None:
         with opened(lake) as db:
             assert differences(db, emulator.truth()) == []
             assert db.execute(
-                "SELECT min(first_commit_seq) FROM _parts WHERE first_commit_seq > ?", [record.snapshot]
+                "SELECT min(first_commit_seq) FROM physical.parts WHERE first_commit_seq > ?", [record.snapshot]
             ).fetchall()
         with Lake(lake, doing="look") as held:
             assert held.ledger.next_commit_seq() > before
@@ -273,7 +276,7 @@ def test_the_verbs(tmp_path: Path) -> None:
     found = json.loads(told(lake, "changes", "--since", number, "--json"))
     assert found["counts"] == {"added": 1, "changed": 0, "deleted": 0}
     lines = told(lake, "changes", "--since", number, "--format", "csv").splitlines()
-    assert lines[0] == "change,file_id,scan_code,updated_at"
+    assert lines[0] == "change,file_id,scan_code,updated_at,columns"
     assert lines[1].startswith(f"added,{found['files'][0]['file_id']},")
     assert "1 added, 0 changed, 0 deleted" in told(lake, "changes", "--since", number)
     assert json.loads(told(lake, "rollback", number, "--json"))["files"] == 32
@@ -281,3 +284,47 @@ def test_the_verbs(tmp_path: Path) -> None:
     assert "scanlake unpause" in refused
     assert f"from snapshot {number}" in told(lake, "unpause")
     assert "were not paused" in told(lake, "unpause")
+
+
+def _change_of(lake: Path, *options: str) -> list[dict[str, Any]]:
+    """Return the changes that the command prints."""
+    listed: list[dict[str, Any]] = json.loads(told(lake, "changes", *options, "--json"))["files"]
+    return listed
+
+
+def test_changes_name_the_columns_that_differ(tmp_path: Path) -> None:
+    """A changed file comes with the columns that differ, and with the tables in which it has more or fewer rows."""
+    lake, before = tmp_path / "lake", {"file_id": 1, "id": 5, "position": 0, "comment": "a", "latitude": 1.0}
+    with Lake(lake, doing="test") as made:
+        commit(made, {1: 1, 2: 0, 3: 0}, {"uploads": [before]})
+        made.publish("", at=AT, complete=True, watermark=AT)
+        shifted = before | {"comment": "b", "position": 1}
+        fields = [{"file_id": 1, "field_id": 9, "position": 0, "value": "new"}]
+        commit(made, {1: 1, 2: 7}, {"uploads": [shifted], "fields": fields}, gone=[3], stamp=1)
+        made.publish("", at=AT + 1, complete=True, watermark=AT)
+    assert {row["file_id"]: row["columns"] for row in _change_of(lake, "--since", "1")} == {
+        1: ["files.updated_at", "uploads.comment", "fields"],
+        2: ["files.snap_count", "files.updated_at"],
+        3: [],
+    }
+    text = told(lake, "changes", "--since", "1")
+    assert "ref 1  files.updated_at, uploads.comment, fields\n" in text
+    csv_row = told(lake, "changes", "--since", "1", "--format", "csv").splitlines()[1]
+    assert csv_row.endswith(",ref 1,2026-11-18T11:06:40.000001Z,files.updated_at uploads.comment fields")
+
+
+def test_changes_since_a_time(tmp_path: Path) -> None:
+    """A duration, a date or an instant means the snapshot that readers saw then; one that is not kept is an error."""
+    lake, now, hour = tmp_path / "lake", now_us(), 3_600 * SECOND
+    with Lake(lake, doing="test") as made:
+        for number, age in ((1, 49), (2, 25), (3, 1)):
+            commit(made, {number: 0})
+            made.publish("", at=now - age * hour, complete=True, watermark=AT)
+    instant = f"{to_datetime(now - 26 * hour):%Y-%m-%dT%H:%M:%SZ}"
+    since = {"24h": [3], "2h": [3], "30m": [], "2d": [2, 3], "1d2h": [2, 3], instant: [2, 3], "2": [3]}
+    assert {when: [row["file_id"] for row in _change_of(lake, "--since", when)] for when in since} == since
+    assert [row["file_id"] for row in _change_of(lake, "--since", "1", "--until", "24h")] == [2]
+    message = told(lake, "changes", "--since", "3d", code=2)
+    assert "is not kept: the oldest is 1, published" in message
+    assert "Use --since 1. retention_hours" in message
+    assert "--since soon: not a time. Use 24h, 7d, 2026-01-31" in told(lake, "changes", "--since", "soon", code=2)

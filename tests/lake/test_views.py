@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections import defaultdict
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.emulator import Emulator
+from pipeline.lake import view_definitions
 from pipeline.lake.lake import Lake
 from pipeline.lake.views import MAX_WIDE_COLUMNS, wide_columns
 from tests.lake.lake_builder import AT, commit
@@ -23,6 +25,7 @@ CLIENT: Final = Path(__file__).resolve().parents[2] / ".venv" / "bin" / "duckdb"
 VIEWS: Final = (
     "fields_wide form_answers_wide damage_by_month workflow_progress open_workflow_runs file_history workflows"
     " workflow_steps devices custom_fields forms questions damage_types document_types upload_addresses"
+    " location_names file_summary file_versions file_events"
 ).split()
 ODD: Final = (
     "plain",
@@ -45,6 +48,14 @@ def asked(db: duckdb.DuckDBPyConnection, sql: str) -> list[dict[str, Any]]:
     answer = db.execute(sql)
     names = [column[0] for column in answer.description or ()]
     return [dict(zip(names, row, strict=True)) for row in answer.fetchall()]
+
+
+def test_a_month_has_one_type_in_every_client() -> None:
+    """A view casts what date_trunc returns: a DATE in DuckDB 1.4, which then refuses the view, and else a TIMESTAMP."""
+    views = [view for view in vars(view_definitions).values() if isinstance(view, view_definitions.View)]
+    calls = [call for view in views for call in re.findall(r"date_trunc\(.*?\)+(?:::\w+)?(?= AS)", view.sql)]
+    assert calls
+    assert all(call.endswith("::TIMESTAMP") for call in calls), calls
 
 
 async def test_against_the_service(tmp_path: Path) -> None:
@@ -119,10 +130,16 @@ async def test_the_dictionary_lists_everything_in_main(tmp_path: Path) -> None:
     with opened(tmp_path / "lake") as db:
         listed = db.execute("SELECT table_name, column_name, comment FROM meta.data_dictionary").fetchall()
         there = db.execute(
-            "SELECT table_name, column_name, comment FROM duckdb_columns()"
-            " WHERE NOT internal AND schema_name = 'main' AND NOT starts_with(table_name, '_')"
+            "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal AND schema_name = 'main'"
         ).fetchall()
         assert sorted(listed) == sorted(there)
+        types = "SELECT table_name, column_name, {} FROM {} ORDER BY ALL"
+        declared = db.execute(types.format("type", "meta.data_dictionary")).fetchall()
+        where = "duckdb_columns() WHERE NOT internal AND schema_name = 'main'"
+        assert declared == db.execute(types.format("data_type", where)).fetchall()
+        targets = db.execute("SELECT DISTINCT refers_to FROM meta.data_dictionary WHERE refers_to <> ''").fetchall()
+        assert {"files.file_id", "workflow_runs.id", "devices.device_id"} <= {name for (name,) in targets}
+        assert {name for (name,) in targets} <= {f"{table}.{column}" for table, column, _ in there}
         views = db.execute("SELECT DISTINCT table_name FROM meta.data_dictionary WHERE is_view").fetchall()
         by_form = {f"form_{form_id}_wide" for (form_id,) in db.execute("SELECT form_id FROM forms").fetchall()}
         assert {name for (name,) in views} == {*VIEWS, *by_form}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shlex
 import sys
@@ -24,6 +25,7 @@ from pipeline.monitoring.outcome import Outcome
 from pipeline.monitoring.run_history import RunStatsFile
 from pipeline.settings import Settings
 from tests.monitoring.watch_harness import Collector, scanlake
+from tests.processes import ended, launched
 
 ALERT = Alert("failed", "the service is away", 1, "sync", "/lake", "r1")
 NOTE = "import os, json, sys; open(sys.argv[1], 'a').write(json.dumps(dict(os.environ)) + '\\n')"
@@ -127,6 +129,15 @@ def test_one_alert_per_failure_and_one_after_recovery(tmp_path: Path) -> None:
     assert told == [("failed", 1), ("failed", 3), ("recovered", 0), ("failed", 7), ("recovered", 4)]
 
 
+def test_a_monitor_is_pinged_after_every_success(tmp_path: Path) -> None:
+    """A monitor for silence is requested after a run that succeeded, with rejects or not, and after no other."""
+    with Collector().serving() as hook:
+        settings = Settings(lake=tmp_path, on_success_webhook=SecretStr(f"{hook.url}/ping/1?secret=2"))
+        for code in (0, 1, 5, 4, 130):
+            record_run(settings, RunStatsFile(tmp_path), Outcome("sync", tmp_path, code, "why"))
+    assert [path for path, _, _ in hook.taken] == ["/ping/1?secret=2"] * 2
+
+
 def test_a_lasting_difference_is_one_failure(tmp_path: Path) -> None:
     """Lake and service that differ twice are one alert with exit code 4; other failures are sent as usual."""
     differ, agree = {"verify": {"consistent": False}}, {"verify": {"consistent": True}}
@@ -174,6 +185,34 @@ async def test_a_sync_by_cron_sends_alerts(tmp_path: Path) -> None:
     assert "SCANLAKE_TOKEN" in first
     assert '"SCANLAKE_ALERT_EVENT": "recovered"' in second
     assert "wrong-token" not in first + second
+
+
+async def test_a_killed_sync_is_told_by_the_next(tmp_path: Path) -> None:
+    """A sync by cron that the system kills can tell nobody: the next one counts it and sends one alert."""
+    lake = tmp_path / "lake"
+    with Collector().serving() as hook:
+        async with Emulator(200, seed=5) as emulator:
+            emulator.set_faults(latency_ms=30.0)
+            given = {
+                "SCANLAKE_LAKE": str(lake),
+                "SCANLAKE_ON_FAILURE_WEBHOOK": hook.url,
+                "SCANLAKE_MAX_CONCURRENCY": "4",
+            }
+            process = await launched(emulator, "sync", **given)
+            async with asyncio.timeout(100):
+                while emulator.counts["detail"] <= 20:
+                    await asyncio.sleep(0.02)
+            process.kill()
+            await ended(process)
+            assert hook.taken == []
+            emulator.set_faults(latency_ms=0.0)
+            for _ in range(2):
+                code, _, err = await scanlake(emulator, "sync", **given)
+                assert code == 0, err
+    assert [(body["event"], body["exit_code"]) for body in hook.bodies] == [("failed", 137), ("recovered", 0)]
+    assert "was killed, or the machine stopped" in hook.bodies[0]["reason"]
+    stats = RunStatsFile(lake).last
+    assert (stats.runs, stats.failures) == ({"137": 1, "0": 2}, 0)
 
 
 @pytest.mark.parametrize(

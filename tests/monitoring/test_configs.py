@@ -15,7 +15,7 @@ import pytest
 from typer.main import get_command
 
 from pipeline.cli import app
-from pipeline.config import NON_SETTING_VARIABLES
+from pipeline.config import NON_SETTING_VARIABLES, load, source_names
 from pipeline.settings import Settings
 
 CONFIGS: Final = Path(__file__).resolve().parents[2] / "configs"
@@ -74,6 +74,8 @@ def test_the_calls_are_found() -> None:
         "scanlake-watch.service": ["watch"],
         "cronjob.yaml": ["sync"],
         "lake.yaml": [],
+        "sources.yaml": ["sync"],
+        "sources-watch.yaml": ["watch", "watch", "watch"],
         "watch.yaml": ["watch", "watch", "watch"],
     }
     with pytest.raises(Exception, match="No such option"):
@@ -124,14 +126,34 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", ["watch.yaml", "cronjob.yaml"])
+@pytest.mark.parametrize("name", ["watch.yaml", "cronjob.yaml", "sources.yaml", "sources-watch.yaml"])
 def test_the_pods_are_hardened(name: str) -> None:
     """Pods run as nobody in particular, write nowhere but their volumes, and have limits; the token is a file."""
     text = (CONFIGS / "kubernetes" / name).read_text(encoding="utf-8")
     for line in (
         "runAsNonRoot: true", "readOnlyRootFilesystem: true", "allowPrivilegeEscalation: false",
         'capabilities: {drop: ["ALL"]}', "seccompProfile: {type: RuntimeDefault}", "enableServiceLinks: false",
-        "secret: {secretName: scanlake-token, defaultMode: 0440}", "limits: {memory:",
+        "defaultMode: 0440}", "limits: {memory:",
     ):  # fmt: skip
         assert line in text, line
     assert "\t" not in text
+
+
+@pytest.mark.parametrize("name", ["sources.yaml", "sources-watch.yaml"])
+def test_each_index_is_one_source(name: str, tmp_path: Path) -> None:
+    """Every number marked COUNT is that of the sources in the settings file, and each index has a lake of its own."""
+    folder = CONFIGS / "kubernetes"
+    lines = (folder / "sources.yaml").read_text(encoding="utf-8").splitlines()
+    start = lines.index("  scanlake.toml: |") + 1
+    settings = "\n".join(line[4:] for line in lines[start : lines.index("---")])
+    path = tmp_path / "scanlake.toml"
+    path.write_text(settings, encoding="utf-8")
+    names = source_names(path)
+    marked = [line for line in (folder / name).read_text(encoding="utf-8").splitlines() if "# COUNT" in line]
+    assert len(marked) == {"sources.yaml": 3, "sources-watch.yaml": 2}[name]
+    for line in marked:
+        found = re.search(r"INDEX\)?/(\d+)|: (\d+)  #", line)
+        assert found is not None
+        assert int(found[1] or found[2]) == len(names)
+    lakes = [load(path, {}, source=f"{index}/{len(names)}").lake for index in range(len(names))]
+    assert lakes == [Path("/lake") / name for name in names]

@@ -36,6 +36,9 @@ def test_the_probe_tells_the_living_from_the_dead(tmp_path: Path, monkeypatch: p
     assert liveness_problem(path, max_age=3600) == f"{path}: last success of south 2h ago."
     LivenessFile({"": WatchState()}).write(path)
     assert liveness_problem(path, max_age=3600) == f"{path}: no success yet."
+    LivenessFile({"": WatchState("stopped", last_success=now)}).write(path)
+    assert liveness_problem(path, max_age=None) == f"{path}: the watch has stopped."
+    LivenessFile({"": WatchState()}).write(path)
     monkeypatch.setattr("pipeline.monitoring.liveness.time", type("Clock", (), {"time": lambda: now + 100}))
     assert liveness_problem(path, max_age=None) == f"{path}: no heartbeat for 1m40s."
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import signal
+import socket
 import threading
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from pipeline.emulator import Emulator
 from pipeline.monitoring.metrics import METRICS, render_prometheus, write_metrics
 from pipeline.monitoring.run_history import RunStats
 from tests.monitoring.watch_harness import parsed, scanlake
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.processes import ended, started
 
 FULL = RunStats(
     runs={"0": 3, "1": 2},
@@ -25,13 +26,14 @@ FULL = RunStats(
         "files": 7, "deleted_files": 1, "rejects": 2, "snapshot": 4, "watermark": 1_794_998_970.0, "bytes": 123_456,
         "verified_at": 1_794_000_000.5, "verified_consistent": True, "rate": 49.5, "concurrency": 32,
     },
+    publish={"failures": 2, "published_at": 1_794_000_000.5},
 )  # fmt: skip
 
 
 def test_it_is_valid_whatever_the_labels_hold() -> None:
     """The text keeps to the format's grammar, also with quotes, backslashes and line breaks in a path."""
     path = 'C:\\lake "one"\nline\u00e9'
-    found = parsed(render_prometheus(FULL, {"lake": path}))
+    found = parsed(render_prometheus((FULL, {"lake": path})))
     assert {dict(labels)["lake"] for _, labels in found} == {path}
     assert {name for name, _ in found} == {metric.name for metric in METRICS} | {"scanlake_build_info"}
     assert found["scanlake_runs_total", frozenset({("lake", path), ("exit_code", "1")})] == 2
@@ -41,7 +43,7 @@ def test_it_is_valid_whatever_the_labels_hold() -> None:
 
 def test_what_is_not_known_is_left_out() -> None:
     """Before the first run nothing is claimed: no watermark of 1970, no file count of nought."""
-    names = {name for name, _ in parsed(render_prometheus(RunStats(), {}))}
+    names = {name for name, _ in parsed(render_prometheus((RunStats(), {})))}
     assert not names & {
         "scanlake_watermark_timestamp_seconds",
         "scanlake_files",
@@ -122,3 +124,57 @@ async def test_a_place_that_takes_no_file_ends_no_sync(tmp_path: Path) -> None:
         )
     assert code == 0
     assert "metrics.write_failed" in err
+
+
+def test_the_lakes_of_a_watch_are_one_valid_text() -> None:
+    """Several sources share one HELP and TYPE per metric, as the format demands."""
+    text = render_prometheus((FULL, {"source": "north"}), (RunStats(runs={"0": 1}), {"source": "south"}))
+    types = [line for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(types) == len(set(types))
+    found = parsed(text)
+    assert found["scanlake_runs_total", frozenset({("source", "south"), ("exit_code", "0")})] == 1
+    assert found["scanlake_files", frozenset({("source", "north")})] == 7
+
+
+async def test_a_watch_serves_its_metrics(tmp_path: Path) -> None:
+    """`watch --metrics-port` answers GET /metrics with the figures of its last run, and nothing else."""
+    async with Emulator(12) as emulator:
+        with socket.socket() as free:  # only now: the emulator takes a free port, too
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        arguments = ("watch", "--every", "1h", "--jitter", "0s", "--metrics-port", str(port))
+        process = await started(emulator, tmp_path / "lake", *arguments)
+        try:
+            while "scanlake_files{" not in (answer := await asked(port, "GET /metrics")):
+                assert process.returncode is None, await process.communicate()
+                await asyncio.sleep(0.2)
+            found = parsed(answer.partition("\r\n\r\n")[2])
+            other = await asked(port, "GET /")
+            posted = await asked(port, "POST /metrics")
+        finally:
+            process.send_signal(signal.SIGTERM)
+            await ended(process)
+    assert found["scanlake_files", frozenset({("lake", str(tmp_path / "lake"))})] == 12
+    assert answer.startswith("HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4")
+    assert other.startswith("HTTP/1.1 404 ")
+    assert posted.startswith("HTTP/1.1 405 ")
+
+
+async def asked(port: int, request: str) -> str:
+    """The whole response to a request; nothing while no one listens."""
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return ""
+    writer.write(f"{request} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    answer = await reader.read()
+    writer.close()
+    return answer.decode()
+
+
+def test_the_alert_rules_name_metrics_that_exist() -> None:
+    """Every metric in the shipped alert rules is one of scanlake's."""
+    rules = (Path(__file__).resolve().parents[2] / "configs/prometheus/scanlake-alerts.yaml").read_text()
+    named = set(re.findall(r"scanlake_\w+", rules))
+    assert named
+    assert named <= {metric.name for metric in METRICS} | {"scanlake_build_info"}

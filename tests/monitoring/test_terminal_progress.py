@@ -92,6 +92,8 @@ async def test_a_person_sees_how_far_it_is(tmp_path: Path) -> None:
     assert re.search(r"\d+%, \d+s left, \d+ files/s", text)
     assert re.search(r"\d+ listed, \d+ fetched, \d+/\d+ windows", text)
     assert re.search(r"8 concurrent, max_concurrency", text)
+    assert re.search(r"\d+s elapsed, \d+ to go", text)
+    assert not re.search(r"run\.|snapshot\.|request\.", text)
     assert terminal.widest() <= 100
     assert COLOUR.search(terminal.written.decode())
     last = ESCAPE.sub("", terminal.written.decode().rsplit("\x1b[2K", 1)[-1])
@@ -117,6 +119,24 @@ async def test_a_narrow_terminal_and_one_that_changes(tmp_path: Path) -> None:
         assert await begun.wait() == 0
     assert not re.search(r"\x1b\[[0-9;]*3[0-9][;m]", terminal.written.decode())
     terminal.close()
+
+
+async def test_lines_per_call_are_for_the_log_file_and_verbose(tmp_path: Path) -> None:
+    """Above the live lines there are only warnings: retries are counted there and are lines with -v or in a file."""
+    shown = []
+    for arguments in ((), ("-v",)):
+        terminal = Terminal(100)
+        async with Emulator(60, seed=5) as emulator:
+            emulator.script("503", times=3, path="/api/v2/files/")
+            lake = ("--lake", str(tmp_path / f"lake{len(arguments)}"), "--log-file", str(tmp_path / "log"))
+            assert await terminal.run(emulator, "sync", *lake, *arguments) == 0
+        shown.append(terminal.text)
+        terminal.close()
+    assert "request.retried" not in shown[0]
+    assert "snapshot.published" not in shown[0]
+    assert "request.retried" in shown[1]
+    events = [json.loads(line)["event"] for line in (tmp_path / "log").read_text().splitlines()]
+    assert events.count("request.retried") == 6
 
 
 @pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {}])

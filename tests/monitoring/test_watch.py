@@ -53,31 +53,37 @@ def seen_of(pid: int, what: str) -> str:
 
 @dataclass
 class Usage:
-    """What a process holds beside each child it has: descriptors, threads, resident memory in kB, the least seen."""
+    """The children of a process, and what it holds between two runs: descriptors, threads, resident memory in kB.
+
+    Beside a child it also holds the pipes to it: they go at some moment between the child's last word and its end.
+    """
 
     pid: int
+    metrics: Path
     most_children: int = 0
-    beside: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    idle: dict[float, list[tuple[int, ...]]] = field(default_factory=dict)
 
-    def until(self, condition: Callable[[], Any]) -> Callable[[], Any]:
-        """The condition, with a look at the process each time that it is asked for."""
-
-        def looked() -> Any:
-            self.look()
-            return condition()
-
-        return looked
-
-    def look(self) -> None:
-        """Note it."""
-        children = children_of(self.pid)
+    def has_looked(self) -> bool:
+        """Look once more; return whether it was seen twice after its last run, without a child."""
+        runs, children = _runs(self.metrics), children_of(self.pid)
         self.most_children = max(self.most_children, len(children))
-        for child in children:
+        if not children:
             status = Path(f"/proc/{self.pid}/status").read_text()
             lines = dict(line.split(":", 1) for line in status.splitlines())
             descriptors = len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
             seen = descriptors, int(lines["Threads"]), int(lines["VmRSS"].split()[0])
-            self.beside[child] = tuple(map(min, seen, self.beside.get(child, seen)))
+            if not children_of(self.pid):
+                self.idle.setdefault(runs, []).append(seen)
+        return runs in self.looked_at
+
+    @property
+    def looked_at(self) -> list[float]:
+        """The numbers of runs after which it was seen twice."""
+        return [runs for runs, looks in self.idle.items() if len(looks) >= 2]
+
+    def least(self, runs: float) -> list[int]:
+        """What it held at least after that many runs: a file may be open for a moment."""
+        return [min(seen) for seen in zip(*self.idle[runs], strict=True)]
 
 
 async def until(condition: Callable[[], Any], within: float = 200) -> None:
@@ -105,26 +111,25 @@ async def test_it_outlives_trouble_and_holds_nothing(tmp_path: Path) -> None:
     troubles: list[dict[str, Any]] = [{"outage": True}, {"error_ratio": 0.1, "rate_limit": 40.0}]
     async with Emulator(60, seed=5) as emulator:
         process = await started(emulator, "watch", "--every", "1s", "--jitter", "0s", "--quiet", **given)
-        usage = Usage(process.pid)
-        await until(usage.until(lambda: _runs(metrics)))
+        usage = Usage(process.pid, metrics)
+        await until(lambda: usage.has_looked() and _runs(metrics))
+        first = usage.least(min(runs for runs in usage.looked_at if runs))  # what is opened once is there after a run
         for trouble in troubles:
             emulator.faults.clear()
             emulator.set_faults(**trouble)
             emulator.world.update(emulator.world.pick_random(5))
             before = _runs(metrics)
-            await until(usage.until(lambda: _runs(metrics) > before))  # noqa: B023
+            await until(lambda: usage.has_looked() and _runs(metrics) > before)  # noqa: B023
         since = time.time()
         success = "scanlake_last_success_timestamp_seconds"
-        await until(usage.until(lambda: (metric(metrics, success) or 0) > since))
+        await until(lambda: usage.has_looked() and (metric(metrics, success) or 0) > since)
+        last = usage.least(max(usage.looked_at))
         process.send_signal(signal.SIGTERM)
         code, _, err = await ended(process)
     assert code == 130
     assert "Traceback" not in err
     assert usage.most_children == 1
-    assert len(usage.beside) >= 4
-    _, first, *_, third, fourth = usage.beside.values()  # what is opened once is there after the first run
-    # One alone may have been seen only while something was open for a moment.
-    last = [min(pair) for pair in zip(third, fourth, strict=True)]
+    assert len(usage.idle) >= 4
     assert last[0] <= first[0], "descriptors"
     assert last[1] <= first[1], "threads"
     assert last[2] <= first[2] + 4_000, "memory"

@@ -135,6 +135,17 @@ def test_name_patterns() -> None:
     for wrong in ("{reference}", "{batch.__class__}", "{batch", "batch}"):
         with pytest.raises(SettingsError, match="--name"):
             validate_name_pattern(wrong, grouped=False)
+    assert validate_name_pattern("x {reference}", grouped=True, per_file=True) == "x {group}-{batch}"
+
+
+@given(st.integers(1, 5), st.integers(1, 12))
+def test_no_batch_has_more_files_than_allowed(max_files: int, count: int) -> None:
+    """Files of one reference are in as many PDFs as the limit demands, also when they are ordered again."""
+    files, batches = make_batches([SelectedFile(number, "R", "R") for number in range(count)], max_files)
+    further = make_further_batches(files, batches, max_files)
+    for group in (batches, further):
+        assert [file_id for batch in group for file_id in batch.files] == list(range(count))
+        assert max(len(batch.files) for batch in group) == min(max_files, count)
 
 
 def test_read_ids() -> None:

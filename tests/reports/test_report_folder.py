@@ -94,10 +94,10 @@ async def test_files_that_cannot_be_ordered_are_named_before_the_first_order(tmp
         (tmp_path / "ids").write_text(f"file_id\n{emulator.world.keys()[0]}\n\n{deleted}\n# more\n424242\n424242\n")
         command = ("report", "--ids", str(tmp_path / "ids"))
         plan = await ran(emulator, tmp_path / "lake", *command, "--dry-run")
-        assert plan[0] == 4
+        assert plan[0] == 4, plan
         assert "1 file in 1 PDF" in plan[1]
         assert emulator.counts["report"] == 0
-        code, _, err = await ran(emulator, tmp_path / "lake", *command, "--out", str(tmp_path / "out"))
+        code, _, err = await ran(emulator, tmp_path / "lake", *command, "--out", str(tmp_path / "out"), "-v")
         assert code == 4
         before_orders, ordered, _ = err.partition("report.ordered")
         assert ordered
@@ -223,6 +223,40 @@ async def test_the_command_verifies(tmp_path: Path) -> None:
         assert json.loads(out)["problems"] == ["report-0001.pdf: the content was changed"]
         code, _, _ = await ran(emulator, tmp_path / "nowhere", "report", "verify", str(tmp_path))
         assert code == 2
+
+
+async def test_a_finished_job_is_left_as_it_is(tmp_path: Path) -> None:
+    """A second run of a finished job calls nobody and changes no byte; a signed folder is never changed unasked."""
+    _make_key(tmp_path / "key")
+    signer, lake, out = partial(sign, tmp_path / "key"), tmp_path / "lake", tmp_path / "out"
+
+    def content() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in out.iterdir() if not path.name.startswith(".")}
+
+    async with Emulator(30, seed=SEED) as emulator:
+        await sync_lists(emulator, lake)
+        first = await run_report(emulator, lake, out)
+        unsigned, requests = content(), emulator.requests
+        again = await run_report(emulator, lake, out)
+        assert (first.was_complete, again.was_complete) == (False, True)
+        assert (content(), emulator.requests) == (unsigned, requests)
+        assert any("missing" in line for line in verify_folder(out, requires_signature=True).problems)
+        await run_report(emulator, lake, out, sign=signer)
+        signed = content()
+        assert {name: signed[name] for name in unsigned} == unsigned, "the signature is all that was added"
+        assert verify_folder(out, requires_signature=True).problems == []
+        await run_report(emulator, lake, out)
+        assert content() == signed
+        _truncate(out / "report-0001.pdf")
+        damaged = content()
+        with pytest.raises(SettingsError, match="is signed, and this run would change it"):
+            await run_report(emulator, lake, out)
+        assert content() == damaged
+        repaired = await run_report(emulator, lake, out, sign=signer)
+        assert not repaired.was_complete
+        assert verify_folder(out).problems == []
+    (out / "SHA256SUMS.sig").unlink()
+    assert any("SHA256SUMS.sig: missing" in line for line in verify_folder(out).problems), "its manifest says signed"
 
 
 async def test_signatures(tmp_path: Path) -> None:

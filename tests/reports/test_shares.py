@@ -233,9 +233,13 @@ async def test_everything_that_was_sent_is_recorded(tmp_path: Path) -> None:
         assert code == 0
         (share,) = json.loads(out)["shares"]
         assert (share["email"], share["dl"]) == ("a@x.example", "team-7")
+        table = (await ran(emulator, tmp_path / "lake", *command[:-1]))[1]
+        assert table.splitlines()[-1] == "1 reused; no e-mail was sent: that needs --send-email"
+        table = (await ran(emulator, tmp_path / "lake", "share", reference))[1]
+        assert "e-mail" not in table
     with opened(tmp_path / "lake") as db:
         columns = "reference, email, dl, language, lang, timezone, username"
-        sent = db.execute(f"SELECT {columns} FROM meta.shares").fetchall()
+        sent = db.execute(f"SELECT {columns} FROM meta.shares WHERE email IS NOT NULL").fetchall()
     assert sent == [(reference, "a@x.example", "team-7", "de", "de", "Europe/Berlin", "audit")]
 
 

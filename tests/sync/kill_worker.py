@@ -1,8 +1,9 @@
 """A process that syncs copies of one lake and is killed in each at another step that changes the disk.
 
-`python -m tests.sync.kill_worker BASE_URL LAKE early|late STEP...` copies LAKE to LAKE-early-STEP and so on, syncs each
-in a forked child that kills itself with SIGKILL before (early) or right after (late) its nth step, and prints for each
-the step's number and how it ended: "killed", or how many steps there are. SCANLAKE_TOKEN is read as always.
+`python -m tests.sync.kill_worker BASE_URL LAKE early|late MIN_FILES STEP...` copies LAKE to LAKE-early-STEP and so
+on, syncs each in a forked child that kills itself with SIGKILL before (early) or right after (late) its nth step, and
+prints for each the step's number and how it ended: "killed", or how many steps there are. From MIN_FILES files on a
+process of its own writes the batches; its steps are not counted. SCANLAKE_TOKEN is read as always.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ import shutil
 import signal
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.lake.lake import Lake
 from pipeline.progress import NullProgress
 from pipeline.settings import Settings
+from pipeline.sync import batch_sink
+from pipeline.sync.batch_writer import BatchWriter
 from pipeline.sync.sync import TimeRange, sync
 from tests.lake.fault_injection import Disk, failing
 
@@ -55,7 +59,8 @@ def synced(base_url: str, lake: Path, disk: Disk) -> None:
 
 def main() -> None:
     """One child after the other: a child is forked, so that nothing is imported twice."""
-    base_url, lake, when, *steps = sys.argv[1:]
+    base_url, lake, when, min_files, *steps = sys.argv[1:]
+    setattr(batch_sink, "BatchWriter", partial(BatchWriter, min_files=int(min_files)))  # noqa: B010 - as a fixture does
     for step in map(int, steps):
         copy = Path(f"{lake}-{when}-{step}")
         shutil.copytree(lake, copy)

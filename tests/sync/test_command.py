@@ -37,7 +37,7 @@ async def test_environment_drives_it(tmp_path: Path) -> None:
     assert summary["details_fetched"] == 80
     assert summary["requests"]["detail"] == 80
     named = "run_id watermark files_listed files_stored details_fetched files_skipped files_deleted rejects requests"
-    assert set(summary) == {*named.split(), "retries", "seconds", "snapshot", "delta", "lake"}
+    assert set(summary) == {*named.split(), "state", "files_left", "retries", "seconds", "snapshot", "delta", "lake"}
     with opened(tmp_path / "lake") as db:
         assert differences(db, truth) == []
 
@@ -150,9 +150,9 @@ async def _cli(catalog: Path, question: str) -> str:
     return out.decode().strip()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_stop_on_request(tmp_path: Path, number: signal.Signals) -> None:
-    """SIGTERM and Ctrl-C commit what is whole, exit 130 within ten seconds, and the next run goes on from there."""
+    """SIGTERM, Ctrl-C and SIGHUP commit what is whole, exit 130 within ten seconds, and the next run goes on."""
     async with Emulator(600, seed=SEED) as emulator:
         emulator.set_faults(latency_ms=60.0)
         slow = {"SCANLAKE_MAX_CONCURRENCY": "8", "SCANLAKE_COMMIT_EVERY_FILES": "40"}

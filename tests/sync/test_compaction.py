@@ -36,15 +36,15 @@ async def test_nothing_changes_for_readers(tmp_path: Path) -> None:
             emulator.world.create(3)
         await synced(emulator, lake)
         truth = list(emulator.truth())
-        parts = "SELECT count(*) FROM _parts WHERE table_name <> 'raw'"
+        parts = "SELECT count(*) FROM physical.parts WHERE table_name <> 'raw'"
         with opened(lake) as db:
             before = db.execute(parts).fetchall()[0][0]
-            assert db.execute("SELECT count(*) FROM _superseded_versions").fetchall()[0][0] > 50
+            assert db.execute("SELECT count(*) FROM physical.superseded_versions").fetchall()[0][0] > 50
         done = compacted(lake, everything=True)
         assert done is not None
         with opened(lake) as db:
             assert differences(db, truth) == []
-            assert db.execute("SELECT count(*) FROM _superseded_versions").fetchall() == [(0,)]
+            assert db.execute("SELECT count(*) FROM physical.superseded_versions").fetchall() == [(0,)]
             assert db.execute(parts).fetchall()[0][0] < before / 4
         emulator.world.update(emulator.world.pick_random(10))
         await synced(emulator, lake)

@@ -1,0 +1,51 @@
+"""One list call that proves address and token: before a lake is made, by `init`, and by `doctor`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pipeline.client.errors import RetriesExhaustedError
+from pipeline.client.factory import create_client
+from pipeline.errors import ServiceUnavailableError
+from schemas.requests import FileQuery
+
+if TYPE_CHECKING:
+    from pipeline.settings import Settings
+
+_QUICK_SECONDS: Final = 30.0
+_QUICK_ATTEMPTS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceProbe:
+    """The answer to the call: files in the service, if it counts them, and its clock's lead, if it sends its time."""
+
+    files: int | None
+    seconds: float
+    clock_seconds_ahead: float | None
+
+
+async def probe_service(settings: Settings, token: str, *, is_quick: bool = True) -> ServiceProbe:
+    """List one file. Raises `ServiceUnavailableError`, `AuthenticationError` or `ProtocolError`.
+
+    `is_quick`: with two attempts in at most 30 s, because a person waits; otherwise within the limits of the settings.
+    """
+    seconds = min(settings.request_timeout_seconds, _QUICK_SECONDS) if is_quick else settings.request_timeout_seconds
+    attempts = _QUICK_ATTEMPTS if is_quick else settings.max_attempts
+    limited = settings.model_copy(update={"max_attempts": attempts, "request_timeout_seconds": seconds})
+    async with create_client(limited, token) as client:
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(seconds if is_quick else None):
+                page = await client.list_files(FileQuery(limit=1))
+        except TimeoutError:
+            hint = "Try again later: the service may be overloaded."
+            raise ServiceUnavailableError(f"GET /files: no answer in {seconds:g} s.", hint=hint) from None
+        except RetriesExhaustedError as error:
+            if error.status is None and error.hint == error.default_hint:  # nothing is committed that could stay
+                error.hint = f"Check base_url ({settings.base_url}); `scanlake doctor` tests every step."
+            raise
+        return ServiceProbe(page.total, time.monotonic() - started, client.clock.seconds_ahead)

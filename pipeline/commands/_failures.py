@@ -1,0 +1,41 @@
+"""Runs of a lake that failed since the last success, also those that failed before the ledger could record them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipeline.formatting import pluralize
+from pipeline.logs import to_one_line
+from pipeline.monitoring.run_history import RunStatsFile
+from schemas.timestamps import SECOND
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pipeline.lake.live_state import LiveState
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Consecutive failed runs, and the reason of the last one."""
+
+    count: int
+    reason: str
+
+    def __str__(self) -> str:
+        """One sentence."""
+        runs = "the last run" if self.count == 1 else f"the last {pluralize(self.count, 'run')}"
+        return f"{runs} failed: {self.reason}"
+
+
+def find_failures(lake: Path, state: LiveState) -> Failures | None:
+    """Return the failures since the last run that ended well; None without one."""
+    recorded = state.failures
+    stats = RunStatsFile(lake).last
+    is_counted = stats.failures > 0 and (stats.last_ended or 0) * SECOND > state.last_success_at
+    count = max(len(recorded), stats.failures if is_counted else 0)
+    if not count:
+        return None
+    reason = stats.reason if is_counted else recorded[0].error or "unknown"
+    return Failures(count, to_one_line(reason))

@@ -1,0 +1,190 @@
+"""One of scanlake's own commands in a process of its own, with limits of time and size, for the tools of `mcp`.
+
+DuckDB cannot interrupt the computation of one huge value (seen with 2.0: `SELECT list_sum(range(300000000))`). A
+process ends in any case, and gives back its memory and its temporary files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import sys
+import tempfile
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
+
+from pipeline.commands._all_sources import global_argv
+from pipeline.errors import ScanlakeError, SettingsError, TimeLimitReachedError
+from pipeline.formatting import format_bytes, pluralize
+from pipeline.monitoring.child_process import parse_json_object
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from pipeline.context import CommandContext
+
+_OWN_OUTPUT_BYTES: Final = 64_000_000
+_CPU_MARGIN_SECONDS: Final = 30
+_MAX_SAFE_INTEGER: Final = 2**53 - 1
+_ASK_FOR_LESS: Final = "Ask for less: filter, aggregate, or select fewer columns."
+
+
+@dataclass(frozen=True, slots=True)
+class QueryLimits:
+    """Limits of a query: rows and bytes of its result, seconds from the start of its process."""
+
+    rows: int
+    size: int
+    seconds: float
+
+
+class _Command:
+    """A running command, and what it has logged: error and hint if it failed, a warning of an incomplete lake."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None  # noqa: S101 - all are pipes
+        assert process.stdout is not None  # noqa: S101
+        assert process.stderr is not None  # noqa: S101
+        self.stdin, self.stdout = process.stdin, process.stdout
+        self.warning: str | None = None
+        self._failure: ScanlakeError | None = None
+        self._process = process
+        self._log = asyncio.create_task(self._read_log(process.stderr))
+
+    async def finish(self) -> None:
+        """Wait for its end. Raises `ScanlakeError` with its error and hint if it failed."""
+        code = await self._process.wait()
+        await self._log
+        if self._failure is not None:
+            raise self._failure
+        if code:
+            raise ScanlakeError(f"The command ended with {code} and without a message.", hint=_ASK_FOR_LESS)
+
+    async def kill(self) -> None:
+        """End it now, and wait for its end."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        while await self.stdout.read(_OWN_OUTPUT_BYTES):  # asyncio closes a pipe once it is empty
+            pass
+        await self._process.wait()
+        await self._log
+
+    async def _read_log(self, stderr: asyncio.StreamReader) -> None:
+        """Keep the events of interest; the others go to this process's own stderr."""
+        async for line in stderr:
+            event = parse_json_object(line)
+            if event.get("event") == "command.failed":
+                self._failure = ScanlakeError(str(event["error"]), hint=str(event["hint"]))
+            elif event.get("event") == "snapshot.incomplete":
+                self.warning = str(event["reason"])
+            else:
+                sys.stderr.write(line.decode(errors="replace"))
+                sys.stderr.flush()
+
+
+async def run_for_object(context: CommandContext, *arguments: str, seconds: float) -> dict[str, Any]:
+    """Run a command and return its JSON object. Raises `ScanlakeError` with its error if it fails."""
+    async with _start(context, arguments, seconds, _OWN_OUTPUT_BYTES) as command:
+        command.stdin.close()
+        output = await command.stdout.read()
+        await command.finish()
+    return parse_json_object(output)
+
+
+async def run_query(context: CommandContext, sql: str, limits: QueryLimits) -> dict[str, Any]:
+    """Run `scanlake query`. Return columns (name and type), rows as lists, whether the result is cut, and notes.
+
+    Raises `ScanlakeError` for a query that is refused or wrong, and `TimeLimitReachedError`.
+    """
+    async with _start(context, ("query", "-"), limits.seconds, limits.size) as command:
+        with suppress(ConnectionError):  # a command that has failed does not read it
+            command.stdin.write(sql.encode("utf-8", "replace"))
+            await command.stdin.drain()
+        command.stdin.close()
+        head = await _read_head(command.stdout)
+        rows, cut = await _read_rows(command.stdout, limits)
+        if cut is None:
+            await command.finish()
+        columns = json.loads(head.rstrip() + b"]}")["columns"]
+        notes = [note for note in (cut, command.warning) if note is not None]
+    return {"columns": columns, "rows": rows, "row_count": len(rows), "is_cut": cut is not None, "notes": notes}
+
+
+async def _read_head(stdout: asyncio.StreamReader) -> bytes:
+    """Read the first line of `query --json`: {"columns": [...], "rows": [."""
+    try:
+        return await stdout.readline()
+    except ValueError:  # it is longer than the limit of the stream
+        raise SettingsError("The names of the columns are too long.", hint="Name the columns with AS.") from None
+
+
+async def _read_rows(stdout: asyncio.StreamReader, limits: QueryLimits) -> tuple[list[list[Any]], str | None]:
+    """Read the lines of `query --json`, one row each. Return the rows within the limits, and why there are more."""
+    rows: list[list[Any]] = []
+    size = 0
+    while True:
+        try:
+            line = await stdout.readline()
+        except ValueError:  # it is longer than the limit of the stream
+            size = limits.size + 1
+        else:
+            if not line.startswith(b"{"):
+                return rows, None
+            size += len(line)
+        if len(rows) == limits.rows or size > limits.size:
+            reason = format_bytes(limits.size) if size > limits.size else f"{limits.rows:,} rows"
+            note = f"The result is cut after {pluralize(len(rows), 'row')}; a result has at most {reason}."
+            return rows, f"{note} {_ASK_FOR_LESS}"
+        row = json.loads(line.rstrip(b",\n"), parse_int=_parse_integer, parse_float=_parse_decimal)
+        rows.append(list(row.values()))
+
+
+def _parse_integer(digits: str) -> int | str:
+    """Return an integer as a client in JavaScript reads it without rounding: a large one, such as an id, as text."""
+    number = int(digits)
+    return number if abs(number) <= _MAX_SAFE_INTEGER else digits
+
+
+def _parse_decimal(digits: str) -> float | str:
+    number = float(digits)
+    return number if Decimal(repr(number)) == Decimal(digits) else digits
+
+
+@asynccontextmanager
+async def _start(
+    context: CommandContext, arguments: tuple[str, ...], seconds: float, line_bytes: int
+) -> AsyncIterator[_Command]:
+    """Start a command on the lake of the context. It is killed at the end of the block, or after `seconds`."""
+    pipe = asyncio.subprocess.PIPE
+    options = ["--json", *global_argv(replace(context, log_json=True, as_json=True))]
+    with tempfile.TemporaryDirectory(prefix="scanlake-") as spill:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "pipeline", *options, *arguments),
+            env={**os.environ, "TMPDIR": spill},
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            limit=line_bytes,
+        )
+        _limit_processor_time(process.pid, seconds)
+        command = _Command(process)
+        try:
+            async with asyncio.timeout(seconds):
+                yield command
+        except TimeoutError:
+            message = f"It was stopped at the time limit of {seconds:g} seconds."
+            raise TimeLimitReachedError(message, hint=_ASK_FOR_LESS) from None
+        finally:
+            await command.kill()
+
+
+def _limit_processor_time(pid: int, seconds: float) -> None:
+    """Let the system end the process if this one was killed and cannot."""
+    if hasattr(resource, "prlimit"):  # Linux
+        limit = round((seconds + _CPU_MARGIN_SECONDS) * (os.cpu_count() or 1))
+        with suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_CPU, (limit, limit))

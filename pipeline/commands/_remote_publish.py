@@ -1,0 +1,61 @@
+"""Publishing to object storage after another command, in a process of its own, and its result."""
+
+from typing import Any
+
+from pipeline.commands._all_sources import to_argv
+from pipeline.context import CommandContext
+from pipeline.errors import ExitCode, ScanlakeError
+from pipeline.lake.layout import LakeLayout
+from pipeline.lake.models import LakeProperties, PublishRecord
+from pipeline.lake.reader import open_ledger_readonly
+from pipeline.process import run_subcommand
+from pipeline.publish.iceberg import has_iceberg_tables
+from pipeline.settings import Settings
+from schemas.timestamps import SECOND
+
+
+def publish_in_subprocess(context: CommandContext, settings: Settings, target: str | None = None) -> dict[str, Any]:
+    """Publish the lake to `target`, by default `publish_to`. Return what `--json` shows; a failure is logged.
+
+    Instants are seconds since 1970; `problem` is None if the target has everything.
+    """
+    before = read_publish_record(settings)
+    url = target or settings.publish_to
+    arguments = to_argv({"to": url, "iceberg": has_iceberg_tables(settings), "source": context.source})
+    code, message = run_subcommand(settings.lake, context.config, "publish", *arguments)
+    record = read_publish_record(settings)
+    if record is None or record == before:  # it recorded nothing: settings are wrong, or another run holds the lake
+        problem = None if code in {ExitCode.OK, ExitCode.LOCKED} else message or f"Exit code {code}."
+        failures = (before["failures"] if before else 0) + (problem is not None)
+        return {"target": url, "snapshot": None, "published_at": None, "problem": problem, "failures": failures}
+    at = record["published_at"]
+    return {
+        "target": record["target"],
+        "snapshot": record["snapshot"],
+        "published_at": None if at is None else at / SECOND,
+        "problem": record["problem"],
+        "failures": record["failures"],
+    }
+
+
+def read_publish_record(settings: Settings) -> PublishRecord | None:
+    """Return the record of the last publish to object storage; None if there is none, or no readable ledger."""
+    properties = _read_properties(settings)
+    return None if properties is None else properties.remote_publish
+
+
+def read_lake_id(settings: Settings) -> str | None:
+    """Return the id of the lake; None if it has never been published to object storage, or has no readable ledger."""
+    properties = _read_properties(settings)
+    return None if properties is None else properties.lake_id
+
+
+def _read_properties(settings: Settings) -> LakeProperties | None:
+    layout = LakeLayout(settings.lake.absolute())
+    if not layout.ledger.is_file():
+        return None
+    try:
+        with open_ledger_readonly(layout) as ledger:
+            return ledger.properties
+    except ScanlakeError:
+        return None

@@ -1,0 +1,182 @@
+"""The served catalog: one connection at a time, opened for one page, with limits of time and rows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import duckdb
+
+from pipeline.errors import LakeLockedError, ScanlakeError, SettingsError
+from pipeline.lake.query_result import iter_rows
+from pipeline.lake.reader import fetch_catalog_columns, open_catalog
+from pipeline.lake.sql import sql_identifier
+from pipeline.lake.user_query import check_query, strip_trailing_semicolon, translate_query_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pipeline.settings import Settings
+
+PAGE_SECONDS: Final = 10.0
+CSV_SECONDS: Final = 60.0
+MAX_VALUE_CHARS: Final = 2_000
+"""Longer values are cut; a link of an image is shorter."""
+
+_INTERRUPT_SECONDS: Final = 0.05
+_STOP_SECONDS: Final = 3.0
+_STUCK_HINT: Final = "Wait for its end, or stop the dashboard with Ctrl-C and start it again."
+_QUERY_HINT: Final = "Correct the query. The page Tables lists the tables and columns."
+_Result = TypeVar("_Result")
+
+
+class NothingFoundError(ScanlakeError):
+    """A page's table or file does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrowsedColumn:
+    """A column as the catalog has it."""
+
+    name: str
+    type: str
+    comment: str
+
+
+@dataclass(frozen=True, slots=True)
+class BrowsedTable:
+    """A table or view, those of meta as meta.NAME."""
+
+    name: str
+    contents: str
+    columns: tuple[BrowsedColumn, ...]
+
+    @property
+    def sql_name(self) -> str:
+        """The quoted name."""
+        return ".".join(map(sql_identifier, self.name.split(".", 1) if self.name.startswith("meta.") else [self.name]))
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRows:
+    """Rows of a query as text; None is NULL. `has_more`: the query has more rows than these."""
+
+    columns: tuple[str, ...]
+    types: tuple[str, ...]
+    rows: tuple[tuple[str | None, ...], ...]
+    has_more: bool
+
+
+class CatalogAccess:
+    """Opens the newest catalog for one caller at a time: DuckDB shares one locked instance per file and process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._lock = threading.Lock()
+        self._is_stopped = False
+        self._abandoned: Future[Any] | None = None
+
+    def stop(self) -> None:
+        """End what is running, and refuse what comes."""
+        self._is_stopped = True
+
+    @contextmanager
+    def open(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """Open the catalog as `open_catalog` does, when no other caller has it open.
+
+        Raises `LakeLockedError` while a query runs that could not be stopped.
+        """
+        while not self._lock.acquire(timeout=_INTERRUPT_SECONDS):
+            if self._is_stopped or (self._abandoned is not None and not self._abandoned.done()):
+                raise LakeLockedError("An earlier query cannot be stopped, and still runs.", hint=_STUCK_HINT)
+        try:
+            with open_catalog(self.settings) as lake:
+                yield lake
+        finally:
+            self._lock.release()
+
+    def read(self, work: Callable[[duckdb.DuckDBPyConnection], _Result], seconds: float = PAGE_SECONDS) -> _Result:
+        """Return the result of `work` on the newest catalog. Raises `SettingsError` if it takes longer.
+
+        DuckDB does not interrupt the computation of one value. So the work has a thread of its own, which is left
+        alone then and does not keep the process from its end.
+        """
+        opened: list[duckdb.DuckDBPyConnection] = []
+        result: Future[_Result] = Future()
+
+        def run() -> None:
+            try:
+                with self.open() as lake:
+                    opened.append(lake)
+                    value = work(lake)
+            except BaseException as error:  # noqa: BLE001 - it is raised in the other thread
+                result.set_exception(error)
+            else:
+                result.set_result(value)
+
+        threading.Thread(target=run, name="browse", daemon=True).start()
+        end = None
+        while not self._is_stopped and (end is None or time.monotonic() < end):
+            if wait([result], timeout=_INTERRUPT_SECONDS).done:
+                return result.result()
+            if opened and end is None:
+                end = time.monotonic() + seconds
+        end = time.monotonic() + _STOP_SECONDS
+        while not result.done() and time.monotonic() < end:
+            with suppress(duckdb.Error):  # it has just been closed
+                for lake in opened:  # repeatedly, because an interrupt between two statements has no effect
+                    lake.interrupt()
+            wait([result], timeout=_INTERRUPT_SECONDS)
+        if not result.done():
+            self._abandoned = result
+            raise SettingsError(f"The query took more than {seconds:.0f} s and cannot be stopped.", hint=_STUCK_HINT)
+        raise SettingsError(
+            f"The query took more than {seconds:.0f} s and was stopped.",
+            hint="Read fewer rows, or run it with `scanlake query`, which has no limit.",
+        )
+
+
+def list_catalog_tables(lake: duckdb.DuckDBPyConnection) -> dict[str, BrowsedTable]:
+    """Return the tables and views of the catalog by name."""
+    columns: dict[tuple[str, str], list[BrowsedColumn]] = {}
+    for row in fetch_catalog_columns(lake):
+        column = BrowsedColumn(row["column_name"], row["data_type"], row["column_comment"])
+        columns.setdefault((row["name"], row["comment"]), []).append(column)
+    return {name: BrowsedTable(name, contents, tuple(group)) for (name, contents), group in columns.items()}
+
+
+def read_query(lake: duckdb.DuckDBPyConnection, query: str, max_rows: int) -> QueryRows:
+    """Return the first rows of a query that a user may write. Raises `SettingsError` if it is wrong or not allowed."""
+    with translate_query_errors(_QUERY_HINT):
+        result = _open_query(lake, query)
+        names, types = tuple(result.columns), tuple(map(str, result.types))
+        texts = ", ".join(
+            f"left(CAST(#{index} AS VARCHAR), {MAX_VALUE_CHARS}) AS c{index}" for index, _ in enumerate(names, 1)
+        )
+        rows = tuple(iter_rows(result.limit(max_rows + 1).project(texts)))
+    return QueryRows(names, types, rows[:max_rows], len(rows) > max_rows)
+
+
+def write_query(
+    lake: duckdb.DuckDBPyConnection, query: str, write: Callable[[duckdb.DuckDBPyRelation], int], max_rows: int
+) -> None:
+    """Pass the rows to `write`, which returns their number. Raises `SettingsError` if they are more than `max_rows`."""
+    with translate_query_errors(_QUERY_HINT):
+        count = write(_open_query(lake, query).limit(max_rows + 1))
+    if count > max_rows:
+        raise SettingsError(
+            f"The result has more than {max_rows:,} rows.",
+            hint="Read fewer rows, or use `scanlake query --out`, which has no limit.",
+        )
+
+
+def _open_query(lake: duckdb.DuckDBPyConnection, query: str) -> duckdb.DuckDBPyRelation:
+    query = strip_trailing_semicolon(query)
+    if not query.strip():
+        raise SettingsError("The query is empty.", hint=_QUERY_HINT)
+    check_query(lake, query)
+    return lake.sql(query)

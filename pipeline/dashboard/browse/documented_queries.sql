@@ -1,0 +1,59 @@
+-- How current is the lake, and when was it last verified?
+SELECT watermark, round(age_seconds / 60) AS minutes_old, files, rejects, last_run_state, last_verify_at
+FROM meta.freshness;
+
+-- Why is file X not in the lake?
+WITH wanted AS (SELECT 'SC00000000' AS reference),
+result AS (
+  SELECT 'in the lake, fetched ' || _fetched_at AS answer FROM files JOIN wanted ON scan_code = reference
+  UNION ALL
+  SELECT 'deleted in the service, detected ' || deletion_detected_at
+  FROM deleted_files JOIN wanted ON scan_code = reference
+  UNION ALL
+  SELECT 'rejected: ' || reason FROM meta.rejects JOIN wanted ON contains(document, reference)
+)
+FROM result
+UNION ALL
+SELECT 'unknown: no file updated before ' || watermark || ' has this reference'
+FROM meta.freshness WHERE NOT EXISTS (FROM result);
+
+-- What was rejected or did not fit the schema?
+SELECT 'reject' AS kind, reason AS subject, count(*) AS times, max(last_tried_at) AS last_seen
+FROM meta.rejects GROUP BY reason
+UNION ALL
+SELECT kind, table_name || '.' || key, count, last_seen_at FROM meta.schema_drift
+ORDER BY last_seen DESC;
+
+-- How frequent is damage, by month?
+SELECT month::DATE AS month, images, with_damage, round(100 * damage_ratio, 1) AS percent
+FROM damage_by_month ORDER BY month DESC LIMIT 12;
+
+-- Which workflow runs are overdue?
+SELECT scan_code, workflow, open AS steps_open, round(age_days) AS days
+FROM open_workflow_runs WHERE open > 0 AND age_days > 7 ORDER BY age_days DESC LIMIT 20;
+
+-- Which files were closed without a form?
+SELECT scan_code, updated_at, uploads, locations
+FROM file_summary WHERE closed AND form_submits = 0 ORDER BY updated_at DESC LIMIT 20;
+
+-- What are the values of the custom fields, with one column per field?
+PIVOT (SELECT scan_code, name, value FROM fields JOIN files USING (file_id))
+ON name USING string_agg(value, ' | ') GROUP BY scan_code ORDER BY scan_code LIMIT 20;
+
+-- In which towns were the images taken?
+SELECT municipality AS town, count(*) AS images, count(*) FILTER (has_damage) AS with_damage
+FROM uploads JOIN upload_addresses AS found ON found.file_id = uploads.file_id AND found.upload_id = uploads.id
+WHERE found.rank = 1
+GROUP BY town ORDER BY images DESC LIMIT 10;
+
+-- Which references belong to more than one file?
+SELECT scan_code, count(*) AS files, list(file_id ORDER BY file_id) AS ids
+FROM files GROUP BY scan_code HAVING count(*) > 1 ORDER BY files DESC, scan_code LIMIT 20;
+
+-- How does the number of files grow?
+SELECT date_trunc('month', created_at)::DATE AS month, count(*) AS files, sum(count(*)) OVER (ORDER BY month) AS so_far
+FROM files GROUP BY month ORDER BY month DESC LIMIT 12;
+
+-- What was deleted recently?
+SELECT scan_code, updated_at AS last_update, deletion_detected_at, evidence
+FROM deleted_files ORDER BY deletion_detected_at DESC LIMIT 20;

@@ -1,0 +1,143 @@
+"""Requests for browse pages to responses. GET only: no request changes anything."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from typing import IO, TYPE_CHECKING, Final
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from pipeline.dashboard.browse.catalog_access import CSV_SECONDS, CatalogAccess, NothingFoundError, write_query
+from pipeline.dashboard.browse.file_view import build_file_page, find_file
+from pipeline.dashboard.browse.frame import (
+    CSV_PATH,
+    FILE_PATH,
+    POLICY,
+    ROOT,
+    SQL_PATH,
+    TABLE_PATH,
+    BrowsePage,
+    describe_snapshot,
+    error_note,
+    render_browse_page,
+)
+from pipeline.dashboard.browse.sql_view import (
+    MAX_QUERY_CHARS,
+    build_failed_sql_page,
+    build_sql_page,
+    run_sql_page,
+)
+from pipeline.dashboard.browse.table_view import RowsRequest, build_rows_page, build_tables_page
+from pipeline.errors import ScanlakeError, SettingsError, to_scanlake_error
+from pipeline.lake.query_result import write_csv
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import duckdb
+
+MAX_CSV_ROWS: Final = 1_000_000
+_SPOOL_BYTES: Final = 8_000_000
+_CHUNK_BYTES: Final = 1 << 18
+_MAX_ID: Final = 2**63 - 1
+_MAX_ID_DIGITS: Final = 19
+
+
+class BrowseSite:
+    """The pages below /browse. `source` is the address of the service, as far as it is known."""
+
+    def __init__(self, access: CatalogAccess, lake: str, read_source: Callable[[], str | None]) -> None:
+        self.access = access
+        self._lake = lake
+        self._read_source = read_source
+
+    async def answer(self, request: web.BaseRequest, headers: dict[str, str]) -> web.StreamResponse:
+        """Return the response to a GET or HEAD request, with `headers` besides its own."""
+        query = [(name, _clean(value)) for name, value in request.query.items()]
+        path = _clean(unquote(request.path))
+        headers = {**headers, "Content-Security-Policy": POLICY}
+        if path == CSV_PATH:
+            return await self._send_csv(request, dict(query).get("sql", ""), headers)
+        status, text = await asyncio.to_thread(self._render, path, query)
+        return web.Response(status=status, text=text, content_type="text/html", charset="utf-8", headers=headers)
+
+    def _render(self, path: str, query: Sequence[tuple[str, str]]) -> tuple[int, str]:
+        def build(lake: duckdb.DuckDBPyConnection) -> tuple[BrowsePage, str]:
+            return build_page(lake, path, query), describe_snapshot(lake)
+
+        snapshot = ""
+        try:
+            page, snapshot = self.access.read(build)
+        except Exception as error:  # noqa: BLE001 - every failure is a page with one line
+            page = _build_error_page(to_scanlake_error(error), path, query)
+        return page.status, render_browse_page(page, self._lake, self._read_source(), snapshot)
+
+    async def _send_csv(self, request: web.BaseRequest, sql: str, headers: dict[str, str]) -> web.StreamResponse:
+        with tempfile.SpooledTemporaryFile(_SPOOL_BYTES) as file:
+            try:
+                await asyncio.to_thread(self._write_csv, sql, file)
+            except ScanlakeError as error:
+                text = f"{error.message} {error.hint or ''}\n"
+                return web.Response(status=400, text=text, headers=headers)
+            file.seek(0)
+            response = web.StreamResponse(
+                headers={
+                    **headers,
+                    "Content-Type": "text/csv; charset=utf-8; header=present",
+                    "Content-Disposition": 'attachment; filename="result.csv"',
+                }
+            )
+            await response.prepare(request)
+            while chunk := await asyncio.to_thread(file.read, _CHUNK_BYTES):
+                await response.write(chunk)
+            await response.write_eof()
+        return response
+
+    def _write_csv(self, sql: str, file: IO[bytes]) -> None:
+        _check_length(sql)
+        self.access.read(
+            lambda lake: write_query(lake, sql, lambda rows: write_csv(rows, file), MAX_CSV_ROWS), CSV_SECONDS
+        )
+
+
+def build_page(lake: duckdb.DuckDBPyConnection, path: str, query: Sequence[tuple[str, str]]) -> BrowsePage:
+    """Return the page of an address. Raises `NothingFoundError` for one that no page links to."""
+    values = dict(query)
+    if path == ROOT:
+        return build_tables_page(lake)
+    if path.startswith(TABLE_PATH):
+        return build_rows_page(lake, path.removeprefix(TABLE_PATH), RowsRequest.from_query(query))
+    if path == SQL_PATH:
+        sql = values.get("sql", "")
+        if not sql.strip():
+            return build_sql_page("")
+        _check_length(sql)
+        return run_sql_page(lake, sql)
+    if path == FILE_PATH and "q" in values:
+        return find_file(lake, values["q"].strip())
+    number = values.get("id", "")
+    if path == FILE_PATH and number.isdecimal() and len(number) <= _MAX_ID_DIGITS and int(number) <= _MAX_ID:
+        return build_file_page(lake, int(number))
+    raise NothingFoundError("No such page.", hint="The page Tables leads to all others.")
+
+
+def _check_length(sql: str) -> None:
+    if len(sql) > MAX_QUERY_CHARS:
+        hint = "Use `scanlake query --file` for longer ones."
+        raise SettingsError(f"The query has more than {MAX_QUERY_CHARS:,} characters.", hint=hint)
+
+
+def _build_error_page(error: ScanlakeError, path: str, query: Sequence[tuple[str, str]]) -> BrowsePage:
+    if path == SQL_PATH and isinstance(error, SettingsError):
+        return build_failed_sql_page(dict(query).get("sql", ""), error)
+    status = 404 if isinstance(error, NothingFoundError) else 400 if isinstance(error, SettingsError) else 503
+    return BrowsePage(
+        "Not found" if status == 404 else "Error", [error_note(error.message, error.hint or "")], "", status
+    )
+
+
+def _clean(text: str) -> str:
+    """Return the text without what HTML and SQL cannot contain."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "").replace("\r\n", "\n")

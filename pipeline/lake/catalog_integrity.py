@@ -1,0 +1,187 @@
+"""Integrity of catalogs: the published one and the kept snapshots, compared with what was published.
+
+A file of views is compared by its hash. A catalog of tables has no hash, because every publish changes a copy of it:
+its blocks have checksums, and its rows are compared with those of the parts that it lists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import duckdb
+import structlog
+
+from pipeline.lake.catalog_sql import CatalogSpec, select_rows_sql
+from pipeline.lake.catalog_tables import describe_format
+from pipeline.lake.duckdb import LARGE_MEMORY_LIMIT, MEMORY_LIMIT
+from pipeline.lake.duckdb_errors import describe_damage, first_line
+from pipeline.lake.duckdb_files import open_read_only
+from pipeline.lake.file_names import list_snapshots
+from pipeline.lake.integrity import IntegrityIssue, describe_os_error
+from pipeline.lake.models import Part
+from pipeline.lake.parts import RAW_TABLE, sha256_file
+from pipeline.lake.physical_tables import PARTS, find_physical_table
+from pipeline.lake.reader import redirect_part_paths
+from schemas.tables import FILES, TABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from pipeline.lake.layout import LakeLayout
+    from pipeline.lake.ledger_queries import LedgerQueries
+    from pipeline.lake.models import DeltaBase, LakeProperties, SnapshotRecord
+    from schemas.tables import Table
+
+_PART_COLUMNS: Final = ", ".join(field.name for field in fields(Part))
+_NOT_PUBLISHED: Final = "not what was published (sha256 differs)"
+_TABLE_NAMES: Final = frozenset(table.qualified_name for table in TABLES)
+_log = structlog.get_logger()
+
+
+def damaged_catalogs(layout: LakeLayout, ledger: LedgerQueries) -> Iterator[IntegrityIssue]:
+    """Yield the catalog and the kept snapshots that differ from what was published or cannot be queried."""
+    hashes = ledger.snapshot_hashes()
+    for number, path in list_snapshots(layout):
+        if problem := _find_problem_of_views(layout, path, {hashes.get(number)} - {None}):
+            yield IntegrityIssue(layout.part_name(path), problem)
+    if (last := ledger.last_snapshot()) and (problem := _find_catalog_problem(layout, ledger, last)):
+        yield IntegrityIssue(layout.part_name(layout.catalog), problem)
+
+
+def _find_catalog_problem(layout: LakeLayout, ledger: LedgerQueries, last: SnapshotRecord) -> str | None:
+    """Return what is wrong with the published catalog. While a publish is incomplete, it may be of the former one."""
+    properties = ledger.properties
+    records = [record for record in (properties.catalog, properties.former_catalog) if record is not None]
+    hashes = {last.sha256, *(record["sha256"] for record in records)} - {None}
+    if all(record["form"] == "views" for record in records):
+        return _find_problem_of_views(layout, layout.catalog, hashes)
+    if not layout.catalog.is_file():
+        return "missing"
+    try:
+        if len({record["form"] for record in records}) > 1 and sha256_file(layout.catalog) in hashes:
+            return None
+    except OSError as error:
+        return describe_os_error(error)
+    return _find_problem_of_tables(layout, properties, last, {record["written_at"] for record in records})
+
+
+# Views
+
+
+def _find_problem_of_views(layout: LakeLayout, path: Path, accepted: Collection[str | None]) -> str | None:
+    """Return what is wrong with a file of views. `accepted` are its possible hashes; without any it is only opened."""
+    if not path.is_file():
+        return "missing"
+    try:
+        if accepted and sha256_file(path) not in accepted:
+            return _NOT_PUBLISHED  # a damaged database is not opened
+        with open_read_only(path) as db:
+            if missing := _find_missing_part(layout, db):
+                return missing
+            ((reader_root,),) = db.execute("SELECT reader_root FROM meta._freshness").fetchall()
+            if reader_root != str(layout.root):
+                redirect_part_paths(db, Path(reader_root), layout.root)
+            for table in TABLES:
+                db.execute(f"SELECT count(*) FROM {table.qualified_name}").fetchall()
+    except OSError as error:
+        return describe_os_error(error)
+    except duckdb.Error as error:
+        return f"cannot be read: {describe_damage(error)}"
+    return None
+
+
+def _find_missing_part(layout: LakeLayout, db: duckdb.DuckDBPyConnection) -> str | None:
+    sql = f"SELECT name FROM {find_physical_table(db, PARTS)} WHERE table_name <> ?"
+    names = db.execute(sql, [RAW_TABLE]).fetchall()
+    missing = (name for (name,) in names if not layout.part_path(name).is_file())
+    return next((f"names {name}, which is missing" for name in missing), None)
+
+
+# Tables
+
+
+def _find_problem_of_tables(
+    layout: LakeLayout, properties: LakeProperties, last: SnapshotRecord, published: Collection[int]
+) -> str | None:
+    """Return what is wrong with a catalog of tables. `published` are the instants of its possible publishes."""
+    try:
+        with open_read_only(layout.catalog) as db:
+            db.execute("SET temp_directory = ''")  # a dry run writes nothing
+            if missing := _find_missing_part(layout, db):
+                return missing
+            ((at,),) = db.execute("SELECT epoch_us(published_at) FROM meta._freshness").fetchall()
+            if at not in published:
+                return "shows an earlier publish than the last one" if at < min(published) else "shows another publish"
+            spec = _read_spec(layout, db, last)
+            return _find_damaged_object(db, properties.delta_base) or _find_wrong_table(
+                layout, db, spec, properties.delta_base
+            )
+    except duckdb.Error as error:
+        return f"cannot be read: {describe_damage(error)}"
+
+
+def _find_damaged_object(db: duckdb.DuckDBPyConnection, base: DeltaBase | None) -> str | None:
+    """Return which view is missing, or which table beside those of the files cannot be read."""
+    views = {name for (name,) in db.execute("SELECT view_name FROM duckdb_views()").fetchall()}
+    if base is not None and (lost := sorted(base["views"].keys() - views)):
+        return f"{lost[0]} is missing"
+    tables = db.execute("SELECT schema_name || '.' || table_name FROM duckdb_tables()").fetchall()
+    for (name,) in tables:
+        if name not in _TABLE_NAMES:
+            try:
+                _sum_rows(db, name)
+            except duckdb.Error as error:
+                return f"{name} cannot be read: {describe_damage(error)}"
+    return None
+
+
+def _find_wrong_table(
+    layout: LakeLayout, db: duckdb.DuckDBPyConnection, spec: CatalogSpec, base: DeltaBase | None
+) -> str | None:
+    """Return which table cannot be read, or has other rows than the parts that the catalog lists."""
+    is_comparable = base is None or base["format"] == describe_format(spec)
+    if not is_comparable:
+        _log.info("catalog.not_compared", reason="it is of another version of scanlake")
+    for table in TABLES:
+        try:
+            rows = _sum_rows(db, table.qualified_name)
+        except duckdb.Error as error:
+            return f"{table.name} cannot be read: {describe_damage(error)}"
+        if is_comparable and _sum_rows_of_parts(layout, db, spec, table) not in {rows, None}:
+            return f"{table.name} has other rows than the parts"
+    return None
+
+
+def _read_spec(layout: LakeLayout, db: duckdb.DuckDBPyConnection, last: SnapshotRecord) -> CatalogSpec:
+    """Return the contents of a catalog by its own list of parts."""
+    sql = f"SELECT {_PART_COLUMNS} FROM {find_physical_table(db, PARTS)}"
+    parts = [Part(*row) for row in db.execute(sql).fetchall()]
+    columns = db.execute("SELECT column_name FROM duckdb_columns() WHERE table_name = ?", [FILES.name]).fetchall()
+    # All are filtered: the catalog does not list which parts have superseded rows.
+    filtered = frozenset(part.name for part in parts)
+    return CatalogSpec(last, parts, filtered, layout.root, has_instances=("instance_file_id",) in columns)
+
+
+def _sum_rows_of_parts(
+    layout: LakeLayout, db: duckdb.DuckDBPyConnection, spec: CatalogSpec, table: Table
+) -> tuple[Any, ...] | None:
+    """Return `_sum_rows` of the rows in the parts; None if they cannot be read, which is a finding of its own."""
+    query = f"({select_rows_sql(layout, spec, table, layout.root)})"
+    try:
+        return _sum_rows(db, query)
+    except duckdb.Error as error:
+        _log.warning("catalog.not_compared", table=table.name, error=first_line(error))
+        return None
+
+
+def _sum_rows(db: duckdb.DuckDBPyConnection, source: str) -> tuple[Any, ...]:
+    """Return the number of the rows and the sum of their hashes: equal for equal rows."""
+    query = f"SELECT count(*), sum(hash(row)) FROM {source} AS row"
+    try:
+        db.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
+        return db.execute(query).fetchall()[0]
+    except duckdb.OutOfMemoryException:
+        db.execute(f"SET memory_limit = '{LARGE_MEMORY_LIMIT}'")
+        return db.execute(query).fetchall()[0]

@@ -1,0 +1,68 @@
+"""Views of what happened to files: the fetched versions, with the types of `files`, and events that they show."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pipeline.lake.sql import sql_identifier, sql_literal
+from pipeline.lake.view_definitions import View
+from schemas import value_types
+from schemas.tables import FILES, Column
+
+_INHERITED: Final = frozenset({"id", "file_id", "updated_at"})  # `file_history` has them
+_COLUMNS: Final = tuple(column for column in FILES.from_wire if column.wire_key not in _INHERITED)
+
+
+def _version_column(index: int, column: Column) -> str:
+    """Return a column of a version: the detail's value, also if it is null, otherwise the list item's."""
+    value = f"(coalesce(detail[{index}], item[{index}]) ->> '$')"
+    sql = value if column.kind is value_types.TEXT else f"TRY_CAST({value} AS {column.kind.sql})"
+    return f"{sql} AS {sql_identifier(column.name)}"
+
+
+def _read_document(name: str) -> str:
+    """Return the values of a document by path, parsed once."""
+    paths = ", ".join(sql_literal(f"$.{column.wire_key}") for column in _COLUMNS)
+    return f"TRY(json_extract({name}, [{paths}]))"
+
+
+FILE_VERSIONS: Final = View(
+    "file_versions",
+    "One row per fetched version of a file, with typed columns. keep_raw_versions limits how many are kept.",
+    (
+        ("file_id", "The file."),
+        ("commit_seq", "Commit that wrote the version; later commits have greater numbers."),
+        ("fetched_at", "Fetch from the service (UTC)."),
+        ("run_id", "Run that fetched it; see meta.runs."),
+        ("updated_at", "Last update according to this version (UTC)."),
+        *((column.name, column.comment) for column in _COLUMNS),
+    ),
+    f"WITH document AS (SELECT file_id, commit_seq, fetched_at, run_id, updated_at,"
+    f" {_read_document('list_item')} AS item, {_read_document('detail')} AS detail FROM main.file_history)"
+    " SELECT file_id, commit_seq, fetched_at, run_id, updated_at,"
+    f" {', '.join(_version_column(index, column) for index, column in enumerate(_COLUMNS, start=1))} FROM document",
+)
+FILE_EVENTS: Final = View(
+    "file_events",
+    "One row per closing, reopening or new reference of a file, as the fetched versions show it. A change between two"
+    " fetches that was undone is not seen.",
+    (
+        ("file_id", "The file."),
+        ("event", "closed, reopened, or reference_changed."),
+        ("scan_code", "Reference afterwards."),
+        ("former_scan_code", "Reference before; NULL if no earlier version is kept."),
+        ("updated_at", "Last update according to the version that shows the event (UTC)."),
+        ("seen_after", "Fetch of the version before (UTC): the event is later. NULL: no earlier version is kept."),
+        ("seen_at", "Fetch of the version that shows the event (UTC): the event is earlier."),
+        ("commit_seq", "Commit that wrote this version; see file_versions."),
+    ),
+    "WITH version AS (SELECT file_id, commit_seq, fetched_at, updated_at, scan_code, closed,"
+    " lag(fetched_at) OVER former AS seen_after, lag(closed) OVER former AS former_closed,"
+    " lag(scan_code) OVER former AS former_scan_code, lag(commit_seq) OVER former AS former_seq"
+    " FROM main.file_versions WINDOW former AS (PARTITION BY file_id ORDER BY commit_seq)),"
+    " event AS (SELECT *, unnest([CASE WHEN closed AND former_closed IS DISTINCT FROM true THEN 'closed'"
+    " WHEN former_closed AND NOT closed THEN 'reopened' END, CASE WHEN former_seq IS NOT NULL"
+    " AND scan_code IS DISTINCT FROM former_scan_code THEN 'reference_changed' END]) AS event FROM version)"
+    " SELECT file_id, event, scan_code, former_scan_code, updated_at, seen_after, fetched_at AS seen_at, commit_seq"
+    " FROM event WHERE event IS NOT NULL",
+)

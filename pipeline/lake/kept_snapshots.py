@@ -1,0 +1,92 @@
+"""Selection of the snapshots that stay: the newest, those of the last hours, and the newest per day, week or month.
+
+Pure. The lake and the target on object storage use the same rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+from schemas.timestamps import SECOND, to_datetime
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from datetime import datetime
+
+    from pipeline.settings import Settings
+
+
+class SnapshotTime(NamedTuple):
+    """A snapshot and when it was first published, in microseconds since 1970."""
+
+    snapshot: int
+    published_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionRules:
+    """`newest`: snapshots to keep, the current one included. `seconds`: a snapshot stays as long after it was current.
+
+    `daily`, `weekly` and `monthly`: days, ISO weeks and months (UTC) of which the newest snapshot stays. Those without
+    a snapshot do not count.
+    """
+
+    newest: int = 3
+    seconds: float = 24 * 3600.0
+    daily: int = 0
+    weekly: int = 0
+    monthly: int = 0
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Self:
+        """Return the rules that the settings give."""
+        return cls(
+            settings.keep_snapshots,
+            settings.retention_hours * 3600,
+            settings.keep_daily,
+            settings.keep_weekly,
+            settings.keep_monthly,
+        )
+
+
+def _to_day(at: datetime) -> tuple[int, ...]:
+    return at.year, at.month, at.day
+
+
+def _to_week(at: datetime) -> tuple[int, ...]:
+    return at.isocalendar()[:2]
+
+
+def _to_month(at: datetime) -> tuple[int, ...]:
+    return at.year, at.month
+
+
+_PERIODS: Final[tuple[tuple[str, Callable[[datetime], tuple[int, ...]]], ...]] = (
+    ("daily", _to_day),
+    ("weekly", _to_week),
+    ("monthly", _to_month),
+)
+
+
+def select_kept(snapshots: Iterable[SnapshotTime], rules: RetentionRules, *, now: float) -> dict[int, tuple[str, ...]]:
+    """Return the numbers of the snapshots that stay, oldest first, and why; `now` is in seconds since 1970.
+
+    The reasons are current, newest, recent, daily, weekly and monthly. A recent one was current within the last
+    `rules.seconds`: readers may have opened it, and `changes` compares with it.
+    """
+    ordered = sorted(snapshots)
+    reasons: dict[int, list[str]] = {item.snapshot: [] for item in ordered}
+    for item in ordered[-1:]:
+        reasons[item.snapshot].append("current")
+    for item in ordered[-rules.newest :]:
+        reasons[item.snapshot].append("newest")
+    for item, successor in pairwise(ordered):
+        if successor.published_at >= (now - rules.seconds) * SECOND:
+            reasons[item.snapshot].append("recent")
+    for reason, to_period in _PERIODS:
+        newest_of = {to_period(to_datetime(item.published_at)): item.snapshot for item in ordered}
+        for period in sorted(newest_of)[max(0, len(newest_of) - getattr(rules, reason)) :]:
+            reasons[newest_of[period]].append(reason)
+    return {number: tuple(why) for number, why in reasons.items() if why}

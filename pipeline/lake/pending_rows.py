@@ -1,0 +1,69 @@
+"""Rows of commits whose process ended before it wrote them: flattened again from the documents of these commits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import structlog
+
+from pipeline.flatten.flatten import flatten
+from pipeline.lake.duckdb_errors import first_line
+from pipeline.lake.parts import RAW_TABLE
+from pipeline.lake.raw_documents import DefinitionIndex, iter_raw_versions
+from pipeline.lake.row_buffer import RowBuffer
+from schemas.tables import FILES
+from schemas.timestamps import now_us
+
+if TYPE_CHECKING:
+    from pipeline.lake.layout import LakeLayout
+    from pipeline.lake.ledger import Ledger
+
+_REASON = "the documents were damaged before their rows were written; the next sync fetches the file again"
+_log = structlog.get_logger()
+
+
+def write_pending_rows(layout: LakeLayout, ledger: Ledger) -> None:
+    """Write the pending rows of the lake as parts, if there are any. Raises `StorageError`.
+
+    A file whose documents cannot be read leaves the tables, and the next sync fetches it again.
+    """
+    first = ledger.properties.pending_rows_from
+    if first is None:
+        return
+    raw = [part for part in ledger.parts() if part.table_name == RAW_TABLE and part.first_commit_seq >= first]
+    definitions, buffer = DefinitionIndex(ledger), RowBuffer(layout)
+    texts_from_list = ledger.properties.texts_from == "list"
+    flattened: set[tuple[int, int]] = set()
+    for part in raw:
+        try:
+            for commit in iter_raw_versions(layout, [part], lambda _, file_ids: file_ids):
+                flat = flatten(
+                    commit.versions,
+                    run_id=commit.run_id,
+                    seq=commit.seq,
+                    known_definitions=definitions.select_known(commit.seq),
+                    texts_from_list=texts_from_list,
+                )
+                definitions.written |= flat.definitions
+                buffer.add(flat.tables, run_id=commit.run_id, seq=commit.seq)
+                if (files := flat.tables.get(FILES.name)) is not None:
+                    flattened.update((file_id, commit.seq) for file_id in files["file_id"].to_pylist())
+        except (OSError, pa.ArrowException) as error:
+            _log.warning("raw.read_failed", part=part.name, error=first_line(error))
+    written = buffer.write()
+    # Before the rows count: a run that is killed in between finds the same files again.
+    _forget_lost_files(ledger, set(ledger.file_commit_seqs((first, ledger.next_commit_seq()))) - flattened)
+    lost_definitions = {name for name, seq in definitions.all.items() if seq >= first} - definitions.written
+    if lost_definitions:
+        ledger.delete_definitions(sorted(lost_definitions))
+    ledger.add_rows(written)
+    _log.info("rows.recovered", versions=len(flattened))
+
+
+def _forget_lost_files(ledger: Ledger, lost: set[tuple[int, int]]) -> None:
+    if lost:
+        run = ledger.last_run()
+        documents = {file_id: b'{"id": %d}' % file_id for file_id, _ in sorted(lost)}
+        run_id = "" if run is None else run.run_id
+        ledger.queue_refetch(documents, incomplete=set(documents), reason=_REASON, run_id=run_id, at=now_us())

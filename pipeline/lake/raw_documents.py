@@ -1,0 +1,81 @@
+"""Documents as received, read back from raw parts: rows are rebuilt from them without a call to the service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schemas.file_versions import FileVersion
+from schemas.tables import COMMIT_SEQ_COLUMN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pipeline.lake.layout import LakeLayout
+    from pipeline.lake.ledger import Ledger
+    from pipeline.lake.models import Part
+
+_DOCUMENTS_PER_BATCH: Final = 500
+
+VersionFilter: TypeAlias = Callable[[int, Sequence[int]], Collection[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class RawCommit:
+    """Versions of one commit with their raw documents."""
+
+    run_id: str
+    seq: int
+    versions: tuple[FileVersion, ...]
+
+
+def iter_raw_versions(layout: LakeLayout, parts: Sequence[Part], version_filter: VersionFilter) -> Iterator[RawCommit]:
+    """Yield the versions in raw parts for which `version_filter(seq, file_ids)` returns the file, by commit.
+
+    Raises OSError or `pa.ArrowException` for a damaged part.
+    """
+    for batch in iter_raw_batches(layout, parts):
+        for commit in iter_commits(batch):
+            selected = version_filter(commit.seq, [version.file_id for version in commit.versions])
+            versions = tuple(version for version in commit.versions if version.file_id in selected)
+            if versions:
+                yield RawCommit(commit.run_id, commit.seq, versions)
+
+
+def iter_raw_batches(layout: LakeLayout, parts: Sequence[Part]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of raw parts. Raises OSError or `pa.ArrowException` for a damaged part."""
+    for part in parts:
+        with pq.ParquetFile(layout.part_path(part.name), page_checksum_verification=True) as file:
+            yield from file.iter_batches(_DOCUMENTS_PER_BATCH)
+
+
+def iter_commits(batch: pa.RecordBatch) -> Iterator[RawCommit]:
+    """Yield the versions in rows of a raw part, by commit, in their order."""
+    for (seq, run_id), rows in groupby(_versions(batch), key=lambda row: row[:2]):
+        yield RawCommit(run_id, seq, tuple(version for _, _, version in rows))
+
+
+def _versions(batch: pa.RecordBatch) -> Iterator[tuple[int, str, FileVersion]]:
+    instants = [batch.column(name).cast(pa.int64()).to_pylist() for name in ("updated_at", "_fetched_at")]
+    names = (COMMIT_SEQ_COLUMN, "_run_id", "file_id", "list_item", "detail")
+    plain = [batch.column(name).to_pylist() for name in names]
+    for seq, run_id, file_id, item, detail, updated, fetched in zip(*plain, *instants, strict=True):
+        yield seq, run_id, FileVersion(file_id, item, detail, updated, fetched, "")
+
+
+class DefinitionIndex:
+    """The workflow definitions and their commits. Each is written once, with the first commit that contains it."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.all: Mapping[str, int] = ledger.definitions()
+        self.seqs = frozenset(self.all.values())
+        self.written: set[str] = set()
+
+    def select_known(self, seq: int) -> frozenset[str]:
+        """Return the definitions that rows of commit `seq` must not repeat."""
+        return frozenset(name for name, first in self.all.items() if first != seq or name in self.written)

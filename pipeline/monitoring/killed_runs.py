@@ -1,0 +1,35 @@
+"""A sync that the system or a power loss ends records no end: the next sync counts it, and sends its alert."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pipeline.lake.live_state import read_live_state
+from pipeline.monitoring.after_run import record_run
+from pipeline.monitoring.outcome import Outcome
+from pipeline.monitoring.run_history import RunStatsFile
+from schemas.timestamps import SECOND, format_instant
+
+if TYPE_CHECKING:
+    from pipeline.settings import Settings
+
+_COMMAND: Final = "sync"
+_KILLED_CODE: Final = 137  # what a shell reports of SIGKILL
+
+
+def record_killed_sync(settings: Settings, source: str = "") -> None:
+    """Count the last sync as failed, with metrics and an alert, if it was killed and is not counted yet.
+
+    Under `watch` the parent has counted it, unless that was killed too.
+    """
+    state = read_live_state(settings.lake, runs=1)
+    last = next(iter(state.runs), None) if state is not None else None
+    if last is None or last.command != _COMMAND or last.state != "interrupted":
+        return
+    history, started_at = RunStatsFile(settings.lake), last.started_at / SECOND
+    if history.last.last_ended is not None and history.last.last_ended >= started_at:
+        return
+    reason = f"The sync of {format_instant(last.started_at)} was killed, or the machine stopped."
+    result = {"run_id": last.run_id}
+    outcome = Outcome(_COMMAND, settings.lake, _KILLED_CODE, reason, started_at, result=result)
+    record_run(settings, history, outcome, source)

@@ -1,0 +1,1 @@
+"""Publishing of the lake to object storage, for readers on other machines."""

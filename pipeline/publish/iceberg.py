@@ -1,0 +1,97 @@
+"""Publish of the lake as Iceberg tables, by the settings: the entry to everything that needs pyiceberg.
+
+pyiceberg takes most of a second of processor time to import. So it is imported by name, when tables are published.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final, cast
+from uuid import uuid4
+
+from pipeline.errors import PublishError, SettingsError
+from schemas.tables import SYNCS, TABLES
+from schemas.timestamps import SECOND
+
+if TYPE_CHECKING:
+    from pipeline.lake.lake import Lake
+    from pipeline.lake.models import PublishRecord
+    from pipeline.publish.iceberg_publish import IcebergResult
+    from pipeline.publish.store_contract import ObjectStore
+    from pipeline.settings import Settings
+
+_LIBRARIES: Final = frozenset({"pyiceberg", "sqlalchemy", "obstore"})
+
+
+def has_iceberg_tables(settings: Settings) -> bool:
+    """Return whether the settings name a place or a catalog of Iceberg tables."""
+    return settings.iceberg_catalog != "none" or settings.iceberg_location is not None
+
+
+def publish_iceberg_tables(
+    lake: Lake, settings: Settings, *, at: int, location: str | None = None, number: int | None = None
+) -> IcebergResult:
+    """Publish snapshot `number` of the locked lake, the newest by default, at `at` (microseconds).
+
+    `location` is used if the settings have none. A failure is added to the record of the last publish. Raises
+    `SettingsError`, `PublishConflictError` and `PublishError`.
+    """
+    last = lake.ledger.last_snapshot()
+    if last is None:
+        raise SettingsError("The lake has no snapshot to publish.", hint="Run `scanlake sync` first.")
+    if lake.ledger.properties.lake_id is None:
+        lake.ledger.set_properties(lake_id=uuid4().hex)
+    publish = _import("iceberg_publish")
+    purged_at = lake.ledger.last_purge_at()
+    retention = publish.RetentionOptions(
+        before=at / SECOND - settings.retention_hours * 3600,
+        purged_at=None if purged_at is None else purged_at / SECOND,
+        part_names=frozenset(name.rpartition("/")[2] for name in lake.ledger.part_names()),
+    )
+    try:
+        result: IcebergResult = publish.publish_iceberg(
+            _connect(settings, location),
+            lake.layout,
+            number or last.snapshot,
+            lake_id=lake.ledger.properties.lake_id,
+            at=at,
+            retention=retention,
+            hashes={part.name: part.sha256 for part in lake.ledger.parts()},
+        )
+    except PublishError as error:
+        if (record := lake.ledger.properties.remote_publish) is not None:
+            failed = {**record, "tried_at": at, "problem": error.message, "failures": record["failures"] + 1}
+            lake.ledger.set_properties(remote_publish=cast("PublishRecord", failed))
+        raise
+    return result
+
+
+def list_iceberg_files(settings: Settings, store: ObjectStore) -> set[str]:
+    """Return the paths in `store` of all files that published Iceberg tables need. Raises `PublishError`."""
+    catalog = _connect(settings, store.base_url)
+    tables = catalog.load([table.name for table in (*TABLES, SYNCS)]).values()
+    root = f"{store.base_url}/"
+    files = _import("iceberg_retention").list_table_files(catalog.io, tables)
+    return {location.removeprefix(root) for location in files if location.startswith(root)}
+
+
+def _connect(settings: Settings, location: str | None) -> Any:
+    connection = _import("iceberg_connection")
+    options = connection.IcebergOptions(
+        catalog=settings.iceberg_catalog,
+        location=settings.iceberg_location or location or "",
+        uri=settings.iceberg_uri or "",
+        namespace=settings.iceberg_namespace,
+    )
+    return connection.connect_catalog(options)
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(f"pipeline.publish.{name}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in _LIBRARIES:
+            raise
+        raise SettingsError(
+            f"Iceberg tables need the library {error.name}.", hint="Run `pip install pyiceberg sqlalchemy obstore`."
+        ) from None

@@ -1,0 +1,54 @@
+"""Errors of Iceberg catalogs as errors of scanlake: one line, without URLs, which can contain a password."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from pydantic import ValidationError
+from pyiceberg import exceptions as iceberg
+from requests import RequestException
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+
+from pipeline.errors import PublishConflictError, PublishError
+
+try:  # Glue only
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    _AWS_ERRORS: tuple[type[Exception], ...] = (BotoCoreError, ClientError)
+except ImportError:
+    _AWS_ERRORS = ()
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_CONFLICTS: Final = (iceberg.CommitFailedException, iceberg.TableAlreadyExistsError, IntegrityError)
+_REFUSALS: Final = (iceberg.UnauthorizedError, iceberg.ForbiddenError, iceberg.AuthorizationExpiredError)
+_OTHERS: Final[tuple[type[Exception], ...]] = (
+    SQLAlchemyError,
+    RequestException,
+    ValidationError,
+    iceberg.RESTError,
+    iceberg.NoSuchTableError,
+    iceberg.NoSuchNamespaceError,
+    iceberg.NoSuchPropertyException,
+    iceberg.NotInstalledError,
+    iceberg.ValidationError,
+    iceberg.ValidationException,
+    *_AWS_ERRORS,
+)
+_SETTINGS_HINT: Final = "Correct iceberg_uri and the credentials, then run `scanlake publish` again."
+
+
+@contextmanager
+def translate_catalog_errors() -> Iterator[None]:
+    """Turn the errors of pyiceberg, its database and its HTTP client into `PublishError`."""
+    try:
+        yield
+    except _CONFLICTS as error:
+        raise PublishConflictError("Iceberg: another publisher has changed a table.") from error
+    except _REFUSALS as error:
+        raise PublishError("The Iceberg catalog refuses the credentials.", hint=_SETTINGS_HINT) from error
+    except _OTHERS as error:
+        name = type(error).__name__
+        raise PublishError(f"The Iceberg catalog cannot be used ({name}).", hint=_SETTINGS_HINT) from error

@@ -1,0 +1,119 @@
+"""A folder as an object store (`file://`): for shared file systems, and for tests."""
+
+# ruff: noqa: D102 - the contract describes the methods
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pipeline.atomic_files import READ_ONLY, atomic_write, is_temp_file, lock_file
+from pipeline.errors import PublishConflictError, PublishError
+from pipeline.publish.store_contract import ObjectStore, StoredObject
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_HINT: Final = "Correct --to, or the permissions of the folder."
+
+
+class LocalStore(ObjectStore):
+    """A folder. Objects are read-only files that get their name when they are complete and on disk.
+
+    `create` is safe between machines, because a link fails if the name exists. `swap` holds a lock on the folder
+    while it compares and renames: it is safe between processes, and between machines where the file system has
+    locks. Readers see the former or the new content.
+    """
+
+    def __init__(self, root: Path) -> None:
+        """Prepare the store in the folder `root`; the first write creates it."""
+        self._root = root
+        self.base_url = f"file://{root}"
+
+    def create(self, path: str, content: bytes | Path, *, sha256: str = "") -> bool:  # noqa: ARG002 - not kept
+        target = self._locate(path)
+        if target.exists():
+            return False
+        with self._translate(path):
+            try:
+                self._write(target, content, overwrite=False)
+            except FileExistsError:
+                return False
+        return True
+
+    def swap(self, path: str, content: bytes | Path, version: str | None, *, sha256: str = "") -> str:  # noqa: ARG002 - not kept
+        target = self._locate(path)
+        with self._translate(path):
+            self._root.mkdir(parents=True, exist_ok=True)
+            with lock_file(self._root, blocking=True):
+                present = _identify(target.stat()) if target.is_file() else None
+                if present != version:
+                    raise PublishConflictError(f"{self.url(path)}: another publisher has replaced the object.")
+                self._write(target, content, overwrite=True)
+                return _identify(target.stat())
+
+    def read(self, path: str) -> bytes:
+        with self._translate(path):
+            return self._locate(path).read_bytes()
+
+    def read_versioned(self, path: str) -> tuple[bytes, str] | None:
+        target = self._locate(path)
+        with self._translate(path):
+            try:
+                with target.open("rb") as file:
+                    return file.read(), _identify(os.fstat(file.fileno()))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def download(self, path: str, target: Path) -> None:
+        with self._translate(path):
+            shutil.copyfile(self._locate(path), target)
+
+    def head(self, path: str) -> StoredObject | None:
+        target = self._locate(path)
+        with self._translate(path):
+            return self._describe(target) if target.is_file() else None
+
+    def list(self, prefix: str = "") -> Iterator[StoredObject]:
+        folder = self._locate(prefix) if prefix else self._root
+        with self._translate(prefix):
+            for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
+                if path.is_file() and not is_temp_file(path):
+                    yield self._describe(path)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            with self._translate(path):
+                self._locate(path).unlink(missing_ok=True)
+
+    def _locate(self, path: str) -> Path:
+        return self._root.joinpath(*path.split("/"))
+
+    def _describe(self, path: Path) -> StoredObject:
+        status = path.stat()
+        name = path.relative_to(self._root).as_posix()
+        return StoredObject(name, status.st_size, _identify(status), datetime.fromtimestamp(status.st_mtime, UTC))
+
+    def _write(self, target: Path, content: bytes | Path, *, overwrite: bool) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(target, mode=READ_ONLY, overwrite=overwrite) as temp:
+            if isinstance(content, Path):
+                shutil.copyfile(content, temp)
+            else:
+                temp.write_bytes(content)
+
+    @contextmanager
+    def _translate(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise PublishError(f"{self.url(path)}: {error.strerror or 'Cannot be used'}.", hint=_HINT) from error
+
+
+def _identify(status: os.stat_result) -> str:
+    """Return the version of a file. A file is only ever replaced by a new one."""
+    return f"{status.st_ino}-{status.st_size}-{status.st_mtime_ns}"

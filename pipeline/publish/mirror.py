@@ -1,0 +1,337 @@
+"""Mirror of a lake on object storage, which any DuckDB with httpfs attaches.
+
+Parts are created first, then the snapshot's catalog; then `catalog.duckdb` and last `latest.json` are swapped. A stop
+in between leaves what readers see, and the next publish completes it, because it compares with what the target has.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Self
+
+import duckdb
+
+from pipeline.errors import PublishConflictError, PublishError, SettingsError, StorageError
+from pipeline.lake.kept_snapshots import RetentionRules
+from pipeline.lake.layout import translate_os_errors
+from pipeline.lake.parts import RAW_TABLE, sha256_file
+from pipeline.lake.snapshots import read_snapshot, require_snapshot
+from pipeline.publish.iceberg_owner import read_owner
+from pipeline.publish.latest import LatestRecord, PublishedCatalog, PublishedSnapshot, encode_latest, read_latest
+from pipeline.publish.target_catalog import (
+    list_empty_parts,
+    read_snapshot_number,
+    write_target_catalog,
+)
+from pipeline.publish.target_layout import CATALOG, LATEST, OWNER, snapshot_path, to_target_path
+from pipeline.publish.target_retention import select_remaining, sweep_target
+from pipeline.publish.uploads import PendingUpload, check_same_object, upload_all
+from pipeline.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+    from pathlib import Path
+
+    from pipeline.lake.lake import Lake
+    from pipeline.lake.models import PublishRecord, SnapshotRecord
+    from pipeline.lake.snapshots import SnapshotContents
+    from pipeline.publish.latest import VersionedLatest
+    from pipeline.publish.store_contract import ObjectStore, StoredObject
+    from pipeline.settings import Settings
+
+_MAX_TABLES_BYTES: Final = 64 * 1024**2
+"""Size up to which a catalog of tables is uploaded with every publish. A larger one is replaced by views."""
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorOptions:
+    """`documents`: publish the documents, too. `retention`: which snapshots stay, by the rules of the lake."""
+
+    documents: bool = False
+    retention: RetentionRules = RetentionRules()  # noqa: RUF009 - it is frozen
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Self:
+        """Return the options that the settings give."""
+        return cls(settings.publish_documents, RetentionRules.from_settings(settings))
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorResult:
+    """Result of a publish; the object that `--json` prints. `changed` is False if the target had everything."""
+
+    target: str
+    snapshot: int
+    files: int
+    changed: bool
+    parts: int
+    uploaded: int
+    uploaded_bytes: int
+    deleted: int
+    seconds: float
+
+
+def mirror_lake(
+    lake: Lake,
+    store: ObjectStore,
+    options: MirrorOptions,
+    *,
+    at: int,
+    number: int | None = None,
+    protected: Collection[str] = (),
+) -> MirrorResult:
+    """Publish snapshot `number` of the locked lake, the newest by default, at `at` (microseconds).
+
+    `protected` are paths of parts that something else on the target names. Records the result in the ledger, a failure
+    too. Raises `SettingsError` for a target of another lake and a snapshot that is not kept, `PublishConflictError`
+    when another publisher was faster, `StorageError` for other contents under the name of a part, and `PublishError`.
+    """
+    started, last = time.monotonic(), lake.ledger.last_snapshot()
+    if last is None:
+        raise SettingsError("The lake has no snapshot to publish.", hint="Run `scanlake sync` first.")
+    with _record_publish(lake, store, at=at) as record:
+        result = _Mirror(lake, store, options, at).publish(last, number or last.snapshot, protected)
+        record["snapshot"], record["published_at"] = result.snapshot, at
+        record["catalog_written_at"] = _written_at(lake) if number in {None, last.snapshot} else None
+    return replace(result, seconds=round(time.monotonic() - started, 3))
+
+
+@contextmanager
+def _record_publish(lake: Lake, store: ObjectStore, *, at: int) -> Iterator[PublishRecord]:
+    """Yield the record of this publish to complete. It is stored at the end, with the problem after a failure."""
+    former = lake.ledger.properties.remote_publish
+    if former is None or former["target"] != store.base_url:
+        former = None
+    record: PublishRecord = {
+        "target": store.base_url,
+        "snapshot": former["snapshot"] if former else None,
+        "published_at": former["published_at"] if former else None,
+        "catalog_written_at": None,
+        "tried_at": at,
+        "problem": None,
+        "failures": 0,
+    }
+    try:
+        yield record
+    except BaseException as error:
+        message = error.message if isinstance(error, PublishError | SettingsError | StorageError) else ""
+        record["problem"] = message or f"The publish failed ({type(error).__name__})."
+        record["failures"] = (former["failures"] if former else 0) + 1
+        raise
+    finally:
+        lake.ledger.set_properties(remote_publish=record)
+
+
+def _written_at(lake: Lake) -> int:
+    catalog = lake.ledger.properties.catalog
+    return catalog["written_at"] if catalog is not None else 0
+
+
+class _Mirror:
+    """One publish."""
+
+    def __init__(self, lake: Lake, store: ObjectStore, options: MirrorOptions, at: int) -> None:
+        self._lake, self._store, self._options, self._at = lake, store, options, at
+        self._lake_id = lake.ledger.get_lake_id()
+        self._folder = lake.layout.spill_dir / "publish"
+        self._empty_parts = list_empty_parts(lake.layout)
+
+    def publish(self, last: SnapshotRecord, number: int, protected: Collection[str]) -> MirrorResult:
+        """Make the target show snapshot `number`; `last` is the lake's newest."""
+        # The catalog's version first: who replaces the catalog after this is noticed before anything is swapped.
+        catalog = self._store.head(CATALOG)
+        latest = read_latest(self._store, lake_id=self._lake_id)
+        if latest.record is None:
+            self._store.probe()
+        elif self._is_current(latest.record, last, number):
+            return self._to_result(latest.record.current, changed=False)
+        source = require_snapshot(self._lake.layout, number)
+        contents = read_snapshot(source)
+        listed = {item.path: item for item in self._store.list()}
+        if OWNER in listed:
+            self._check_owner()
+        uploads = self._list_uploads(contents, listed)
+        upload_all(self._store, uploads)
+        with self._work_folder() as folder:
+            snapshot = self._publish_snapshot(folder, source, contents, latest, listed)
+            published = self._swap_catalog(folder, snapshot, last, catalog)
+        purged_at = self._lake.ledger.last_purge_at()
+        earlier = latest.record.snapshots if latest.record is not None else ()
+        rules = self._options.retention
+        remaining = select_remaining(earlier, snapshot, rules, now_us=self._at, purged_at=purged_at)
+        iceberg = latest.record.iceberg if latest.record is not None else None
+        record = LatestRecord(self._lake_id, snapshot, published, remaining, iceberg, scanlake=__version__)
+        self._store.swap(LATEST, encode_latest(record), latest.version)
+        deleted = sweep_target(
+            self._lake,
+            self._store,
+            record,
+            listed.values(),
+            grace_seconds=rules.seconds,
+            now_us=self._at,
+            purged_at=purged_at,
+            named={to_target_path(part.name, part.sha256) for part in contents.parts} | set(protected),
+            documents=self._options.documents,
+        )
+        return replace(
+            self._to_result(snapshot, changed=True),
+            parts=len(contents.parts),
+            uploaded=len(uploads),
+            uploaded_bytes=sum(item.bytes for item in uploads) + snapshot.bytes + published.bytes,
+            deleted=deleted,
+        )
+
+    def _check_owner(self) -> None:
+        """Raise `SettingsError` if the Iceberg tables of another lake are there, whose parts a sweep would delete."""
+        owner = read_owner(self._store.read(OWNER), self._store.base_url)
+        if owner.lake_id != self._lake_id:
+            raise SettingsError(
+                f"{self._store.base_url} has the Iceberg tables of another lake ({owner.lake_id[:8]}).",
+                hint="Use another target; each lake needs its own.",
+            )
+
+    def _is_current(self, record: LatestRecord, last: SnapshotRecord, number: int) -> bool:
+        """Return whether the target shows the lake's newest state, and the last publish has swept."""
+        done = self._lake.ledger.properties.remote_publish
+        written_at = _written_at(self._lake)
+        return (
+            number == last.snapshot == record.current.snapshot
+            and record.current.run_id == last.run_id
+            and record.catalog.written_at == written_at
+            and done is not None
+            and done["target"] == self._store.base_url
+            and done["catalog_written_at"] == written_at
+        )
+
+    def _to_result(self, snapshot: PublishedSnapshot, *, changed: bool) -> MirrorResult:
+        return MirrorResult(self._store.base_url, snapshot.snapshot, snapshot.files, changed, 0, 0, 0, 0, 0.0)
+
+    # Parts
+
+    def _list_uploads(self, contents: SnapshotContents, listed: Mapping[str, StoredObject]) -> list[PendingUpload]:
+        """Return the objects that the target lacks. Raises `StorageError` if one has another size there."""
+        layout = self._lake.layout
+        required = [
+            PendingUpload(empty.path, empty.file, empty.file.stat().st_size, empty.sha256)
+            for empty in self._empty_parts.values()
+        ]
+        required += [
+            PendingUpload(to_target_path(part.name, part.sha256), layout.part_path(part.name), part.bytes, part.sha256)
+            for part in contents.parts
+            if part.table_name != RAW_TABLE or self._options.documents
+        ]
+        for item in required:
+            if item.path in listed:
+                check_same_object(self._store, item, listed[item.path])
+        return [item for item in required if item.path not in listed]
+
+    # Catalogs
+
+    @contextmanager
+    def _work_folder(self) -> Iterator[Path]:
+        with translate_os_errors(self._folder):
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.mkdir(parents=True)
+        try:
+            yield self._folder
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _write_catalog(self, source: Path, target: Path) -> None:
+        write_target_catalog(
+            source, target, self._store, empty_parts=self._empty_parts, documents=self._options.documents
+        )
+
+    def _publish_snapshot(
+        self,
+        folder: Path,
+        source: Path,
+        contents: SnapshotContents,
+        latest: VersionedLatest,
+        listed: Mapping[str, StoredObject],
+    ) -> PublishedSnapshot:
+        """Create the snapshot's catalog unless the target has it; write it to `folder` in any case."""
+        number, path = contents.snapshot, snapshot_path(contents.snapshot)
+        file = folder / "snapshot.duckdb"
+        documents = self._options.documents
+        self._write_catalog(source, file)
+        record = self._lake.ledger.find_snapshot(number)
+        new = PublishedSnapshot(
+            snapshot=number,
+            run_id=contents.run_id,
+            commit_seq=record.commit_seq if record else 0,
+            files=record.files if record else 0,
+            complete=contents.complete,
+            watermark=contents.watermark,
+            published_at=self._at,
+            file=path,
+            bytes=file.stat().st_size,
+            sha256=sha256_file(file),
+            documents=documents,
+        )
+        earlier = latest.record.snapshots if latest.record is not None else ()
+        stored = next((item for item in earlier if item.snapshot == number), None)
+        if path not in listed and self._store.create(path, file, sha256=new.sha256):
+            return new
+        # A file of the same number has the same rows: only a later watermark, or compacted parts, make it differ.
+        if stored is None:
+            self._check_own_run(path, contents.run_id, folder)
+        elif stored.run_id != contents.run_id:
+            raise StorageError(
+                f"{self._store.url(path)} is a snapshot of another run.",
+                hint="Use another target: the lake was restored from an older backup, or a copy of it publishes there.",
+            )
+        existing = self._store.head(path)
+        size, sha256 = (existing.bytes, existing.sha256) if existing is not None else (0, "")
+        if stored is not None:
+            size, sha256 = stored.bytes, stored.sha256
+            published_at, documents = stored.published_at, stored.documents
+        else:
+            published_at = self._at
+        return replace(new, bytes=size, sha256=sha256, published_at=published_at, documents=documents)
+
+    def _check_own_run(self, path: str, run_id: str, folder: Path) -> None:
+        """Raise `PublishConflictError` if another publisher has created a snapshot that no record names yet."""
+        if _read_run_id(self._store, path, folder) != run_id:
+            raise PublishConflictError(
+                f"{self._store.url(path)}: another publisher has created the object.",
+                hint="Wait until the other publisher ends; if there is none, delete the object.",
+            )
+
+    def _swap_catalog(
+        self,
+        folder: Path,
+        snapshot: PublishedSnapshot,
+        last: SnapshotRecord,
+        former: StoredObject | None,
+    ) -> PublishedCatalog:
+        """Replace the target's catalog: by the lake's own if that shows the snapshot and is small, else by views."""
+        local, file, form = self._lake.layout.catalog, folder / "snapshot.duckdb", "views"
+        if snapshot.snapshot == last.snapshot and local.is_file() and local.stat().st_size <= _MAX_TABLES_BYTES:
+            copy = folder / "catalog.duckdb"
+            self._write_catalog(local, copy)
+            if read_snapshot_number(copy) == snapshot.snapshot:
+                catalog = self._lake.ledger.properties.catalog
+                file, form = copy, catalog["form"] if catalog else "views"
+        sha256 = sha256_file(file)
+        version = former.version if former is not None else None
+        self._store.swap(CATALOG, file, version, sha256=sha256)
+        written_at = _written_at(self._lake) if snapshot.snapshot == last.snapshot else 0
+        return PublishedCatalog(CATALOG, form, file.stat().st_size, sha256, written_at)
+
+
+def _read_run_id(store: ObjectStore, path: str, folder: Path) -> str | None:
+    """Return the run of a snapshot on the target that a killed publish left."""
+    file = folder / "existing.duckdb"
+    store.download(path, file)
+    try:
+        with duckdb.connect(str(file), read_only=True) as db:
+            rows = db.execute(
+                "SELECT run_id FROM meta.snapshots WHERE snapshot = (SELECT snapshot FROM meta._freshness)"
+            ).fetchall()
+    except duckdb.Error:
+        return None
+    return str(rows[0][0]) if rows else None

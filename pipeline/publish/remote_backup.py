@@ -1,0 +1,176 @@
+"""Backup of a lake to object storage, and its way back: the parts and the ledger, from which all else is built."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+import msgspec
+
+from pipeline.atomic_files import READ_ONLY, fsync_dir, fsync_file, temp_name
+from pipeline.errors import LakeCorruptedError, PublishError, SettingsError
+from pipeline.lake.file_names import is_part_name
+from pipeline.lake.integrity import check_parts_exist
+from pipeline.lake.layout import translate_os_errors
+from pipeline.lake.ledger import Ledger
+from pipeline.lake.parts import sha256_file
+from pipeline.publish.store_contract import PROBE_PREFIX
+from pipeline.publish.uploads import UPLOADS_SIDE_BY_SIDE, PendingUpload, upload_all
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pipeline.lake.lake import Lake
+    from pipeline.lake.layout import LakeLayout
+    from pipeline.lake.models import Part
+    from pipeline.publish.store_contract import ObjectStore
+
+RECORD: Final = "backup.json"
+_FORMAT: Final = 1
+_LEDGERS: Final = "ledgers"
+_HASH_CHARS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class BackupRecord:
+    """Content of `backup.json`: which lake the backup has, and the object with its ledger."""
+
+    lake_id: str
+    files: int
+    commit_seq: int
+    ledger: str
+    ledger_sha256: str
+    backed_up_at: int
+    format: int = _FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteBackupResult:
+    """Result of a backup; the object that `--json` prints."""
+
+    target: str
+    files: int
+    parts: int
+    bytes: int
+    uploaded: int
+    uploaded_bytes: int
+    deleted: int
+
+
+def upload_backup(lake: Lake, store: ObjectStore, *, at: int) -> RemoteBackupResult:
+    """Back up the locked lake below the store's URL, at `at` (microseconds). What is there is not uploaded again.
+
+    The former backup is valid until `backup.json` is swapped; then parts that only it names are deleted. Raises
+    `SettingsError` for a target with other contents, `PublishConflictError` if another backup was faster,
+    `LakeCorruptedError` if a part is missing or damaged, and `PublishError`.
+    """
+    parts = lake.ledger.parts()
+    check_parts_exist(lake.layout, parts)
+    lake_id = lake.ledger.get_lake_id()
+    former = _read_record(store)
+    if former is None:
+        store.probe()
+    elif former[0].lake_id != lake_id:
+        raise SettingsError(f"{store.base_url} has the backup of another lake.", hint="Use another target.")
+    listed = {item.path: item for item in store.list()}
+    if former is None and any(not _is_own(path) for path in listed):
+        raise SettingsError(f"{store.base_url} has other objects.", hint="Use a target of its own for the backup.")
+    missing = [
+        PendingUpload(_object_path(part), lake.layout.part_path(part.name), part.bytes, part.sha256)
+        for part in parts
+        if _object_path(part) not in listed
+    ]
+    upload_all(store, missing)
+    record = _upload_ledger(lake, store, lake_id, at)
+    store.swap(RECORD, msgspec.json.format(msgspec.json.encode(record), indent=1), former[1] if former else None)
+    names = {_object_path(part) for part in parts} | {RECORD, record.ledger}
+    expired = [path for path in listed if path not in names and _is_own(path)]
+    store.delete(expired)
+    size = sum(part.bytes for part in parts)
+    uploaded = sum(item.bytes for item in missing)
+    return RemoteBackupResult(store.base_url, record.files, len(parts), size, len(missing), uploaded, len(expired))
+
+
+def _upload_ledger(lake: Lake, store: ObjectStore, lake_id: str, at: int) -> BackupRecord:
+    copy = lake.layout.spill_dir / f"backup-{uuid4().hex}.sqlite"
+    with translate_os_errors(copy):
+        copy.parent.mkdir(exist_ok=True)
+    try:
+        lake.ledger.copy_to(copy)
+        sha256, path = sha256_file(copy), f"{_LEDGERS}/{uuid4().hex}.sqlite"
+        store.create(path, copy, sha256=sha256)
+    finally:
+        copy.unlink(missing_ok=True)
+    return BackupRecord(lake_id, lake.ledger.count_files(), lake.ledger.next_commit_seq() - 1, path, sha256, at)
+
+
+def download_backup(store: ObjectStore, layout: LakeLayout) -> None:
+    """Write the parts, then the ledger, of the backup below the store's URL to the folders of an empty lake.
+
+    Raises `SettingsError` if there is no backup, `LakeCorruptedError` if an object differs from what was written.
+    """
+    stored = _read_record(store)
+    if stored is None:
+        raise SettingsError(f"{store.base_url} has no backup.", hint="Correct the URL.")
+    record = stored[0]
+    copy = layout.root / temp_name(layout.ledger.name)
+    _download(store, record.ledger, copy, record.ledger_sha256)
+    ledger = Ledger(copy)
+    try:
+        parts = ledger.parts()
+    finally:
+        ledger.close()
+
+    def download_part(part: Part) -> None:
+        _download(store, _object_path(part), layout.part_path(part.name), part.sha256)
+
+    with ThreadPoolExecutor(UPLOADS_SIDE_BY_SIDE) as pool:
+        try:
+            for _ in pool.map(download_part, parts):
+                pass
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+    with translate_os_errors(layout.ledger):
+        for folder in sorted({layout.part_path(part.name).parent for part in parts}):
+            fsync_dir(folder)
+        copy.rename(layout.ledger)
+        fsync_dir(layout.root)
+
+
+def _download(store: ObjectStore, path: str, file: Path, sha256: str) -> None:
+    with translate_os_errors(file):
+        store.download(path, file)
+        if sha256_file(file) != sha256:
+            raise LakeCorruptedError(
+                f"{store.url(path)} differs from what was backed up.", hint="Use another backup; nothing was restored."
+            )
+        fsync_file(file)
+        if is_part_name(file.name):
+            file.chmod(READ_ONLY)
+
+
+def _read_record(store: ObjectStore) -> tuple[BackupRecord, str] | None:
+    stored = store.read_versioned(RECORD)
+    if stored is None:
+        return None
+    try:
+        record = msgspec.json.decode(stored[0], type=BackupRecord)
+    except msgspec.DecodeError as error:
+        raise PublishError(f"{store.url(RECORD)} is not a record of scanlake.", hint="Use another target.") from error
+    if record.format > _FORMAT:
+        raise SettingsError(f"{store.url(RECORD)} is of a newer scanlake.", hint="Update scanlake.")
+    return record, stored[1]
+
+
+def _object_path(part: Part) -> str:
+    """Return the path of a part's object. It has the hash, because a repair can write a part again under its name."""
+    return f"{part.name}.{part.sha256[:_HASH_CHARS]}"
+
+
+def _is_own(path: str) -> bool:
+    folder, _, name = path.rpartition("/")
+    is_part = (folder == "raw" or folder.startswith("parts/")) and is_part_name(name.rpartition(".")[0])
+    return is_part or folder in {_LEDGERS, PROBE_PREFIX}

@@ -1,0 +1,120 @@
+"""What publishing needs of an object store: conditional writes, reads, lists and deletes below one URL."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+from pipeline.errors import PublishConflictError, PublishError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from datetime import datetime
+    from pathlib import Path
+
+PROBE_PREFIX: Final = "probe"
+"""Folder of the objects with which a probe tests a store. A sweep removes what a killed probe left."""
+_RACING_WRITERS: Final = 4
+_CONDITIONS_HINT: Final = "Use a store with conditional writes (If-None-Match and If-Match); Amazon S3 has them."
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object: its path below the store's URL, size, version, and SHA-256 in hex; "" if the store does not know."""
+
+    path: str
+    bytes: int
+    version: str
+    modified_at: datetime
+    sha256: str = ""
+
+
+class ObjectStore(ABC):
+    """A store below one URL. Paths are relative to the URL, in POSIX form. Methods may run in several threads.
+
+    Every method raises `PublishError`, one line without secrets, when the store cannot be reached or refuses.
+    """
+
+    base_url: str
+    """URL of the store, without a slash at the end."""
+
+    @abstractmethod
+    def create(self, path: str, content: bytes | Path, *, sha256: str = "") -> bool:
+        """Write an object that does not exist; return False if it exists. Readers never see a part of it.
+
+        Content in a file is not read into memory. `sha256` is kept with the object if the store can.
+        """
+
+    @abstractmethod
+    def swap(self, path: str, content: bytes | Path, version: str | None, *, sha256: str = "") -> str:
+        """Replace the object if it still has `version`, None for one that must not exist. Return the new version.
+
+        Raises `PublishConflictError` if the object has another version; then it is unchanged.
+        """
+
+    @abstractmethod
+    def read(self, path: str) -> bytes:
+        """Return an object's content. Raises `PublishError` if it does not exist."""
+
+    @abstractmethod
+    def read_versioned(self, path: str) -> tuple[bytes, str] | None:
+        """Return an object's content and the version that `swap` compares; None if it does not exist."""
+
+    @abstractmethod
+    def download(self, path: str, target: Path) -> None:
+        """Write an object's content to the new file `target`. Raises `PublishError` if the object does not exist."""
+
+    @abstractmethod
+    def head(self, path: str) -> StoredObject | None:
+        """Return what the store knows of an object; None if it does not exist."""
+
+    @abstractmethod
+    def list(self, prefix: str = "") -> Iterator[StoredObject]:
+        """Yield all objects in the folder `prefix` and below it, without their SHA-256."""
+
+    @abstractmethod
+    def delete(self, paths: Iterable[str]) -> None:
+        """Delete objects. Those that do not exist are ignored."""
+
+    def url(self, path: str) -> str:
+        """Return the URL of an object."""
+        return f"{self.base_url}/{path}"
+
+    def probe(self) -> None:
+        """Check with objects of its own that the store can be written and obeys conditions; then delete them.
+
+        Raises `PublishError` for a store that ignores a condition: two publishers would mix their files there.
+        """
+        path, racing = (f"{PROBE_PREFIX}/{uuid4().hex}" for _ in range(2))
+        try:
+            self._probe_conditions(path)
+            with ThreadPoolExecutor(_RACING_WRITERS) as pool:
+                writers = pool.map(lambda index: self.create(racing, b"%d" % index), range(_RACING_WRITERS))
+                if sum(writers) != 1:
+                    raise self._refuse("several of four simultaneous writers created the same object")
+        finally:
+            self.delete([path, racing])
+
+    def _probe_conditions(self, path: str) -> None:
+        if not self.create(path, b"first"):
+            raise self._refuse("a new object is reported as existing")
+        if self.create(path, b"second") or self.read(path) != b"first":
+            raise self._refuse("an object was created a second time (If-None-Match)")
+        current = self.read_versioned(path)
+        if current is None:
+            raise self._refuse("a new object cannot be read")
+        self.swap(path, b"third", current[1])
+        try:
+            self.swap(path, b"fourth", current[1])
+        except PublishConflictError:
+            pass
+        else:
+            raise self._refuse("an object was replaced, although its version had changed (If-Match)")
+        if self.read(path) != b"third":
+            raise self._refuse("an object has another content than was written")
+
+    def _refuse(self, problem: str) -> PublishError:
+        return PublishError(f"{self.base_url} ignores conditions: {problem}.", hint=_CONDITIONS_HINT)

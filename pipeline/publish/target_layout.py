@@ -1,0 +1,73 @@
+"""Names of a lake's objects below its target. Pure."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+from typing import Final
+
+LATEST: Final = "latest.json"
+"""Object that names the published snapshot. It is replaced last."""
+OWNER: Final = "iceberg-owner.json"
+"""Object that names the lake and the catalog whose Iceberg tables are below a location."""
+CATALOG: Final = "catalog.duckdb"
+TABLES_PREFIX: Final = "tables"
+RAW_PREFIX: Final = "raw"
+SNAPSHOTS_PREFIX: Final = "snapshots"
+
+_HASH_LENGTH: Final = 12
+_PART_NAME: Final = re.compile(rf"(?P<stem>\d{{12}}-[0-9a-f]{{6}}(-\d{{4}})?)-[0-9a-f]{{{_HASH_LENGTH}}}\.parquet")
+_TARGET_PART: Final = re.compile(rf"(?:{TABLES_PREFIX}/\w+/data|{RAW_PREFIX})/{_PART_NAME.pattern}")
+_SNAPSHOT: Final = re.compile(rf"{SNAPSHOTS_PREFIX}/\d{{6,}}\.duckdb")
+
+
+def to_target_path(part_name: str, sha256: str) -> str:
+    """Return the path of a part, which the ledger names by its path below the lake's folder.
+
+    It has the hash: a repaired part keeps its name in the lake, but what a target has under a name never changes.
+    """
+    return f"{to_unhashed_path(part_name).removesuffix('.parquet')}-{sha256[:_HASH_LENGTH]}.parquet"
+
+
+def to_unhashed_path(part_name: str) -> str:
+    """Return the path of a part without its hash."""
+    path = PurePosixPath(part_name)
+    folder = RAW_PREFIX if path.parts[0] == RAW_PREFIX else data_prefix(path.parts[1])
+    return f"{folder}/{path.name}"
+
+
+def remove_hash(path: str) -> str:
+    """Return the path, or name, of a part without its hash; any other path as it is."""
+    folder, slash, name = path.rpartition("/")
+    match = _PART_NAME.fullmatch(name)
+    return path if match is None else f"{folder}{slash}{match['stem']}.parquet"
+
+
+def data_prefix(table_name: str) -> str:
+    """Return the folder of a table's parts. The table's Iceberg location is the folder above."""
+    return f"{TABLES_PREFIX}/{table_name}/data"
+
+
+def empty_part_path(table_name: str, sha256: str) -> str:
+    """Return the path of a table's empty part. A version with other columns has another name."""
+    return f"{data_prefix(table_name)}/empty-{sha256[:_HASH_LENGTH]}.parquet"
+
+
+def snapshot_path(number: int) -> str:
+    """Return the path of a published snapshot."""
+    return f"{SNAPSHOTS_PREFIX}/{number:06d}.duckdb"
+
+
+def is_part_path(path: str) -> bool:
+    """Return whether an object has the name of a part."""
+    return _TARGET_PART.fullmatch(path) is not None
+
+
+def is_snapshot_path(path: str) -> bool:
+    """Return whether an object has the name of a published snapshot."""
+    return _SNAPSHOT.fullmatch(path) is not None
+
+
+def is_raw_path(path: str) -> bool:
+    """Return whether a part has documents."""
+    return path.startswith(f"{RAW_PREFIX}/")

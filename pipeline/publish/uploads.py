@@ -1,0 +1,78 @@
+"""Upload of files that are written once, many side by side."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pipeline.errors import LakeCorruptedError, PublishError, StorageError
+from pipeline.lake.layout import translate_os_errors
+from pipeline.lake.parts import sha256_file
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from pipeline.publish.store_contract import ObjectStore, StoredObject
+
+UPLOADS_SIDE_BY_SIDE: Final = 16
+_ATTEMPTS: Final = 5
+_PAUSE_SECONDS: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class PendingUpload:
+    """A file to upload, and what was written to it."""
+
+    path: str
+    file: Path
+    bytes: int
+    sha256: str
+
+
+def upload_all(store: ObjectStore, uploads: Sequence[PendingUpload]) -> int:
+    """Create the objects, many side by side; return how many did not exist. One that exists must be the same.
+
+    Raises `LakeCorruptedError` for a damaged file, `StorageError` for another object of the name, and `PublishError`.
+    """
+    with ThreadPoolExecutor(UPLOADS_SIDE_BY_SIDE) as pool:
+        try:
+            return sum(pool.map(lambda upload: _create_object(store, upload), uploads))
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def _create_object(store: ObjectStore, upload: PendingUpload) -> bool:
+    with translate_os_errors(upload.file):
+        is_whole = upload.file.stat().st_size == upload.bytes and sha256_file(upload.file) == upload.sha256
+    if not is_whole:
+        raise LakeCorruptedError(f"{upload.file.name} differs from what was written; it was not published.")
+    for attempt in range(_ATTEMPTS):
+        if store.create(upload.path, upload.file, sha256=upload.sha256):
+            return True
+        existing = store.head(upload.path)
+        if existing is not None:
+            check_same_object(store, upload, existing)
+            return False
+        # S3 refuses one of two simultaneous writers (409), also if the other one then fails.
+        time.sleep(_PAUSE_SECONDS * 2**attempt)
+    raise PublishError(
+        f"{store.url(upload.path)} is refused as existing, but cannot be found.", hint="Run the publish again."
+    )
+
+
+def check_same_object(store: ObjectStore, upload: PendingUpload, existing: StoredObject) -> None:
+    """Raise `StorageError` if an object has another size or hash than the file that is to have its name."""
+    if existing.bytes != upload.bytes:
+        problem = f"{existing.bytes:,} bytes instead of {upload.bytes:,}"
+    elif existing.sha256 not in {"", upload.sha256}:
+        problem = f"SHA-256 {existing.sha256[:12]}… instead of {upload.sha256[:12]}…"
+    else:
+        return
+    raise StorageError(
+        f"{store.url(upload.path)} has other contents than was published: {problem}.",
+        hint="Delete the object, then run the publish again: it is created again.",
+    )

@@ -1,0 +1,3 @@
+"""The version of scanlake."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,106 @@
+"""The Python interface, used as a program or a notebook uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pipeline
+from pipeline.emulator import Emulator
+from pipeline.errors import RunInterrupted, SettingsError
+
+FILES = 60
+
+
+def settings_of(emulator: Emulator, lake: Path) -> dict[str, Any]:
+    """The arguments of a sync."""
+    return {"lake": lake, "base_url": emulator.base_url, "token": emulator.token}
+
+
+async def test_a_lake_is_synced_and_queried(tmp_path: Path) -> None:
+    """A sync in a running loop fills the lake, a second one brings what changed, and `refresh` shows it."""
+    async with Emulator(FILES, seed=3) as emulator:
+        first = await pipeline.sync_lake_async(**settings_of(emulator, tmp_path / "lake"))
+        assert first.is_complete
+        assert first.summary.files_stored == FILES
+        with pipeline.open_lake(tmp_path / "lake") as lake:
+            assert lake.sql("SELECT count(*) FROM files").fetchall() == [(FILES,)]
+            assert lake.freshness()["files"] == FILES
+            assert {"files", "uploads", "meta.runs"} <= set(lake.tables())
+            emulator.world.create(5)
+            # Blocking, as in a script; the emulator needs this loop.
+            second = await asyncio.to_thread(pipeline.sync_lake, **settings_of(emulator, tmp_path / "lake"))
+            assert second.summary.files_stored >= 5
+            assert lake.sql("SELECT count(*) FROM files").fetchall() == [(FILES,)]
+            lake.refresh()
+            assert lake.sql("SELECT count(*) FROM files").fetchall() == [(FILES + 5,)]
+
+
+async def test_a_cancelled_sync_keeps_what_it_has(tmp_path: Path) -> None:
+    """A cancelled sync ends in good order, and the next one completes it."""
+    async with Emulator(FILES, seed=4) as emulator:
+        emulator.set_faults(latency_ms=100)
+        task = asyncio.create_task(
+            pipeline.sync_lake_async(**settings_of(emulator, tmp_path / "lake"), max_concurrency=2)
+        )
+        await asyncio.sleep(2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        emulator.faults.clear()
+        done = await pipeline.sync_lake_async(**settings_of(emulator, tmp_path / "lake"))
+        assert done.is_complete
+        with pipeline.open_lake(tmp_path / "lake") as lake:
+            assert lake.sql("SELECT count(*) FROM files").fetchall() == [(FILES,)]
+
+
+def test_a_query_only_reads(tmp_path: Path) -> None:
+    """Where no lake is, and what is no query of tables, is refused with scanlake's own error."""
+    with pytest.raises(pipeline.ScanlakeError, match="No lake"):
+        pipeline.open_lake(tmp_path)
+    with pytest.raises(SettingsError, match="base_url"):
+        pipeline.sync_lake(lake=tmp_path / "lake", token="t" * 20)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_only_tables_are_read(tmp_path: Path) -> None:
+    """A query that writes or reads a file is refused, and wrong SQL has a hint."""
+    async with Emulator(3, seed=3) as emulator:
+        await pipeline.sync_lake_async(**settings_of(emulator, tmp_path / "lake"))
+    with pipeline.open_lake(tmp_path / "lake") as lake:
+        for query in (f"COPY files TO '{tmp_path}/out.csv'", "SELECT * FROM '/etc/passwd'", "SELECT nothing"):
+            with pytest.raises(SettingsError):
+                lake.sql(query)
+
+
+def test_the_names_are_lazy() -> None:
+    """Importing the package imports neither DuckDB nor the HTTP library, and every public name can be imported."""
+    code = (
+        "import sys, pipeline; assert not {'duckdb', 'aiohttp'} & set(sys.modules);"
+        "print(sorted(n for n in pipeline.__all__ if getattr(pipeline, n) is None))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(pipeline.__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
+def test_it_is_typed() -> None:
+    """Type checkers read the annotations: the packages have their marker."""
+    root = Path(pipeline.__file__).parent
+    assert (root / "py.typed").is_file()
+    assert (root.parent / "schemas" / "py.typed").is_file()
+
+
+def test_an_interrupted_run_is_named() -> None:
+    """What stops a sync is a `ScanlakeError`, which a program can catch by one name."""
+    assert issubclass(RunInterrupted, pipeline.ScanlakeError)

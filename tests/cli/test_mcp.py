@@ -1,0 +1,233 @@
+"""`scanlake mcp`: its tools on a lake, and the server under the official client, each in real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import duckdb
+import pytest
+
+from pipeline.commands import _mcp_server
+from pipeline.commands._limited_process import QueryLimits
+from pipeline.commands._mcp_server import LakeTools
+from pipeline.context import CommandContext
+from pipeline.errors import ExitCode, ScanlakeError, SettingsError, TimeLimitReachedError
+from pipeline.settings import Settings
+from tests.conftest import ROOT
+from tests.logging_reset import logging_as_before
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.processes import Answer
+
+_HAS_MCP: Final = importlib.util.find_spec("mcp") is not None
+needs_mcp: Final = pytest.mark.skipif(not _HAS_MCP, reason="the optional library mcp is not installed")
+_WITHOUT_INTERRUPT: Final = "SELECT list_sum(range(2000000000))"
+"""DuckDB computes it as one value, and does not look whether it is interrupted."""
+
+
+@pytest.fixture
+def tools(lake: Path) -> Iterator[LakeTools]:
+    """The tools on the lake, with a limit of two rows."""
+    with logging_as_before():
+        context = CommandContext(lake=lake)
+        yield LakeTools(context, Settings(lake=lake), QueryLimits(rows=2, size=2_000, seconds=120))
+
+
+async def test_the_tools_describe_tables_and_state(
+    tools: LakeTools, lake: Path, scanlake: Callable[..., Answer]
+) -> None:
+    """list_tables has every table without columns, describe_table its columns, and status what the command prints."""
+    listed = await tools.call("list_tables", {})
+    files = next(table for table in listed["tables"] if table["name"] == "files")
+    assert files == {"name": "files", "comment": "One row per file: its latest version.", "rows": 3}
+    assert {"meta.freshness", "meta.runs"} <= {view["name"] for view in listed["views"]}
+    described = await tools.call("describe_table", {"name": "uploads"})
+    assert described["key"] == ["file_id", "id"]
+    by_name = {column["name"]: column for column in described["columns"]}
+    assert by_name["file_id"]["refers_to"] == "files.file_id"
+    assert (await tools.call("describe_table", {"name": "meta.runs"}))["name"] == "meta.runs"
+    printed = json.loads(scanlake("status", "--json", "--lake", str(lake)).out)
+    assert await tools.call("status", {}) == printed
+
+
+async def test_a_result_is_cut_at_its_limits(tools: LakeTools) -> None:
+    """A result has lists of values; with too many rows or bytes it is cut and says so, and otherwise it is whole."""
+    whole = await tools.call("query", {"sql": "SELECT 1 AS a, 'x' AS a, NULL AS b UNION ALL SELECT 2, 'y', 3;"})
+    assert whole["rows"] == [[1, "x", None], [2, "y", 3]]
+    assert [column["name"] for column in whole["columns"]] == ["a", "a", "b"]
+    assert (whole["is_cut"], whole["notes"], whole["row_count"]) == (False, [], 2)
+    cut = await tools.call("query", {"sql": "SELECT file_id FROM files ORDER BY file_id"})
+    assert (cut["is_cut"], cut["row_count"]) == (True, 2)
+    assert "cut after 2 rows; a result has at most 2 rows." in cut["notes"][0]
+    wide = await tools.call("query", {"sql": "SELECT repeat('x', 1500) FROM range(2)"})
+    assert (wide["is_cut"], wide["row_count"]) == (True, 1)
+    huge = await tools.call("query", {"sql": "SELECT repeat('x', 1000000)"})
+    assert (huge["is_cut"], huge["rows"]) == (True, [])
+    assert "at most 2.0 kB" in huge["notes"][0]
+
+
+async def test_numbers_are_those_that_every_client_reads_unchanged(tools: LakeTools) -> None:
+    """A number that JavaScript would round, such as a large id, is text; so is one that JSON does not have."""
+    sql = """SELECT 9007199254740991 AS a, 9007199254852067 AS b, -9007199254852067 AS c, 0.1::DECIMAL(3, 2) AS d,
+             12345678901234567890.123456789::DECIMAL(38, 9) AS e, 1 / 3::DOUBLE AS f, 'nan'::DOUBLE AS g"""
+    (row,) = (await LakeTools(tools.context, tools.settings, QueryLimits(2, 20_000, 120)).call("query", {"sql": sql}))[
+        "rows"
+    ]
+    exact = ["9007199254852067", "-9007199254852067", 0.1, "12345678901234567890.123456789", 1 / 3, "NaN"]
+    assert row == [9007199254740991, *exact]
+
+
+async def test_a_query_on_an_incomplete_lake_says_so(tools: LakeTools, lake: Path) -> None:
+    """The warning that `scanlake query` writes to stderr is a note of the result."""
+    with duckdb.connect(str(lake / "catalog.duckdb")) as db:
+        db.execute("UPDATE meta.freshness SET complete = false")
+    result = await tools.call("query", {"sql": "SELECT 1"})
+    assert "was published during a run" in result["notes"][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "problem"),
+    [
+        ("query", {"sql": "SELECT nothing FROM files"}, 'column "nothing" not found'),
+        ("query", {"sql": "DELETE FROM files"}, "a query reads tables only"),
+        ("query", {"sql": "SELECT 1; SELECT 2"}, "One query is required"),
+        ("query", {"sql": "FROM read_text('/etc/passwd')"}, "a query reads tables only"),
+        ("query", {"sql": f"SELECT '{'x' * 3_000}'"}, "The names of the columns are too long"),
+        ("query", {"sql": "-- nothing"}, "Parser Error|required|empty|statement"),
+        ("query", {"sql": 7}, "The argument sql is missing"),
+        ("query", {}, "The argument sql is missing"),
+        ("describe_table", {"name": "upload"}, "Did you mean uploads"),
+        ("describe_table", {"name": "--help"}, "No table --help"),
+        ("describe_table", {"name": "--lake=/elsewhere"}, "No table --lake=/elsewhere"),
+        ("drop_table", {"name": "files"}, "No tool drop_table"),
+    ],
+)
+async def test_a_wrong_call_is_refused(tools: LakeTools, name: str, arguments: dict[str, Any], problem: str) -> None:
+    """What a tool cannot do is an error with the reason, and no option of the command can be slipped in."""
+    with pytest.raises(ScanlakeError, match=problem):
+        await tools.call(name, arguments)
+
+
+async def test_a_query_ends_at_its_time_limit(
+    tools: LakeTools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query that DuckDB cannot interrupt is killed with its temporary files, and the next one is answered."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    slow = LakeTools(tools.context, tools.settings, QueryLimits(2, 2_000, 5))
+    with pytest.raises(TimeLimitReachedError, match="stopped at the time limit of 5 seconds"):
+        await slow.call("query", {"sql": _WITHOUT_INTERRUPT})
+    assert list(folder.iterdir()) == []
+    assert (await tools.call("query", {"sql": "SELECT 42"}))["rows"] == [[42]]
+
+
+async def test_a_missing_lake_is_named(tmp_path: Path) -> None:
+    """Every tool says that there is no lake, and where it was looked for."""
+    lake = tmp_path / "nowhere"
+    tools = LakeTools(CommandContext(lake=lake), Settings(lake=lake), QueryLimits(1, 1, 1))
+    for name in ("list_tables", "describe_table", "query", "status"):
+        with pytest.raises(SettingsError, match=r"No lake .*nowhere"):
+            await tools.call(name, {"sql": "SELECT 1", "name": "files"})
+
+
+def test_the_library_is_named(monkeypatch: pytest.MonkeyPatch, scanlake: Callable[..., Answer]) -> None:
+    """Without the library the hint names it, and --json is refused: stdout belongs to the client."""
+    monkeypatch.setattr(_mcp_server, "_is_installed", False)
+    with pytest.raises(SettingsError) as refused:
+        _mcp_server.check_mcp_installed()
+    assert refused.value.hint == "Run `pip install mcp`."
+    assert scanlake("mcp", "--json").code == ExitCode.USAGE
+
+
+# The server, under the official client
+
+
+async def _call(client: Any, name: str, **arguments: Any) -> Any:
+    async with asyncio.timeout(120):
+        return await client.call_tool(name, arguments)
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def _times(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+@needs_mcp
+async def test_the_official_client_queries_the_lake(lake: Path, tmp_path: Path) -> None:
+    """The client finds the tools, gets answers and errors, outlives a killed query, and nothing is written."""
+    from mcp import Client, StdioServerParameters, stdio_client  # noqa: PLC0415 - optional
+
+    before = _times(lake)
+    arguments = ["-m", "pipeline", "mcp", "--lake", str(lake), "--timeout", "5", "--max-rows", "2"]
+    server = StdioServerParameters(command=sys.executable, args=arguments, env=_environment(), cwd=tmp_path)
+    with (tmp_path / "stderr").open("w+") as stderr:
+        async with Client(stdio_client(server, errlog=stderr)) as client:
+            tools = (await client.list_tools()).tools
+            assert [tool.name for tool in tools] == ["list_tables", "describe_table", "query", "status"]
+            assert all(tool.annotations and tool.annotations.read_only_hint for tool in tools)
+            counted = await _call(client, "query", sql="SELECT count(*) AS n FROM files")
+            assert counted.structured_content["rows"] == [[3]]
+            assert json.loads(counted.content[0].text) == counted.structured_content
+            assert (await _call(client, "query", sql="SELECT file_id FROM files")).structured_content["is_cut"]
+            killed = await _call(client, "query", sql=_WITHOUT_INTERRUPT)
+            assert killed.is_error
+            assert "time limit of 5 seconds" in killed.content[0].text
+            wrong = await _call(client, "query", sql="DROP TABLE files")
+            assert wrong.is_error
+            assert "a query reads tables only" in wrong.content[0].text
+            assert (await _call(client, "status")).structured_content["freshness"]["files"] == 3
+        stderr.seek(0)
+        assert "Traceback" not in stderr.read()
+    assert _times(lake) == before
+
+
+@needs_mcp
+@pytest.mark.parametrize("ending", ["end of input", signal.SIGTERM, signal.SIGINT])
+def test_the_server_ends_with_its_query(lake: Path, tmp_path: Path, ending: signal.Signals | str) -> None:
+    """The end of input and a signal end the server at once with 0, also during a query, whose process ends too."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    start = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "0"}}
+    query = {"name": "query", "arguments": {"sql": _WITHOUT_INTERRUPT}}
+    messages = [
+        {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": start},
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+        {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": query},
+    ]
+    with subprocess.Popen(
+        [sys.executable, "-m", "pipeline", "mcp", "--lake", str(lake), "--timeout", "600"],
+        env={**_environment(), "TMPDIR": str(folder)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        try:
+            assert process.stdin is not None
+            process.stdin.write("".join(f"{json.dumps(message)}\n" for message in messages).encode())
+            process.stdin.flush()
+            deadline = time.monotonic() + 60
+            while not list(folder.glob("scanlake-*/scanlake-*")):  # the query's process has opened the lake
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            if isinstance(ending, signal.Signals):
+                process.send_signal(ending)
+            else:
+                process.stdin.close()
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+    assert list(folder.iterdir()) == []

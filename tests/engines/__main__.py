@@ -1,0 +1,270 @@
+"""`make test-engines`: every engine, in an environment of its own, answers as the lake's catalog does.
+
+The lake has deletions, a compaction, rollbacks and a purge, and its rows of superseded versions are struck out by
+position deletes. It is published to S3 (moto, on loopback). An engine that cannot be installed or fails is a failure.
+An earlier DuckDB opens the catalog and the snapshot of a fresh lake instead, and reads every table and view.
+At last the tests of a replay on a Ray cluster run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import venv
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import duckdb
+
+from pipeline.emulator import Emulator
+from pipeline.lake.layout import LakeLayout
+from pipeline.publish.iceberg_connection import IcebergOptions, connect_catalog
+from pipeline.publish.iceberg_format import read_files
+from pipeline.publish.iceberg_publish import publish_iceberg
+from schemas.tables import TABLES
+from tests.engines import ask, old_duckdb, ray_environment
+from tests.engines.ray_cluster import start_ray_cluster
+from tests.engines.spark_cluster import find_port, start_cluster
+from tests.lake.lake_builder import AT
+from tests.publish.conftest import S3Server
+from tests.publish.iceberg_reading import NAMES
+from tests.publish.lake_history import LAKE_ID, live_history
+from tests.sync.sync_harness import synced
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+ENVIRONMENTS: Final = Path(".test-engines")
+_PYICEBERG: Final = "pyiceberg[pyarrow]==0.12.0"
+PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
+    "duckdb": (
+        "duckdb==1.5.5",
+        "duckdb-extensions==1.5.5",
+        "duckdb-extension-httpfs==1.5.5",
+        "duckdb-extension-iceberg==1.5.5",
+        "duckdb-extension-avro==1.5.5",
+    ),
+    "polars": ("polars==2.1.0", _PYICEBERG),
+    "datafusion": ("datafusion==54.0.0", "pyiceberg-core==0.11.0", _PYICEBERG),
+    "daft": ("daft==0.7.26", "pyarrow<26", _PYICEBERG),
+    "daft-ray": ("daft==0.7.26", "ray[client]==2.60.0", "pyarrow<26", _PYICEBERG),
+    "clickhouse": ("chdb==4.4.0",),
+    "spark": ("pyspark==3.5.9", "snowpark-connect-deps-iceberg==1.0.2"),
+    "duckdb-1.4": ("duckdb==1.4.4", "duckdb-cli==1.4.4.post2"),
+}
+"""What each engine's environment has. Daft 0.7 refuses pyarrow 26."""
+_CATALOG_CLIENTS: Final = frozenset({"duckdb-1.4"})
+"""They open a lake's own databases; the others read its Iceberg tables."""
+JARS: Final[Mapping[str, tuple[str, ...]]] = {"spark": ("sagemaker-pyspark==1.4.5",)}
+"""Source distributions that have jars an engine needs, and are not installed."""
+S3_JARS: Final = ("hadoop-aws-", "aws-java-sdk-bundle-")
+UNPINNED: Final = frozenset({"datafusion"})
+"""Engines that cannot read an earlier snapshot."""
+RAY: Final = "ray"
+_SYNCS_BACK: Final = 4
+_START_SECONDS: Final = 60
+
+
+def main() -> int:
+    """Publish a lake, ask every engine, and print a line for each. Return 1 if one is wrong."""
+    parser = argparse.ArgumentParser(prog="make test-engines", description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=[*PACKAGES, RAY], default=[*PACKAGES, RAY])
+    parser.add_argument("--environments", type=Path, default=ENVIRONMENTS)
+    options = parser.parse_args()
+    engines = [engine for engine in options.only if engine != RAY and engine not in _CATALOG_CLIENTS]
+    failures = count_wrong(engines, options.environments) if engines else 0
+    if clients := [engine for engine in options.only if engine in _CATALOG_CLIENTS]:
+        with tempfile.TemporaryDirectory(prefix="engines-") as folder:
+            databases = asyncio.run(sync_fresh_lake(Path(folder) / "fresh"))
+            failures += sum(not reads_databases(client, options.environments, databases) for client in clients)
+    if RAY in options.only:
+        failures += not replays_on_ray()
+    return 1 if failures else 0
+
+
+async def sync_fresh_lake(lake: Path) -> list[Path]:
+    """Sync a lake twice, the second time with changes and deletions. Return its catalog and its newest snapshot."""
+    async with Emulator(200, seed=5) as emulator:
+        await synced(emulator, lake)
+        emulator.world.update(emulator.world.pick_random(20))
+        emulator.world.delete(emulator.world.pick_random(3))
+        await synced(emulator, lake)
+    return [lake / "catalog.duckdb", max((lake / "snapshots").glob("*.duckdb"))]
+
+
+def reads_databases(client: str, environments: Path, databases: Sequence[Path]) -> bool:
+    """Prepare a client, and return whether it reads as many rows of every table and view as the DuckDB in use."""
+    python = prepare_environment(client, environments)
+    started = time.monotonic()
+    command = [str(python), str(Path(old_duckdb.__file__)), *map(str, databases)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if ended.returncode:
+        print(f"{client:12} failed: {(ended.stderr.strip().splitlines() or ['no output'])[-1]}", flush=True)
+        return False
+    counts, wrong = json.loads(ended.stdout), []
+    for database in databases:
+        with duckdb.connect(str(database), read_only=True) as db:
+            expected = old_duckdb.count_rows(db)
+        for interface, read in counts[str(database)].items():
+            wrong += [
+                f"{interface}: {name} in {database.name}" for name in expected if read.get(name) != expected[name]
+            ]
+    verdict = f"wrong: {', '.join(wrong)}" if wrong else f"right: {len(expected)} tables and views, by both clients"
+    print(f"{client:12} {verdict} ({time.monotonic() - started:.1f} s; {', '.join(PACKAGES[client])})", flush=True)
+    return not wrong
+
+
+def count_wrong(engines: list[str], environments: Path) -> int:
+    """Publish a lake to moto and ask the engines. Return how many are wrong."""
+    server = S3Server(find_port())
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(server.port)]
+    with (
+        tempfile.TemporaryDirectory(prefix="engines-") as folder,
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process,
+    ):
+        try:
+            os.environ.update(server.environment)
+            tables, expected = publish_lake(Path(folder), create_bucket(server))
+            return sum(not is_right(engine, environments, tables, server.endpoint, expected) for engine in engines)
+        finally:
+            process.kill()
+
+
+def replays_on_ray() -> bool:
+    """Run the tests on a Ray cluster of two nodes, one of which is killed, and return whether they have passed."""
+    if not ray_environment.PYTHON.exists():
+        ray_environment.install()
+    started = time.monotonic()
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/engines/test_ray.py"]
+    ended = subprocess.run(command, cwd=ray_environment.ROOT, capture_output=True, text=True, check=False)
+    last = (ended.stdout.strip().splitlines() or ["no output"])[-1]
+    passed = ended.returncode == 0 and "skipped" not in last
+    verdict = "right" if passed else f"failed: {last}"
+    print(f"{RAY:12} {verdict} ({time.monotonic() - started:.1f} s; {ray_environment.RAY})", flush=True)
+    return passed
+
+
+def create_bucket(server: S3Server) -> str:
+    """Return the URL of a new bucket, as soon as the server is up."""
+    end = time.monotonic() + _START_SECONDS
+    while True:
+        try:
+            return server.create_bucket()
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.1)
+
+
+def publish_lake(folder: Path, bucket: str) -> tuple[Path, dict[str, Any]]:
+    """Publish a lake after each of its steps. Return the file with the tables, and the right answers."""
+    lake = folder / "lake"
+    location = IcebergOptions("none", f"{bucket}/lake")
+    numbers = []
+    for step, (_, number) in enumerate(live_history(lake)):
+        catalog = connect_catalog(location)
+        publish_iceberg(catalog, LakeLayout(lake), number, lake_id=LAKE_ID, at=AT + step)
+        numbers.append(number)
+    states = catalog.load(NAMES)
+    deletes = read_files(states["uploads"].metadata, catalog.io).deletes
+    assert deletes, "the question is whether engines obey position deletes"
+    newest, earlier = numbers[-1], numbers[-_SYNCS_BACK]
+    tag = f"sync-{earlier}"
+    tables = ask.Tables(
+        {table.name: states[table.name].metadata_location for table in TABLES},
+        tag,
+        {name: states[name].metadata.refs[tag].snapshot_id for name in ("files", "uploads")},
+    )
+    path = folder / "tables.json"
+    path.write_text(json.dumps(asdict(tables)))
+    names = {table.name: table.qualified_name for table in TABLES}
+    with connect_snapshot(lake, newest) as db, connect_snapshot(lake, earlier) as former:
+        expected = ask.ask(lambda sql: db.execute(sql).fetchall(), tables.names, names.__getitem__)
+        expected["at the tag"] = ask.ask_pair(lambda sql: former.execute(sql).fetchall(), names.__getitem__)
+    assert expected["at the tag"]["groups"] != expected["groups"]
+    return path, expected
+
+
+def connect_snapshot(lake: Path, number: int) -> duckdb.DuckDBPyConnection:
+    """Open a snapshot of the lake."""
+    return duckdb.connect(str(lake / "snapshots" / f"{number:06d}.duckdb"), read_only=True)
+
+
+def is_right(engine: str, environments: Path, tables: Path, endpoint: str, expected: dict[str, Any]) -> bool:
+    """Prepare an engine, and return whether all its answers are right."""
+    python = prepare_environment(engine, environments)
+    if engine == "spark":
+        with start_cluster(python.parent.parent, tables.parent) as master:
+            return has_right_answers(engine, python, tables, endpoint, expected, SPARK_MASTER=master)
+    if engine == "daft-ray":
+        with start_ray_cluster(python) as variables:
+            return has_right_answers(engine, python, tables, endpoint, expected, **variables)
+    return has_right_answers(engine, python, tables, endpoint, expected)
+
+
+def has_right_answers(
+    engine: str, python: Path, tables: Path, endpoint: str, expected: dict[str, Any], **variables: str
+) -> bool:
+    """Ask an engine, print what it did, and return whether all answers are right."""
+    started = time.monotonic()
+    command = [str(python), str(Path(ask.__file__)), engine, str(tables), endpoint]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    seconds = time.monotonic() - started
+    if ended.returncode:
+        print(f"{engine:12} failed: {(ended.stderr.strip().splitlines() or ['no output'])[-1]}", flush=True)
+        return False
+    answers = json.loads(ended.stdout.strip().splitlines()[-1])
+    asked = {
+        question: rows for question, rows in expected.items() if question != "at the tag" or engine not in UNPINNED
+    }
+    wrong = [question for question, rows in asked.items() if json.loads(json.dumps(rows)) != answers.get(question)]
+    for question in wrong:
+        print(f"{engine:12} {question}: {answers.get(question)}, right is {expected[question]}", flush=True)
+    verdict = f"wrong: {', '.join(wrong)}" if wrong else "right"
+    pinned = "" if engine not in UNPINNED else ", not asked at a tag"
+    print(f"{engine:12} {verdict}{pinned} ({seconds:.1f} s; {PACKAGES[engine][0]})", flush=True)
+    return not wrong
+
+
+def prepare_environment(engine: str, environments: Path) -> Path:
+    """Return the Python of an engine's environment; install it if it is missing or has other versions."""
+    folder = environments.absolute() / engine
+    python, mark = folder / "bin" / "python", folder / "installed.json"
+    packages = json.dumps([*PACKAGES[engine], *JARS.get(engine, ())])
+    if not mark.exists() or mark.read_text() != packages:
+        venv.create(folder, with_pip=True, clear=True)
+        pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, "install", *PACKAGES[engine]], check=True)
+        for package in JARS.get(engine, ()):
+            with tempfile.TemporaryDirectory(dir=folder) as downloaded:
+                subprocess.run([*pip, "download", "--no-deps", "--dest", downloaded, package], check=True)
+                unpack_jars(next(Path(downloaded).iterdir()), folder / "jars")
+        mark.write_text(packages)
+    return python
+
+
+def unpack_jars(package: Path, folder: Path) -> None:
+    """Take from a source distribution the jars by which Hadoop reads S3."""
+    folder.mkdir()
+    with tarfile.open(package) as archive:
+        for member in archive:
+            name = Path(member.name).name
+            content = archive.extractfile(member) if name.startswith(S3_JARS) else None
+            if content is not None:
+                with (folder / name).open("wb") as file:
+                    shutil.copyfileobj(content, file)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,240 @@
+"""A catalog that is not what was published: `check` finds it, says so in one line, and publishes it again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import duckdb
+import pytest
+
+from pipeline.cli import main
+from pipeline.lake.catalog_options import CatalogOptions
+from pipeline.lake.duckdb_files import open_read_only
+from pipeline.lake.lake import Lake
+from pipeline.lake.ledger import Ledger
+from tests.lake.lake_builder import AT, commit
+from tests.lake.test_folders import describe
+from tests.soaking import sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+_FILES: Final = 2_000
+_BLOCKS_START: Final = 12_288  # before it are three headers, of 4,096 bytes each
+_NOT_DUCKDB: Final = "cannot be read: The file 'catalog.duckdb' exists, but it is not a valid DuckDB database file"
+_ELSEWHERE: Final = Path("/nowhere/lake")
+
+
+@pytest.fixture(scope="module")
+def lakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a lake of each form, each with its catalogs of earlier publishes."""
+    root = tmp_path_factory.mktemp("damage")
+    for form in ("tables", "views"):
+        _grow(root / form, CatalogOptions(form))
+    _grow(root / "elsewhere", CatalogOptions("tables"), reader_root=_ELSEWHERE)
+    yield root
+    shutil.rmtree(root)
+
+
+def _grow(root: Path, options: CatalogOptions, reader_root: Path | None = None) -> None:
+    uploads = [{"file_id": key, "id": key, "position": 0} for key in range(1, _FILES + 1)]
+    with Lake(root, doing="test", options=options) as lake:
+        if reader_root is not None:
+            lake.set_reader_root(reader_root)
+        commit(lake, dict.fromkeys(range(1, _FILES + 1), 1), {"uploads": uploads}, stamp=1)
+        for stamp, name in ((1, "first"), (2, "second"), (3, "third")):
+            if stamp == 2:
+                commit(lake, {3: 0, 4: 2}, gone=[7], stamp=2)
+            lake.publish("run", at=AT + stamp, complete=True, watermark=AT + stamp)
+            shutil.copy2(lake.layout.catalog, root.with_name(f"{root.name}-{name}"))
+
+
+def _flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 4
+    path.write_bytes(content)
+
+
+def _flip_rows(path: Path) -> None:
+    """Flip a bit of the rows of table `files`."""
+    with duckdb.connect(str(path), read_only=True) as db:
+        blocks = (
+            "SELECT min(block_id) FROM pragma_storage_info('files') WHERE block_id > 0 AND column_name = 'scan_code'"
+        )
+        ((block,),) = db.execute(blocks).fetchall()
+        ((size,),) = db.execute("SELECT block_size FROM pragma_database_size()").fetchall()
+    _flip(path, _BLOCKS_START + block * size + size // 2)
+
+
+def _replace(name: str) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        path.unlink()
+        shutil.copy2(path.parent.with_name(f"{path.parent.name}-{name}"), path)
+
+    return damage
+
+
+def _execute(statement: str) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        with duckdb.connect(str(path)) as db:
+            db.execute(statement)
+
+    return damage
+
+
+def _replace_by_sqlite(path: Path) -> None:
+    path.unlink()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE files (file_id INTEGER)")
+
+
+def _as_published(damage: Callable[[Path], None]) -> Callable[[Path], None]:
+    """Return a damage after which the file looks to the ledger as it was published, as after a wrong update."""
+
+    def damage_silently(path: Path) -> None:
+        damage(path)
+        with closing(Ledger(path.with_name("ledger.sqlite"))) as ledger:
+            record = ledger.properties.catalog
+            assert record is not None
+            status = path.stat()
+            ledger.set_properties(catalog={**record, "file": [status.st_ino, status.st_size, status.st_mtime_ns]})
+
+    return damage_silently
+
+
+_DAMAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
+    "header": (lambda path: _flip(path, 4_096 + 9), "cannot be read: Corrupt database file"),
+    "rows": (_as_published(_flip_rows), "files cannot be read: Corrupt database file"),
+    "empty": (lambda path: os.truncate(path, 0), _NOT_DUCKDB),
+    "of SQLite": (_replace_by_sqlite, _NOT_DUCKDB),
+    "truncated": (lambda path: os.truncate(path, 3 * 4_096), "cannot be read: "),
+    "older rows": (_replace("first"), "shows an earlier publish than the last one"),
+    "missing": (Path.unlink, "missing"),
+    "changed rows": (
+        _execute("UPDATE files SET snap_count = 7 WHERE file_id = 2"),
+        "files has other rows than the parts",
+    ),
+    "older watermark": (_replace("second"), "shows an earlier publish than the last one"),
+    "lost part list": (_execute("DELETE FROM physical.parts"), "files has other rows than the parts"),
+    "wrong update": (
+        _as_published(_execute("UPDATE uploads SET id = 7 WHERE file_id = 2")),
+        "uploads has other rows than the parts",
+    ),
+    "lost table": (
+        _execute("DROP TABLE uploads CASCADE"),
+        "uploads cannot be read: Table with name uploads does not exist",
+    ),
+    "lost view": (_execute("DROP VIEW devices"), "devices is missing"),
+}
+"""What happens to a catalog of tables, and what `check` says."""
+
+
+def _check(lake: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[object, list[str]]:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main(["check", "--lake", str(lake), *options])
+    return ended.value.code, capsys.readouterr().out.splitlines()
+
+
+def _read(path: Path) -> dict[str, Counter[str]]:
+    """Return rows that queries on a catalog find."""
+    with duckdb.connect(str(path), read_only=True) as db:
+        names = ("files", "uploads", "deleted_files", "devices", "meta.snapshots", "physical.parts")
+        return {name: Counter(map(repr, db.execute(f"FROM {name}").fetchall())) for name in names}
+
+
+def _assert_found_and_repaired(
+    lake: Path, damage: Callable[[Path], object], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    catalog = lake / "catalog.duckdb"
+    expected = _read(catalog)
+    catalog.chmod(0o600)
+    damage(catalog)
+    code, lines = _check(lake, capsys)
+    assert code == 9
+    assert lines[0].startswith(f"catalog.duckdb: {message}")
+    assert lines[1] == "  published again (snapshot 2)"
+    assert lines[2].startswith("DAMAGED: 1 finding in ")
+    assert _read(catalog) == expected
+    code, lines = _check(lake, capsys)
+    assert (code, len(lines)) == (0, 1)
+
+
+@pytest.mark.parametrize("damage", sample(_DAMAGES, 7))
+def test_damage_is_found_and_repaired(
+    lakes: Path, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A damaged catalog of tables is one line of `check`, which builds it from the parts; then a check is clean."""
+    lake = _copy(lakes / "tables", tmp_path)
+    _assert_found_and_repaired(lake, *_DAMAGES[damage], capsys)
+
+
+@pytest.mark.parametrize("damage", sample(["changed rows", "header", "truncated", "missing", "older watermark"], 2))
+def test_damage_to_views_is_found_and_repaired(
+    lakes: Path, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A catalog of views is not what was published when a byte of it differs."""
+    monkeypatch.setenv("SCANLAKE_CATALOG", "views")
+    lake = _copy(lakes / "views", tmp_path)
+    change = _DAMAGES[damage][0] if damage != "changed rows" else _execute("CREATE OR REPLACE VIEW devices AS SELECT 1")
+    message = "missing" if damage == "missing" else "not what was published (sha256 differs)"
+    _assert_found_and_repaired(lake, change, message, capsys)
+
+
+def test_rows_are_compared_though_readers_see_another_path(
+    lakes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows are compared with the parts in the lake's folder, also when the views name a path that is not here."""
+    lake = _copy(lakes / "elsewhere", tmp_path)
+    assert _check(lake, capsys)[0] == 0
+    _assert_found_and_repaired(lake, *_DAMAGES["changed rows"], capsys)
+
+
+def _copy(lake: Path, target: Path) -> Path:
+    for path in lake.parent.glob(f"{lake.name}-*"):
+        shutil.copy2(path, target / path.name)
+    return Path(shutil.copytree(lake, target / lake.name))
+
+
+def test_a_file_of_sqlite_is_damage_for_every_reader(
+    lakes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Instead of a catalog or a snapshot, a file of SQLite is named in one line, and DuckDB never sees it."""
+    lake = _copy(lakes / "tables", tmp_path)
+    for path in (lake / "catalog.duckdb", *(lake / "snapshots").glob("*.duckdb")):
+        path.chmod(0o600)
+        _replace_by_sqlite(path)
+    rows, expected = _FILES - 1, "not a valid DuckDB database file"  # one file is deleted
+    for command in (["query", "FROM files"], ["status"], ["snapshots"], ["tables"]):
+        with pytest.raises(SystemExit) as ended:
+            main([*command, "--lake", str(lake)])
+        (line,) = capsys.readouterr().err.splitlines()
+        assert ended.value.code == 9
+        assert line.startswith("scanlake: The catalog cannot be opened: ")
+        assert expected in line
+        assert "download" not in line
+    with pytest.raises(duckdb.IOException, match=expected):
+        open_read_only(lake / "catalog.duckdb")
+    code, lines = _check(lake, capsys)
+    assert code == 9
+    assert all(expected in line or "sha256 differs" in line for line in lines if line.startswith(("catalog", "snap")))
+    assert _check(lake, capsys)[0] == 0
+    assert _read(lake / "catalog.duckdb")["files"].total() == rows
+
+
+def test_a_dry_run_finds_what_a_check_finds(lakes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --dry-run the same line is printed, and nothing in the lake's folder changes."""
+    lake = _copy(lakes / "tables", tmp_path)
+    (lake / "catalog.duckdb").chmod(0o600)
+    _flip_rows(lake / "catalog.duckdb")
+    before = describe(lake)
+    code, lines = _check(lake, capsys, "--dry-run")
+    assert code == 9
+    assert lines[0].startswith("catalog.duckdb: files cannot be read: Corrupt database file")
+    assert lines[1].startswith("DAMAGED: 1 finding in ")
+    assert describe(lake) == before

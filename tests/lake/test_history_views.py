@@ -1,0 +1,116 @@
+"""The views of what happened to files, and the summary of each file."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from pipeline.emulator import Emulator
+from pipeline.lake.lake import Lake
+from pipeline.lake.models import Commit
+from schemas.file_versions import FileVersion
+from schemas.tables import FILES
+from tests.lake.lake_builder import AT, commit, rows
+from tests.lake.test_views import asked
+from tests.sync.sync_harness import SEED, opened, synced
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECOND: Final = 1_000_000
+TYPED: Final = (
+    "file_id, scan_code, scan_code_format, closed, created_at, updated_at, recent_snap_id, snap_count,"
+    " snap_count_with_damage"
+)
+
+
+def _commit_version(lake: Lake, stamp: int, item: dict[str, Any], detail: dict[str, Any] | None) -> None:
+    """Commit a version of file 1 with the given documents, fetched `stamp` seconds after AT."""
+    seq, at = lake.ledger.next_commit_seq(), AT + stamp * SECOND
+    documents = [None if each is None else json.dumps({"id": 1} | each).encode() for each in (item, detail)]
+    version = FileVersion(1, documents[0] or b"", documents[1], at - SECOND, at, "detail")
+    row = {"file_id": 1, "service_id": 1, "scan_code": (detail or item).get("scan_code")}
+    made = {"files": rows("files", [row], run_id="r", seq=seq)}
+    lake.commit(Commit(seq, "r", at, versions=[version], rows=made))
+
+
+def test_events_are_between_two_fetches(tmp_path: Path) -> None:
+    """Closing, reopening and a new reference are events with the fetch before and after; other changes are none."""
+    with Lake(tmp_path / "lake", doing="test") as lake:
+        _commit_version(lake, 10, {"scan_code": "A", "closed": 0}, {"scan_code": "A"})
+        _commit_version(lake, 20, {"scan_code": "A", "closed": 1}, {"scan_code": "A", "closed": True})
+        _commit_version(lake, 30, {"scan_code": "A", "closed": "1"}, None)
+        _commit_version(lake, 40, {"scan_code": "B", "closed": 0}, {"scan_code": "B", "closed": False})
+        _commit_version(lake, 50, {"scan_code": "B", "closed": 0}, {"scan_code": None, "closed": 1})
+        lake.publish("", at=AT, complete=True, watermark=AT)
+    with opened(tmp_path / "lake") as db:
+        versions = db.execute("SELECT scan_code, closed FROM file_versions ORDER BY commit_seq").fetchall()
+        events = db.execute(
+            f"SELECT event, scan_code, former_scan_code, (epoch_us(seen_after) - {AT}) // {SECOND},"
+            f" (epoch_us(seen_at) - {AT}) // {SECOND}, (epoch_us(updated_at) - {AT}) // {SECOND}"
+            " FROM file_events ORDER BY commit_seq, event"
+        ).fetchall()
+    assert versions == [("A", False), ("A", True), ("A", True), ("B", False), (None, True)]
+    assert events == [
+        ("closed", "A", "A", 10, 20, 19),
+        ("reference_changed", "B", "A", 30, 40, 39),
+        ("reopened", "B", "A", 30, 40, 39),
+        ("closed", None, "B", 40, 50, 49),
+        ("reference_changed", None, "B", 40, 50, 49),
+    ]
+
+
+def test_a_file_that_came_closed(tmp_path: Path) -> None:
+    """A file whose first kept version is closed has the event, without a bound below."""
+    with Lake(tmp_path / "lake", doing="test") as lake:
+        _commit_version(lake, 10, {"scan_code": "A", "closed": 1}, None)
+        lake.publish("", at=AT, complete=True, watermark=AT)
+    with opened(tmp_path / "lake") as db:
+        assert asked(db, "SELECT event, seen_after, former_scan_code FROM file_events") == [
+            {"event": "closed", "seen_after": None, "former_scan_code": None}
+        ]
+
+
+async def test_versions_have_the_types_of_files(tmp_path: Path) -> None:
+    """The latest version of every file is its row in files, column by column, in any time zone of the reader."""
+    async with Emulator(60, seed=SEED) as emulator:
+        await synced(emulator, tmp_path / "lake")
+        emulator.world.update(emulator.world.pick_random(20))
+        await synced(emulator, tmp_path / "lake")
+    with opened(tmp_path / "lake") as db:
+        db.execute("SET TimeZone = 'Asia/Tokyo'")
+        types = dict(db.execute("SELECT column_name, column_type FROM (DESCRIBE files)").fetchall())
+        shown = dict(db.execute("SELECT column_name, column_type FROM (DESCRIBE file_versions)").fetchall())
+        assert {name: types[name] for name in TYPED.split(", ")} == {name: shown[name] for name in TYPED.split(", ")}
+        newest = "row_number() OVER (PARTITION BY file_id ORDER BY commit_seq DESC) = 1"
+        latest = f"SELECT {TYPED} FROM file_versions QUALIFY {newest}"
+        assert db.execute(f"SELECT count(*) FROM ({latest})").fetchall() == [(60,)]
+        assert db.execute(f"SELECT {TYPED} FROM files EXCEPT {latest}").fetchall() == []
+        assert db.execute("SELECT count(*) FROM file_versions").fetchall() > [(60,)]
+    sent = {column.name for column in FILES.from_wire} - {"service_id", "instance_file_id"}
+    assert sent <= set(shown), "a new column of files is in file_versions too"
+
+
+def test_a_summary_counts_a_file_once(tmp_path: Path) -> None:
+    """file_summary has one row per file with its own counts, whatever number of uploads, locations and runs it has."""
+    uploads = [
+        {"file_id": 1, "id": number, "position": number, "device_id": f"d{number % 2}", "has_damage": number == 0}
+        | {"scan_date_time": AT + number * SECOND, "tenant_id": 7}
+        for number in range(3)
+    ]
+    places = [{"file_id": 1, "id": number, "position": number, "location": f"L{number}"} for number in range(2)]
+    runs = [{"file_id": 1, "id": 1, "position": 0, "completed_at": AT}, {"file_id": 1, "id": 2, "position": 1}]
+    with Lake(tmp_path / "lake", doing="test") as lake:
+        commit(lake, {1: 3, 2: 0}, {"uploads": uploads, "locations": places, "workflow_runs": runs})
+        lake.publish("", at=AT, complete=True, watermark=AT)
+    with opened(tmp_path / "lake") as db:
+        first, second = asked(db, "FROM file_summary ORDER BY file_id")
+        assert asked(db, "SELECT location, files FROM location_names ORDER BY 1") == [
+            {"location": "L0", "files": 1},
+            {"location": "L1", "files": 1},
+        ]
+    counts = ("uploads", "damaged_uploads", "devices", "form_submits", "workflow_runs", "open_workflow_runs")
+    assert [first[name] for name in counts] == [3, 1, 2, 0, 2, 1]
+    assert [second[name] for name in counts] == [0] * 6
+    assert (first["tenant_id"], first["locations"]) == (7, "L0 | L1")
+    assert (first["last_scan_at"] - first["first_scan_at"]).total_seconds() == 2

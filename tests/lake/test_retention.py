@@ -1,0 +1,158 @@
+"""Which snapshots stay, and that their parts do."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from pipeline.lake.compaction import compact
+from pipeline.lake.file_names import list_part_files, list_snapshots
+from pipeline.lake.kept_snapshots import RetentionRules, SnapshotTime, select_kept
+from pipeline.lake.lake import Lake
+from pipeline.lake.retention import expire_snapshots
+from pipeline.lake.snapshots import missing_parts, read_snapshot
+from schemas.timestamps import SECOND, from_datetime, now_us, to_datetime
+from tests.lake.lake_builder import AT, commit
+from tests.lake.operations import told
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_DAY = 24 * 3_600
+_START = from_datetime(datetime(2026, 1, 1, tzinfo=UTC)) // SECOND
+_NOW = _START + 800 * _DAY
+_COUNTS = st.integers(0, 9)
+_RULES = st.builds(
+    RetentionRules,
+    newest=st.integers(1, 9),
+    seconds=st.integers(0, 100 * _DAY),
+    daily=_COUNTS,
+    weekly=_COUNTS,
+    monthly=_COUNTS,
+)
+_HISTORIES = st.lists(st.integers(_START, _NOW), max_size=40, unique=True).map(
+    lambda seconds: [SnapshotTime(number, at * SECOND) for number, at in enumerate(sorted(seconds), 1)]
+)
+
+
+@given(_HISTORIES, _RULES)
+def test_the_rules_keep_what_they_say(history: list[SnapshotTime], rules: RetentionRules) -> None:
+    """The newest stay, what was current in the last hours, and the newest of each period."""
+    kept = select_kept(history, rules, now=_NOW)
+    assert list(kept) == sorted(kept)
+    assert all(kept.values())
+    assert {number for number, why in kept.items() if "newest" in why} == {n for n, _ in history[-rules.newest :]}
+    assert {number for number, why in kept.items() if "current" in why} == {n for n, _ in history[-1:]}
+    since = (_NOW - rules.seconds) * SECOND
+    seen = {max((n for n, at in history if at < instant), default=None) for instant in (since, _NOW * SECOND)}
+    seen |= {n for n, at in history[:-1] if at >= since}
+    assert seen - {None} <= set(kept)
+    for reason, spelled, count in (
+        ("daily", "%Y-%m-%d", rules.daily),
+        ("weekly", "%G-%V", rules.weekly),
+        ("monthly", "%Y-%m", rules.monthly),
+    ):
+        last_of = {f"{to_datetime(at):{spelled}}": number for number, at in history}
+        expected = sorted(last_of.values(), reverse=True)[:count]
+        assert {number for number, why in kept.items() if reason in why} == set(expected)
+
+
+@given(_HISTORIES, _RULES, st.integers(0, 40))
+def test_a_snapshot_that_went_is_not_missed_later(history: list[SnapshotTime], rules: RetentionRules, end: int) -> None:
+    """Deleting early changes nothing: what the rules keep of the rest is what they would keep of all."""
+    early = history[:end]
+    now = early[-1].published_at / SECOND if early else _START
+    kept_early = select_kept(early, rules, now=now)
+    rest = [item for item in history if item.snapshot in kept_early or item not in early]
+    assert set(select_kept(rest, rules, now=_NOW)) == set(select_kept(history, rules, now=_NOW))
+
+
+@given(_HISTORIES, _RULES)
+def test_more_to_keep_deletes_nothing(history: list[SnapshotTime], rules: RetentionRules) -> None:
+    """Calendar rules only add to what stays without them."""
+    plain = RetentionRules(rules.newest, rules.seconds)
+    assert set(select_kept(history, plain, now=_NOW)) <= set(select_kept(history, rules, now=_NOW))
+
+
+def _compact(lake: Lake, number: int) -> None:
+    """Write all rows into new parts, so that every snapshot has its own."""
+    compact(lake.layout, lake.ledger, now=AT, name_suffix=f"{number:06x}", full=True)
+
+
+def test_the_state_of_the_retention_time_ago_is_kept(tmp_path: Path) -> None:
+    """A snapshot goes when its successor is older than the retention time: until then it was what readers saw."""
+    now, hour = now_us(), 3_600 * SECOND
+    with Lake(tmp_path / "lake", doing="test") as made:
+        for number, age in enumerate((49, 25, 23, 1), 1):
+            commit(made, {number: 0})
+            made.publish("", at=now - age * hour, complete=True, watermark=AT)
+        expire_snapshots(made.layout, made.ledger, RetentionRules(newest=1), now=now / SECOND)
+        assert [number for number, _ in list_snapshots(made.layout)] == [2, 3, 4]
+
+
+def test_the_newest_of_days_and_months_can_be_read_and_purged(tmp_path: Path) -> None:
+    """Daily and monthly snapshots stay with all their parts, the parts of others go, and a purge removes all."""
+    lake, day = tmp_path / "lake", _DAY * SECOND
+    october = from_datetime(datetime(2026, 10, 12, 12, tzinfo=UTC))
+    with Lake(lake, doing="test") as made:
+        for number, days in enumerate((0, 0.1, 20, 20.1, 40, 40.1), 1):
+            commit(made, {9: number, number: 0})
+            _compact(made, number)
+            made.publish("", at=int(october + days * day), complete=True, watermark=AT)
+        rules = RetentionRules(newest=1, seconds=0, daily=2, monthly=3)
+        expire_snapshots(made.layout, made.ledger, rules, now=october / SECOND + 41 * 86_400)
+        layout = made.layout
+        kept = [number for number, _ in list_snapshots(layout)]
+        assert kept == [2, 4, 6]  # the newest of October 12, November 1 and November 21
+        named = set()
+        for number in kept:
+            contents = read_snapshot(layout.snapshot_path(number))
+            assert missing_parts(layout, contents) == []
+            named |= {part.name for part in contents.parts}
+            with duckdb.connect(str(layout.snapshot_path(number)), read_only=True) as db:
+                assert db.sql("SELECT count(*) FROM files").fetchall() == [(number + 1,)]
+        assert {layout.part_name(path) for path in list_part_files(layout)} == named
+        assert made.ledger.part_names() == named
+    rules_now: dict[str, Any] = {
+        "SCANLAKE_KEEP_MONTHLY": "2",
+        "SCANLAKE_KEEP_SNAPSHOTS": "1",
+        "SCANLAKE_RETENTION_HOURS": "0",
+    }
+    listed = json.loads(told(lake, "snapshots", "--json", **rules_now))["snapshots"]
+    reasons = {row["snapshot"]: row["kept_as"] for row in listed}
+    assert reasons == {1: None, 2: ["monthly"], 3: None, 4: [], 5: None, 6: ["current", "newest", "monthly"]}
+    words = told(lake, "snapshots", COLUMNS="100", **rules_now)
+    assert re.search(r"^ *2 .* kept +monthly ", words, re.MULTILINE)
+    assert re.search(r"^ *4 .* kept +until the next sync ", words, re.MULTILINE)
+    assert re.search(r"^ *6 .* kept +current, monthly ", words, re.MULTILINE)
+    told(lake, "purge", "9", "--yes", SCANLAKE_KEEP_MONTHLY="2")
+    assert len(list_snapshots(layout)) == 1
+    assert named.isdisjoint(layout.part_name(path) for path in list_part_files(layout))
+
+
+def test_parts_stay_while_a_kept_snapshot_cannot_be_read(tmp_path: Path) -> None:
+    """What a damaged snapshot names is not known, so nothing between the kept ones is deleted, and the log says so."""
+    lake, day = tmp_path / "lake", _DAY * SECOND
+    with Lake(lake, doing="test") as made:
+        for number in range(1, 5):
+            commit(made, {number: 0})
+            _compact(made, number)
+            made.publish("", at=AT + number // 3 * 40 * day, complete=True, watermark=AT)
+        between = {part.name for part in read_snapshot(made.layout.snapshot_path(3)).parts}
+        path = made.layout.snapshot_path(2)
+        path.chmod(0o600)
+        path.write_bytes(b"damaged")
+        rules = RetentionRules(newest=1, seconds=0, monthly=2)
+        with capture_logs() as logs:
+            expire_snapshots(made.layout, made.ledger, rules, now=AT / SECOND + 90 * 86_400)
+        assert [number for number, _ in list_snapshots(made.layout)] == [2, 4]
+        assert between <= made.ledger.part_names()
+        assert between <= {made.layout.part_name(path) for path in list_part_files(made.layout)}
+        assert [entry["event"] for entry in logs] == ["snapshot.unreadable"]

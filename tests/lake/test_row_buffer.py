@@ -1,0 +1,84 @@
+"""The row buffer: many commits become one part per table, and no row is lost, changed or moved within its file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.lake import row_buffer
+from pipeline.lake.layout import LakeLayout
+from pipeline.lake.parts import sha256_file
+from pipeline.lake.row_buffer import RowBuffer
+from schemas.tables import TABLES
+from tests.lake.lake_builder import rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pyarrow as pa
+
+RUN = "20261121T000000Z-abc123"
+
+
+def make_tables(file_ids: list[int], seq: int) -> dict[str, pa.Table]:
+    """Return a row of two tables for each file; the upload's comment says where it was."""
+    files = [{"file_id": file_id} for file_id in file_ids]
+    uploads = [{"file_id": file_id, "comment": f"{seq}.{place}"} for place, file_id in enumerate(file_ids)]
+    return {
+        "files": rows("files", files, run_id=RUN, seq=seq),
+        "uploads": rows("uploads", uploads, run_id=RUN, seq=seq),
+    }
+
+
+@pytest.mark.parametrize("group_bytes", [1, 1_000, 2**23])
+@given(commits=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=8), min_size=1, max_size=6))
+def test_rows_keep_their_order(
+    tmp_path_factory: pytest.TempPathFactory, group_bytes: int, commits: list[list[int]]
+) -> None:
+    """Within a row group rows are sorted by file, those of one file in the order of commits and places."""
+    layout = LakeLayout(tmp_path_factory.mktemp("lake"))
+    layout.create_dirs(layout.folders(table.name for table in TABLES))
+    buffer = RowBuffer(layout)
+    sent = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_buffer, "_MAX_PENDING_BYTES", group_bytes)
+        for seq, file_ids in enumerate(commits, 7):
+            buffer.add(make_tables(file_ids, seq), run_id=RUN, seq=seq)
+            sent += [(file_id, f"{seq}.{place}") for place, file_id in enumerate(file_ids)]
+        had_rows = buffer.has_rows
+        parts = {part.table_name: part for part in buffer.write()}
+    assert (had_rows, buffer.has_rows) == (True, False)
+    assert buffer.write() == ()
+    assert set(parts) == {"files", "uploads"}
+    part = parts["uploads"]
+    path = layout.part_path(part.name)
+    assert (part.span, part.row_count) == ((7, 6 + len(commits)), len(sent))
+    assert (part.bytes, part.sha256) == (path.stat().st_size, sha256_file(path))
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        groups = [file.read_row_group(number) for number in range(file.num_row_groups)]
+    found = [(row["file_id"], row["comment"]) for group in groups for row in group.to_pylist()]
+    start = 0
+    for group in groups:
+        expected = sorted(sent[start : start + group.num_rows], key=lambda row: row[0])
+        assert found[start : start + group.num_rows] == expected
+        start += group.num_rows
+    assert start == len(sent)
+
+
+def test_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The buffer is full after so many files, and empty after a write."""
+    monkeypatch.setattr(row_buffer, "_MAX_FILES", 5)
+    layout = LakeLayout(tmp_path)
+    layout.create_dirs(layout.folders(table.name for table in TABLES))
+    buffer = RowBuffer(layout)
+    found = []
+    for seq, file_ids in enumerate(([1, 2, 3], [4, 5]), 1):
+        buffer.add(make_tables(file_ids, seq), run_id=RUN, seq=seq)
+        found.append(buffer.is_full)
+    buffer.write()
+    found.append(buffer.is_full)
+    assert found == [False, True, False]

@@ -1,0 +1,153 @@
+"""The container file and what its image promises: what it names exists, and a sync needs nothing but /lake and /tmp."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from pipeline.emulator import Emulator
+from pipeline.settings import Settings
+from tests.conftest import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CONTAINERFILE: Final = ROOT / "configs" / "container" / "Containerfile"
+PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+UID: Final = 10001
+_CONTAINED: Final = f"""
+set -e
+mount -t tmpfs tmpfs /mnt
+mkdir /mnt/lake /mnt/tmp /mnt/python
+mount --bind "$VOLUME" /mnt/lake
+mount --bind "$PYTHON" /mnt/python
+chown {UID}:{UID} /mnt/lake /mnt/tmp
+mount -t tmpfs -o mode=755 tmpfs /root
+case "$PYTHON" in /root/*) mkdir -p "$PYTHON"; mount --bind /mnt/python "$PYTHON" ;; esac
+mount -o remount,ro /root
+mount -o remount,bind,ro /
+cd /
+exec setpriv --reuid {UID} --regid {UID} --clear-groups --no-new-privs --bounding-set=-all "$@"
+"""
+"""Runs a command as the image does: a read-only root and work folder, no capability, one volume and one /tmp."""
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Return the instructions of the container file, continued lines joined."""
+    lines = [line for line in CONTAINERFILE.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
+    return [(word, rest) for word, _, rest in (line.partition(" ") for line in joined.splitlines() if line)]
+
+
+def argument(name: str) -> str:
+    """Return what the last instruction of a name says."""
+    return [rest for word, rest in instructions() if word == name][-1]
+
+
+def test_every_path_it_copies_exists() -> None:
+    """Each source of a COPY is a file or folder of the repository, and what the build needs is among them."""
+    copied = [shlex.split(rest)[:-1] for word, rest in instructions() if word == "COPY" and "--from=" not in rest]
+    paths = [path for paths in copied for path in paths]
+    assert all((ROOT / path).exists() for path in paths)
+    packages = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert {*packages, PROJECT["project"]["readme"], *PROJECT["project"]["license-files"]} <= set(paths)
+
+
+def test_it_installs_pinned_versions() -> None:
+    """Its constraints name a version of every dependency, and its extras are extras of the project."""
+    install = next(rest for word, rest in instructions() if word == "RUN" and "pip install" in rest)
+    command = re.search(r"sed -n '[^']*' requirements.lock", install)
+    assert command is not None
+    done = subprocess.run(["/bin/sh", "-c", command[0]], cwd=ROOT, capture_output=True, text=True, check=True)
+    pinned = {line.partition("==")[0].lower() for line in done.stdout.splitlines()}
+    extras = re.search(r'"\.\[(.*?)\]"', install)
+    assert extras is not None
+    optional = PROJECT["project"]["optional-dependencies"]
+    wanted = PROJECT["project"]["dependencies"] + [name for extra in extras[1].split(",") for name in optional[extra]]
+    names = {re.split(r"[^A-Za-z0-9._-]", name)[0].lower() for name in wanted if "opentelemetry" not in name}
+    assert names <= pinned
+
+
+def test_it_runs_as_nobody_in_particular() -> None:
+    """The image's user is a number that is not root's and that the pods use, its variables are settings or paths."""
+    assert argument("USER") == f"{UID}:{UID}"
+    assert argument("VOLUME") == "/lake"
+    for path in (ROOT / "configs" / "kubernetes").glob("*.yaml"):
+        text = path.read_text(encoding="utf-8")
+        assert f"runAsUser: {UID}" in text or "runAsUser" not in text
+    variables = dict(word.split("=", 1) for word in shlex.split(argument("ENV")))
+    ours = {name.removeprefix("SCANLAKE_").lower() for name in variables if name.startswith("SCANLAKE_")}
+    assert ours <= set(Settings.model_fields)
+    assert Path(variables["SCANLAKE_LAKE"]).parent == Path("/lake")
+
+
+def test_its_entry_point_is_the_command() -> None:
+    """The entry point is installed by the project, and what it does without arguments works."""
+    assert json.loads(argument("ENTRYPOINT"))[0] in PROJECT["project"]["scripts"]
+    arguments = json.loads(argument("CMD"))
+    assert "Usage:" in contained(*arguments, volume=None).stdout
+
+
+def contained(
+    *arguments: str, volume: Path | None, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run scanlake as the image does, without HOME; without a volume in this process's own surroundings."""
+    command = [sys.executable, "-m", "pipeline", *arguments]
+    variables = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    if volume is not None:
+        variables |= {
+            "VOLUME": str(volume),
+            "PYTHON": sys.base_prefix,
+            "TMPDIR": "/mnt/tmp",
+            "SCANLAKE_LAKE": "/mnt/lake/lake",
+        }
+        command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _CONTAINED, "sh", *command]
+    return subprocess.run(
+        command, env={**variables, **(environment or {})}, capture_output=True, text=True, check=False, cwd=ROOT
+    )
+
+
+def why_not_contained() -> str:
+    """Return why this machine cannot run a command as the image does; empty if it can."""
+    if os.getuid() != 0 or not shutil.which("unshare") or not shutil.which("setpriv"):
+        return "needs root, unshare and setpriv (util-linux)"
+    if not all(folder.stat().st_mode & 0o005 == 0o005 for folder in (ROOT, *ROOT.parents)):
+        return "other users cannot read this checkout"
+    done = subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", "mount", "-o", "remount,bind,ro", "/"],
+        capture_output=True,
+        check=False,
+    )
+    return "" if done.returncode == 0 else "the kernel refuses to mount in a namespace"
+
+
+@pytest.mark.skipif(why_not_contained() != "", reason=why_not_contained())
+async def test_a_sync_needs_nothing_but_its_volume(tmp_path: Path) -> None:
+    """Doctor, sync, verify, compact, replay, check and query run without HOME, as non-root, on a read-only root."""
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    async with Emulator(120, seed=5) as emulator:
+        environment = {"SCANLAKE_BASE_URL": emulator.base_url, "SCANLAKE_TOKEN": emulator.token}
+        for arguments in (
+            ("doctor",), ("sync", "--quiet"), ("verify", "--quiet"), ("compact", "--full"), ("replay", "--quiet"),
+            ("check", "--read-data"),
+        ):  # fmt: skip
+            done = await asyncio.to_thread(contained, *arguments, volume=volume, environment=environment)
+            assert done.returncode == 0, (arguments, done.stdout, done.stderr)
+    counted = await asyncio.to_thread(contained, "query", "SELECT count(*) AS n FROM files", volume=volume)
+    assert "120" in counted.stdout
+    assert {path.stat().st_uid for path in volume.rglob("*")} == {UID}
+    refused = await asyncio.to_thread(contained, "init", volume=volume)
+    assert refused.returncode != 0  # the surroundings are read-only indeed: its settings file cannot be written
+    assert "Traceback" not in refused.stderr

@@ -1,0 +1,40 @@
+"""Reading of published Iceberg tables by pyiceberg's own reader."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyiceberg.catalog.noop import NoopCatalog
+from pyiceberg.table import Table
+
+from schemas.tables import SYNCS, TABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import pyarrow as pa
+
+    from pipeline.publish.iceberg_catalogs import IcebergCatalog
+
+NAMES = tuple(table.name for table in (*TABLES, SYNCS))
+
+
+def load_tables(catalog: IcebergCatalog, names: Iterable[str] = NAMES) -> dict[str, Table]:
+    """Return published tables, by default all of them, as the catalog has them now."""
+    states = catalog.load(names)
+    return {
+        name: Table(("scanlake", name), state.metadata, state.metadata_location, catalog.io, NoopCatalog("none"))
+        for name, state in states.items()
+    }
+
+
+def reader(catalog: IcebergCatalog, tag: str | None = None) -> Callable[[str], pa.Table]:
+    """Return a function that reads a table at a tag; without one, as it is now."""
+    tables = load_tables(catalog)
+
+    def read(name: str) -> pa.Table:
+        table = tables[name]
+        snapshot_id = table.metadata.refs[tag].snapshot_id if tag is not None else None
+        return table.scan(snapshot_id=snapshot_id).to_arrow()
+
+    return read

@@ -1,0 +1,119 @@
+"""A lake with everything that changes its rows, step by step, and comparisons of published tables with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import duckdb
+
+from pipeline.lake.lake import Lake
+from pipeline.lake.models import RunRecord
+from pipeline.lake.purge import purge
+from pipeline.lake.snapshots import clear_pause, roll_back
+from pipeline.maintenance.compact import run_compaction
+from pipeline.settings import Settings
+from schemas.tables import TABLES
+from tests.lake.lake_builder import AT, commit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    import pyarrow as pa
+
+LAKE_ID: Final = "0123456789abcdef0123456789abcdef"
+
+
+@dataclass
+class History:
+    """A lake whose steps commit and publish locally. Each returns the number of the newest snapshot."""
+
+    root: Path
+    stamp: int = 0
+
+    def sync(self, files: dict[int, int], *, deleted: tuple[int, ...] = ()) -> int:
+        """Store files, given as {file_id: uploads}, each upload with a text that no other version has."""
+        self.stamp += 1
+        uploads = [
+            {"file_id": file_id, "id": file_id * 100 + position, "position": position, "comment": f"v{self.stamp}"}
+            for file_id, count in files.items()
+            for position in range(count)
+        ]
+        definition = {"_definition_hash": f"hash {self.stamp}", "id": self.stamp % 3, "name": f"flow {self.stamp}"}
+        children = {"uploads": uploads, "workflow_definitions": [definition]}
+        with Lake(self.root, doing="sync") as lake:
+            commit(lake, files, children, gone=deleted, stamp=self.stamp)
+            return self._publish(lake)
+
+    def compact(self) -> int:
+        """Compact everything; the newest snapshot is renewed."""
+        with Lake(self.root, doing="compact") as lake:
+            run_compaction(lake, Settings(lake=self.root, keep_snapshots=50), everything=True)
+            return self._last(lake)
+
+    def purge(self, *file_ids: int) -> int:
+        """Purge files; only one snapshot stays."""
+        with Lake(self.root, doing="purge") as lake:
+            return purge(lake, file_ids, by="the test", at=AT, mark="abcdef").snapshot
+
+    def roll_back(self, number: int) -> int:
+        """Publish the contents of a snapshot again, and let later syncs run."""
+        with Lake(self.root, doing="rollback") as lake:
+            run_id = f"20261121T000000Z-{lake.ledger.next_snapshot():06x}"
+            record = roll_back(lake, number, run=RunRecord(run_id, "rollback", "0", AT, state="done"))
+            clear_pause(lake.ledger)
+            return record.snapshot
+
+    def _publish(self, lake: Lake) -> int:
+        run_id = f"20261121T000000Z-{self.stamp:06x}"
+        return lake.publish(run_id, at=AT + self.stamp, complete=True, watermark=AT + self.stamp).snapshot
+
+    def _last(self, lake: Lake) -> int:
+        last = lake.ledger.last_snapshot()
+        assert last is not None
+        return last.snapshot
+
+
+def live_history(root: Path) -> Iterator[tuple[str, int]]:
+    """Live through all kinds of changes; yield the name of each step and the newest snapshot."""
+    history = History(root)
+    yield "empty", history.sync({})
+    yield "first", history.sync({file_id: file_id % 3 for file_id in range(1, 61)})
+    changed = history.sync(dict.fromkeys(range(3, 12), 2) | {61: 1, 62: 0})
+    yield "changed", changed
+    yield "deleted", history.sync({20: 1}, deleted=(5, 7))
+    yield "compacted", history.compact()
+    yield "changed after a compaction", history.sync({20: 3, 21: 1, 5: 1})
+    yield "rolled back", history.roll_back(changed)
+    yield "changed after a rollback", history.sync({1: 2, 30: 0})
+    yield "purged", history.purge(1, 40)
+    numbers = []
+    for step in range(10):
+        numbers.append(history.sync({2: 1, 41 + step: 1, 100 + step: 2}))
+        yield f"changed {step} times after a purge", numbers[-1]
+    yield "rolled back to the same parts", history.roll_back(numbers[5])
+    yield "changed after another rollback", history.sync({3: 3})
+
+
+def list_differences(lake: Path, number: int, read: Callable[[str], pa.Table]) -> list[str]:
+    """Return the tables whose rows differ from a snapshot of the lake, in either direction, counted."""
+    differences = []
+    with duckdb.connect(str(lake / "snapshots" / f"{number:06d}.duckdb"), read_only=True) as db:
+        for table in TABLES:
+            published = read(table.name)
+            described = db.execute(f"DESCRIBE {table.qualified_name}").fetchall()
+            names = [row[0] for row in described if row[0] in published.column_names]
+            assert {"_fetched_at", "_run_id"} <= set(names)
+            columns = ", ".join(f'"{name}"' for name in names)
+            casts = ", ".join(
+                f'"{row[0]}"::VARCHAR' if row[1] == "JSON" else f'"{row[0]}"' for row in described if row[0] in names
+            )
+            db.register("published", published)
+            mine, theirs = f"SELECT {casts} FROM {table.qualified_name}", f"SELECT {columns} FROM published"
+            lost = len(db.execute(f"{mine} EXCEPT ALL {theirs}").fetchall())
+            surplus = len(db.execute(f"{theirs} EXCEPT ALL {mine}").fetchall())
+            if lost or surplus:
+                differences.append(f"{table.name}: {lost} lost, {surplus} surplus")
+            db.unregister("published")
+    return differences

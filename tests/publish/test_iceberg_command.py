@@ -1,0 +1,134 @@
+"""`scanlake publish --iceberg`: tables beside a mirror over the same parts, alone, and what fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.lake.lake import Lake
+from pipeline.lake.parts import sha256_file
+from pipeline.publish.iceberg_connection import IcebergOptions, connect_catalog
+from tests.lake.operations import told
+from tests.publish.iceberg_reading import load_tables, reader
+from tests.publish.lake_history import History, list_differences
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def told_with(variables: dict[str, str], lake: Path, *arguments: str, code: int = 0) -> str:
+    """Return what `scanlake publish` prints with these environment variables."""
+    with patch.dict(os.environ, variables):
+        return told(lake, "publish", *arguments, code=code)
+
+
+def test_mirror_and_tables_share_the_parts(tmp_path: Path) -> None:
+    """With --to and --iceberg both are published; the tables add no second copy, and the mirror's sweep spares them."""
+    history = History(tmp_path / "lake")
+    first, second = history.sync({1: 2, 2: 1}), history.sync({2: 3})
+    url = f"file://{tmp_path}/target"
+    result = json.loads(told(history.root, "publish", "--to", url, "--iceberg", "--json"))
+    assert (result["iceberg"]["snapshot"], result["iceberg"]["parts_uploaded"]) == (second, 0)
+    assert result["iceberg"]["parts_added"] > 5
+    history.compact()
+    printed = told(history.root, "publish", "--to", url, "--iceberg")
+    assert f"snapshot {second}: 14 Iceberg tables, tag sync-{second}: 3 changed" in printed
+    catalog = connect_catalog(IcebergOptions("none", url))
+    assert list_differences(history.root, second, reader(catalog)) == []
+    told(history.root, "publish", "--iceberg", "--iceberg-location", url, "--snapshot", str(first))
+    assert list_differences(history.root, first, reader(connect_catalog(IcebergOptions("none", url)))) == []
+
+
+def rewrite_part(lake: Path, part: Path) -> None:
+    """Write a part's rows again in another order, and record it, as a repair does."""
+    rows = pq.read_table(part)
+    pq.write_table(rows.take(pa.array(reversed(range(len(rows))))), part)
+    with Lake(lake, doing="check") as held:
+        held.ledger._db.execute(
+            "UPDATE part SET sha256 = ?, bytes = ? WHERE name = ?",
+            (sha256_file(part), part.stat().st_size, f"parts/files/{part.name}"),
+        )
+
+
+def test_a_repaired_part_is_published_beside_the_former(tmp_path: Path) -> None:
+    """A part that was written again has an object of its own, and its deleted rows are those of its new order."""
+    history = History(tmp_path / "lake")
+    url = f"file://{tmp_path}/target"
+    former = history.sync(dict.fromkeys(range(1, 30), 1))
+    told(history.root, "publish", "--to", url, "--iceberg")
+    (part,) = (history.root / "parts" / "files").glob("0*.parquet")
+    history.sync({2: 3})
+    rewrite_part(history.root, part)
+    number = history.sync({3: 2})
+    told(history.root, "publish", "--to", url, "--iceberg")
+    assert list_differences(history.root, number, reader(connect_catalog(IcebergOptions("none", url)))) == []
+    told(history.root, "check", "--published", "--read-data")
+    stem = part.name.removesuffix(".parquet")
+    assert len(list((tmp_path / "target" / "tables" / "files" / "data").glob(f"{stem}-{'?' * 12}.parquet"))) == 2
+    options = ("--iceberg", "--iceberg-location", url, "--snapshot", str(former))
+    assert "was repaired later" in told(history.root, "publish", *options, code=9)
+
+
+def test_settings_publish_tables_after_the_lake(tmp_path: Path) -> None:
+    """A catalog in the settings is published with every publish; a failed one ends with exit code 8 and is recorded."""
+    history = History(tmp_path / "lake")
+    number = history.sync({1: 2})
+    url, uri = f"file://{tmp_path}/target", f"sqlite:///{tmp_path}/catalog.sqlite"
+    settings = {"SCANLAKE_ICEBERG_CATALOG": "sql", "SCANLAKE_ICEBERG_URI": uri, "SCANLAKE_ICEBERG_LOCATION": url}
+    result = json.loads(told_with(settings, history.root, "--json"))
+    assert (result["snapshot"], result["iceberg"]["tag"]) == (number, f"sync-{number}")
+    catalog = connect_catalog(IcebergOptions("sql", url, uri))
+    assert all(f"sync-{number}" in table.metadata.refs for table in load_tables(catalog).values())
+    wrong = settings | {"SCANLAKE_ICEBERG_URI": f"sqlite:///{tmp_path}/missing/catalog.sqlite"}
+    message = told_with(wrong, history.root, "--iceberg", code=8)
+    assert "The Iceberg catalog cannot be used (OperationalError)." in message
+    assert str(tmp_path) not in message.splitlines()[0]
+    message = told(history.root, "publish", "--iceberg", code=2, SCANLAKE_ICEBERG_CATALOG="sql")
+    assert "Iceberg tables need a location." in message
+
+
+def test_without_the_extra(tmp_path: Path) -> None:
+    """Without pyiceberg the command names what to install."""
+    history = History(tmp_path / "lake")
+    history.sync({1: 2})
+    program = (
+        "import sys; sys.modules['pyiceberg'] = None; from pipeline.cli import main;"
+        f" main(['publish', '--iceberg', '--iceberg-location', 'file://{tmp_path}/t', '--lake', '{history.root}'])"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "pip install pyiceberg sqlalchemy obstore" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("catalog", "uri", "library", "package"),
+    [
+        ("sql", "postgresql+psycopg://user:pw@127.0.0.1:1/x", "psycopg", '"psycopg[binary]"'),
+        ("sql", "postgresql+psycopg2://user:pw@127.0.0.1:1/x", "psycopg2", '"psycopg[binary]"'),
+        ("glue", "", "boto3", "boto3"),
+    ],
+)
+def test_without_the_library_of_a_catalog(catalog: str, uri: str, library: str, package: str, tmp_path: Path) -> None:
+    """A catalog whose library is missing ends with one line that names what to install; nothing is written."""
+    history = History(tmp_path / "lake")
+    history.sync({1: 2})
+    program = (
+        f"import sys; sys.modules['{library}'] = None; from pipeline.cli import main;"
+        f" main(['publish', '--iceberg', '--iceberg-location', 'file://{tmp_path}/t', '--lake', '{history.root}'])"
+    )
+    settings = {"SCANLAKE_ICEBERG_CATALOG": catalog} | ({"SCANLAKE_ICEBERG_URI": uri} if uri else {})
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | settings)
+    assert ended.returncode == 2
+    assert f"The Iceberg catalog ({catalog}) needs the library {library}." in ended.stderr
+    assert f"pip install {package}" in ended.stderr
+    assert "pw@" not in ended.stderr
+    assert not list(tmp_path.glob("t/**/*.json"))

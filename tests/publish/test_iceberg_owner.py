@@ -1,0 +1,141 @@
+"""A location has the Iceberg tables of one catalog of one lake: a sweep deletes no other's files."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pipeline.errors import PublishError, SettingsError
+from pipeline.lake.layout import LakeLayout
+from pipeline.publish.iceberg_connection import IcebergOptions, connect_catalog
+from pipeline.publish.iceberg_publish import RetentionOptions, publish_iceberg
+from pipeline.publish.target_layout import OWNER
+from tests.lake.lake_builder import AT
+from tests.lake.operations import told
+from tests.publish.iceberg_reading import reader
+from tests.publish.lake_history import LAKE_ID, History, list_differences
+from tests.publish.stopping_store import URL, StoppingStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pipeline.publish.iceberg_catalogs import IcebergCatalog
+
+OTHER_ID = "f" * 32
+FILES = dict.fromkeys(range(1, 30), 2)
+
+
+def connect_sql(tmp_path: Path, location: str, namespace: str, database: str = "catalog") -> IcebergCatalog:
+    """Return a namespace of a SQLite catalog."""
+    uri = f"sqlite:///{tmp_path}/{database}.sqlite"
+    return connect_catalog(IcebergOptions("sql", f"file://{tmp_path}/{location}", uri, namespace))
+
+
+def publish(
+    history: History, catalog: IcebergCatalog, number: int, lake_id: str = LAKE_ID, *, sweep: bool = False
+) -> int:
+    """Publish a snapshot; with `sweep`, delete every file at once that no kept snapshot needs. Return their number."""
+    everything = RetentionOptions(before=time.time() + 600, purged_at=AT / 1_000_000, part_names=frozenset())
+    layout, retention = LakeLayout(history.root), everything if sweep else None
+    return publish_iceberg(catalog, layout, number, lake_id=lake_id, at=AT, retention=retention).deleted
+
+
+def stored_files(folder: Path) -> dict[str, bytes]:
+    """Return every file below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_two_lakes_in_two_namespaces_never_share_a_location(tmp_path: Path) -> None:
+    """The second lake is refused and has written nothing; at a location of its own a sweep of either spares both."""
+    one, two = History(tmp_path / "one"), History(tmp_path / "two")
+    first, other = one.sync(FILES), two.sync({3: 1})
+    catalog = connect_sql(tmp_path, "target", "one")
+    publish(one, catalog, first)
+    before = stored_files(tmp_path / "target")
+    with pytest.raises(SettingsError, match=r"has the Iceberg tables of another lake \(01234567, not ffffffff\)"):
+        publish(two, connect_sql(tmp_path, "target", "two"), other, OTHER_ID)
+    assert stored_files(tmp_path / "target") == before
+    own = connect_sql(tmp_path, "own", "two")
+    publish(two, own, other, OTHER_ID)
+    (tmp_path / "one" / "snapshots" / f"{first:06d}.duckdb").rename(tmp_path / "expired")
+    second, later = one.sync({4: 1}), two.sync({5: 1})
+    assert publish(one, catalog, second, sweep=True) > 0
+    publish(two, own, later, OTHER_ID, sweep=True)
+    assert list_differences(one.root, second, reader(catalog)) == []
+    assert list_differences(two.root, later, reader(own)) == []
+    assert list_differences(two.root, other, reader(own, f"sync-{other}")) == []
+
+
+@pytest.mark.parametrize(("namespace", "database"), [("one", "moved"), ("two", "catalog")])
+def test_two_catalogs_of_a_lake_never_share_a_location(namespace: str, database: str, tmp_path: Path) -> None:
+    """Another namespace or database is refused, as is a location without a catalog; a moved catalog is taken again."""
+    history = History(tmp_path / "lake")
+    number = history.sync(FILES)
+    publish(history, connect_sql(tmp_path, "target", "one"), number)
+    target = tmp_path / "target"
+    before = stored_files(target)
+    with pytest.raises(SettingsError, match=r"of another catalog \(sql, namespace one\)") as refused:
+        publish(history, connect_sql(tmp_path, "target", namespace, database), number)
+    assert f"delete {OWNER}" in refused.value.hint
+    with pytest.raises(SettingsError, match="of another catalog"):
+        publish(history, connect_catalog(IcebergOptions("none", f"file://{target}")), number)
+    assert stored_files(target) == before
+    (tmp_path / "catalog.sqlite").rename(tmp_path / "renamed.sqlite")
+    (target / OWNER).unlink()
+    moved = connect_sql(tmp_path, "target", "one", "renamed")
+    publish(history, moved, history.sync({3: 1}))
+    assert (target / OWNER).exists()
+
+
+def test_tables_without_an_owner_get_one(tmp_path: Path) -> None:
+    """Tables of an earlier version claim their own location, also if the setting names another one now."""
+    history = History(tmp_path / "lake")
+    publish(history, connect_sql(tmp_path, "target", "one"), history.sync(FILES))
+    (tmp_path / "target" / OWNER).unlink()
+    publish(history, connect_sql(tmp_path, "elsewhere", "one"), history.sync({3: 1}))
+    assert (tmp_path / "target" / OWNER).exists()
+    assert stored_files(tmp_path / "elsewhere") == {}
+
+
+def test_a_mirror_and_tables_of_two_lakes_are_refused(tmp_path: Path) -> None:
+    """Tables are not published beside the mirror of another lake, nor a mirror beside the tables of another lake."""
+    one, two = History(tmp_path / "one"), History(tmp_path / "two")
+    one.sync(FILES)
+    two.sync({3: 1})
+    mirror, tables = f"file://{tmp_path}/mirror", f"file://{tmp_path}/tables"
+    told(one.root, "publish", "--to", mirror)
+    told(one.root, "publish", "--iceberg", "--iceberg-location", tables)
+    before = stored_files(tmp_path / "mirror"), stored_files(tmp_path / "tables")
+    refusal = told(two.root, "publish", "--iceberg", "--iceberg-location", mirror, code=2)
+    assert "has the mirror of another lake" in refusal
+    assert "has the Iceberg tables of another lake" in told(two.root, "publish", "--to", tables, code=2)
+    assert (stored_files(tmp_path / "mirror"), stored_files(tmp_path / "tables")) == before
+    told(one.root, "publish", "--to", tables, "--iceberg")
+
+
+class RacingStore(StoppingStore):
+    """A store where another lake claims the location just before."""
+
+    def create(self, path: str, content: bytes | Path, *, sha256: str = "") -> bool:
+        """Create after the other one."""
+        if path == OWNER and self.writes == 0:
+            record = {**json.loads(bytes(content)), "lake_id": OTHER_ID}
+            super().create(path, json.dumps(record).encode())
+        return super().create(path, content, sha256=sha256)
+
+
+def test_only_one_of_two_claims_holds(tmp_path: Path) -> None:
+    """A lake that loses the race for a location is refused before it writes anything else."""
+    history = History(tmp_path / "lake")
+    number = history.sync(FILES)
+    store = RacingStore()
+    with pytest.raises(SettingsError, match="of another lake"):
+        publish(history, connect_catalog(IcebergOptions("none", URL), store), number)
+    assert [item.path for item in store.list()] == [OWNER]
+    foreign = StoppingStore()
+    foreign.create(OWNER, b"other")
+    with pytest.raises(PublishError, match="is not an object of scanlake"):
+        publish(history, connect_catalog(IcebergOptions("none", URL), foreign), number)

@@ -1,0 +1,281 @@
+"""Object stores: one behaviour, whatever the store; what a person is told of errors."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from obstore.store import MemoryStore
+
+from pipeline.errors import ExitCode, PublishConflictError, PublishError, SettingsError
+from pipeline.publish import cloud_store
+from pipeline.publish.cloud_store import CloudStore
+from pipeline.publish.object_store import ObjectStore, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.publish.conftest import S3Server
+
+
+def test_an_object_is_created_once(store: ObjectStore) -> None:
+    """A second creation is refused and changes nothing."""
+    assert store.create("a/b", b"first")
+    assert not store.create("a/b", b"second")
+    assert store.read("a/b") == b"first"
+
+
+def test_a_file_is_uploaded_whole(store: ObjectStore, tmp_path: Path) -> None:
+    """Content in a file arrives byte by byte, be it empty or larger than one request of the library's default."""
+    for name, content in (("empty", b""), ("large", os.urandom(11_000_000))):
+        source = tmp_path / name
+        source.write_bytes(content)
+        assert store.create(f"files/{name}", source, sha256=hashlib.sha256(content).hexdigest())
+        assert not store.create(f"files/{name}", source)
+        target = tmp_path / f"{name}.copy"
+        store.download(f"files/{name}", target)
+        assert target.read_bytes() == content
+
+
+def test_a_swap_needs_the_version_that_was_read(store: ObjectStore, tmp_path: Path) -> None:
+    """The second of two publishers that read the same version is refused, and the first one's content stays."""
+    first = store.swap("pointer", b"1", None)
+    with pytest.raises(PublishConflictError) as refused:
+        store.swap("pointer", b"other", None)
+    assert refused.value.exit_code == ExitCode.LOCKED
+    found = store.read_versioned("pointer")
+    assert found == (b"1", first)
+    source = tmp_path / "file"
+    source.write_bytes(b"2")
+    second = store.swap("pointer", source, first)
+    assert second != first
+    with pytest.raises(PublishConflictError):
+        store.swap("pointer", b"3", first)
+    with pytest.raises(PublishConflictError):
+        store.swap("missing", b"3", first)
+    assert store.read_versioned("pointer") == (b"2", second)
+    head = store.head("pointer")
+    assert head is not None
+    assert (head.path, head.bytes, head.version) == ("pointer", 1, second)
+
+
+def test_one_of_many_simultaneous_writers_wins(store: ObjectStore) -> None:
+    """Of writers that create the same object one succeeds; of those that swap the same version, too."""
+    writers = range(8)
+    with ThreadPoolExecutor(len(writers)) as pool:
+        created = list(pool.map(lambda writer: store.create("race", b"%d" % writer), writers))
+        assert sum(created) == 1
+        assert store.read("race") == b"%d" % created.index(True)
+        head = store.head("race")
+        assert head is not None
+
+        def swap(writer: int) -> bool:
+            try:
+                store.swap("race", b"swap %d" % writer, head.version)
+            except PublishConflictError:
+                return False
+            return True
+
+        swapped = list(pool.map(swap, writers))
+    assert sum(swapped) == 1
+    assert store.read("race") == b"swap %d" % swapped.index(True)
+
+
+def test_a_swap_whose_response_was_lost_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library repeats a request without response; the refusal of the repetition is no conflict."""
+    store = CloudStore("memory://test", MemoryStore())
+    put = store._put
+
+    def put_twice(*arguments: Any, **options: Any) -> Any:
+        put(*arguments, **options)
+        return put(*arguments, **options)
+
+    monkeypatch.setattr(store, "_put", put_twice)
+    version = store.swap("pointer", b"1", None)
+    assert store.read_versioned("pointer") == (b"1", version)
+    version = store.swap("pointer", b"2", version)
+    assert store.read_versioned("pointer") == (b"2", version)
+
+
+def test_objects_are_listed_and_deleted(store: ObjectStore) -> None:
+    """A list has the objects of a folder and below, not those of a folder whose name begins alike."""
+    for path in ("a/1", "a/b/2", "ab/3", "4"):
+        store.create(path, b"x" * len(path))
+    assert sorted(found.path for found in store.list()) == ["4", "a/1", "a/b/2", "ab/3"]
+    assert {found.path: found.bytes for found in store.list("a")} == {"a/1": 3, "a/b/2": 5}
+    assert list(store.list("none")) == []
+    store.delete(["a/1", "none", "ab/3"])
+    assert sorted(found.path for found in store.list()) == ["4", "a/b/2"]
+    store.delete([])
+
+
+def test_a_missing_object(store: ObjectStore, tmp_path: Path) -> None:
+    """Looking for an object that does not exist finds nothing; reading it is an error with its URL."""
+    store.create("a", b"")
+    assert store.head("b") is None
+    assert store.read_versioned("b") is None
+    assert store.read_versioned("a/b") is None
+    for act in (lambda: store.read("b"), lambda: store.download("b", tmp_path / "b")):
+        with pytest.raises(PublishError) as refused:
+            act()
+        assert store.url("b") in refused.value.message
+
+
+def test_the_hash_is_kept_where_the_store_can(store: ObjectStore) -> None:
+    """The hash that was given is returned with the object, or nothing; never another one."""
+    store.create("a", b"", sha256="00ff")
+    head = store.head("a")
+    assert head is not None
+    assert head.sha256 == ("" if store.base_url.startswith("file:") else "00ff")
+
+
+def test_a_probe_leaves_nothing(store: ObjectStore) -> None:
+    """A store that obeys conditions passes, and is as it was."""
+    store.probe()
+    assert list(store.list()) == []
+
+
+@pytest.mark.parametrize("ignored", ["create", "swap", "race"])
+def test_a_store_that_ignores_conditions_is_refused(ignored: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe names the condition that a store ignores."""
+    store = CloudStore("memory://test", MemoryStore())
+    put, calls = store._put, []
+
+    def put_anyway(path: str, content: bytes, *, mode: Any, sha256: str) -> Any:
+        calls.append(path)
+        is_ignored = {"create": mode == "create", "swap": mode != "create", "race": path != calls[0]}[ignored]
+        return put(path, content, mode="overwrite" if is_ignored else mode, sha256=sha256)
+
+    monkeypatch.setattr(store, "_put", put_anyway)
+    with pytest.raises(PublishError, match="memory://test ignores conditions: ") as refused:
+        store.probe()
+    mark = {"create": "If-None-Match", "swap": "If-Match", "race": "simultaneous"}[ignored]
+    assert mark in refused.value.message
+    assert list(store.list()) == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    "s3: s3:/// s3:///prefix ftp://host/x file:// file:/// file://host/x /folder bucket/prefix memory:///x"
+    " http://127.0.0.1/x s3://bucket/a/../b s3://bucket//a s3://bucket/a*b s3://bucket/%41 file:///a'b".split(),
+)
+def test_other_urls_are_refused(url: str) -> None:
+    """A URL that is not one of an object store is shown with those that are."""
+    with pytest.raises(SettingsError, match="object store") as refused:
+        open_store(url)
+    assert "s3://bucket/prefix" in refused.value.hint
+
+
+@pytest.mark.parametrize("url", ["s3://key:secret@bucket/x", "s3://bucket/x?token=secret", "az://c/x#secret"])
+def test_credentials_in_a_url_are_refused_unseen(url: str) -> None:
+    """Credentials belong into the environment, and no message repeats them."""
+    with pytest.raises(SettingsError) as refused:
+        open_store(url)
+    assert "secret" not in refused.value.message + refused.value.hint
+
+
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Object storage says what to install; a folder needs nothing."""
+    monkeypatch.setattr(cloud_store, "_is_installed", False)
+    with pytest.raises(SettingsError) as refused:
+        open_store("s3://bucket")
+    assert "pip install obstore" in refused.value.hint
+    open_store("file:///folder")
+
+
+def test_a_missing_bucket_is_named(s3_url: str) -> None:  # noqa: ARG001 - sets the environment
+    """A bucket that does not exist is no empty store: each method says so."""
+    store = open_store("s3://no-such-bucket-here/lake")
+    for act in (
+        lambda: store.create("a", b""),
+        lambda: store.swap("a", b"", None),
+        lambda: store.read("a"),
+        lambda: store.read_versioned("a"),
+        lambda: list(store.list()),
+        store.probe,
+    ):
+        with pytest.raises(PublishError, match="the bucket does not exist"):
+            act()
+
+
+def test_an_unreachable_host(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port where nothing listens is a wrong endpoint."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    with pytest.raises(PublishError, match="the host cannot be reached") as refused:
+        open_store(s3_url).head("a")
+    assert "AWS_ENDPOINT_URL" in refused.value.hint
+
+
+def test_missing_credentials(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a key in the environment, and no machine that gives one, the environment is named."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    with pytest.raises(PublishError, match="no credentials were found") as refused:
+        open_store(s3_url).head("a")
+    assert "AWS_ACCESS_KEY_ID" in refused.value.hint
+
+
+@pytest.fixture
+def refusing(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """A server that answers every request as told."""
+    told: dict[str, Any] = {"status": 403, "code": "AccessDenied"}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = f"<Error><Code>{told['code']}</Code><Message>key testing-secret</Message></Error>".encode()
+            self.send_response(told["status"])
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_PUT = do_GET  # noqa: N815 - the server's name
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the server's name
+            """Say nothing."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    for name, value in (s3_server.environment | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}"}).items():
+        monkeypatch.setenv(name, value)
+    yield told
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "problem", "hint"),
+    [
+        (403, "AccessDenied", "the credentials do not permit the request", "docs/scale-out.md"),
+        (403, "InvalidAccessKeyId", "the access key is unknown", "AWS_ACCESS_KEY_ID"),
+        (403, "SignatureDoesNotMatch", "the secret key is wrong", "AWS_ACCESS_KEY_ID"),
+        (403, "RequestTimeTooSkewed", "the clock of this machine is wrong", "clock"),
+        (400, "ExpiredToken", "the credentials have expired", "AWS_ACCESS_KEY_ID"),
+        (400, "AuthorizationHeaderMalformed", "the region is wrong", "AWS_REGION"),
+        (400, "Strange", "the store answered 400 (Strange)", "--to"),
+    ],
+)
+def test_a_refusal_is_one_line(refusing: dict[str, Any], status: int, code: str, problem: str, hint: str) -> None:
+    """What the store answers becomes one line with a hint, without the response or a secret."""
+    refusing.update(status=status, code=code)
+    with pytest.raises(PublishError) as refused:
+        open_store("s3://bucket/lake").create("a", b"x")
+    assert refused.value.message == f"s3://bucket/lake/a: {problem}."
+    assert hint in refused.value.hint
+    assert refused.value.exit_code == ExitCode.PUBLISH
+    assert "testing-secret" not in refused.value.message + refused.value.hint
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    """A file where a folder should be is one line, too."""
+    (tmp_path / "file").write_bytes(b"")
+    store = open_store(f"file://{tmp_path}/file/lake")
+    with pytest.raises(PublishError, match="Not a directory"):
+        store.create("a", b"x")

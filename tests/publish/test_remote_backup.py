@@ -1,0 +1,144 @@
+"""A backup on object storage becomes a lake again."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+from obstore.store import MemoryStore
+
+from pipeline.errors import LakeCorruptedError, PublishConflictError, PublishError, SettingsError
+from pipeline.lake.lake import Lake
+from pipeline.lake.purge import purge
+from pipeline.maintenance.backup import fill_folder
+from pipeline.publish.cloud_store import CloudStore
+from pipeline.publish.remote_backup import RECORD, RemoteBackupResult, download_backup, upload_backup
+from schemas.timestamps import now_us
+from tests.lake.corruption import checked, grown
+from tests.lake.operations import told
+from tests.oracle import differences
+from tests.publish.test_publish_protocol import URL, Stopped, StoppingStore, copy_of
+from tests.sync.sync_harness import opened, synced
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pipeline.publish.object_store import ObjectStore
+
+
+def backed_up(lake: Path, store: ObjectStore) -> RemoteBackupResult:
+    """Back up as the command does."""
+    with Lake(lake, doing="backup", is_backup=True) as held:
+        return upload_backup(held, store, at=now_us())
+
+
+def restored(store: ObjectStore, folder: Path) -> Path:
+    """Restore as the command does."""
+    fill_folder(folder, lambda layout: download_backup(store, layout))
+    return folder
+
+
+async def test_a_backup_becomes_a_lake_again(store: ObjectStore, tmp_path: Path) -> None:
+    """The restored lake is whole, equals the service, and syncs on; the second backup uploads only what is new."""
+    lake, folder = tmp_path / "lake", tmp_path / "restored"
+    async with grown(lake, files=20) as emulator:
+        first = backed_up(lake, store)
+        assert first.uploaded == first.parts > 5
+        assert backed_up(lake, store).uploaded == 0
+        emulator.world.update(emulator.world.pick_random(3))
+        await synced(emulator, lake)
+        second = backed_up(lake, store)
+        assert 0 < second.uploaded < second.parts
+        shutil.rmtree(lake)
+        restored(store, folder)
+        with opened(folder) as db:
+            assert differences(db, emulator.truth()) == []
+        assert checked(folder, read_data=True).damage == []
+        emulator.world.update(changed := emulator.world.pick_random(3))
+        assert (await synced(emulator, folder)).details_fetched == len(set(changed))
+        assert backed_up(folder, store).uploaded > 0
+        with Lake(folder, doing="purge") as held:
+            purge(held, emulator.world.pick_random(1), by="tester", at=now_us(), mark="abcdef")
+        assert backed_up(folder, store).deleted > 0
+        with Lake(folder, doing="look") as held:
+            count = len(held.ledger.parts())
+        assert len(list(store.list())) == count + 2  # the ledger and the record
+
+
+async def test_a_stop_at_every_write_leaves_a_backup(tmp_path: Path) -> None:
+    """Wherever a backup stops, the former or the new one can be restored, and the next one completes it."""
+    lake, base = tmp_path / "lake", MemoryStore()
+    async with grown(lake, files=10, rounds=0) as emulator:
+        backed_up(lake, CloudStore(URL, base))
+        with opened(lake) as db:
+            former = db.execute("SELECT file_id, _run_id FROM files ORDER BY ALL").fetchall()
+        emulator.world.update(emulator.world.pick_random(2))
+        await synced(emulator, lake)
+    with opened(lake) as db:
+        new = db.execute("SELECT file_id, _run_id FROM files ORDER BY ALL").fetchall()
+    whole = StoppingStore(copy_of(base), 10**9)
+    backed_up(lake, whole)
+    assert whole.writes > 8
+    for number in range(1, whole.writes + 1):
+        backend = copy_of(base)
+        with pytest.raises(Stopped):
+            backed_up(lake, StoppingStore(backend, number, after=number % 2 == 0))
+        store = CloudStore(URL, backend)
+        with opened(restored(store, tmp_path / f"restored{number}")) as db:
+            assert db.execute("SELECT file_id, _run_id FROM files ORDER BY ALL").fetchall() in (former, new)
+        backed_up(lake, store)
+        assert len(list(store.list())) == len(list(whole.list()))
+
+
+async def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other objects, other lakes, damage and folders with files are refused, and nothing is left behind."""
+    lake, other, folder = tmp_path / "lake", tmp_path / "other", tmp_path / "restored"
+    store = CloudStore(URL, MemoryStore())
+    with pytest.raises(SettingsError, match="has no backup"):
+        restored(store, folder)
+    async with grown(lake, files=5, rounds=0) as emulator:
+        await synced(emulator, other)
+    store.create("holiday.jpg", b"")
+    with pytest.raises(SettingsError, match="has other objects"):
+        backed_up(lake, store)
+    store.delete(["holiday.jpg"])
+    backed_up(lake, store)
+    with pytest.raises(SettingsError, match="another lake"):
+        backed_up(other, store)
+    with pytest.raises(SettingsError, match="not an empty folder"):
+        restored(store, other)
+    swap = store.swap
+    monkeypatch.setattr(store, "swap", lambda path, content, _, **named: swap(path, content, None, **named))
+    with pytest.raises(PublishConflictError):
+        backed_up(lake, store)
+    path = next(item.path for item in store.list("parts/files"))
+    content = store.read(path)
+    store.delete([path])
+    with pytest.raises(PublishError, match="does not exist"):
+        restored(store, folder)
+    store.create(path, content[:-1] + b"x")
+    with pytest.raises(LakeCorruptedError, match="differs from what was backed up"):
+        restored(store, folder)
+    assert not folder.exists()
+    found = store.read_versioned(RECORD)
+    assert found is not None
+    swap(RECORD, b"{}", found[1])
+    with pytest.raises(PublishError, match="not a record"):
+        restored(store, folder)
+
+
+async def test_the_commands(tmp_path: Path) -> None:
+    """Backup and restore as a person types them."""
+    lake, url = tmp_path / "lake", f"file://{tmp_path}/target"
+    async with grown(lake, files=5, rounds=0):
+        pass
+    assert told(lake, "backup", url).startswith("5 files in ")
+    assert ": 0 uploaded" in told(lake, "backup", url)
+    assert "--link requires a folder" in told(lake, "backup", url, "--link", code=2)
+    assert "object store" in told(lake, "backup", "ftp://x/y", code=2)
+    text = told(lake, "restore", url, str(tmp_path / "again"))
+    assert text.startswith(f"5 files restored to {tmp_path / 'again'}: snapshot ")
+    with opened(tmp_path / "again") as db:
+        assert db.execute("SELECT count(*) FROM files").fetchall() == [(5,)]
+    assert "not an empty folder" in told(lake, "restore", url, str(tmp_path / "again"), code=2)

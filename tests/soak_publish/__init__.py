@@ -1,0 +1,1 @@
+"""Publishing to real servers, for longer: `make soak-publish`."""

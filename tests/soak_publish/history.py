@@ -1,0 +1,86 @@
+"""Every state of a lake, published to the catalog of the settings, equals the lake row by row; two publishers at once.
+
+Usage: python -m tests.soak_publish.history FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.config import load
+from pipeline.errors import PublishConflictError
+from pipeline.lake.layout import LakeLayout
+from pipeline.publish.iceberg_connection import IcebergOptions, connect_catalog
+from pipeline.publish.iceberg_publish import publish_iceberg
+from tests.lake.lake_builder import AT
+from tests.publish.iceberg_reading import reader
+from tests.publish.lake_history import LAKE_ID, History, list_differences, live_history
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pipeline.publish.iceberg_catalogs import IcebergCatalog, TableCommit
+
+
+def connect(name: str) -> IcebergCatalog:
+    """Connect to the catalog of the settings, as a new process would: tables in a namespace and a folder of a name."""
+    settings = load(None, {})
+    location = f"{settings.iceberg_location}/{name}" if settings.iceberg_location else ""
+    uri = settings.iceberg_uri or ""
+    return connect_catalog(IcebergOptions(settings.iceberg_catalog, location, uri, f"scanlake_{name}"))
+
+
+def compare_history(lake: Path) -> list[str]:
+    """Publish a lake after each of its steps. Return what differs from its snapshots, now and at the sync's tag."""
+    problems: list[str] = []
+    steps = [0]
+    for step, (name, number) in enumerate(live_history(lake)):
+        publish_iceberg(connect("history"), LakeLayout(lake), number, lake_id=LAKE_ID, at=AT + step)
+        for tag in (None, f"sync-{number}", f"sync-{steps[-1]}"):
+            if tag == "sync-0" or (name == "purged" and tag == f"sync-{steps[-1]}"):
+                continue
+            read = reader(connect("history"), tag)
+            snapshot = number if tag is None else int(tag.removeprefix("sync-"))
+            problems += [f"{name}, {tag}: {difference}" for difference in list_differences(lake, snapshot, read)]
+        steps.append(number)
+    return problems
+
+
+def race(lake: Path) -> list[str]:
+    """Let a publisher be overtaken between its reading and its commit. Return what is not as it should be."""
+    history = History(lake)
+    first, second, third = history.sync({1: 2, 2: 1}), history.sync({2: 3}), history.sync({1: 1, 3: 2})
+    slow = connect("race")
+    commit = slow.commit
+    layout = LakeLayout(lake)
+    publish_iceberg(slow, layout, first, lake_id=LAKE_ID, at=AT)
+
+    def commit_late(commits: Sequence[TableCommit], note: Mapping[str, object]) -> None:
+        publish_iceberg(connect("race"), layout, second, lake_id=LAKE_ID, at=AT)
+        commit(commits, note)
+
+    slow.commit = commit_late  # type: ignore[method-assign]
+    problems = []
+    try:
+        publish_iceberg(slow, layout, third, lake_id=LAKE_ID, at=AT)
+        problems.append("the slower publisher was not refused")
+    except PublishConflictError:
+        pass
+    problems += list_differences(lake, second, reader(connect("race")))
+    publish_iceberg(connect("race"), layout, third, lake_id=LAKE_ID, at=AT)
+    return problems + list_differences(lake, third, reader(connect("race")))
+
+
+def main(folder: Path) -> int:
+    """Print what was compared. Return 1 if something differs."""
+    problems = compare_history(folder / "history")
+    print(f"  history of 21 steps, row by row: {problems or 'equal'}", flush=True)
+    raced = race(folder / "race")
+    print(f"  two publishers at once: {raced or 'the slower one is refused, and succeeds later'}", flush=True)
+    return 1 if problems or raced else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

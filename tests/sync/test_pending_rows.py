@@ -1,0 +1,197 @@
+"""Rows that are written after their documents: none is lost, none is published early, whatever ends the run."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pipeline.emulator import Emulator
+from pipeline.errors import ScanlakeError, StorageError
+from pipeline.lake.lake import Lake
+from pipeline.lake.ledger import Ledger
+from pipeline.lake.parts import RAW_TABLE
+from pipeline.sync import batch_sink
+from pipeline.sync.batch_writer import BatchWriter
+from schemas.tables import TABLES
+from schemas.timestamps import now_us
+from tests.lake.fault_injection import ProcessKilled
+from tests.oracle import differences
+from tests.sync.sync_harness import SEED, opened, synced
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pipeline.lake.models import Commit
+
+
+@pytest.fixture(autouse=True)
+def _own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let even a small sync use the writer process, which keeps rows."""
+    monkeypatch.setattr(batch_sink, "BatchWriter", partial(BatchWriter, min_files=1))
+
+
+def die(*_: Any) -> None:
+    """End the run as a kill does, for all that the lake shows."""
+    raise ProcessKilled
+
+
+async def killed_sync(emulator: Emulator, lake: Path, **settings: Any) -> None:
+    """Sync, and be killed when all batches are committed and their rows are not written."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BatchWriter, "flush", die)
+        with pytest.raises(ProcessKilled):
+            await synced(emulator, lake, **settings)
+
+
+def count_parts(lake: Path) -> dict[str, int]:
+    """Return the number of parts by table, without the empty ones."""
+    folders = {table.name: lake / "parts" / table.name for table in TABLES} | {RAW_TABLE: lake / "raw"}
+    return {name: len(list(folder.glob("0*.parquet"))) for name, folder in folders.items()}
+
+
+def read_rows(lake: Path) -> dict[str, list[Any]]:
+    """Return the rows of all tables in an order that does not depend on the parts, without the run and its times."""
+    shown = "COLUMNS(lambda name: NOT regexp_matches(name, '^(_run_id|_fetched_at|first_seen_at|last_seen_at)$'))"
+    with opened(lake) as db:
+        return {
+            table.name: db.execute(f"SELECT {shown} FROM {table.qualified_name} ORDER BY ALL").fetchall()
+            for table in TABLES
+        }
+
+
+async def test_many_commits_are_one_part(tmp_path: Path) -> None:
+    """The rows of many commits are one part per table, sorted by file; their documents are a part per commit."""
+    lake = tmp_path / "lake"
+    async with Emulator(120, seed=SEED) as emulator:
+        await synced(emulator, lake, commit_every_files=20)
+        truth = list(emulator.truth())
+    parts = count_parts(lake)
+    assert parts["files"] == parts["uploads"] == 1
+    assert parts[RAW_TABLE] > 3
+    with opened(lake) as db:
+        assert differences(db, truth) == []
+        ids = [file_id for (file_id,) in db.execute("SELECT file_id FROM uploads").fetchall()]
+    assert ids == sorted(ids)
+
+
+async def test_rows_after_a_kill(tmp_path: Path) -> None:
+    """Rows of a run that was killed are flattened from the documents: the same rows, without a call for a detail."""
+    lake, whole = tmp_path / "lake", tmp_path / "whole"
+    async with Emulator(120, seed=SEED) as emulator:
+        await synced(emulator, whole, commit_every_files=20)
+        await killed_sync(emulator, lake, commit_every_files=20)
+        with opened(lake) as db:
+            assert db.execute("SELECT count(*) FROM files").fetchall() == [(0,)]
+        calls = emulator.counts["detail"]
+        with Lake(lake, doing="test") as held:
+            assert held.ledger.properties.pending_rows_from is None
+            assert held.ledger.count_files() == 120
+            held.republish(at=now_us())
+        assert count_parts(lake)["files"] == 1
+        with opened(lake) as db:
+            assert differences(db, emulator.truth()) == []
+        assert read_rows(lake) == read_rows(whole)
+        await synced(emulator, lake)
+        assert emulator.counts["detail"] < calls + 20  # those of the checks that every run makes
+
+
+async def test_killed_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is killed while it recovers rows leaves them to the next one."""
+    lake = tmp_path / "lake"
+    async with Emulator(60, seed=SEED) as emulator:
+        await synced(emulator, lake)
+        emulator.world.update(emulator.world.pick_random(30))
+        await killed_sync(emulator, lake, commit_every_files=10)
+        with monkeypatch.context() as patch:
+            patch.setattr("pipeline.lake.ledger.Ledger.add_rows", die)
+            with pytest.raises(ProcessKilled), Lake(lake, doing="test"):
+                pass
+        await killed_sync(emulator, lake, commit_every_files=10)
+        await synced(emulator, lake)
+        with opened(lake) as db:
+            assert differences(db, emulator.truth()) == []
+
+
+async def test_a_failed_run_publishes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the rows cannot be written at the end of a run, the next one publishes them."""
+    lake = tmp_path / "lake"
+
+    def fail(*_: object) -> None:
+        raise StorageError("No space left on device.")
+
+    async with Emulator(60, seed=SEED) as emulator:
+        with monkeypatch.context() as patch:
+            patch.setattr("pipeline.lake.ledger.Ledger.add_rows", fail)
+            with pytest.raises(StorageError):
+                await synced(emulator, lake, commit_every_files=10)
+        calls = emulator.counts["detail"]
+        await synced(emulator, lake)
+        assert emulator.counts["detail"] < calls + 20
+        with opened(lake) as db:
+            assert differences(db, emulator.truth()) == []
+
+
+async def test_rows_of_a_commit_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed run publishes the rows of its commits, each once, and none of a batch that was not committed."""
+    lake, commit = tmp_path / "lake", Ledger.commit
+    commits = 0
+
+    def fail_fourth(ledger: Ledger, made: Commit) -> None:
+        nonlocal commits
+        commits += bool(made.versions)
+        if commits == 4:
+            raise ScanlakeError("The fourth commit fails.")
+        commit(ledger, made)
+
+    async with Emulator(120, seed=SEED) as emulator:
+        with monkeypatch.context() as patch:
+            patch.setattr(Ledger, "commit", fail_fourth)
+            with pytest.raises(ScanlakeError, match="fourth"):
+                await synced(emulator, lake, commit_every_files=10)
+        with Lake(lake, doing="test") as held:
+            stored = [file_id for file_id, _ in held.ledger.iter_files()]
+        assert 0 < len(stored) < 120
+        with opened(lake) as db:
+            assert [row[0] for row in db.execute("SELECT file_id FROM files ORDER BY ALL").fetchall()] == stored
+            others = "SELECT count(*) FROM uploads WHERE file_id NOT IN (FROM (SELECT file_id FROM files))"
+            assert db.execute(others).fetchall() == [(0,)]
+        await synced(emulator, lake)
+        with opened(lake) as db:
+            assert differences(db, emulator.truth()) == []
+
+
+async def test_publishes_during_a_run(tmp_path: Path) -> None:
+    """A publish during a run shows whole commits: it waits for the batch that leaves no rows pending."""
+    lake = tmp_path / "lake"
+    async with Emulator(200, seed=SEED) as emulator:
+        await synced(emulator, lake, commit_every_files=20, publish_every_seconds=0.001)
+        truth = list(emulator.truth())
+    assert count_parts(lake)["files"] > 2
+    with opened(lake) as db:
+        assert differences(db, truth) == []
+        assert db.execute("SELECT count(*) FROM meta.snapshots WHERE NOT complete").fetchall()[0][0] > 2
+
+
+async def test_damaged_documents_without_rows(tmp_path: Path) -> None:
+    """Files whose documents are damaged before their rows are written are fetched again; all others are there."""
+    lake = tmp_path / "lake"
+    async with Emulator(60, seed=SEED) as emulator:
+        await killed_sync(emulator, lake, commit_every_files=10)
+        part = sorted((lake / "raw").glob("0*.parquet"))[1]
+        part.chmod(0o600)
+        part.write_bytes(b"PAR1" + bytes(part.stat().st_size - 8) + b"PAR1")
+        with Lake(lake, doing="test") as held:
+            lost = held.ledger.count_refetch_requests()
+            assert 0 < lost < 120
+            held.republish(at=now_us())
+            assert held.ledger.count_files() < 60
+        with opened(lake) as db:
+            files = {file_id for (file_id,) in db.execute("SELECT file_id FROM files").fetchall()}
+            uploads = {file_id for (file_id,) in db.execute("SELECT file_id FROM uploads").fetchall()}
+        assert uploads <= files
+        assert len(files) < 60
+        await synced(emulator, lake)
+        with opened(lake) as db:
+            assert differences(db, emulator.truth()) == []

@@ -1,0 +1,152 @@
+"""Runs that stop, fail or go on: what the ledger, `status` and the catalog say of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import sys
+from typing import TYPE_CHECKING
+
+from pipeline.emulator import Emulator
+from tests.processes import ran, started
+from tests.sync.sync_harness import SEED, opened
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SLOW = {"SCANLAKE_MAX_CONCURRENCY": "8", "SCANLAKE_COMMIT_EVERY_FILES": "40"}
+
+
+async def test_a_closed_terminal_ends_a_run_in_good_order(tmp_path: Path) -> None:
+    """A terminal that is closed during a sync, which shows its progress there, loses nothing that was whole."""
+    async with Emulator(600, seed=SEED) as emulator:
+        emulator.set_faults(latency_ms=60.0)
+        ours, theirs = pty.openpty()
+        given = {"SCANLAKE_BASE_URL": emulator.base_url, "SCANLAKE_TOKEN": emulator.token, "TERM": "xterm"}
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "pipeline", "sync", "--lake", str(tmp_path / "lake")),
+            env={**os.environ, **_SLOW, **given},
+            preexec_fn=lambda: os.login_tty(theirs),
+        )
+        os.close(theirs)
+        asyncio.get_running_loop().add_reader(ours, os.read, ours, 65_536)
+        while emulator.counts["detail"] < 150:
+            await asyncio.sleep(0.05)
+        asyncio.get_running_loop().remove_reader(ours)
+        os.close(ours)
+        assert await asyncio.wait_for(process.wait(), 60) == 130
+    with opened(tmp_path / "lake") as db:
+        assert db.execute("SELECT count(*) > 80 FROM files").fetchall() == [(True,)]
+        assert db.execute("SELECT state, error IS NOT NULL FROM meta.runs").fetchall() == [("interrupted", True)]
+
+
+async def test_status_shows_how_far_a_running_sync_is(tmp_path: Path) -> None:
+    """During a sync `status` says what is listed, fetched and to go; a killed one is shown as interrupted."""
+    async with Emulator(600, seed=SEED) as emulator:
+        emulator.set_faults(latency_ms=60.0)
+        process = await started(emulator, tmp_path / "lake", "sync", **_SLOW)
+        while emulator.counts["detail"] < 200:
+            await asyncio.sleep(0.05)
+        emulator.set_faults(latency_ms=2_000.0)  # time to look
+        status = json.loads((await ran(emulator, tmp_path / "lake", "status", "--json"))[1])
+        shown = (await ran(emulator, tmp_path / "lake", "status"))[1]
+        process.kill()
+        await process.communicate()
+        killed = json.loads((await ran(emulator, tmp_path / "lake", "status", "--json"))[1])
+        told = (await ran(emulator, tmp_path / "lake", "status"))[1]
+    running = status["running"]
+    assert running["command"] == "sync"
+    assert 80 <= running["files_stored"] <= running["files_listed"]
+    assert 80 <= running["files_in_lake"] < running["total"] == 600
+    assert "Running: sync since 20" in shown
+    assert " of 600 to go" in shown
+    assert killed["running"] is None
+    assert killed["runs"][0]["state"] == "interrupted"
+    assert "Interrupted: the last run (sync) did not finish: The process ended without recording why." in told
+    assert ("It lacks the newest rows" in told, "It lacks the newest rows" in shown) == (True, False)
+    assert killed["runs"][0]["files_stored"] >= 80, "the counts of its last commit"
+
+
+async def test_failing_syncs_are_seen(tmp_path: Path) -> None:
+    """Syncs that fail, also those that fail before their first call, are in status and in meta.runs until one works."""
+    lake = tmp_path / "lake"
+    async with Emulator(40, seed=SEED) as emulator:
+        assert (await ran(emulator, lake, "sync", "-q"))[0] == 0
+        emulator.set_faults(outage=True)
+        for _ in range(2):
+            assert (await ran(emulator, lake, "sync", "-q", SCANLAKE_MAX_ATTEMPTS="1"))[0] == 1
+        status = json.loads((await ran(emulator, lake, "status", "--json"))[1])
+        assert status["failures"]["count"] == 2
+        assert [run["state"] for run in status["runs"]] == ["failed", "failed", "done"]
+        assert "Failing: the last 2 runs failed: " in (await ran(emulator, lake, "status"))[1]
+        with opened(lake) as db:
+            states = db.execute("SELECT state FROM meta.runs ORDER BY started_at DESC").fetchall()
+        assert states == [("failed",), ("failed",), ("done",)]
+        assert (await ran(emulator, lake, "sync", "-q", SCANLAKE_TOKEN=""))[0] in {2, 3}
+        status = json.loads((await ran(emulator, lake, "status", "--json"))[1])
+        assert status["failures"]["count"] == 3
+        emulator.set_faults(outage=False)
+        assert (await ran(emulator, lake, "sync", "-q"))[0] == 0
+        assert json.loads((await ran(emulator, lake, "status", "--json"))[1])["failures"] is None
+
+
+async def test_a_sync_of_a_damaged_lake_is_a_failed_run(tmp_path: Path) -> None:
+    """A sync that refuses a lake with a missing part is recorded as failed."""
+    lake = tmp_path / "lake"
+    async with Emulator(40, seed=SEED) as emulator:
+        await ran(emulator, lake, "sync", "-q")
+        next((lake / "parts" / "files").glob("0*.parquet")).unlink()
+        assert (await ran(emulator, lake, "sync", "-q"))[0] == 9
+        runs = json.loads((await ran(emulator, lake, "status", "--json"))[1])["runs"]
+    assert [run["state"] for run in runs] == ["failed", "done"]
+
+
+async def test_a_planned_stop_is_no_failure(tmp_path: Path) -> None:
+    """A sync that ends at max_duration_seconds exits 0, says what is left and alerts nobody; the next one continues."""
+    lake, alerts = tmp_path / "lake", tmp_path / "alerts"
+    async with Emulator(400, seed=SEED) as emulator:
+        emulator.set_faults(latency_ms=60.0)
+        alarm = {"SCANLAKE_ON_FAILURE": f"touch {alerts}", "SCANLAKE_MAX_DURATION_SECONDS": "1.5"}
+        code, out, err = await ran(emulator, lake, "sync", **_SLOW, **alarm)
+        assert code == 0, err
+        assert "stopped at max_duration_seconds, about " in out
+        code, out, _ = await ran(emulator, lake, "sync", "--json", **_SLOW, **alarm)
+        summary = json.loads(out)
+        assert (code, summary["state"], summary["watermark"]) == (0, "stopped", None)
+        assert 0 < summary["files_left"] < 400
+        status = json.loads((await ran(emulator, lake, "status", "--json"))[1])
+        assert [run["state"] for run in status["runs"]] == ["stopped", "stopped"]
+        assert status["failures"] is None
+        assert not alerts.exists()
+        emulator.set_faults(latency_ms=0.0)
+        assert json.loads((await ran(emulator, lake, "sync", "--json"))[1])["state"] == "done"
+        assert emulator.counts["detail"] <= 400 + 2 * 8
+
+
+async def test_a_planned_stop_of_the_regular_verify_is_no_failure(tmp_path: Path) -> None:
+    """A due verify that ends at max_duration_seconds: exit 0, no alert, and the next sync does it again."""
+    lake, alerts = tmp_path / "lake", tmp_path / "alerts"
+    often = {"SCANLAKE_VERIFY_EVERY_DAYS": "0.000001", "SCANLAKE_ON_FAILURE": f"touch {alerts}"}
+    short = {**often, "SCANLAKE_MAX_DURATION_SECONDS": "2"}
+    async with Emulator(40, seed=SEED) as emulator:
+        assert (await ran(emulator, lake, "sync", SCANLAKE_VERIFY_EVERY_DAYS="0"))[0] == 0
+        before = sum(emulator.counts.values())
+        assert (await ran(emulator, lake, "sync", **often))[0] == 0
+        calls = sum(emulator.counts.values()) - before  # of a sync with a verify, whose last call lists files
+        for arguments in ((), ("--json",)):
+            emulator.script("stall", times=5, skip=calls - 1)
+            code, out, err = await ran(emulator, lake, "sync", *arguments, **short)
+            emulator.faults.clear()
+            assert code == 0, err
+            if arguments:
+                assert json.loads(out)["verify"]["state"] == "stopped"
+            else:
+                assert out.endswith("verify     stopped at max_duration_seconds: the next sync does it again\n")
+        status = json.loads((await ran(emulator, lake, "status", "--json"))[1])
+        runs = [(run["command"], run["state"]) for run in status["runs"]]
+        assert runs == [("verify", "stopped"), ("sync", "done")] * 2 + [("verify", "done")]
+        assert status["failures"] is None
+        assert not alerts.exists()
+        assert json.loads((await ran(emulator, lake, "sync", "--json", **often))[1])["verify"]["consistent"] is True

@@ -1,0 +1,88 @@
+"""The wheel and the sdist: what they contain, and that the installed command runs."""
+
+from __future__ import annotations
+
+import email
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pipeline.version import __version__
+from tests.conftest import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the sdist of the working tree."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return folder
+
+
+def test_the_wheel_has_what_an_operator_needs(built: Path) -> None:
+    """The wheel has both packages with their data, every file of configs/, the licence, and metadata for an index."""
+    with zipfile.ZipFile(built / f"scanlake-{__version__}-py3-none-any.whl") as wheel:
+        names = set(wheel.namelist())
+        metadata = email.message_from_bytes(wheel.read(f"scanlake-{__version__}.dist-info/METADATA"))
+    shared = f"scanlake-{__version__}.data/data/share/scanlake/"
+    configs = {
+        path.relative_to(ROOT / "configs").as_posix() for path in (ROOT / "configs").rglob("*") if path.is_file()
+    }
+    assert {name.removeprefix(shared) for name in names if name.startswith(shared)} == configs
+    assert {"scanlake.toml", "systemd/scanlake-watch.service", "cron/scanlake"} <= configs
+    for package in ("pipeline", "schemas"):
+        sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / package).rglob("*") if path.is_file()}
+        assert {name for name in sources if "__pycache__" not in name} <= names
+    assert not [name for name in names if name.startswith(("tests/", "docs/"))]
+    assert (metadata["Description-Content-Type"], metadata["License-Expression"]) == ("text/markdown", "MIT")
+    assert "Is it for you?" in str(metadata.get_payload())
+
+
+def test_the_sdist_has_the_project(built: Path) -> None:
+    """The sdist has sources, tests, documents and the lock, and nothing that a build or a user has left."""
+    with tarfile.open(built / f"scanlake-{__version__}.tar.gz") as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "Makefile", "requirements.lock"} <= names
+    assert {
+        "pipeline/cli.py",
+        "schemas/tables.py",
+        "tests/conftest.py",
+        "docs/tutorial.md",
+        "configs/scanlake.toml",
+    } <= names
+    assert not [name for name in names if name.startswith((".venv", "build/", "dist/")) or name.endswith("token")]
+
+
+def test_the_installed_wheel_runs(built: Path, tmp_path: Path) -> None:
+    """Installed into an environment of its own, without network, the command runs from its own files."""
+    environment = tmp_path / "env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    python = environment / "bin" / "python"
+    [wheel] = built.glob("*.whl")
+    install = ["-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
+    subprocess.run([sys.executable, *install], check=True, capture_output=True)
+    [packages] = environment.glob("lib/python*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")  # as installed for the tests
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def call(*arguments: str) -> str:
+        return subprocess.run(arguments, cwd=tmp_path, env=clean, check=True, capture_output=True, text=True).stdout
+
+    scanlake = str(environment / "bin" / "scanlake")
+    origin = call(str(python), "-c", "import pipeline, schemas; print(pipeline.__file__, schemas.__file__)")
+    assert origin.count(str(packages)) == 2
+    assert call(scanlake, "--version") == f"scanlake {__version__}\n"
+    template = (environment / "share" / "scanlake" / "scanlake.toml").read_text()
+    assert call(scanlake, "settings", "--template") == template
+    assert "watch --every" in (environment / "share" / "scanlake" / "systemd" / "scanlake-watch.service").read_text()
+    assert "uploads" in call(scanlake, "tables")
