@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from pipeline.errors import ScanlakeError
 from pipeline.lake.layout import LakeLayout, has_writer_since
+from pipeline.lake.migrations import LedgerIdentity, identify_ledger
 from pipeline.lake.reader import open_ledger_readonly
 
 if TYPE_CHECKING:
@@ -53,9 +54,9 @@ class LiveState:
 def read_live_state(lake: Path, *, runs: int) -> LiveState | None:
     """Return the state of the lake with at least its latest `runs` runs; None if the ledger cannot be read."""
     layout = LakeLayout(lake.absolute())
-    if not layout.ledger.is_file():
-        return None
     try:
+        if identify_ledger(layout.ledger) is not LedgerIdentity.LEDGER:
+            return None  # a database of others: SQLite would write an index for its log
         with open_ledger_readonly(layout) as ledger:
             records = ledger.recent_runs(max(runs, _MIN_RUNS))
             properties, files = ledger.properties, ledger.count_files()

@@ -110,7 +110,8 @@ async def test_it_outlives_trouble_and_holds_nothing(tmp_path: Path) -> None:
     given = {"SCANLAKE_LAKE": str(lake), "SCANLAKE_METRICS_FILE": str(metrics), **QUICK}
     troubles: list[dict[str, Any]] = [{"outage": True}, {"error_ratio": 0.1, "rate_limit": 40.0}]
     async with Emulator(60, seed=5) as emulator:
-        process = await started(emulator, "watch", "--every", "1s", "--jitter", "0s", "--quiet", **given)
+        # Longer than a run on a loaded machine: without a pause between two runs there is nothing to look at.
+        process = await started(emulator, "watch", "--every", "5s", "--jitter", "0s", "--quiet", **given)
         usage = Usage(process.pid, metrics)
         await until(lambda: usage.has_looked() and _runs(metrics))
         first = usage.least(min(runs for runs in usage.looked_at if runs))  # what is opened once is there after a run
