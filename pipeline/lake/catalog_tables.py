@@ -19,6 +19,7 @@ from pipeline.lake.catalog_sql import (
     select_new_rows_sql,
     select_rows_sql,
 )
+from pipeline.lake.catalog_updates import CHANGED_FILES, update_rows
 from pipeline.lake.duckdb import (
     BUILD_MEMORY_LIMIT,
     LARGE_BLOCKS,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 _FORMAT: Final = 2
 """Raise it when `build_tables` writes other rows for the same parts: then no older catalog is updated."""
 _MAX_MEDIUM_BYTES: Final = 16 * 1024**2  # of parts, up to which a catalog has medium blocks
+_MAX_ROWS_IN_PLACE: Final = 500_000  # of one table: they are compared with the former ones, in temporary tables
 _MAX_MERGED_BYTES: Final = 4 * 1024**2  # of a catalog whose updates merge row groups: it stays small of itself
 
 
@@ -96,7 +98,7 @@ def update_tables(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogS
         writer = TableWriter(db, exists=True)
         write_superseded_versions(writer, ledger)
         changed = select_changed_files_sql(layout, spec, since_seq=since_seq)
-        db.execute(f"CREATE TEMP TABLE changed_file AS {changed}")
+        db.execute(f"CREATE TEMP TABLE {CHANGED_FILES} AS {changed}")
         rows = sum(_replace_rows(db, layout, spec, table, since_seq=since_seq) for table in TABLES)
         for table, files in ((FILES, spec.snapshot.files), (DELETED_FILES, ledger.count_deleted_files())):
             if db.execute(f"SELECT count(*) FROM {table.qualified_name}").fetchall() != [(files,)]:
@@ -121,15 +123,22 @@ def _insert_sorted(db: duckdb.DuckDBPyConnection, layout: LakeLayout, spec: Cata
 def _replace_rows(
     db: duckdb.DuckDBPyConnection, layout: LakeLayout, spec: CatalogSpec, table: Table, *, since_seq: int
 ) -> int:
-    name = table.qualified_name
-    if table.is_per_file:
-        condition = "WHERE file_id IN (SELECT file_id FROM changed_file)"
-        rows = select_new_rows_sql(layout, spec, table, since_seq=since_seq)
-    else:  # few rows, and each depends on files that it does not name
-        condition, rows = "", select_rows_sql(layout, spec, table, layout.root)
-    deleted: int = db.execute(f"DELETE FROM {name} {condition}").fetchall()[0][0]
-    has_new_rows = any(part.last_commit_seq > since_seq for part in spec.parts_of(table.name))
-    return deleted + (_insert(db, table, rows) if has_new_rows or not table.is_per_file else 0)
+    """Replace the rows of the changed files. Return how many rows were deleted or inserted."""
+    if not table.is_per_file:  # few rows, and each depends on files that it does not name
+        return _delete(db, table, "") + _insert(db, table, select_rows_sql(layout, spec, table, layout.root))
+    condition = f"WHERE file_id IN (SELECT file_id FROM {CHANGED_FILES})"
+    rows = sum(part.row_count for part in spec.parts_of(table.name) if part.last_commit_seq > since_seq)
+    if not rows:
+        return _delete(db, table, condition)
+    new_rows = select_new_rows_sql(layout, spec, table, since_seq=since_seq)
+    if rows <= _MAX_ROWS_IN_PLACE:
+        return update_rows(db, table, list_columns(spec, table), new_rows)
+    return _delete(db, table, condition) + _insert(db, table, new_rows)
+
+
+def _delete(db: duckdb.DuckDBPyConnection, table: Table, condition: str) -> int:
+    deleted: int = db.execute(f"DELETE FROM {table.qualified_name} {condition}").fetchall()[0][0]
+    return deleted
 
 
 def _insert(db: duckdb.DuckDBPyConnection, table: Table, query: str) -> int:

@@ -36,8 +36,8 @@ def _open(root: Path, form: CatalogForm = "tables") -> Lake:
     return Lake(root, doing="test", options=CatalogOptions(form))
 
 
-def _fill(lake: Lake, *, files: int = 40, stamp: int = 1) -> None:
-    uploads = [{"file_id": key, "id": key, "position": 0} for key in range(1, files + 1)]
+def _fill(lake: Lake, *, files: int = 40, stamp: int = 1, first_upload: int = 0) -> None:
+    uploads = [{"file_id": key, "id": first_upload + key, "position": 0} for key in range(1, files + 1)]
     commit(lake, dict.fromkeys(range(1, files + 1), 1), {"uploads": uploads}, stamp=stamp)
 
 
@@ -97,8 +97,8 @@ def test_an_update_changes_the_rows_of_changed_files_only(tmp_path: Path) -> Non
         assert _base(lake)["replaced_rows"] == 0
         commit(lake, {3: 0, 4: 2, 99: 1}, {"uploads": [{"file_id": 99, "id": 5, "position": 0}]}, gone=[7], stamp=2)
         _publish(lake, 2)
-        # Deleted: three files with an upload each. Inserted: three files, one upload, one deleted file.
-        assert _base(lake)["replaced_rows"] == 6 + 5
+        # Deleted: a file and the uploads of three. Inserted: a file, its upload, a deleted file. Updated: two files.
+        assert _base(lake)["replaced_rows"] == 4 + 3
         shown, snapshot = (_rows(tmp_path / "lake" / name) for name in ("catalog.duckdb", "snapshots/000002.duckdb"))
         assert shown == snapshot
         assert shown["main.files"].total() == 40
@@ -185,14 +185,17 @@ def test_the_size_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_waste_is_removed(tmp_path: Path) -> None:
-    """When updates have replaced a fifth of the rows, a compaction is due, and it builds the tables again."""
+    """When updates have deleted or inserted a fifth of the rows, a compaction is due, which builds the tables again."""
     with _open(tmp_path / "lake") as lake:
         settings = Settings(lake=tmp_path / "lake")
         _fill(lake, files=12_000)
         _publish(lake)
         assert not is_compaction_due(lake)
-        for stamp in (2, 3):
-            _fill(lake, files=3_000, stamp=stamp)
+        _fill(lake, files=3_000, stamp=2)
+        _publish(lake, 2)
+        assert _base(lake)["replaced_rows"] == 0, "changed rows keep their place"
+        for stamp in range(3, 6):
+            _fill(lake, files=3_000, stamp=stamp, first_upload=stamp * 100_000)
             _publish(lake, stamp)
         assert is_rebuild_due(lake.layout, lake.ledger)
         run_compaction(lake, settings)
@@ -333,7 +336,7 @@ def test_an_update_of_a_large_catalog_only_adds(tmp_path: Path, monkeypatch: pyt
     with _open(tmp_path / "lake") as lake:
         _fill(lake)
         for stamp in range(1, 7):
-            commit(lake, {stamp: 0}, stamp=stamp)
+            commit(lake, {100 + stamp: 0}, stamp=stamp)
             _publish(lake, stamp)
             with duckdb.connect(str(lake.layout.catalog), read_only=True) as db:
                 count = "SELECT count(DISTINCT row_group_id) FROM pragma_storage_info('files')"
