@@ -186,7 +186,7 @@ def _run(arguments: list[str]) -> int:
         _refuse_token(arguments)
         if arguments and arguments[0] in _ALIASES:
             arguments = [*arguments[1:], _ALIASES[arguments[0]]]
-        code = get_command(app).main(args=arguments, prog_name=NAME, standalone_mode=False)
+        code = simplify_types(get_command(app)).main(args=arguments, prog_name=NAME, standalone_mode=False)
         sys.stdout.flush()
     except BaseException as error:  # the only catch-all: no traceback reaches the screen
         # typer and rich turn a broken pipe into SystemExit.
@@ -264,7 +264,7 @@ def _placeholder() -> None:
 def _to_click(name: str, function: Callable[..., Any], command: Command) -> Any:
     single = typer.Typer(add_completion=False, rich_markup_mode=_MARKUP)
     text = command.help if function is _placeholder else None
-    single.command(name, help=text, rich_help_panel=command.panel, epilog=_EPILOG)(function)
+    single.command(name, help=text, short_help=command.help, rich_help_panel=command.panel, epilog=_EPILOG)(function)
     return simplify_types(get_command(single))
 
 

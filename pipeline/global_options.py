@@ -53,6 +53,15 @@ def simplify_types(command: Any) -> Any:
             kind = parameter.type_descriptor.annotation
             is_flag = parameter.is_flag or parameter.count
             parameter.metavar = "" if is_flag else _TYPE_NAMES.get(kind)
+    make_help_option = command.get_help_option
+
+    def get_help_option(ctx: Any) -> Any:
+        option = make_help_option(ctx)
+        if option is not None:
+            option.metavar = ""
+        return option
+
+    command.get_help_option = get_help_option  # typer makes this option late, and shows its type as <bool>
     return command
 
 

@@ -2,12 +2,14 @@
 
 import difflib
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
@@ -42,6 +44,8 @@ class DescribedTable:
 
 _BY_LABEL: Final = {table.name if table.schema == "main" else table.qualified_name: table for table in TABLES}
 _TIE_BREAK: Final = "position"
+_WIDE_COLUMNS: Final = 80
+"""Narrower terminals show each text below its name: beside it, a text would have a few words per line."""
 
 
 def run(
@@ -146,18 +150,14 @@ def _to_json(label: str, columns: list[dict[str, Any]], count: int | None) -> di
 
 
 def _print_list(console: Console, counts: dict[str, int], others: list[DescribedTable]) -> None:
-    grid = Grid("table", box=None)
-    if counts:
-        grid.add_column("rows", justify="right")
-    grid.add_column("contents")
-    for label, table in _BY_LABEL.items():
-        grid.add_row(label, *([f"{counts[label]:,}"] if counts else []), Text(table.comment))
-    console.print(grid)
+    has_counts = bool(counts)
+    rows = [
+        (label, *([f"{counts[label]:,}"] if has_counts else []), table.comment) for label, table in _BY_LABEL.items()
+    ]
+    _print_grid(console, ("table", *(["rows"] if has_counts else []), "contents"), rows)
     if others:
-        grid = Grid("view, or table of meta", "contents", box=None)
-        for other in others:
-            grid.add_row(*(Text(escape_controls(text)) for text in (other.name, other.comment)))
-        console.print(Text("\n"), grid, sep="", end="")
+        console.print()
+        _print_grid(console, ("view, or table of meta", "contents"), [(other.name, other.comment) for other in others])
 
 
 def _print_table(console: Console, label: str, columns: list[dict[str, Any]], count: int | None) -> None:
@@ -173,7 +173,22 @@ def _print_table(console: Console, label: str, columns: list[dict[str, Any]], co
 
 def _print_columns(console: Console, heading: str, columns: list[tuple[str, str, str]]) -> None:
     console.print(Text(heading))
-    grid = Grid("column", "type", "meaning", box=None)
-    for cells in columns:
-        grid.add_row(*(Text(escape_controls(cell)) for cell in cells))
+    _print_grid(console, ("column", "type", "meaning"), columns)
+
+
+def _print_grid(console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows whose last cell is a text: beside the other cells, or below them on a narrow terminal."""
+    lines = [[escape_controls(cell) for cell in row] for row in rows]
+    if console.width < _WIDE_COLUMNS:
+        console.print(Text(", ".join(headings), style="bold"))
+        for *cells, text in lines:
+            console.print(Text("  ".join(cells)))
+            console.print(Padding(Text(text), (0, 0, 0, 4)))
+        return
+    grid = Grid(box=None)
+    for heading in headings:
+        is_text = heading == headings[-1]
+        grid.add_column(heading, justify="right" if heading == "rows" else "left", no_wrap=not is_text)
+    for cells in lines:
+        grid.add_row(*map(Text, cells))
     console.print(grid)

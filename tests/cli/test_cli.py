@@ -64,6 +64,19 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
     assert not re.findall(r"<(?:str|int|float|path)|range>|\('", shown)
 
 
+@pytest.mark.parametrize("arguments", [(), ("sync",)])
+@pytest.mark.parametrize("width", ["60", "100"])
+def test_flags_show_no_type(width: str, arguments: tuple[str, ...]) -> None:
+    """The help shows flags without a value and every command's purpose in full, on narrow terminals as well."""
+    command = [sys.executable, "-m", "pipeline", *arguments, "--help"]
+    env = os.environ | {"COLUMNS": width}  # read at the start, so it must be a new process
+    text = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+    assert not re.findall(r"<(?:bool|int|str)>", text)
+    assert "--help" in text
+    if not arguments:
+        assert " ".join(COMMANDS["verify"].help.split()[:9]) in re.sub(r"\s+", " ", text)
+
+
 def test_version_and_nothing(scanlake: Scanlake) -> None:
     """--version prints the version; no command at all prints the help and is a mistake."""
     assert scanlake("--version").out == "scanlake 0.1.0\n"

@@ -32,9 +32,11 @@ def read_screen(folder: Path, columns: int, *arguments: str, lines: tuple[str, .
     pid, screen = pty.fork()
     if pid == 0:
         os.chdir(folder)
-        os.environ |= {"TERM": "xterm", "NO_COLOR": "1"}
+        # A parent that has loaded readline hands on COLUMNS and LINES of its own terminal.
+        given = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES"}}
+        given |= {"TERM": "xterm", "NO_COLOR": "1"}
         fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-        os.execv(sys.executable, [sys.executable, "-m", "pipeline", *arguments])  # noqa: S606
+        os.execve(sys.executable, [sys.executable, "-m", "pipeline", *arguments], given)  # noqa: S606
     shown, left, read = b"", list(lines), 0
     deadline = time.monotonic() + 240
     with suppress(OSError):  # the terminal is gone with its process
@@ -58,6 +60,22 @@ def test_a_few_wide_rows_are_one_line_per_column(tmp_path: Path, columns: int) -
     assert re.search(r"^last_verify_at +NULL *$", shown, re.MULTILINE)
     assert "…" not in shown
     assert max(map(len, shown.splitlines())) <= columns
+
+
+@pytest.mark.usefixtures("lake")
+@pytest.mark.parametrize("arguments", [("tables",), ("tables", "uploads")])
+def test_a_narrow_terminal_has_each_text_below_its_name(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """At 60 columns names of tables and columns are whole, and their texts stand in the lines below them."""
+    code, shown = read_screen(tmp_path, 60, *arguments)
+    lines = [line.rstrip() for line in shown.splitlines()]
+    assert code == 0
+    assert "…" not in shown
+    assert max(map(len, lines)) <= 60
+    name, text = (
+        ("workflow_run_step_items", "One row per item") if arguments == ("tables",) else ("has_damage", "The app")
+    )
+    at = next(number for number, line in enumerate(lines) if line.startswith(f"{name}  "))
+    assert lines[at + 1].startswith(f"    {text}")
 
 
 @pytest.mark.usefixtures("lake")
