@@ -77,16 +77,17 @@ class AdaptiveRate:
         self.was_limiting = False  # a request waited for the rate: nothing else was the limit
         self._successes = SuccessCounter()
         self._limit_seen = learned is not None
-        self._known = self._limit_seen  # the rate is near the limit, not far below it
+        # The rate is near the limit, not far below it. One this low is of a disturbance more often than of a limit.
+        self._known = learned is not None and learned >= _INITIAL_RATE
         self._is_token_bucket = False  # the service adds what it did not allow in a pause to what follows
         self._base: float | None = None  # where the current increase began; None during hold
-        self._first_step = _INITIAL_INCREASE  # of the next increase
+        self._first_step = _INITIAL_INCREASE if self._known else _COLD_INCREASE[1]  # of the next increase
         self._step = 0.0  # distance above the base, as a share of it
         self._recent_steps: deque[float] = deque(maxlen=4)  # rates before the current one
         self._fallback: float | None = None  # where to go if the rate after a long increase is throttled too
         self._decreased_at = 0.0
         self._resumed_at = 0.0  # when requests were sent again after the last decrease
-        self._hold_seconds = _MIN_HOLD_SECONDS
+        self._hold_seconds = _MIN_HOLD_SECONDS if self._known else _UNCERTAIN_HOLD_SECONDS
         self._next_step_at: float | None = None
         self._successes_since_decrease = 0
         self._burst_ends = 0  # 429s in a row since a burst ended
@@ -94,10 +95,10 @@ class AdaptiveRate:
 
     @property
     def learned(self) -> float | None:
-        """The rate to start the next run with, None if no limit was met."""
+        """The rate to start the next run with, None if no limit was met: during an increase, the last one that held."""
         if not self._limit_seen or self.rate is None:
             return None
-        return self._base or self.rate
+        return self.rate if self._base is None else self._recent_steps[-1]
 
     def on_throttle(self, now: float, *, retry_after: float | None) -> float:
         """Decrease the rate. Return the seconds to pause; `retry_after` are those that the service named."""

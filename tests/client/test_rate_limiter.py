@@ -67,6 +67,17 @@ def test_learned_limits_need_no_search(name: str) -> None:
     assert counts.refused < 0.004 * counts.good
 
 
+def test_a_low_learned_rate_is_left_behind_by_short_runs() -> None:
+    """After a disturbance short runs become faster again, although each begins with what the one before learned."""
+    learned, seconds = LearnedLimits(0.5, 16), []
+    for _ in range(3):
+        counts, limiter = run({"learned": learned}, seconds=1e5, total=14)
+        learned = limiter.learned
+        seconds.append(counts.seconds)
+    assert seconds[0] < 60  # at 0.5 requests per second the requests of each run take 150 s
+    assert seconds[2] < seconds[1] < seconds[0] / 4
+
+
 def course(kind: str, rate: float, after: float) -> Course:
     """Return a course whose limit is constant, halved, raised, or drifts, with `after` seconds after each change."""
     if kind == "stays":
