@@ -13,6 +13,7 @@ import typer
 from pipeline.context import CommandContext, require_catalog
 from pipeline.csv_rows import format_csv_row
 from pipeline.errors import ExitCode, SettingsError
+from pipeline.formatting import format_instant
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.snapshots import Change, diff_snapshots, find_snapshot_at, read_snapshot, require_snapshot
 from pipeline.logs import to_one_line
@@ -47,8 +48,9 @@ def run(
 ) -> ExitCode:
     """List the files that were added, changed or deleted since a time, with the columns that differ.
 
-    A time means the snapshot that readers saw then. `scanlake snapshots` lists the kept ones. A file is changed if it
-    was fetched again with different content. A table without a column has more or fewer rows.
+    A time means the snapshot that readers saw then; before the first sync, what that sync has brought. `scanlake
+    snapshots` lists the kept ones. A file is changed if it was fetched again with different content. A table without a
+    column has more or fewer rows.
     """
     layout = require_catalog(context.settings())
     before = read_snapshot(require_snapshot(layout, _find_snapshot(layout, "--since", since)))
@@ -83,7 +85,13 @@ def _find_snapshot(layout: LakeLayout, flag: str, when: str) -> int:
         if not re.fullmatch(r"[\d.smhd]+", text):
             raise SettingsError(f"{flag} {when}: not a time.", hint=hint)
         at = now_us() - round(parse_duration(f"{flag} {when}", text) * SECOND)
-    return find_snapshot_at(layout, at)
+    number, published_at = find_snapshot_at(layout, at, or_first=flag == "--since")
+    if published_at > at:
+        sys.stderr.write(
+            f"note: the lake is younger than that: changes since its first sync, snapshot {number} of"
+            f" {format_instant(to_datetime(published_at))}\n"
+        )
+    return number
 
 
 def _print_lines(changes: Iterable[Change]) -> Iterable[Change]:

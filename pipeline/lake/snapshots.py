@@ -93,21 +93,26 @@ def missing_parts(layout: LakeLayout, contents: SnapshotContents) -> list[str]:
     return missing_or_resized_parts(layout, ((part.name, part.bytes) for part in contents.parts))
 
 
-def find_snapshot_at(layout: LakeLayout, at: int) -> int:
-    """Return the number of the snapshot that readers saw at an instant, in microseconds.
+def find_snapshot_at(layout: LakeLayout, at: int, *, or_first: bool = False) -> tuple[int, int]:
+    """Return the snapshot that readers saw at an instant: its number, and when it was published. In microseconds.
+
+    `or_first`: before the first snapshot, return the one that the first sync has completed.
 
     Raises `SettingsError` if it is not kept, `LakeCorruptedError` if the catalog cannot be read.
     """
-    sql = "SELECT snapshot, epoch_us(published_at) FROM meta.snapshots ORDER BY snapshot"
+    sql = "SELECT snapshot, epoch_us(published_at), complete FROM meta.snapshots ORDER BY snapshot"
     try:
         with open_read_only(layout.catalog) as db:
-            published: dict[int, int] = dict(db.execute(sql).fetchall())
+            rows: list[tuple[int, int, bool]] = db.execute(sql).fetchall()
     except duckdb.Error as error:
         raise LakeCorruptedError(f"{layout.catalog.name} cannot be read.") from error
+    published = {number: since for number, since, _ in rows}
     numbers = [number for number, _ in list_snapshots(layout) if number in published]
     number = max((number for number, since in published.items() if since <= at), default=0)
+    if not number and or_first:
+        number = next((number for number, _, complete in rows if complete), rows[0][0] if rows else 0)
     if number in numbers:
-        return number
+        return number, published[number]
     if not numbers:
         raise SettingsError("No snapshot is kept.", hint="Run `scanlake sync` first.")
     raise SettingsError(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pytest
 
+from pipeline.cli import main
 from pipeline.emulator import Emulator
 from pipeline.errors import SettingsError
 from pipeline.lake.lake import Lake
@@ -324,7 +325,24 @@ def test_changes_since_a_time(tmp_path: Path) -> None:
     since = {"24h": [3], "2h": [3], "30m": [], "2d": [2, 3], "1d2h": [2, 3], instant: [2, 3], "2": [3]}
     assert {when: [row["file_id"] for row in _change_of(lake, "--since", when)] for when in since} == since
     assert [row["file_id"] for row in _change_of(lake, "--since", "1", "--until", "24h")] == [2]
-    message = told(lake, "changes", "--since", "3d", code=2)
-    assert "is not kept: the oldest is 1, published" in message
-    assert "Use --since 1. retention_hours" in message
+    (lake / "snapshots" / "000001.duckdb").rename(tmp_path / "not-kept")
+    for when in ("2d", "3d"):
+        message = told(lake, "changes", "--since", when, code=2)
+        assert "is not kept: the oldest is 2, published" in message
+    assert "Use --since 2. retention_hours" in message
     assert "--since soon: not a time. Use 24h, 7d, 2026-01-31" in told(lake, "changes", "--since", "soon", code=2)
+
+
+def test_changes_since_a_time_before_the_first_sync(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a younger lake --since means what the first sync has brought, and a line says so; --until is an error."""
+    lake, now, minute = tmp_path / "lake", now_us(), 60 * SECOND
+    with Lake(lake, doing="test") as made:
+        for number, complete in ((1, False), (2, True), (3, True)):
+            commit(made, {number: 0})
+            made.publish("", at=now - (10 - number) * minute, complete=complete, watermark=AT)
+    with pytest.raises(SystemExit) as ended:
+        main(["changes", "--since", "24h", "--lake", str(lake)])
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out.splitlines()[-1]) == (0, "1 added, 0 changed, 0 deleted from snapshot 2 to 3")
+    assert err.startswith("note: the lake is younger than that: changes since its first sync, snapshot 2 of ")
+    assert "is not kept" in told(lake, "changes", "--since", "1", "--until", "24h", code=2)
