@@ -54,7 +54,7 @@ soak: $(STAMP) ## run the stateful tests with more examples: make soak SOAK_EXAM
 		$(BIN)/python -m pytest -q --timeout 0 --hypothesis-show-statistics tests/stateful tests/sync/test_kill_steps.py \
 		tests/lake/test_oracle_machine.py tests/lake/test_crash.py tests/lake/test_readers.py tests/lake/test_power_loss.py \
 		tests/lake/test_after_faults.py tests/lake/test_killed_runs.py tests/commands/test_union.py \
-		tests/cli/test_standard_streams.py tests/reports/test_proof.py
+		tests/cli/test_standard_streams.py tests/reports/test_proof.py tests/publish
 
 soak-publish: $(STAMP) ## publish to SeaweedFS, its REST catalog, Postgres and Glue (moto), for long: make soak-publish ARGS="--rows 1000000"
 	@$(BIN)/python -m tests.soak_publish $(ARGS)

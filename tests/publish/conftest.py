@@ -17,6 +17,7 @@ from obstore.store import MemoryStore
 
 from pipeline.publish.cloud_store import CloudStore
 from pipeline.publish.object_store import ObjectStore, open_store
+from tests.publish.lake_history import LivedLake
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,6 +95,12 @@ def s3_url(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
     return f"{s3_server.create_bucket()}/lake"
+
+
+@pytest.fixture(scope="session")
+def lived_lake(tmp_path_factory: pytest.TempPathFactory) -> LivedLake:
+    """One lake for the session; no test writes to it."""
+    return LivedLake.record(tmp_path_factory.mktemp("lived"))
 
 
 @pytest.fixture(params=["memory", "file", "s3"])

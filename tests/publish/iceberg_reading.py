@@ -10,7 +10,7 @@ from pyiceberg.table import Table
 from schemas.tables import SYNCS, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     import pyarrow as pa
 
@@ -30,7 +30,11 @@ def load_tables(catalog: IcebergCatalog, names: Iterable[str] = NAMES) -> dict[s
 
 def reader(catalog: IcebergCatalog, tag: str | None = None) -> Callable[[str], pa.Table]:
     """Return a function that reads a table at a tag; without one, as it is now."""
-    tables = load_tables(catalog)
+    return read_all(load_tables(catalog), tag)
+
+
+def read_all(tables: Mapping[str, Table], tag: str | None = None) -> Callable[[str], pa.Table]:
+    """Return a function that reads one of the tables, at a tag or as it is now."""
 
     def read(name: str) -> pa.Table:
         table = tables[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -96,6 +97,30 @@ def live_history(root: Path) -> Iterator[tuple[str, int]]:
     yield "changed after another rollback", history.sync({3: 3})
 
 
+@dataclass
+class LivedLake:
+    """A lake as it was after each of its steps, at one path: every snapshot names its parts by that path."""
+
+    root: Path
+    steps: list[tuple[str, int]]
+
+    @classmethod
+    def record(cls, folder: Path) -> LivedLake:
+        """Live through all kinds of changes, and keep a copy of the lake after each."""
+        lived = cls(folder / "lake", [])
+        for step, found in enumerate(live_history(lived.root)):
+            shutil.copytree(lived.root, folder / f"step{step}")
+            lived.steps.append(found)
+        shutil.rmtree(lived.root)
+        lived.go_to(len(lived.steps) - 1)
+        return lived
+
+    def go_to(self, step: int) -> None:
+        """Make the lake as it was after a step."""
+        self.root.unlink(missing_ok=True)
+        self.root.symlink_to(self.root.with_name(f"step{step}"), target_is_directory=True)
+
+
 def list_differences(lake: Path, number: int, read: Callable[[str], pa.Table]) -> list[str]:
     """Return the tables whose rows differ from a snapshot of the lake, in either direction, counted."""
     differences = []
@@ -103,17 +128,20 @@ def list_differences(lake: Path, number: int, read: Callable[[str], pa.Table]) -
         for table in TABLES:
             published = read(table.name)
             described = db.execute(f"DESCRIBE {table.qualified_name}").fetchall()
-            names = [row[0] for row in described if row[0] in published.column_names]
-            assert {"_fetched_at", "_run_id"} <= set(names)
-            columns = ", ".join(f'"{name}"' for name in names)
-            casts = ", ".join(
-                f'"{row[0]}"::VARCHAR' if row[1] == "JSON" else f'"{row[0]}"' for row in described if row[0] in names
-            )
+            shared = [(row[0], row[1]) for row in described if row[0] in published.column_names]
+            assert {"_fetched_at", "_run_id"} <= {name for name, _ in shared}
+            casts = ", ".join(f'"{name}"::VARCHAR' if kind == "JSON" else f'"{name}"' for name, kind in shared)
+            columns = ", ".join(f'"{name}"' if kind == "JSON" else f'"{name}"::{kind}' for name, kind in shared)
             db.register("published", published)
-            mine, theirs = f"SELECT {casts} FROM {table.qualified_name}", f"SELECT {columns} FROM published"
-            lost = len(db.execute(f"{mine} EXCEPT ALL {theirs}").fetchall())
-            surplus = len(db.execute(f"{theirs} EXCEPT ALL {mine}").fetchall())
-            if lost or surplus:
+            # A third of the time of the comparison below, which only counts the rows that differ.
+            sums = [
+                db.execute(f"SELECT count(*), sum(hash({values})::HUGEINT) FROM {source}").fetchall()
+                for values, source in ((casts, table.qualified_name), (columns, "published"))
+            ]
+            if sums[0] != sums[1]:
+                mine, theirs = f"SELECT {casts} FROM {table.qualified_name}", f"SELECT {columns} FROM published"
+                lost = len(db.execute(f"{mine} EXCEPT ALL {theirs}").fetchall())
+                surplus = len(db.execute(f"{theirs} EXCEPT ALL {mine}").fetchall())
                 differences.append(f"{table.name}: {lost} lost, {surplus} surplus")
             db.unregister("published")
     return differences

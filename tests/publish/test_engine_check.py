@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
+import os
+import shutil
 from typing import TYPE_CHECKING
 
 import duckdb
@@ -15,23 +15,28 @@ from pipeline.lake.layout import LakeLayout
 from pipeline.publish.iceberg_connection import IcebergOptions, connect_catalog
 from pipeline.publish.iceberg_publish import publish_iceberg
 from schemas.tables import TABLES
+from tests.forkserver import run_command
 from tests.lake.lake_builder import AT
 from tests.lake.operations import told
 from tests.publish.iceberg_reading import reader
-from tests.publish.lake_history import LAKE_ID, live_history
+from tests.publish.lake_history import LAKE_ID
 from tests.publish.stopping_store import URL, StoppingStore
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.publish.lake_history import LivedLake
+
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, int]:
+def results(lived_lake: LivedLake, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, int]:
     """A published lake, the rows of the printed query in an engine, and the number of an earlier snapshot."""
     folder = tmp_path_factory.mktemp("engine")
+    lived_lake.go_to(len(lived_lake.steps) - 1)
     lake = folder / "lake"
+    shutil.copytree(lived_lake.root, lake)
     catalog = connect_catalog(IcebergOptions("none", URL), StoppingStore())
-    numbers = [number for _, number in live_history(lake)]
+    numbers = [number for _, number in lived_lake.steps]
     publish_iceberg(catalog, LakeLayout(lake), numbers[-1], lake_id=LAKE_ID, at=AT)
     read = reader(catalog)
     with duckdb.connect() as db:
@@ -46,10 +51,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, int]:
 
 def find_differences(lake: Path, file: Path, *options: str) -> str:
     """Return what the command prints about results that differ."""
-    command = [sys.executable, "-m", "pipeline", "check", "--engine-results", str(file), *options, "--lake", str(lake)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 9, ended.stderr
-    return ended.stdout
+    command = ["check", "--engine-results", str(file), *options, "--lake", str(lake)]
+    ended = run_command(command, cwd=file.parent, env=os.environ)
+    assert ended.code == 9, ended.err
+    return ended.out.decode()
 
 
 def test_an_engine_that_counts_right(results: tuple[Path, Path, int]) -> None:
