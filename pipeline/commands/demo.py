@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-import duckdb
 import typer
 
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError
+from pipeline.lake.duckdb_files import open_read_only
 
 _MARKER: Final = "made-by-scanlake-demo"
 _CHANGES: Final = ({"op": "update", "n": 25}, {"op": "create", "n": 12}, {"op": "close", "n": 8})
@@ -222,7 +222,7 @@ def _print_report(report: dict[str, Any], folder: Path) -> None:
 
 
 def _run_queries(lake: Path, run_id: str) -> None:
-    with duckdb.connect(str(lake / "catalog.duckdb"), read_only=True) as db:
+    with open_read_only(lake / "catalog.duckdb") as db:
         changed = "SELECT count(*) FROM files WHERE _run_id = ?"
         ((count,),) = db.execute(changed, [run_id]).fetchall()
         _print(f"   (the second sync fetched {count} files: the changed files and no others)")

@@ -96,7 +96,7 @@ def open_union(path: Path, lakes: Iterable[Path]) -> Iterator[duckdb.DuckDBPyCon
     Raises the errors of `classify_read_error` if a part is not readable during the block.
     """
     with (
-        duckdb.connect(str(path), read_only=True) as connection,
+        open_read_only(path) as connection,
         tempfile.TemporaryDirectory(prefix="scanlake-") as spill,
     ):
         published = connection.execute(f"SELECT DISTINCT reader_root FROM {FRESHNESS_VIEW}").fetchall()

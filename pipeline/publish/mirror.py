@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Self
 import duckdb
 
 from pipeline.errors import PublishConflictError, PublishError, SettingsError, StorageError
+from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.parts import RAW_TABLE, sha256_file
@@ -328,7 +329,7 @@ def _read_run_id(store: ObjectStore, path: str, folder: Path) -> str | None:
     file = folder / "existing.duckdb"
     store.download(path, file)
     try:
-        with duckdb.connect(str(file), read_only=True) as db:
+        with open_read_only(file) as db:
             rows = db.execute(
                 "SELECT run_id FROM meta.snapshots WHERE snapshot = (SELECT snapshot FROM meta._freshness)"
             ).fetchall()

@@ -10,6 +10,7 @@ import duckdb
 
 from pipeline.atomic_files import clone_file
 from pipeline.lake.duckdb_errors import translate_duckdb_errors
+from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.history_views import FILE_VERSIONS
 from pipeline.lake.parts import empty_part, sha256_file
 from pipeline.lake.physical_tables import PARTS, find_physical_table
@@ -68,7 +69,7 @@ def write_target_catalog(
 def read_snapshot_number(catalog: Path) -> int | None:
     """Return the number of the snapshot that a catalog shows; None if it cannot be read."""
     try:
-        with duckdb.connect(str(catalog), read_only=True) as db:
+        with open_read_only(catalog) as db:
             ((number,),) = db.execute("SELECT snapshot FROM meta._freshness").fetchall()
     except (duckdb.Error, ValueError):
         return None
@@ -82,7 +83,7 @@ def to_duckdb_root(base_url: str) -> str:
 
 def _read_hashes(catalog: Path) -> dict[str, str]:
     """Return the SHA-256 of the parts, by name."""
-    with duckdb.connect(str(catalog), read_only=True) as db:
+    with open_read_only(catalog) as db:
         return dict(db.execute(f"SELECT name, sha256 FROM {find_physical_table(db, PARTS)}").fetchall())
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import duckdb
 
 from pipeline.errors import PublishError
+from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.kept_snapshots import SnapshotTime, select_kept
 from pipeline.lake.physical_tables import PARTS, find_physical_table
 from pipeline.publish.store_contract import PROBE_PREFIX
@@ -100,7 +101,7 @@ def _read_named_parts(store: ObjectStore, record: LatestRecord) -> set[str]:
             file = Path(folder, f"{item.snapshot}.duckdb")
             store.download(item.file, file)
             try:
-                with duckdb.connect(str(file), read_only=True) as db:
+                with open_read_only(file) as db:
                     parts = find_physical_table(db, PARTS)
                     rows = db.execute(f"SELECT name, sha256 FROM {parts}").fetchall()
             except duckdb.Error as error:

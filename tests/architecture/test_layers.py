@@ -251,6 +251,18 @@ def test_imports_are_at_the_top() -> None:
     assert not hidden
 
 
+def test_databases_are_opened_in_one_place() -> None:
+    """Only `open_read_only` opens a file to read it: for a file of SQLite DuckDB would wait for the network."""
+    openers = [
+        module.name
+        for module in product_modules()
+        for call in ast.walk(module.tree)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "duckdb.connect"
+        if any(keyword.arg == "read_only" for keyword in call.keywords)
+    ]
+    assert openers == ["pipeline.lake.duckdb_files"]
+
+
 def test_files_and_functions_are_short() -> None:
     """No file has more than 400 lines, no function body more than 60; a command's options do not count."""
     long = []
