@@ -1,5 +1,6 @@
 """`scanlake compact`: merge many small parts into few large parts."""
 
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Annotated
 
@@ -10,12 +11,17 @@ from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import format_bytes, pluralize
 from pipeline.maintenance.compact import run_compaction
+from pipeline.maintenance.ray_executor import RayExecutor
 
 
 def run(
     context: CommandContext,
     *,
     full: Annotated[bool, typer.Option("--full", help="Merge all parts, even if compaction is not due.")] = False,
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="CLUSTER", help="Merge the parts on a Ray cluster: ray, or ray://HOST:PORT."),
+    ] = None,
 ) -> ExitCode:
     """Merge small parts into large parts, so that queries stay fast.
 
@@ -23,8 +29,9 @@ def run(
     retention_hours.
     """
     settings = context.settings()
-    with open_lake(context, settings, "compact") as lake:
-        result = run_compaction(lake, settings, everything=full)
+    cluster = nullcontext() if on is None else RayExecutor(on)
+    with open_lake(context, settings, "compact") as lake, cluster as executor:
+        result = run_compaction(lake, settings, everything=full, executor=executor)
     if result is None:
         context.print_result({"compacted": None}, "nothing to compact\n")
         return ExitCode.OK

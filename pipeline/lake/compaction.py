@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,7 +31,10 @@ from pipeline.lake.sql import sql_literal, sql_read_parquet
 from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, RAW
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    import duckdb
 
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
@@ -74,6 +77,22 @@ class CompactionResult:
     superseded: int
 
 
+class TableCompactor(Protocol):
+    """Writes the parts that replace those of a range of commits, given by table. The ledger does not name them yet."""
+
+    def __call__(
+        self,
+        layout: LakeLayout,
+        ledger: Ledger,
+        parts: Mapping[str, Sequence[Part]],
+        *,
+        seqs: tuple[int, int],
+        name_suffix: str,
+    ) -> Iterable[Part]:
+        """Yield the new parts: the rows that are not superseded, sorted by file. Raises `LakeCorruptedError`."""
+        ...
+
+
 def list_part_groups(ledger: Ledger) -> list[PartGroup]:
     """Return the lake's part groups, oldest first. Their ranges of commits never overlap."""
     return [PartGroup(*group) for group in ledger.part_groups(without=RAW_TABLE)]
@@ -108,16 +127,17 @@ def compact(
     name_suffix: str,
     full: bool = False,
     keep_raw_versions: int | None = None,
+    compactor: TableCompactor | None = None,
 ) -> CompactionResult | None:
     """Compact the groups that are due, or all with `full`. Return None if nothing was to be done.
 
     `now` is in microseconds. `keep_raw_versions` is the number of versions of each file whose documents are kept;
-    None keeps all.
+    None keeps all. `compactor` writes the new parts of the tables; this process does by default.
     """
     groups = select_for_compaction(list_part_groups(ledger), full=full)
     seqs = (groups[0].first_commit_seq, groups[-1].last_commit_seq) if groups else (0, -1)
     try:
-        old, new = _compact_tables(layout, ledger, seqs, name_suffix)
+        old, new = _replace_tables(layout, ledger, seqs, name_suffix, compactor or compact_tables)
         expired: Mapping[str, set[_Version]] = {}
         if keep_raw_versions is not None:
             expired = find_expired_documents(layout, ledger, keep_raw_versions, compacted_seqs=seqs)
@@ -137,36 +157,70 @@ def compact(
 # Tables
 
 
-def _compact_tables(layout: LakeLayout, ledger: Ledger, seqs: tuple[int, int], name_suffix: str) -> _Replacement:
-    """Merge the parts of a range of commits, table by table."""
+def _replace_tables(
+    layout: LakeLayout, ledger: Ledger, seqs: tuple[int, int], name_suffix: str, compactor: TableCompactor
+) -> _Replacement:
+    """Merge the parts of a range of commits."""
     by_table: defaultdict[str, list[Part]] = defaultdict(list)
     for part in ledger.parts():
         if part.table_name != RAW_TABLE and seqs[0] <= part.first_commit_seq <= part.last_commit_seq <= seqs[1]:
             by_table[part.table_name].append(part)
-    new: list[Part] = []
-    for name, parts in by_table.items():
-        new += _compact_table(layout, ledger, BY_NAME[name], parts, seqs=seqs, name_suffix=name_suffix)
+    new = list(compactor(layout, ledger, by_table, seqs=seqs, name_suffix=name_suffix))
     return [part for parts in by_table.values() for part in parts], new
 
 
-def _compact_table(
-    layout: LakeLayout, ledger: Ledger, table: Table, parts: Sequence[Part], *, seqs: tuple[int, int], name_suffix: str
+def compact_tables(
+    layout: LakeLayout,
+    ledger: Ledger,
+    parts: Mapping[str, Sequence[Part]],
+    *,
+    seqs: tuple[int, int],
+    name_suffix: str,
 ) -> Iterator[Part]:
-    """Yield new parts with the rows of `parts` that are not superseded, sorted by file."""
-    for part in parts:
-        check_part_intact(layout, part)
-    paths = [empty_part(layout, table.name), *(layout.part_path(part.name) for part in parts)]
+    """Merge the parts of each table in this process, one table after the other."""
+    superseded = list_superseded(ledger, seqs)
+    for name, own in parts.items():
+        table = BY_NAME[name]
+        for part in own:
+            check_part_intact(layout, part)
+        paths = [empty_part(layout, name), *(layout.part_path(part.name) for part in own)]
+        with open_worker_connection(layout.spill_dir) as db:
+            size = sum(map(estimate_memory, paths))
+            batches = read_live_batches(db, table, paths, superseded, size=size)
+            folder = layout.table_dir(name)
+            yield from write_parts(layout, folder, name, batches, table.arrow, seqs=seqs, name_suffix=name_suffix)
+
+
+def list_superseded(ledger: Ledger, seqs: tuple[int, int]) -> pa.Table:
+    """Return the superseded versions of a range of commits, with the columns file_id and _seq."""
+    columns = [pa.array(column, pa.int64()) for column in ledger.superseded_columns(seqs)]
+    return pa.table(columns, names=["file_id", COMMIT_SEQ_COLUMN])
+
+
+def read_live_batches(
+    db: duckdb.DuckDBPyConnection,
+    table: Table,
+    paths: Sequence[Path],
+    superseded: pa.Table,
+    *,
+    size: int,
+    bounds: tuple[int | None, int | None] = (None, None),
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of parts that are not superseded, sorted by file. Use a connection once.
+
+    The first of `paths` is an empty part. `size` estimates the bytes of the rows in memory. Of a table with a row per
+    file, only files from the first bound to before the second one are read.
+    """
     columns = ", ".join(f'part."{name}"' for name in table.arrow.names)
     source = f"SELECT {columns} FROM {sql_read_parquet(paths)} AS part"
-    with open_worker_connection(layout.spill_dir) as db:
-        if table.is_per_file:
-            superseded = [pa.array(column, pa.int64()) for column in ledger.superseded_columns(seqs)]
-            db.register("incoming", pa.table(superseded, names=["file_id", COMMIT_SEQ_COLUMN]))
-            db.execute("CREATE TABLE superseded AS FROM incoming")
-            source += f" ANTI JOIN superseded USING (file_id, {COMMIT_SEQ_COLUMN})"
-        batches = read_sorted_batches(db, source, table, size=sum(map(estimate_memory, paths)))
-        folder = layout.table_dir(table.name)
-        yield from write_parts(layout, folder, table.name, batches, table.arrow, seqs=seqs, name_suffix=name_suffix)
+    if table.is_per_file:
+        db.register("incoming", superseded)
+        db.execute("CREATE TABLE superseded AS FROM incoming")
+        source += f" ANTI JOIN superseded USING (file_id, {COMMIT_SEQ_COLUMN})"
+        low, high = bounds
+        conditions = [f"file_id >= {low}"] * (low is not None) + [f"file_id < {high}"] * (high is not None)
+        source += f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    yield from read_sorted_batches(db, source, table, size=size)
 
 
 # Raw documents

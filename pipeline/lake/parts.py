@@ -105,7 +105,7 @@ def write_parts(
     pending = next(groups, None)
     number = 0
     while pending is not None:
-        target = folder / f"{seqs[1]:012d}-{name_suffix}-{number:04d}.parquet"
+        target = folder / merged_part_name(seqs, name_suffix, number)
         rows = 0
         with write_read_only(target) as temp, pq.ParquetWriter(temp, schema, **writer_options(pending)) as writer:
             while pending is not None and rows < MAX_PART_ROWS:
@@ -114,6 +114,11 @@ def write_parts(
                 pending = next(groups, None)
         yield describe_part(layout, target, table_name, rows, seqs)
         number += 1
+
+
+def merged_part_name(seqs: tuple[int, int], name_suffix: str, number: int) -> str:
+    """Return the file name of a part of several commits; `number` counts the parts of its table."""
+    return f"{seqs[1]:012d}-{name_suffix}-{number:04d}.parquet"
 
 
 def describe_part(layout: LakeLayout, path: Path, table_name: str, rows: int, seqs: tuple[int, int]) -> Part:

@@ -10,11 +10,13 @@ from pipeline.lake import compaction
 from pipeline.lake.catalog import is_rebuild_due
 from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.retention import expire_snapshots
+from pipeline.maintenance.compact_tasks import TaskCompactor
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
     from pipeline.lake.compaction import CompactionResult
     from pipeline.lake.lake import Lake
+    from pipeline.maintenance.executors import Executor
     from pipeline.settings import Settings
 
 
@@ -24,8 +26,14 @@ def is_compaction_due(lake: Lake) -> bool:
     return bool(groups) or is_rebuild_due(lake.layout, lake.ledger)
 
 
-def run_compaction(lake: Lake, settings: Settings, *, everything: bool = False) -> CompactionResult | None:
-    """Compact the due part groups, or everything, and publish. Return None if nothing was due."""
+def run_compaction(
+    lake: Lake, settings: Settings, *, everything: bool = False, executor: Executor | None = None
+) -> CompactionResult | None:
+    """Compact the due part groups, or everything, and publish. Return None if nothing was due.
+
+    `executor` sorts and encodes the rows of the tables; this process does by default. The new parts are written and
+    registered here, in one transaction.
+    """
     result = compaction.compact(
         lake.layout,
         lake.ledger,
@@ -33,6 +41,7 @@ def run_compaction(lake: Lake, settings: Settings, *, everything: bool = False) 
         name_suffix=secrets.token_hex(3),
         full=everything,
         keep_raw_versions=settings.keep_raw_versions,
+        compactor=None if executor is None else TaskCompactor(executor),
     )
     rebuild = is_rebuild_due(lake.layout, lake.ledger)
     if result is not None or lake.needs_publish or rebuild:

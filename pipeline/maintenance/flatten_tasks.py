@@ -1,24 +1,19 @@
-"""Flattening as tasks: documents in, rows out. A task is a pure function, so any process on any machine can run it.
+"""Flattening as tasks: documents in, rows out.
 
-It reads no file and needs no ledger; a second run gives the same rows. An executor returns the results in the
-order of the tasks, so the rows are those of a replay in one process.
+An executor returns the results in the order of the tasks, so the rows are those of a replay in one process.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final
 
 import pyarrow as pa
 
 from pipeline.flatten.flatten import flatten
 from pipeline.lake.raw_documents import iter_commits
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 TASK_BYTES: Final = 32 * 1024**2  # of documents, decoded; only a single batch can exceed it
-_LOCAL_TASK_FILES: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,27 +51,6 @@ class FlattenedRows:
     tables: dict[str, pa.Table]
     files: int
     rejects: tuple[int | None, ...]
-
-
-class FlattenExecutor(Protocol):
-    """Runs tasks, here or elsewhere. `task_files` is the number of versions that a task should have."""
-
-    task_files: int
-
-    def map(self, tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
-        """Yield the result of each task, in their order. It takes few tasks ahead, so that memory is bounded."""
-        ...
-
-
-class LocalExecutor:
-    """Runs the tasks in this process, one after the other."""
-
-    task_files: int = _LOCAL_TASK_FILES
-
-    def map(self, tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
-        """Yield the result of each task."""
-        for task in tasks:
-            yield task.run()
 
 
 def get_bytes(batch: pa.RecordBatch) -> int:

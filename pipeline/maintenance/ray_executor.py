@@ -1,6 +1,6 @@
-"""Flatten tasks on a Ray cluster, with the optional library ray.
+"""Tasks on a Ray cluster, with the optional library ray.
 
-The documents travel with the tasks and the rows with their results, so the nodes need no access to the lake. Ray
+Documents and parts travel to the tasks, and results travel back, so the nodes need no access to the lake. Ray
 repeats a task whose worker or node dies. This process writes and registers all parts; if it is killed, nothing was.
 """
 
@@ -12,6 +12,7 @@ import socket
 import sys
 from collections import deque
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import structlog
@@ -27,27 +28,40 @@ except ImportError:  # an optional extra
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pipeline.maintenance.flatten_tasks import FlattenedRows, FlattenTask
+    from pipeline.maintenance.executors import Result, SharedContent, Task
 
 _SCHEME: Final = "ray"
 _TASK_FILES: Final = 2_000  # 0.2 seconds of work; Ray needs some milliseconds for a task
-_TASKS_PER_CORE: Final = 2  # one runs, one waits with its documents
-_MAX_TASKS_IN_FLIGHT: Final = 64  # each has up to 32 MiB of documents in the cluster's object store
+_TASK_ROWS: Final = 900_000  # one part, although the bounds of a range are estimates
+_TASKS_PER_CORE: Final = 2  # one runs, one waits with its input
+_MAX_TASKS_IN_FLIGHT: Final = 64  # each has up to 32 MiB of documents, or a part, in the cluster's object store
 _MAX_RETRIES: Final = 10  # of a task whose worker or node died
 _PATIENCE_SECONDS: Final = 30.0  # without a result, until it is logged
 _CONNECT_SECONDS: Final = 10.0
 _ADDRESS_RE: Final = re.compile(r"(?:ray://)?(\[[^\]]+\]|[^:/]+):([0-9]{1,5})/?")
-_HINT: Final = "Nothing was changed. Check `ray status`, or run `scanlake replay` without --on."
+_HINT: Final = "Nothing was changed. Check `ray status`, or run the command without --on."
 _log = structlog.get_logger()
 
 
-def run_task(task: FlattenTask, version: str) -> FlattenedRows | str:
-    """Run a task on a worker. Return the worker's version of scanlake if it differs from `version`."""
-    return task.run() if version == __version__ else __version__
+def run_task(task: Task[Result], version: str) -> tuple[str, Result | None]:
+    """Run a task on a worker. Return the worker's version of scanlake, and no result if it is not `version`."""
+    return __version__, task.run() if version == __version__ else None
+
+
+@dataclass(frozen=True, slots=True)
+class RayContent:
+    """Bytes in the object store of the cluster."""
+
+    reference: Any
+
+    def read(self) -> bytes:
+        """Return the bytes, on a worker."""
+        content: bytes = ray.get(self.reference)
+        return content
 
 
 class RayExecutor:
-    """Runs flatten tasks on a Ray cluster. Use: `with RayExecutor("ray://head:10001") as executor: ...`.
+    """Runs tasks on a Ray cluster. Use: `with RayExecutor("ray://head:10001") as executor: ...`.
 
     `target` is "ray" (the cluster of RAY_ADDRESS or of this machine, else one that ends with this process) or
     "ray://HOST:PORT". Raises `SettingsError` for another one or without the library, `ScanlakeError` if the cluster
@@ -55,6 +69,7 @@ class RayExecutor:
     """
 
     task_files: int = _TASK_FILES
+    task_rows: int = _TASK_ROWS
 
     def __init__(self, target: str) -> None:
         if target != _SCHEME and not target.removeprefix(f"{_SCHEME}://").strip("/"):
@@ -93,7 +108,14 @@ class RayExecutor:
         ray.shutdown()
         self._stdout.__exit__(None, None, None)
 
-    def map(self, tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
+    def share(self, content: bytes) -> SharedContent:
+        """Copy the bytes to the cluster's object store. They leave it after the last task that reads them."""
+        try:
+            return RayContent(ray.put(content))
+        except _ray_errors() as error:
+            raise ScanlakeError(f"Ray ({self._target}): {_last_line(error)}", hint=_HINT) from None
+
+    def map(self, tasks: Iterator[Task[Result]]) -> Iterator[Result]:
         """Yield the result of each task, in their order; a few tasks are ahead for every core of the cluster."""
         pending: deque[Any] = deque()
         for task in tasks:
@@ -103,23 +125,22 @@ class RayExecutor:
         while pending:
             yield self._wait_for(pending.popleft())
 
-    def _wait_for(self, reference: Any) -> FlattenedRows:
+    def _wait_for(self, reference: Any) -> Any:
         waited = 0.0
         try:
             while not ray.wait([reference], timeout=_PATIENCE_SECONDS)[0]:
                 waited += _PATIENCE_SECONDS
                 nodes = sum(bool(node["Alive"]) for node in ray.nodes())
                 _log.warning("ray.waiting", seconds=waited, nodes=nodes, hint="Check `ray status`.")
-            result = ray.get(reference)
+            version, result = ray.get(reference)
         except _ray_errors() as error:
             raise ScanlakeError(f"Ray ({self._target}): {_last_line(error)}", hint=_HINT) from None
-        if isinstance(result, str):
+        if version != __version__:
             raise SettingsError(
-                f"A Ray worker has scanlake {result}, and this is scanlake {__version__}.",
+                f"A Ray worker has scanlake {version}, and this is scanlake {__version__}.",
                 hint="Nothing was changed. Install the same version on every node.",
             )
-        rows: FlattenedRows = result
-        return rows
+        return result
 
 
 def _check_reachable(address: str) -> None:

@@ -24,7 +24,8 @@ from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.parts import RAW_TABLE, WRITE_OPTIONS, estimate_memory, write_parts
 from pipeline.lake.raw_documents import DefinitionIndex, iter_commits, iter_raw_batches
 from pipeline.lake.sql import sql_literal
-from pipeline.maintenance.flatten_tasks import TASK_BYTES, FlattenTask, LocalExecutor, get_bytes
+from pipeline.maintenance.executors import LocalExecutor
+from pipeline.maintenance.flatten_tasks import TASK_BYTES, FlattenTask, get_bytes
 from schemas.tables import (
     BY_NAME,
     COMMIT_SEQ_COLUMN,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from pipeline.lake.ledger import Ledger
     from pipeline.lake.models import Part
     from pipeline.lake.raw_documents import RawCommit
-    from pipeline.maintenance.flatten_tasks import FlattenExecutor
+    from pipeline.maintenance.executors import Executor
     from schemas.tables import Table
 
 DEFINITIONS: Final = frozenset({WORKFLOW_DEFINITIONS.name, WORKFLOW_DEFINITION_STEPS.name})
@@ -118,7 +119,7 @@ class RowSpill:
 # The whole lake
 
 
-def replay(lake: Lake, executor: FlattenExecutor | None = None) -> ReplayResult:
+def replay(lake: Lake, executor: Executor | None = None) -> ReplayResult:
     """Rebuild every table from raw/ as new parts in a new snapshot.
 
     `executor` flattens the documents; this process does by default. It reads nothing of the lake and writes nothing:
@@ -156,7 +157,7 @@ def replay(lake: Lake, executor: FlattenExecutor | None = None) -> ReplayResult:
 
 
 def _replay_files(
-    lake: Lake, raw: Sequence[Part], spill: RowSpill, definitions: DefinitionIndex, executor: FlattenExecutor
+    lake: Lake, raw: Sequence[Part], spill: RowSpill, definitions: DefinitionIndex, executor: Executor
 ) -> int:
     """Append the rows of all current versions, in the order of their documents. Return the number of versions."""
     files = 0

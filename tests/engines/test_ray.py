@@ -1,9 +1,10 @@
-"""Replay on a real Ray cluster: a head and two nodes on loopback addresses, and one of them killed."""
+"""Replay and compaction on a real Ray cluster: a head and two nodes on loopback, and one of them killed."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -17,9 +18,11 @@ import pytest
 from pipeline.emulator import Emulator
 from pipeline.lake.lake import Lake
 from pipeline.maintenance.replay import replay
+from tests.bench.lake import Grown, publish
 from tests.engines.ray_cluster import HEAD, RayCluster, children_of
 from tests.engines.ray_environment import INSTALL, PYTHON
 from tests.lake.corruption import checked, grown
+from tests.lake.test_compact_tasks import compact, list_differences, sweep
 from tests.lake.test_replay import rows
 from tests.sync.sync_harness import synced
 
@@ -28,22 +31,28 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason=f"needs Ray: run `{INSTALL}`")
 
+COMPACT: Final = ("compact", "--full")
 _START_SECONDS: Final = 120.0
 
 
 class Cluster(RayCluster):
-    """A cluster on which lakes are replayed."""
+    """A cluster on which lakes are replayed and compacted."""
 
-    def begin(self, lake: Path, *arguments: str) -> subprocess.Popen[str]:
-        """Begin a replay on the cluster."""
-        command = [str(PYTHON), "-m", "pipeline", "replay", "--on", "ray", "--json", "--lake", str(lake), *arguments]
+    def begin(self, lake: Path, *command: str) -> subprocess.Popen[str]:
+        """Begin a command on the cluster, by default a replay."""
+        arguments = [*(command or ("replay",)), "--on", "ray", "--json", "--lake", str(lake)]
         return subprocess.Popen(
-            command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=lake.parent
+            [str(PYTHON), "-m", "pipeline", *arguments],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=lake.parent,
         )
 
-    def replay(self, lake: Path) -> dict[str, Any]:
-        """Replay on the cluster. Return the result."""
-        process = self.begin(lake)
+    def run(self, lake: Path, *command: str) -> dict[str, Any]:
+        """Run a command on the cluster, by default a replay. Return the result."""
+        process = self.begin(lake, *command)
         out, err = process.communicate(timeout=300)
         assert process.returncode == 0, out + err
         result: dict[str, Any] = json.loads(out)
@@ -68,7 +77,7 @@ async def test_the_rows_are_those_of_a_local_replay(cluster: Cluster, tmp_path: 
         with Lake(lake, doing="replay") as held:
             local = replay(held)
         before = rows(lake)
-        done = await asyncio.to_thread(cluster.replay, lake)
+        done = await asyncio.to_thread(cluster.run, lake)
         assert rows(lake) == before
         assert (done["files"], done["rows"]) == (local.files, local.rows)
         emulator.world.update(emulator.world.pick_random(4))
@@ -84,10 +93,10 @@ async def big_lake(lake: Path) -> dict[str, list[str]]:
 
 
 def wait_for_task(cluster: Cluster, process: subprocess.Popen[str]) -> str:
-    """Return the first node on which a task of the replay runs. Ray shows the task as the process's title."""
+    """Return the first node on which a task of the command runs. Ray shows the task as the process's title."""
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
-        assert process.poll() is None, "the replay ended before it was seen"
+        assert process.poll() is None, "the command ended before a task was seen"
         for node, started in cluster.nodes.items():
             if any(b"ray::run_task" in title for title in titles_below(started.pid)):
                 return node
@@ -133,7 +142,7 @@ async def test_a_replay_that_dies_leaves_nothing(cluster: Cluster, tmp_path: Pat
     assert rows(lake) == before
     assert checked(lake, read_data=True).damage == []
     assert not (lake / "spill").exists()
-    done = await asyncio.to_thread(cluster.replay, lake)
+    done = await asyncio.to_thread(cluster.run, lake)
     assert done["files"] == 6_000
     assert rows(lake) == before
 
@@ -144,8 +153,67 @@ def registered_parts(lake: Path) -> list[str]:
         return sorted(part.name for part in held.ledger.parts())
 
 
-async def test_a_cluster_that_is_not_there_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
-    """An address without a cluster ends the replay with one line, and the lake is as it was."""
+@pytest.fixture(scope="module")
+def many_parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a lake whose tasks take long enough to be killed: 600,000 rows in many parts, some superseded."""
+    lake = tmp_path_factory.mktemp("many-parts") / "lake"
+    grown_lake = Grown(lake, 60_000)
+    with Lake(lake, doing="sync") as held:
+        grown_lake.first_sync(held)
+        held.commit(grown_lake.new_commit(held, grown_lake.some(1_000)))
+        publish(held)
+    return lake
+
+
+async def test_a_compaction_equals_the_local_one_although_a_node_dies(
+    cluster: Cluster, tmp_path: Path, many_parts: Path
+) -> None:
+    """A node is killed while it compacts: every part has the rows of a local compaction, and the catalog too."""
+    lake, local = (shutil.copytree(many_parts, tmp_path / name) for name in ("lake", "local"))
+    before = rows(lake)
+    done = compact(local)
+    process = cluster.begin(lake, *COMPACT)
+    node = await asyncio.to_thread(wait_for_task, cluster, process)
+    cluster.kill_node(node)
+    out, err = await asyncio.to_thread(process.communicate, timeout=300)
+    cluster.start_node(node)
+    assert process.returncode == 0, out + err
+    assert json.loads(out)["compacted"]["parts_before"] == done.parts_before
+    assert rows(lake) == before
+    sweep(lake)
+    sweep(local)
+    assert list_differences(lake, local) == []
+    assert checked(lake, read_data=True).damage == []
+
+
+async def test_a_compaction_that_dies_registers_nothing(cluster: Cluster, tmp_path: Path, many_parts: Path) -> None:
+    """The compaction's own process is killed while a node compacts: the lake is as it was, and the next one works."""
+    lake = shutil.copytree(many_parts, tmp_path / "lake")
+    before = rows(lake)
+    parts, files = registered_parts(lake), count_files(lake)
+    process = cluster.begin(lake, *COMPACT)
+    await asyncio.to_thread(wait_for_task, cluster, process)
+    process.kill()
+    process.communicate()
+    assert registered_parts(lake) == parts
+    assert count_files(lake) == files
+    assert rows(lake) == before
+    done = await asyncio.to_thread(cluster.run, lake, *COMPACT)
+    assert done["compacted"]["parts_after"] < len(parts)
+    assert rows(lake) == before
+    assert checked(lake, read_data=True).damage == []
+
+
+def count_files(lake: Path) -> int:
+    """Return the number of files below the folder of the parts."""
+    return len(list(lake.glob("parts/*/*")))
+
+
+@pytest.mark.parametrize("command", [("replay",), COMPACT])
+async def test_a_cluster_that_is_not_there_is_one_line(
+    cluster: Cluster, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    """An address without a cluster ends the command with one line, and the lake is as it was."""
     lake = tmp_path / "lake"
     async with grown(lake, rounds=0):
         before = rows(lake)
@@ -153,9 +221,9 @@ async def test_a_cluster_that_is_not_there_is_one_line(cluster: Cluster, tmp_pat
         free.bind((HEAD, 0))
         nobody = f"{HEAD}:{free.getsockname()[1]}"
     environment = {**cluster.environment, "RAY_ADDRESS": nobody}
-    command = [str(PYTHON), "-m", "pipeline", "replay", "--on", "ray", "--lake", str(lake)]
+    arguments = [str(PYTHON), "-m", "pipeline", *command, "--on", "ray", "--lake", str(lake)]
     done = await asyncio.to_thread(
-        subprocess.run, command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+        subprocess.run, arguments, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
     assert f"scanlake: Ray ({nobody}): no connection: Connection refused." in done.stderr

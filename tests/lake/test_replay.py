@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import pickle
 import tracemalloc
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,13 +18,14 @@ from pipeline.lake.view_definitions import WORKFLOWS
 from pipeline.maintenance import ray_executor
 from pipeline.maintenance import replay as replay_module
 from pipeline.maintenance.compact import run_compaction as compact
-from pipeline.maintenance.flatten_tasks import LocalExecutor
+from pipeline.maintenance.executors import LocalExecutor
 from pipeline.maintenance.replay import ReplayResult, replay
 from pipeline.progress import NullProgress
 from pipeline.settings import Settings
 from pipeline.sync.verify import VerifyMode, verify
 from schemas import tables
 from tests.lake.corruption import checked, grown
+from tests.lake.executors import ShuffledExecutor
 from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.oracle import differences
 from tests.sync.sync_harness import opened, synced
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from pipeline.maintenance.flatten_tasks import FlattenedRows, FlattenTask
+    from pipeline.maintenance.executors import Result, Task
     from schemas.tables import Table
 
 
@@ -180,30 +179,6 @@ async def test_memory_does_not_grow_with_the_lake(tmp_path: Path, capsys: pytest
     assert json.loads(capsys.readouterr().out)["files"] == 100
 
 
-class ShuffledExecutor:
-    """Runs small tasks out of order in threads, each one twice, as a cluster may after a lost worker."""
-
-    task_files = 7
-
-    def __init__(self) -> None:
-        self.tasks = 0
-
-    def map(self, tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
-        """Yield the results in the order of the tasks. Each task crosses a border of processes."""
-        waiting = [pickle.dumps(task) for task in tasks]
-        self.tasks = len(waiting)
-        with ThreadPoolExecutor(4) as pool:
-            first = [pool.submit(self._run, task) for task in reversed(waiting)]
-            again = [pool.submit(self._run, task) for task in waiting]
-            for lost, result in zip(reversed(first), again, strict=True):
-                assert lost.result() == result.result()
-                yield pickle.loads(result.result())  # noqa: S301 - this test's own bytes
-
-    @staticmethod
-    def _run(task: bytes) -> bytes:
-        return pickle.dumps(pickle.loads(task).run())  # noqa: S301 - this test's own bytes
-
-
 async def test_tasks_elsewhere_give_the_same_rows(tmp_path: Path) -> None:
     """Tasks that run elsewhere, in any order and more than once, give every table row by row."""
     lake = tmp_path / "lake"
@@ -214,7 +189,7 @@ async def test_tasks_elsewhere_give_the_same_rows(tmp_path: Path) -> None:
             await verify(held, made, emulator.token, VerifyMode(), NullProgress())
     local = replayed(lake)
     before = rows(lake)
-    executor = ShuffledExecutor()
+    executor = ShuffledExecutor(task_files=7)
     with Lake(lake, doing="replay") as held:
         done = replay(held, executor)
     assert executor.tasks > 3
@@ -228,7 +203,7 @@ class FailingExecutor(LocalExecutor):
 
     task_files = 7
 
-    def map(self, tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
+    def map(self, tasks: Iterator[Task[Result]]) -> Iterator[Result]:
         """Yield one result."""
         yield next(tasks).run()
         raise ScanlakeError("Ray (ray): the cluster is gone.")
@@ -249,6 +224,7 @@ async def test_a_cluster_that_fails_changes_nothing(tmp_path: Path) -> None:
     assert checked(lake, read_data=True).damage == []
 
 
+@pytest.mark.parametrize("command", ["replay", "compact"])
 @pytest.mark.parametrize(
     ("target", "says"),
     [
@@ -259,12 +235,12 @@ async def test_a_cluster_that_fails_changes_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_an_unusable_cluster_is_one_line(
-    target: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, target: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A cluster of another kind, an empty address and a missing library are refused with what to do."""
     monkeypatch.setattr(ray_executor, "ray", None)
     with pytest.raises(SystemExit) as ended:
-        main(["replay", "--on", target])
+        main([command, "--on", target])
     assert ended.value.code == 2
     told = capsys.readouterr().err
     assert says in told
