@@ -38,6 +38,7 @@ _UNION: Final = "union.duckdb"
 _PATH_SETTINGS: Final = ("lake", "token_file", "reader_root", "log_file", "liveness_file", "metrics_file")
 _PER_SOURCE_SETTINGS: Final = frozenset({"base_url", "token_file", "lake", "reader_root", "log_file"})
 _SOURCE_NAME_RE: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
+_SOURCE_NAME_HINT: Final = "Use letters, digits, - and _, with a letter first."
 _SOURCE_INDEX_RE: Final = re.compile(r"([0-9]{1,6})/([0-9]{1,6})")
 _RESERVED_SOURCE_NAMES: Final = frozenset({
     "file", "information_schema", "location", "main", "meta", "pg_catalog", "system", "temp", "union"
@@ -131,6 +132,8 @@ def load_new_source(config: Path, name: str, values: Mapping[str, Any]) -> tuple
 
     The file need not exist. Raises `SettingsError` if it has the source, or describes one service without a table.
     """
+    if _SOURCE_INDEX_RE.fullmatch(name):
+        raise SettingsError(f"--source {name}: a new source needs a name.", hint=_SOURCE_NAME_HINT)
     top, tables = _from_file(config) if config.exists() else ({}, {})
     if name.lower() in map(str.lower, tables):
         raise SettingsError(f"{config} has a source {name} already.", hint="Use another name for --source.")
@@ -221,6 +224,9 @@ def _name_of_index(source: str | None, tables: Mapping[str, Any], path: Path | N
     match = _SOURCE_INDEX_RE.fullmatch(source or "")
     if match is None:
         return source
+    if not tables:
+        hint = "Leave out --source, or add a table [sources.NAME] for each service."
+        raise SettingsError(f"--source {source}: {path or CONFIG_NAME} has no sources.", hint=hint)
     index, count = int(match[1]), int(match[2])
     if count != len(tables):
         raise SettingsError(
@@ -298,8 +304,7 @@ def _validate_source_tables(tables: Any, path: Path) -> dict[str, dict[str, Any]
         if not _SOURCE_NAME_RE.fullmatch(name) or name.lower() in _RESERVED_SOURCE_NAMES:
             raise SettingsError(
                 f"{path}: {name!r} is not a valid name of a source.",
-                hint="Use letters, digits, - and _, with a letter first. "
-                f"Reserved: {', '.join(sorted(_RESERVED_SOURCE_NAMES))}.",
+                hint=f"{_SOURCE_NAME_HINT} Reserved: {', '.join(sorted(_RESERVED_SOURCE_NAMES))}.",
             )
         twin = variables.setdefault(token_variable(name), name)
         if twin != name:

@@ -71,7 +71,8 @@ def run(
 ) -> ExitCode:
     """Create the settings file; prompt for base URL and token.
 
-    Lists one file with both; asks again if the service cannot be reached or refuses the token. Then writes
+    Lists one file with both; asks again if the service cannot be reached or refuses the token, and after the third
+    time whether to write them untested. Then writes
     ./scanlake.toml (or --config), which explains every setting, and the token to a file beside it that only its owner
     can read. Does not write the token if --token-file names an existing file or SCANLAKE_TOKEN is set.
     Without a terminal, base URL and token must be given by options or variables.
@@ -184,27 +185,36 @@ def _warn_of_git(token_file: Path) -> None:
 # Prompts
 
 
-def _ask(plan: InitPlan) -> InitPlan:
+def _ask(plan: InitPlan, *, former_base_url: str | None = None) -> InitPlan:
     """Return the plan with what it lacks, from prompts. Raises `SettingsError` without a terminal."""
-    base_url = plan.base_url or _prompt_base_url()
+    base_url = plan.base_url or _prompt_base_url(former_base_url)
     return replace(plan, base_url=base_url, token=plan.token or _prompt_token(token_variable(plan.source)))
 
 
-def _ask_until_accepted(plan: InitPlan) -> tuple[InitPlan, ServiceProbe]:
-    """Return the complete plan once the service accepts it; what was typed and fails is prompted again."""
-    current = plan
+def _ask_until_accepted(plan: InitPlan) -> tuple[InitPlan, ServiceProbe | None]:
+    """Return the complete plan once the service accepts it; what was typed and fails is prompted again.
+
+    After the last attempt the user may keep what was typed: the result has no probe then.
+    """
+    current, former_base_url = plan, None
     for is_last in (*[False] * (_MAX_PROMPTS - 1), True):
-        current = _ask(current)
+        current = _ask(current, former_base_url=former_base_url)
         try:
             return current, _probe(current)
         except (AuthenticationError, ProtocolError, ServiceUnavailableError) as error:
             is_token = isinstance(error, AuthenticationError)
-            if is_last or (plan.token if is_token else plan.base_url) is not None:
-                subject = "token" if is_token else "address"
-                error.hint = f"Correct the {subject}, or write the files untested with --no-test."
-                raise
-            sys.stderr.write(f"{logs.to_one_line(error.message)}\n")
-            current = replace(current, token=None) if is_token else replace(current, base_url=None)
+            is_typed = (plan.token if is_token else plan.base_url) is None
+            if is_typed:
+                sys.stderr.write(f"{logs.to_one_line(error.message)}\n")
+                if not is_last:
+                    former_base_url = current.base_url
+                    current = replace(current, token=None) if is_token else replace(current, base_url=None)
+                    continue
+                if typer.confirm("Write the files with the last address and token, untested?", err=True):
+                    return current, None
+            subject = "token" if is_token else "address"
+            error.hint = f"Correct the {subject}, or write the files untested with --no-test."
+            raise
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -218,9 +228,10 @@ def _probe(plan: InitPlan) -> ServiceProbe:
     return run_async(probe_service(settings, token))
 
 
-def _prompt_base_url() -> str:
+def _prompt_base_url(former: str | None = None) -> str:
+    """Prompt for the address; Enter keeps the former one."""
     _require_tty("base_url", f"--base-url or {_BASE_URL_VARIABLE}")
-    return _prompt("Address of the service", "address", _validate_base_url)
+    return _prompt("Address of the service", "address", _validate_base_url, default=former)
 
 
 def _prompt_token(variable: str) -> str:
@@ -233,9 +244,11 @@ def _prompt_token(variable: str) -> str:
     return _prompt("Token (not shown)", "token", validate, hide_input=True)
 
 
-def _prompt(text: str, subject: str, validate: Callable[[str], str], *, hide_input: bool = False) -> str:
+def _prompt(
+    text: str, subject: str, validate: Callable[[str], str], *, hide_input: bool = False, default: str | None = None
+) -> str:
     for _ in range(_MAX_PROMPTS):
-        value = str(typer.prompt(text, hide_input=hide_input, err=True)).strip()
+        value = str(typer.prompt(text, default=default, hide_input=hide_input, err=True)).strip()
         try:
             return validate(value)
         except SettingsError as error:

@@ -177,6 +177,19 @@ async def test_address_and_token_are_tested(tmp_path: Path, canary: str) -> None
     assert tomllib.loads((tmp_path / "scanlake.toml").read_text())["base_url"] == emulator.base_url
 
 
+def test_what_was_typed_can_be_kept(tmp_path: Path, canary: str) -> None:
+    """An address that fails is offered again, and after the third failed test the answers can be written untested."""
+    away = "http://127.0.0.1:9"
+    answers = [("Address", away), ("Token", canary), (f"Address of the service [{away}]", ""), ("Address", "")]
+    code, shown = typed(tmp_path, [*answers, ("untested? [y/N]", "n")], "init")
+    assert (code, names(tmp_path)) == (1, []), shown
+    assert shown.count("127.0.0.1:9: no connection") == 4
+    code, shown = typed(tmp_path, [*answers, ("untested? [y/N]", "y")], "init")
+    assert (code, names(tmp_path)) == (0, ["scanlake.toml", "token"]), shown
+    assert tomllib.loads((tmp_path / "scanlake.toml").read_text())["base_url"] == away
+    assert "the service has accepted" not in shown
+
+
 async def test_given_values_that_fail_write_nothing(tmp_path: Path, canary: str) -> None:
     """Without a terminal a wrong address or token ends `init` with its own exit code, and no file is written."""
     async with Emulator(files=3, token=canary) as emulator:

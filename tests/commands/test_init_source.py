@@ -64,6 +64,15 @@ def test_the_first_source_begins_the_file(tmp_path: Path, canary: str, main: Mai
     assert load(None, {}, source="west").lake == Path("lake/west")
 
 
+def test_an_index_names_no_new_source(tmp_path: Path, main: Main) -> None:
+    """INDEX/COUNT selects a source of the file; without a file one line says that a new source needs a name."""
+    made = main("init", "--source", "0/3", "--no-test", "--base-url", URL)
+    assert made.err == (
+        "scanlake: --source 0/3: a new source needs a name. Use letters, digits, - and _, with a letter first.\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
 async def test_address_and_token_are_tested(tmp_path: Path) -> None:
     """A wrong token leaves the file as it was; a right one is stored, and the source syncs into its own lake."""
     config = tmp_path / "scanlake.toml"
@@ -93,6 +102,8 @@ async def test_address_and_token_are_tested(tmp_path: Path) -> None:
     [
         (ONE, ("--source", "North"), "scanlake.toml has a source North already."),
         (ONE, ("--source", "a/b"), "'a/b' is not a valid name of a source"),
+        (ONE, ("--source", "0/3"), "--source 0/3: scanlake.toml has 1 source, not 3."),
+        ("max_attempts = 3", ("--source", "0/3"), "--source 0/3: scanlake.toml has no sources. Leave out --source"),
         (ONE, ("--source", "file"), "'file' is not a valid name of a source"),
         (ONE, ("--source", "east", "--lake", "lake"), "--lake lake is the lake of source north."),
         ('base_url = "https://a.example"', ("--source", "east"), "one service without a table, which a source would"),

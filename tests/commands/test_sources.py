@@ -120,7 +120,7 @@ def test_one_source_needs_not_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None
         (TWO, "0/3", "--source 0/3: scanlake.toml has 2 sources, not 3"),
         (TWO, "0/1", "--source 0/1: scanlake.toml has 2 sources, not 1"),
         (TWO, "-1/2", "No source -1/2 in scanlake.toml"),
-        ("max_attempts = 1", "0/1", "--source 0/1: scanlake.toml has 0 sources, not 1"),
+        ("max_attempts = 1", "0/1", "--source 0/1: scanlake.toml has no sources"),
         ("max_attempts = 1", "north", "It has no .sources.NAME. tables"),
         ('sources = "x"', None, "sources must be tables"),
         ("[sources.a]\nconcurency = 3", "a", "unknown setting sources.a.concurency .*, did you mean max_concurrency"),
