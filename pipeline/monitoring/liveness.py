@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+import structlog
+
 from pipeline.formatting import format_duration
 from pipeline.monitoring.metrics import write_or_warn
 
@@ -19,6 +21,8 @@ HEARTBEAT_SECONDS: Final = 10.0
 MAX_HEARTBEAT_AGE_SECONDS: Final = 60.0
 STOPPED: Final = "stopped"
 """State of a watch that has ended. Its process writes it last."""
+
+_log = structlog.get_logger()
 
 
 @dataclass(slots=True)
@@ -37,15 +41,19 @@ class LivenessFile:
     """The states of all watches of one process, by source name; the key is empty for a watch without a source."""
 
     states: dict[str, WatchState] = field(default_factory=dict)
+    _is_failing: bool = False
 
     def write(self, path: Path) -> None:
-        """Write a heartbeat with all states to the file."""
+        """Write a heartbeat with all states to the file. Log the first of several failures, and the recovery."""
         content: dict[str, Any] = {"at": _format_instant(time.time())}
         if set(self.states) == {""}:
             content |= _to_json(self.states[""])
         else:
             content["sources"] = {name: _to_json(state) for name, state in self.states.items()}
-        write_or_warn(path, json.dumps(content) + "\n", subject="liveness")
+        written = write_or_warn(path, json.dumps(content) + "\n", subject="liveness", has_warned=self._is_failing)
+        if written and self._is_failing:
+            _log.info("liveness.write_recovered", path=str(path))
+        self._is_failing = not written
 
 
 def liveness_problem(path: Path, *, max_age: float | None) -> str | None:
@@ -78,7 +86,10 @@ def _find_old_success(path: Path, ages: Mapping[str, float | None], max_age: flo
         if age is None:
             return f"{path}: no success{source} yet."
         if age > max_age:
-            return f"{path}: last success{source} {format_duration(round(age))} ago."
+            return (
+                f"{path}: last success{source} {format_duration(round(age))} ago; --max-age is"
+                f" {format_duration(max_age)}."
+            )
     return None
 
 

@@ -120,13 +120,19 @@ def write_metrics(path: Path, stats: RunStats, labels: Mapping[str, str]) -> Non
     write_or_warn(path, render_prometheus((stats, labels)), subject="metrics")
 
 
-def write_or_warn(path: Path, text: str, *, subject: str) -> None:
-    """Write a file for other programs atomically; on failure log `SUBJECT.write_failed`."""
+def write_or_warn(path: Path, text: str, *, subject: str, has_warned: bool = False) -> bool:
+    """Write a file for other programs atomically; on failure log `SUBJECT.write_failed`. Return whether it was written.
+
+    `has_warned`: the failure is in the log already.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, text, mode=_WORLD_READABLE, durable=False)
     except OSError as error:
-        _log.warning(f"{subject}.write_failed", path=str(path), reason=error.strerror or type(error).__name__)
+        if not has_warned:
+            _log.warning(f"{subject}.write_failed", path=str(path), reason=error.strerror or type(error).__name__)
+        return False
+    return True
 
 
 def _format_labels(labels: Mapping[str, str]) -> str:

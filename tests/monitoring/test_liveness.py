@@ -33,7 +33,7 @@ def test_the_probe_tells_the_living_from_the_dead(tmp_path: Path, monkeypatch: p
     LivenessFile({"north": WatchState(last_success=now), "south": WatchState(last_success=now - 7200)}).write(path)
     assert liveness_problem(path, max_age=None) is None
     assert liveness_problem(path, max_age=8000) is None
-    assert liveness_problem(path, max_age=3600) == f"{path}: last success of south 2h ago."
+    assert liveness_problem(path, max_age=3600) == f"{path}: last success of south 2h ago; --max-age is 1h."
     LivenessFile({"": WatchState()}).write(path)
     assert liveness_problem(path, max_age=3600) == f"{path}: no success yet."
     LivenessFile({"": WatchState("stopped", last_success=now)}).write(path)
@@ -53,9 +53,17 @@ def test_what_is_no_liveness_file_is_dead(tmp_path: Path, text: str) -> None:
     assert "No such file" in str(liveness_problem(tmp_path / "none.json", max_age=None))
 
 
-def test_a_place_that_takes_no_file_is_logged(tmp_path: Path) -> None:
-    """A sign of life that cannot be written is a warning in the log, and ends nothing."""
-    (tmp_path / "file").write_text("", encoding="utf-8")
+def test_a_place_that_takes_no_file_is_logged_once(tmp_path: Path) -> None:
+    """Heartbeats that cannot be written are one warning until one is written, which is logged too; nothing ends."""
+    blocked, liveness = tmp_path / "file", LivenessFile({"": WatchState()})
     with capture_logs() as events:
-        LivenessFile({"": WatchState()}).write(tmp_path / "file" / "live.json")
-    assert [event["event"] for event in events] == ["liveness.write_failed"]
+        for _ in range(2):
+            blocked.write_text("", encoding="utf-8")
+            for _ in range(3):
+                liveness.write(blocked / "live.json")
+            blocked.unlink()
+            for _ in range(2):
+                liveness.write(blocked / "live.json")
+            (blocked / "live.json").unlink()
+            blocked.rmdir()
+    assert [event["event"] for event in events] == ["liveness.write_failed", "liveness.write_recovered"] * 2
