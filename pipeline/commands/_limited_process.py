@@ -1,4 +1,4 @@
-"""One of scanlake's own commands in a process of its own, with limits of time and size, for the tools of `mcp`.
+"""One of scanlake's own commands in a process of its own, with limits of time and size: for `mcp` and the dashboard.
 
 DuckDB cannot interrupt the computation of one huge value (seen with 2.0: `SELECT list_sum(range(300000000))`). A
 process ends in any case, and gives back its memory and its temporary files.
@@ -15,10 +15,10 @@ import tempfile
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from pipeline.commands._all_sources import global_argv
-from pipeline.errors import ScanlakeError, SettingsError, TimeLimitReachedError
+from pipeline.errors import LakeLockedError, ScanlakeError, SettingsError, TimeLimitReachedError
 from pipeline.formatting import format_bytes, pluralize
 from pipeline.monitoring.child_process import parse_json_object
 
@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from pipeline.context import CommandContext
 
 _OWN_OUTPUT_BYTES: Final = 64_000_000
+_CHUNK_BYTES: Final = 1 << 18
 _CPU_MARGIN_SECONDS: Final = 30
 _MAX_SAFE_INTEGER: Final = 2**53 - 1
 _ASK_FOR_LESS: Final = "Ask for less: filter, aggregate, or select fewer columns."
+_ERROR_TYPES: Final = {error.__name__: error for error in (LakeLockedError, SettingsError)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,13 @@ class _Command:
         self._process = process
         self._log = asyncio.create_task(self._read_log(process.stderr))
 
+    async def send(self, text: str) -> None:
+        """Write the whole standard input."""
+        with suppress(ConnectionError):  # a command that has failed does not read it
+            self.stdin.write(text.encode("utf-8", "replace"))
+            await self.stdin.drain()
+        self.stdin.close()
+
     async def finish(self) -> None:
         """Wait for its end. Raises `ScanlakeError` with its error and hint if it failed."""
         code = await self._process.wait()
@@ -78,7 +87,8 @@ class _Command:
         async for line in stderr:
             event = parse_json_object(line)
             if event.get("event") == "command.failed":
-                self._failure = ScanlakeError(str(event["error"]), hint=str(event["hint"]))
+                error_type = _ERROR_TYPES.get(str(event["error_type"]), ScanlakeError)
+                self._failure = error_type(str(event["error"]), hint=str(event["hint"]))
             elif event.get("event") == "snapshot.incomplete":
                 self.warning = str(event["reason"])
             else:
@@ -101,10 +111,7 @@ async def run_query(context: CommandContext, sql: str, limits: QueryLimits) -> d
     Raises `ScanlakeError` for a query that is refused or wrong, and `TimeLimitReachedError`.
     """
     async with _start(context, ("query", "-"), limits.seconds, limits.size) as command:
-        with suppress(ConnectionError):  # a command that has failed does not read it
-            command.stdin.write(sql.encode("utf-8", "replace"))
-            await command.stdin.drain()
-        command.stdin.close()
+        await command.send(sql)
         head = await _read_head(command.stdout)
         rows, cut = await _read_rows(command.stdout, limits)
         if cut is None:
@@ -112,6 +119,24 @@ async def run_query(context: CommandContext, sql: str, limits: QueryLimits) -> d
         columns = json.loads(head.rstrip() + b"]}")["columns"]
         notes = [note for note in (cut, command.warning) if note is not None]
     return {"columns": columns, "rows": rows, "row_count": len(rows), "is_cut": cut is not None, "notes": notes}
+
+
+async def write_query_csv(context: CommandContext, sql: str, file: IO[bytes], *, size: int, seconds: float) -> None:
+    """Run `scanlake query` and write its CSV to `file`.
+
+    Raises `ScanlakeError` for a query that is refused or wrong, `SettingsError` for a result of more than `size` bytes,
+    and `TimeLimitReachedError`. What `file` has then is a part of the result.
+    """
+    written = 0
+    async with _start(context, ("query", "-", "--format", "csv"), seconds, _CHUNK_BYTES, as_json=False) as command:
+        await command.send(sql)
+        while chunk := await command.stdout.read(_CHUNK_BYTES):
+            written += len(chunk)
+            if written > size:
+                message = f"The result has more than {format_bytes(size)}."
+                raise SettingsError(message, hint="Read fewer rows, or use `scanlake query --out`, which has no limit.")
+            await asyncio.to_thread(file.write, chunk)
+        await command.finish()
 
 
 async def _read_head(stdout: asyncio.StreamReader) -> bytes:
@@ -156,11 +181,11 @@ def _parse_decimal(digits: str) -> float | str:
 
 @asynccontextmanager
 async def _start(
-    context: CommandContext, arguments: tuple[str, ...], seconds: float, line_bytes: int
+    context: CommandContext, arguments: tuple[str, ...], seconds: float, line_bytes: int, *, as_json: bool = True
 ) -> AsyncIterator[_Command]:
     """Start a command on the lake of the context. It is killed at the end of the block, or after `seconds`."""
     pipe = asyncio.subprocess.PIPE
-    options = ["--json", *global_argv(replace(context, log_json=True, as_json=True))]
+    options = [*(["--json"] if as_json else []), *global_argv(replace(context, log_json=True))]
     with tempfile.TemporaryDirectory(prefix="scanlake-") as spill:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "pipeline", *options, *arguments),

@@ -5,6 +5,7 @@ import sys
 import webbrowser
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Final
@@ -14,6 +15,7 @@ import typer
 from pipeline import logs
 from pipeline.commands._all_sources import refuse_single_source_options
 from pipeline.commands._failures import find_failures
+from pipeline.commands._limited_process import write_query_csv
 from pipeline.commands._remote_publish import read_publish_record
 from pipeline.config import load_all_sources, per_source_path
 from pipeline.context import CommandContext
@@ -35,6 +37,8 @@ from pipeline.settings import Settings
 from schemas.timestamps import to_datetime
 
 _DEFAULT_PORT: Final = 8787
+_MAX_CSV_BYTES: Final = 1_000_000_000
+_CSV_SECONDS: Final = 60.0
 _DEFAULT_PAGE: Final = Path("dashboard.html")
 
 
@@ -164,7 +168,9 @@ def _serve(context: CommandContext, settings: Settings, port: int, *, open_brows
         lambda version: render_page(_load(settings, access), version),
         lambda: version_of(read_live_state(settings.lake, runs=1)),
     )
-    site = BrowseSite(access, settings.lake.resolve().name, lambda: _read_source(settings))
+    # A download has a process of its own: in this one, it would hold up every other page.
+    write_csv = partial(write_query_csv, context, size=_MAX_CSV_BYTES, seconds=_CSV_SECONDS)
+    site = BrowseSite(access, settings.lake.resolve().name, lambda: _read_source(settings), write_csv)
     with TemporaryDirectory(prefix="scanlake-") as temporary:
         folder = Path(temporary)
         asyncio.run(serve(page, site, port, announce))

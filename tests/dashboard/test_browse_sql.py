@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import re
 import signal
 import socket
 import subprocess
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode, urlsplit
 
+import duckdb
 import pytest
 
-from pipeline.dashboard.browse.catalog_access import CatalogAccess, read_query, write_query
+from pipeline.commands._limited_process import write_query_csv
+from pipeline.context import CommandContext
+from pipeline.dashboard.browse.catalog_access import CatalogAccess, read_query
 from pipeline.dashboard.browse.sql_view import DOCUMENTED_QUERIES, MAX_ROWS
-from pipeline.errors import SettingsError
+from pipeline.errors import SettingsError, TimeLimitReachedError
 from pipeline.settings import Settings
 from tests.cli.conftest import scanlake
 from tests.dashboard.browse_client import Visitor, open_browse, table_rows
@@ -93,24 +97,50 @@ def test_csv_is_that_of_the_query_command(
 
 
 def test_limits_end_a_query_with_one_line(small_lake: Path) -> None:
-    """A query that takes too long is interrupted, and a CSV that would be cut is refused."""
+    """A query that takes too long is interrupted, and the next one runs."""
     access = CatalogAccess(Settings(lake=small_lake))
     with pytest.raises(SettingsError, match=r"The query took more than 0 s and was stopped\."):
         access.read(lambda db: read_query(db, _ENDLESS, 1), seconds=0.2)
     assert access.read(lambda db: read_query(db, "SELECT 7", 1)).rows == (("7",),)
-    for limit, is_refused in ((2, False), (1, True)):
-        written: list[int] = []
 
-        def write(rows: Any, written: list[int] = written) -> int:
-            written.append(len(rows.fetchall()))
-            return written[-1]
 
-        if is_refused:
-            with pytest.raises(SettingsError, match="The result has more than 1 rows"):
-                access.read(lambda db: write_query(db, "FROM files", write, limit))  # noqa: B023 - called at once
-        else:
-            access.read(lambda db: write_query(db, "FROM files", write, limit))  # noqa: B023 - called at once
-        assert written == [2]
+async def test_a_csv_that_would_be_cut_is_refused(small_lake: Path) -> None:
+    """A CSV beyond its size or its time ends with one line, and a whole one has all its bytes."""
+    context = CommandContext(lake=small_lake)
+    file = io.BytesIO()
+    await write_query_csv(context, "SELECT 7 AS n", file, size=6, seconds=60)
+    assert file.getvalue() == b'"n"\n7\n'
+    with pytest.raises(SettingsError, match=r"The result has more than 5 bytes\."):
+        await write_query_csv(context, "SELECT 7 AS n", io.BytesIO(), size=5, seconds=60)
+    with pytest.raises(TimeLimitReachedError, match="time limit of 2 seconds"):
+        await write_query_csv(context, _ENDLESS, io.BytesIO(), size=5, seconds=2)
+
+
+def test_a_csv_download_holds_up_no_page(small_lake: Path) -> None:
+    """While results are written, pages are served; too many at once are refused with the time to try again."""
+    path = f"/browse/csv?{urlencode({'sql': _ENDLESS})}"
+    with open_browse(small_lake) as (visitor, process), ExitStack() as downloads:
+        lines = [downloads.enter_context(sent_request(visitor, path)) for _ in range(3)]
+        assert "Rows 1 to 2 of 2" in visitor.get("/browse/table/files")[2]
+        status, headers, text = visitor.get(f"/browse/csv?{urlencode({'sql': 'SELECT 1'})}")
+        assert (status, headers["Retry-After"]) == (503, "5")
+        assert text == "Other results are being written. Wait for their end.\n"
+        for line in lines:
+            line.setblocking(False)  # noqa: FBT003 - of a socket
+            with pytest.raises(BlockingIOError):
+                line.recv(1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+
+
+def test_a_busy_catalog_is_worth_another_try(small_lake: Path) -> None:
+    """While somebody has the catalog open for writing, page and CSV are 503 with Retry-After; a wrong query is 400."""
+    with open_browse(small_lake) as (visitor, _):
+        assert visitor.get(f"/browse/csv?{urlencode({'sql': 'SELEC 1'})}")[0] == 400
+        with duckdb.connect(str(small_lake / "catalog.duckdb")):
+            for path in ("/browse", f"/browse/csv?{urlencode({'sql': 'SELECT 1'})}"):
+                status, headers, text = visitor.get(path)
+                assert (status, headers.get("Retry-After"), "open for writing" in text) == (503, "5", True), text
 
 
 def test_a_running_query_delays_neither_a_publish_nor_the_end(small_lake: Path) -> None:

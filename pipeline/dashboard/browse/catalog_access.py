@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pipeline.settings import Settings
 
 PAGE_SECONDS: Final = 10.0
-CSV_SECONDS: Final = 60.0
 MAX_VALUE_CHARS: Final = 2_000
 """Longer values are cut; a link of an image is shorter."""
 
@@ -159,19 +158,6 @@ def read_query(lake: duckdb.DuckDBPyConnection, query: str, max_rows: int) -> Qu
         )
         rows = tuple(iter_rows(result.limit(max_rows + 1).project(texts)))
     return QueryRows(names, types, rows[:max_rows], len(rows) > max_rows)
-
-
-def write_query(
-    lake: duckdb.DuckDBPyConnection, query: str, write: Callable[[duckdb.DuckDBPyRelation], int], max_rows: int
-) -> None:
-    """Pass the rows to `write`, which returns their number. Raises `SettingsError` if they are more than `max_rows`."""
-    with translate_query_errors(_QUERY_HINT):
-        count = write(_open_query(lake, query).limit(max_rows + 1))
-    if count > max_rows:
-        raise SettingsError(
-            f"The result has more than {max_rows:,} rows.",
-            hint="Read fewer rows, or use `scanlake query --out`, which has no limit.",
-        )
 
 
 def _open_query(lake: duckdb.DuckDBPyConnection, query: str) -> duckdb.DuckDBPyRelation:

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from pipeline.dashboard.browse.catalog_access import CSV_SECONDS, CatalogAccess, NothingFoundError, write_query
+from pipeline.dashboard.browse.catalog_access import CatalogAccess, NothingFoundError
 from pipeline.dashboard.browse.file_view import build_file_page, find_file
 from pipeline.dashboard.browse.frame import (
     CSV_PATH,
@@ -30,15 +30,19 @@ from pipeline.dashboard.browse.sql_view import (
     run_sql_page,
 )
 from pipeline.dashboard.browse.table_view import RowsRequest, build_rows_page, build_tables_page
-from pipeline.errors import ScanlakeError, SettingsError, to_scanlake_error
-from pipeline.lake.query_result import write_csv
+from pipeline.errors import LakeLockedError, ScanlakeError, SettingsError, TimeLimitReachedError, to_scanlake_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     import duckdb
 
-MAX_CSV_ROWS: Final = 1_000_000
+    WriteCsv = Callable[[str, IO[bytes]], Awaitable[None]]
+    """Writes the result of a query, or raises `ScanlakeError`. It runs beside the pages, without their catalog."""
+
+_MAX_CSV_DOWNLOADS: Final = 3
+_BUSY: Final = 503
+_RETRY_AFTER: Final = {"Retry-After": "5"}
 _SPOOL_BYTES: Final = 8_000_000
 _CHUNK_BYTES: Final = 1 << 18
 _MAX_ID: Final = 2**63 - 1
@@ -48,8 +52,12 @@ _MAX_ID_DIGITS: Final = 19
 class BrowseSite:
     """The pages below /browse. `source` is the address of the service, as far as it is known."""
 
-    def __init__(self, access: CatalogAccess, lake: str, read_source: Callable[[], str | None]) -> None:
+    def __init__(
+        self, access: CatalogAccess, lake: str, read_source: Callable[[], str | None], write_csv: WriteCsv
+    ) -> None:
         self.access = access
+        self._write_csv = write_csv
+        self._csv_downloads = 0
         self._lake = lake
         self._read_source = read_source
 
@@ -61,6 +69,7 @@ class BrowseSite:
         if path == CSV_PATH:
             return await self._send_csv(request, dict(query).get("sql", ""), headers)
         status, text = await asyncio.to_thread(self._render, path, query)
+        headers |= _RETRY_AFTER if status == _BUSY else {}
         return web.Response(status=status, text=text, content_type="text/html", charset="utf-8", headers=headers)
 
     def _render(self, path: str, query: Sequence[tuple[str, str]]) -> tuple[int, str]:
@@ -75,31 +84,43 @@ class BrowseSite:
         return page.status, render_browse_page(page, self._lake, self._read_source(), snapshot)
 
     async def _send_csv(self, request: web.BaseRequest, sql: str, headers: dict[str, str]) -> web.StreamResponse:
-        with tempfile.SpooledTemporaryFile(_SPOOL_BYTES) as file:
-            try:
-                await asyncio.to_thread(self._write_csv, sql, file)
-            except ScanlakeError as error:
-                text = f"{error.message} {error.hint or ''}\n"
-                return web.Response(status=400, text=text, headers=headers)
-            file.seek(0)
-            response = web.StreamResponse(
-                headers={
-                    **headers,
-                    "Content-Type": "text/csv; charset=utf-8; header=present",
-                    "Content-Disposition": 'attachment; filename="result.csv"',
-                }
-            )
-            await response.prepare(request)
-            while chunk := await asyncio.to_thread(file.read, _CHUNK_BYTES):
-                await response.write(chunk)
-            await response.write_eof()
-        return response
+        if self._csv_downloads >= _MAX_CSV_DOWNLOADS:
+            return _failed_csv(LakeLockedError("Other results are being written.", hint="Wait for their end."), headers)
+        self._csv_downloads += 1
+        try:
+            with tempfile.SpooledTemporaryFile(_SPOOL_BYTES) as file:
+                try:
+                    _check_length(sql)
+                    await self._write_csv(sql, file)
+                except ScanlakeError as error:
+                    return _failed_csv(error, headers)
+                file.seek(0)
+                return await _send_file(request, file, headers)
+        finally:
+            self._csv_downloads -= 1
 
-    def _write_csv(self, sql: str, file: IO[bytes]) -> None:
-        _check_length(sql)
-        self.access.read(
-            lambda lake: write_query(lake, sql, lambda rows: write_csv(rows, file), MAX_CSV_ROWS), CSV_SECONDS
-        )
+
+def _failed_csv(error: ScanlakeError, headers: dict[str, str]) -> web.Response:
+    """Return the error as text: 400 for a query that is wrong or too long, 503 for what may work later."""
+    is_of_query = isinstance(error, SettingsError | TimeLimitReachedError)
+    more = {} if is_of_query else _RETRY_AFTER
+    text = f"{error.message} {error.hint or ''}\n"
+    return web.Response(status=400 if is_of_query else _BUSY, text=text, headers=headers | more)
+
+
+async def _send_file(request: web.BaseRequest, file: IO[bytes], headers: dict[str, str]) -> web.StreamResponse:
+    response = web.StreamResponse(
+        headers={
+            **headers,
+            "Content-Type": "text/csv; charset=utf-8; header=present",
+            "Content-Disposition": 'attachment; filename="result.csv"',
+        }
+    )
+    await response.prepare(request)
+    while chunk := await asyncio.to_thread(file.read, _CHUNK_BYTES):
+        await response.write(chunk)
+    await response.write_eof()
+    return response
 
 
 def build_page(lake: duckdb.DuckDBPyConnection, path: str, query: Sequence[tuple[str, str]]) -> BrowsePage:
@@ -132,7 +153,7 @@ def _check_length(sql: str) -> None:
 def _build_error_page(error: ScanlakeError, path: str, query: Sequence[tuple[str, str]]) -> BrowsePage:
     if path == SQL_PATH and isinstance(error, SettingsError):
         return build_failed_sql_page(dict(query).get("sql", ""), error)
-    status = 404 if isinstance(error, NothingFoundError) else 400 if isinstance(error, SettingsError) else 503
+    status = 404 if isinstance(error, NothingFoundError) else 400 if isinstance(error, SettingsError) else _BUSY
     return BrowsePage(
         "Not found" if status == 404 else "Error", [error_note(error.message, error.hint or "")], "", status
     )
