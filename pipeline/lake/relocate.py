@@ -88,7 +88,8 @@ def rewrite_views(path: Path, rewrite: Callable[[str], str | None], reader_root:
         views = db.execute(
             "SELECT schema_name, view_name, sql, comment FROM duckdb_views() WHERE NOT internal"
         ).fetchall()
-        columns = {name: _columns(db, schema, name) for schema, name, _, _ in views}
+        described = _list_columns(db)
+        columns = {name: described.get((schema, name), []) for schema, name, _, _ in views}
         for schema, name, sql, comment in views:
             rewritten = rewrite(sql)
             if rewritten is None:
@@ -104,12 +105,19 @@ def rewrite_views(path: Path, rewrite: Callable[[str], str | None], reader_root:
         db.execute("COMMIT")
 
 
-def _columns(db: duckdb.DuckDBPyConnection, schema: str, view: str) -> list[tuple[str, str, str]]:
-    return db.execute(
-        "SELECT column_name, data_type, comment FROM duckdb_columns() WHERE schema_name = ? AND table_name = ?"
-        " AND NOT internal ORDER BY column_index",
-        [schema, view],
+def _list_columns(db: duckdb.DuckDBPyConnection) -> dict[tuple[str, str], list[tuple[str, str, str]]]:
+    """Return the columns of every table and view, by schema and name, as (name, SQL type, comment).
+
+    One query for all: DuckDB binds every view for it, whichever it is asked for.
+    """
+    columns: dict[tuple[str, str], list[tuple[str, str, str]]] = {}
+    rows = db.execute(
+        "SELECT schema_name, table_name, column_name, data_type, comment FROM duckdb_columns() WHERE NOT internal"
+        " ORDER BY column_index"
     ).fetchall()
+    for schema, table, name, sql_type, comment in rows:
+        columns.setdefault((schema, table), []).append((name, sql_type, comment))
+    return columns
 
 
 def _part_columns(view: str, columns: dict[str, list[tuple[str, str, str]]]) -> dict[str, str]:
