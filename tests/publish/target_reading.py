@@ -80,7 +80,11 @@ def differing(store: ObjectStore, copy: Path, file: str, local: Path, *, with_vi
                 else ""
             )
             sides = f"remote.{name}", f"here.{name}"
-            for left, right in (sides, sides[::-1]):
+            # Half the time of the comparison below, which only says on which side rows are missing.
+            sums = [
+                db.execute(f"SELECT count(*), sum(hash(t)::HUGEINT) FROM {side} t{where}").fetchall() for side in sides
+            ]
+            for left, right in (sides, sides[::-1]) if sums[0] != sums[1] else ():
                 if db.execute(f"FROM {left}{where} EXCEPT ALL FROM {right}{where}").fetchone():
                     found.append(f"{file}: {left} has rows that {right} has not")
     return found

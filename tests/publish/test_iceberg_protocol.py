@@ -30,6 +30,7 @@ from tests.publish.iceberg_reading import NAMES, load_tables, reader
 from tests.publish.lake_history import LAKE_ID, History, list_differences
 from tests.publish.stopping_store import URL, PublisherStopped, StoppingStore
 from tests.publish.test_iceberg_history import connect
+from tests.soaking import sample
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,7 +67,7 @@ def test_a_stop_at_every_write_is_completed_later(tmp_path: Path) -> None:
     whole = target.fork()
     publish(history.root, connect_store(whole), second)
     assert whole.writes > 25
-    for stop_at in range(1, whole.writes + 1):
+    for stop_at in (stops := sample(range(1, whole.writes + 1), 16)):
         stopped = target.fork(stop_at=stop_at)
         with pytest.raises(PublisherStopped):
             publish(history.root, connect_store(stopped), second)
@@ -75,12 +76,12 @@ def test_a_stop_at_every_write_is_completed_later(tmp_path: Path) -> None:
         publish(history.root, connect_store(retried), second)
         tables = load_tables(connect_store(retried))
         assert all(f"sync-{second}" in table.metadata.refs for table in tables.values())
-        if stop_at % 8 == 0 or stop_at == whole.writes:
+        if stop_at in stops[::8] or stop_at == whole.writes:
             assert list_differences(history.root, second, reader(connect_store(retried))) == []
             assert list_differences(history.root, first, reader(connect_store(retried), f"sync-{first}")) == []
 
 
-@pytest.mark.parametrize("kill_at", [1, 9, 17, 25])
+@pytest.mark.parametrize("kill_at", sample([1, 9, 17, 25], 2))
 def test_a_killed_publisher_leaves_the_former_sync(
     kill_at: int, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -180,7 +181,8 @@ def test_delete_files_are_folded_at_eight(tmp_path: Path) -> None:
         first = min(files.deletes)
         counts.append(len(files.deletes[first]))
         positions.append(sum(delete.file.record_count for delete in files.deletes[first]))
-        assert list_differences(history.root, number, reader(catalog)) == []
+        if step in {0, 7, 8, 9}:  # before the fold, at it, after it
+            assert list_differences(history.root, number, reader(catalog)) == []
     assert counts == [1, 2, 3, 4, 5, 6, 7, 8, 1, 2]
     assert positions == list(range(1, 11))
 

@@ -20,23 +20,31 @@ from pipeline.monitoring.run_history import RunStatsFile
 from pipeline.publish.latest import encode_latest
 from pipeline.publish.object_store import open_store
 from pipeline.publish.target_layout import is_part_path, remove_hash, to_unhashed_path
-from tests.lake.corruption import grown
+from tests.lake.lake_copies import grow_once
 from tests.lake.operations import told
 from tests.processes import Answer, ran
 from tests.publish.target_reading import all_differing, latest
 from tests.sync.sync_harness import SEED, synced
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.lake.lake_copies import LakeCopies
     from tests.publish.conftest import S3Server
 
 
-@pytest.fixture
-async def lake(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def lakes(tmp_path_factory: pytest.TempPathFactory) -> LakeCopies:
     """A lake of several snapshots."""
-    async with grown(tmp_path / "lake", files=20):
-        return tmp_path / "lake"
+    return grow_once(tmp_path_factory.mktemp("publish-command") / "lake", files=20)
+
+
+@pytest.fixture
+def lake(lakes: LakeCopies) -> Iterator[Path]:
+    """A new copy of the lake."""
+    with lakes.copied() as copy:
+        yield copy
 
 
 async def finished(emulator: Emulator, lake: Path, *arguments: str, **environment: str) -> Answer:

@@ -35,7 +35,9 @@ from pipeline.publish.target_retention import select_remaining
 from pipeline.settings import Settings
 from schemas.timestamps import SECOND, now_us
 from tests.lake.corruption import flip, grown, parts
+from tests.lake.lake_copies import LakeCopies
 from tests.publish.target_reading import all_differing, attached, copied, latest, published
+from tests.soaking import sample
 from tests.sync.sync_harness import SEED, synced
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ class StoppingStore(CloudStore):
     def __init__(self, backend: Any, stop_at: int, *, after: bool = False) -> None:
         super().__init__(URL, backend)
         self.writes, self._stop_at, self._after, self._lock = 0, stop_at, after, threading.Lock()
+        self.written: list[str] = []
 
     def _count(self, *, after: bool) -> None:
         with self._lock:
@@ -66,6 +69,7 @@ class StoppingStore(CloudStore):
     def _put(self, *arguments: Any, **options: Any) -> Any:
         self._count(after=False)
         result = super()._put(*arguments, **options)
+        self.written.append(arguments[0])
         self._count(after=True)
         return result
 
@@ -75,6 +79,13 @@ class StoppingStore(CloudStore):
             self._count(after=False)
             super().delete([path])
             self._count(after=True)
+
+
+def choose_stops(whole: StoppingStore, pointer: str) -> list[int]:
+    """Numbers of writes to stop at: those around the one that readers start from, and some of the others."""
+    turn = whole.written.index(pointer) + 1
+    around = range(turn - 2, turn + 3)
+    return [number for number in sorted({*around, *sample(range(1, whole.writes + 1), 6)}) if number <= whole.writes]
 
 
 def copy_of(backend: MemoryStore) -> MemoryStore:
@@ -112,10 +123,10 @@ async def test_a_stop_at_every_write_heals(tmp_path: Path) -> None:
     objects = {item.path for item in whole.list()}
     assert whole.writes > 20
     seen = set()
-    for number in range(1, whole.writes + 1):
+    for place, number in enumerate(choose_stops(whole, LATEST)):
         backend = copy_of(base)
         with pytest.raises(Stopped):
-            published(lake, StoppingStore(backend, number, after=number % 2 == 0), MirrorOptions())
+            published(lake, StoppingStore(backend, number, after=place % 2 == 1), MirrorOptions())
         store = CloudStore(URL, backend)
         rows = shown(store, tmp_path / f"copy{number}")
         assert rows in (former, new)
@@ -144,20 +155,33 @@ async def test_a_first_publish_that_stopped_is_completed(tmp_path: Path) -> None
     assert not published(lake, store).changed
 
 
-@pytest.mark.parametrize("moment", ["head", "read_versioned", "list", "create", "swap"])
-async def test_of_two_publishers_one_is_refused(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_two_publishers_one_is_refused(tmp_path: Path) -> None:
     """While one publishes, a copy of the lake publishes as a whole: one of them is refused, and nothing is mixed."""
-    lake, copy = tmp_path / "lake", tmp_path / "backup"
-    store, other = (CloudStore(URL, MemoryStore()) for _ in range(2))
-    other._backend = store._backend
+    lake, copy, base = tmp_path / "lake", tmp_path / "backup", MemoryStore()
     async with grown(lake, files=20, rounds=1) as emulator:
-        published(lake, store)
+        published(lake, CloudStore(URL, base))
         with Lake(lake, doing="backup") as held:
             backup(held, copy)
         emulator.world.update(emulator.world.pick_random(5))
         await synced(emulator, lake)
         await synced(emulator, copy)
-    original, moments, refused = getattr(store, moment), [moment], []
+    copies = [LakeCopies(lake), LakeCopies(copy)]
+    for moment in ("head", "read_versioned", "list", "create", "swap"):
+        with copies[0].copied(), copies[1].copied(), pytest.MonkeyPatch.context() as patch:
+            backend = copy_of(base)
+            store, other = CloudStore(URL, backend), CloudStore(URL, backend)
+            ((loser, code),) = publish_both(moment, (lake, store), (copy, other), patch)
+            # Who reads the record of the other is told that its snapshot is another; the others meet a condition.
+            assert code == (ExitCode.STORAGE if moment in {"head", "read_versioned"} else ExitCode.LOCKED), moment
+            winner = copy if loser == lake else lake
+            assert all_differing(winner, other, tmp_path / f"target-{moment}") == [], moment
+
+
+def publish_both(
+    moment: str, slow: tuple[Path, CloudStore], fast: tuple[Path, CloudStore], patch: pytest.MonkeyPatch
+) -> list[tuple[Path, ExitCode]]:
+    """Publish the slow lake, and at a moment of it the fast one. Return who was refused, with the exit code."""
+    original, moments, refused = getattr(slow[1], moment), [moment], []
 
     def publish_or_note(root: Path, target: CloudStore) -> None:
         try:
@@ -168,16 +192,12 @@ async def test_of_two_publishers_one_is_refused(moment: str, tmp_path: Path, mon
     def interrupted(*arguments: Any, **named: Any) -> Any:
         if moments:
             moments.clear()
-            publish_or_note(copy, other)
+            publish_or_note(*fast)
         return original(*arguments, **named)
 
-    monkeypatch.setattr(store, moment, interrupted)
-    publish_or_note(lake, store)
-    ((loser, code),) = refused
-    # Who reads the record of the other one is told that its snapshot is another one; the others meet a condition.
-    assert code == (ExitCode.STORAGE if moment in {"head", "read_versioned"} else ExitCode.LOCKED)
-    winner = copy if loser == lake else lake
-    assert all_differing(winner, other, tmp_path / "target") == []
+    patch.setattr(slow[1], moment, interrupted)
+    publish_or_note(*slow)
+    return refused
 
 
 async def test_another_lake_is_refused(tmp_path: Path) -> None:
