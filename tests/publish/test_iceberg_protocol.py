@@ -67,7 +67,7 @@ def test_a_stop_at_every_write_is_completed_later(tmp_path: Path) -> None:
     whole = target.fork()
     publish(history.root, connect_store(whole), second)
     assert whole.writes > 25
-    for stop_at in (stops := sample(range(1, whole.writes + 1), 16)):
+    for stop_at in range(1, whole.writes + 1):
         stopped = target.fork(stop_at=stop_at)
         with pytest.raises(PublisherStopped):
             publish(history.root, connect_store(stopped), second)
@@ -76,7 +76,7 @@ def test_a_stop_at_every_write_is_completed_later(tmp_path: Path) -> None:
         publish(history.root, connect_store(retried), second)
         tables = load_tables(connect_store(retried))
         assert all(f"sync-{second}" in table.metadata.refs for table in tables.values())
-        if stop_at in stops[::8] or stop_at == whole.writes:
+        if stop_at % 8 == 0 or stop_at == whole.writes:
             assert list_differences(history.root, second, reader(connect_store(retried))) == []
             assert list_differences(history.root, first, reader(connect_store(retried), f"sync-{first}")) == []
 
