@@ -20,6 +20,9 @@ UNIT_SECONDS: Final = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 
 _MAX_NAME_CHARS: Final = 90
 _TERMINAL_SEQUENCE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_CONTROL: Final = re.compile(
+    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 _BYTE_UNITS: Final = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -46,6 +49,14 @@ def escape_controls(text: str) -> str:
     if stripped.isprintable():
         return stripped
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in stripped)
+
+
+def escape_control_characters(text: str) -> str:
+    r"""Return the text with its controls escaped, such as `\x1b`; also half surrogates and marks of direction.
+
+    Line ends and tabs stay. For files that keep a value: nothing is removed from it.
+    """
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def format_count(number: float) -> str:

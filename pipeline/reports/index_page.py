@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from pipeline.formatting import format_csp_hash, pluralize
+from pipeline.formatting import escape_control_characters, format_csp_hash, pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,16 @@ if TYPE_CHECKING:
 _STYLE: Final = files("pipeline.reports").joinpath("index.css").read_text(encoding="utf-8")
 _SCRIPT: Final = files("pipeline.reports").joinpath("index.js").read_text(encoding="utf-8")
 _POLICY: Final = f"default-src 'none'; style-src '{format_csp_hash(_STYLE)}'; script-src '{format_csp_hash(_SCRIPT)}'"
-_ENVIRONMENT: Final = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+
+
+def _escape_controls(value: Any) -> Any:
+    """Return what the template shows of a value: HTML has no controls, not even escaped ones."""
+    return escape_control_characters(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+_ENVIRONMENT: Final = Environment(
+    autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_escape_controls
+)
 _ENVIRONMENT.filters["pluralize"] = pluralize
 _TEMPLATE: Final = _ENVIRONMENT.from_string(
     files("pipeline.reports").joinpath("index.html.jinja").read_text(encoding="utf-8")

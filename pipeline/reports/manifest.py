@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from pipeline.csv_rows import format_csv_row
-from pipeline.formatting import pluralize
+from pipeline.formatting import escape_control_characters, pluralize
 from pipeline.reports.index_page import render_pages
 from pipeline.reports.models import (
     Manifest,
@@ -148,6 +148,8 @@ def _format_instant(at: int | None) -> str | None:
 
 
 def format_csv(files: Sequence[ManifestFile]) -> bytes:
-    """Return manifest.csv. Texts that a spreadsheet takes for a formula get an apostrophe; manifest.json is exact."""
-    rows = ((value for _, value in file) for file in files)
-    return "".join(map(format_csv_row, (ManifestFile.model_fields, *rows))).encode("utf-8", "backslashreplace")
+    """Return manifest.csv: formulas get an apostrophe, controls are escaped. manifest.json is exact."""
+    rows = (
+        (escape_control_characters(value) if isinstance(value, str) else value for _, value in file) for file in files
+    )
+    return "".join(map(format_csv_row, (ManifestFile.model_fields, *rows))).encode()

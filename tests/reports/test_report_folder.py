@@ -20,6 +20,7 @@ import pytest
 from pipeline.csv_rows import escape_formula
 from pipeline.emulator import Emulator, Quirks
 from pipeline.errors import SettingsError, StorageError
+from pipeline.formatting import escape_control_characters
 from pipeline.reports.folder import JobFolder
 from pipeline.reports.folder_check import verify_folder
 from pipeline.reports.index_page import render_pages
@@ -337,6 +338,19 @@ def test_texts_of_files_are_harmless() -> None:
     assert row["reference"] == f"'{HOSTILE}"
 
 
+def test_controls_in_texts_are_escaped_where_they_are_shown() -> None:
+    """Page and CSV show controls by their numbers; manifest.json has the exact text, and the id is everywhere."""
+    text = "A\0B\x1b[2JC\u202eD\x7f\x9b"
+    manifest = make_manifest(text)
+    page, content = render_pages(manifest)["index.html"], format_csv(manifest.files).decode()
+    shown = "A\\x00B\\x1b[2JC\\u202eD\\x7f\\x9b"
+    assert ParsedPage(page).text.count(shown) >= 5
+    row = next(csv.DictReader(content.splitlines()))
+    assert (row["file_id"], row["reference"], row["group"]) == ("7", shown, shown)
+    assert not re.search(r"[^\n\t\x20-\x7e\u2000-\u2027]", page + content)
+    assert Manifest.model_validate_json(manifest.model_dump_json()).files[0].reference == text
+
+
 async def test_line_ends_in_references_make_no_rows(tmp_path: Path) -> None:
     """References with line ends, controls and formulas are one row each in manifest.csv, and the folder passes."""
     references = ("ABC123\r", "A\rB", "A\nB", "A\r\n=B", "\n=1+1", "\u2028", "A\x85B", '"', ",", "+1")
@@ -350,7 +364,9 @@ async def test_line_ends_in_references_make_no_rows(tmp_path: Path) -> None:
     )
     content = format_csv(files)
     rows = list(csv.DictReader(io.StringIO(content.decode(), newline=""), strict=True))
-    assert [row["reference"] for row in rows] == [escape_formula(reference) for reference in references]
+    assert [row["reference"] for row in rows] == [
+        escape_formula(escape_control_characters(reference)) for reference in references
+    ]
     assert [row["file_id"] for row in rows] == [str(file.file_id) for file in files]
     manifest = manifest.model_copy(update={"files": files})
     _replace_file(tmp_path / "out", "manifest.json", manifest.model_dump_json().encode())
