@@ -32,7 +32,7 @@ _LIMIT_LABELS: Final = {
     "ceiling": "max_concurrency",
 }
 """What limits the rate: the rate limiter's reasons, and the words on the screen."""
-_OMIT_WHEN_ZERO: Final = frozenset({"windows_known", "paused_seconds", "throttled", "concurrency"})
+_OMIT_WHEN_ZERO: Final = frozenset({"relisted", "windows_known", "paused_seconds", "throttled", "concurrency"})
 """Fields that the log omits while they are zero."""
 
 
@@ -46,6 +46,7 @@ class CrawlProgress:
     listed: int = 0
     files_stored: int = 0  # new versions of files, with or without a detail
     skipped: int = 0
+    relisted: int = 0  # list items of files that are in another count already
     deleted: int = 0
     rejects: int = 0
     files_per_second: float = 0.0
@@ -62,7 +63,7 @@ class CrawlProgress:
     @property
     def done(self) -> int:
         """Files that need no further work."""
-        return self.files_stored + self.skipped + self.deleted + self.rejects
+        return self.files_stored + self.skipped + self.relisted + self.deleted + self.rejects
 
     def status_lines(self) -> tuple[Sequence[str], ...]:
         """Return three lines of phrases, the most important first."""

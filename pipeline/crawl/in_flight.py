@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     LookupVersions = Callable[[Sequence[int]], Awaitable[Mapping[int, FileVersionRecord]]]
 
 _QUEUE_DEPTH_PER_WORKER: Final = 4  # fetch tasks queued for each worker, up to `MIN_WORKERS`
+_RECENTLY_SKIPPED_FILES: Final = 50_000  # windows that share files are read within a short time
 _LOOKUP_CHUNK_FILES: Final = 500
 
 
@@ -63,6 +64,7 @@ class InFlightFiles:
         self._queue: asyncio.Queue[FetchTask] = asyncio.Queue()
         self._capacity = asyncio.Semaphore(_QUEUE_DEPTH_PER_WORKER * min(options.workers, MIN_WORKERS))
         self._tasks: dict[int, FetchTask] = {}
+        self._recently_skipped: dict[int, None] = {}
         self._committed_keys: dict[PendingWindow, set[int]] = {}  # commits while a window is submitted
 
     def __len__(self) -> int:
@@ -137,7 +139,7 @@ class InFlightFiles:
             return
         is_outdated = stored is not None and self._is_outdated(item, window.observation, stored)
         if stored is not None and (self._is_up_to_date(item, stored) or (is_outdated and stored.is_stable)):
-            self._stats.skipped += 1
+            self._count_unchanged(key, stored)
             return
         task = FetchTask(key, item, window.observation, WindowRefs([window]), must_relist=is_outdated)
         self._tasks[key] = task
@@ -145,6 +147,17 @@ class InFlightFiles:
         # While this waits for capacity, other windows can already attach to the task.
         await self._capacity.acquire()
         self._queue.put_nowait(task)
+
+    def _count_unchanged(self, key: int, stored: FileVersionRecord) -> None:
+        """Count a file that is not fetched: as skipped once, unless this run has fetched it."""
+        skipped = self._recently_skipped
+        if stored.run_id == self._run_id or key in skipped:
+            self._stats.relisted += 1
+            return
+        self._stats.skipped += 1
+        skipped[key] = None
+        if len(skipped) > _RECENTLY_SKIPPED_FILES:
+            del skipped[next(iter(skipped))]
 
     def _attach_to_existing(self, task: FetchTask, item: ListItem, window: PendingWindow) -> None:
         """Attach a window to a file in flight. A different version is fetched after the commit of the first."""

@@ -80,12 +80,16 @@ class RefetchRequest:
 
 @dataclass(slots=True)
 class CrawlStats:
-    """Counters of one crawl. `files_stored` counts new versions of files, with or without a detail."""
+    """Counters of one crawl. `files_stored` counts new versions of files, with or without a detail.
+
+    `relisted` counts list items of files that are in another count already: windows overlap, and are split.
+    """
 
     listed: int = 0
     files_stored: int = 0
     details_fetched: int = 0
     skipped: int = 0
+    relisted: int = 0
     deleted: int = 0
     rejects: int = 0
     windows: int = 0

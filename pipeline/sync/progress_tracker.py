@@ -49,12 +49,13 @@ class ProgressTracker:
         limiter, counts = self._client.rate_limiter.state, self._client.stats
         expected = self._files_in_windows
         total = self._total if expected is None else expected
-        done = stats.files_stored + stats.skipped + stats.deleted + stats.rejects
+        done = stats.files_stored + stats.skipped + stats.relisted + stats.deleted + stats.rejects
         rate = self._rate.update(done)
         progress = CrawlProgress(
             listed=stats.listed,
             files_stored=stats.files_stored,
             skipped=stats.skipped,
+            relisted=stats.relisted,
             deleted=stats.deleted,
             rejects=stats.rejects,
             files_per_second=rate,
