@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pipeline.context import CommandContext
 
 _TERMINATE_TIMEOUT_SECONDS: Final = 30.0  # a run needs at most 10 seconds to end after SIGTERM
+_COMMAND_IN_HINT: Final = re.compile(r"`scanlake (?!init\b|report verify)[a-z]+(?=[` ])(?! --source)")
 _MAX_LINE_BYTES: Final = 16_000_000
 ArgumentsOfSource: TypeAlias = "list[str] | Callable[[str], list[str]]"
 ALL_OPTION: Final = typer.Option("--all", help="Every source in the settings file, one line per source.")
@@ -130,6 +132,13 @@ async def _run_one(context: CommandContext, result: SourceResult, arguments: Seq
         await forward
         result.code, result.seconds = process.returncode, time.monotonic() - started
         result.output = parse_json_object((await output).decode(errors="replace"))
+        if "hint" in result.output:
+            result.output["hint"] = name_source(str(result.output["hint"]), source)
+
+
+def name_source(hint: str, source: str) -> str:
+    """Return the hint with the source in its commands, which need it beside several others."""
+    return _COMMAND_IN_HINT.sub(rf"\g<0> --source {source}", hint)
 
 
 def global_argv(context: CommandContext) -> list[str]:

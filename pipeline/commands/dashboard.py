@@ -13,7 +13,7 @@ from typing import Annotated, Final
 import typer
 
 from pipeline import logs
-from pipeline.commands._all_sources import refuse_single_source_options
+from pipeline.commands._all_sources import name_source, refuse_single_source_options
 from pipeline.commands._failures import find_failures
 from pipeline.commands._limited_process import write_query_csv
 from pipeline.commands._remote_publish import read_publish_record
@@ -105,8 +105,9 @@ def _write_all(context: CommandContext, target: Path, *, force: bool, open_brows
         try:
             data = replace(_load(settings, CatalogAccess(settings)), lake=source)
         except ScanlakeError as error:
-            states.append(SourceState(source, error=f"{error.message} {error.hint or ''}".rstrip()))
-            results[source] = {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
+            hint = name_source(error.hint or "", source)
+            states.append(SourceState(source, error=f"{error.message} {hint}".rstrip()))
+            results[source] = {"error": error.message, "hint": hint, "exit_code": error.exit_code}
             codes.append(error.exit_code)
         else:
             size = write_page(pages[source], render_page(data))

@@ -268,6 +268,16 @@ async def test_status_doctor_verify_and_check_take_all_sources(tmp_path: Path) -
     assert set(everything.json["sources"]) == {"n", "s"}
 
 
+async def test_hints_of_all_sources_name_each(tmp_path: Path) -> None:
+    """With --all the hint of a source that has no lake is a command that works beside the others."""
+    tables = (f'[sources.{name}]\nbase_url = "https://{name}.example"\n' for name in ("n", "s"))
+    (tmp_path / "scanlake.toml").write_text("".join(tables), encoding="utf-8")
+    status = await called(tmp_path, "status", "--all")
+    assert status.code == 2
+    for name, line in zip(("n", "s"), status.out.splitlines(), strict=True):
+        assert line.endswith(f"/lake/{name}. Run `scanlake sync --source {name}` first, or correct --lake."), line
+
+
 async def test_backup_takes_all_sources(tmp_path: Path) -> None:
     """With --all each lake is copied below the target; one that fails stops none, and gives the exit code."""
     async with Emulator(20) as north, Emulator(30, seed=5) as south:

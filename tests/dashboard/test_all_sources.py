@@ -61,6 +61,7 @@ def test_each_source_has_its_state_and_its_page(scanlake: Scanlake, sources: Pat
     assert "dashboard-west.html" not in text
     assert "Never verified: files deleted in the service may still be in the lake." in read.text
     assert "No lake at" in read.text
+    assert "Run scanlake sync --source west first" in read.text.replace("`", "")
     assert "<h1>east</h1>" in (sources / "dashboard-east.html").read_text(encoding="utf-8")
     again = scanlake("dashboard", "--all")
     assert again.out.splitlines()[0].startswith(f"{sources / 'dashboard.html'}: 3 sources, ")
