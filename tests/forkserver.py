@@ -1,6 +1,6 @@
 """Runs the command by a fork of a process that has imported it: a real process, without half a second of imports.
 
-Tests that send signals, set limits or look at the start itself start their own processes.
+Tests that send signals or look at the start itself start their own processes.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import atexit
 import gc
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,26 +45,62 @@ class Finished:
 
 
 def run_command(
-    arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], stdin: bytes = b"", seconds: float = 300
+    arguments: Sequence[str],
+    *,
+    cwd: Path,
+    env: Mapping[str, str],
+    stdin: bytes = b"",
+    seconds: float = 300,
+    limits: Mapping[str, int] | None = None,
 ) -> Finished:
-    """Run the command to its end in `cwd` with exactly this environment. It is killed after so many seconds."""
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    """Run the command to its end in `cwd` with exactly this environment. It is killed after so many seconds.
+
+    `limits`: what the system permits the process, such as {"RLIMIT_NOFILE": 64}.
+    """
+    request = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env), "seconds": seconds, "limits": limits}
+    with tempfile.TemporaryFile() as given:
         given.write(stdin)
         given.seek(0)
-        read_end, write_end = os.pipe()
-        request = json.dumps({"arguments": list(arguments), "cwd": str(cwd), "env": dict(env), "seconds": seconds})
-        with os.fdopen(read_end, "rb") as status:
-            try:
-                with _lock:
-                    files = [given.fileno(), out.fileno(), err.fileno(), write_end]
-                    socket.send_fds(_start_server(), [request.encode()], files)
-            finally:
+        if limits:
+            return _run_piped(request, given.fileno())
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            code = _run(request, [given.fileno(), out.fileno(), err.fileno()])
+            out.seek(0)
+            err.seek(0)
+            return Finished(code, out.read(), err.read())
+
+
+def _run_piped(request: Mapping[str, Any], given: int) -> Finished:
+    """Run the command with pipes: a limit of the size of files does not reach them."""
+    ends = [os.pipe(), os.pipe()]
+    with ThreadPoolExecutor(len(ends)) as pool:
+        reads = [pool.submit(_read_all, read_end) for read_end, _ in ends]
+        try:
+            code = _run(request, [given, *(write_end for _, write_end in ends)])
+        finally:
+            for _, write_end in ends:
                 os.close(write_end)
-            code = status.read()
-        assert code, "the command has no exit status"
-        out.seek(0)
-        err.seek(0)
-        return Finished(int(code), out.read(), err.read())
+        out, err = (read.result() for read in reads)
+    return Finished(code, out, err)
+
+
+def _read_all(handle: int) -> bytes:
+    with os.fdopen(handle, "rb") as source:
+        return source.read()
+
+
+def _run(request: Mapping[str, Any], streams: list[int]) -> int:
+    """Let the server run the command; return its exit status."""
+    read_end, write_end = os.pipe()
+    with os.fdopen(read_end, "rb") as status:
+        try:
+            with _lock:
+                socket.send_fds(_start_server(), [json.dumps(request).encode()], [*streams, write_end])
+        finally:
+            os.close(write_end)
+        code = status.read()
+    assert code, "the command has no exit status"
+    return int(code)
 
 
 def _start_server() -> socket.socket:
@@ -136,6 +174,8 @@ def _become(given: dict[str, Any], files: list[int]) -> None:
     os.environ.clear()
     os.environ.update(given["env"])
     time.tzset()
+    if given["limits"]:
+        _limit(given["limits"])
     sys.argv[1:] = given["arguments"]
     sys.orig_argv[1:] = ["-m", "pipeline", *given["arguments"]]
     code: object = 1
@@ -148,6 +188,14 @@ def _become(given: dict[str, Any], files: list[int]) -> None:
         sys.stderr.flush()
         atexit._run_exitfuncs()
         os._exit(code if isinstance(code, int) else 1)  # the frozen modules would be reported as leaks
+
+
+def _limit(limits: dict[str, int]) -> None:
+    """Let the system limit this process, whose streams are pipes."""
+    sys.stdout, sys.stderr = (os.fdopen(handle, "w", closefd=False) for handle in (1, 2))  # those of before can seek
+    sys.dont_write_bytecode = True  # it would leave half a file
+    for name, limit in limits.items():
+        resource.setrlimit(getattr(resource, name), (limit, limit))
 
 
 if __name__ == "__main__":

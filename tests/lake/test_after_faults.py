@@ -20,6 +20,7 @@ from pipeline.lake.ledger import Ledger
 from pipeline.maintenance.compact import run_compaction
 from pipeline.settings import Settings
 from tests.conftest import ROOT
+from tests.forkserver import run_command
 from tests.lake.corruption import checked, grown
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import told
@@ -240,18 +241,14 @@ def test_a_full_disk_is_not_damage(tmp_path: Path, killed: bool) -> None:  # noq
     lake = made_in(tmp_path / "lake")
     if killed:
         kill_with_log(lake)
-    code = (
-        "import resource, sys; from pipeline.cli import main\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); main(sys.argv[1:])"
-    )
     results = {}
     for command in ("doctor --json", "publish", "check", "check --dry-run", "compact --full", "purge 11"):
-        arguments = [sys.executable, "-c", code, *command.split(), "--lake", str(lake)]
-        answer = subprocess.run(arguments, capture_output=True, text=True, check=False)
-        results[command] = answer.returncode
-        assert answer.returncode != 9, answer
-        assert '"exit_code": 9' not in answer.stdout
-        assert command in {"doctor --json", "check --dry-run"} or str(lake) in answer.stderr, answer
+        arguments = [*command.split(), "--lake", str(lake)]
+        answer = run_command(arguments, cwd=tmp_path, env=os.environ, limits={"RLIMIT_FSIZE": 0})
+        results[command] = answer.code
+        assert answer.code != 9, answer
+        assert b'"exit_code": 9' not in answer.out
+        assert command in {"doctor --json", "check --dry-run"} or str(lake).encode() in answer.err, answer
         assert not list(lake.glob("ledger.sqlite.*"))
     assert results["check --dry-run"] == 0
     assert {results[command] for command in ("publish", "check", "purge 11")} == {7}, results

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import os
 import random
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger import Ledger
 from pipeline.maintenance.compact import run_compaction as compact
 from pipeline.settings import Settings
+from tests.forkserver import run_command
 from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.lake.lake_builder import AT, commit
 from tests.oracle import differences
@@ -164,25 +164,11 @@ async def test_data_before_index_before_pointer(tmp_path: Path, monkeypatch: pyt
     assert len(log) > 5
 
 
-_LIMITED = """
-import resource, sys
-resource.setrlimit(getattr(resource, sys.argv.pop(1)), (int(sys.argv.pop(1)),) * 2)
-from pipeline.cli import main
-main()
-"""
-
-
-async def limited(name: str, limit: int, *arguments: str, emulator: Emulator) -> tuple[int | None, str]:
+async def limited(name: str, limit: int, *arguments: str, emulator: Emulator) -> tuple[int, str]:
     """Run the command under a limit of the system: its exit code, and what it told on standard error."""
-    service = {"SCANLAKE_BASE_URL": emulator.base_url, "SCANLAKE_TOKEN": emulator.token}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", _LIMITED, name, str(limit), *arguments),
-        env={**os.environ, **service, "PYTHONDONTWRITEBYTECODE": "1"},  # Python would leave half a bytecode file
-        stderr=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    _, err = await process.communicate()
-    return process.returncode, err.decode()
+    env = {**os.environ, "SCANLAKE_BASE_URL": emulator.base_url, "SCANLAKE_TOKEN": emulator.token}
+    ended = await asyncio.to_thread(run_command, arguments, cwd=Path.cwd(), env=env, limits={name: limit})
+    return ended.code, ended.err.decode()
 
 
 @pytest.mark.parametrize("limit", [2_000, 60_000, 400_000, 1_200_000], ids=lambda limit: f"{limit // 1000}k")
