@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.configuration import set_hypothesis_home_dir
 
 from tests.guards import Guard, spellings
+from tests.memory_folder import find_memory_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,6 +70,10 @@ settings.register_profile(
 )
 settings.register_profile("soak", settings.get_profile("dev"), database=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
+
+# pytest makes its temporary folder there.
+if "PYTEST_DEBUG_TEMPROOT" not in os.environ and (_memory := find_memory_folder()) is not None:
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = str(_memory)
 
 _guard: Final = Guard(ROOT)
 sys.addaudithook(_guard)

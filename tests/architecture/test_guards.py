@@ -8,6 +8,7 @@ import pytest
 
 from tests.conftest import CANARY
 from tests.guards import Guard, Refused, spellings
+from tests.memory_folder import find_memory_folder
 
 
 @pytest.mark.parametrize("address", [("192.0.2.1", 443), ("169.254.169.254", 80), ("::ffff:192.0.2.1", 80)])
@@ -61,3 +62,12 @@ def test_the_canary_is_known_in_every_spelling() -> None:
     import_free = {CANARY, "cAnArY%2F7f3a%2BScanlake%2FSuite9c1e%2BToken%3D%3D"}
     assert import_free <= spellings(CANARY)
     assert all(len(mark) > 30 for mark in spellings(CANARY))
+
+
+def test_a_folder_in_memory_is_used_only_with_enough_space(tmp_path: Path) -> None:
+    """A folder that is missing, a link or too small is not used for the temporary files of the suite."""
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert find_memory_folder(tmp_path, needed=0) in {tmp_path, None}  # None on a machine with little memory
+    assert find_memory_folder(tmp_path, needed=2**62) is None
+    assert find_memory_folder(tmp_path / "link", needed=0) is None
+    assert find_memory_folder(tmp_path / "missing", needed=0) is None
