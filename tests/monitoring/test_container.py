@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
+import yaml
 
 from pipeline.emulator import Emulator
 from pipeline.settings import Settings
+from pipeline.version import __version__
 from tests.conftest import ROOT
 
 if TYPE_CHECKING:
@@ -90,6 +92,27 @@ def test_it_runs_as_nobody_in_particular() -> None:
     ours = {name.removeprefix("SCANLAKE_").lower() for name in variables if name.startswith("SCANLAKE_")}
     assert ours <= set(Settings.model_fields)
     assert Path(variables["SCANLAKE_LAKE"]).parent == Path("/lake")
+
+
+def test_the_compose_file_runs_this_image() -> None:
+    """It builds the image, names what exists, and runs a watch whose options, settings and probe are right."""
+    compose = yaml.safe_load((CONTAINERFILE.parent / "compose.yaml").read_text(encoding="utf-8"))
+    watch = compose["services"]["watch"]
+    variables = dict(word.split("=", 1) for word in shlex.split(argument("ENV")))
+    context = (CONTAINERFILE.parent / watch["build"]["context"]).resolve()
+    assert context / watch["build"]["dockerfile"] == CONTAINERFILE
+    assert watch["image"] == f"scanlake:{__version__}"
+    assert watch["volumes"] == [f"lake:{argument('VOLUME')}"]
+    assert (watch["read_only"], watch["cap_drop"], watch["tmpfs"]) == (True, ["ALL"], [variables["HOME"]])
+    settings = {name.removeprefix("SCANLAKE_").lower(): value for name, value in watch["environment"].items()}
+    assert set(settings) <= set(Settings.model_fields)
+    assert settings["token_file"] == f"/run/secrets/{watch['secrets'][0]}"
+    marker, program, *probe = watch["healthcheck"]["test"]
+    assert (marker, [program]) == ("CMD", json.loads(argument("ENTRYPOINT")))
+    assert settings["liveness_file"] == probe[-1]
+    for command in (watch["command"], probe):  # a usage error would come before the missing settings and file
+        done = subprocess.run([sys.executable, "-m", "pipeline", *command], capture_output=True, text=True, check=False)
+        assert re.search("base_url is required|No such file", done.stderr), done.stderr
 
 
 def test_its_entry_point_is_the_command() -> None:
