@@ -31,6 +31,7 @@ _log = structlog.get_logger()
 
 Seconds = Annotated[float, Field(gt=0, le=_DAY_SECONDS)]
 KeepCount = Annotated[int, Field(ge=0, le=10_000)]
+SourceName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")]
 _KEEP_NEWEST_OF: Final = "Also keep the newest snapshot of each of the last N {} (UTC) that have one. 0: none."
 
 
@@ -138,10 +139,7 @@ class Settings(BaseSettings):
         description="Seconds before the last watermark that a run reads again, because the service can commit late.",
     )
     verify_every_days: float = Field(
-        default=7,
-        ge=0,
-        le=3650,
-        description="Days between automatic verifications, which detect deletions. 0: only on request.",
+        default=7, ge=0, le=3650, description="Days between verifications, which detect deletions. 0: only on request."
     )
 
     commit_every_files: int = Field(
@@ -213,7 +211,10 @@ class Settings(BaseSettings):
     iceberg_namespace: str = Field(
         default="scanlake",
         pattern=r"^[a-z][a-z0-9_]{0,62}$",
-        description="Namespace of the Iceberg tables in the catalog. Each lake needs its own.",
+        description="Namespace of the Iceberg tables in the catalog. Each lake needs its own, or an iceberg_source.",
+    )
+    iceberg_source: SourceName | None = Field(
+        default=None, description="Name of this lake in Iceberg tables that several lakes share.", examples=["north"]
     )
 
     watch_interval: str = Field(

@@ -64,7 +64,9 @@ def run(
         return report_all_sources(context, ["check", *to_argv(options)], _describe_source)
     settings = context.settings()
     if engine_sql:
-        context.print_result({"sql": (sql := format_engine_sql(settings.iceberg_namespace))}, sql)
+        context.print_result(
+            {"sql": (sql := format_engine_sql(settings.iceberg_namespace, settings.iceberg_source))}, sql
+        )
         return ExitCode.OK
     if engine_results is not None:
         return _check_engine(context, settings, engine_results, snapshot)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pipeline.publish.iceberg_publish import IcebergResult
 
 
-@setting_options("reader_root", "iceberg_location")
+@setting_options("reader_root", "iceberg_location", "iceberg_source")
 def run(
     context: CommandContext,
     *,
@@ -43,7 +43,8 @@ def run(
     the object storage. Only what is missing there is uploaded. An interrupted publish is completed by the next one.
 
     With --iceberg, and if iceberg_location or iceberg_catalog is set, engines such as Spark read the same parts as
-    Iceberg tables. Without iceberg_location they are at the URL of --to or publish_to.
+    Iceberg tables. Without iceberg_location they are at the URL of --to or publish_to. With iceberg_source several
+    lakes share the tables, and each one replaces only its own rows.
 
     Exit codes: 0 done, 8 the object storage failed or refused, 5 another publisher was faster, 2 wrong settings.
     """

@@ -48,10 +48,11 @@ class EngineCheck:
     issues: tuple[PublishedIssue, ...]
 
 
-def format_engine_sql(namespace: str) -> str:
-    """Return one query over all tables of a namespace, for any engine that has them."""
+def format_engine_sql(namespace: str, source: str | None = None) -> str:
+    """Return one query over all tables of a namespace, for any engine that has them; with `source`, over its rows."""
+    where_sql = "" if source is None else f" WHERE _source = '{source}'"
     queries = [
-        f"SELECT '{table.name}' AS {_COLUMNS[0]}, {_numbers_sql(table)} FROM {namespace}.{table.name}"
+        f"SELECT '{table.name}' AS {_COLUMNS[0]}, {_numbers_sql(table)} FROM {namespace}.{table.name}{where_sql}"
         for table in TABLES
     ]
     return "\nUNION ALL ".join(queries) + "\n"

@@ -55,6 +55,7 @@ def publish_iceberg_tables(
             number or last.snapshot,
             lake_id=lake.ledger.properties.lake_id,
             at=at,
+            source=settings.iceberg_source,
             retention=retention,
             hashes={part.name: part.sha256 for part in lake.ledger.parts()},
         )

@@ -66,6 +66,8 @@ class TableCommit:
 
     state: TableState
     updates: tuple[TableUpdate, ...]
+    source: str | None = None
+    """Source of the lake, if the table is shared: the name of the metadata file has it."""
 
     @property
     def requirements(self) -> tuple[TableRequirement, ...]:
@@ -104,7 +106,8 @@ class IcebergCatalog(ABC):
         provider = f"{metadata.location.rstrip('/')}/metadata"
         match = _VERSION.search(commit.state.metadata_location)
         version = int(match[1]) + 1 if match else 0
-        location = f"{provider}/{version:05d}-{metadata.new_snapshot_id():019d}-{metadata.table_uuid}.gz.metadata.json"
+        unique = f"{version:05d}-{metadata.new_snapshot_id():019d}"
+        location = f"{provider}/{unique}-{commit.source or metadata.table_uuid}.gz.metadata.json"
         content = metadata.model_dump_json(exclude_none=True).encode()
         self.io.create(location, gzip.compress(content, mtime=0))
         return location

@@ -70,42 +70,47 @@ def plan_changes(
     schema: Schema,
     parts: Mapping[str, Path | bytes],
     positions: Mapping[str, Sequence[int]],
+    *,
+    source: str | None = None,
 ) -> FileChanges:
     """Write the delete files that a table lacks, and return all changes of its files.
 
     `parts` are the data files that the table is to have, as files or contents, by location; `positions` are their
-    deleted rows, sorted.
+    deleted rows, sorted. `source` is the partition of the files, if the table is shared.
     """
     changes = FileChanges()
     changes.data = [
-        describe_data_file(part, location, schema) for location, part in parts.items() if location not in files.data
+        describe_data_file(part, location, schema, source)
+        for location, part in parts.items()
+        if location not in files.data
     ]
     changes.removed = files.data.keys() - parts.keys()
     for location, former in files.deletes.items():
         if location not in parts:
             changes.removed.update(_locations(former))
     for location in parts:
-        _plan_deletes(io, changes, location, files.deletes.get(location, ()), positions.get(location, ()))
+        own = positions.get(location, ())
+        if (new := _plan_deletes(io, changes, files.deletes.get(location, ()), own)) is not None:
+            digest = digest_positions(own)
+            changes.deletes.append(write_deletes(io, location, new, digest=digest, source=source))
     return changes
 
 
 def _plan_deletes(
-    io: StoreFileIO, changes: FileChanges, location: str, former: Sequence[DeleteFile], positions: Sequence[int]
-) -> None:
-    """Plan the delete files of one data file.
+    io: StoreFileIO, changes: FileChanges, former: Sequence[DeleteFile], positions: Sequence[int]
+) -> list[int] | None:
+    """Return the positions that a new delete file of a data file has to have; None if it needs none.
 
     A publish adds one file with the new positions. It replaces all files by one if there are many, or if rows are
     deleted that are to be visible again: after a rollback.
     """
-    digest = digest_positions(positions)
-    if former and former[-1].digest == digest:
-        return
+    if former and former[-1].digest == digest_positions(positions):
+        return None
     deleted = read_positions(io, former)
     if len(former) >= MAX_DELETE_FILES or not deleted <= set(positions):
         changes.removed.update(_locations(former))
         deleted = set()
-    if new := [position for position in positions if position not in deleted]:
-        changes.deletes.append(write_deletes(io, location, new, digest=digest))
+    return [position for position in positions if position not in deleted] or None
 
 
 def _locations(files: Iterable[DeleteFile]) -> list[str]:

@@ -1,7 +1,6 @@
-"""Iceberg v2 on disk: data files, position deletes, manifests and snapshots.
+"""Iceberg v2 on disk: data files and position deletes. `iceberg_snapshots` writes what names them.
 
-pyiceberg 0.12 deletes rows by copying files (apache/iceberg-python#3618), so the manifests of position deletes are
-written here. The writers are half private: no other module uses them, and the extra `lakehouse` pins the version.
+pyiceberg 0.12 deletes rows by copying files (apache/iceberg-python#3618), so position deletes are written here.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,30 +24,18 @@ from pyiceberg.manifest import (
     DataFile,
     DataFileContent,
     FileFormat,
-    ManifestContent,
-    ManifestEntry,
-    ManifestEntryStatus,
-    ManifestWriterV2,
-    write_manifest_list,
 )
-from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
-from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadataV2
-from pyiceberg.table.snapshots import (
-    Operation,
-    Snapshot,
-    SnapshotSummaryCollector,
-    Summary,
-    update_snapshot_summaries,
-)
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
-from pyiceberg.typedef import Record
+
+from pipeline.publish.iceberg_sources import find_partition_spec, owns_manifest, to_partition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from pyiceberg.manifest import ManifestFile
+    from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
 
     from pipeline.publish.iceberg_files import StoreFileIO
@@ -116,15 +103,16 @@ def new_metadata(schema: Schema, location: str, properties: Mapping[str, str]) -
 
     pyiceberg's own function gives the columns new ids, which the parts do not have.
     """
+    spec = find_partition_spec(schema)
     return TableMetadataV2(
         location=location,
         table_uuid=uuid4(),
         schemas=[schema],
         last_column_id=schema.highest_field_id,
         current_schema_id=schema.schema_id,
-        partition_specs=[UNPARTITIONED_PARTITION_SPEC],
-        default_spec_id=UNPARTITIONED_PARTITION_SPEC.spec_id,
-        last_partition_id=UNPARTITIONED_PARTITION_SPEC.last_assigned_field_id,
+        partition_specs=[spec],
+        default_spec_id=spec.spec_id,
+        last_partition_id=spec.last_assigned_field_id,
         sort_orders=[UNSORTED_SORT_ORDER],
         default_sort_order_id=UNSORTED_SORT_ORDER.order_id,
         properties=dict(properties),
@@ -134,13 +122,14 @@ def new_metadata(schema: Schema, location: str, properties: Mapping[str, str]) -
 # Read
 
 
-def read_files(metadata: TableMetadata, io: StoreFileIO) -> TableFiles:
-    """Return the files of a table's current snapshot."""
+def read_files(metadata: TableMetadata, io: StoreFileIO, source: str | None = None) -> TableFiles:
+    """Return the files of a table's current snapshot; with `source`, those of that partition. Manifests are all."""
     current = metadata.current_snapshot()
     manifests = tuple(current.manifests(io)) if current is not None else ()
     data: dict[str, DataFile] = {}
     deletes: defaultdict[str, list[DeleteFile]] = defaultdict(list)
-    for entry in chain.from_iterable(manifest.fetch_manifest_entry(io) for manifest in manifests):
+    own = [manifest for manifest in manifests if owns_manifest(manifest, source)]
+    for entry in chain.from_iterable(manifest.fetch_manifest_entry(io) for manifest in own):
         file = entry.data_file
         if file.content == DataFileContent.DATA:
             data[file.file_path] = file
@@ -171,7 +160,7 @@ def read_data_rows(io: StoreFileIO, location: str) -> list[dict[str, Any]]:
 # Files
 
 
-def describe_data_file(part: Path | bytes, location: str, schema: Schema) -> DataFile:
+def describe_data_file(part: Path | bytes, location: str, schema: Schema, source: str | None = None) -> DataFile:
     """Return a part, as a file or its content, as Iceberg's data file. `location` is its published place.
 
     The statistics come from its footer.
@@ -181,7 +170,7 @@ def describe_data_file(part: Path | bytes, location: str, schema: Schema) -> Dat
     statistics = data_file_statistics_from_parquet_metadata(
         footer, compute_statistics_plan(schema, {}), parquet_path_to_id_mapping(schema)
     )
-    return _describe_file(DataFileContent.DATA, location, size, statistics.to_serialized_dict())
+    return _describe_file(DataFileContent.DATA, location, size, statistics.to_serialized_dict(), source)
 
 
 def digest_positions(positions: Sequence[int]) -> str:
@@ -189,7 +178,9 @@ def digest_positions(positions: Sequence[int]) -> str:
     return sha256(pa.array(positions, pa.int64()).buffers()[1] or b"").hexdigest()[:16]
 
 
-def write_deletes(io: StoreFileIO, data_location: str, positions: Sequence[int], *, digest: str) -> DataFile:
+def write_deletes(
+    io: StoreFileIO, data_location: str, positions: Sequence[int], *, digest: str, source: str | None = None
+) -> DataFile:
     """Write positions of one data file as a delete file beside it.
 
     `digest` is that of all its deleted positions, those in earlier delete files included.
@@ -211,15 +202,17 @@ def write_deletes(io: StoreFileIO, data_location: str, positions: Sequence[int],
         "nan_value_counts": None,
         "split_offsets": None,
     }
-    return _describe_file(DataFileContent.POSITION_DELETES, location, len(content), statistics)
+    return _describe_file(DataFileContent.POSITION_DELETES, location, len(content), statistics, source)
 
 
-def _describe_file(content: DataFileContent, location: str, size: int, statistics: Mapping[str, Any]) -> DataFile:
+def _describe_file(
+    content: DataFileContent, location: str, size: int, statistics: Mapping[str, Any], source: str | None
+) -> DataFile:
     return DataFile.from_args(
         content=content,
         file_path=location,
         file_format=FileFormat.PARQUET,
-        partition=Record(),
+        partition=to_partition(source),
         file_size_in_bytes=size,
         sort_order_id=None,
         spec_id=0,
@@ -227,133 +220,6 @@ def _describe_file(content: DataFileContent, location: str, size: int, statistic
         key_metadata=None,
         **statistics,
     )
-
-
-# Snapshots
-
-
-class _DeleteManifestWriter(ManifestWriterV2):
-    def content(self) -> ManifestContent:
-        return ManifestContent.DELETES
-
-    @property
-    def _meta(self) -> dict[str, str]:
-        return {**super()._meta, "content": "deletes"}
-
-
-def write_snapshot(
-    io: StoreFileIO, metadata: TableMetadata, files: TableFiles, changes: FileChanges, properties: Mapping[str, str]
-) -> Snapshot:
-    """Write the manifests and the manifest list of a table's next snapshot, and return it; nothing names it yet."""
-    writer = _SnapshotWriter(io, metadata)
-    removed = writer.write_manifests(files.manifests, changes)
-    parent = metadata.current_snapshot()
-    summary = SnapshotSummaryCollector()
-    for added in (*changes.data, *changes.deletes):
-        summary.add_file(added, schema=metadata.schema())
-    for file in removed:
-        summary.remove_file(file, schema=metadata.schema())
-    operation = Operation.OVERWRITE if changes.deletes or changes.removed else Operation.APPEND
-    return Snapshot(
-        snapshot_id=writer.snapshot_id,
-        parent_snapshot_id=parent.snapshot_id if parent else None,
-        manifest_list=writer.write_list(parent.snapshot_id if parent else None),
-        sequence_number=writer.sequence,
-        summary=update_snapshot_summaries(
-            Summary(operation=operation, **summary.build(), **properties),
-            parent.summary if parent else None,
-        ),
-        schema_id=metadata.current_schema_id,
-    )
-
-
-class _SnapshotWriter:
-    """Writer of the metadata files of one snapshot. Their names have a UUID, so none replaces another."""
-
-    def __init__(self, io: StoreFileIO, metadata: TableMetadata) -> None:
-        self._io, self._metadata = io, metadata
-        self._uuid: UUID = uuid4()
-        self._manifests: list[ManifestFile] = []
-        self.snapshot_id = metadata.new_snapshot_id()
-        self.sequence = metadata.next_sequence_number()
-
-    def write_manifests(self, former: Sequence[ManifestFile], changes: FileChanges) -> list[DataFile]:
-        """Write the manifests that differ from the `former` ones. Return the removed files."""
-        removed: list[DataFile] = []
-        for content, added in ((ManifestContent.DATA, changes.data), (ManifestContent.DELETES, changes.deletes)):
-            entries = [self._add(file) for file in added]
-            same_kind = [manifest for manifest in former if manifest.content == content and _has_files(manifest)]
-            merges = len(same_kind) + bool(added) > _MAX_MANIFESTS
-            for manifest in same_kind:
-                stored = manifest.fetch_manifest_entry(self._io) if changes.removed or merges else []
-                if not merges and not any(entry.data_file.file_path in changes.removed for entry in stored):
-                    self._manifests.append(manifest)
-                    continue
-                removed += [entry.data_file for entry in stored if entry.data_file.file_path in changes.removed]
-                entries += [self._carry(entry, changes.removed) for entry in stored]
-            if entries:
-                self._write_manifest(content, entries)
-        if {file.file_path for file in removed} != changes.removed:
-            message = "files to remove are not in the table"
-            raise ValueError(message)
-        return removed
-
-    def _add(self, file: DataFile) -> ManifestEntry:
-        return self._entry(ManifestEntryStatus.ADDED, self.snapshot_id, file)
-
-    def _carry(self, entry: ManifestEntry, removed: set[str]) -> ManifestEntry:
-        sequences = {"sequence": entry.sequence_number, "file_sequence": entry.file_sequence_number}
-        if entry.data_file.file_path in removed:
-            return self._entry(ManifestEntryStatus.DELETED, self.snapshot_id, entry.data_file, **sequences)
-        return self._entry(ManifestEntryStatus.EXISTING, entry.snapshot_id, entry.data_file, **sequences)
-
-    @staticmethod
-    def _entry(
-        status: ManifestEntryStatus,
-        snapshot_id: int | None,
-        file: DataFile,
-        *,
-        sequence: int | None = None,
-        file_sequence: int | None = None,
-    ) -> ManifestEntry:
-        return ManifestEntry.from_args(
-            status=status,
-            snapshot_id=snapshot_id,
-            sequence_number=sequence,
-            file_sequence_number=file_sequence,
-            data_file=file,
-        )
-
-    def _write_manifest(self, content: ManifestContent, entries: Iterable[ManifestEntry]) -> None:
-        writer_class = ManifestWriterV2 if content == ManifestContent.DATA else _DeleteManifestWriter
-        output = self._io.new_output(self._location(f"{self._uuid}-m{len(self._manifests)}.avro"))
-        spec, schema = self._metadata.spec(), _remove_comments(self._metadata.schema())
-        with writer_class(spec, schema, output, self.snapshot_id, _CODEC) as writer:
-            for entry in entries:
-                writer.add_entry(entry)
-        self._manifests.append(writer.to_manifest_file())
-
-    def write_list(self, parent_id: int | None) -> str:
-        """Write the list of the snapshot's manifests, and return its location."""
-        # The id is a random number of 63 bits, and every kept snapshot has the name in its table's metadata.
-        location = self._location(f"snap-{self.snapshot_id}.avro")
-        output = self._io.new_output(location)
-        with write_manifest_list(2, output, self.snapshot_id, parent_id, self.sequence, _CODEC) as writer:
-            writer.add_manifests(self._manifests)
-        return location
-
-    def _location(self, name: str) -> str:
-        return f"{self._metadata.location.rstrip('/')}/metadata/{name}"
-
-
-def _remove_comments(schema: Schema) -> Schema:
-    """Return the schema that a manifest's header has, uncompressed. The table's metadata has the comments."""
-    fields = [field.model_copy(update={"doc": None}) for field in schema.fields]
-    return Schema(*fields, schema_id=schema.schema_id)
-
-
-def _has_files(manifest: ManifestFile) -> bool:
-    return manifest.has_added_files() or manifest.has_existing_files()
 
 
 def list_referenced_files(metadata: TableMetadata, io: StoreFileIO) -> set[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from pipeline.publish.iceberg_format import list_referenced_files
+from pipeline.publish.iceberg_sources import is_own_path
 from pipeline.publish.target_layout import remove_hash
 
 if TYPE_CHECKING:
@@ -27,11 +28,18 @@ def list_table_files(io: StoreFileIO, states: Iterable[TableState]) -> set[str]:
     return referenced
 
 
-def sweep_tables(io: StoreFileIO, states: Collection[TableState], *, before: float, part_names: Collection[str]) -> int:
+def sweep_tables(
+    io: StoreFileIO,
+    states: Collection[TableState],
+    *,
+    before: float,
+    part_names: Collection[str],
+    source: str | None = None,
+) -> int:
     """Delete the tables' files that nothing needs and that were written before `before`, in seconds since 1970.
 
     Younger ones may belong to a publish that is running, or to a reader. Parts in `part_names`, by their file names
-    in the lake, stay in any case. Returns the number of deleted files.
+    in the lake, stay in any case. With `source`, the files of other lakes stay. Returns the number of deleted files.
     """
     deleted = 0
     for state in states:
@@ -43,7 +51,8 @@ def sweep_tables(io: StoreFileIO, states: Collection[TableState], *, before: flo
             unneeded = [
                 stored.path
                 for stored in store.list(path)
-                if f"{root}{stored.path}" not in referenced
+                if (source is None or is_own_path(stored.path, path, source))
+                and f"{root}{stored.path}" not in referenced
                 and stored.modified_at.timestamp() < before
                 and remove_hash(stored.path).rpartition("/")[2] not in part_names
             ]

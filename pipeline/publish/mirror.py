@@ -27,7 +27,7 @@ from pipeline.publish.target_catalog import (
     read_snapshot_number,
     write_target_catalog,
 )
-from pipeline.publish.target_layout import CATALOG, LATEST, OWNER, snapshot_path, to_target_path
+from pipeline.publish.target_layout import CATALOG, LATEST, OWNER, SHARED_OWNER, snapshot_path, to_target_path
 from pipeline.publish.target_retention import select_remaining, sweep_target
 from pipeline.publish.uploads import PendingUpload, check_same_object, upload_all
 from pipeline.version import __version__
@@ -189,8 +189,9 @@ class _Mirror:
         """Raise `SettingsError` if the Iceberg tables of another lake are there, whose parts a sweep would delete."""
         owner = read_owner(self._store.read(OWNER), self._store.base_url)
         if owner.lake_id != self._lake_id:
+            whose = "that lakes share" if owner.lake_id == SHARED_OWNER else f"of another lake ({owner.lake_id[:8]})"
             raise SettingsError(
-                f"{self._store.base_url} has the Iceberg tables of another lake ({owner.lake_id[:8]}).",
+                f"{self._store.base_url} has Iceberg tables {whose}.",
                 hint="Use another target; each lake needs its own.",
             )
 
