@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -23,6 +23,9 @@ from pipeline.lake.reader import fetch_dicts, open_catalog
 from pipeline.logs import to_one_line
 from schemas.tables import TABLES
 from schemas.timestamps import SECOND, to_datetime
+
+if TYPE_CHECKING:
+    import duckdb
 
 _MAX_REASONS: Final = 10
 _WIDE_COLUMNS: Final = 100  # of a terminal that shows all figures of a run
@@ -72,6 +75,7 @@ def run(
             "failures": failures and asdict(failures),
             "interrupted": None if state is None else _describe_interrupted(state),
             "was_verified": freshness["last_verify_at"] is not None or (state is not None and state.was_verified),
+            "is_consistent": _read_last_verification(lake),
             "runs": recent,
             "rejects": fetch_dicts(lake, _REJECTS_SQL),
             "drift": fetch_dicts(lake, "FROM meta.schema_drift ORDER BY table_name, key"),
@@ -81,6 +85,12 @@ def run(
     else:
         _print_status(context.console(), status)
     return ExitCode.OK
+
+
+def _read_last_verification(lake: "duckdb.DuckDBPyConnection") -> bool | None:
+    """Return whether the last verification has left the lake consistent with the service; None without one."""
+    rows = fetch_dicts(lake, "SELECT consistent FROM meta.verifications ORDER BY verified_at DESC LIMIT 1")
+    return rows[0]["consistent"] if rows else None
 
 
 def _update_freshness(freshness: dict[str, Any], properties: LakeProperties) -> None:
@@ -212,6 +222,9 @@ def _summary_lines(status: dict[str, Any]) -> list[str]:
     if fresh["last_verify_at"] is None:
         never = "Not verified since the last rollback" if status["was_verified"] else "Never verified"
         lines.append(f"{never}; `scanlake verify` detects deletions.")
+    elif status["is_consistent"] is False:
+        compared = f"Compared with the service {format_instant(fresh['last_verify_at'])}"
+        lines.append(f"{compared}: not consistent. `scanlake verify` repairs it.")
     else:
         lines.append(f"Verified {format_instant(fresh['last_verify_at'])}.")
     return lines

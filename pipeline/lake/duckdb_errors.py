@@ -95,7 +95,7 @@ def classify_read_error(error: duckdb.Error) -> ScanlakeError | None:
     if number is None and path:
         number = _access_errno(path[1])
     if number is not None:
-        return StorageError.from_errno(path[1] if path else "The lake", number)
+        return StorageError.from_errno(_path_in_lake(path[1]) if path else "The lake", number)
     return LakeCorruptedError(f"The lake cannot be read: {describe_damage(error)}.")
 
 

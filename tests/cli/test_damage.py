@@ -87,6 +87,14 @@ def test_a_wrong_question_is_told_from_a_wrong_lake(said: str, kind: type) -> No
     assert type(classify_read_error(duckdb.Error(said))) is kind
 
 
+def test_a_file_that_may_not_be_read_is_named_by_its_path_in_the_lake() -> None:
+    """Errors name the lake by the path that the user gave, and its files from its folder on."""
+    said = 'IO Error: Cannot open file "/srv/a/lake/parts/files/1.parquet": Permission denied'
+    error = classify_read_error(duckdb.Error(said))
+    assert error is not None
+    assert error.message == "parts/files/1.parquet: Permission denied."
+
+
 @pytest.mark.parametrize("arguments", [("query", "FROM files"), ("status",), ("export", "out", "--format", "csv")])
 @pytest.mark.parametrize("content", [None, b"", b"no part", b"PAR1" + bytes(200)])
 def test_a_damaged_part_is_named_by_its_path_in_the_lake(

@@ -262,16 +262,21 @@ async def test_syncs_verify_by_themselves(tmp_path: Path) -> None:
 
 
 async def test_the_command(tmp_path: Path) -> None:
-    """`scanlake verify` prints the proof, exits 0 after repairing everything; --dry-run exits 4 for differences."""
+    """`scanlake verify` prints the proof, exits 0 after repairs; --dry-run exits 4, and `status` says so."""
     lake = tmp_path / "lake"
     async with Emulator(40, seed=SEED) as emulator:
         await ran(emulator, lake, "sync")
         emulator.world.delete(emulator.world.pick_random(2))
         checked, report, _ = await ran(emulator, lake, "verify", "--dry-run")
+        _, differing, _ = await ran(emulator, lake, "status")
         repaired, proof, _ = await ran(emulator, lake, "verify")
+        _, verified, _ = await ran(emulator, lake, "status")
         equal, _, _ = await ran(emulator, lake, "verify", "--dry-run")
     assert (checked, repaired, equal) == (4, 0, 0)
     assert "NOT consistent" in report
+    assert ": not consistent. `scanlake verify` repairs it." in differing
+    assert "Verified " not in differing
+    assert "Verified " in verified
     assert "2 deleted in the service (now in deleted_files)" in proof
 
 
