@@ -76,6 +76,8 @@ if "PYTEST_DEBUG_TEMPROOT" not in os.environ and (_memory := find_memory_folder(
     os.environ["PYTEST_DEBUG_TEMPROOT"] = str(_memory)
 
 _guard: Final = Guard(ROOT)
+# Processes of tests run these sources, whatever checkout is installed, and whoever changes that one meanwhile.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 sys.addaudithook(_guard)
 
 

@@ -2,11 +2,13 @@
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import CANARY
+from tests.conftest import CANARY, ROOT
 from tests.guards import Guard, Refused, spellings
 from tests.memory_folder import find_memory_folder
 
@@ -55,6 +57,13 @@ def test_the_environment_is_nobodys(tmp_path: Path) -> None:
     assert not [name for name in os.environ if name.upper().startswith(("SCANLAKE_", "HTTP_", "HTTPS_", "ALL_PROXY"))]
     assert Path.home().parent == tmp_path.parent
     assert Path.cwd() == tmp_path
+
+
+def test_processes_run_the_sources_that_are_tested(tmp_path: Path) -> None:
+    """A process that a test starts in its folder imports this checkout, not the one that is installed."""
+    command = [sys.executable, "-c", "import pipeline; print(pipeline.__file__)"]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert Path(shown.strip()) == ROOT / "pipeline" / "__init__.py"
 
 
 def test_the_canary_is_known_in_every_spelling() -> None:
