@@ -9,7 +9,7 @@ from rich.text import Text
 
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, LakeCorruptedError
-from pipeline.formatting import UNKNOWN, format_bytes
+from pipeline.formatting import UNKNOWN, format_bytes, pluralize
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.kept_snapshots import RetentionRules, SnapshotTime, select_kept
 from pipeline.lake.layout import LakeLayout
@@ -51,9 +51,12 @@ def run(context: CommandContext) -> ExitCode:
     headings = ("snapshot", "published (UTC)", "files", "state", "kept as", "size", "", "watermark (UTC)", "run")
     column_count = _NARROW_COLUMNS if console.width < _WIDE_COLUMNS else len(headings)
     grid = Table(*headings[:column_count], box=None)
-    for row in rows:
+    existing = [row for row in rows if row["path"] is not None]
+    for row in existing:
         grid.add_row(*map(Text, _format_row(row)[:column_count]))
     console.print(grid)
+    if deleted := len(rows) - len(existing):
+        console.print(Text(f"{pluralize(deleted, 'snapshot')} deleted; --json lists them"))
     return ExitCode.OK
 
 

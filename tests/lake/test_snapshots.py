@@ -272,6 +272,9 @@ def test_the_verbs(tmp_path: Path) -> None:
     asyncio.run(grow())
     listed = json.loads(told(lake, "snapshots", "--json"))["snapshots"]
     assert [row["state"] for row in listed] == ["deleted"] * (len(listed) - 2) + ["kept"] * 2
+    shown = told(lake, "snapshots").splitlines()
+    assert len(shown) == 4, "years of a watch are many deleted snapshots"
+    assert shown[-1] == f"{len(listed) - 2} snapshots deleted; --json lists them"
     assert listed[-1]["bytes"] > 1_000
     number = str(listed[-2]["snapshot"])
     found = json.loads(told(lake, "changes", "--since", number, "--json"))
