@@ -7,11 +7,11 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-import duckdb
 import pyarrow as pa
 from pyiceberg.table.update import SetSnapshotRefUpdate
 
 from pipeline.errors import LakeCorruptedError
+from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.parts import encode_parquet
 from pipeline.lake.snapshots import missing_parts, read_snapshot, require_snapshot
@@ -86,7 +86,7 @@ def read_sync(layout: LakeLayout, number: int, at: int, hashes: Mapping[str, str
             raise LakeCorruptedError(f"Snapshot {number}: {part.name} was repaired later.", hint="Publish a newer one.")
     if missing := missing_parts(layout, contents):
         raise LakeCorruptedError(f"Snapshot {number}: {missing[0]} is missing or has another size.")
-    with duckdb.connect(str(path), read_only=True) as db:
+    with open_read_only(path) as db:
         snapshot_at, files = db.execute("SELECT epoch_us(published_at), files FROM meta._freshness").fetchall()[0]
     kept_tags = frozenset(scope.format_tag(snapshot) for snapshot, _ in list_snapshots(layout))
     row = {
