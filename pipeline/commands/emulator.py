@@ -11,18 +11,25 @@ from pipeline.emulator.faults import KINDS
 from pipeline.emulator.options import (
     PROFILES,
     Faults,
+    ImageOptions,
     Quirks,
     Spread,
     WorldPlan,
     list_options,
     make_quirks,
     parse_assignments,
+    replace_fields,
 )
 from pipeline.emulator.process import parse_faults, serve
 from pipeline.emulator.server import DEFAULT_TOKEN, Emulator
 from pipeline.errors import SettingsError
 
 _PORT_ERRNOS: Final = frozenset({errno.EADDRINUSE, errno.EACCES, errno.EPERM, errno.EADDRNOTAVAIL})
+_LISTED_OPTIONS: Final = (
+    ("--quirk NAME=VALUE", Quirks),
+    ("--image NAME=VALUE", ImageOptions),
+    ("--fault NAME=VALUE, --image-fault NAME=VALUE", Faults),
+)
 _world_option = partial(typer.Option, rich_help_panel="World")
 _behavior_option = partial(typer.Option, rich_help_panel="Behavior")
 _fault_option = partial(typer.Option, rich_help_panel="Faults")
@@ -33,14 +40,14 @@ def _print_options(is_requested: bool) -> None:  # noqa: FBT001 (typer passes th
     """Print all quirks, faults and profiles and exit."""
     if not is_requested:
         return
-    for title, kind in (("--quirk NAME=VALUE", Quirks), ("--fault NAME=VALUE", Faults)):
+    for title, kind in _LISTED_OPTIONS:
         typer.echo(f"{title}\n")
         for option in list_options(kind):
             if option.name != "probabilities":
                 typer.echo(f"  {option.name}={option.default or '(empty)'}\n      {option.doc}")
                 typer.echo(f"      {option.values}")
         typer.echo()
-    typer.echo("--fault KIND=PROBABILITY (also the kinds of scripted faults)\n")
+    typer.echo("--fault KIND=PROBABILITY (also --image-fault, and the kinds of scripted faults)\n")
     for name, description in KINDS.items():
         typer.echo(f"  {name:20} {description}")
     typer.echo("\n--profile NAME\n")
@@ -48,6 +55,11 @@ def _print_options(is_requested: bool) -> None:  # noqa: FBT001 (typer passes th
         fields = ", ".join(f"{key}={value}" for key, value in settings.items()) or "all defaults"
         typer.echo(f"  {name:10} {fields}")
     raise typer.Exit
+
+
+def _build_images(texts: list[str]) -> ImageOptions:
+    """Return the options of the image host. Raise ValueError for an unknown name or value."""
+    return replace_fields(ImageOptions(), parse_assignments(texts))
 
 
 def run(
@@ -70,6 +82,18 @@ def run(
     fault: Annotated[
         list[str] | None,
         _fault_option(metavar="NAME=VALUE", help="latency_ms=50, rate_limit=20, drop-mid-body=0.01, 503=0.05, ..."),
+    ] = None,
+    images: Annotated[
+        bool, _behavior_option("--images", help="Serve the images of all uploads on an origin of their own.")
+    ] = False,
+    image: Annotated[
+        list[str] | None,
+        _behavior_option(
+            metavar="NAME=VALUE", help="size_bytes=30000, link_seconds=60, broken_ratio=0.01, ...; implies --images."
+        ),
+    ] = None,
+    image_fault: Annotated[
+        list[str] | None, _fault_option(metavar="NAME=VALUE", help="The same for the image host; implies --images.")
     ] = None,
     prerender: Annotated[
         bool, _process_option("--prerender", help="Render all files before serving (for benchmarks).")
@@ -107,6 +131,8 @@ def run(
             plan=WorldPlan(files=files, seed=seed, days=days, spread=spread, now=now),
             quirks=make_quirks(profile, parse_assignments(quirk or [])),
             faults=parse_faults(fault or []),
+            images=_build_images(image or []) if images or image or image_fault else None,
+            image_faults=parse_faults(image_fault or []),
             port=port,
             token=token,
             churn=churn,

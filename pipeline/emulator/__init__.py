@@ -7,11 +7,11 @@ The emulator imports nothing from the rest of scanlake, so that both cannot misr
 """
 
 from pipeline.emulator.generator import EDIT_KINDS, EditKind
-from pipeline.emulator.options import PROFILES, Faults, Quirks, WorldPlan, make_quirks
+from pipeline.emulator.options import PROFILES, Faults, ImageOptions, Quirks, WorldPlan, make_quirks
 from pipeline.emulator.server import DEFAULT_TOKEN, Emulator
 from pipeline.emulator.world import World
 
 __all__ = [
-    "DEFAULT_TOKEN", "EDIT_KINDS", "PROFILES", "EditKind", "Emulator", "Faults", "Quirks", "World", "WorldPlan",
-    "make_quirks",
+    "DEFAULT_TOKEN", "EDIT_KINDS", "PROFILES", "EditKind", "Emulator", "Faults", "ImageOptions", "Quirks",
+    "World", "WorldPlan", "make_quirks",
 ]  # fmt: skip

@@ -5,13 +5,14 @@ They need no token and accept only loopback connections. GET /_emulator/ lists t
 
 import ipaddress
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from pipeline.emulator import timestamps
+from pipeline.emulator.faults import FaultInjector, ScriptedFault
 from pipeline.emulator.generator import EDIT_KINDS
 from pipeline.emulator.options import Faults, replace_fields
 from pipeline.emulator.service import EmulatedService
@@ -30,6 +31,8 @@ POST /_emulator/world    {"op": "create", "n": 10} | {"op": "update|touch|close|
 POST /_emulator/faults   fields of Faults; "clear": true first; "script": [{"kind": "429", "times": 3,
                          "path": "/api/v2/files", "skip": 0}]
 POST /_emulator/quirks   fields of Quirks
+GET  /_emulator/images   all pictures that downloads must give, one JSON object per line (with --images)
+POST /_emulator/images   fields of ImageOptions; "faults": {...} as in /faults, for the image host only
 POST /_emulator/churn    {"rate": 5} changes per second
 """
 
@@ -43,7 +46,9 @@ async def handle_request(  # noqa: PLR0911 (one return per route)
     name = path.removeprefix(PREFIX)
     if request.method == "GET":
         if name == "truth":
-            return await _stream_truth(service, request)
+            return await _stream_rows(service.truth(), request)
+        if name == "images" and service.images is not None:
+            return await _stream_rows(service.images.truth(), request)
         route = _GET_ROUTES.get(name)
         return route(service, args) if route else _to_text_response(f"Unknown control route.\n\n{HELP}", 404)
     operation = _POST_ROUTES.get(name)
@@ -60,11 +65,11 @@ async def handle_request(  # noqa: PLR0911 (one return per route)
         return _to_text_response(str(error), 400)
 
 
-async def _stream_truth(service: EmulatedService, request: web.BaseRequest) -> web.StreamResponse:
+async def _stream_rows(rows: Iterable[dict[str, Any]], request: web.BaseRequest) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     await response.prepare(request)
     lines: list[bytes] = []
-    for row in service.truth():
+    for row in rows:
         lines.append(msgspec.json.encode(row))
         if len(lines) == 100:
             await response.write(b"\n".join(lines) + b"\n")
@@ -122,14 +127,22 @@ def _find_keys(service: EmulatedService, command: dict[str, Any]) -> list[int]:
     return keys
 
 
-def _set_faults(service: EmulatedService, command: dict[str, Any]) -> dict[str, Any]:
+def _set_faults(injector: FaultInjector, command: dict[str, Any]) -> dict[str, Any]:
     if command.pop("clear", False):
-        service.faults.clear()
+        injector.clear()
     scripted = command.pop("script", [])
-    service.faults.set(replace_fields(service.faults.faults, command))
+    injector.set(replace_fields(injector.faults, command))
     for entry in scripted:
-        service.script(**entry)
-    return {"quiet": service.faults.faults == Faults()}
+        injector.add(ScriptedFault(**entry))
+    return {"quiet": injector.faults == Faults()}
+
+
+def _set_images(service: EmulatedService, command: dict[str, Any]) -> dict[str, Any]:
+    if service.images is None:
+        raise ValueError("This emulator serves no images. Start it with --images.")
+    faults = command.pop("faults", {})
+    service.images.set_options(**command)
+    return _set_faults(service.images.faults, faults)
 
 
 def _to_text_response(text: str, status: int = 200) -> web.Response:
@@ -148,7 +161,8 @@ _GET_ROUTES: dict[str, Callable[[EmulatedService, dict[str, str]], web.Response]
 _POST_ROUTES: dict[str, Callable[[EmulatedService, dict[str, Any]], dict[str, Any] | None]] = {
     "reset": lambda service, _command: service.reset(),
     "world": _change_world,
-    "faults": _set_faults,
+    "faults": lambda service, command: _set_faults(service.faults, command),
+    "images": _set_images,
     "quirks": lambda service, command: service.set_quirks(**command),
     "churn": lambda service, command: service.set_churn(float(command.get("rate", 0))),
 }

@@ -42,6 +42,7 @@ class DocumentRenderer:
         self._max_cached_bytes = cache_bytes
         self._cached_bytes = 0
         self._signature_count = 0
+        self._sign: Callable[[], bytes] | None = None
         self._bodies: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
         self._contents: OrderedDict[tuple[int, int], Content] = OrderedDict()
         self.set_quirks(quirks)
@@ -76,6 +77,12 @@ class DocumentRenderer:
         self._contents.clear()
         self._cached_bytes = 0
 
+    def set_image_host(self, origin: str, sign: Callable[[], bytes]) -> None:
+        """Show links to the images of a host from now on; `sign` returns the query of the links of a response."""
+        self.image_origin = origin
+        self._sign = sign
+        self.set_quirks(self.quirks)
+
     def prerender(self) -> None:
         """Render every file now (about 17 kB of memory each), so that responses come from the cache."""
         self._max_cached_bytes = 1 << 62
@@ -102,6 +109,8 @@ class DocumentRenderer:
             self._cached_bytes += len(body)
             while self._cached_bytes > self._max_cached_bytes and self._bodies:
                 self._cached_bytes -= len(self._bodies.popitem(last=False)[1])
+        if self._sign is not None:
+            return body.replace(_SIGNATURE, self._sign())
         if self.quirks.image_urls != "fresh":
             return body
         self._signature_count += 1

@@ -18,6 +18,11 @@ EditKind = Literal[
 ]  # fmt: skip
 EDIT_KINDS: tuple[EditKind, ...] = EditKind.__args__  # type: ignore[attr-defined]
 
+_BIG_IDS = 1 << 60
+_SMALL_IDS = 50_000_000
+_IMAGE_FACTOR = 2654435761
+_IMAGE_NUMBERS = 1 << 63
+_IMAGE_INVERSE = pow(_IMAGE_FACTOR, -1, _IMAGE_NUMBERS)
 _SLOTS = 4096  # upload numbers of a file; the last one is the upload that arrives late
 _UPLOAD_COUNTS = (0, 1, 2, 2, 3, 3, 4, 4, 5, 5, 5, 6, 6, 6, 7, 7, 8, 9, 10, 12)
 
@@ -105,6 +110,17 @@ def generate_children(pools: FixturePools, record: FileRecord, options: RenderOp
     return content
 
 
+def parse_upload_id(upload_id: int) -> int | None:
+    """Return the serial number of the file that an upload id belongs to, None if it belongs to no file."""
+    number, rest = divmod(upload_id - 1 - (_BIG_IDS if upload_id > _BIG_IDS else _SMALL_IDS), 3)
+    return None if rest or number < 0 else number // _SLOTS
+
+
+def parse_image_number(number: int) -> int:
+    """Return the upload id of the number in an image link."""
+    return number * _IMAGE_INVERSE % _IMAGE_NUMBERS
+
+
 @dataclass(frozen=True, slots=True)
 class ContentGenerator:
     """Builds the content of one file: each method adds or changes one object at random."""
@@ -117,7 +133,7 @@ class ContentGenerator:
     def child_id(self, slot: int) -> int:
         """Return the id of the nth child; one file in three has ids above 2^53, which floats round."""
         serial = self.record.serial
-        return (serial * _SLOTS + slot) * 3 + 1 + ((1 << 60) if serial % 3 == 1 else 50_000_000)
+        return (serial * _SLOTS + slot) * 3 + 1 + (_BIG_IDS if serial % 3 == 1 else _SMALL_IDS)
 
     def add_upload(self, draw: Callable[[], float], at: int, slot: int | None = None) -> None:
         """Add an upload that was taken shortly before `at`."""
@@ -125,7 +141,7 @@ class ContentGenerator:
             slot = self.content.used
             self.content.used += 1
         key, format_time = self.child_id(slot), self.options.upload_time
-        link = f"{self.options.image_origin}/images/{key * 2654435761 % (1 << 63):x}"
+        link = f"{self.options.image_origin}/images/{key * _IMAGE_FACTOR % _IMAGE_NUMBERS:x}"
         upload = self.pools.uploads[int(draw() * 400)].copy()
         upload["id"] = key
         upload["created_at"] = format_time(at)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from email.utils import formatdate
 from typing import Any, Literal
+from urllib.parse import unquote
 
 import msgspec
 from aiohttp import web
@@ -63,6 +64,14 @@ def render_head(response: Response, date: str | None, *, length: int | None, end
     return f"{lines}\r\n".encode("latin-1", "replace")
 
 
+def find_credentials(request: web.BaseRequest, token: str) -> list[str]:
+    """Return the names of the credentials that a request carries, for URLs that need none."""
+    credentials = [name for name in ("token", "authorization", "cookie", "referer") if name in request.headers]
+    if "token=" in request.raw_path or token in unquote(request.raw_path):
+        credentials.append("query")
+    return credentials
+
+
 class DateHeaderCache:
     """Text of the Date header, cached for one second."""
 
@@ -79,17 +88,20 @@ class DateHeaderCache:
 
 
 class RawResponse(web.StreamResponse):
-    """Response of exactly these bytes, with an optional pause after each byte and a defined ending.
+    """Response of exactly these bytes, with an optional pause after each step and a defined ending.
 
     aiohttp's own response builds and validates headers. That takes half of the time of a request and rejects
     the broken responses that the emulator must send.
     """
 
-    def __init__(self, data: bytes, *, status: int = 200, ending: Ending = "keep", pause: float = 0.0) -> None:
+    def __init__(
+        self, data: bytes, *, status: int = 200, ending: Ending = "keep", pause: float = 0.0, step: int = 1
+    ) -> None:
         super().__init__(status=status)
         self._data = data
         self._ending = ending
         self._pause = pause
+        self._step = step
 
     @property
     def keep_alive(self) -> bool | None:
@@ -97,17 +109,17 @@ class RawResponse(web.StreamResponse):
         return self._ending == "keep"
 
     async def prepare(self, request: web.BaseRequest) -> None:
-        """Write the bytes; with a pause, one at a time."""
+        """Write the bytes; with a pause, `step` at a time."""
         transport = request.transport
         if transport is None:
             return
         if self._ending == "keep" and not request.keep_alive:
             self._ending = "close"
         if self._pause:
-            for index in range(len(self._data)):
+            for index in range(0, len(self._data), self._step):
                 if transport.is_closing():
                     return
-                transport.write(self._data[index : index + 1])
+                transport.write(self._data[index : index + self._step])
                 await asyncio.sleep(self._pause)
         else:
             transport.write(self._data)

@@ -168,6 +168,38 @@ class Faults:
     probabilities: Mapping[str, float] = field(default_factory=dict, metadata={"doc": "probability of each fault kind"})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageOptions:
+    """What the image host serves. A ratio is a fraction of the uploads, always the same ones."""
+
+    port: int = _option(0, "port of the image host on 127.0.0.1; 0 uses a free port (set at start)")
+    size_bytes: int = _option(30_000, "mean size of an image")
+    thumb_bytes: int = _option(3_000, "mean size of a thumbnail")
+    link_seconds: float = _option(
+        0.0,
+        "lifetime of a link, 0: unlimited; with image_urls=stable, links change only once in a lifetime and are valid "
+        "for one to two of them",
+    )
+    duplicate_ratio: float = _option(0.0, "fraction that shows one of a few shared pictures")
+    duplicate_pictures: int = _option(16, "number of shared pictures")
+    removed_ratio: float = _option(0.0, "fraction whose picture does not exist (any longer)")
+    removed_status: Literal["404", "410"] = _option("404", "status of pictures that do not exist")
+    broken_ratio: float = _option(0.0, "fraction that never arrives complete")
+    broken: Literal["cut-close", "cut-length", "short"] = _option(
+        "cut-close",
+        "broken pictures end early: with a clean close and no Content-Length, before their Content-Length, or with a "
+        "matching Content-Length",
+    )
+    broken_at: float = _option(0.5, "fraction of a broken picture that arrives")
+    html_ratio: float = _option(0.0, "fraction that is an HTML page with status 200")
+    html_type: Literal["text/html", "image/jpeg"] = _option("text/html", "Content-Type of these HTML pages")
+    huge_ratio: float = _option(0.0, "fraction of huge_bytes")
+    huge_bytes: int = _option(200_000_000, "size of a huge picture")
+    huge_length: Literal["shown", "absent"] = _option("shown", "whether a huge picture has a Content-Length")
+    slow_ratio: float = _option(0.0, "fraction that arrives in ten pieces")
+    slow_seconds: float = _option(2.0, "duration of a slow picture")
+
+
 PROFILES: dict[str, dict[str, Any]] = {
     "seen": {},
     "plain": {
@@ -206,7 +238,7 @@ class OptionDoc:
     doc: str
 
 
-def list_options(kind: type[Quirks] | type[Faults] | type[WorldPlan]) -> Iterator[OptionDoc]:
+def list_options(kind: type[Quirks] | type[Faults] | type[ImageOptions] | type[WorldPlan]) -> Iterator[OptionDoc]:
     """Yield the options of a class in the order of declaration."""
     hints = typing.get_type_hints(kind)
     for item in dataclasses.fields(kind):
@@ -226,7 +258,7 @@ def make_quirks(profile: str = "seen", settings: Mapping[str, Any] | None = None
     return replace_fields(Quirks(**PROFILES[profile]), settings or {})
 
 
-T = TypeVar("T", Quirks, Faults)
+T = TypeVar("T", Quirks, Faults, ImageOptions)
 
 
 def replace_fields(options: T, settings: Mapping[str, Any]) -> T:

@@ -35,7 +35,8 @@ def parse_faults(texts: Iterable[str]) -> Faults:
 def serve(emulator: Emulator, *, max_seconds: float, until_stdin_closes: bool) -> None:
     """Serve until SIGTERM, SIGINT, the time limit (0: none) or the end of stdin.
 
-    When ready, print one line of JSON: base_url, token, other_url, control, files and seed.
+    When ready, print one line of JSON: base_url, token, other_url, control, files, seed, and with
+    images image_url.
     Raise OSError if the port is taken.
     """
     with asyncio.Runner(loop_factory=_new_loop) as runner:
@@ -58,6 +59,8 @@ async def _serve(emulator: Emulator, *, max_seconds: float, until_stdin_closes: 
             "files": len(emulator.world.records),
             "seed": emulator.plan.seed,
         }
+        if emulator.images is not None:
+            ready["image_url"] = emulator.images.url
         sys.stdout.write(msgspec.json.encode(ready).decode() + "\n")
         sys.stdout.flush()
         with contextlib.suppress(TimeoutError):

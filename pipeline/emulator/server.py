@@ -15,6 +15,7 @@ from pipeline.emulator.http import (
     Ending,
     RawResponse,
     Response,
+    find_credentials,
     gzip_response,
     render_head,
     to_html_response,
@@ -55,6 +56,14 @@ class Emulator(EmulatedService):
 
     async def __aenter__(self) -> Self:
         self.other_port = await self._listen(self._handle_other_origin, 0)
+        if self.images is not None:
+            # Rendered links show the origin, so it must be known first.
+            port = await self._listen(self.images.handle, self.images.options.port)
+            self.images.url = f"http://{self.host}:{port}"
+            self.images.faults.other_origin = self.other_url
+            self.documents.set_image_host(self.images.url, self.images.sign)
+        if self._prerenders:
+            self.documents.prerender()
         self.port = await self._listen(self._handle, self.port)
         self.faults.other_origin = self.other_url
         self.set_churn(self.churn_rate)
@@ -62,6 +71,8 @@ class Emulator(EmulatedService):
 
     async def __aexit__(self, *_: object) -> None:
         self._closing.set()
+        if self.images is not None:
+            self.images.close()
         if self._churn_task is not None:
             self._churn_task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -180,18 +191,11 @@ class Emulator(EmulatedService):
     def _get_report(self, request: web.BaseRequest, path: str, query: str) -> tuple[Response, str]:
         access = self.quirks.report_download_token
         if access == "ignored" or request.url.port == self.other_port:
-            self._record_leaks(request, query)
+            self.leaks.extend(find_credentials(request, self.token))
         elif access == "refused" or not self._is_authorized(request, MultiDict(parse_qsl(query))):
             return self._build_unauthorized_response(), "poll"
         response, is_report = self.reports.fetch(unquote(path).split("/")[2])
         return response, "download" if is_report else "poll"
-
-    def _record_leaks(self, request: web.BaseRequest, query: str) -> None:
-        """Record credentials that were sent to a URL that does not need them."""
-        leaks = [name for name in ("token", "authorization", "cookie", "referer") if name in request.headers]
-        if "token=" in query or self.token in unquote(request.raw_path):
-            leaks.append("query")
-        self.leaks.extend(leaks)
 
     def _is_authorized(self, request: web.BaseRequest, args: MultiDict[str]) -> bool:
         if self.faults.faults.revoked:
@@ -229,12 +233,12 @@ class Emulator(EmulatedService):
 
     async def _handle_other_origin(self, request: web.BaseRequest) -> web.StreamResponse:
         """Handle a request to the other origin: serve reports, record everything else."""
-        path, _, query = request.raw_path.partition("?")
+        path = request.raw_path.partition("?")[0]
         if path.startswith("/reports/"):
             return await self._handle(request)
-        before = len(self.leaks)
-        self._record_leaks(request, query)
-        leaked = f" with {'+'.join(self.leaks[before:])}" if self.leaks[before:] else ""
+        leaks = find_credentials(request, self.token)
+        self.leaks.extend(leaks)
+        leaked = f" with {'+'.join(leaks)}" if leaks else ""
         self.strays.append(f"{request.method} {path}{leaked}")
         return self._to_raw_response(request, to_json_response({"message": "Not Found"}, 404))
 

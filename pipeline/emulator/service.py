@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from pipeline.emulator.churn import run_churn
 from pipeline.emulator.documents import DocumentRenderer
 from pipeline.emulator.faults import FaultInjector, ScriptedFault
-from pipeline.emulator.options import Faults, Quirks, WorldPlan, replace_fields
+from pipeline.emulator.image_host import ImageHost
+from pipeline.emulator.options import Faults, ImageOptions, Quirks, WorldPlan, replace_fields
 from pipeline.emulator.reports import Reports
 from pipeline.emulator.shares import Shares
 from pipeline.emulator.timestamps import format_micros_z
@@ -50,7 +51,7 @@ class EmulatedService:
     """World, documents, faults and counters of one service, independent of its sockets.
 
     `world` can change while it is served. `script` and `set_faults` configure faults, `counts` and `log` record
-    the requests, `truth` yields the files.
+    the requests, `truth` yields the files. `images` is the image host, None unless image options are given.
     """
 
     def __init__(
@@ -61,6 +62,8 @@ class EmulatedService:
         plan: WorldPlan | None = None,
         quirks: Quirks | None = None,
         faults: Faults | None = None,
+        images: ImageOptions | None = None,
+        image_faults: Faults | None = None,
         token: str = DEFAULT_TOKEN,
         churn: float = 0.0,
         cache_bytes: int = 256_000_000,
@@ -74,8 +77,10 @@ class EmulatedService:
         self.documents = DocumentRenderer(self.world, self.quirks, IMAGE_ORIGIN, cache_bytes)
         self.reports = Reports(self.documents, random.Random(f"reports:{self.plan.seed}"))
         self.shares = Shares(self.world)
-        if prerender:
-            self.documents.prerender()
+        self.images = None
+        if images is not None:
+            self.images = ImageHost(self.documents, images, image_faults or Faults(), token)
+        self._prerenders = prerender
         self.faults = FaultInjector(faults or Faults(), self.plan.seed, token)
         self.in_flight = 0
         self.on_request: Callable[[str], None] | None = None  # called with the endpoint before each request is handled
@@ -112,6 +117,8 @@ class EmulatedService:
         self.strays: list[str] = []
         self.max_in_flight = self.in_flight
         self.requests = 0
+        if self.images is not None:
+            self.images.reset()
 
     def script(self, kind: str, times: int = 1, path: str = "/", skip: int = 0) -> None:
         """Break the next `times` requests with this path prefix; see `faults.KINDS`."""
@@ -141,6 +148,7 @@ class EmulatedService:
         """Return the counters and sizes as JSON."""
         world = self.world
         return {
+            **({} if self.images is None else {"images": self.images.read_state()}),
             "files": len(world.records),
             "deleted": len(world.deleted),
             "changes": world.changes,

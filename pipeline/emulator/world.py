@@ -47,6 +47,10 @@ class World:
             return max(siblings, key=lambda record: (record.updated, record.key), default=None)
         return self.records.get(key)
 
+    def find_serial(self, serial: int) -> FileRecord | None:
+        """Return the nth file that was created, None if it was deleted or never existed."""
+        return self.records.get(_build_key(serial, self.plan.seed))
+
     def list_window(self, start: int | None, end: int | None) -> list[tuple[int, int]]:
         """Return (listed time, key) of the files in a window, both ends inclusive, oldest first."""
         self.apply_late_commits()

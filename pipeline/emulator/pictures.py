@@ -1,0 +1,159 @@
+"""Bytes of the pictures: a pure function of the upload, so the truth can be computed without a request."""
+
+import hashlib
+import random
+from collections import OrderedDict
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from pipeline.emulator import jpeg, pdf, timestamps
+from pipeline.emulator.documents import DocumentRenderer
+from pipeline.emulator.generator import FileRecord, parse_upload_id
+from pipeline.emulator.options import ImageOptions
+
+Kind = Literal["image", "thumbnail"]
+Outcome = Literal["served", "removed", "broken", "html", "huge", "slow"]
+KINDS: tuple[Kind, ...] = ("image", "thumbnail")
+
+_JPEG = "image/jpeg"
+_PDF = "application/pdf"
+_SHAPES: dict[Kind, tuple[tuple[int, int], ...]] = {
+    "image": ((20, 15), (15, 20), (24, 16), (18, 18)),  # columns and rows of blocks
+    "thumbnail": ((8, 6), (6, 8), (6, 4), (5, 5)),
+}
+_SCANS = 64
+_BLOCK_BYTES = 1 << 17
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 (EXIF times have no zone)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What the picture of an upload shows; `position` in millionths of a degree."""
+
+    upload_id: int
+    mime: str
+    taken_at: datetime | None
+    position: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Bytes of an image or a thumbnail, with what a reader finds in them. A PDF has neither size nor EXIF data."""
+
+    body: bytes
+    mime: str
+    width: int | None = None
+    height: int | None = None
+    taken_at: datetime | None = None
+    position: tuple[int, int] | None = None
+
+
+class Pictures:
+    """Pictures of all uploads of a world, by upload id."""
+
+    def __init__(self, documents: DocumentRenderer, options: ImageOptions) -> None:
+        self._documents = documents
+        self._seed = documents.world.plan.seed
+        self._subjects: OrderedDict[tuple[int, int], dict[int, Subject]] = OrderedDict()
+        rng = random.Random(f"pictures:{self._seed}")
+        self._block = rng.randbytes(_BLOCK_BYTES)
+        self._scans: dict[Kind, list[tuple[int, int, bytes]]] = {kind: _build_scans(rng, kind) for kind in KINDS}
+        self.set_options(options)
+
+    def set_options(self, options: ImageOptions) -> None:
+        """Serve pictures by other options from now on."""
+        self.options = options
+        largest = round(max(options.size_bytes, options.thumb_bytes) * 1.2)
+        self._filler = memoryview(self._block * (largest // _BLOCK_BYTES + 2))
+        self._ratios: list[tuple[Outcome, float]] = [
+            ("removed", options.removed_ratio),
+            ("broken", options.broken_ratio),
+            ("html", options.html_ratio),
+            ("huge", options.huge_ratio),
+            ("slow", options.slow_ratio),
+        ]
+
+    def find_subject(self, upload_id: int) -> Subject | None:
+        """Return what the picture of an upload shows, None if no file has the upload."""
+        serial = parse_upload_id(upload_id)
+        record = None if serial is None else self._documents.world.find_serial(serial)
+        return None if record is None else self.list_subjects(record).get(upload_id)
+
+    def list_subjects(self, record: FileRecord) -> dict[int, Subject]:
+        """Return what the pictures of a file show, by upload id."""
+        key = (record.key, record.revision)
+        subjects = self._subjects.get(key)
+        if subjects is None:
+            uploads = self._documents.get_content(record).uploads
+            subjects = self._subjects[key] = {upload["id"]: _build_subject(upload) for upload in uploads}
+            if len(self._subjects) > 50_000:
+                self._subjects.popitem(last=False)
+        return subjects
+
+    def choose_outcome(self, upload_id: int) -> Outcome:
+        """Return what a download of this upload's pictures gives."""
+        draw = self._draw("outcome", upload_id)
+        for outcome, ratio in self._ratios:
+            if draw < ratio:
+                return outcome
+            draw -= ratio
+        return "served"
+
+    def build(self, subject: Subject, kind: Kind) -> Picture:
+        """Return the complete picture of an upload, whatever a download of it gives."""
+        ratio = self.options.duplicate_ratio
+        if ratio and self._draw("duplicate", subject.upload_id) < ratio:
+            number = int(self._draw("shared", subject.upload_id) * self.options.duplicate_pictures)
+            subject = Subject(number, _JPEG, _EPOCH + timedelta(days=20_000 + number), (52_000_000 + number, 4_000_000))
+        if subject.mime == _PDF and kind == "image":
+            lines = [f"Upload {subject.upload_id}", f"Taken {subject.taken_at}"]
+            return Picture(pdf.render_pdf(f"Document {subject.upload_id}", lines), _PDF)
+        return self._build_jpeg(subject, kind)
+
+    def _build_jpeg(self, subject: Subject, kind: Kind) -> Picture:
+        number = subject.upload_id
+        columns, rows, scan = self._scans[kind][number % _SCANS]
+        # Some cameras write no EXIF data, and some no time zone.
+        has_exif = number % 11 != 3 and subject.taken_at is not None
+        exif = None
+        if has_exif and subject.taken_at is not None:
+            taken = subject.taken_at.strftime("%Y:%m:%d %H:%M:%S")
+            exif = jpeg.Exif(taken, subject.position, f"{number:032x}", "+00:00" if number % 2 else None)
+        prefix = jpeg.build_prefix(exif, b"%s of upload %d, seed %d" % (kind.encode(), number, self._seed))
+        size = self.options.size_bytes if kind == "image" else self.options.thumb_bytes
+        length = round(size * (0.8 + 0.4 * self._draw("size", number))) - len(prefix) - len(scan)
+        start = number * 7919 % _BLOCK_BYTES
+        filler = jpeg.build_filler(self._filler[start : start + max(length, 0)])
+        return Picture(
+            prefix + filler + scan,
+            _JPEG,
+            columns * jpeg.BLOCK,
+            rows * jpeg.BLOCK,
+            subject.taken_at if has_exif else None,
+            subject.position if has_exif else None,
+        )
+
+    def _draw(self, purpose: str, upload_id: int) -> float:
+        """Return a number below 1 that depends only on the seed, the purpose and the upload."""
+        text = f"{self._seed}:{purpose}:{upload_id}".encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=6).digest(), "big") / (1 << 48)
+
+
+def _build_scans(rng: random.Random, kind: Kind) -> list[tuple[int, int, bytes]]:
+    """Return (columns, rows, bytes) of the scans that all pictures share."""
+    scans = []
+    for number in range(_SCANS):
+        columns, rows = _SHAPES[kind][number % 4]
+        grays = [rng.randrange(256) for _ in range(columns * rows)]
+        scans.append((columns, rows, jpeg.build_scan(grays, columns, rows)))
+    return scans
+
+
+def _build_subject(upload: dict[str, Any]) -> Subject:
+    time_us = timestamps.parse_timestamp(upload["scan_date_time"])
+    taken_at = _EPOCH + timedelta(seconds=time_us // timestamps.SECOND)
+    position = None
+    if upload["latitude"]:
+        position = (round(float(upload["latitude"]) * 1e6), round(float(upload["longitude"]) * 1e6))
+    return Subject(upload["id"], upload["image_mime"], taken_at, position)
