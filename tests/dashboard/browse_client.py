@@ -37,6 +37,11 @@ class Visitor:
 
     def get(self, path: str) -> tuple[int, dict[str, str], str]:
         """Return status, headers and text of a page."""
+        status, headers, body = self.get_bytes(path)
+        return status, headers, body.decode()
+
+    def get_bytes(self, path: str) -> tuple[int, dict[str, str], bytes]:
+        """Return status, headers and body of an answer."""
         return _get(self.port, path, {"Cookie": self.cookie})
 
 
@@ -62,12 +67,12 @@ def open_browse(lake: Path, *options: str, **environment: str) -> Iterator[tuple
             process.kill()
 
 
-def _get(port: int, path: str, headers: dict[str, str]) -> tuple[int, dict[str, str], str]:
+def _get(port: int, path: str, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
     connection = HTTPConnection("127.0.0.1", port, timeout=300)
     try:
         connection.request("GET", path, headers=headers)
         reply = connection.getresponse()
-        return reply.status, dict(reply.getheaders()), reply.read().decode()
+        return reply.status, dict(reply.getheaders()), reply.read()
     finally:
         connection.close()
 

@@ -62,10 +62,11 @@ def test_every_other_host_and_method_is_refused(small_lake: Path) -> None:
 
 
 def test_the_policy_allows_one_style_and_nothing_else(visitor: Visitor) -> None:
-    """No script, no picture and no other address; forms go to this server."""
+    """No script and no other address; forms and pictures are of this server."""
     _, headers, text = visitor.get("/browse")
     assert re.sub(r"'sha256-[^']+'", "HASH", headers["Content-Security-Policy"]) == (
-        "default-src 'none'; style-src HASH; img-src data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+        "default-src 'none'; style-src HASH; img-src 'self' data:; base-uri 'none'; form-action 'self';"
+        " frame-ancestors 'none'"
     )
     assert headers["Referrer-Policy"] == "no-referrer"
     assert headers["X-Content-Type-Options"] == "nosniff"

@@ -1,4 +1,4 @@
-"""The page of one file: its time line, uploads with links to the images, forms, fields and workflow runs."""
+"""The page of one file: its time line, uploads with their images, forms, fields and workflow runs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from pipeline.dashboard.browse.frame import (
     rows_link,
     rows_table,
 )
+from pipeline.dashboard.browse.image_copies import UploadImages, read_images
+from pipeline.dashboard.browse.image_view import image_cell, image_link
 from pipeline.dashboard.html import Child, element, empty_note, section
 from pipeline.lake.reader import fetch_dicts
 from pipeline.lake.sql import sql_literal
 from schemas.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from xml.etree.ElementTree import Element
 
     import duckdb
@@ -51,33 +53,36 @@ _TIMELINE: Final = f"""
         WHERE step.file_id = {{file_id}}
     ),
     events AS (
-        SELECT created_at AS happened_at, 'file' AS kind, 'Registered' AS what, NULL AS url, false AS is_damage
+        SELECT created_at AS happened_at, 'file' AS kind, 'Registered' AS what, NULL AS url, false AS is_damage,
+               NULL AS upload_id
         FROM files WHERE file_id = {{file_id}}
         UNION ALL
-        SELECT updated_at, 'file', if(closed, 'Last update; the file is closed', 'Last update'), NULL, false
+        SELECT updated_at, 'file', if(closed, 'Last update; the file is closed', 'Last update'), NULL, false, NULL
         FROM files WHERE file_id = {{file_id}}
         UNION ALL
         SELECT coalesce(scan_date_time, created_at), 'upload',
                concat_ws(', ', coalesce(upload_type, 'upload'), nullif(trim(document_type_desc), ''),
                          CASE WHEN has_damage THEN 'damage: ' || coalesce(damage_type_desc, 'kind unknown') END,
                          nullif(trim(comment), ''), nullif(trim(device_nick), '')),
-               image_url, coalesce(has_damage, false)
+               image_url, coalesce(has_damage, false), id::VARCHAR
         FROM uploads WHERE file_id = {{file_id}}
         UNION ALL
-        SELECT coalesce(updated_at, created_at), 'field', concat_ws(': ', name, value), NULL, false
+        SELECT coalesce(updated_at, created_at), 'field', concat_ws(': ', name, value), NULL, false, NULL
         FROM fields WHERE file_id = {{file_id}}
         UNION ALL
-        SELECT started_at, 'workflow', coalesce(workflow, 'Workflow ' || workflow_id) || ' started', NULL, false
+        SELECT started_at, 'workflow', coalesce(workflow, 'Workflow ' || workflow_id) || ' started', NULL, false,
+               NULL
         FROM workflow_progress WHERE file_id = {{file_id}}
         UNION ALL
-        SELECT completed_at, 'workflow', coalesce(workflow, 'Workflow ' || workflow_id) || ' completed', NULL, false
+        SELECT completed_at, 'workflow', coalesce(workflow, 'Workflow ' || workflow_id) || ' completed', NULL, false,
+               NULL
         FROM workflow_progress WHERE file_id = {{file_id}}
         UNION ALL
         SELECT coalesce(submit_date_time, created_at), 'step',
-               concat_ws(': ', coalesce(description, 'Step ' || workflow_step_id), status), NULL, false
+               concat_ws(': ', coalesce(description, 'Step ' || workflow_step_id), status), NULL, false, NULL
         FROM named_steps
     )
-    SELECT {_SECOND.format("happened_at")} AS at_second, kind, what, url, is_damage
+    SELECT {_SECOND.format("happened_at")} AS at_second, kind, what, url, is_damage, upload_id
     FROM events WHERE happened_at IS NOT NULL ORDER BY happened_at, kind, what"""
 _UPLOADS: Final = f"""
     SELECT id, {_SECOND.format("coalesce(scan_date_time, created_at)")} AS taken, upload_type AS type,
@@ -112,6 +117,7 @@ class _Event(NamedTuple):
     what: str | None
     url: str | None
     is_damage: str | None
+    upload_id: str | None
 
 
 def find_file(lake: duckdb.DuckDBPyConnection, text: str) -> BrowsePage:
@@ -131,10 +137,11 @@ def build_file_page(lake: duckdb.DuckDBPyConnection, file_id: int) -> BrowsePage
     if not (facts := fetch_dicts(lake, _FACTS.format(file_id=file_id))):
         return _build_deleted_page(lake, file_id)
     (fact,) = facts
+    images = read_images(lake, file_id)
     content = [
         _list_facts(fact),
-        _timeline(lake, file_id),
-        _uploads(lake, file_id),
+        _timeline(lake, file_id, images),
+        _uploads(lake, file_id, images),
         _forms(lake, file_id),
         _rows_section(lake, file_id, "fields", "Fields", _FIELDS),
         _rows_section(lake, file_id, "runs", "Workflow runs", _RUNS),
@@ -142,7 +149,8 @@ def build_file_page(lake: duckdb.DuckDBPyConnection, file_id: int) -> BrowsePage
     ]
     if "file_events" in list_catalog_tables(lake):  # a catalog without its documents has no history
         content.append(_rows_section(lake, file_id, "events", "Closing, reopening, new references", _VERSIONS))
-    return BrowsePage(f"File {fact['Reference'] or file_id}", [*content, _all_rows(file_id)])
+    copies = [image for pair in images.values() for image in (pair.image, pair.thumbnail) if image is not None]
+    return BrowsePage(f"File {fact['Reference'] or file_id}", [*content, _all_rows(file_id)], images=copies)
 
 
 def _build_deleted_page(lake: duckdb.DuckDBPyConnection, file_id: int) -> BrowsePage:
@@ -163,17 +171,20 @@ def _list_facts(facts: dict[str, object]) -> Element:
     return element("dl", *items, class_="facts")
 
 
-def _timeline(lake: duckdb.DuckDBPyConnection, file_id: int) -> Element:
+def _timeline(lake: duckdb.DuckDBPyConnection, file_id: int, images: Mapping[str, UploadImages]) -> Element:
     result = read_query(lake, _TIMELINE.format(file_id=file_id), MAX_ROWS)
-    items = [_timeline_item(_Event(*row)) for row in result.rows]
+    items = [_timeline_item(_Event(*row), images) for row in result.rows]
     note = element("p", count_note(len(items), result.has_more, "event"), class_="soft") if result.has_more else None
     return section("timeline", "Time line (UTC)", note, element("ol", *items, class_="timeline"))
 
 
-def _timeline_item(event: _Event) -> Element:
+def _timeline_item(event: _Event, images: Mapping[str, UploadImages]) -> Element:
     at = event.at or ""
     what = element("span", event.what or "", class_="what")
-    if event.url is not None:
+    stored = images.get(event.upload_id or "", UploadImages()).image
+    if stored is not None:
+        what = element("span", event.what or "", " · ", image_link("image", stored), class_="what")
+    elif event.url is not None:
         what = element("span", event.what or "", " · ", outer_link("image", event.url), class_="what")
     return element(
         "li",
@@ -184,7 +195,7 @@ def _timeline_item(event: _Event) -> Element:
     )
 
 
-def _uploads(lake: duckdb.DuckDBPyConnection, file_id: int) -> Element:
+def _uploads(lake: duckdb.DuckDBPyConnection, file_id: int, images: Mapping[str, UploadImages]) -> Element:
     result = read_query(lake, _UPLOADS.format(file_id=file_id), MAX_ROWS)
     if not result.rows:
         return section("uploads", "Uploads", empty_note("None."))
@@ -192,15 +203,10 @@ def _uploads(lake: duckdb.DuckDBPyConnection, file_id: int) -> Element:
     rows: list[Sequence[Child]] = []
     for number, taken, *texts, latitude, longitude, url, thumb in result.rows:
         position = "" if latitude is None or longitude is None else f"{latitude}, {longitude}"
-        image = element("span", _image_link("full", url), " ", _image_link("small", thumb), class_="nowrap")
+        image = image_cell(images.get(number or "", UploadImages()), url, thumb, number)
         rows.append([number, element("span", taken, class_="nowrap"), *(text or "" for text in texts), position, image])
     note = element("p", count_note(len(rows), result.has_more, "upload"), class_="soft") if result.has_more else None
     return section("uploads", "Uploads", note, plain_table(headings, rows, "uploads"))
-
-
-def _image_link(text: str, url: str | None) -> Element | None:
-    target = outer_link(text, url)
-    return None if isinstance(target, str) else target
 
 
 def _forms(lake: duckdb.DuckDBPyConnection, file_id: int) -> Element:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import duckdb
 
     from pipeline.dashboard.browse.catalog_access import QueryRows
+    from pipeline.dashboard.browse.image_copies import StoredImage
 
 ROOT: Final = "/browse"
 TABLE_PATH: Final = f"{ROOT}/table/"
@@ -32,20 +33,24 @@ _STYLE: Final = "".join(
     files("pipeline.dashboard").joinpath(path).read_text(encoding="utf-8") for path in ("page.css", "browse/browse.css")
 )
 POLICY: Final = (
-    f"default-src 'none'; style-src '{format_csp_hash(_STYLE)}'; img-src data:; base-uri 'none'; form-action 'self';"
-    " frame-ancestors 'none'"
+    f"default-src 'none'; style-src '{format_csp_hash(_STYLE)}'; img-src 'self' data:; base-uri 'none';"
+    " form-action 'self'; frame-ancestors 'none'"
 )
 _NUMBER_TYPES: Final = ("BIGINT", "INTEGER", "DOUBLE", "DECIMAL", "HUGEINT", "SMALLINT", "UBIGINT", "FLOAT")
 
 
 @dataclass(frozen=True, slots=True)
 class BrowsePage:
-    """A page: its heading, its content and its HTTP status. `current` is the path of its link in the navigation."""
+    """A page: its heading, its content and its HTTP status.
+
+    `current` is the path of its link in the navigation, `images` are the copies that it shows or links to.
+    """
 
     heading: str
     content: Sequence[Element | None] = ()
     current: str = ""
     status: int = 200
+    images: Sequence[StoredImage] = ()
 
 
 def render_browse_page(page: BrowsePage, lake: str, source: str | None, snapshot: str) -> str:

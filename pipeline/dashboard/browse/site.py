@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import threading
+from collections import OrderedDict
 from typing import IO, TYPE_CHECKING, Final
 from urllib.parse import unquote
 
@@ -23,6 +25,8 @@ from pipeline.dashboard.browse.frame import (
     error_note,
     render_browse_page,
 )
+from pipeline.dashboard.browse.image_copies import StoredImage, find_image, read_image
+from pipeline.dashboard.browse.image_view import IMAGE_PATH
 from pipeline.dashboard.browse.sql_view import (
     MAX_QUERY_CHARS,
     build_failed_sql_page,
@@ -45,6 +49,7 @@ _BUSY: Final = 503
 _RETRY_AFTER: Final = {"Retry-After": "5"}
 _SPOOL_BYTES: Final = 8_000_000
 _CHUNK_BYTES: Final = 1 << 18
+_MAX_PAGE_IMAGES: Final = 10_000
 _MAX_ID: Final = 2**63 - 1
 _MAX_ID_DIGITS: Final = 19
 
@@ -60,6 +65,8 @@ class BrowseSite:
         self._csv_downloads = 0
         self._lake = lake
         self._read_source = read_source
+        self._page_images: OrderedDict[str, StoredImage] = OrderedDict()
+        self._page_lock = threading.Lock()
 
     async def answer(self, request: web.BaseRequest, headers: dict[str, str]) -> web.StreamResponse:
         """Return the response to a GET or HEAD request, with `headers` besides its own."""
@@ -68,6 +75,8 @@ class BrowseSite:
         headers = {**headers, "Content-Security-Policy": POLICY}
         if path == CSV_PATH:
             return await self._send_csv(request, dict(query).get("sql", ""), headers)
+        if path.startswith(IMAGE_PATH):
+            return await asyncio.to_thread(self._build_image_response, path.removeprefix(IMAGE_PATH), headers)
         status, text = await asyncio.to_thread(self._render, path, query)
         headers |= _RETRY_AFTER if status == _BUSY else {}
         return web.Response(status=status, text=text, content_type="text/html", charset="utf-8", headers=headers)
@@ -79,9 +88,30 @@ class BrowseSite:
         snapshot = ""
         try:
             page, snapshot = self.access.read(build)
+            self._remember_images(page.images)
         except Exception as error:  # noqa: BLE001 - every failure is a page with one line
             page = _build_error_page(to_scanlake_error(error), path, query)
         return page.status, render_browse_page(page, self._lake, self._read_source(), snapshot)
+
+    def _remember_images(self, images: Sequence[StoredImage]) -> None:
+        """Keep the paths and types of the images of a page, so that the catalog need not be opened again for each."""
+        with self._page_lock:
+            for image in images:
+                self._page_images[image.sha256] = image
+            while len(self._page_images) > _MAX_PAGE_IMAGES:
+                self._page_images.popitem(last=False)
+
+    def _build_image_response(self, sha256: str, headers: dict[str, str]) -> web.Response:
+        try:
+            with self._page_lock:
+                image = self._page_images.get(sha256)
+            image = image or self.access.read(lambda lake: find_image(lake, sha256))
+            body = read_image(self.access.settings.lake, image)
+        except Exception as error:  # noqa: BLE001 - every failure is one line
+            failure = to_scanlake_error(error)
+            status = 404 if isinstance(failure, NothingFoundError) else 503
+            return web.Response(status=status, text=f"{failure.message} {failure.hint or ''}\n", headers=headers)
+        return web.Response(body=body, headers={**headers, **image.headers})
 
     async def _send_csv(self, request: web.BaseRequest, sql: str, headers: dict[str, str]) -> web.StreamResponse:
         if self._csv_downloads >= _MAX_CSV_DOWNLOADS:
