@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from typing import Any
 
@@ -124,6 +125,18 @@ def test_a_process_of_its_own_says_where_it_is_and_ends_cleanly(way: str) -> Non
         assert process.wait(300) == 0
         assert process.stderr is not None
         assert process.stderr.read() == b""
+
+
+def test_a_process_serves_images_if_asked() -> None:
+    """With --image the line has the origin of the images, and the state counts what it answers."""
+    with _start("--image", "size_bytes=9000", "--image-fault", "503=1", "--max-seconds", "60") as process:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            urllib.request.urlopen(f"{ready['image_url']}/images/1/full.jpg", timeout=60)
+        with urllib.request.urlopen(f"{ready['control']}state", timeout=60) as answer:
+            assert json.load(answer)["images"]["counts"] == {"fault 503": 1}
+        process.terminate()
 
 
 def test_a_wrong_option_ends_with_a_sentence() -> None:

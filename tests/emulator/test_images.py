@@ -259,3 +259,9 @@ async def test_complete_answers_are_counted_by_upload() -> None:
         assert (state["fetched"], state["repeated"], state["requests"]) == (len(links), 1, len(links) + 1)
         ask.emulator.reset()
         assert ask.emulator.read_state()["images"]["requests"] == 0
+
+
+async def test_images_can_be_rendered_beforehand() -> None:
+    """Documents that are rendered before the first request show links that work."""
+    async with asking(5, images=ImageOptions(), prerender=True) as ask:
+        assert (await ask.get(await _link(ask, _uploads(ask)[0]), token=False)).status == 200
