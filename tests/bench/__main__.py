@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.bench import iceberg, lake, pace, publishing, syncing
+from tests.bench import iceberg, images, lake, pace, publishing, syncing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +26,7 @@ CASES: Final[dict[str, Callable[[Path, int], dict[str, float]]]] = {
     "pace": lambda _folder, _files: pace.measure(),
     "reports": lambda folder, files: syncing.reports(folder, files // 4),
     "publishes": publishing.measure,
+    "images": images.measure,
     "iceberg": lambda folder, _files: iceberg.measure(folder),
     "start": lambda _folder, _files: syncing.start_up(),
     "lake": lambda _folder, files: lake.measure(files * 5),

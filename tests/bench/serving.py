@@ -43,6 +43,12 @@ class Service:
             answer = json.loads(reply.read() or b"{}")
         return answer if isinstance(answer, dict) else {"answer": answer}
 
+    def state(self) -> dict[str, Any]:
+        """Return its counters."""
+        with urlopen(f"{self.control}state") as reply:
+            found: dict[str, Any] = json.loads(reply.read())
+        return found
+
     @property
     def environment(self) -> dict[str, str]:
         """The environment of a command that uses it."""
