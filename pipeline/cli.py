@@ -60,6 +60,7 @@ _PANELS: Final = {
         "plan": "Estimate calls, time, rows and disk space of the next sync.",
         "sync": "Fetch everything that changed in the service into the lake.",
         "watch": "Run a sync at every interval, unattended.",
+        "images": "Download the images of uploads into the lake, checked and named by their hash.",
         "verify": "Compare the lake with the service and repair differences (`check` checks the lake's own files).",
     },
     "Maintain the lake": {

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, ProgressColumn, SpinnerColumn
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from pipeline.formatting import format_duration
+from pipeline.formatting import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -109,7 +109,32 @@ class ReportProgress:
         return first, [*counts, f"polled {self.polls:,} times"]
 
 
-ProgressState = CrawlProgress | ReportProgress
+@dataclass(frozen=True, slots=True)
+class ImageProgress:
+    """Progress of a download of images. Counts are pictures; `bytes` are those that were received."""
+
+    done: int = 0
+    stored: int = 0
+    not_found: int = 0
+    refused: int = 0
+    failed: int = 0
+    bytes: int = 0
+    images_per_second: float = 0.0
+    eta_seconds: float | None = None
+    concurrency: int = 0
+
+    def status_lines(self) -> tuple[Sequence[str], ...]:
+        """Return two lines of phrases, the most important first."""
+        first = [f"{self.images_per_second:,.0f} images/s"]
+        if self.eta_seconds is not None and round(self.eta_seconds):
+            first.insert(0, f"{format_duration(round(self.eta_seconds))} left")
+        optional = {"not found": self.not_found, "refused": self.refused, "failed": self.failed}
+        counts = [f"{self.stored:,} stored", format_bytes(self.bytes)]
+        counts += [f"{count:,} {name}" for name, count in optional.items() if count]
+        return first, [*counts, f"{self.concurrency:,} concurrent"]
+
+
+ProgressState = CrawlProgress | ReportProgress | ImageProgress
 
 
 class Progress:

@@ -7,10 +7,7 @@ in the wrong setting.
 
 from __future__ import annotations
 
-import re
-import shlex
 import stat
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -18,10 +15,11 @@ import structlog
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from pipeline import setting_checks
 from pipeline.errors import SettingsError, refuse_unreadable
 from pipeline.paths import resolve_parents
 from pipeline.tokens import find_token_problem
-from pipeline.urls import API_PREFIX, normalize_base_url, parse_store_url, validate_proxy_url, validate_url
+from pipeline.urls import parse_store_url, validate_proxy_url, validate_url
 from schemas.requests import INCLUDES, Include
 
 PREFIX: Final = "SCANLAKE_"
@@ -217,6 +215,29 @@ class Settings(BaseSettings):
         default=None, description="Name of this lake in Iceberg tables that several lakes share.", examples=["north"]
     )
 
+    images_after_sync: bool = Field(
+        default=False,
+        description="Fetch the images of new uploads after every sync, as `scanlake images` does. A failure fails no "
+        "sync; the next one retries.",
+    )
+    images_thumbnails: bool = Field(default=False, description="Also fetch the thumbnails.")
+    images_max_concurrency: int = Field(
+        default=64, ge=1, le=512, description="Maximum number of concurrent requests to one image host."
+    )
+    images_max_file_bytes: int = Field(
+        default=104_857_600, ge=1, description="Maximum size of one image, in bytes. A larger one is refused."
+    )
+    images_max_bytes: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="Maximum size of all images in the lake, in bytes. The command stops before it. Unset: no limit.",
+        examples=[500_000_000_000],
+    )
+    images_keep_free_bytes: int = Field(
+        default=1_073_741_824,
+        ge=0,
+        description="Bytes of the disk that images leave free for the tables. The command stops before.",
+    )
+
     watch_interval: str = Field(
         default="15m", description="Time between two syncs of `scanlake watch`: 90s, 15m, 6h, 1d."
     )
@@ -269,20 +290,12 @@ class Settings(BaseSettings):
     @field_validator("base_url")
     @classmethod
     def _check_base_url(cls, url: str | None) -> str | None:
-        if url is not None and (version := re.search(r"/api/v\d+(?=/?$)", url)) and version[0] != API_PREFIX:
-            raise ValueError(f"must not end in {version[0]}; scanlake calls {API_PREFIX}")
-        return None if url is None else normalize_base_url(url)
+        return None if url is None else setting_checks.check_base_url(url)
 
     @field_validator("includes", mode="before")
     @classmethod
     def _parse_includes(cls, names: Any) -> Any:
-        if isinstance(names, str):
-            names = [name.strip() for name in names.split(",") if name.strip()]
-        if isinstance(names, Sequence):
-            if list(names) == ["all"]:
-                return INCLUDES
-            return () if list(names) == ["none"] else names
-        return names
+        return setting_checks.parse_includes(names)
 
     @field_validator("includes")
     @classmethod
@@ -292,11 +305,7 @@ class Settings(BaseSettings):
     @field_validator("lake", "reader_root", mode="before")
     @classmethod
     def _check_path_has_no_pattern(cls, path: Any) -> Any:
-        if isinstance(path, str) and not path.strip():
-            raise ValueError("is empty; give a folder, or . for the current folder")
-        if path is not None and re.search(r"[*?\[\\]", str(Path(path).absolute())):
-            raise ValueError("contains * ? [ or \\, which DuckDB reads as a pattern; use another folder")
-        return path
+        return setting_checks.check_path_has_no_pattern(path)
 
     @field_validator("reader_root")
     @classmethod
@@ -313,9 +322,7 @@ class Settings(BaseSettings):
     @field_validator("watch_interval")
     @classmethod
     def _check_watch_interval(cls, text: str) -> str:
-        if not re.fullmatch(r"(\d+(\.\d+)?[smhd])+", text):
-            raise ValueError("must be a duration: 90s, 15m, 6h or 1d")
-        return text
+        return setting_checks.check_duration(text)
 
     @field_validator("otel_endpoint")
     @classmethod
@@ -330,13 +337,7 @@ class Settings(BaseSettings):
     @field_validator("on_failure")
     @classmethod
     def _check_on_failure(cls, command: str | None) -> str | None:
-        try:
-            words = ["none"] if command is None else shlex.split(command)
-        except ValueError as error:
-            raise ValueError(f"is not a command: {str(error).lower()}") from None
-        if not words:
-            raise ValueError("must be a command")
-        return command
+        return None if command is None else setting_checks.check_command(command)
 
     @field_validator("on_failure_webhook", "on_success_webhook")
     @classmethod

@@ -31,6 +31,7 @@ SECTIONS: Final = {
     "settle_seconds": "Completeness",
     "commit_every_files": "Commits, snapshots, retention",
     "publish_to": "Object storage",
+    "images_after_sync": "Images",
     "watch_interval": "Watch",
 }
 """Section titles, by the first setting of each section, in the order of `Settings`."""

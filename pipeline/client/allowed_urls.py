@@ -113,23 +113,28 @@ def is_login_redirect(location: str) -> bool:
 
 
 def resolve_report_url(url: str, base: str) -> str:
-    """Return the report's URL, absolute. Raises `ProtocolError` if it must not be requested.
+    """Return the report's URL, absolute. Raises `ProtocolError` if it must not be requested."""
+    return resolve_named_url(url, base, "a report URL")
+
+
+def resolve_named_url(url: str, base: str, subject: str) -> str:
+    """Return a URL that the service at `base` names, absolute. Raises `ProtocolError` about `subject`.
 
     Plain http is for this machine only. The service's own host is requested with the service's own scheme, because
     deployments that support only https return http URLs.
     """
     if any(not char.isprintable() or char.isspace() or char == "\\" for char in url):
-        raise ProtocolError("The service named a report URL with control characters or spaces.")
+        raise ProtocolError(f"The service named {subject} with control characters or spaces.")
     try:
         target = urljoin(f"{base}/", url)
     except ValueError:
-        raise ProtocolError("The service named an invalid report URL.") from None
+        raise ProtocolError(f"The service named {subject} that is invalid.") from None
     scheme, host, port = origin(target)
     own_scheme, own_host, _ = origin(base)
     if scheme == "http" and own_scheme == "https" and host == own_host and port == 80:
         scheme, port = "https", 443
     if scheme == "http" and not is_loopback(host):
-        raise ProtocolError("The service named a report URL without https.")
+        raise ProtocolError(f"The service named {subject} without https.")
     return _replace_origin(target, scheme, host, port)
 
 

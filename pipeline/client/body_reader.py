@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from pipeline.client.calls import RequestStats
     from pipeline.client.downloads import PdfDownload
+    from pipeline.client.image_downloads import ImageDownload
     from pipeline.client.options import ClientOptions
 
 _MAX_ERROR_BODY_BYTES: Final = 65_536
@@ -58,7 +59,9 @@ class BodyReader:
                 raise
             return b""  # for an error the status is enough
 
-    async def stream_to(self, answer: aiohttp.ClientResponse, download: PdfDownload) -> bytes:
+    async def stream_to(
+        self, answer: aiohttp.ClientResponse, download: PdfDownload | ImageDownload, label: str = "GET report"
+    ) -> bytes:
         """Write the body, decompressed, to `download` and return its first bytes.
 
         Raises `ProtocolError` for another compression: polling again does not change it.
@@ -66,7 +69,7 @@ class BodyReader:
         try:
             decoder = BodyDecoder(",".join(answer.headers.getall("Content-Encoding", ())))
         except AttemptError as error:
-            raise ProtocolError(f"GET report: {error.detail}.") from None
+            raise ProtocolError(f"{label}: {error.detail}.") from None
         size, started, start = 0, time.monotonic(), b""
         while part := await answer.content.readany():
             size += len(part)

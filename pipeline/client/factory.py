@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from pipeline.client.client import Client
+from pipeline.client.image_client import ImageClient
 from pipeline.client.options import ClientOptions
 from pipeline.client.rate_limiter import LearnedLimits, RateLimiter
 from pipeline.version import __version__
@@ -41,6 +42,19 @@ def create_client(settings: Settings, token: str, *, learned: dict[str, Any] | N
         learned=LearnedLimits(**learned) if learned else None,
     )
     return Client(str(settings.base_url), token, options=options, rate_limiter=rate_limiter)
+
+
+def create_image_client(settings: Settings, token: str) -> ImageClient:
+    """Return the client for the images' hosts. It never sends `token`."""
+    options = ClientOptions(
+        max_concurrency=_limit_to_open_files(settings.images_max_concurrency),
+        max_attempts=settings.max_attempts,
+        total_deadline_seconds=settings.request_timeout_seconds,
+        attempt_timeout_seconds=min(_MAX_ATTEMPT_TIMEOUT_SECONDS, settings.request_timeout_seconds),
+        proxy=settings.proxy,
+        user_agent=f"scanlake/{__version__}",
+    )
+    return ImageClient(str(settings.base_url), token, options=options)
 
 
 def _limit_to_open_files(max_concurrency: int) -> int:

@@ -122,6 +122,9 @@ def _sync(
         run_subcommand(settings.lake, context.config, "compact", *to_argv({"source": context.source}))
     if settings.publish_after_sync:
         result.result["publish"] = publish_in_subprocess(context, settings)
+    if settings.images_after_sync:
+        code, message = run_subcommand(settings.lake, context.config, "images", *to_argv({"source": context.source}))
+        result.result["images"] = {"exit_code": code, "problem": message or None}
     if verification:
         result.result["verify"] = verification.as_json()
     if context.as_json:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pipeline.lake.models import Coverage
 
-_DERIVED_TABLES: Final = ("part", "superseded_version", "file_version")
+_DERIVED_TABLES: Final = ("part", "superseded_version", "file_version", "image")
 _HISTORY_TABLES: Final = frozenset({"run", "read_window", "verification"})
 _MAX_HISTORY_ROWS: Final = 1_000
 _MAX_IDS: Final = 10_000  # ids in one statement; SQLite allows 32,766 parameters

@@ -149,7 +149,7 @@ def migrate(db: sqlite3.Connection) -> None:
         return
     db.execute("BEGIN IMMEDIATE")
     try:
-        for statement in _missing_statements(db):
+        for statement in missing_statements(db):
             db.execute(statement)
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         db.execute("COMMIT")
@@ -161,7 +161,7 @@ def migrate(db: sqlite3.Connection) -> None:
         _log.info("ledger.migrated", from_version=version, to_version=SCHEMA_VERSION)
 
 
-def _missing_statements(db: sqlite3.Connection) -> list[str]:
+def missing_statements(db: sqlite3.Connection) -> list[str]:
     """Return the statements that the ledger lacks: columns first, because indexes may need them."""
     with closing(sqlite3.connect(":memory:")) as target:
         target.executescript(_SCHEMA)

@@ -20,12 +20,16 @@ LAYERS: Final = (
     {"cli"},
     {"commands", "api"},
     {"context"},
-    {"sync", "maintenance", "reports", "shares", "doctor", "monitoring", "dashboard", "recording", "publish"},
+    {
+        *("sync", "maintenance", "reports", "shares", "doctor", "monitoring", "dashboard", "recording", "publish"),
+        "images",
+    },
     {"crawl"},
     {"client", "lake"},
     {"flatten"},
     {"config", "crash_report", "process", "settings_template"},
     {"progress", "logs", "settings", "global_options"},
+    {"setting_checks"},
     {"errors", "version", "formatting", "csv_rows", "atomic_files", "paths", "redaction", "tokens", "urls"},
 )
 """From top to bottom. A unit may import units below it, never units of its own layer; schemas is below all."""

@@ -18,6 +18,7 @@ from pipeline.commands._mcp_server import TOOLS
 from pipeline.config import load_all_sources
 from pipeline.errors import ExitCode
 from pipeline.lake.history_views import FILE_EVENTS
+from pipeline.lake.image_records import ImageState
 from pipeline.lake.meta_tables import FRESHNESS_COLUMNS, META_TABLES
 from pipeline.lake.request_log import OrderState
 from pipeline.lake.user_query import TABLE_FUNCTIONS
@@ -51,6 +52,7 @@ _EXTERNAL_NAMES: Final = frozenset(
         *TABLE_FUNCTIONS,
         *TOOLS,
         *OrderState,
+        *ImageState,
         *(metric.name for metric in METRICS),
     }
 )

@@ -1,0 +1,177 @@
+"""Downloads of images: whether an answer is a picture, and a complete one. Pure, but for the given file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from pipeline.client.errors import AttemptError
+
+if TYPE_CHECKING:
+    from pipeline.client.protocol import Response
+
+_HEAD_BYTES: Final = 32  # the longest start by which types differ
+_INVALID_LINK_STATUSES: Final = frozenset({400, 401, 403, 404, 410})
+"""Answers of signed links that expired, and of pictures that no longer exist. Object stores answer 400, 403 or 404."""
+_UNSPECIFIC: Final = frozenset(
+    {"", "application/octet-stream", "binary/octet-stream", "application/x-download", "application/force-download"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageType:
+    """A type of pictures: its MIME type, other names of it, and the extension of its files."""
+
+    mime: str
+    extension: str
+    aliases: frozenset[str] = frozenset()
+
+
+_JPEG: Final = ImageType("image/jpeg", "jpg", frozenset({"image/jpg", "image/pjpeg", "image/mpo"}))
+_PNG: Final = ImageType("image/png", "png", frozenset({"image/x-png", "image/apng"}))
+_GIF: Final = ImageType("image/gif", "gif")
+_WEBP: Final = ImageType("image/webp", "webp")
+_TIFF: Final = ImageType("image/tiff", "tif", frozenset({"image/tif", "image/x-tiff", "image/x-adobe-dng"}))
+_BMP: Final = ImageType("image/bmp", "bmp", frozenset({"image/x-ms-bmp", "image/x-bmp"}))
+_HEIC: Final = ImageType("image/heic", "heic", frozenset({"image/heif", "image/heic-sequence", "image/heif-sequence"}))
+_AVIF: Final = ImageType("image/avif", "avif")
+_PDF: Final = ImageType("application/pdf", "pdf", frozenset({"application/x-pdf"}))
+IMAGE_TYPES: Final = (_JPEG, _PNG, _GIF, _WEBP, _TIFF, _BMP, _HEIC, _AVIF, _PDF)
+_STARTS: Final = (
+    (b"\xff\xd8\xff", _JPEG),
+    (b"\x89PNG\r\n\x1a\n", _PNG),
+    (b"GIF87a", _GIF),
+    (b"GIF89a", _GIF),
+    (b"II*\0", _TIFF),
+    (b"MM\0*", _TIFF),
+    (b"%PDF-", _PDF),
+)
+_BRANDS: Final = {
+    **dict.fromkeys((b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"), _HEIC),
+    **dict.fromkeys((b"avif", b"avis"), _AVIF),
+}
+
+
+def find_type(head: bytes) -> ImageType | None:
+    """Return the type of a picture by its first bytes; None if they are not of a picture or a PDF."""
+    for start, image_type in _STARTS:
+        if head.startswith(start):
+            return image_type
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return _WEBP
+    if head[4:8] == b"ftyp":
+        return _BRANDS.get(head[8:12])
+    # "BM" alone begins many texts: the four bytes after the size are zero.
+    return _BMP if head[:2] == b"BM" and head[6:10] == b"\0\0\0\0" else None
+
+
+class ImageTarget(Protocol):
+    """What receives the bytes of a download: a file that hashes them."""
+
+    @property
+    def sha256(self) -> str:
+        """Hash of what was written."""
+
+    def reset(self) -> None:
+        """Remove what was written."""
+
+    def write(self, data: bytes) -> None:
+        """Write all of `data`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadedImage:
+    """A complete picture: size in bytes, SHA-256 in hexadecimal, and type."""
+
+    bytes: int
+    sha256: str
+    type: ImageType
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidLink:
+    """The host does not serve the link: it has expired, or the picture no longer exists."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedImage:
+    """The host answered with something that is not kept as a picture."""
+
+    reason: str
+
+
+ImageAnswer = DownloadedImage | InvalidLink | RefusedImage
+
+
+class ImageDownload:
+    """Writes the bytes of one download into a file, attempt by attempt."""
+
+    def __init__(self, target: ImageTarget, *, max_bytes: int) -> None:
+        self._target = target
+        self._max_bytes = max_bytes
+        self._head = b""
+        self._written = 0
+
+    def reset(self) -> None:
+        """Start an attempt: remove what an earlier one wrote."""
+        self._target.reset()
+        self._head, self._written = b"", 0
+
+    def write(self, part: bytes) -> bool:
+        """Write a part of the body of a 200. Return False if it is no picture: the rest is not needed."""
+        if self._written == 0:  # the start may arrive in pieces
+            self._head += part
+            if len(self._head) < _HEAD_BYTES:
+                return True
+            part = self._head
+            if find_type(part) is None:
+                return False
+        self._put(part)
+        return True
+
+    def _put(self, part: bytes) -> None:
+        self._written += len(part)
+        self.check_size(self._written)
+        self._target.write(part)
+
+    def check_size(self, size: int) -> None:
+        """Raise `AttemptError` for a body above the limit; `size` is its size, compressed or not."""
+        if size > self._max_bytes:
+            raise AttemptError("size", f"more than {self._max_bytes:,} bytes (images_max_file_bytes)", retryable=False)
+
+    def result(self, response: Response) -> ImageAnswer:
+        """Return the result of the download. Raises `AttemptError` for an answer that another attempt can better."""
+        status = response.status
+        if status in _INVALID_LINK_STATUSES:
+            return InvalidLink(f"HTTP {status}")
+        if status >= 500 or status in {408, 425}:
+            raise AttemptError(f"status-{status}", f"HTTP {status}", status=status)
+        if status != 200:
+            return RefusedImage(f"HTTP {status}")
+        if not self._head:
+            return RefusedImage("an empty body")
+        image_type = find_type(self._head)
+        named = (response.header("Content-Type") or "").partition(";")[0].strip().lower()
+        if image_type is None:
+            return RefusedImage(f"no picture: its content is of no known type, {_describe(named)}")
+        if contradicts(named, image_type):
+            return RefusedImage(f"its content is {image_type.mime}, {_describe(named)}")
+        if self._written == 0:
+            self._put(self._head)
+        return DownloadedImage(self._written, self._target.sha256, image_type)
+
+
+def contradicts(named: str, image_type: ImageType) -> bool:
+    """Return whether the answer names another type than its content has. An unknown image type proves nothing."""
+    if named in _UNSPECIFIC or named == image_type.mime or named in image_type.aliases:
+        return False
+    if any(named == other.mime or named in other.aliases for other in IMAGE_TYPES):
+        return True
+    return not named.startswith("image/")
+
+
+def _describe(named: str) -> str:
+    text = "".join(char if char.isprintable() and char.isascii() else "?" for char in named[:60])
+    return f"its Content-Type is {text}" if text else "the answer names no type"

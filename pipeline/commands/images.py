@@ -1,0 +1,118 @@
+"""`scanlake images`: download the images of uploads into the lake."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from pipeline.commands._open_lake import open_lake
+from pipeline.commands._time_bounds import parse_range
+from pipeline.context import CommandContext, setting_options
+from pipeline.errors import ExitCode
+from pipeline.formatting import format_bytes, pluralize
+from pipeline.images.image_run import fetch_images, plan_images
+from pipeline.images.models import ImageSummary, ServiceAccess
+from pipeline.images.work_list import ImageSelection, WorkCounts
+from pipeline.lake.folder_checks import require_lake
+from pipeline.lake.layout import LakeLayout
+from pipeline.logs import to_one_line
+from pipeline.settings import Settings, require_base_url
+from schemas.timestamps import SECOND
+
+_MAX_REASONS = 10
+
+
+@setting_options("base_url", "token_file", "images_max_concurrency", "images_max_bytes", "max_duration_seconds")
+def run(
+    context: CommandContext,
+    *,
+    where: Annotated[
+        str | None,
+        typer.Option(metavar="SQL", help="Only uploads that meet a condition on the tables uploads and files."),
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="INSTANT", help="Only uploads of files updated at or after this (UTC).")
+    ] = None,
+    thumbnails: Annotated[
+        bool, typer.Option("--thumbnails", help="Also the thumbnails. Default: images_thumbnails.")
+    ] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Also images that were not found or refused before.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be fetched, and change nothing.")] = False,
+) -> ExitCode:
+    """Download the images of uploads into the lake, checked and named by their hash.
+
+    Every image is fetched once. Images with the same content share one file below images/. A link that has expired is
+    renewed: its file is read again once. An image that is not stored is not found (the service no longer has it),
+    refused (the answer is no image, or cannot be decoded) or failed (every attempt failed). The next run fetches failed
+    ones again, the others only with --retry or after the next sync has fetched their file again.
+
+    An interrupted run is continued by the next one. With max_duration_seconds the run stops with exit code 0.
+    `pip install pillow` makes the command decode every image and read its size, time and position.
+
+    Exit codes: 0 done, 4 some images are not found, refused or failed, 1 an image host is down (run again), 3 token
+    refused, 5 another run holds the lake, 7 the disk or images_max_bytes is full.
+    """
+    settings = context.settings()
+    require_base_url(settings)
+    low, _ = parse_range(since, None)
+    low = None if low is None else low * SECOND
+    selection = ImageSelection(where, low, thumbnails or settings.images_thumbnails, retry)
+    if dry_run:
+        layout = LakeLayout(settings.lake.absolute())
+        require_lake(layout)
+        counts = plan_images(layout, settings, selection)
+        context.print_result(asdict(counts) | {"selected": counts.selected}, _format_plan(counts))
+        return ExitCode.OK
+    summary = _fetch(context, settings, selection)
+    context.print_result(asdict(summary), "" if context.quiet else format_summary(summary))
+    return ExitCode.REJECTS if summary.has_new_rejects else ExitCode.OK
+
+
+def _fetch(context: CommandContext, settings: Settings, selection: ImageSelection) -> ImageSummary:
+    token = context.token(settings)
+    summary = ImageSummary()
+    with open_lake(context, settings, "images", must_exist=True) as lake:
+        fetch_images(lake, ServiceAccess(settings, token), selection, context.progress(), summary)
+    return summary
+
+
+def _format_plan(counts: WorkCounts) -> str:
+    lines = [
+        f"{pluralize(counts.selected, 'image')} selected: {counts.to_fetch:,} to fetch, {counts.stored:,} stored",
+        *(
+            [f"{counts.not_found:,} not found and {counts.refused:,} refused before"]
+            if counts.not_found or counts.refused
+            else []
+        ),
+        *([f"{counts.without_link:,} without a link in the lake"] if counts.without_link else []),
+        "nothing was fetched",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def format_summary(summary: ImageSummary) -> str:
+    """Return the closing lines of a run."""
+    rate = summary.stored / summary.seconds if summary.seconds else 0.0
+    stored = [f"{pluralize(summary.stored, 'image')} stored, {format_bytes(summary.bytes)}"]
+    stored += [f"{summary.duplicates:,} with the content of another"] if summary.duplicates else []
+    stored += [f"{summary.adopted:,} left by a killed run"] if summary.adopted else []
+    stored += [f"{summary.stored_before:,} stored before"] if summary.stored_before else []
+    missing = {"not found": summary.not_found, "refused": summary.refused, "failed": summary.failed}
+    before = {"not found before": summary.not_found_before, "refused before": summary.refused_before}
+    others = [f"{count:,} {name}" for name, count in {**missing, **before}.items() if count]
+    others += [f"{summary.without_link:,} without a link in the lake"] if summary.without_link else []
+    calls = [f"{summary.requests.get('image', 0):,} image", f"{summary.requests.get('detail', 0):,} detail"]
+    lines = {
+        "images": ", ".join(stored),
+        "missing": ", ".join(others),
+        "time": f"{summary.seconds:.1f} s, {rate:,.0f} images/s",
+        "calls": " and ".join(calls) + f", {pluralize(summary.retries, 'retry', 'retries')}",
+        "lake": f"{pluralize(summary.lake['pictures'], 'picture')}, {format_bytes(summary.lake['bytes'])}",
+        "decoded": "" if summary.is_decoded else "no: `pip install pillow` for size, time and position of each image",
+        "next": f"stopped at max_duration_seconds, {summary.left:,} left: the next run continues"
+        if summary.state == "stopped"
+        else "",
+    }
+    text = "".join(f"{name:<9}  {line}\n" for name, line in lines.items() if line)
+    reasons = list(summary.reasons.items())[:_MAX_REASONS]
+    return text + "".join(f"  {count:,} x {to_one_line(reason)}\n" for reason, count in reasons)

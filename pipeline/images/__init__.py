@@ -1,0 +1,1 @@
+"""The pictures of uploads: downloaded, checked, stored by their hash, and handed over."""

@@ -1,0 +1,77 @@
+"""One run of `scanlake images`: adopt what a killed run left, select the work, download it."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import TimeLimitReachedError
+from pipeline.images.decoding import can_decode
+from pipeline.images.download import ImageDownloader
+from pipeline.images.image_writer import ImageWriter
+from pipeline.images.work_list import WorkCounts, WorkList
+from pipeline.lake.image_records import read_totals
+from pipeline.lake.image_store import ImageStore
+from pipeline.lake.reader import open_catalog, open_ledger_readonly
+from pipeline.process import run_async
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from pipeline.images.models import ImageSummary, ServiceAccess
+    from pipeline.images.work_list import ImageSelection
+    from pipeline.lake.lake import Lake
+    from pipeline.lake.layout import LakeLayout
+    from pipeline.progress import Progress
+    from pipeline.settings import Settings
+
+
+def plan_images(layout: LakeLayout, settings: Settings, selection: ImageSelection) -> WorkCounts:
+    """Return what a run would fetch. Nothing is written, and nothing is requested."""
+    with open_ledger_readonly(layout) as ledger, open_catalog(settings) as catalog:
+        return WorkList(catalog, ledger, selection).count()
+
+
+def fetch_images(
+    lake: Lake, access: ServiceAccess, selection: ImageSelection, progress: Progress, summary: ImageSummary
+) -> None:
+    """Fetch the selected pictures that the lake does not have, and fill in `summary`, also after an error.
+
+    Raises the errors of `ImageDownloader.run`, `RunInterrupted`, and `SettingsError` for wrong SQL. A run that
+    `max_duration_seconds` ends is no error.
+    """
+    ledger, settings = lake.ledger, access.settings
+    summary.is_decoded = can_decode()
+    try:
+        with open_catalog(settings) as catalog:
+            WorkList(catalog, ledger, selection)  # wrong SQL is refused before anything is written
+        store = ImageStore(lake.layout)
+        store.prepare()
+        writer = ImageWriter(store, ledger, settings, summary)
+        writer.adopt()
+        with open_catalog(settings) as catalog:
+            work = WorkList(catalog, ledger, selection)
+            counts = work.count()
+            summary.selected, summary.without_link = counts.selected, counts.without_link
+            summary.stored_before = max(0, counts.stored - summary.adopted)
+            summary.not_found_before, summary.refused_before = counts.not_found, counts.refused
+            summary.left = counts.to_fetch
+            if counts.to_fetch:
+                downloader = ImageDownloader(access, store, writer, summary)
+                limited = partial(_run_within_limit, settings.max_duration_seconds)
+                identity = ledger.properties.identity
+                run_async(limited(downloader.run(work, progress, identity=identity, total=counts.to_fetch)))
+    except TimeLimitReachedError:
+        summary.state = "stopped"
+    finally:
+        totals = read_totals(ledger)
+        summary.lake = {"images": totals.rows, "pictures": totals.pictures, "bytes": totals.bytes}
+
+
+async def _run_within_limit(max_seconds: float | None, work: Coroutine[Any, Any, None]) -> None:
+    try:
+        async with asyncio.timeout(max_seconds):
+            await work
+    except TimeoutError:
+        raise TimeLimitReachedError(f"The run stopped after {max_seconds:g} s (max_duration_seconds).") from None

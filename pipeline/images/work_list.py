@@ -1,0 +1,157 @@
+"""The work of one run: which pictures of the published uploads are to be fetched, and why others are not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from pipeline.images.links import LINK_KEYS
+from pipeline.lake.image_records import ImageKey, ImageKind, iter_images
+from pipeline.lake.user_query import check_query, translate_query_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import duckdb
+
+    from pipeline.lake.ledger_queries import LedgerQueries
+
+_PAGE_ROWS: Final = 2_000
+_KNOWN_SCHEMA: Final = pa.schema(
+    [
+        ("file_id", pa.int64()),
+        ("upload_id", pa.int64()),
+        ("kind", pa.string()),
+        ("state", pa.string()),
+        ("fetched_at", pa.timestamp("us")),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSelection:
+    """Which uploads: a condition on `uploads` joined with `files`, and files updated at or after `since`.
+
+    `since` is in microseconds. `retry`: also pictures that were not found or refused before.
+    """
+
+    where: str | None = None
+    since: int | None = None
+    thumbnails: bool = False
+    retry: bool = False
+
+    @property
+    def kinds(self) -> tuple[ImageKind, ...]:
+        """The links to fetch."""
+        return (ImageKind.IMAGE, ImageKind.THUMBNAIL) if self.thumbnails else (ImageKind.IMAGE,)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkItem:
+    """A picture to fetch, and its link as the lake has it."""
+
+    key: ImageKey
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkCounts:
+    """The selected pictures: to fetch, stored, not found or refused before, and without a link or an id in the lake."""
+
+    to_fetch: int
+    stored: int
+    not_found: int
+    refused: int
+    without_link: int
+
+    @property
+    def selected(self) -> int:
+        """All of them."""
+        return self.to_fetch + self.stored + self.not_found + self.refused + self.without_link
+
+
+class WorkList:
+    """The work as a temporary table of a connection to the catalog: memory does not grow with the links."""
+
+    def __init__(self, lake: duckdb.DuckDBPyConnection, ledger: LedgerQueries, selection: ImageSelection) -> None:
+        """Select the pictures. Raises `SettingsError` for wrong SQL."""
+        self._lake = lake
+        self._next = 0
+        _create_known_table(lake, ledger)
+        self._create_selected_table(selection)
+        self._create_pending_table(retry=selection.retry)
+
+    def count(self) -> WorkCounts:
+        """Return the numbers of selected pictures."""
+        counts = dict(self._lake.execute("SELECT fate, count(*) FROM selected_image GROUP BY fate").fetchall())
+        names = ("to_fetch", "stored", "not_found", "refused", "without_link")
+        return WorkCounts(*(counts.get(name, 0) for name in names))
+
+    def next_page(self) -> list[WorkItem]:
+        """Return the next pictures to fetch, by file; none at the end."""
+        first, self._next = self._next, self._next + _PAGE_ROWS
+        rows = self._lake.execute(
+            "SELECT file_id, upload_id, kind, any_value(nullif(link, '')) FROM pending_image AS page JOIN upload_links"
+            " USING (file_id, upload_id, kind) WHERE number > $first AND number <= $last AND file_id BETWEEN"
+            " (SELECT min(file_id) FROM pending_image WHERE number > $first AND number <= $last) AND"
+            " (SELECT max(file_id) FROM pending_image WHERE number > $first AND number <= $last)"
+            " GROUP BY ALL ORDER BY 1, 2, 3",
+            {"first": first, "last": self._next},
+        ).fetchall()
+        return [WorkItem(ImageKey(file_id, upload, ImageKind(kind)), link) for file_id, upload, kind, link in rows]
+
+    def _create_selected_table(self, selection: ImageSelection) -> None:
+        lake = self._lake
+        selects = [
+            f"SELECT file_id, id AS upload_id, '{kind}' AS kind, {LINK_KEYS[kind]} AS link,"
+            " _fetched_at AS listed_at FROM uploads"
+            for kind in selection.kinds
+        ]
+        lake.execute(f"CREATE TEMP VIEW upload_links AS {' UNION ALL '.join(selects)}")
+        query = "SELECT uploads.file_id, uploads.id AS upload_id FROM uploads JOIN files USING (file_id)"
+        conditions = [] if selection.where is None else [f"({selection.where}\n)"]
+        if selection.since is not None:
+            conditions.append(f"files.updated_at >= make_timestamp({selection.since})")
+        query += f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        with translate_query_errors("`scanlake tables uploads` lists the columns; write uploads.id or files.id."):
+            check_query(lake, query)
+            lake.execute(
+                "CREATE TEMP TABLE selected_image AS WITH chosen AS MATERIALIZED"
+                f" (SELECT DISTINCT file_id, upload_id FROM ({query}\n)),"
+                " links AS (SELECT file_id, upload_id, kind, max(coalesce(link, '') <> '') AS has_link,"
+                "  max(listed_at) AS listed_at FROM upload_links GROUP BY ALL)"
+                " SELECT links.file_id, links.upload_id, links.kind, known.state, CASE"
+                "  WHEN known.state = 'stored' THEN 'stored'"
+                "  WHEN links.upload_id IS NULL OR NOT has_link THEN 'without_link'"
+                "  WHEN known.state IN ('not_found', 'refused') AND NOT listed_at > known.fetched_at THEN known.state"
+                "  ELSE 'to_fetch' END AS fate"
+                " FROM links SEMI JOIN chosen ON links.file_id = chosen.file_id"
+                "  AND links.upload_id IS NOT DISTINCT FROM chosen.upload_id"
+                " LEFT JOIN known_image AS known ON known.file_id = links.file_id"
+                "  AND known.upload_id = links.upload_id AND known.kind = links.kind"
+            )
+
+    def _create_pending_table(self, *, retry: bool) -> None:
+        if retry:
+            self._lake.execute("UPDATE selected_image SET fate = 'to_fetch' WHERE fate IN ('not_found', 'refused')")
+        self._lake.execute(
+            "CREATE TEMP TABLE pending_image AS SELECT row_number() OVER (ORDER BY file_id, upload_id, kind) AS number,"
+            " file_id, upload_id, kind FROM selected_image WHERE fate = 'to_fetch'"
+        )
+
+
+def _create_known_table(lake: duckdb.DuckDBPyConnection, ledger: LedgerQueries) -> None:
+    lake.execute(
+        "CREATE TEMP TABLE known_image"
+        " (file_id BIGINT, upload_id BIGINT, kind VARCHAR, state VARCHAR, fetched_at TIMESTAMP)"
+    )
+    for records in iter_images(ledger):
+        columns: Sequence[Sequence[object]] = [
+            [getattr(record, name) for record in records] for name in _KNOWN_SCHEMA.names
+        ]
+        arrays = [pa.array(column, kind) for column, kind in zip(columns, _KNOWN_SCHEMA.types, strict=True)]
+        lake.register("incoming_known", pa.table(arrays, schema=_KNOWN_SCHEMA))
+        lake.execute("INSERT INTO known_image FROM incoming_known")
+        lake.unregister("incoming_known")

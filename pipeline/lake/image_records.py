@@ -1,0 +1,162 @@
+"""Pictures of uploads in the ledger: one row per upload and kind, whether the picture is stored or why it is not.
+
+A ledger that was made before this table has no pictures; it gets the table with its first row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pipeline.lake import ledger_writes
+from pipeline.lake.migrations import missing_statements
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pipeline.lake.ledger import Ledger
+    from pipeline.lake.ledger_queries import LedgerQueries
+
+_BATCH_ROWS: Final = 10_000
+
+
+class ImageKind(StrEnum):
+    """Which link of an upload a picture is of."""
+
+    IMAGE = "image"
+    THUMBNAIL = "thumbnail"
+
+
+class ImageState(StrEnum):
+    """What became of a picture: not found in the service, refused because of its content, failed for now, or stored."""
+
+    STORED = "stored"
+    NOT_FOUND = "not_found"
+    REFUSED = "refused"
+    FAILED = "failed"
+
+
+class ImageKey(NamedTuple):
+    """The upload, and which of its links. Ids of uploads are unique within a file."""
+
+    file_id: int
+    upload_id: int
+    kind: ImageKind
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRecord:
+    """A row of the ledger's table. Instants are microseconds; `path` is below the lake's folder."""
+
+    file_id: int
+    upload_id: int
+    kind: ImageKind
+    state: ImageState
+    fetched_at: int
+    reason: str | None = None
+    sha256: str | None = None
+    bytes: int | None = None
+    mime: str | None = None
+    width: int | None = None
+    height: int | None = None
+    taken_at: int | None = None
+    latitude: float | None = None
+    longitude: float | None = None
+    path: str | None = None
+
+    @property
+    def key(self) -> ImageKey:
+        """The upload and the kind."""
+        return ImageKey(self.file_id, self.upload_id, self.kind)
+
+
+COLUMNS: Final = tuple(field.name for field in fields(ImageRecord))
+"""The columns of the ledger's table, without its change number."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTotals:
+    """Rows by state, and the stored pictures: each counts once, however many uploads have it."""
+
+    rows: dict[str, int]
+    pictures: int
+    bytes: int
+
+
+def has_image_table(ledger: LedgerQueries) -> bool:
+    """Return whether the ledger has the table of pictures."""
+    return bool(ledger.query("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'image'"))
+
+
+def has_images(ledger: LedgerQueries) -> bool:
+    """Return whether the ledger has any row of a picture."""
+    return has_image_table(ledger) and bool(ledger.query("SELECT 1 FROM image LIMIT 1"))
+
+
+def last_image_change(ledger: LedgerQueries) -> int:
+    """Return the number of the last change of a row; 0 without rows."""
+    if not has_image_table(ledger):
+        return 0
+    return int(ledger.query("SELECT coalesce(max(change_seq), 0) FROM image")[0][0])
+
+
+def read_totals(ledger: LedgerQueries) -> ImageTotals:
+    """Return the numbers of rows and pictures."""
+    if not has_image_table(ledger):
+        return ImageTotals({}, 0, 0)
+    rows = {row[0]: row[1] for row in ledger.query("SELECT state, count(*) FROM image GROUP BY state")}
+    pictures, size = ledger.query(
+        "SELECT count(*), coalesce(sum(bytes), 0) FROM"
+        " (SELECT max(bytes) AS bytes FROM image WHERE sha256 IS NOT NULL GROUP BY sha256)"
+    )[0]
+    return ImageTotals(rows, pictures, size)
+
+
+def iter_images(ledger: LedgerQueries, *, since_change: int = 0) -> Iterator[Sequence[ImageRecord]]:
+    """Yield the rows that changed after a change, in batches, by key."""
+    if not has_image_table(ledger):
+        return
+    last: tuple[int, int, str] = (-(2**63), -(2**63), "")
+    while True:
+        rows = ledger.query(
+            f"SELECT {', '.join(COLUMNS)} FROM image WHERE (file_id, upload_id, kind) > (?, ?, ?) AND change_seq > ?"
+            f" ORDER BY file_id, upload_id, kind LIMIT {_BATCH_ROWS}",
+            (*last, since_change),
+        )
+        records = [_to_record(row) for row in rows]
+        if not records:
+            return
+        yield records
+        last = records[-1].key
+
+
+def find_stored(ledger: LedgerQueries, sha256s: Iterable[str]) -> set[str]:
+    """Return those of the hashes that a row has."""
+    stored: set[str] = set()
+    for sha256 in sha256s:
+        if ledger.query("SELECT 1 FROM image WHERE sha256 = ? LIMIT 1", (sha256,)):
+            stored.add(sha256)
+    return stored
+
+
+def write_images(ledger: Ledger, records: Sequence[ImageRecord]) -> None:
+    """Insert or replace rows in one transaction. Their files are durable before."""
+    with ledger.transaction() as db:
+        create_table(db)
+        seq = int(db.execute("SELECT coalesce(max(change_seq), 0) + 1 FROM image").fetchone()[0])
+        rows = [(*asdict(record).values(), seq) for record in records]
+        ledger_writes.insert_all(db, "image", (*COLUMNS, "change_seq"), rows, on_conflict="REPLACE")
+
+
+def create_table(db: sqlite3.Connection) -> None:
+    """Create the table in a ledger that was made before it."""
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'image'").fetchone():
+        for statement in missing_statements(db):
+            db.execute(statement)
+
+
+def _to_record(row: sqlite3.Row) -> ImageRecord:
+    values = dict(zip(COLUMNS, row, strict=True))
+    return ImageRecord(**{**values, "kind": ImageKind(values["kind"]), "state": ImageState(values["state"])})

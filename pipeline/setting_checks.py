@@ -1,0 +1,57 @@
+"""Checks of single settings. They raise `ValueError` with a text that follows the setting's name and has no value."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.urls import API_PREFIX, normalize_base_url
+from schemas.requests import INCLUDES
+
+
+def check_base_url(url: str) -> str:
+    """Return the normalized base URL."""
+    if (version := re.search(r"/api/v\d+(?=/?$)", url)) and version[0] != API_PREFIX:
+        raise ValueError(f"must not end in {version[0]}; scanlake calls {API_PREFIX}")
+    return normalize_base_url(url)
+
+
+def parse_includes(names: Any) -> Any:
+    """Return the names in a text that separates them by commas; `all` and `none` stand for lists."""
+    if isinstance(names, str):
+        names = [name.strip() for name in names.split(",") if name.strip()]
+    if isinstance(names, Sequence):
+        if list(names) == ["all"]:
+            return INCLUDES
+        return () if list(names) == ["none"] else names
+    return names
+
+
+def check_path_has_no_pattern(path: Any) -> Any:
+    """Return the path of a folder unchanged. DuckDB reads some characters as a pattern."""
+    if isinstance(path, str) and not path.strip():
+        raise ValueError("is empty; give a folder, or . for the current folder")
+    if path is not None and re.search(r"[*?\[\\]", str(Path(path).absolute())):
+        raise ValueError("contains * ? [ or \\, which DuckDB reads as a pattern; use another folder")
+    return path
+
+
+def check_duration(text: str) -> str:
+    """Return a duration unchanged."""
+    if not re.fullmatch(r"(\d+(\.\d+)?[smhd])+", text):
+        raise ValueError("must be a duration: 90s, 15m, 6h or 1d")
+    return text
+
+
+def check_command(command: str) -> str:
+    """Return a command unchanged."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ValueError(f"is not a command: {str(error).lower()}") from None
+    if not words:
+        raise ValueError("must be a command")
+    return command

@@ -1,0 +1,120 @@
+"""Lakes with pictures from the emulator's image host, and what they must hold."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections import Counter
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline.emulator import Emulator, ImageOptions
+from tests.processes import Answer, ran
+from tests.sync.sync_harness import SEED, synced
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+    from pathlib import Path
+
+    from pipeline.emulator.image_host import ImageHost
+
+Row = dict[str, Any]
+Key = tuple[int, int, str]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """An emulator with an image host, and a lake that was synced from it."""
+
+    emulator: Emulator
+    lake: Path
+
+    @property
+    def host(self) -> ImageHost:
+        """The image host."""
+        assert self.emulator.images is not None
+        return self.emulator.images
+
+    async def fetch(self, *arguments: str, **environment: str) -> Answer:
+        """Run `scanlake images --json`."""
+        return await self.run("images", "--json", *arguments, **environment)
+
+    async def run(self, *arguments: str, **environment: str) -> Answer:
+        """Run a command on the lake."""
+        return Answer(*await ran(self.emulator, self.lake, *arguments, **environment))
+
+    def truth(self, *kinds: str) -> dict[Key, Row]:
+        """The pictures that the host has, by upload and kind."""
+        rows = {(row["file_id"], row["upload_id"], row["kind"]): row for row in self.host.truth()}
+        return {key: row for key, row in rows.items() if key[2] in (kinds or ("image",))}
+
+    def calls(self) -> tuple[int, int]:
+        """Requests to the image host, and for files."""
+        return self.host.counts.total(), self.emulator.counts["detail"]
+
+
+@asynccontextmanager
+async def scene(tmp_path: Path, files: int = 40, **options: Any) -> AsyncIterator[Scene]:
+    """Start the emulator and sync a lake from it."""
+    async with Emulator(files=files, seed=SEED, images=ImageOptions(**options)) as emulator:
+        lake = tmp_path / "lake"
+        await synced(emulator, lake)
+        assert emulator.images is not None
+        yield Scene(emulator, lake)
+        assert not emulator.images.leaks, "a credential arrived at the image host"
+
+
+def errors_of(answer: Answer) -> list[str]:
+    """The lines on stderr that are errors, without those of the log."""
+    return [line for line in answer.lines if line.startswith("scanlake: ")]
+
+
+def rows_of(lake: Path) -> dict[Key, Row]:
+    """The rows of the ledger, by upload and kind."""
+    with closing(sqlite3.connect(lake / "ledger.sqlite")) as db:
+        db.row_factory = sqlite3.Row
+        return {(row["file_id"], row["upload_id"], row["kind"]): dict(row) for row in db.execute("SELECT * FROM image")}
+
+
+def states_of(lake: Path) -> Counter[str]:
+    """How many rows there are in each state."""
+    return Counter(row["state"] for row in rows_of(lake).values())
+
+
+def files_in(lake: Path) -> dict[str, bytes]:
+    """Every file below images/, by its path below the lake."""
+    paths = (path for path in (lake / "images").rglob("*") if path.is_file())
+    return {path.relative_to(lake).as_posix(): path.read_bytes() for path in paths}
+
+
+def disagreements(lake: Path, truth: Mapping[Key, Row]) -> list[str]:
+    """Where the stored rows, the files and the truth differ, byte for byte."""
+    rows, files = rows_of(lake), files_in(lake)
+    found = [f"{key} is not in the truth" for key in rows.keys() - truth.keys()]
+    named = {row["path"] for row in rows.values() if row["state"] == "stored"}
+    found += [f"{name} is in no row" for name in files.keys() - named]
+    for key, row in rows.items():
+        if row["state"] != "stored" or key not in truth:
+            continue
+        content, expected = files.get(row["path"], b""), truth[key]
+        sha256 = hashlib.sha256(content).hexdigest()
+        folder, name = row["path"].split("/")[1:]
+        checks = {
+            "file": sha256 == row["sha256"] == expected["sha256"],
+            "name": folder + name.partition(".")[0] == sha256,
+            "size": len(content) == row["bytes"] == expected["bytes"],
+            "type": row["mime"] == expected["mime"],
+        }
+        found += [f"{key}: {check}" for check, is_equal in checks.items() if not is_equal]
+    return found
+
+
+def wanted(truth: Mapping[Key, Row]) -> set[Key]:
+    """The pictures that a download can bring."""
+    return {key for key, row in truth.items() if row["outcome"] in {"served", "slow"}}
+
+
+def stored(lake: Path) -> set[Key]:
+    """The pictures that the lake has."""
+    return {key for key, row in rows_of(lake).items() if row["state"] == "stored"}

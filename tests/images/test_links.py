@@ -1,0 +1,141 @@
+"""Links, types and contents: what a link says of itself, and what the bytes of a picture say."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from PIL import Image
+
+from pipeline.client.image_client import ImageClient
+from pipeline.client.image_downloads import RefusedImage, contradicts, find_type
+from pipeline.client.options import ClientOptions
+from pipeline.images.decoding import UndecodableError, read_content
+from pipeline.images.links import parse_expiry
+from pipeline.lake.image_store import IncomingFile
+from tests.client.scripted_server import Scripted, answer, scripted
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_TOKEN = "Tok3n-of-the-service"
+_JPEG = b"\xff\xd8\xff\xe0" + bytes(60)
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("expires=1700000000", 1_700_000_000),
+        ("Expires=1700000000&Signature=x", 1_700_000_000),
+        ("X-Amz-Date=20260101T000000Z&X-Amz-Expires=60", 1_767_225_660),
+        ("se=2026-01-01T00:00:00Z&sig=x", 1_767_225_600),
+        ("expires=60", None),
+        ("X-Amz-Date=never&X-Amz-Expires=60", None),
+        ("expires=" + "9" * 40, None),
+        ("", None),
+    ],
+)
+def test_a_link_tells_its_end_in_the_words_of_several_stores(query: str, expected: float | None) -> None:
+    """An instant in the query is the end of the link; anything else says nothing."""
+    assert parse_expiry(f"https://images.example/1.jpg?{query}") == expected
+
+
+@pytest.mark.parametrize(
+    ("head", "mime"),
+    [
+        (b"\xff\xd8\xff\xe1", "image/jpeg"),
+        (b"\x89PNG\r\n\x1a\n", "image/png"),
+        (b"RIFF\0\0\0\0WEBP", "image/webp"),
+        (b"\0\0\0\x18ftypheic", "image/heic"),
+        (b"%PDF-1.7", "application/pdf"),
+        (b"<!doctype html>", None),
+        (b"BMW is a car maker", None),
+        (b"", None),
+    ],
+)
+def test_the_first_bytes_tell_the_type(head: bytes, mime: str | None) -> None:
+    """A picture is known by its content, and a text is none."""
+    found = find_type(head)
+    assert (found and found.mime) == mime
+
+
+@pytest.mark.parametrize(
+    ("named", "contradicted"),
+    [
+        ("image/jpeg", False),
+        ("image/jpg", False),
+        ("", False),
+        ("application/octet-stream", False),
+        ("image/x-unheard-of", False),
+        ("image/png", True),
+        ("text/html", True),
+        ("application/pdf", True),
+    ],
+)
+def test_a_named_type_must_not_contradict_the_content(named: str, *, contradicted: bool) -> None:
+    """A JPEG under the name of another known type, or of no image, is refused."""
+    jpeg = find_type(_JPEG)
+    assert jpeg is not None
+    assert contradicts(named, jpeg) is contradicted
+
+
+def test_a_picture_of_too_many_pixels_is_not_decoded(tmp_path: Path) -> None:
+    """A small file that would fill the memory is refused by its header."""
+    content = io.BytesIO()
+    Image.new("1", (20_000, 20_000)).save(content, "PNG")
+    path = tmp_path / "bomb"
+    path.write_bytes(content.getvalue())
+    with pytest.raises(UndecodableError, match="pixels are too many"):
+        read_content(path, "image/png")
+
+
+async def _ask(server: Scripted, tmp_path: Path, url: str) -> object:
+    options = ClientOptions(max_attempts=1, max_concurrency=2)
+    async with ImageClient(f"http://127.0.0.1:{server.port}", _TOKEN, options=options) as client:
+        file = IncomingFile(tmp_path)
+        try:
+            return await client.download(url, file, max_bytes=10_000)
+        finally:
+            file.discard()
+
+
+@pytest.mark.parametrize(
+    ("location", "reason"),
+    [
+        ("http://169.254.169.254/latest", "without https"),
+        ("https://169.254.169.254/latest", "private address"),
+        ("https://10.0.0.1/x.jpg", "private address"),
+        ("file:///etc/passwd", "not plain http or https"),
+        (f"https://images.example/?key={_TOKEN}", "contains the token"),
+    ],
+)
+async def test_a_redirect_is_checked_like_a_link(tmp_path: Path, location: str, reason: str) -> None:
+    """A redirect to a private address, another scheme or with the token is refused, and no request is sent."""
+    async with scripted(lambda _: answer(status=302, headers=[("Location", location)])) as server:
+        result = await _ask(server, tmp_path, f"http://127.0.0.1:{server.port}/1.jpg")
+        assert isinstance(result, RefusedImage)
+        assert reason in result.reason
+        assert _TOKEN not in result.reason
+        assert [request.path for request in server.asked] == ["/1.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        (answer(b"", headers=[("Content-Type", "image/jpeg")]), "an empty body"),
+        (answer(b"<html></html>" * 9, headers=[("Content-Type", "image/jpeg")]), "no picture"),
+        (answer(_JPEG, headers=[("Content-Type", "image/png")]), "its content is image/jpeg"),
+        (answer(_JPEG * 1_000, headers=[("Content-Type", "image/jpeg")]), "more than 10,000 bytes"),
+        (answer(_JPEG, status=418), "HTTP 418"),
+    ],
+)
+async def test_an_answer_that_is_no_picture_is_refused(tmp_path: Path, script: bytes, reason: str) -> None:
+    """An empty body, a page, another type, a giant and an odd status are refused, and no file stays."""
+    async with scripted(lambda _: script) as server:
+        result = await _ask(server, tmp_path, f"http://127.0.0.1:{server.port}/1.jpg?signature=x")
+        assert isinstance(result, RefusedImage)
+        assert reason in result.reason
+        assert os.listdir(tmp_path) == []  # noqa: PTH208 - no path is needed
+        assert all(_TOKEN not in str(request) for request in server.asked)
