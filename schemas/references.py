@@ -35,6 +35,7 @@ _REFERENCES: Final = {
     ("form_answers_wide", "form_id"): "forms.form_id",
     ("questions", "form_id"): "forms.form_id",
     ("upload_addresses", "upload_id"): "uploads.id",
+    ("images", "upload_id"): "uploads.id",
 }
 """Table and column to the column whose row they name."""
 _HAVE_OWN_FILES: Final = frozenset({"files", "deleted_files"})

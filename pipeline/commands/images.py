@@ -14,10 +14,11 @@ from pipeline.images.image_run import fetch_images, plan_images
 from pipeline.images.models import ImageSummary, ServiceAccess
 from pipeline.images.work_list import ImageSelection, WorkCounts
 from pipeline.lake.folder_checks import require_lake
+from pipeline.lake.image_records import last_image_change
 from pipeline.lake.layout import LakeLayout
 from pipeline.logs import to_one_line
 from pipeline.settings import Settings, require_base_url
-from schemas.timestamps import SECOND
+from schemas.timestamps import SECOND, now_us
 
 _MAX_REASONS = 10
 
@@ -72,7 +73,12 @@ def _fetch(context: CommandContext, settings: Settings, selection: ImageSelectio
     token = context.token(settings)
     summary = ImageSummary()
     with open_lake(context, settings, "images", must_exist=True) as lake:
-        fetch_images(lake, ServiceAccess(settings, token), selection, context.progress(), summary)
+        before = last_image_change(lake.ledger)
+        try:
+            fetch_images(lake, ServiceAccess(settings, token), selection, context.progress(), summary)
+        finally:
+            if last_image_change(lake.ledger) != before:
+                lake.republish_records(at=now_us())
     return summary
 
 

@@ -51,7 +51,7 @@ def publish(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, form: Cata
     """
     path = layout.snapshot_path(spec.snapshot.snapshot)
     with write_read_only(path) as temp, translate_duckdb_errors(str(path)):
-        build_views(temp, layout, ledger, spec, has_comments=False)
+        build_views(temp, layout, ledger, spec, is_snapshot=True)
     write_catalog(layout, ledger, spec, form=form, rebuild=rebuild)
     return sha256_file(path)
 
@@ -79,7 +79,7 @@ def write_catalog(
             if chosen == "tables":
                 base = _write_tables(temp, layout, ledger, spec, rebuild=rebuild)
             else:
-                build_views(temp, layout, ledger, spec, has_comments=True)
+                build_views(temp, layout, ledger, spec, is_snapshot=False)
         record = CatalogRecord(
             form=chosen,
             reason=reason,

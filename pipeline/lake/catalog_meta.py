@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from pipeline.lake.catalog_images import IMAGE_COLUMNS, IMAGE_KEY, IMAGES_TABLE
 from pipeline.lake.catalog_sql import ARROW_TYPES, list_columns
 from pipeline.lake.meta_tables import FRESHNESS_COLUMNS, META_TABLES, MetaTable
 from pipeline.lake.physical_tables import PARTS, PHYSICAL_SCHEMA, SUPERSEDED_VERSIONS
@@ -134,6 +135,7 @@ def write_dictionary(writer: TableWriter, spec: CatalogSpec, views: Collection[V
     declared = {(table.name, column.name): (column, table) for table in TABLES for column in table.columns}
     comments = {(table.name, column.name): column.comment for table in TABLES for column in list_columns(spec, table)}
     comments |= {(view.name, name): comment for view in views for name, comment in view.columns}
+    comments |= {(IMAGES_TABLE, name): comment for name, _, comment in IMAGE_COLUMNS}
     names = {view.name for view in views}
     rows = []
     for name, column_name, sql_type in _list_column_types(writer, spec, views):
@@ -141,6 +143,8 @@ def write_dictionary(writer: TableWriter, spec: CatalogSpec, views: Collection[V
         if (declaration := declared.get((name, column_name))) is not None:
             column, table = declaration
             is_key, nullable = column.name in table.key, column.nullable
+        elif name == IMAGES_TABLE:
+            is_key = column_name in IMAGE_KEY
         comment, reference = comments.get((name, column_name)), find_reference(name, column_name)
         rows.append((name, column_name, sql_type, comment, is_key, reference, nullable, name in names))
     comment = "One row per column of the tables and views in main."
@@ -154,7 +158,9 @@ def _list_column_types(writer: TableWriter, spec: CatalogSpec, views: Collection
     """
     shapes = [column.definition for table in TABLES for column in list_columns(spec, table)]
     queries = [(view.name, view.sql) for view in views if view.name != HISTORY.name]  # the query of that names parts
-    key = blake2b(repr([shapes, queries]).encode()).digest()
+    sql = "SELECT count(*) FROM duckdb_tables() WHERE database_name = 'lake' AND table_name = ?"
+    has_image_table = writer.db.execute(sql, [IMAGES_TABLE]).fetchall()
+    key = blake2b(repr([shapes, queries, has_image_table]).encode()).digest()
     if key not in _column_types:
         _column_types.clear()
         _column_types[key] = writer.db.execute(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
+from pipeline.lake.catalog_images import write_image_table
 from pipeline.lake.catalog_meta import write_dictionary, write_meta, write_superseded_versions
 from pipeline.lake.catalog_sql import (
     bind_to_schema,
@@ -29,6 +30,7 @@ from pipeline.lake.duckdb import (
     split_sorted_query,
     update_database,
 )
+from pipeline.lake.image_records import last_image_change
 from pipeline.lake.meta_tables import META_TABLES
 from pipeline.lake.models import DeltaBase
 from pipeline.lake.parts import estimate_memory
@@ -79,6 +81,8 @@ def build_tables(
         for table in TABLES:
             comments = [(column.name, column.comment) for column in list_columns(spec, table)]
             writer.comment("TABLE", table.qualified_name, table.comment, comments)
+        image_change = last_image_change(ledger)
+        write_image_table(writer, ledger)
         views = _write_views_and_meta(writer, layout, ledger, spec, {})
     return DeltaBase(
         commit_seq=spec.snapshot.commit_seq,
@@ -87,6 +91,7 @@ def build_tables(
         built_rows=rows,
         built_bytes=path.stat().st_size,
         replaced_rows=0,
+        image_change=image_change,
     )
 
 
@@ -103,7 +108,9 @@ def update_tables(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogS
         for table, files in ((FILES, spec.snapshot.files), (DELETED_FILES, ledger.count_deleted_files())):
             if db.execute(f"SELECT count(*) FROM {table.qualified_name}").fetchall() != [(files,)]:
                 raise OutdatedCatalogError(f"{table.name} has not {files:,} rows")
-        views = _write_views_and_meta(writer, layout, ledger, spec, base["views"])
+        image_change = last_image_change(ledger)
+        is_new = write_image_table(writer, ledger, since_change=base.get("image_change", 0))
+        views = _write_views_and_meta(writer, layout, ledger, spec, base["views"], has_new_table=is_new)
     return DeltaBase(
         commit_seq=spec.snapshot.commit_seq,
         format=base["format"],
@@ -111,6 +118,7 @@ def update_tables(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogS
         built_rows=base["built_rows"],
         built_bytes=base["built_bytes"],
         replaced_rows=base["replaced_rows"] + rows,
+        image_change=image_change,
     )
 
 
@@ -147,13 +155,19 @@ def _insert(db: duckdb.DuckDBPyConnection, table: Table, query: str) -> int:
 
 
 def _write_views_and_meta(
-    writer: TableWriter, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, former: Mapping[str, str]
+    writer: TableWriter,
+    layout: LakeLayout,
+    ledger: Ledger,
+    spec: CatalogSpec,
+    former: Mapping[str, str],
+    *,
+    has_new_table: bool = False,
 ) -> dict[str, str]:
     bind_to_schema(writer.db, RAW)  # the parts may be at a path that only readers see
     views = list_views(layout, ledger, select_documents_sql(spec))
     hashes = write_views(writer, views, former)
     changed = {name for name in {*hashes, *former} if hashes.get(name) != former.get(name)}
-    if changed - {HISTORY.name}:  # the query of that one names the parts, its columns stay
+    if has_new_table or changed - {HISTORY.name}:  # the query of that one names the parts, its columns stay
         write_dictionary(writer, spec, views)
     write_meta(writer, ledger, spec)
     return hashes

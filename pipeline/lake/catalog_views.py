@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pipeline.lake.catalog_images import write_image_table
 from pipeline.lake.catalog_meta import write_dictionary, write_meta, write_superseded_versions
 from pipeline.lake.catalog_sql import (
     bind_to_schema,
@@ -27,14 +28,19 @@ if TYPE_CHECKING:
     from pipeline.lake.ledger import Ledger
 
 
-def build_views(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, has_comments: bool) -> None:
-    """Write a catalog of views to the new file `path`. Its data dictionary has the comments in any case."""
+def build_views(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, is_snapshot: bool) -> None:
+    """Write a catalog of views to the new file `path`.
+
+    A snapshot has its comments only in its data dictionary, and no pictures.
+    """
     with create_database(path) as db:
-        writer = TableWriter(db, exists=False, has_comments=has_comments)
+        writer = TableWriter(db, exists=False, has_comments=not is_snapshot)
         write_superseded_versions(writer, ledger)
         # DuckDB binds a view when it is created: the computed views are bound to empty tables, which go then.
         create_empty_tables(db, spec)
         bind_to_schema(db, RAW)
+        if not is_snapshot:
+            write_image_table(writer, ledger)
         views = list_views(layout, ledger, select_documents_sql(spec))
         write_views(writer, views, {})
         write_dictionary(writer, spec, views)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pipeline.lake.ledger_queries import LedgerQueries
 
 _BATCH_ROWS: Final = 10_000
+_BATCH_CHANGES: Final = 40  # of a few hundred rows at most
 
 
 class ImageKind(StrEnum):
@@ -115,21 +116,33 @@ def read_totals(ledger: LedgerQueries) -> ImageTotals:
 
 
 def iter_images(ledger: LedgerQueries, *, since_change: int = 0) -> Iterator[Sequence[ImageRecord]]:
-    """Yield the rows that changed after a change, in batches, by key."""
+    """Yield the rows that changed after a change, in batches; all rows come by key."""
     if not has_image_table(ledger):
+        return
+    if since_change:
+        yield from _iter_changed(ledger, since_change)
         return
     last: tuple[int, int, str] = (-(2**63), -(2**63), "")
     while True:
         rows = ledger.query(
-            f"SELECT {', '.join(COLUMNS)} FROM image WHERE (file_id, upload_id, kind) > (?, ?, ?) AND change_seq > ?"
+            f"SELECT {', '.join(COLUMNS)} FROM image WHERE (file_id, upload_id, kind) > (?, ?, ?)"
             f" ORDER BY file_id, upload_id, kind LIMIT {_BATCH_ROWS}",
-            (*last, since_change),
+            last,
         )
         records = [_to_record(row) for row in rows]
         if not records:
             return
         yield records
         last = records[-1].key
+
+
+def _iter_changed(ledger: LedgerQueries, since_change: int) -> Iterator[Sequence[ImageRecord]]:
+    """Yield the rows of some changes at a time, by the index of the changes."""
+    sql = f"SELECT {', '.join(COLUMNS)} FROM image WHERE change_seq > ? AND change_seq <= ?"
+    for first in range(since_change, last_image_change(ledger), _BATCH_CHANGES):
+        rows = ledger.query(sql, (first, first + _BATCH_CHANGES))
+        if rows:
+            yield [_to_record(row) for row in rows]
 
 
 def find_stored(ledger: LedgerQueries, sha256s: Iterable[str]) -> set[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 from pipeline.errors import SettingsError
 
@@ -247,6 +247,7 @@ class DeltaBase(TypedDict):
     """A catalog of tables that can be updated: its last commit, the format of its tables, the hashes of its views.
 
     `built_rows` and `built_bytes` are its size when it was built; updates have deleted or inserted `replaced_rows`.
+    `image_change` is the last change of a picture's row in it.
     """
 
     commit_seq: int
@@ -255,6 +256,7 @@ class DeltaBase(TypedDict):
     built_rows: int
     built_bytes: int
     replaced_rows: int
+    image_change: NotRequired[int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from pipeline.errors import LakeCorruptedError
 from pipeline.lake.duckdb_errors import first_line
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.file_names import list_part_files, list_snapshots
+from pipeline.lake.image_records import COLUMNS
 from pipeline.lake.integrity import read_recorded_parts
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.ledger import Ledger
@@ -120,6 +121,7 @@ def _restore(layout: LakeLayout, ledger: Ledger, db: duckdb.DuckDBPyConnection) 
     parts = [Part(*row) for row in db.execute(sql).fetchall()]
     with ledger.transaction() as target:
         _restore_small_tables(target, db)
+        _restore_images(target, db)
         insert_all(target, "part", columns, map(astuple, parts))
         source = find_physical_table(db, SUPERSEDED_VERSIONS)
         superseded = _rows(db, f"SELECT file_id, {COMMIT_SEQ_COLUMN} FROM {source}")
@@ -159,6 +161,16 @@ def _restore_small_tables(target: sqlite3.Connection, db: duckdb.DuckDBPyConnect
         known = {column: _unhex(row[column]) for column in columns[name] if column in row}
         if known:  # otherwise the table is of another version of scanlake
             insert(target, name, known, on_conflict="REPLACE")
+
+
+def _restore_images(target: sqlite3.Connection, db: duckdb.DuckDBPyConnection) -> None:
+    """Restore the rows of pictures. A snapshot has none: the next `scanlake images` stores those again."""
+    if not db.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'images' AND schema_name = 'main'").fetchall():
+        return
+    times = ("taken_at", "fetched_at")
+    selected = ", ".join(f"epoch_us({name})" if name in times else name for name in COLUMNS)
+    rows = _rows(db, f"SELECT {selected}, 1 FROM main.images")
+    insert_all(target, "image", (*COLUMNS, "change_seq"), rows)
 
 
 def _unhex(value: Any) -> Any:

@@ -17,6 +17,7 @@ from pipeline import cli
 from pipeline.commands._mcp_server import TOOLS
 from pipeline.config import load_all_sources
 from pipeline.errors import ExitCode
+from pipeline.lake.catalog_images import IMAGE_COLUMNS, IMAGES_TABLE
 from pipeline.lake.history_views import FILE_EVENTS
 from pipeline.lake.image_records import ImageState
 from pipeline.lake.meta_tables import FRESHNESS_COLUMNS, META_TABLES
@@ -108,6 +109,7 @@ def _names() -> frozenset[str]:
     tables = (table.name for table in TABLES)
     of_views = (name for view in (FILE_EVENTS, FILE_SUMMARY) for name, _ in view.columns)
     names = [*views, *of_views, *columns, *of_meta, *fresh, *tables, *_META, *Settings.model_fields, *pipeline.__all__]
+    names += [IMAGES_TABLE, *(name for name, _, _ in IMAGE_COLUMNS)]
     return frozenset([*names, "_source"])
 
 

@@ -1,0 +1,72 @@
+"""The table `images` of a catalog: the ledger's rows of pictures.
+
+It is in the published catalog alone, in both of its forms, once the lake has a picture. Snapshots do not have it:
+pictures are not versioned. An update writes only the rows that have changed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from pipeline.lake.catalog_sql import ARROW_TYPES
+from pipeline.lake.image_records import has_images, iter_images
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.lake.duckdb import TableWriter
+    from pipeline.lake.image_records import ImageRecord
+    from pipeline.lake.ledger_queries import LedgerQueries
+
+IMAGES_TABLE: Final = "images"
+IMAGE_COLUMNS: Final = (
+    ("file_id", "BIGINT", "The file; its row can be in deleted_files."),
+    ("upload_id", "BIGINT", "The upload; see uploads.id."),
+    ("kind", "VARCHAR", "image or thumbnail."),
+    ("state", "VARCHAR", "stored, not_found, refused or failed."),
+    ("sha256", "VARCHAR", "SHA-256 of the picture; equal pictures share one file."),
+    ("bytes", "BIGINT", "Size of the picture."),
+    ("mime", "VARCHAR", "Type of the picture, by its content."),
+    ("width", "BIGINT", "Width in pixels; NULL if it was not decoded."),
+    ("height", "BIGINT", "Height in pixels; NULL if it was not decoded."),
+    ("taken_at", "TIMESTAMP", "Taken, as the camera wrote it (EXIF); without a zone it counts as UTC."),
+    ("latitude", "DOUBLE", "Latitude that the camera wrote (EXIF), degrees."),
+    ("longitude", "DOUBLE", "Longitude that the camera wrote (EXIF), degrees."),
+    ("fetched_at", "TIMESTAMP", "Stored, or last tried (UTC)."),
+    ("reason", "VARCHAR", "Why the picture is not stored."),
+    ("path", "VARCHAR", "File of the picture, below the lake's folder."),
+)
+IMAGE_KEY: Final = ("file_id", "upload_id", "kind")
+COMMENT: Final = "One row per picture of an upload: its image or thumbnail, stored or the reason why not."
+_SCHEMA: Final = pa.schema([(name, ARROW_TYPES[sql_type]) for name, sql_type, _ in IMAGE_COLUMNS])
+
+
+def write_image_table(writer: TableWriter, ledger: LedgerQueries, *, since_change: int = 0) -> bool:
+    """Write the rows that changed after a change. Return whether the table is new. Without rows there is none."""
+    if not has_images(ledger):
+        return False
+    db = writer.db
+    sql = "SELECT 1 FROM duckdb_tables() WHERE database_name = 'lake' AND schema_name = 'main' AND table_name = ?"
+    is_new = not writer.exists or not db.execute(sql, [IMAGES_TABLE]).fetchall()
+    if is_new:
+        columns = ", ".join(f"{name} {sql_type}" for name, sql_type, _ in IMAGE_COLUMNS)
+        db.execute(f"CREATE TABLE main.{IMAGES_TABLE} ({columns})")
+        comments = [(name, comment) for name, _, comment in IMAGE_COLUMNS]
+        writer.comment("TABLE", f"main.{IMAGES_TABLE}", COMMENT, comments)
+        since_change = 0
+    for records in iter_images(ledger, since_change=since_change):
+        db.register("incoming", _to_arrow(records))
+        if not is_new:
+            keys = ", ".join(IMAGE_KEY)
+            db.execute(f"DELETE FROM main.{IMAGES_TABLE} WHERE ({keys}) IN (SELECT ({keys}) FROM incoming)")
+        db.execute(f"INSERT INTO main.{IMAGES_TABLE} FROM incoming")
+        db.unregister("incoming")
+    return is_new
+
+
+def _to_arrow(records: Sequence[ImageRecord]) -> pa.Table:
+    columns = [[getattr(record, name) for record in records] for name in _SCHEMA.names]
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, _SCHEMA.types, strict=True)]
+    return pa.table(arrays, schema=_SCHEMA)
