@@ -14,6 +14,7 @@ from pipeline.images.image_run import fetch_images, plan_images
 from pipeline.images.models import ImageSummary, ServiceAccess
 from pipeline.images.work_list import ImageSelection, WorkCounts
 from pipeline.lake.folder_checks import require_lake
+from pipeline.lake.image_integrity import check_images
 from pipeline.lake.image_records import last_image_change
 from pipeline.lake.layout import LakeLayout
 from pipeline.logs import to_one_line
@@ -38,6 +39,10 @@ def run(
         bool, typer.Option("--thumbnails", help="Also the thumbnails. Default: images_thumbnails.")
     ] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Also images that were not found or refused before.")] = False,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Instead compare every stored image with its hash; damaged ones are renamed."),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be fetched, and change nothing.")] = False,
 ) -> ExitCode:
     """Download the images of uploads into the lake, checked and named by their hash.
@@ -50,10 +55,15 @@ def run(
     An interrupted run is continued by the next one. With max_duration_seconds the run stops with exit code 0.
     `pip install pillow` makes the command decode every image and read its size, time and position.
 
+    --verify hashes every stored image. A damaged one is renamed, and the next run fetches it again, like a missing one.
+
     Exit codes: 0 done, 4 some images are not found, refused or failed, 1 an image host is down (run again), 3 token
-    refused, 5 another run holds the lake, 7 the disk or images_max_bytes is full.
+    refused, 5 another run holds the lake, 7 the disk or images_max_bytes is full, 9 --verify found
+    damage.
     """
     settings = context.settings()
+    if verify:
+        return _verify(context, settings)
     require_base_url(settings)
     low, _ = parse_range(since, None)
     low = None if low is None else low * SECOND
@@ -80,6 +90,20 @@ def _fetch(context: CommandContext, settings: Settings, selection: ImageSelectio
             if last_image_change(lake.ledger) != before:
                 lake.republish_records(at=now_us())
     return summary
+
+
+def _verify(context: CommandContext, settings: Settings) -> ExitCode:
+    with open_lake(context, settings, "images", must_exist=True) as lake:
+        result = check_images(lake.layout, lake.ledger, read_data=True, repair=lake.ledger)
+        if result.issues:
+            lake.republish_records(at=now_us())
+    lines = [f"{issue.subject}: {issue.problem}\n  {issue.repaired}" for issue in result.issues]
+    lines += [f"{name}: unlisted file, not changed" for name in result.unlisted]
+    subject = f"{pluralize(result.pictures, 'picture')}, {format_bytes(result.bytes)}"
+    findings = pluralize(len(result.issues), "finding")
+    lines.append(f"DAMAGED: {findings} in {subject}" if result.issues else f"ok: {subject}")
+    context.print_result({"ok": not result.issues, **asdict(result)}, "\n".join(lines) + "\n")
+    return ExitCode.DAMAGE if result.issues else ExitCode.OK
 
 
 def _format_plan(counts: WorkCounts) -> str:

@@ -154,6 +154,14 @@ def find_stored(ledger: LedgerQueries, sha256s: Iterable[str]) -> set[str]:
     return stored
 
 
+def read_images_of(ledger: LedgerQueries, prefix: str) -> list[ImageRecord]:
+    """Return the rows of stored pictures whose hash begins with two hexadecimal digits."""
+    if not has_image_table(ledger):
+        return []
+    sql = f"SELECT {', '.join(COLUMNS)} FROM image WHERE sha256 >= ? AND sha256 < ?"
+    return [_to_record(row) for row in ledger.query(sql, (prefix, prefix + "g"))]
+
+
 def write_images(ledger: Ledger, records: Sequence[ImageRecord]) -> None:
     """Insert or replace rows in one transaction. Their files are durable before."""
     with ledger.transaction() as db:

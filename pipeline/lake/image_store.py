@@ -12,7 +12,6 @@ import hashlib
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -196,14 +195,3 @@ class ImageStore:
 def _flush_file(path: Path) -> None:
     with translate_os_errors(path):
         fsync_file(path)
-
-
-def list_stored(layout: LakeLayout) -> Iterator[str]:
-    """Yield the paths of the files in the store, below the lake's folder; those that are no pictures too."""
-    folder = layout.root / IMAGES
-    if not folder.is_dir():
-        return
-    for subfolder in sorted(path for path in folder.iterdir() if path.name != INCOMING):
-        with suppress(NotADirectoryError):
-            for entry in os.scandir(subfolder):
-                yield f"{IMAGES}/{subfolder.name}/{entry.name}"

@@ -25,7 +25,7 @@ from pipeline.formatting import pluralize
 from pipeline.lake.duckdb_errors import first_line
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.file_names import list_part_files, list_snapshots
-from pipeline.lake.image_names import is_incoming_name, is_stored_name
+from pipeline.lake.image_names import IMAGES, is_strange_incoming
 from pipeline.lake.lake_readme import README_NAME
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.parts import RAW_TABLE, empty_part, encode_parquet, sha256_file
@@ -266,7 +266,7 @@ def unknown_files(layout: LakeLayout, ledger: LedgerQueries) -> list[str]:
     # A run that starts deletes temporary files and parts without a ledger entry.
     leftovers = set(map(layout.part_name, list_part_files(layout)))
     unknown = (name for name in paths - known - leftovers if not is_temp_file(PurePath(name)))
-    unknown = (name for name in unknown if not is_stored_name(name) and not is_incoming_name(name))
+    unknown = (name for name in unknown if not name.startswith(f"{IMAGES}/") or is_strange_incoming(name))
     return sorted(name for name in unknown if not _CRASH_REPORT_RE.fullmatch(name) and name.split("/")[0] != "spill")
 
 

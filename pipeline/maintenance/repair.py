@@ -17,6 +17,7 @@ from pipeline.errors import LakeCorruptedError
 from pipeline.lake import integrity
 from pipeline.lake.catalog_integrity import damaged_catalogs
 from pipeline.lake.file_names import list_snapshots
+from pipeline.lake.image_integrity import check_images
 from pipeline.lake.integrity import IntegrityIssue
 from pipeline.lake.layout import lock_lake_for_reading, translate_os_errors
 from pipeline.lake.parts import RAW_TABLE
@@ -142,6 +143,12 @@ def _check(
     for issue in catalogs:
         action = "published again" if issue.subject == layout.catalog.name else "deleted"
         result.add(issue if lake is None else replace(issue, repaired=f"{action} (snapshot {snapshot})"))
+    images = check_images(layout, ledger, read_data=read_data, repair=None if lake is None else lake.ledger)
+    for issue in images.issues:
+        result.add(issue)
+    result.unknown_files += images.unlisted
+    if lake is not None and images.issues:
+        lake.republish_records(at=now_us())
     renamed_ledger = f"{layout.ledger.name}.damaged-"
     for name in integrity.unknown_files(layout, ledger):
         (result.replaced_ledgers if name.startswith(renamed_ledger) else result.unknown_files).append(name)

@@ -1,0 +1,72 @@
+"""Proof of stored images: what is missing, damaged or unlisted is named, and comes back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pipeline.errors import ExitCode
+from tests.images.image_harness import disagreements, rows_of, scene, states_of, stored
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.images.image_harness import Scene
+
+
+def _damage(here: Scene) -> dict[str, str]:
+    """Remove one picture, cut another, and flip a bit of a third. Return what each file suffers from."""
+    names = sorted(row["path"] for row in rows_of(here.lake).values())
+    missing, cut, flipped = (here.lake / name for name in names[:3])
+    for path in (missing, cut, flipped):
+        path.chmod(0o644)
+    missing.unlink()
+    cut.write_bytes(cut.read_bytes()[:-1])
+    content = bytearray(flipped.read_bytes())
+    content[len(content) // 2] ^= 1
+    flipped.write_bytes(content)
+    return dict(zip(names[:3], ("missing", "bytes", "sha256 differs"), strict=True))
+
+
+async def test_verify_names_damage_and_the_next_run_brings_it_back(tmp_path: Path) -> None:
+    """Missing and damaged pictures are exit code 9 and one finding each; a strange file is only named."""
+    async with scene(tmp_path, 15) as here:
+        assert (await here.fetch()).code == ExitCode.OK
+        assert (await here.fetch("--verify")).json["ok"] is True
+        damage = _damage(here)
+        strange = here.lake / "images" / "ab" / "notes.txt"
+        strange.parent.mkdir(exist_ok=True)
+        strange.write_text("mine")
+        answer = await here.fetch("--verify")
+        assert answer.code == ExitCode.DAMAGE
+        findings = {issue["subject"]: issue["problem"] for issue in answer.json["issues"]}
+        assert findings.keys() == damage.keys()
+        assert all(damage[name] in problem for name, problem in findings.items())
+        assert answer.json["unlisted"] == ["images/ab/notes.txt"]
+        assert states_of(here.lake)["failed"] == 3
+        assert (await here.fetch()).json["stored"] == 3
+        assert stored(here.lake) == set(here.truth())
+        assert strange.read_text() == "mine"
+        strange.unlink()
+        for moved in (here.lake / "images").rglob("*.damaged-*"):
+            moved.unlink()
+        assert disagreements(here.lake, here.truth()) == []
+        assert (await here.fetch("--verify")).code == ExitCode.OK
+
+
+@pytest.mark.parametrize(("arguments", "count"), [((), 2), (("--read-data",), 3)])
+async def test_check_covers_images(tmp_path: Path, arguments: tuple[str, ...], count: int) -> None:
+    """Check finds missing and resized pictures, with --read-data changed ones too; --dry-run changes nothing."""
+    async with scene(tmp_path, 10) as here:
+        assert (await here.fetch()).code == ExitCode.OK
+        clean = await here.run("check", "--json", "--read-data")
+        assert (clean.code, clean.json["unknown_files"]) == (ExitCode.OK, [])
+        _damage(here)
+        before = rows_of(here.lake)
+        dry = await here.run("check", "--json", "--dry-run", *arguments)
+        assert (dry.code, len(dry.json["damage"])) == (ExitCode.DAMAGE, count)
+        assert rows_of(here.lake) == before
+        answer = await here.run("check", "--json", *arguments)
+        assert (answer.code, len(answer.json["damage"])) == (ExitCode.DAMAGE, count)
+        assert states_of(here.lake)["failed"] == count
