@@ -32,6 +32,9 @@ def run(
     link: Annotated[
         bool, typer.Option("--link", help="Use hard links where possible: no space, but damage to a part is in both.")
     ] = False,
+    with_images: Annotated[
+        bool, typer.Option("--with-images", help="Also copy the images; only those that the folder does not have.")
+    ] = False,
     all_sources: Annotated[
         bool,
         typer.Option("--all", help="Every source in the settings file, each into DIR/NAME or URL/NAME."),
@@ -46,11 +49,14 @@ def run(
     A backup on object storage has the parts, the documents and the ledger. The next one there uploads only new parts
     and deletes those that the lake no longer has. `scanlake restore` makes a lake of either.
 
+    Images are copied only with --with-images, and only to a folder. A lake that is made of a backup without them
+    fetches them again with `scanlake images`.
+
     With --all: the folder has the name of the source. A source that fails does not stop the others; the exit code is
     the most severe one.
     """
     if all_sources:
-        options = to_argv({"link": link})
+        options = to_argv({"link": link, "with_images": with_images})
         return report_all_sources(
             context,
             lambda source: ["backup", f"{folder.rstrip('/') or '/'}/{source}", *options],
@@ -58,9 +64,11 @@ def run(
         )
     settings = context.settings()
     if "://" in folder:
+        if with_images:
+            raise SettingsError("--with-images requires a folder.", hint="Back up to a folder, or leave it out.")
         return _back_up_to_store(context, settings, folder, link=link)
     with open_lake(context, settings, "backup", is_backup=True) as lake:
-        result = backup(lake, Path(folder), link=link)
+        result = backup(lake, Path(folder), link=link, with_images=with_images)
     counts = f"{result.copied:,} copied, {result.linked:,} linked, {result.unchanged:,} unchanged"
     return _print_result(context, result, result.folder, counts)
 

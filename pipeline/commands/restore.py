@@ -38,7 +38,7 @@ def run(
         origin, files, snapshot = store.base_url, record.files, record.snapshot
     else:
         with Lake(Path(origin), doing="restore", must_exist=True, is_backup=True, options=options) as copied:
-            result = backup(copied, target, is_restore=True)
+            result = backup(copied, target, is_restore=True, with_images=True)
         files, snapshot = result.files, result.snapshot
     output = {"folder": str(target), "source": origin, "files": files, "snapshot": snapshot}
     text = f"{pluralize(files, 'file')} restored to {target}: snapshot {snapshot}; run `scanlake sync`\n"

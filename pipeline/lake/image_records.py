@@ -171,6 +171,34 @@ def write_images(ledger: Ledger, records: Sequence[ImageRecord]) -> None:
         ledger_writes.insert_all(db, "image", (*COLUMNS, "change_seq"), rows, on_conflict="REPLACE")
 
 
+def delete_images(db: sqlite3.Connection, file_ids: Iterable[int]) -> set[str]:
+    """Delete the rows of files, within a transaction. Return the paths of the pictures that they had."""
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'image'").fetchone():
+        return set()
+    paths: set[str] = set()
+    for file_id in file_ids:
+        sql = "DELETE FROM image WHERE file_id = ? RETURNING path"
+        paths |= {path for (path,) in db.execute(sql, (file_id,)).fetchall() if path is not None}
+    return paths
+
+
+def find_unused(ledger: LedgerQueries, paths: Iterable[str]) -> list[str]:
+    """Return those of the paths that no row has."""
+    sql = "SELECT 1 FROM image WHERE sha256 = ? LIMIT 1"
+    return [path for path in paths if not ledger.query(sql, (_hash_of(path),))]
+
+
+def forget_images(ledger: Ledger, keys: Sequence[ImageKey]) -> None:
+    """Delete rows: the next run fetches their pictures."""
+    with ledger.transaction() as db:
+        db.executemany("DELETE FROM image WHERE file_id = ? AND upload_id = ? AND kind = ?", keys)
+
+
+def _hash_of(path: str) -> str:
+    _, folder, name = path.split("/")
+    return folder + name.partition(".")[0]
+
+
 def create_table(db: sqlite3.Connection) -> None:
     """Create the table in a ledger that was made before it."""
     if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'image'").fetchone():

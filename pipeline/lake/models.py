@@ -284,6 +284,7 @@ class LakeProperties:
     delta_base: DeltaBase | None = None  # None: the catalog must be built from the parts
     published_root: str | None = None  # reader root of the newest catalog
     purge_in_progress: tuple[int, ...] | None = None  # file ids; committed, but the old files may still exist
+    purged_pictures: Sequence[str] = ()  # paths below the lake's folder that a purge in progress deletes
     rollback_pause: RollbackPause | None = None
     lake_id: str | None = None  # in hex; a target of another lake is refused
     remote_publish: PublishRecord | None = None
@@ -343,6 +344,7 @@ class PropertyChanges(TypedDict, total=False):
     delta_base: DeltaBase | None
     published_root: str
     purge_in_progress: Sequence[int] | None
+    purged_pictures: Sequence[str] | None
     rollback_pause: RollbackPause | None
     lake_id: str
     remote_publish: PublishRecord | None

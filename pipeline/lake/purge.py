@@ -22,6 +22,7 @@ from pipeline.lake import ledger_writes, lookups
 from pipeline.lake.duckdb import open_worker_connection
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.file_names import list_snapshots
+from pipeline.lake.image_records import delete_images, has_image_table
 from pipeline.lake.integrity import check_parts_exist, read_recorded_parts
 from pipeline.lake.layout import write_read_only
 from pipeline.lake.parts import WRITE_OPTIONS, check_part_intact, describe_part, part_schema
@@ -117,7 +118,10 @@ def purge(lake: Lake, file_ids: Sequence[int], *, by: str, at: int, mark: str) -
         purged = [(file_id, at, by) for file_id in selected]
         ledger_writes.insert_all(db, "purge", ("file_id", "purged_at", "purged_by"), purged)
         db.executemany("DELETE FROM share WHERE reference = ?", [(reference,) for reference in references])
-        ledger_writes.set_properties(db, purge_in_progress=sorted(in_progress.union(selected)))
+        pictures = sorted({*ledger.properties.purged_pictures, *delete_images(db, selected)})
+        ledger_writes.set_properties(
+            db, purge_in_progress=sorted(in_progress.union(selected)), purged_pictures=pictures or None
+        )
         ledger_writes.require_publish(db)
     record = lake.republish(at=at)  # deletes the old parts and snapshots too
     return PurgeResult(selected, tuple(sorted(stored)), len(old), snapshot_count, record.snapshot)
@@ -170,7 +174,8 @@ def _check_known(ledger: Ledger, file_ids: Collection[int]) -> None:
 
 def _ids_in_ledger(ledger: Ledger, file_ids: Sequence[int]) -> set[int]:
     """Return those of the ids that the ledger itself contains."""
-    tables = " UNION ALL ".join(f"SELECT 1 FROM {table} WHERE file_id = ?2" for table in _TABLES_BY_FILE)
+    names = (*_TABLES_BY_FILE, *(["image"] if has_image_table(ledger) else []))
+    tables = " UNION ALL ".join(f"SELECT 1 FROM {table} WHERE file_id = ?2" for table in names)
     sql = f"SELECT 1 FROM verification WHERE ids GLOB ?1 UNION ALL {tables} LIMIT 1"
     return {file_id for file_id in file_ids if ledger.query(sql, (_ID_IN_JSON_GLOB.format(file_id), file_id))}
 

@@ -12,6 +12,8 @@ from pipeline.atomic_files import fsync_dir, is_temp_file
 from pipeline.lake.duckdb_errors import first_line
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.file_names import is_part_name, list_files, list_snapshots
+from pipeline.lake.image_names import IMAGES, INCOMING
+from pipeline.lake.image_records import find_unused
 from pipeline.lake.kept_snapshots import SnapshotTime, select_kept
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.physical_tables import PARTS, find_physical_table
@@ -117,10 +119,25 @@ def finish_purge(layout: LakeLayout, ledger: Ledger, snapshot: int) -> None:
         fsync_dir(layout.root / "snapshots")  # before the parts that they name
         for name in retired:
             layout.part_path(name).unlink(missing_ok=True)
+        _delete_pictures(layout, ledger)
         for path in layout.root.glob(f"{layout.ledger.name}.damaged-*"):
             path.unlink(missing_ok=True)
         for folder in {layout.part_path(name).parent for name in retired}:
             fsync_dir(folder)
     ledger.delete_retired(retired)
     ledger.vacuum_securely()
-    ledger.set_properties(purge_in_progress=None)
+    ledger.set_properties(purge_in_progress=None, purged_pictures=None)
+
+
+def _delete_pictures(layout: LakeLayout, ledger: Ledger) -> None:
+    """Delete the pictures of purged files that no other row has, damaged copies, and downloads that were not stored."""
+    properties = ledger.properties
+    for name in find_unused(ledger, properties.purged_pictures):
+        path = layout.root / name
+        for copy in (path, *path.parent.glob(f"{path.name}.damaged-*")):
+            copy.unlink(missing_ok=True)
+        if path.parent.is_dir():
+            fsync_dir(path.parent)
+    for file_id in properties.purge_in_progress or ():
+        for path in layout.root.glob(f"{IMAGES}/{INCOMING}/{file_id}.*"):
+            path.unlink(missing_ok=True)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final
 from pipeline.atomic_files import FileLockedError, atomic_write, fsync_dir, is_temp_file, lock_file
 from pipeline.errors import LakeLockedError, ScanlakeError, SettingsError
 from pipeline.lake.file_names import list_snapshots
+from pipeline.lake.image_copies import copy_pictures, forget_missing_pictures
+from pipeline.lake.image_names import IMAGES
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.lake import BACKUP_IN_PROGRESS, DEFAULT_OPTIONS, Lake
 from pipeline.lake.lake_folder import require_outside_lakes
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 # Entries of a killed backup: those of a lake, and the files that SQLite adds to the ledger.
 _BACKUP_ENTRIES: Final = (
-    *("parts", "raw", "snapshots", "spill", "LOCK", "catalog.duckdb", README_NAME),
+    *(IMAGES, "parts", "raw", "snapshots", "spill", "LOCK", "catalog.duckdb", README_NAME),
     *("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.sqlite-journal"),
 )
 
@@ -52,10 +54,13 @@ class BackupResult:
     snapshot: int
 
 
-def backup(lake: Lake, folder: Path, *, link: bool = False, is_restore: bool = False) -> BackupResult:
+def backup(
+    lake: Lake, folder: Path, *, link: bool = False, is_restore: bool = False, with_images: bool = False
+) -> BackupResult:
     """Copy the locked lake into an empty `folder`, or bring an earlier backup of this lake in `folder` up to date.
 
-    With `link` the parts are hard links where the file system allows. With `is_restore` the copy is no backup.
+    With `link` the parts are hard links where the file system allows. With `is_restore` the copy is no backup. Without
+    `with_images` the copy has no rows of pictures that it does not have.
     Raises `SettingsError` for a folder with other files, `LakeLockedError` while another backup writes to the folder,
     and `LakeCorruptedError` if a part is missing or damaged. The ledger is copied after the parts: an incomplete copy
     without it is no lake, and an earlier backup stays whole until then. Earlier snapshots are not copied: they name
@@ -66,7 +71,7 @@ def backup(lake: Lake, folder: Path, *, link: bool = False, is_restore: bool = F
     counts = Counter[str]()
     record = fill_folder(
         folder,
-        lambda target: counts.update(_copy_parts_and_ledger(lake, target, link=link)),
+        lambda target: counts.update(_copy_parts_and_ledger(lake, target, link=link, with_images=with_images)),
         options=lake.options,
         source=lake.layout.root,
         is_update=is_update,
@@ -145,6 +150,7 @@ def _publish_copy(target: LakeLayout, options: CatalogOptions, backup_of: str | 
         copied.set_reader_root(target.root)  # the original lake may have another reader root
         # Retired parts are not copied.
         copied.ledger.delete_retired([part.name for part in copied.ledger.retired_parts()])
+        forget_missing_pictures(target, copied.ledger)
         record = copied.republish(at=now_us(), rebuild=True)
         remove_orphans(target, copied.ledger)
         copied.ledger.set_properties(backup_of=backup_of)
@@ -187,7 +193,7 @@ def _remove_partial_backup(folder: Path) -> None:
                 path.unlink(missing_ok=True)
 
 
-def _copy_parts_and_ledger(lake: Lake, target: LakeLayout, *, link: bool) -> Counter[str]:
+def _copy_parts_and_ledger(lake: Lake, target: LakeLayout, *, link: bool, with_images: bool) -> Counter[str]:
     """Copy the parts that the target lacks, then the ledger. Return the number of parts by the way they were copied."""
     parts, counts = lake.ledger.parts(), Counter[str]()
     for part in parts:
@@ -200,6 +206,8 @@ def _copy_parts_and_ledger(lake: Lake, target: LakeLayout, *, link: bool) -> Cou
     with translate_os_errors(target.root):
         for table_dir in sorted({target.part_path(part.name).parent for part in parts}):
             fsync_dir(table_dir)
+        if with_images:
+            copy_pictures(lake.layout, lake.ledger, target, link=link)
         with atomic_write(target.ledger) as temp:
             lake.ledger.copy_to(temp)
     return counts
