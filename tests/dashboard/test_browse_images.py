@@ -70,13 +70,13 @@ def lake(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def shown(lake: Path) -> Iterator[Visitor]:
-    """A visitor of pages with copies: full and thumbnail, full alone, a PDF, and one that was refused."""
+    """A visitor of pages with copies: full and thumbnail, full alone, a PDF, and one that was not found."""
     rows = [
         _copy(lake, 1, JPEG),
         _copy(lake, 1, THUMB, kind="thumbnail"),
         _copy(lake, 2, JPEG + b"2", "image/png"),
         _copy(lake, 3, b"%PDF-", "application/pdf"),
-        {"file_id": 7, "upload_id": "4", "kind": "image", "state": "refused", "reason": "<b>no picture</b>"},
+        {"file_id": 7, "upload_id": "4", "kind": "image", "state": "not_found", "reason": "<b>no picture</b>"},
     ]
     _publish_images(lake, rows)
     with open_browse(lake) as (visitor, _):
@@ -96,12 +96,20 @@ def test_a_file_shows_its_copies_from_the_store(shown: Visitor) -> None:
     assert [href for href in links if href.startswith("https:")] == ["https://a.example/4"] * 2
     copies = {href for href in links if href.startswith("/browse/image/")}
     assert copies == {f"/browse/image/{_hash(body)}" for body in (JPEG, JPEG + b"2", b"%PDF-")}
-    assert "refused: <b>no picture</b>" in ParsedPage(text).text
+    assert "not found: <b>no picture</b>" in ParsedPage(text).text
+    assert "/browse/table/images?column=file_id&op=is&value=7" in links
     for body, mime in ((JPEG, "image/jpeg"), (THUMB, "image/jpeg"), (JPEG + b"2", "image/png")):
         status, headers, received = shown.get_bytes(f"/browse/image/{_hash(body)}")
         assert (status, headers["Content-Type"], received) == (200, mime, body)
         assert headers["X-Content-Type-Options"] == "nosniff"
         assert "Content-Disposition" not in headers
+
+
+def test_the_table_of_images_is_listed_with_its_rows(shown: Visitor) -> None:
+    """It is a table like all others, with a count, and its rows can be read."""
+    assert '<a href="/browse/table/images">images</a></td><td>5</td>' in shown.get("/browse")[2]
+    status, _, text = shown.get("/browse/table/images?column=state&op=is&value=stored")
+    assert (status, "Rows 1 to 4 of 4" in text) == (200, True)
 
 
 def test_a_copy_is_found_without_its_page(shown: Visitor) -> None:

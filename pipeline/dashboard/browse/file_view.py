@@ -15,7 +15,7 @@ from pipeline.dashboard.browse.frame import (
     rows_link,
     rows_table,
 )
-from pipeline.dashboard.browse.image_copies import UploadImages, read_images
+from pipeline.dashboard.browse.image_copies import IMAGES_TABLE, UploadImages, read_images
 from pipeline.dashboard.browse.image_view import image_cell, image_link
 from pipeline.dashboard.html import Child, element, empty_note, section
 from pipeline.lake.reader import fetch_dicts
@@ -23,7 +23,7 @@ from pipeline.lake.sql import sql_literal
 from schemas.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Container, Mapping, Sequence
     from xml.etree.ElementTree import Element
 
     import duckdb
@@ -147,10 +147,11 @@ def build_file_page(lake: duckdb.DuckDBPyConnection, file_id: int) -> BrowsePage
         _rows_section(lake, file_id, "runs", "Workflow runs", _RUNS),
         _rows_section(lake, file_id, "locations", "Locations", _LOCATIONS),
     ]
-    if "file_events" in list_catalog_tables(lake):  # a catalog without its documents has no history
+    tables = list_catalog_tables(lake)
+    if "file_events" in tables:  # a catalog without its documents has no history
         content.append(_rows_section(lake, file_id, "events", "Closing, reopening, new references", _VERSIONS))
     copies = [image for pair in images.values() for image in (pair.image, pair.thumbnail) if image is not None]
-    return BrowsePage(f"File {fact['Reference'] or file_id}", [*content, _all_rows(file_id)], images=copies)
+    return BrowsePage(f"File {fact['Reference'] or file_id}", [*content, _all_rows(file_id, tables)], images=copies)
 
 
 def _build_deleted_page(lake: duckdb.DuckDBPyConnection, file_id: int) -> BrowsePage:
@@ -233,7 +234,8 @@ def _rows_section(lake: duckdb.DuckDBPyConnection, file_id: int, key: str, headi
     return section(key, heading, note, rows_table(result, heading))
 
 
-def _all_rows(file_id: int) -> Element:
+def _all_rows(file_id: int, tables: Container[str]) -> Element:
     names = [table.name for table in TABLES if table.is_per_file and table.schema == "main"]
+    names += [IMAGES_TABLE] if IMAGES_TABLE in tables else []
     links = [element("li", rows_link(name, name, "file_id", str(file_id))) for name in names]
     return section("rows", "All rows and columns of this file", element("ul", *links, class_="inline"))

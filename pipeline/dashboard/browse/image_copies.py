@@ -20,6 +20,9 @@ IMAGE_POLICY: Final = "default-src 'none'; sandbox; frame-ancestors 'none'"
 INLINE_TYPES: Final = frozenset({"image/jpeg", "image/png", "image/webp", "image/gif"})
 """Types that a browser shows. All others are downloads: HTML or SVG would run in the origin of these pages."""
 
+IMAGES_TABLE: Final = "images"
+"""The catalog has it once the lake has a picture."""
+
 _STORED: Final = "stored"
 _THUMBNAIL: Final = "thumbnail"
 DOWNLOAD_SUFFIXES: Final = {"application/pdf": ".pdf"}
@@ -72,7 +75,7 @@ class UploadImages:
 
 def read_images(lake: duckdb.DuckDBPyConnection, file_id: int) -> dict[str, UploadImages]:
     """Return the copies of a file by upload id; none from a lake that was published before there were copies."""
-    if "images" not in list_catalog_tables(lake):
+    if IMAGES_TABLE not in list_catalog_tables(lake):
         return {}
     images: dict[str, dict[str, StoredImage]] = {}
     problems: dict[str, str] = {}
@@ -81,7 +84,7 @@ def read_images(lake: duckdb.DuckDBPyConnection, file_id: int) -> dict[str, Uplo
         if stored is not None:
             images.setdefault(row["upload_id"], {})[row["kind"]] = stored
         elif row["kind"] != _THUMBNAIL:
-            problems[row["upload_id"]] = ": ".join(filter(None, (row["state"], row["reason"])))
+            problems[row["upload_id"]] = ": ".join(filter(None, (row["state"].replace("_", " "), row["reason"])))
     return {
         upload_id: UploadImages(
             images.get(upload_id, {}).get("image"),
@@ -94,7 +97,7 @@ def read_images(lake: duckdb.DuckDBPyConnection, file_id: int) -> dict[str, Uplo
 
 def find_image(lake: duckdb.DuckDBPyConnection, sha256: str) -> StoredImage:
     """Return the copy with this hash. Raises `NothingFoundError` if the catalog names none."""
-    if _HASH_RE.fullmatch(sha256) and "images" in list_catalog_tables(lake):
+    if _HASH_RE.fullmatch(sha256) and IMAGES_TABLE in list_catalog_tables(lake):
         for row in fetch_dicts(lake, _BY_HASH.format(sha256=sha256)):
             if (image := _to_image(row)) is not None:
                 return image

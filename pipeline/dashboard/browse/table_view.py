@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from pipeline.dashboard.browse.catalog_access import NothingFoundError, list_catalog_tables, read_query
 from pipeline.dashboard.browse.frame import ROOT, TABLE_PATH, BrowsePage, link, plain_table, rows_table, sql_links
+from pipeline.dashboard.browse.image_copies import IMAGES_TABLE
 from pipeline.dashboard.html import Child, clean_text, element, empty_note, section
 from pipeline.errors import SettingsError
 from pipeline.formatting import format_count, pluralize
@@ -93,8 +94,9 @@ class RowsRequest:
 def build_tables_page(lake: duckdb.DuckDBPyConnection) -> BrowsePage:
     """Return the list of all tables and views."""
     tables = list_catalog_tables(lake)
-    declared = [tables[name] for name in _DECLARED if name in tables and not name.startswith("meta.")]
-    views = [table for name, table in tables.items() if name not in _DECLARED and not name.startswith("meta.")]
+    main = [name for name in (*_DECLARED, IMAGES_TABLE) if name in tables and not name.startswith("meta.")]
+    declared = [tables[name] for name in main]
+    views = [table for name, table in tables.items() if name not in main and not name.startswith("meta.")]
     meta = [table for name, table in tables.items() if name.startswith("meta.")]
     counts = {table.name: _count_rows(lake, table, "") for table in declared}
     groups = [("data", "Tables", declared), ("views", "Views", views), ("meta", "About the lake", meta)]
