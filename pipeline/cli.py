@@ -61,6 +61,7 @@ _PANELS: Final = {
         "sync": "Fetch everything that changed in the service into the lake.",
         "watch": "Run a sync at every interval, unattended.",
         "images": "Download the images of uploads into the lake, checked and named by their hash.",
+        "images export": "Copy stored images into a folder, with checksums and a manifest.",
         "verify": "Compare the lake with the service and repair differences (`check` checks the lake's own files).",
     },
     "Maintain the lake": {

@@ -1,8 +1,9 @@
-"""The parts and snapshots in a lake's folder, by their names. Nothing is opened."""
+"""Names of files: of the parts and snapshots in a lake's folder, and safe ones for texts. Nothing is opened."""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
     from pipeline.lake.layout import LakeLayout
 
 _PART_NAME_RE: Final = re.compile(r"\d{12}-[0-9a-f]{6}(-\d{4})?\.parquet")
+RESERVED_NAMES: Final = frozenset(  # of Windows, with every suffix
+    ["CON", "PRN", "AUX", "NUL", *(f"{name}{number}" for name in ("COM", "LPT") for number in "0123456789¹²³")]
+)
 _SNAPSHOT_NAME_RE: Final = re.compile(r"\d{6,}\.duckdb")
 
 
@@ -33,3 +37,21 @@ def list_snapshots(layout: LakeLayout) -> list[tuple[int, Path]]:
     """Return the kept snapshots with their numbers, oldest first."""
     files = [path for path in layout.root.glob("snapshots/*.duckdb") if _SNAPSHOT_NAME_RE.fullmatch(path.name)]
     return sorted((int(path.stem), path) for path in files)
+
+
+def cut_text(text: str, max_characters: int, max_bytes: int) -> str:
+    """Return the start of the text that fits, without half a character."""
+    return text[:max_characters].encode()[:max_bytes].decode("utf-8", "ignore")
+
+
+def safe_filename(text: str) -> str:
+    """Return the text as part of a file name that is valid on every system: letters of any script are kept."""
+    composed = unicodedata.normalize("NFC", text)
+    name = "".join(char if unicodedata.category(char)[0] in "LMN" or char in "._-" else "_" for char in composed)
+    return re.sub(r"\.{2,}", "_", re.sub("__+", "_", name))
+
+
+def safe_ascii_filename(text: str) -> str:
+    """Return the text as part of a file name of ASCII letters, digits, `-`, `_` and `.`."""
+    ascii_text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    return re.sub(r"\.{2,}", "_", re.sub(r"[^A-Za-z0-9._-]+", "_", ascii_text))

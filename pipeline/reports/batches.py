@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from typing import TYPE_CHECKING, Final
 
 from pipeline.errors import SettingsError
+from pipeline.lake.file_names import RESERVED_NAMES, cut_text, safe_ascii_filename, safe_filename
 from pipeline.lake.request_log import ReportBatch, ReportJobFile
 from schemas.requests import MAX_REPORT_FILES
 
@@ -22,9 +22,6 @@ _MIN_LABEL_DIGITS: Final = 4
 _MAX_GROUP_CHARACTERS: Final = 60
 _MAX_GROUP_BYTES: Final = 150
 _MAX_STEM_BYTES: Final = 200  # a name has at most 255 bytes on the usual file systems
-_RESERVED_NAMES: Final = frozenset(  # of Windows, with every suffix
-    ["CON", "PRN", "AUX", "NUL", *(f"{name}{number}" for name in ("COM", "LPT") for number in "0123456789¹²³")]
-)
 
 
 def make_batches(
@@ -108,31 +105,13 @@ def order_stem(pattern: str, batch: ReportBatch) -> str:
 
 def _build_stem(pattern: str, batch: ReportBatch, make_safe: Callable[[str], str]) -> str:
     name = "" if batch.group_name is None else batch.group_name
-    group = _cut(make_safe(name), _MAX_GROUP_CHARACTERS, _MAX_GROUP_BYTES) or "_"
+    group = cut_text(make_safe(name), _MAX_GROUP_CHARACTERS, _MAX_GROUP_BYTES) or "_"
     text = pattern.replace("{group}", group).replace("{count}", str(len(batch.files)))
     # The label makes the name unique, so it is never cut.
     before, _, after = text.partition("{batch}")
     room = _MAX_STEM_BYTES - len(batch.label)
-    head = _cut(make_safe(before), room, room).lstrip(".-") or "report-"
+    head = cut_text(make_safe(before), room, room).lstrip(".-") or "report-"
     rest = max(0, room - len(head.encode()))
-    tail = _cut(make_safe(after.replace("{batch}", batch.label)), rest, rest)
+    tail = cut_text(make_safe(after.replace("{batch}", batch.label)), rest, rest)
     stem = f"{head}{batch.label}{tail}".rstrip(".")
-    return f"_{stem}" if stem.partition(".")[0].upper() in _RESERVED_NAMES else stem
-
-
-def _cut(text: str, max_characters: int, max_bytes: int) -> str:
-    """Return the start of the text that fits, without half a character."""
-    return text[:max_characters].encode()[:max_bytes].decode("utf-8", "ignore")
-
-
-def safe_filename(text: str) -> str:
-    """Return the text as part of a file name that is valid on every system: letters of any script are kept."""
-    composed = unicodedata.normalize("NFC", text)
-    name = "".join(char if unicodedata.category(char)[0] in "LMN" or char in "._-" else "_" for char in composed)
-    return re.sub(r"\.{2,}", "_", re.sub("__+", "_", name))
-
-
-def safe_ascii_filename(text: str) -> str:
-    """Return the text as part of a file name of ASCII letters, digits, `-`, `_` and `.`."""
-    ascii_text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
-    return re.sub(r"\.{2,}", "_", re.sub(r"[^A-Za-z0-9._-]+", "_", ascii_text))
+    return f"_{stem}" if stem.partition(".")[0].upper() in RESERVED_NAMES else stem

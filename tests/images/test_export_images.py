@@ -1,0 +1,94 @@
+"""Folders of images to hand over: names, checksums, and what is not there."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pipeline.errors import ExitCode, SettingsError
+from pipeline.images.image_export import _Names, validate_name
+from tests.images.image_harness import scene
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _check_sums(folder: Path) -> None:
+    done = subprocess.run(["sha256sum", "--quiet", "-c", "SHA256SUMS"], cwd=folder, capture_output=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, b"")
+
+
+async def test_a_folder_has_every_selected_image_or_the_reason(tmp_path: Path) -> None:
+    """The checksums are right, the manifest names every image, and a later export replaces the folder."""
+    async with scene(tmp_path, 12, html_ratio=0.2) as here:
+        await here.fetch()
+        folder = tmp_path / "handed over"
+        answer = await here.run("images", "export", "--json", "--out", str(folder))
+        assert answer.code == ExitCode.REJECTS
+        rows = list(csv.DictReader((folder / "manifest.csv").read_text(encoding="utf-8").splitlines()))
+        assert len(rows) == len(here.truth())
+        assert {row["state"] for row in rows} == {"stored", "refused"}
+        assert all(bool(row["name"]) is (row["state"] == "stored") is not bool(row["reason"]) for row in rows)
+        files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+        own = {"manifest.csv", "SHA256SUMS", ".scanlake-images"}
+        assert files - own == {row["name"] for row in rows if row["name"]}
+        assert answer.json["exported"] == answer.json["linked"] == len(files - own)
+        _check_sums(folder)
+        where = ["--where", "uploads.image_mime = 'application/pdf'"]
+        smaller = await here.run("images", "export", "--json", "--copy", "--out", str(folder), *where)
+        assert 0 < smaller.json["exported"] < answer.json["exported"]
+        assert len([path for path in folder.rglob("*") if path.is_file()]) == smaller.json["exported"] + len(own)
+        _check_sums(folder)
+
+
+async def test_a_folder_of_others_is_refused_and_damage_is_not_handed_over(tmp_path: Path) -> None:
+    """Other files stop the export, a lake is no target, and a damaged image is named instead of exported."""
+    async with scene(tmp_path, 5) as here:
+        nothing = await here.run("images", "export", "--out", str(tmp_path / "early"))
+        assert (nothing.code, "no images" in nothing.err) == (ExitCode.USAGE, True)
+        await here.fetch()
+        other = tmp_path / "other"
+        other.mkdir()
+        (other / "mine.txt").write_text("mine")
+        assert (await here.run("images", "export", "--out", str(other))).code == ExitCode.USAGE
+        assert [path.name for path in other.iterdir()] == ["mine.txt"]
+        assert (await here.run("images", "export", "--out", str(here.lake / "out"))).code == ExitCode.USAGE
+        victim = next((here.lake / "images").glob("??/*.jpg"))
+        victim.chmod(0o644)
+        victim.write_bytes(b"x" * victim.stat().st_size)
+        answer = await here.run("images", "export", "--json", "--out", str(tmp_path / "out"))
+        assert (answer.code, answer.json["missing"]) == (ExitCode.REJECTS, {"damaged": 1})
+        _check_sums(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("reference", "expected"),
+    [
+        ("SC-1", ["SC-1/snap-1.jpg", "SC-1/snap-1-2.jpg"]),
+        ("../../etc/passwd", ["____etc_passwd/snap-1.jpg", "____etc_passwd/snap-1-2.jpg"]),
+        ("con", ["_con/snap-1.jpg", "_con/snap-1-2.jpg"]),
+        ("a\nb\\c", ["a_b_c/snap-1.jpg", "a_b_c/snap-1-2.jpg"]),
+        ("...", ["_/snap-1.jpg", "_/snap-1-2.jpg"]),
+        (None, ["7/snap-1.jpg", "7/snap-1-2.jpg"]),
+        ("\u0416" * 200, ["\u0416" * 75 + "/snap-1.jpg", "\u0416" * 75 + "/snap-1-2.jpg"]),
+    ],
+)
+def test_names_are_safe_everywhere_and_unique(reference: str | None, expected: list[str]) -> None:
+    """No name leaves the folder or is a device of Windows; equal names are numbered, in any case of letters."""
+    names = _Names()
+    row = {"reference": reference, "upload_type": "snap", "position": 1, "file_id": 7, "upload_id": 8, "kind": "image"}
+    chosen = [
+        names.choose("{reference}/{upload_type}-{position}", row | {"upload_type": text}, ".jpg")
+        for text in ("snap", "SNAP")
+    ]
+    assert [name.lower() for name in chosen] == [name.lower() for name in expected]
+
+
+@pytest.mark.parametrize("pattern", ["{token}", "{reference", "", "/"])
+def test_an_unknown_field_in_a_name_is_refused(pattern: str) -> None:
+    """A pattern may have only the fields of an upload."""
+    with pytest.raises(SettingsError, match="--name"):
+        validate_name(pattern)
