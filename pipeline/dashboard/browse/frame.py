@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import duckdb
 
     from pipeline.dashboard.browse.catalog_access import QueryRows
-    from pipeline.dashboard.browse.image_copies import StoredImage
+    from pipeline.dashboard.browse.stored_images import StoredImage
 
 ROOT: Final = "/browse"
 TABLE_PATH: Final = f"{ROOT}/table/"

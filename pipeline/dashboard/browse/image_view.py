@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from pipeline.dashboard.browse.frame import ROOT, outer_link
-from pipeline.dashboard.browse.image_copies import DOWNLOAD_SUFFIXES, StoredImage, UploadImages
+from pipeline.dashboard.browse.stored_images import DOWNLOAD_SUFFIXES, StoredImage, UploadImages
 from pipeline.dashboard.html import element
 from pipeline.formatting import format_bytes
 

@@ -25,7 +25,7 @@ from pipeline.dashboard.browse.frame import (
     error_note,
     render_browse_page,
 )
-from pipeline.dashboard.browse.image_copies import StoredImage, find_image, read_image
+from pipeline.dashboard.browse.stored_images import StoredImage, find_image, read_image
 from pipeline.dashboard.browse.image_view import IMAGE_PATH
 from pipeline.dashboard.browse.sql_view import (
     MAX_QUERY_CHARS,
