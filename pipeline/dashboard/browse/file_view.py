@@ -15,9 +15,10 @@ from pipeline.dashboard.browse.frame import (
     rows_link,
     rows_table,
 )
-from pipeline.dashboard.browse.stored_images import IMAGES_TABLE, UploadImages, read_images
 from pipeline.dashboard.browse.image_view import image_cell, image_link
+from pipeline.dashboard.browse.stored_images import UploadImages, read_images
 from pipeline.dashboard.html import Child, element, empty_note, section
+from pipeline.lake.catalog_images import IMAGES_TABLE
 from pipeline.lake.reader import fetch_dicts
 from pipeline.lake.sql import sql_literal
 from schemas.tables import TABLES

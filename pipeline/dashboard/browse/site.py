@@ -25,7 +25,6 @@ from pipeline.dashboard.browse.frame import (
     error_note,
     render_browse_page,
 )
-from pipeline.dashboard.browse.stored_images import StoredImage, find_image, read_image
 from pipeline.dashboard.browse.image_view import IMAGE_PATH
 from pipeline.dashboard.browse.sql_view import (
     MAX_QUERY_CHARS,
@@ -33,6 +32,7 @@ from pipeline.dashboard.browse.sql_view import (
     build_sql_page,
     run_sql_page,
 )
+from pipeline.dashboard.browse.stored_images import StoredImage, find_image, read_image
 from pipeline.dashboard.browse.table_view import RowsRequest, build_rows_page, build_tables_page
 from pipeline.errors import LakeLockedError, ScanlakeError, SettingsError, TimeLimitReachedError, to_scanlake_error
 

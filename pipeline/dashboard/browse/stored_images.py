@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from pipeline.dashboard.browse.catalog_access import NothingFoundError, list_catalog_tables
 from pipeline.errors import LakeCorruptedError
+from pipeline.lake.catalog_images import IMAGES_TABLE
 from pipeline.lake.reader import fetch_dicts
 
 if TYPE_CHECKING:
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
 IMAGE_POLICY: Final = "default-src 'none'; sandbox; frame-ancestors 'none'"
 INLINE_TYPES: Final = frozenset({"image/jpeg", "image/png", "image/webp", "image/gif"})
 """Types that a browser shows. All others are downloads: HTML or SVG would run in the origin of these pages."""
-
-IMAGES_TABLE: Final = "images"
-"""The catalog has it once the lake has a picture."""
 
 _STORED: Final = "stored"
 _THUMBNAIL: Final = "thumbnail"

@@ -8,10 +8,10 @@ from urllib.parse import quote
 
 from pipeline.dashboard.browse.catalog_access import NothingFoundError, list_catalog_tables, read_query
 from pipeline.dashboard.browse.frame import ROOT, TABLE_PATH, BrowsePage, link, plain_table, rows_table, sql_links
-from pipeline.dashboard.browse.stored_images import IMAGES_TABLE
 from pipeline.dashboard.html import Child, clean_text, element, empty_note, section
 from pipeline.errors import SettingsError
 from pipeline.formatting import format_count, pluralize
+from pipeline.lake.catalog_images import IMAGES_TABLE
 from pipeline.lake.sql import sql_identifier, sql_literal
 from schemas.tables import TABLES
 
