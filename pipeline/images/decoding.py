@@ -5,6 +5,7 @@ Pillow is of the extra `images`. Without it pictures are stored as they are, and
 
 from __future__ import annotations
 
+import io
 import math
 import warnings
 from contextlib import suppress
@@ -31,6 +32,7 @@ _FORMATS: Final = {
 """The decoders that may read a type: no other one is tried."""
 _MAX_PIXELS: Final = 500_000_000
 _MAX_DECODED_BYTES: Final = 256 * 1024**2  # a JPEG is decoded at an eighth of its size
+_MAX_BYTES_IN_MEMORY: Final = 16 * 1024**2
 _JPEG_SCALE: Final = 8
 _EXIF: Final = 0x8769
 _GPS: Final = 0x8825
@@ -79,7 +81,9 @@ def read_content(path: Path, mime: str) -> ImageContent:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             Image.MAX_IMAGE_PIXELS = None  # `_check_size` decides: Pillow's limit is for whole decoding
-            with Image.open(path, formats=formats) as image:
+            # From memory: a decoder reads 30 times, and each read waits for the thread of the downloads.
+            source = io.BytesIO(path.read_bytes()) if path.stat().st_size <= _MAX_BYTES_IN_MEMORY else path
+            with Image.open(source, formats=formats) as image:
                 width, height = image.size
                 _check_size(image, width, height)
                 taken_at, latitude, longitude = _read_exif(image)
