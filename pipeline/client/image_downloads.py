@@ -66,11 +66,7 @@ def find_type(head: bytes) -> ImageType | None:
 
 
 class ImageTarget(Protocol):
-    """What receives the bytes of a download: a file that hashes them."""
-
-    @property
-    def sha256(self) -> str:
-        """Hash of what was written."""
+    """What receives the bytes of a download: a file."""
 
     def reset(self) -> None:
         """Remove what was written."""
@@ -81,10 +77,9 @@ class ImageTarget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DownloadedImage:
-    """A complete picture: size in bytes, SHA-256 in hexadecimal, and type."""
+    """A complete picture: size in bytes, and type."""
 
     bytes: int
-    sha256: str
     type: ImageType
 
 
@@ -160,7 +155,7 @@ class ImageDownload:
             return RefusedImage(f"its content is {image_type.mime}, {_describe(named)}")
         if self._written == 0:
             self._put(self._head)
-        return DownloadedImage(self._written, self._target.sha256, image_type)
+        return DownloadedImage(self._written, image_type)
 
 
 def contradicts(named: str, image_type: ImageType) -> bool:

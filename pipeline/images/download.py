@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
     from pipeline.images.image_writer import ImageWriter
     from pipeline.images.models import ServiceAccess
     from pipeline.images.work_list import WorkItem, WorkList
-    from pipeline.lake.image_store import ImageStore, IncomingFile
+    from pipeline.lake.image_records import ImageKey
+    from pipeline.lake.image_store import CompleteDownload, ImageStore, IncomingFile
     from pipeline.progress import Progress
 
 _BATCH_IMAGES: Final = 256
 _BATCH_SECONDS: Final = 1.0
+_DISK_THREADS: Final = 4
 _POLL_SECONDS: Final = 0.02
 _PROGRESS_SECONDS: Final = 0.25
 _MAX_CONSECUTIVE_FAILURES: Final = 20  # of a host without one success in between: it is down
@@ -60,6 +63,7 @@ class ImageDownloader:
         self._hosts: dict[Origin, _HostState] = {}
         self._work: asyncio.Queue[WorkItem | None] = asyncio.Queue(2 * _BATCH_IMAGES)
         self._outcomes: asyncio.Queue[FetchedImage | ImageRecord | None] = asyncio.Queue(4 * _BATCH_IMAGES)
+        self._disk_threads = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="incoming")
         self._done = 0
         self._client: ImageClient
         self._renewer: LinkRenewer
@@ -140,7 +144,8 @@ class ImageDownloader:
         try:
             answer = await self._try_links(item, file)
             if isinstance(answer, DownloadedImage):
-                fetched = FetchedImage(file.finish(item.key), answer.bytes, answer.type, now_us())
+                complete = await self._finish(file, item.key)
+                fetched = FetchedImage(complete, answer.bytes, answer.type, now_us())
                 await self._put(fetched)
                 return
         except RetriesExhaustedError as error:
@@ -154,6 +159,15 @@ class ImageDownloader:
         else:
             state = ImageState.NOT_FOUND if answer.is_not_found else ImageState.FAILED
             await self._put(ImageRecord(*item.key, state, now_us(), answer.reason))
+
+    async def _finish(self, file: IncomingFile, key: ImageKey) -> CompleteDownload:
+        """Write a complete download in another thread. A run that is to stop waits for it: it is short."""
+        finishing = asyncio.get_running_loop().run_in_executor(self._disk_threads, file.finish, key)
+        try:
+            return await asyncio.shield(finishing)
+        except asyncio.CancelledError:
+            await asyncio.wait({finishing})
+            raise
 
     async def _try_links(self, item: WorkItem, file: IncomingFile) -> ImageAnswer | NoLink:
         """Return the answer to the lake's link or, if that has expired, to a new one."""

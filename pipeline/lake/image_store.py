@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pipeline.lake.layout import LakeLayout
 
 _FLUSH_THREADS: Final = 16
+_BUFFER_BYTES: Final = 1024 * 1024
 
 
 class CompleteDownload(NamedTuple):
@@ -41,48 +42,54 @@ class CompleteDownload(NamedTuple):
 
 
 class IncomingFile:
-    """The temporary file of one download. Errors are `StorageError`: the client takes an `OSError` for the network."""
+    """The temporary file of one download. Errors are `StorageError`: the client takes an `OSError` for the network.
+
+    A small body stays in memory until `finish`, which another thread may call: a disk that flushes makes writes wait.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / temp_name("download")
         self._handle: int | None = None
         self._hash = hashlib.sha256()
-        self.bytes = 0
-
-    @property
-    def sha256(self) -> str:
-        """Hash of what was written, in hexadecimal."""
-        return self._hash.hexdigest()
+        self._buffer = bytearray()
 
     def reset(self) -> None:
         """Start an attempt: remove what an earlier one wrote."""
-        self.bytes, self._hash = 0, hashlib.sha256()
+        self._hash = hashlib.sha256()
+        self._buffer.clear()
         if self._handle is not None:
             with translate_os_errors(self._path):
                 os.lseek(self._handle, 0, os.SEEK_SET)
                 os.ftruncate(self._handle, 0)
 
     def write(self, data: bytes) -> None:
-        """Write all of `data`."""
+        """Take all of `data`."""
+        self._buffer += data
+        if len(self._buffer) >= _BUFFER_BYTES:
+            self._write_buffer()
+
+    def _write_buffer(self) -> None:
         with translate_os_errors(self._path):
             if self._handle is None:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
                 self._handle = os.open(self._path, flags, 0o600)
-            view = memoryview(data)
-            while view:
-                view = view[os.write(self._handle, view) :]
-        self._hash.update(data)
-        self.bytes += len(data)
+            written = 0
+            while written < len(self._buffer):
+                written += os.write(self._handle, bytes(self._buffer[written:]))
+        self._hash.update(self._buffer)
+        self._buffer.clear()
 
     def finish(self, key: ImageKey) -> CompleteDownload:
         """Give the complete download its name, and return it."""
-        target = self._path.with_name(f"{key.file_id}.{key.upload_id}.{key.kind}.{self.sha256}")
+        self._write_buffer()
+        sha256 = self._hash.hexdigest()
+        target = self._path.with_name(f"{key.file_id}.{key.upload_id}.{key.kind}.{sha256}")
         with translate_os_errors(target):
             if self._handle is not None:
                 os.fchmod(self._handle, READ_ONLY)
             self._close()
             self._path.rename(target)
-        return CompleteDownload(target, key, self.sha256)
+        return CompleteDownload(target, key, sha256)
 
     def discard(self) -> None:
         """Remove the file, unless it is complete."""
