@@ -35,7 +35,7 @@ from tests.engines import ask, old_duckdb, ray_environment
 from tests.engines.ray_cluster import start_ray_cluster
 from tests.engines.spark_cluster import find_port, start_cluster
 from tests.lake.lake_builder import AT
-from tests.publish.conftest import S3Server
+from tests.publish.conftest import MOTO_SERVER, S3Server
 from tests.publish.iceberg_reading import NAMES
 from tests.publish.lake_history import LAKE_ID, History, live_history
 from tests.sync.sync_harness import synced
@@ -127,7 +127,7 @@ def reads_databases(client: str, environments: Path, databases: Sequence[Path]) 
 def count_wrong(engines: list[str], environments: Path) -> int:
     """Publish a lake to moto and ask the engines. Return how many are wrong."""
     server = S3Server(find_port())
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(server.port)]
+    command = [sys.executable, str(MOTO_SERVER), "-p", str(server.port)]
     with (
         tempfile.TemporaryDirectory(prefix="engines-") as folder,
         subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process,

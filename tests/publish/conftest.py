@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import dataclass
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.request import Request, urlopen
 from uuid import uuid4
@@ -21,8 +22,8 @@ from tests.publish.lake_history import LivedLake
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
+MOTO_SERVER: Final = Path(__file__).parents[1] / "moto_server.py"
 _START_SECONDS: Final = 60
 
 
@@ -64,7 +65,7 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     log = tmp_path_factory.mktemp("moto") / "log"
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    command = [sys.executable, str(MOTO_SERVER), "-p", str(port)]
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
         try:
             _wait_for(process, port, log)

@@ -32,7 +32,9 @@ def connect(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iceber
     catalog, _, place = kind.partition(" on ")
     location = f"file://{tmp_path}/target" if place == "files" else request.getfixturevalue("s3_url")
     uri = f"sqlite:///{tmp_path}/catalog.sqlite" if catalog == "sql" else ""
-    return connect_catalog(IcebergOptions(catalog, location, uri))  # type: ignore[arg-type]
+    # The server, and with it Glue, has the tables of earlier tests.
+    namespace = location.split("/")[2].replace("-", "_") if catalog == "glue" else "scanlake"
+    return connect_catalog(IcebergOptions(catalog, location, uri, namespace))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

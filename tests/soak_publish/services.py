@@ -18,7 +18,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from tests.engines.spark_cluster import find_port
-from tests.publish.conftest import S3Server
+from tests.publish.conftest import MOTO_SERVER, S3Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -67,7 +67,7 @@ def start_seaweedfs() -> Iterator[tuple[S3Server, str]]:
 def start_moto() -> Iterator[S3Server]:
     """Yield a server of S3 and Glue with the bucket lake."""
     server = S3Server(find_port())
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(server.port)]
+    command = [sys.executable, str(MOTO_SERVER), "-p", str(server.port)]
     with tempfile.TemporaryDirectory(prefix="moto-") as folder, _run(command, Path(folder)) as log:
         _wait_for(f"{server.endpoint}/moto-api/data.json", log)
         yield server
