@@ -166,7 +166,7 @@ class ImageDownloader:
         try:
             return await asyncio.shield(finishing)
         except asyncio.CancelledError:
-            await asyncio.wait({finishing})
+            await asyncio.gather(finishing, return_exceptions=True)  # the error that stops the run is another one
             raise
 
     async def _try_links(self, item: WorkItem, file: IncomingFile) -> ImageAnswer | NoLink:

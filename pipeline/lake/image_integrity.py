@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from pipeline.lake.image_names import IMAGES, INCOMING
+from pipeline.lake.image_names import COMPLETE, IMAGES, INCOMING
 from pipeline.lake.image_records import ImageRecord, ImageState, has_images, read_images_of, write_images
 from pipeline.lake.image_store import ImageStore
 from pipeline.lake.integrity import IntegrityIssue, describe_os_error
@@ -43,8 +43,9 @@ def check_images(layout: LakeLayout, ledger: LedgerQueries, *, read_data: bool, 
     result = ImageCheck()
     if not has_images(ledger) and not (layout.root / IMAGES).is_dir():
         return result
+    pending = _list_pending(layout)
     for prefix in (first + second for first in _HEX for second in _HEX):
-        _check_folder(layout, ledger, prefix, result, read_data=read_data, repair=repair)
+        _check_folder(layout, ledger, prefix, result, pending, read_data=read_data, repair=repair)
     result.unlisted += _list_strange_folders(layout)
     return result
 
@@ -54,6 +55,7 @@ def _check_folder(
     ledger: LedgerQueries,
     prefix: str,
     result: ImageCheck,
+    pending: frozenset[str],
     *,
     read_data: bool,
     repair: Ledger | None,
@@ -62,7 +64,9 @@ def _check_folder(
     for record in read_images_of(ledger, prefix):
         rows.setdefault(record.path or "", []).append(record)
     folder = layout.root / IMAGES / prefix
-    names = {f"{IMAGES}/{prefix}/{name}" for name in _list_names(folder)}
+    names = {
+        f"{IMAGES}/{prefix}/{name}" for name in _list_names(folder) if prefix + name.partition(".")[0] not in pending
+    }
     result.unlisted += sorted(name for name in names - rows.keys() if not name.endswith(_TEMPORARY))
     for name, records in rows.items():
         result.pictures += 1
@@ -74,6 +78,12 @@ def _check_folder(
         if repair is not None:
             issue = replace(issue, repaired=_queue_again(layout, repair, name, problem, records))
         result.issues.append(issue)
+
+
+def _list_pending(layout: LakeLayout) -> frozenset[str]:
+    """Return the hashes of complete downloads whose rows a stopped run did not commit: the next one does."""
+    names = map(COMPLETE.fullmatch, _list_names(layout.root / IMAGES / INCOMING))
+    return frozenset(name[4] for name in names if name is not None)
 
 
 def _list_names(folder: Path) -> list[str]:

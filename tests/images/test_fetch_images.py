@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from typing import TYPE_CHECKING
 
 from pipeline.errors import ExitCode
 from tests.conftest import ROOT
+from tests.forkserver import run_command
 from tests.images.image_harness import disagreements, errors_of, files_in, rows_of, scene, states_of, stored, wanted
 from tests.processes import ended, started
 
@@ -125,6 +127,27 @@ async def test_the_limit_of_all_images_stops_the_run_before_it(tmp_path: Path) -
         assert (await here.fetch()).code == ExitCode.OK
         assert stored(here.lake) == set(here.truth())
         assert disagreements(here.lake, here.truth()) == []
+
+
+async def test_a_disk_that_takes_no_more_is_one_line(tmp_path: Path) -> None:
+    """If many downloads cannot be written at once, the run ends with exit code 7 and one line, and the next goes on."""
+    async with scene(tmp_path, 20, size_bytes=600_000) as here:
+        service = {"SCANLAKE_BASE_URL": here.emulator.base_url, "SCANLAKE_TOKEN": here.emulator.token}
+        answer = await asyncio.to_thread(
+            run_command,
+            ("images", "--lake", str(here.lake), "--json"),
+            cwd=tmp_path,
+            env={**os.environ, **service},
+            limits={"RLIMIT_FSIZE": 500_000},
+        )
+        assert answer.code == ExitCode.STORAGE
+        assert b"never retrieved" not in answer.err
+        assert len([line for line in answer.err.splitlines() if line.startswith(b"scanlake: ")]) == 1
+        assert not list((here.lake / "images").rglob("*.tmp*"))
+        assert (await here.fetch("--verify")).code == ExitCode.OK
+        assert (await here.fetch()).code == ExitCode.OK
+        assert disagreements(here.lake, here.truth()) == []
+        assert stored(here.lake) == set(here.truth())
 
 
 async def test_kills_repeat_only_the_downloads_in_flight(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -53,6 +55,23 @@ async def test_verify_names_damage_and_the_next_run_brings_it_back(tmp_path: Pat
             moved.unlink()
         assert disagreements(here.lake, here.truth()) == []
         assert (await here.fetch("--verify")).code == ExitCode.OK
+
+
+async def test_what_a_stopped_run_did_not_commit_is_not_unlisted(tmp_path: Path) -> None:
+    """A complete picture whose row is not committed is no unknown file; the next run commits it without a call."""
+    async with scene(tmp_path, 10) as here:
+        assert (await here.fetch()).code == ExitCode.OK
+        with closing(sqlite3.connect(here.lake / "ledger.sqlite")) as ledger, ledger:
+            row = ledger.execute("SELECT file_id, upload_id, kind, sha256, path FROM image ORDER BY path").fetchone()
+            ledger.execute("DELETE FROM image WHERE path = ?", row[-1:])
+        incoming = here.lake / "images" / "incoming" / ".".join(map(str, row[:4]))
+        incoming.hardlink_to(here.lake / row[4])
+        verified, checked = await here.fetch("--verify"), await here.run("check", "--json")
+        assert (verified.code, verified.json["unlisted"], checked.json["unknown_files"]) == (ExitCode.OK, [], [])
+        before = here.calls()
+        assert (await here.fetch()).code == ExitCode.OK
+        assert here.calls() == before
+        assert stored(here.lake) == set(here.truth())
 
 
 @pytest.mark.parametrize(("arguments", "count"), [((), 2), (("--read-data",), 3)])
