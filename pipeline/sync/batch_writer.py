@@ -1,29 +1,13 @@
-"""Writes batches in this process for small runs and in a subprocess for large ones.
-
-In one process flattening and fetching compete for the interpreter lock, and every switch delays the fetch.
-"""
+"""Writes batches in this process for small runs and in a subprocess for large ones."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from pipeline.errors import RemoteTraceback, ScanlakeError
-from pipeline.sync.writer_process import (
-    PIPE_BUFFER_BYTES,
-    FlushRequest,
-    WriteFailure,
-    WriteRequest,
-    WriteResult,
-    receive,
-    send,
-    write_batch,
-)
+from pipeline.sync.writer_process import FlushRequest, WriteRequest, WriteResult, write_batch
+from pipeline.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
     from pipeline.lake.layout import LakeLayout
@@ -50,7 +34,7 @@ class BatchWriter:
         self._min_files = min_files
         self._files = 0
         self._can_start = True
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: WorkerProcess | None = None
 
     def prestart(self, files: int) -> None:
         """Start the subprocess now, during the first fetches, if so many `files` need one."""
@@ -63,21 +47,22 @@ class BatchWriter:
         process = self._process if self._files < self._min_files else self._ensure_process()
         if process is None:
             return write_batch(self._layout, request)
-        result = _exchange(process, request)
+        result = process.exchange(request)
         assert isinstance(result, WriteResult)  # noqa: S101 - the writer process sends nothing else
         return result
 
     def flush(self) -> tuple[Part, ...]:
         """Write the pending rows of all batches, and return their parts. Only the subprocess keeps rows."""
-        parts = () if self._process is None else _exchange(self._process, FlushRequest())
+        parts = () if self._process is None else self._process.exchange(FlushRequest())
         assert isinstance(parts, tuple)  # noqa: S101 - the writer process sends nothing else
         return parts
 
-    def _ensure_process(self) -> subprocess.Popen[bytes] | None:
+    def _ensure_process(self) -> WorkerProcess | None:
         """Return the subprocess, started if necessary; None if the system refuses one, then this process writes."""
         if self._process is None and self._can_start:
             try:
-                self._process = _start(self._layout)
+                root = str(self._layout.root)
+                self._process = WorkerProcess("writer", _WORKER_CODE, root, environment=_ALLOCATOR_ENV)
             except OSError as error:
                 self._can_start = False
                 _log.warning("writer.not_started", reason=error.strerror, hint="The run writes more slowly.")
@@ -87,32 +72,4 @@ class BatchWriter:
         """End the subprocess, if there is one. Rows that are still pending are lost."""
         process, self._process, self._files = self._process, None, 0
         if process is not None:
-            with contextlib.suppress(OSError), process:
-                pass  # its exit closes the pipes and waits for its end
-
-
-def _exchange(process: subprocess.Popen[bytes], request: WriteRequest | FlushRequest) -> object:
-    """Send a request to the subprocess and return its answer. Raises the error with which it answers."""
-    try:
-        send(process.stdin, request)
-        result = receive(process.stdout)
-    except (OSError, EOFError):
-        process.kill()  # if it still runs, its next result belongs to another request
-        raise ScanlakeError(
-            f"The writer process ended unexpectedly (exit code {process.wait()}).",
-            hint="Run the command again; nothing is lost. If it fails again, check the machine's free memory.",
-        ) from None
-    except BaseException:
-        process.kill()  # its pipe may contain half a batch, and the next one would follow it
-        raise
-    if isinstance(result, WriteFailure):
-        raise result.error from RemoteTraceback(result.frames)
-    return result
-
-
-def _start(layout: LakeLayout) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", _WORKER_CODE, str(layout.root)]
-    environment = {**os.environ, **_ALLOCATOR_ENV}
-    return subprocess.Popen(  # noqa: S603 - a module of this package
-        command, bufsize=PIPE_BUFFER_BYTES, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-    )
+            process.close()

@@ -5,24 +5,17 @@ The module calls neither ledger nor service: it receives versions and returns pa
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import os
-import pickle
-import signal
-import sys
-import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pipeline.flatten.flatten import flatten
 from pipeline.lake import parts
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.row_buffer import RowBuffer
-from pipeline.process import STOP_SIGNALS
+from pipeline.worker_process import serve
 from schemas.file_versions import content_digest
 
 if TYPE_CHECKING:
@@ -31,8 +24,6 @@ if TYPE_CHECKING:
     from pipeline.lake.models import Part
     from schemas.file_versions import FileVersion, Reject
 
-PIPE_BUFFER_BYTES: Final = 2 * 1024**2
-"""Buffer of a pipe. After every write the crawl waits for the interpreter lock, so there should be few."""
 _WRITER_THREADS: Final = 4
 
 
@@ -80,14 +71,6 @@ class WriteResult:
         return frozenset(reject.file_id for reject in self.rejects)
 
 
-@dataclass(frozen=True, slots=True)
-class WriteFailure:
-    """An error and its stack, which a pickled error does not contain."""
-
-    error: Exception
-    frames: tuple[tuple[str, int, str], ...]  # file, line, function; outermost first
-
-
 def write_batch(layout: LakeLayout, request: WriteRequest, buffer: RowBuffer | None = None) -> WriteResult:
     """Flatten and write one batch. Raises `StorageError`; a version that cannot be read becomes a reject.
 
@@ -132,42 +115,12 @@ def write_batch(layout: LakeLayout, request: WriteRequest, buffer: RowBuffer | N
     )
 
 
-def send(pipe: IO[bytes] | None, value: object) -> None:
-    """Send a message through a pipe, piece by piece, so that a batch is never in memory twice."""
-    if pipe is None:
-        raise EOFError
-    pickle.dump(value, pipe, protocol=pickle.HIGHEST_PROTOCOL)
-    pipe.flush()
-
-
-def receive(pipe: IO[bytes] | None) -> Any:
-    """Return the next message from a pipe. Raises `EOFError` when the sender has ended, also within a message."""
-    if pipe is None:
-        raise EOFError
-    try:
-        return pickle.load(pipe)  # noqa: S301 - the pipe belongs to these two processes
-    except pickle.UnpicklingError as error:  # the sender was killed within a message
-        raise EOFError from error
-
-
 def main(root: str) -> None:
     """Process write requests from stdin until it is closed."""
-    for number in STOP_SIGNALS:  # terminals and systemd signal the whole group; the parent decides
-        signal.signal(number, signal.SIG_IGN)
-    results = sys.stdout.buffer
-    sys.stdout = sys.stderr  # only results may be in the pipe
     layout = LakeLayout(Path(root))
     buffer = RowBuffer(layout)
-    gc.disable()  # documents contain no cycles, and the search for them took a tenth of the time
-    with os.fdopen(0, "rb", PIPE_BUFFER_BYTES, closefd=False) as pipe, contextlib.suppress(EOFError, BrokenPipeError):
-        while True:
-            request = receive(pipe)
-            try:
-                is_flush = isinstance(request, FlushRequest)
-                result: object = buffer.write() if is_flush else write_batch(layout, request, buffer)
-            except Exception as error:  # noqa: BLE001 - raised again in the parent
-                frames = traceback.extract_tb(error.__traceback__)
-                result = WriteFailure(error, tuple((frame.filename, frame.lineno or 0, frame.name) for frame in frames))
-            send(results, result)
-            del request, result
-            gc.collect(0)
+
+    def answer(request: WriteRequest | FlushRequest) -> object:
+        return buffer.write() if isinstance(request, FlushRequest) else write_batch(layout, request, buffer)
+
+    serve(answer)

@@ -27,6 +27,7 @@ LAYERS: Final = (
     {"crawl"},
     {"client", "lake"},
     {"flatten"},
+    {"worker_process"},
     {"config", "crash_report", "process", "settings_template"},
     {"progress", "logs", "settings", "global_options"},
     {"setting_checks"},

@@ -23,7 +23,8 @@ from pipeline.errors import ScanlakeError, StorageError
 from pipeline.lake.layout import LakeLayout
 from pipeline.sync import batch_sink, batch_writer
 from pipeline.sync.batch_writer import BatchWriter
-from pipeline.sync.writer_process import WriteRequest, receive, send
+from pipeline.sync.writer_process import WriteRequest
+from pipeline.worker_process import receive, send
 from schemas.file_versions import FileVersion
 from schemas.tables import TABLES
 from tests.oracle import differences

@@ -1,0 +1,113 @@
+"""Processes that answer requests one after the other, over pipes: what competes with the event loop runs there.
+
+In one process computing and fetching compete for the interpreter lock, and every switch delays the fetch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import traceback
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from pipeline.errors import RemoteTraceback, ScanlakeError
+from pipeline.process import STOP_SIGNALS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_PIPE_BUFFER_BYTES: Final = 2 * 1024**2
+"""Buffer of a pipe. After every write the fetch waits for the interpreter lock, so there should be few."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """An error and its stack, which a pickled error does not contain."""
+
+    error: Exception
+    frames: tuple[tuple[str, int, str], ...]  # file, line, function; outermost first
+
+
+class WorkerProcess:
+    """A running worker; one thread at a time uses it. Raises `OSError` if the system refuses a process.
+
+    `name` is its name in messages, `code` the program whose `main` calls `serve`.
+    """
+
+    def __init__(self, name: str, code: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+        self._name = name
+        self._process = subprocess.Popen(  # noqa: S603 - a module of this package
+            [sys.executable, "-c", code, *arguments],
+            bufsize=_PIPE_BUFFER_BYTES,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **(environment or {})},
+        )
+
+    def exchange(self, request: object) -> object:
+        """Send a request and return its answer. Raises the error with which the worker answers."""
+        process = self._process
+        try:
+            send(process.stdin, request)
+            answer = receive(process.stdout)
+        except (OSError, EOFError):
+            process.kill()  # if it still runs, its next answer belongs to another request
+            raise ScanlakeError(
+                f"The {self._name} process ended unexpectedly (exit code {process.wait()}).",
+                hint="Run the command again; nothing is lost. If it fails again, check the machine's free memory.",
+            ) from None
+        except BaseException:
+            process.kill()  # its pipe may contain half a request, and the next one would follow it
+            raise
+        if isinstance(answer, _Failure):
+            raise answer.error from RemoteTraceback(answer.frames)
+        return answer
+
+    def close(self) -> None:
+        """End the worker, and wait for its end."""
+        with contextlib.suppress(OSError), self._process:
+            pass  # its exit closes the pipes and waits
+
+
+def send(pipe: IO[bytes] | None, value: object) -> None:
+    """Send a message through a pipe, piece by piece, so that a batch is never in memory twice."""
+    if pipe is None:
+        raise EOFError
+    pickle.dump(value, pipe, protocol=pickle.HIGHEST_PROTOCOL)
+    pipe.flush()
+
+
+def receive(pipe: IO[bytes] | None) -> Any:
+    """Return the next message from a pipe. Raises `EOFError` when the sender has ended, also within a message."""
+    if pipe is None:
+        raise EOFError
+    try:
+        return pickle.load(pipe)  # noqa: S301 - the pipe belongs to these two processes
+    except pickle.UnpicklingError as error:  # the sender was killed within a message
+        raise EOFError from error
+
+
+def serve(answer: Callable[[Any], object]) -> None:
+    """Answer requests from stdin until it is closed. An error is raised again in the parent."""
+    for number in STOP_SIGNALS:  # terminals and systemd signal the whole group; the parent decides
+        signal.signal(number, signal.SIG_IGN)
+    answers = sys.stdout.buffer
+    sys.stdout = sys.stderr  # only answers may be in the pipe
+    gc.disable()  # documents contain no cycles, and the search for them took a tenth of the time
+    with os.fdopen(0, "rb", _PIPE_BUFFER_BYTES, closefd=False) as pipe, contextlib.suppress(EOFError, BrokenPipeError):
+        while True:
+            request = receive(pipe)
+            try:
+                result = answer(request)
+            except Exception as error:  # noqa: BLE001 - raised again in the parent
+                frames = traceback.extract_tb(error.__traceback__)
+                result = _Failure(error, tuple((frame.filename, frame.lineno or 0, frame.name) for frame in frames))
+            send(answers, result)
+            del request, result
+            gc.collect(0)
