@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -108,6 +109,12 @@ def clone_file(source: Path, target: Path) -> None:
         fcntl.ioctl(copy, _FICLONE, original.fileno())
         return
     shutil.copyfile(source, target)
+
+
+def sha256_file(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def fsync_file(path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
 
-from pipeline.atomic_files import is_temp_file
+from pipeline.atomic_files import is_temp_file, sha256_file
 from pipeline.client.clock import MAX_AHEAD_SECONDS
 from pipeline.doctor.finding import Finding, from_error, ok, problem, warning
 from pipeline.errors import ExitCode, LakeCorruptedError, ScanlakeError, SettingsError
@@ -22,7 +22,6 @@ from pipeline.lake.folder_checks import require_lake, require_lake_or_empty
 from pipeline.lake.integrity import missing_or_resized_parts
 from pipeline.lake.lake_folder import FolderKind
 from pipeline.lake.layout import LakeLayout, describe_lock_owner, is_lake_locked
-from pipeline.lake.parts import sha256_file
 from pipeline.lake.reader import LedgerOutdatedError, fetch_dicts, open_catalog, open_ledger_readonly
 from schemas.timestamps import DAY, SECOND, now_us, to_datetime
 

@@ -10,12 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from pipeline.atomic_files import fsync_dir, fsync_file, is_temp_file, temp_name, write_file
+from pipeline.atomic_files import fsync_dir, fsync_file, is_temp_file, sha256_file, temp_name, write_file
 from pipeline.csv_rows import format_csv_row
 from pipeline.errors import SettingsError
 from pipeline.lake.file_names import RESERVED_NAMES, cut_text, safe_filename
 from pipeline.lake.layout import translate_os_errors
-from pipeline.lake.parts import sha256_file
 from pipeline.lake.reader import fetch_dicts
 from pipeline.lake.user_query import check_query, translate_query_errors
 

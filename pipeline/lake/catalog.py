@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import duckdb
 import structlog
 
-from pipeline.atomic_files import DATABASE_LOG_SUFFIXES, clone_file
+from pipeline.atomic_files import DATABASE_LOG_SUFFIXES, clone_file, sha256_file
 from pipeline.formatting import format_bytes
 from pipeline.lake.catalog_options import HOUR
 from pipeline.lake.catalog_tables import OutdatedCatalogError, build_tables, describe_format, update_tables
@@ -22,7 +22,6 @@ from pipeline.lake.duckdb_errors import first_line, translate_duckdb_errors, wri
 from pipeline.lake.lake_readme import write_readme
 from pipeline.lake.layout import translate_os_errors, write_read_only
 from pipeline.lake.models import CatalogRecord
-from pipeline.lake.parts import sha256_file
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import duckdb
 import structlog
 
+from pipeline.atomic_files import sha256_file
 from pipeline.lake.catalog_sql import CatalogSpec, select_rows_sql
 from pipeline.lake.catalog_tables import describe_format
 from pipeline.lake.duckdb import LARGE_MEMORY_LIMIT, MEMORY_LIMIT
@@ -21,7 +22,7 @@ from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.integrity import IntegrityIssue, describe_os_error
 from pipeline.lake.models import Part
-from pipeline.lake.parts import RAW_TABLE, sha256_file
+from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.physical_tables import PARTS, find_physical_table
 from pipeline.lake.reader import redirect_part_paths
 from schemas.tables import FILES, TABLES

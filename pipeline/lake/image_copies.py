@@ -7,12 +7,11 @@ import shutil
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from pipeline.atomic_files import fsync_dir
+from pipeline.atomic_files import fsync_dir, sha256_file
 from pipeline.errors import LakeCorruptedError
 from pipeline.lake.image_names import IMAGES
 from pipeline.lake.image_records import ImageState, forget_images, iter_images
 from pipeline.lake.layout import translate_os_errors, write_read_only
-from pipeline.lake.parts import sha256_file
 
 if TYPE_CHECKING:
     from pathlib import Path

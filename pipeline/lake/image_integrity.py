@@ -6,12 +6,12 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from pipeline.atomic_files import sha256_file
 from pipeline.lake.image_names import COMPLETE, IMAGES, INCOMING
 from pipeline.lake.image_records import ImageRecord, ImageState, has_images, read_images_of, write_images
 from pipeline.lake.image_store import ImageStore
 from pipeline.lake.integrity import IntegrityIssue, describe_os_error
 from pipeline.lake.layout import translate_os_errors
-from pipeline.lake.parts import sha256_file
 
 if TYPE_CHECKING:
     from pathlib import Path

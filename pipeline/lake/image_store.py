@@ -15,13 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pipeline.atomic_files import READ_ONLY, fsync_file, is_temp_file, rename_without_overwrite, temp_name
+from pipeline.atomic_files import READ_ONLY, fsync_file, is_temp_file, rename_without_overwrite, sha256_file, temp_name
 from pipeline.errors import StorageError
 from pipeline.formatting import format_bytes
 from pipeline.lake.image_names import COMPLETE, IMAGES, INCOMING
 from pipeline.lake.image_records import ImageKey, ImageKind
 from pipeline.lake.layout import translate_os_errors
-from pipeline.lake.parts import sha256_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
 
-from pipeline.atomic_files import DATABASE_LOG_SUFFIXES, is_temp_file
+from pipeline.atomic_files import DATABASE_LOG_SUFFIXES, is_temp_file, sha256_file
 from pipeline.errors import LakeCorruptedError
 from pipeline.formatting import pluralize
 from pipeline.lake.duckdb_errors import first_line
@@ -28,7 +28,7 @@ from pipeline.lake.file_names import list_part_files, list_snapshots
 from pipeline.lake.image_names import IMAGES, is_strange_incoming
 from pipeline.lake.lake_readme import README_NAME
 from pipeline.lake.layout import translate_os_errors
-from pipeline.lake.parts import RAW_TABLE, empty_part, encode_parquet, sha256_file
+from pipeline.lake.parts import RAW_TABLE, empty_part, encode_parquet
 from pipeline.lake.physical_tables import PARTS, find_physical_table
 from schemas.tables import COMMIT_SEQ_COLUMN, TABLES
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.atomic_files import sha256_file
 from pipeline.errors import LakeCorruptedError
 from pipeline.lake.layout import LakeLayout, write_read_only
 from pipeline.lake.models import Part
@@ -138,12 +139,6 @@ def check_part_intact(layout: LakeLayout, part: Part) -> None:
         raise LakeCorruptedError(f"{part.name} cannot be read.") from error
     if not is_intact:
         raise LakeCorruptedError(f"{part.name} has changed since it was written.")
-
-
-def sha256_file(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _part_path(folder: Path, run_id: str, seq: int) -> Path:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
 
-from pipeline.atomic_files import atomic_write, fsync_file
+from pipeline.atomic_files import atomic_write, fsync_file, sha256_file
 from pipeline.errors import LakeCorruptedError
 from pipeline.lake.duckdb_errors import first_line
 from pipeline.lake.duckdb_files import open_read_only
@@ -31,7 +31,7 @@ from pipeline.lake.ledger import Ledger
 from pipeline.lake.ledger_writes import insert, insert_all, next_commit_seq, set_properties
 from pipeline.lake.migrations import LedgerIdentity, identify_ledger
 from pipeline.lake.models import Part
-from pipeline.lake.parts import RAW_TABLE, sha256_file
+from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.physical_tables import EMBEDDED_LEDGER, PARTS, SUPERSEDED_VERSIONS, find_physical_table
 from pipeline.lake.sql import sql_read_parquet
 from schemas.file_versions import content_digest

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Final
 import duckdb
 import structlog
 
+from pipeline.atomic_files import sha256_file
 from pipeline.lake.duckdb import bind_empty_read_parquet
 from pipeline.lake.duckdb_errors import first_line
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.layout import write_read_only
-from pipeline.lake.parts import sha256_file
 from pipeline.lake.sql import sql_comment, sql_literal
 from schemas.tables import COMMIT_SEQ_COLUMN, WORKFLOW_DEFINITIONS, WORKFLOW_RUNS
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import duckdb
 
+from pipeline.atomic_files import sha256_file
 from pipeline.errors import LakeCorruptedError, LakePausedError, SettingsError
 from pipeline.lake import ledger_writes
 from pipeline.lake.column_differences import find_differing_columns
@@ -20,7 +21,7 @@ from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.integrity import missing_or_resized_parts
 from pipeline.lake.ledger_writes import insert, insert_all, set_properties
 from pipeline.lake.models import Part, RollbackPause, RunRecord
-from pipeline.lake.parts import empty_part, sha256_file
+from pipeline.lake.parts import empty_part
 from pipeline.lake.physical_tables import PARTS, SUPERSEDED_VERSIONS, find_physical_table
 from pipeline.lake.sql import sql_read_parquet
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES, WORKFLOW_DEFINITIONS

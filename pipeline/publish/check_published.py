@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 import duckdb
 
+from pipeline.atomic_files import sha256_file
 from pipeline.errors import SettingsError
 from pipeline.lake.duckdb_errors import first_line
 from pipeline.lake.file_names import list_snapshots
-from pipeline.lake.parts import RAW_TABLE, sha256_file
+from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.physical_tables import PARTS, find_physical_table
 from pipeline.lake.sql import sql_literal
 from pipeline.publish.latest import read_latest

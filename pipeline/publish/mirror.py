@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Final, Self
 
 import duckdb
 
+from pipeline.atomic_files import sha256_file
 from pipeline.errors import PublishConflictError, PublishError, SettingsError, StorageError
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.layout import translate_os_errors
-from pipeline.lake.parts import RAW_TABLE, sha256_file
+from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.snapshots import read_snapshot, require_snapshot
 from pipeline.publish.iceberg_owner import read_owner
 from pipeline.publish.latest import LatestRecord, PublishedCatalog, PublishedSnapshot, encode_latest, read_latest

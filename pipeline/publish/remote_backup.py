@@ -9,13 +9,12 @@ from uuid import uuid4
 
 import msgspec
 
-from pipeline.atomic_files import READ_ONLY, fsync_dir, fsync_file, temp_name
+from pipeline.atomic_files import READ_ONLY, fsync_dir, fsync_file, sha256_file, temp_name
 from pipeline.errors import LakeCorruptedError, PublishError, SettingsError
 from pipeline.lake.file_names import is_part_name
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.ledger import Ledger
-from pipeline.lake.parts import sha256_file
 from pipeline.publish.store_contract import PROBE_PREFIX
 from pipeline.publish.uploads import UPLOADS_SIDE_BY_SIDE, PendingUpload, upload_all
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 import duckdb
 
-from pipeline.atomic_files import clone_file
+from pipeline.atomic_files import clone_file, sha256_file
 from pipeline.lake.duckdb_errors import translate_duckdb_errors
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.history_views import FILE_VERSIONS
-from pipeline.lake.parts import empty_part, sha256_file
+from pipeline.lake.parts import empty_part
 from pipeline.lake.physical_tables import PARTS, find_physical_table
 from pipeline.lake.relocate import read_reader_root, rewrite_views
 from pipeline.lake.sql import sql_literal

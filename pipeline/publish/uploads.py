@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from pipeline.atomic_files import sha256_file
 from pipeline.errors import LakeCorruptedError, PublishError, StorageError
 from pipeline.lake.layout import translate_os_errors
-from pipeline.lake.parts import sha256_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.atomic_files import sha256_file
 from pipeline.lake.lake import Lake
-from pipeline.lake.parts import part_schema, sha256_file
+from pipeline.lake.parts import part_schema
 from pipeline.maintenance.compact import run_compaction
 from pipeline.maintenance.replay import replay
 from pipeline.progress import NullProgress

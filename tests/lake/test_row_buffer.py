@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.atomic_files import sha256_file
 from pipeline.lake import row_buffer
 from pipeline.lake.layout import LakeLayout
-from pipeline.lake.parts import sha256_file
 from pipeline.lake.row_buffer import RowBuffer
 from schemas.tables import TABLES
 from tests.lake.lake_builder import rows

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.atomic_files import sha256_file
 from pipeline.lake.lake import Lake
-from pipeline.lake.parts import sha256_file
 from pipeline.publish.iceberg_connection import IcebergOptions, connect_catalog
 from tests.lake.operations import told
 from tests.publish.iceberg_reading import load_tables, reader

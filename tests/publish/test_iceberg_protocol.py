@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.atomic_files import sha256_file
 from pipeline.errors import PublishConflictError, SettingsError, StorageError
 from pipeline.lake.layout import LakeLayout
-from pipeline.lake.parts import sha256_file
 from pipeline.publish.iceberg_catalogs import StoreTables
 from pipeline.publish.iceberg_connection import IcebergOptions, connect_catalog
 from pipeline.publish.iceberg_format import read_files

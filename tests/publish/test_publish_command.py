@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pytest
 
+from pipeline.atomic_files import sha256_file
 from pipeline.cli import main
 from pipeline.emulator import Emulator
 from pipeline.errors import ExitCode
 from pipeline.lake.lake import Lake
-from pipeline.lake.parts import sha256_file
 from pipeline.monitoring.run_history import RunStatsFile
 from pipeline.publish.latest import encode_latest
 from pipeline.publish.object_store import open_store

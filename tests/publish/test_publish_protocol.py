@@ -12,6 +12,7 @@ import obstore
 import pytest
 from obstore.store import MemoryStore
 
+from pipeline.atomic_files import sha256_file
 from pipeline.emulator import Emulator
 from pipeline.errors import (
     ExitCode,
@@ -23,7 +24,6 @@ from pipeline.errors import (
 )
 from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.lake import Lake
-from pipeline.lake.parts import sha256_file
 from pipeline.lake.purge import purge
 from pipeline.maintenance.backup import backup
 from pipeline.maintenance.compact import run_compaction
