@@ -10,11 +10,12 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import structlog
 
 from pipeline.errors import ExitCode, RunInterrupted
+from pipeline.stop_signals import STOP_SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -26,8 +27,6 @@ with contextlib.suppress(ImportError):  # uvloop does not exist for every platfo
 
     _new_loop = uvloop.new_event_loop
 
-STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What ends a run in an orderly way: Ctrl-C, a supervisor, and a terminal that was closed."""
 _Result = TypeVar("_Result")
 _log = structlog.get_logger()
 

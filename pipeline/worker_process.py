@@ -17,13 +17,24 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from pipeline.errors import RemoteTraceback, ScanlakeError
-from pipeline.process import STOP_SIGNALS
+from pipeline.stop_signals import STOP_SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _PIPE_BUFFER_BYTES: Final = 2 * 1024**2
 """Buffer of a pipe. After every write the fetch waits for the interpreter lock, so there should be few."""
+
+
+class WorkerEndedError(ScanlakeError):
+    """A worker ended before it had answered. `ended_with` is its exit code, negative for a signal."""
+
+    def __init__(self, name: str, exit_code: int) -> None:
+        super().__init__(
+            f"The {name} process ended unexpectedly (exit code {exit_code}).",
+            hint="Run the command again; nothing is lost. If it fails again, check the machine's free memory.",
+        )
+        self.ended_with = exit_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +62,14 @@ class WorkerProcess:
         )
 
     def exchange(self, request: object) -> object:
-        """Send a request and return its answer. Raises the error with which the worker answers."""
+        """Send a request and return its answer. Raises the worker's error, and `WorkerEndedError`."""
         process = self._process
         try:
             send(process.stdin, request)
             answer = receive(process.stdout)
         except (OSError, EOFError):
             process.kill()  # if it still runs, its next answer belongs to another request
-            raise ScanlakeError(
-                f"The {self._name} process ended unexpectedly (exit code {process.wait()}).",
-                hint="Run the command again; nothing is lost. If it fails again, check the machine's free memory.",
-            ) from None
+            raise WorkerEndedError(self._name, process.wait()) from None
         except BaseException:
             process.kill()  # its pipe may contain half a request, and the next one would follow it
             raise

@@ -14,7 +14,7 @@ from pipeline.commands._limited_process import QueryLimits, run_for_object, run_
 from pipeline.context import CommandContext, require_catalog
 from pipeline.errors import BugError, ScanlakeError, SettingsError, to_scanlake_error
 from pipeline.logs import log_traceback, to_one_line
-from pipeline.process import STOP_SIGNALS
+from pipeline.stop_signals import STOP_SIGNALS
 from pipeline.version import __version__
 
 try:  # the extra `mcp`

@@ -13,7 +13,7 @@ from pipeline.dashboard.browse.access_key import PARAMETER, AccessKey
 from pipeline.dashboard.browse.frame import ROOT
 from pipeline.dashboard.page import content_security_policy
 from pipeline.errors import ScanlakeError, SettingsError
-from pipeline.process import STOP_SIGNALS
+from pipeline.stop_signals import STOP_SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

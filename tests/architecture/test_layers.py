@@ -31,7 +31,18 @@ LAYERS: Final = (
     {"config", "crash_report", "process", "settings_template"},
     {"progress", "logs", "settings", "global_options"},
     {"setting_checks"},
-    {"errors", "version", "formatting", "csv_rows", "atomic_files", "paths", "redaction", "tokens", "urls"},
+    {
+        "errors",
+        "version",
+        "formatting",
+        "csv_rows",
+        "atomic_files",
+        "paths",
+        "redaction",
+        "tokens",
+        "urls",
+        "stop_signals",
+    },
 )
 """From top to bottom. A unit may import units below it, never units of its own layer; schemas is below all."""
 
