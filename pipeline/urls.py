@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, urlsplit
 
@@ -15,8 +16,10 @@ API_PREFIX: Final = "/api/v2"
 _CLOUD_SCHEMES: Final = frozenset({"s3", "gs", "az"})
 _HOST: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,252}[A-Za-z0-9])?\.?", re.ASCII)
 _NUMBER: Final = re.compile(r"(?:0x[0-9a-f]*|[0-9]+)\.?", re.IGNORECASE)
+_KEPT_HOSTS: Final = 256  # a crawl asks for the same few hosts again and again
 
 
+@lru_cache(_KEPT_HOSTS)
 def normalize_host(host: str) -> str:
     """Return a URL's host: a name in ASCII and lower case, or an IP address in its usual form.
 
@@ -48,6 +51,7 @@ def _encode_name(host: str) -> str:
     return encoded.lower()
 
 
+@lru_cache(_KEPT_HOSTS)
 def parse_address(host: str) -> Address | None:
     """Return a host of `normalize_host` as an IP address, None for a name. An IPv4-mapped address becomes IPv4."""
     try:
@@ -57,6 +61,7 @@ def parse_address(host: str) -> Address | None:
     return getattr(address, "ipv4_mapped", None) or address
 
 
+@lru_cache(_KEPT_HOSTS)
 def is_loopback(host: str) -> bool:
     """Return whether the host is this machine, by name or by address."""
     address = parse_address(host)
@@ -73,7 +78,7 @@ def validate_url(url: str) -> SplitResult:
 
     Raises ValueError with a predicate ("must be ..."). The message never shows the URL: it may contain a secret.
     """
-    if any(not char.isprintable() or char.isspace() or char in "\\\"'<>" for char in url):
+    if not url.isprintable() or any(char in url for char in " \\\"'<>"):
         raise ValueError("must not have white space, quotes, backslashes or control characters")
     try:
         parts = urlsplit(url)

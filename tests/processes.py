@@ -81,3 +81,11 @@ async def ran(emulator: Emulator, lake: Path, *arguments: str, **environment: st
     env = {**os.environ, **service, **environment}
     finished = await asyncio.to_thread(run_command, arguments, cwd=Path.cwd(), env=env)
     return finished.code, finished.out.decode(), finished.err.decode()
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process has started and that are not waited for yet."""
+    found = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(each) for each in (thread / "children").read_text().split()]
+    return found

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 import socket
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urljoin, urlsplit, urlunsplit
 
@@ -14,6 +16,11 @@ from pipeline.urls import Address, is_loopback, join_host_port, normalize_host, 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+Origin = tuple[str, str, int]
+"""Scheme, host and port."""
+
+_ABSOLUTE: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^/?#]+)(.*)")
+_KEPT_ORIGINS: Final = 256  # thousands of links have the same
 _PORTS: Final = {"http": 80, "https": 443}
 _LOCALHOST: Final[frozenset[Address]] = frozenset({ipaddress.IPv4Address("127.0.0.1"), ipaddress.IPv6Address("::1")})
 
@@ -74,7 +81,7 @@ def _share_network(address: Address, own: Address) -> bool:
     return any(address in network and own in network for network in _PRIVATE)
 
 
-def origin(url: str) -> tuple[str, str, int]:
+def origin(url: str) -> Origin:
     """Return scheme, host and port of a URL. Raises `ProtocolError` if it is not plain http or https."""
     try:
         parts = urlsplit(url)
@@ -91,13 +98,16 @@ def origin(url: str) -> tuple[str, str, int]:
 
 def _replace_origin(url: str, scheme: str, host: str, port: int) -> str:
     """Return the URL with the origin that was checked: the HTTP library must not read it in another way."""
-    netloc = join_host_port(host, None if port == _PORTS[scheme] else port)
-    return urlunsplit(urlsplit(url)._replace(scheme=scheme, netloc=netloc))
+    return urlunsplit(urlsplit(url)._replace(scheme=scheme, netloc=_format_host(scheme, host, port)))
+
+
+def _format_host(scheme: str, host: str, port: int) -> str:
+    return join_host_port(host, None if port == _PORTS[scheme] else port)
 
 
 def resolve_redirect(base: str, current: str, location: str | None) -> str | None:
     """Return the target of a redirect, None if it leaves the service (scheme, host and port of `base`)."""
-    if not location or any(not char.isprintable() or char == "\\" for char in location):
+    if not location or not location.isprintable() or "\\" in location:
         return None
     try:
         target = urljoin(current, location)
@@ -118,24 +128,39 @@ def resolve_report_url(url: str, base: str) -> str:
 
 
 def resolve_named_url(url: str, base: str, subject: str) -> str:
-    """Return a URL that the service at `base` names, absolute. Raises `ProtocolError` about `subject`.
+    """Return a URL that the service at `base` names, absolute. Raises `ProtocolError` about `subject`."""
+    return resolve_named(url, base, subject)[0]
+
+
+def resolve_named(url: str, base: str, subject: str) -> tuple[str, Origin]:
+    """Return a URL that the service at `base` names, absolute, and its origin. Raises `ProtocolError` about `subject`.
 
     Plain http is for this machine only. The service's own host is requested with the service's own scheme, because
     deployments that support only https return http URLs.
     """
-    if any(not char.isprintable() or char.isspace() or char == "\\" for char in url):
+    if not url.isprintable() or " " in url or "\\" in url:
         raise ProtocolError(f"The service named {subject} with control characters or spaces.")
-    try:
-        target = urljoin(f"{base}/", url)
-    except ValueError:
-        raise ProtocolError(f"The service named {subject} that is invalid.") from None
-    scheme, host, port = origin(target)
+    if (parts := _ABSOLUTE.fullmatch(url)) is None:
+        try:
+            joined = urljoin(f"{base}/", url)
+        except ValueError:
+            raise ProtocolError(f"The service named {subject} that is invalid.") from None
+        if (parts := _ABSOLUTE.fullmatch(joined)) is None:
+            raise ProtocolError("The service named a URL that is not plain http or https.")
+    target = _check_origin(parts[1], base, subject)
+    return f"{target[0]}://{_format_host(*target)}{parts[2]}", target
+
+
+@lru_cache(_KEPT_ORIGINS)
+def _check_origin(start: str, base: str, subject: str) -> Origin:
+    """Return the origin to request for a URL that begins with `start`: scheme, host and port."""
+    scheme, host, port = origin(start)
     own_scheme, own_host, _ = origin(base)
     if scheme == "http" and own_scheme == "https" and host == own_host and port == 80:
         scheme, port = "https", 443
     if scheme == "http" and not is_loopback(host):
         raise ProtocolError(f"The service named {subject} without https.")
-    return _replace_origin(target, scheme, host, port)
+    return scheme, host, port
 
 
 class PrivateAddressError(OSError):

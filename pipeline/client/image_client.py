@@ -14,7 +14,7 @@ from urllib.parse import urljoin
 import aiohttp
 from yarl import URL
 
-from pipeline.client.allowed_urls import PrivateAddressError, SafeResolver, origin, resolve_named_url
+from pipeline.client.allowed_urls import Origin, PrivateAddressError, SafeResolver, origin, resolve_named
 from pipeline.client.body_reader import BodyReader
 from pipeline.client.calls import ApiCall, CallRunner, RequestStats
 from pipeline.client.connector import create_connector
@@ -35,13 +35,19 @@ from pipeline.errors import ProtocolError
 if TYPE_CHECKING:
     from types import TracebackType
 
-Origin = tuple[str, str, int]
-
 _MAX_REDIRECTS: Final = 5
 _SPARE_CONNECTIONS: Final = 8
 _DOWNLOAD_SECONDS: Final = 3_600.0
 _SUBJECT: Final = "an image URL"
 _ACCEPT: Final = "image/*, application/pdf;q=0.9"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLink:
+    """A link that may be requested: absolute, and its origin."""
+
+    address: str
+    origin: Origin
 
 
 @dataclass(slots=True)
@@ -65,7 +71,8 @@ class ImageClient:
         self._redactor = TokenRedactor(token)
         self._options = options
         self._time_source = time_source or TimeSource()
-        self._resolver = SafeResolver(origin(self._base_url)[1], proxy=options.proxy)
+        self._own_origin = origin(self._base_url)
+        self._resolver = SafeResolver(self._own_origin[1], proxy=options.proxy)
         self._session: aiohttp.ClientSession | None = None
         self._hosts: dict[Origin, _Host] = {}
         self.stats = RequestStats()
@@ -103,25 +110,27 @@ class ImageClient:
         """The requests that may be in flight now, to the host that allows the most."""
         return max((host.rate_limiter.concurrency for host in self._hosts.values()), default=0)
 
-    def find_origin(self, url: str) -> Origin:
-        """Return scheme, host and port of a link. Raises `ProtocolError` if it must not be requested."""
-        return origin(self._check_url(url))
+    def check(self, url: str) -> ImageLink | RefusedImage:
+        """Return a link that may be requested, or why it must not be."""
+        try:
+            return self._check(url)
+        except ProtocolError as error:
+            return RefusedImage(error.message.rstrip("."))
 
-    async def download(self, url: str, target: ImageTarget, *, max_bytes: int) -> ImageAnswer:
+    async def download(self, link: ImageLink, target: ImageTarget, *, max_bytes: int) -> ImageAnswer:
         """Download an image into a file.
 
-        Public hosts are allowed; private addresses only if the service itself has one. Raises
-        `RetriesExhaustedError`; the answer is a refusal if the link must not be requested.
+        Public hosts are allowed; private addresses only if the service itself has one: else the answer is a refusal,
+        as for a redirect that must not be followed. Raises `RetriesExhaustedError`.
         """
         download = ImageDownload(target, max_bytes=max_bytes)
+        host = self._host(link.origin)
+        self.stats.other += 1
+        runner = CallRunner(
+            partial(self._send, download, host, link), host.rate_limiter, host.retry_policy, self.stats, self._redactor
+        )
         try:
-            address = self._check_url(url)
-            host = self._host(origin(address))
-            self.stats.other += 1
-            runner = CallRunner(
-                partial(self._send, download, host), host.rate_limiter, host.retry_policy, self.stats, self._redactor
-            )
-            return await runner.run(ApiCall("GET image", URL(address, encoded=True), download.result))
+            return await runner.run(ApiCall("GET image", _to_url(link), download.result))
         except ProtocolError as error:
             return RefusedImage(error.message.rstrip("."))
         except RetriesExhaustedError as error:
@@ -129,11 +138,12 @@ class ImageClient:
                 return RefusedImage(f"more than {max_bytes:,} bytes (images_max_file_bytes)")
             raise
 
-    def _check_url(self, url: str) -> str:
-        address = resolve_named_url(url, self._base_url, _SUBJECT)
-        if self._redactor.redact_text(address) != address and origin(address) != origin(self._base_url):
+    def _check(self, url: str) -> ImageLink:
+        address, target = resolve_named(url, self._base_url, _SUBJECT)
+        link = ImageLink(address, target)
+        if link.origin != self._own_origin and self._redactor.redact_text(address) != address:
             raise ProtocolError(f"The service named {_SUBJECT} on another host that contains the token.")
-        return address
+        return link
 
     def _host(self, address: Origin) -> _Host:
         if (host := self._hosts.get(address)) is None:
@@ -153,19 +163,18 @@ class ImageClient:
             )
         return host
 
-    async def _send(self, download: ImageDownload, host: _Host, call: ApiCall[Any]) -> Response:
+    async def _send(self, download: ImageDownload, host: _Host, link: ImageLink, call: ApiCall[Any]) -> Response:
         """Send a request and follow its redirects by hand: each target is checked as the first one."""
         if self._session is None:
             raise RuntimeError("use the client as an asynchronous context")
-        target = str(call.url)
+        url = call.url
         for _ in range(_MAX_REDIRECTS + 1):
             download.reset()
             is_private = False
             try:
                 await self._resolver.resolve_service_host()
-                self._resolver.check_host(origin(target)[1])
-                proxy = await self._proxy_for(target)
-                url = URL(target.partition("#")[0], encoded=True)
+                self._resolver.check_host(link.origin[1])
+                proxy = await self._proxy_for(link.origin)
                 async with self._session.get(url, allow_redirects=False, proxy=proxy) as answer:
                     status, headers = answer.status, answer.headers
                     start = await self._body_reader.stream_to(answer, download, call.label) if status == 200 else b""
@@ -179,25 +188,30 @@ class ImageClient:
                     if status in {429, 503}:
                         raise_for_status(response, call.label)
                     return response
-                target = self._resolve_redirect(target, headers.get("Location"))
+                link = self._resolve_redirect(link.address, headers.get("Location"))
+                url = _to_url(link)
                 continue
             if is_private:
                 raise ProtocolError("The service named an image host with a private address.")
             raise attempt_error  # outside of the handler, so that aiohttp's exception is not its context
         raise ProtocolError(f"{call.label}: redirected more than {_MAX_REDIRECTS} times.")
 
-    def _resolve_redirect(self, current: str, location: str | None) -> str:
+    def _resolve_redirect(self, current: str, location: str | None) -> ImageLink:
         if not location:
             raise ProtocolError("GET image: redirected without an address.")
         try:
-            return self._check_url(urljoin(current, location))
+            return self._check(urljoin(current, location))
         except ValueError:
             raise ProtocolError("GET image: redirected to an invalid address.") from None
 
-    async def _proxy_for(self, target: str) -> str | None:
-        """Return the proxy for a link. The proxy resolves names; private ones are refused here."""
-        scheme, host, _ = origin(target)
+    async def _proxy_for(self, target: Origin) -> str | None:
+        """Return the proxy for an origin. The proxy resolves names; private ones are refused here."""
+        scheme, host, _ = target
         if self._options.proxy is None or scheme != "https":
             return None
         await self._resolver.check_not_private(host)
         return self._options.proxy
+
+
+def _to_url(link: ImageLink) -> URL:
+    return URL(link.address.partition("#")[0], encoded=True)

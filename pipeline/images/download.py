@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -13,42 +12,63 @@ import structlog
 
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.factory import create_client, create_image_client
+from pipeline.client.image_client import ImageLink
 from pipeline.client.image_downloads import DownloadedImage, ImageAnswer, InvalidLink, RefusedImage
-from pipeline.errors import ProtocolError, ServiceUnavailableError
+from pipeline.errors import ServiceUnavailableError
 from pipeline.formatting import pluralize
 from pipeline.images.links import LinkRenewer, NoLink, parse_expiry
 from pipeline.images.models import FetchedImage, ImageSummary
+from pipeline.images.storing_pool import MAX_WORKERS
+from pipeline.lake.image_files import remove_files
 from pipeline.lake.image_records import ImageRecord, ImageState
 from pipeline.progress import ImageProgress, RateEstimator
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
-    from pipeline.client.image_client import ImageClient, Origin
+    from pipeline.client.allowed_urls import Origin
+    from pipeline.client.image_client import ImageClient
     from pipeline.crawl.models import Identity
     from pipeline.images.image_writer import ImageWriter
     from pipeline.images.models import ServiceAccess
     from pipeline.images.work_list import WorkItem, WorkList
-    from pipeline.lake.image_records import ImageKey
-    from pipeline.lake.image_store import CompleteDownload, ImageStore, IncomingFile
+    from pipeline.lake.image_store import ImageStore, IncomingFile
     from pipeline.progress import Progress
 
-_BATCH_IMAGES: Final = 256
+_BATCH_IMAGES: Final = 128
 _BATCH_SECONDS: Final = 1.0
-_DISK_THREADS: Final = 4
 _POLL_SECONDS: Final = 0.02
 _PROGRESS_SECONDS: Final = 0.25
 _MAX_CONSECUTIVE_FAILURES: Final = 20  # of a host without one success in between: it is down
+_ANSWERS: Final = frozenset({"cut", "slow", "size"})  # kinds of failures whose answer has begun
+_ABSENCES: Final = frozenset({429, 502, 503, 504})  # the host, or what is in front of it, cannot answer now
 _log = structlog.get_logger()
 
 
 @dataclass(slots=True)
 class _HostState:
-    """What a run knows of an image host. Its failures wait for a success: of a host that is down they prove nothing."""
+    """What a run knows of an image host. Its failures wait for a success: of a host that is down they prove nothing.
+
+    `has_answered`: it works, whatever it answered. `skipped` counts images that were not asked for while it was down.
+    """
 
     has_answered: bool = False
     is_down: bool = False
+    skipped: int = 0
     last_problem: str = ""
     failures: list[ImageRecord] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _FailedDownload:
+    """Every attempt of a download failed."""
+
+    host: _HostState
+    error: RetriesExhaustedError
+
+    @property
+    def is_of_image(self) -> bool:
+        """Whether the failure is this image's, and not that of a host without answers."""
+        return self.error.kind in _ANSWERS or (self.error.status or 0) not in {0, *_ABSENCES}
 
 
 class ImageDownloader:
@@ -63,7 +83,6 @@ class ImageDownloader:
         self._hosts: dict[Origin, _HostState] = {}
         self._work: asyncio.Queue[WorkItem | None] = asyncio.Queue(2 * _BATCH_IMAGES)
         self._outcomes: asyncio.Queue[FetchedImage | ImageRecord | None] = asyncio.Queue(4 * _BATCH_IMAGES)
-        self._disk_threads = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="incoming")
         self._done = 0
         self._client: ImageClient
         self._renewer: LinkRenewer
@@ -136,76 +155,71 @@ class ImageDownloader:
 
     async def _fetch(self, item: WorkItem) -> None:
         """Fetch one picture and put its outcome into the queue; nothing if its host is down."""
-        url = item.url
-        host = self._find_host(url)
-        if host is not None and host.is_down:
+        link = self._client.check(item.url)
+        if isinstance(link, ImageLink) and (host := self._find_host(link)).is_down:
+            host.skipped += 1
             return
         file = self._store.open_file()
         try:
-            answer = await self._try_links(item, file)
+            answer = await self._try_links(item, link, file)
             if isinstance(answer, DownloadedImage):
-                complete = await self._finish(file, item.key)
-                fetched = FetchedImage(complete, answer.bytes, answer.type, now_us())
-                await self._put(fetched)
+                # Here, and not in another thread: that one would wait for the interpreter lock.
+                await self._put(FetchedImage(file.finish(item.key), answer.bytes, answer.type, now_us()))
                 return
-        except RetriesExhaustedError as error:
-            await self._record_failure(item, host, error)
-            return
         finally:
             file.discard()
-        if isinstance(answer, InvalidLink | RefusedImage):
-            state = ImageState.NOT_FOUND if isinstance(answer, InvalidLink) else ImageState.REFUSED
-            await self._put(ImageRecord(*item.key, state, now_us(), answer.reason))
+        if isinstance(answer, _FailedDownload):
+            self._record_failure(answer, item)
+            return
+        if isinstance(answer, NoLink) and not answer.is_not_found:
+            state = ImageState.FAILED
         else:
-            state = ImageState.NOT_FOUND if answer.is_not_found else ImageState.FAILED
-            await self._put(ImageRecord(*item.key, state, now_us(), answer.reason))
+            state = ImageState.REFUSED if isinstance(answer, RefusedImage) else ImageState.NOT_FOUND
+        await self._put(ImageRecord(*item.key, state, now_us(), answer.reason))
 
-    async def _finish(self, file: IncomingFile, key: ImageKey) -> CompleteDownload:
-        """Write a complete download in another thread. A run that is to stop waits for it: it is short."""
-        finishing = asyncio.get_running_loop().run_in_executor(self._disk_threads, file.finish, key)
-        try:
-            return await asyncio.shield(finishing)
-        except asyncio.CancelledError:
-            await asyncio.gather(finishing, return_exceptions=True)  # the error that stops the run is another one
-            raise
-
-    async def _try_links(self, item: WorkItem, file: IncomingFile) -> ImageAnswer | NoLink:
+    async def _try_links(
+        self, item: WorkItem, link: ImageLink | RefusedImage, file: IncomingFile
+    ) -> ImageAnswer | NoLink | _FailedDownload:
         """Return the answer to the lake's link or, if that has expired, to a new one."""
         expiry = parse_expiry(item.url)
         if expiry is None or expiry > time.time():
-            answer = await self._download(item.url, file)
+            answer = await self._download(link, file)
             if not isinstance(answer, InvalidLink):
                 return answer
-        link = await self._renewer.renew(item.key)
-        if isinstance(link, NoLink):
-            return link
+        new_link = await self._renewer.renew(item.key)
+        if isinstance(new_link, NoLink):
+            return new_link
         self._summary.renewed_links += 1
-        answer = await self._download(link, file)
+        answer = await self._download(self._client.check(new_link), file)
         return replace(answer, reason=f"{answer.reason} for a new link") if isinstance(answer, InvalidLink) else answer
 
-    async def _download(self, url: str, file: IncomingFile) -> ImageAnswer:
-        answer = await self._client.download(url, file, max_bytes=self._settings.images_max_file_bytes)
-        if (host := self._find_host(url)) is not None:
-            host.has_answered = True
+    async def _download(self, link: ImageLink | RefusedImage, file: IncomingFile) -> ImageAnswer | _FailedDownload:
+        if isinstance(link, RefusedImage):
+            return link
+        host = self._find_host(link)
+        try:
+            answer = await self._client.download(link, file, max_bytes=self._settings.images_max_file_bytes)
+        except RetriesExhaustedError as error:
+            return _FailedDownload(host, error)
+        host.has_answered, host.is_down = True, False
+        if host.failures:
             failures, host.failures = host.failures, []
             await self._put_all(failures)
         return answer
 
-    def _find_host(self, url: str) -> _HostState | None:
-        with suppress(ProtocolError):
-            return self._hosts.setdefault(self._client.find_origin(url), _HostState())
-        return None
+    def _find_host(self, link: ImageLink) -> _HostState:
+        if (host := self._hosts.get(link.origin)) is None:
+            host = self._hosts[link.origin] = _HostState()
+        return host
 
-    async def _record_failure(self, item: WorkItem, host: _HostState | None, error: RetriesExhaustedError) -> None:
-        record = ImageRecord(*item.key, ImageState.FAILED, now_us(), error.message.rstrip("."))
-        if host is None:
-            await self._put(record)
-            return
-        host.last_problem = error.message
-        host.failures.append(record)
+    def _record_failure(self, failure: _FailedDownload, item: WorkItem) -> None:
+        host, problem = failure.host, failure.error.message
+        host.last_problem = problem
+        host.has_answered |= failure.is_of_image
+        host.failures.append(ImageRecord(*item.key, ImageState.FAILED, now_us(), problem.rstrip(".")))
         if len(host.failures) >= _MAX_CONSECUTIVE_FAILURES and not host.is_down:
             host.is_down = True
-            _log.warning("image_host.down", problem=error.message, failures=len(host.failures))
+            _log.warning("image_host.down", problem=problem, failures=len(host.failures))
 
     async def _put_all(self, records: list[ImageRecord]) -> None:
         for record in records:
@@ -217,35 +231,47 @@ class ImageDownloader:
 
     def _require_hosts(self) -> None:
         """Raise `ServiceUnavailableError` if pictures are left because their host is down."""
-        problem = next((state.last_problem for state in self._hosts.values() if state.failures), None)
-        if self._summary.left and problem is not None:
+        problem = next((host.last_problem for host in self._hosts.values() if host.failures or host.skipped), None)
+        if problem is not None:
             raise ServiceUnavailableError(
                 f"{pluralize(self._summary.left, 'image')} left, because the image host is down: {problem}",
                 hint="Run `scanlake images` again later; everything that was stored stays.",
             )
 
     async def _write_outcomes(self) -> None:
-        """Commit outcomes in batches until the end of the queue."""
+        """Commit outcomes in batches until the end of the queue, several side by side: each waits for the disk."""
+        writes: set[asyncio.Future[None]] = set()
         is_last = False
-        while not is_last:
-            batch = [await self._outcomes.get()]
-            deadline = time.monotonic() + _BATCH_SECONDS
-            while batch[-1] is not None and len(batch) < _BATCH_IMAGES and time.monotonic() < deadline:
-                try:
-                    batch.append(self._outcomes.get_nowait())
-                except asyncio.QueueEmpty:
-                    await asyncio.sleep(_POLL_SECONDS)
-            is_last = batch[-1] is None
-            outcomes = [outcome for outcome in batch if outcome is not None]
-            if outcomes:
-                await asyncio.to_thread(self._writer.write, outcomes)
+        try:
+            while not is_last or writes:
+                if not is_last:
+                    batch, is_last = await self._take_batch()
+                    if batch:
+                        writes.add(asyncio.ensure_future(asyncio.to_thread(self._writer.write, batch)))
+                if writes and (is_last or len(writes) >= MAX_WORKERS):
+                    done, writes = await asyncio.wait(writes, return_when=asyncio.FIRST_COMPLETED)
+                    for write in done:
+                        write.result()
+        finally:
+            await asyncio.gather(*writes, return_exceptions=True)  # the first error is the run's
+
+    async def _take_batch(self) -> tuple[list[FetchedImage | ImageRecord], bool]:
+        """Return the next outcomes, and whether they are the last."""
+        batch = [await self._outcomes.get()]
+        deadline = time.monotonic() + _BATCH_SECONDS
+        while batch[-1] is not None and len(batch) < _BATCH_IMAGES and time.monotonic() < deadline:
+            try:
+                batch.append(self._outcomes.get_nowait())
+            except asyncio.QueueEmpty:
+                await asyncio.sleep(_POLL_SECONDS)
+        return [outcome for outcome in batch if outcome is not None], batch[-1] is None
 
     def _drop_outcomes(self) -> None:
         """Remove complete downloads that cannot be stored now: the disk is full, or the limit reached."""
         while not self._outcomes.empty():
             outcome = self._outcomes.get_nowait()
             if isinstance(outcome, FetchedImage):
-                self._store.remove_incoming([outcome.download.path])
+                remove_files([outcome.download.path])
 
     async def _report(self, progress: Progress, total: int) -> None:
         rate = RateEstimator()

@@ -10,6 +10,7 @@ from pipeline.errors import TimeLimitReachedError
 from pipeline.images.decoding import can_decode
 from pipeline.images.download import ImageDownloader
 from pipeline.images.image_writer import ImageWriter
+from pipeline.images.storing_pool import StoringPool
 from pipeline.images.work_list import WorkCounts, WorkList
 from pipeline.lake.image_records import read_totals
 from pipeline.lake.image_store import ImageStore
@@ -43,12 +44,13 @@ def fetch_images(
     """
     ledger, settings = lake.ledger, access.settings
     summary.is_decoded = can_decode()
+    pool = StoringPool(lake.layout)
     try:
         with open_catalog(settings) as catalog:
             WorkList(catalog, ledger, selection)  # wrong SQL is refused before anything is written
         store = ImageStore(lake.layout)
         store.prepare()
-        writer = ImageWriter(store, ledger, settings, summary)
+        writer = ImageWriter(store, pool, ledger, settings, summary)
         writer.adopt()
         with open_catalog(settings) as catalog:
             work = WorkList(catalog, ledger, selection)
@@ -58,6 +60,7 @@ def fetch_images(
             summary.not_found_before, summary.refused_before = counts.not_found, counts.refused
             summary.left = counts.to_fetch
             if counts.to_fetch:
+                pool.start(counts.to_fetch)
                 downloader = ImageDownloader(access, store, writer, summary)
                 limited = partial(_run_within_limit, settings.max_duration_seconds)
                 identity = ledger.properties.identity
@@ -65,6 +68,7 @@ def fetch_images(
     except TimeLimitReachedError:
         summary.state = "stopped"
     finally:
+        pool.close()
         totals = read_totals(ledger)
         summary.lake = {"images": totals.rows, "pictures": totals.pictures, "bytes": totals.bytes}
 

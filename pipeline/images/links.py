@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import unquote_plus
 
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import NotFound
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 _MAX_KEPT_FILES: Final = 1_000  # whose links were read again; uploads of one file come one after the other
 _EXPIRY_KEYS: Final = ("expires", "expires_at", "expiry", "exp", "se")
 _PERIODS: Final = (("x-amz-date", "x-amz-expires"), ("x-goog-date", "x-goog-expires"))
+_EXPIRY_PARAMETER: Final = re.compile(
+    rf"&({'|'.join([*_EXPIRY_KEYS, *(key for period in _PERIODS for key in period)])})=([^&]+)", re.IGNORECASE
+)
 _EARLIEST: Final = 1_000_000_000  # seconds; a smaller number is a period, and no instant
 _LATEST: Final = 100_000_000_000
 LINK_KEYS: Final = {ImageKind.IMAGE: "image_url", ImageKind.THUMBNAIL: "image_thumb"}
@@ -34,10 +38,8 @@ LINK_KEYS: Final = {ImageKind.IMAGE: "image_url", ImageKind.THUMBNAIL: "image_th
 
 def parse_expiry(url: str) -> float | None:
     """Return when a signed link expires by its own query, in seconds since 1970; None without an instant."""
-    try:
-        query = {key.lower(): value for key, value in parse_qsl(urlsplit(url).query)}
-    except ValueError:
-        return None
+    text = "&" + url.partition("#")[0].partition("?")[2]
+    query = {key.lower(): unquote_plus(value) for key, value in _EXPIRY_PARAMETER.findall(text)}
     for begin, period in _PERIODS:
         if begin in query and query.get(period, "").isdecimal():
             try:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from pipeline.atomic_files import sha256_file
+from pipeline.lake.image_files import move_damaged
 from pipeline.lake.image_names import COMPLETE, IMAGES, INCOMING
 from pipeline.lake.image_records import ImageRecord, ImageState, has_images, read_images_of, write_images
-from pipeline.lake.image_store import ImageStore
 from pipeline.lake.integrity import IntegrityIssue, describe_os_error
 from pipeline.lake.layout import translate_os_errors
 
@@ -115,7 +115,7 @@ def _queue_again(layout: LakeLayout, ledger: Ledger, name: str, problem: str, re
     path = layout.root / name
     moved = ""
     if os.path.lexists(path):
-        target = ImageStore(layout).move_damaged(path)
+        target = move_damaged(path)
         moved = f"renamed to {layout.part_name(target)}; "
     failed = [
         ImageRecord(*record.key, ImageState.FAILED, record.fetched_at, f"its file was damaged: {problem}")

@@ -13,6 +13,11 @@ COMPLETE: Final = re.compile(r"(-?\d{1,19})\.(-?\d{1,19})\.(image|thumbnail)\.([
 """A complete download: file, upload, kind and hash."""
 
 
+def name_image(sha256: str, extension: str) -> str:
+    """Return the path of a picture below the lake's folder."""
+    return f"{IMAGES}/{sha256[:2]}/{sha256[2:]}.{extension}"
+
+
 def is_strange_incoming(name: str) -> bool:
     """Return whether a path below the lake's folder is where downloads arrive, but no complete download."""
     folder, _, file = name.rpartition("/")

@@ -5,8 +5,9 @@ A ledger that was made before this table has no pictures; it gets the table with
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pipeline.lake import ledger_writes
@@ -75,6 +76,7 @@ class ImageRecord:
 
 COLUMNS: Final = tuple(field.name for field in fields(ImageRecord))
 """The columns of the ledger's table, without its change number."""
+_read_values: Final = attrgetter(*COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,7 @@ def write_images(ledger: Ledger, records: Sequence[ImageRecord]) -> None:
     with ledger.transaction() as db:
         create_table(db)
         seq = int(db.execute("SELECT coalesce(max(change_seq), 0) + 1 FROM image").fetchone()[0])
-        rows = [(*asdict(record).values(), seq) for record in records]
+        rows = [(*_read_values(record), seq) for record in records]
         ledger_writes.insert_all(db, "image", (*COLUMNS, "change_seq"), rows, on_conflict="REPLACE")
 
 

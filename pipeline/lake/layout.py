@@ -91,9 +91,11 @@ class LakeLayout:
         for folder in folders:
             with translate_os_errors(folder):
                 if not folder.is_dir():
-                    if os.path.lexists(folder):
-                        raise StorageError(f"{folder}: Not a folder.", hint="Run `scanlake check`, which renames it.")
-                    folder.mkdir(parents=True, exist_ok=True)
+                    try:
+                        folder.mkdir(parents=True, exist_ok=True)
+                    except FileExistsError:
+                        hint = "Run `scanlake check`, which renames it."
+                        raise StorageError(f"{folder}: Not a folder.", hint=hint) from None
                     missing.append(folder)
         for parent in dict.fromkeys(folder.parent for folder in missing):
             with translate_os_errors(parent):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from hashlib import blake2b
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from schemas.file_versions import content_digest
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from pipeline.lake.models import Commit, Part, PropertyChanges
 
+_MAX_VALUES: Final = 900  # of one statement; old versions of SQLite allow 999
 _MAX_DRIFT_KEYS: Final = 2_000
 _MAX_NAME_LENGTH: Final = 1_000
 _MAX_WIDE_COLUMNS: Final = 2_000
@@ -36,9 +38,15 @@ def insert_all(
     *,
     on_conflict: str = "ABORT",
 ) -> None:
-    """Insert rows whose values are in the order of `columns`. `on_conflict` is ABORT, IGNORE or REPLACE."""
-    marks = ", ".join("?" * len(columns))
-    db.executemany(f"INSERT OR {on_conflict} INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows)
+    """Insert rows whose values are in the order of `columns`. `on_conflict` is ABORT, IGNORE or REPLACE.
+
+    Some rows at a time: after each statement this thread waits for the interpreter lock, which the fetch has.
+    """
+    start = f"INSERT OR {on_conflict} INTO {table} ({', '.join(columns)}) VALUES "
+    marks = f"({', '.join('?' * len(columns))})"
+    remaining = iter(rows)
+    while chunk := list(islice(remaining, _MAX_VALUES // len(columns))):
+        db.execute(start + ", ".join([marks] * len(chunk)), [value for row in chunk for value in row])
 
 
 def update_run(db: sqlite3.Connection, run_id: str, columns: Mapping[str, Any]) -> None:

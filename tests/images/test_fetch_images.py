@@ -7,6 +7,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+from pipeline.emulator.faults import ScriptedFault
 from pipeline.errors import ExitCode
 from tests.conftest import ROOT
 from tests.forkserver import run_command
@@ -108,6 +109,35 @@ async def test_a_host_that_is_down_is_one_line_and_the_next_run_goes_on(tmp_path
         assert "image host is down" in errors_of(answer)[0]
         assert states_of(here.lake) == {}
         here.host.set_faults(probabilities={})
+        assert (await here.fetch()).code == ExitCode.OK
+        assert stored(here.lake) == set(here.truth())
+
+
+async def test_an_image_that_always_fails_is_failed_and_not_a_host_that_is_down(tmp_path: Path) -> None:
+    """A run whose only image gets an error from its host calls the image failed, in the first run and in the next."""
+    async with scene(tmp_path, 12) as here:
+        first = min(here.truth())
+        one = ("--where", f"upload_id = {first[1]}")
+        for kind in ("500", "cut-length"):
+            here.host.set_faults(probabilities={kind: 1.0})
+            answer = await here.fetch(*one, SCANLAKE_MAX_ATTEMPTS="2")
+            assert (answer.code, errors_of(answer)) == (ExitCode.REJECTS, []), kind
+            assert states_of(here.lake) == {"failed": 1}
+        here.host.set_faults(probabilities={})
+        assert (await here.fetch(*one)).code == ExitCode.OK
+        assert states_of(here.lake) == {"stored": 1}
+
+
+async def test_a_host_that_recovers_too_late_does_not_hide_what_is_left(tmp_path: Path) -> None:
+    """If a slow answer follows many failures, the run still says that images are left, and the next one takes them."""
+    async with scene(tmp_path, 40, slow_ratio=1.0, slow_seconds=0.5) as here:
+        here.host.faults.add(ScriptedFault("refuse", times=40, skip=2))
+        answer = await here.fetch(SCANLAKE_MAX_ATTEMPTS="1", SCANLAKE_IMAGES_MAX_CONCURRENCY="64")
+        assert answer.code == ExitCode.FAILED
+        assert 0 < len(stored(here.lake)) < len(here.truth()) - 40
+        assert "left, because the image host is down" in errors_of(answer)[0]
+        here.host.set_options(slow_ratio=0.0)
+        here.host.faults.clear()
         assert (await here.fetch()).code == ExitCode.OK
         assert stored(here.lake) == set(here.truth())
 

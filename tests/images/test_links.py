@@ -96,7 +96,8 @@ async def _ask(server: Scripted, tmp_path: Path, url: str) -> object:
     async with ImageClient(f"http://127.0.0.1:{server.port}", _TOKEN, options=options) as client:
         file = IncomingFile(tmp_path)
         try:
-            return await client.download(url, file, max_bytes=10_000)
+            link = client.check(url)
+            return link if isinstance(link, RefusedImage) else await client.download(link, file, max_bytes=10_000)
         finally:
             file.discard()
 

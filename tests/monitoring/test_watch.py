@@ -23,7 +23,7 @@ from pipeline.lake.layout import LakeLayout, lock_lake
 from pipeline.lake.models import RunRecord
 from pipeline.lake.snapshots import clear_pause, roll_back
 from tests.monitoring.watch_harness import Collector, parsed, scanlake
-from tests.processes import ended
+from tests.processes import children_of, ended
 from tests.processes import launched as started
 from tests.sync.sync_harness import opened, synced
 
@@ -31,14 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
 QUICK = {"SCANLAKE_MAX_ATTEMPTS": "1", "SCANLAKE_REQUEST_TIMEOUT_SECONDS": "2"}
-
-
-def children_of(pid: int) -> list[int]:
-    """The processes that a process has started and that are not waited for yet."""
-    found = []
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        found += [int(each) for each in (thread / "children").read_text().split()]
-    return found
 
 
 def lives(pid: int) -> bool:

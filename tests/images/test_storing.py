@@ -1,0 +1,130 @@
+"""Worker processes that store pictures: side by side, killed in the middle of one, and not available at all."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import signal
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("PIL", reason="the extra is not installed")
+
+from PIL import Image
+
+from pipeline.images.storing import FileToStore, StoreResult
+from pipeline.images.storing_pool import StoringPool
+from pipeline.lake.image_store import ImageStore
+from pipeline.lake.layout import LakeLayout
+from tests.processes import children_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def _picture(color: int) -> bytes:
+    target = io.BytesIO()
+    Image.new("RGB", (40 + color, 30), (color, 0, 0)).save(target, "JPEG")
+    return target.getvalue()
+
+
+def _download(layout: LakeLayout, name: str, body: bytes) -> FileToStore:
+    """A complete download whose body is a JPEG."""
+    path = layout.root / "images" / "incoming" / name
+    path.write_bytes(body)
+    return FileToStore(path, hashlib.sha256(body).hexdigest(), "image/jpeg", "jpg")
+
+
+@contextmanager
+def _pool(folder: Path, images: int) -> Iterator[tuple[StoringPool, LakeLayout]]:
+    layout = LakeLayout(folder)
+    ImageStore(layout).prepare()
+    pool = StoringPool(layout)
+    try:
+        pool.start(images)
+        yield pool, layout
+    finally:
+        pool.close()
+
+
+def _sizes(result: StoreResult) -> list[object]:
+    return [content if isinstance(content, str) else content.width for content in result.contents]
+
+
+def test_workers_side_by_side_store_each_content_once(tmp_path: Path) -> None:
+    """Eight batches at once with the same contents give each content one file, and one batch calls it new."""
+    with _pool(tmp_path, images=800) as (pool, layout):
+        batches = [
+            tuple(_download(layout, f"{batch}-{color}", _picture(color)) for color in range(12)) for batch in range(8)
+        ]
+        with ThreadPoolExecutor(8) as threads:
+            results = list(threads.map(pool.store, batches))
+        pool.remove(file.path for batch in batches for file in batch)
+    assert [_sizes(result) for result in results] == [[40 + color for color in range(12)]] * 8
+    names = [name for result in results for name in result.new]
+    assert sorted(names) == sorted(file.name for file in batches[0])
+    for color, file in enumerate(batches[0]):
+        assert (tmp_path / file.name).read_bytes() == _picture(color)
+    assert not list((tmp_path / "images" / "incoming").iterdir())
+
+
+def test_a_picture_that_ends_its_worker_is_refused_alone(tmp_path: Path) -> None:
+    """A worker that is killed twice over one picture costs that picture; the others of its batch are stored."""
+    earlier = set(children_of(os.getpid()))
+    with _pool(tmp_path, images=1) as (pool, layout):
+        files = [_download(layout, str(color), _picture(color)) for color in range(3)]
+        files[1].path.unlink()
+        os.mkfifo(files[1].path)
+        open_end = os.open(files[1].path, os.O_RDWR)  # whoever reads it waits, with the file open
+        with ThreadPoolExecutor(1) as thread:
+            work = thread.submit(pool.store, tuple(files))
+            killed: set[int] = set()
+            deadline = time.monotonic() + 60
+            while not work.done() and time.monotonic() < deadline:
+                for child in set(children_of(os.getpid())) - earlier - killed:
+                    if _has_open(child, files[1].path):
+                        os.kill(child, signal.SIGKILL)
+                        killed.add(child)
+                time.sleep(0.01)
+            os.close(open_end)
+            result = work.result(timeout=1)
+        assert len(killed) == 2, "once with the others, once alone"
+        assert _sizes(result) == [40, "decoding it ended the process (exit code -9)", 42]
+        assert result.new == {files[0].name, files[2].name}
+        assert _sizes(pool.store((_download(layout, "later", _picture(9)),))) == [49]
+    assert set(children_of(os.getpid())) <= earlier
+
+
+def _has_open(pid: int, path: Path) -> bool:
+    with suppress(OSError):  # the process, or a file of it, may end while it is looked at
+        return any(handle.readlink() == path for handle in Path(f"/proc/{pid}/fd").iterdir())
+    return False
+
+
+def test_a_system_that_refuses_processes_only_slows_the_run_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If no worker can be started, pictures are stored in the process itself."""
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
+    with _pool(tmp_path, images=800) as (pool, layout):
+        file = _download(layout, "1", _picture(1))
+        assert _sizes(pool.store((file,))) == [41]
+    assert (tmp_path / file.name).read_bytes() == _picture(1)
+
+
+def test_a_pool_that_was_not_started_starts_with_the_first_files(tmp_path: Path) -> None:
+    """The complete downloads of a killed run are stored before anybody knows how many images the run has."""
+    layout = LakeLayout(tmp_path)
+    ImageStore(layout).prepare()
+    pool = StoringPool(layout)
+    try:
+        assert _sizes(pool.store((_download(layout, "1", _picture(1)),))) == [41]
+    finally:
+        pool.close()
