@@ -6,20 +6,29 @@ import os
 import re
 import shutil
 from collections import Counter
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from pipeline.atomic_files import fsync_dir, fsync_file, is_temp_file, sha256_file, temp_name, write_file
+from pipeline.atomic_files import (
+    FileLockedError,
+    fsync_dir,
+    fsync_file,
+    is_temp_file,
+    lock_file,
+    sha256_file,
+    temp_name,
+    write_file,
+)
 from pipeline.csv_rows import format_csv_row
-from pipeline.errors import SettingsError
+from pipeline.errors import LakeLockedError, SettingsError
 from pipeline.lake.file_names import RESERVED_NAMES, cut_text, safe_filename
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.reader import fetch_dicts
 from pipeline.lake.user_query import check_query, translate_query_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     import duckdb
@@ -30,6 +39,8 @@ DEFAULT_NAME: Final = "{reference}/{upload_type}-{position}"
 MARKER: Final = ".scanlake-images"
 MANIFEST: Final = "manifest.csv"
 SUMS: Final = "SHA256SUMS"
+_OWN_NAMES: Final = frozenset({MANIFEST.casefold(), SUMS.casefold()})
+_MARKER_TEXT: Final = "An export of images; the next export may replace it.\n"
 _FIELDS: Final = ("reference", "upload_type", "position", "file_id", "upload_id", "kind")
 _MAX_PART_BYTES: Final = 150  # of 255: a number, the extension and the name of a temporary file need room
 _MAX_PART_CHARACTERS: Final = 100
@@ -92,13 +103,34 @@ def export_images(
 ) -> ExportResult:
     """Write the pictures, the manifest and the checksums. Every picture is compared with its hash first.
 
-    SHA256SUMS is written last, so it exists only for a complete folder. Raises `SettingsError` for a folder with other
-    files.
+    SHA256SUMS exists only for a complete folder. Raises `SettingsError` for a folder with other files, and
+    `LakeLockedError` if another export writes to it.
     """
     result, missing = ExportResult(str(folder)), Counter[str]()
-    former = _open_folder(folder)
-    sums: dict[str, str] = {}
+    with _lock_folder(folder) as former:
+        pictures, lines = _plan_names(layout, rows, pattern, missing)
+        sums = {name: row["sha256"] for name, _, row in pictures}
+        _check_targets(folder, sums, former)
+        _begin(folder, former | set(sums.items()))
+        # Before the new ones are written: where upper and lower case are equal, a former name may be a new one.
+        _remove_former(folder, [(name, sha256) for name, sha256 in former if name not in sums])
+        for name, source, row in pictures:
+            way = _put(source, folder / name, row["sha256"], folder=folder, copies=copies)
+            setattr(result, way, getattr(result, way) + 1)
+            result.exported += 1
+            result.bytes += row["bytes"]
+        with translate_os_errors(folder):
+            _finish(folder, sums, "".join(lines))
+    result.missing = dict(missing)
+    return result
+
+
+def _plan_names(
+    layout: LakeLayout, rows: Sequence[dict[str, Any]], pattern: str, missing: Counter[str]
+) -> tuple[list[tuple[str, Path, dict[str, Any]]], list[str]]:
+    """Return the pictures to export with names and files, and the lines of the manifest. Count the others by state."""
     names = _Names()
+    pictures: list[tuple[str, Path, dict[str, Any]]] = []
     lines = [format_csv_row(_COLUMNS)]
     for row in rows:
         source = layout.root / row["path"] if row["path"] else None
@@ -108,23 +140,38 @@ def export_images(
         name = None
         if source is not None:
             name = names.choose(pattern, row, source.suffix)
-            sums[name] = row["sha256"]
-            way = _put(source, folder / name, row["sha256"], copies=copies)
-            setattr(result, way, getattr(result, way) + 1)
-            result.exported += 1
-            result.bytes += row["bytes"]
+            pictures.append((name, source, row))
         else:
             missing[row["state"]] += 1
         lines.append(format_csv_row([name, *(_to_cell(row[column]) for column in _COLUMNS[1:])]))
-    _remove_former(folder, {name: sha256 for name, sha256 in former.items() if name not in sums})
+    return pictures, lines
+
+
+def _begin(folder: Path, known: Iterable[tuple[str, str]]) -> None:
+    """Note in the marker what the folder has or will have, so that the export after a killed one can remove it.
+
+    The checksums of a former export go, and the temporary files of killed ones.
+    """
     with translate_os_errors(folder):
-        write_file(folder / MANIFEST, "".join(lines))
-        sums[MANIFEST] = sha256_file(folder / MANIFEST)
-        for path in {folder, *((folder / name).parent for name in sums)}:
-            fsync_dir(path)
-        write_file(folder / SUMS, "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(sums.items())))
-    result.missing = dict(missing)
-    return result
+        write_file(folder / MARKER, _MARKER_TEXT + "".join(_format_sum(*item) for item in sorted(known)))
+        (folder / SUMS).unlink(missing_ok=True)
+        for path in folder.rglob(".*.tmp"):
+            if is_temp_file(path) and not path.is_symlink():
+                path.unlink(missing_ok=True)
+
+
+def _finish(folder: Path, sums: dict[str, str], manifest: str) -> None:
+    """Write the manifest and then the checksums: the folder is complete."""
+    write_file(folder / MANIFEST, manifest)
+    for path in {folder, *((folder / name).parent for name in sums)}:
+        fsync_dir(path)
+    sums = sums | {MANIFEST: sha256_file(folder / MANIFEST)}
+    write_file(folder / SUMS, "".join(_format_sum(name, sha256) for name, sha256 in sorted(sums.items())))
+    write_file(folder / MARKER, _MARKER_TEXT)
+
+
+def _format_sum(name: str, sha256: str) -> str:
+    return f"{sha256}  {name}\n"
 
 
 def _to_cell(value: Any) -> Any:
@@ -142,14 +189,15 @@ class _Names:
     """Names that are valid on every system, each once: upper and lower case are equal on some."""
 
     def __init__(self) -> None:
-        self._used: set[str] = {MANIFEST.casefold(), SUMS.casefold()}
+        self._used = set(_OWN_NAMES)
 
     def choose(self, pattern: str, row: dict[str, Any], extension: str) -> str:
         """Return the name of a picture, with `/` between folders."""
         values = {key: "" if row[key] is None else str(row[key]) for key in _FIELDS}
         values["reference"] = values["reference"] or values["file_id"]
-        parts = [_to_safe_part(part, values) for part in pattern.split("/")]
-        stem = "/".join(filter(None, parts)) or values["upload_id"]
+        # An empty part is not left out: every name has as many folders, so none is a file and a folder.
+        *folders, last = [_to_safe_part(part, values) for part in pattern.split("/") if part.strip()]
+        stem = "/".join([*(part or "_" for part in folders), last or values["upload_id"]])
         number, name = 1, f"{stem}{extension}"
         while name.casefold() in self._used:
             number += 1
@@ -161,35 +209,65 @@ class _Names:
 def _to_safe_part(part: str, values: dict[str, str]) -> str:
     text = re.sub(r"\{([^{}]*)\}", lambda match: values[match[1]], part)
     name = cut_text(safe_filename(text), _MAX_PART_CHARACTERS, _MAX_PART_BYTES).strip(".- ")
-    return f"_{name}" if name.partition(".")[0].upper() in RESERVED_NAMES else name
+    is_reserved = name.partition(".")[0].upper() in RESERVED_NAMES or name.casefold() in _OWN_NAMES
+    return f"_{name}" if is_reserved else name
 
 
-def _open_folder(folder: Path) -> dict[str, str]:
-    """Create the folder, and return the names and hashes of a former export in it, which is incomplete from now on."""
-    with translate_os_errors(folder):
-        if folder.exists() and not folder.is_dir():
-            raise SettingsError(f"--out {folder} is a file.", hint="Use a new folder.")
-        entries = [path.name for path in folder.iterdir()] if folder.exists() else []
-        if entries and MARKER not in entries:
-            raise SettingsError(f"--out {folder} is not empty, and no export of images.", hint="Use a new folder.")
-        folder.mkdir(parents=True, exist_ok=True)
-        former: dict[str, str] = {}
-        with suppress(FileNotFoundError):
-            lines = map(_LINE.fullmatch, (folder / SUMS).read_text(encoding="utf-8").splitlines())
-            former = {line[2]: line[1] for line in lines if line is not None and line[2] != MANIFEST}
-        write_file(folder / MARKER, "An export of images; the next export may replace it.\n")
-        (folder / SUMS).unlink(missing_ok=True)
-        for path in folder.rglob(".*.tmp"):
-            if is_temp_file(path) and not path.is_symlink():
-                path.unlink(missing_ok=True)
-    return former
+@contextmanager
+def _lock_folder(folder: Path) -> Iterator[set[tuple[str, str]]]:
+    """Create the folder, lock it, and yield the names and hashes that former exports, also killed ones, have in it."""
+    with ExitStack() as stack:
+        with translate_os_errors(folder):
+            if folder.exists() and not folder.is_dir():
+                raise SettingsError(f"--out {folder} is a file.", hint="Use a new folder.")
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                stack.enter_context(lock_file(folder))
+            except FileLockedError:
+                hint = "Wait until it ends, or use another folder."
+                raise LakeLockedError(f"Another export writes to {folder}.", hint=hint) from None
+            entries = [path.name for path in folder.iterdir()]
+            if MARKER not in entries and any(not is_temp_file(folder / name) for name in entries):
+                raise SettingsError(f"--out {folder} is not empty, and no export of images.", hint="Use a new folder.")
+            former: set[tuple[str, str]] = set()
+            for name in {MARKER, SUMS}.intersection(entries):
+                lines = map(_LINE.fullmatch, (folder / name).read_text(encoding="utf-8").split("\n"))
+                former |= {(line[2], line[1]) for line in lines if line is not None and line[2] != MANIFEST}
+        yield former
 
 
-def _put(source: Path, target: Path, sha256: str, *, copies: bool) -> str:
-    """Link or copy a picture. Return "linked", "copied", or "unchanged" for a file of a former export."""
+def _check_targets(folder: Path, names: Iterable[str], former: Iterable[tuple[str, str]]) -> None:
+    """Raise `SettingsError` if a file that no export has written has the name of a picture, or a link one of a folder.
+
+    A link would lead elsewhere.
+    """
+    known = {name.casefold() for name, _ in former}
+    checked: set[Path] = set()
+    for name in names:
+        _refuse_links(folder, folder / name, checked)
+        if name.casefold() not in known and os.path.lexists(folder / name):
+            raise SettingsError(f"{folder / name} is not of an export.", hint="Move it, or use a new folder.")
+
+
+def _refuse_links(folder: Path, target: Path, checked: set[Path]) -> None:
+    """Raise `SettingsError` if a folder between the export's and the file is a link. `checked` are known not to be."""
+    for path in target.parents:
+        if path == folder or path in checked:
+            return
+        if path.is_symlink():
+            raise SettingsError(f"{path} is a link.", hint="Remove it, or use a new folder.")
+        checked.add(path)
+
+
+def _put(source: Path, target: Path, sha256: str, *, folder: Path, copies: bool) -> str:
+    """Link or copy a picture. Return "linked", "copied", or "unchanged" for a file of a former export.
+
+    A link of a former export is no copy: an edit of it would change the lake.
+    """
     with translate_os_errors(target):
-        _create_folders(target)
-        if _is_intact(target, sha256):
+        _refuse_links(folder, target, set())
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if _is_intact(target, sha256) and not (copies and target.stat().st_nlink > 1):
             return "unchanged"
         temp = target.with_name(temp_name(target.name))
         way = "copied"
@@ -207,20 +285,21 @@ def _put(source: Path, target: Path, sha256: str, *, copies: bool) -> str:
     return way
 
 
-def _create_folders(target: Path) -> None:
-    """Create the folders of a name. A link in the place of one is refused: it would lead elsewhere."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if target.parent.is_symlink():
-        raise SettingsError(f"{target.parent} is a link.", hint="Remove it, or use a new folder.")
-
-
-def _remove_former(folder: Path, former: dict[str, str]) -> None:
-    """Delete the pictures of a former export that are not selected any more. A changed file stays."""
+def _remove_former(folder: Path, former: Iterable[tuple[str, str]]) -> None:
+    """Delete the pictures of former exports that are not selected any more. A changed file stays."""
     root = folder.resolve()
-    for name, sha256 in former.items():
+    for name, sha256 in former:
         path = folder / name
         if path.resolve().is_relative_to(root) and _is_intact(path, sha256):
             with translate_os_errors(path):
                 path.unlink(missing_ok=True)
-                with suppress(OSError):
-                    path.parent.rmdir()  # if it is empty now
+        if path.parent.resolve().is_relative_to(root):
+            _remove_empty_folders(folder, path)
+
+
+def _remove_empty_folders(folder: Path, path: Path) -> None:
+    with suppress(OSError):  # the first that is not empty, or does not exist
+        for parent in path.parents:
+            if parent == folder:
+                return
+            parent.rmdir()

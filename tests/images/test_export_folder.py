@@ -1,0 +1,170 @@
+"""The folder of exported images: killed and simultaneous exports, files of others, links, and hostile names."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pipeline.atomic_files import lock_file
+from pipeline.errors import LakeLockedError, SettingsError, StorageError
+from pipeline.images import image_export
+from pipeline.images.image_export import DEFAULT_NAME, MANIFEST, MARKER, SUMS, ExportResult, export_images
+from pipeline.lake.layout import LakeLayout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+OWN = {MANIFEST, MARKER, SUMS}
+
+
+def picture(lake: Path, number: int, **values: Any) -> dict[str, Any]:
+    """Store a picture, and return its row."""
+    body = b"picture %d" % number
+    digest = sha256(body).hexdigest()
+    path = lake / "images" / digest[:2] / f"{digest[2:]}.jpg"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(body)
+    unknown = dict.fromkeys(("reason", "width", "height", "taken_at", "latitude", "longitude", "fetched_at"))
+    row = {"file_id": number, "reference": f"SC-{number}", "upload_id": number, "kind": "image", "upload_type": "snap"}
+    stored = {"state": "stored", "sha256": digest, "bytes": len(body), "mime": "image/jpeg"}
+    return {**row, "position": 1, **stored, **unknown, "path": str(path.relative_to(lake)), **values}
+
+
+def export(
+    lake: Path, rows: Sequence[dict[str, Any]], pattern: str = DEFAULT_NAME, *, copies: bool = False
+) -> ExportResult:
+    """Export pictures to the folder `out` beside the lake."""
+    rows = [dict(row) for row in rows]
+    return export_images(LakeLayout(lake), rows, lake.parent / "out", pattern, copies=copies)
+
+
+def list_files(folder: Path) -> set[str]:
+    """Return the names of all files below a folder, without those of the export itself."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()} - OWN
+
+
+def list_sums(folder: Path) -> set[str]:
+    """Return the names that the checksums have."""
+    return {line[66:] for line in (folder / SUMS).read_text(encoding="utf-8").splitlines()} - OWN
+
+
+@pytest.mark.parametrize("stop_at", range(7))
+def test_a_killed_export_leaves_no_picture_that_was_not_selected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int
+) -> None:
+    """After a stop at any write, the next export of a smaller selection has this selection's pictures only."""
+    lake, out = tmp_path / "lake", tmp_path / "out"
+    rows = [picture(lake, number) for number in range(4)]
+    export(lake, rows[:3])
+    count = 0
+
+    def stop_before(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == stop_at + 1:
+                raise KeyboardInterrupt
+            return function(*arguments, **options)
+
+        return call
+
+    for name in ("_put", "write_file"):
+        monkeypatch.setattr(image_export, name, stop_before(getattr(image_export, name)))
+    with pytest.raises(KeyboardInterrupt):
+        export(lake, rows[1:])
+    monkeypatch.undo()
+    export(lake, rows[2:3])
+    assert list_files(out) == list_sums(out) == {"SC-2/snap-1.jpg"}
+    assert not [path for path in out.rglob("*") if path.is_dir() and not list(path.iterdir())]
+
+
+def test_a_second_export_is_refused(tmp_path: Path) -> None:
+    """While one export writes to a folder, another one is refused and changes nothing."""
+    lake, out = tmp_path / "lake", tmp_path / "out"
+    rows = [picture(lake, number) for number in range(2)]
+    export(lake, rows)
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    with lock_file(out), pytest.raises(LakeLockedError, match="out"):
+        export(lake, rows[:1])
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+def test_a_file_of_others_is_not_replaced(tmp_path: Path) -> None:
+    """A file that somebody put where a picture would be stops the export, and SHA256SUMS stays as it was."""
+    lake, out = tmp_path / "lake", tmp_path / "out"
+    rows = [picture(lake, number) for number in range(2)]
+    export(lake, rows[:1])
+    (out / "SC-1").mkdir()
+    (out / "SC-1" / "snap-1.jpg").write_text("mine")
+    with pytest.raises(SettingsError, match=r"SC-1/snap-1\.jpg"):
+        export(lake, rows)
+    assert (out / "SC-1" / "snap-1.jpg").read_text() == "mine"
+    assert list_sums(out) == {"SC-0/snap-1.jpg"}
+
+
+def test_a_changed_picture_of_a_former_export_is_replaced(tmp_path: Path) -> None:
+    """A picture that was changed in the folder is exported again."""
+    lake, out = tmp_path / "lake", tmp_path / "out"
+    rows = [picture(lake, 0)]
+    export(lake, rows, copies=True)
+    (out / "SC-0" / "snap-1.jpg").write_text("edited")
+    assert export(lake, rows, copies=True).copied == 1
+    assert (out / "SC-0" / "snap-1.jpg").read_bytes() == b"picture 0"
+
+
+def test_copies_share_nothing_with_the_lake(tmp_path: Path) -> None:
+    """A later export with copies replaces the links of an earlier one: an edit would change the lake."""
+    lake, out = tmp_path / "lake", tmp_path / "out"
+    rows = [picture(lake, 0)]
+    assert export(lake, rows).linked == 1
+    assert export(lake, rows).unchanged == 1
+    assert export(lake, rows, copies=True).copied == 1
+    assert not (out / "SC-0" / "snap-1.jpg").samefile(lake / rows[0]["path"])
+    assert export(lake, rows, copies=True).unchanged == 1
+
+
+def test_no_picture_leaves_the_folder_by_a_link(tmp_path: Path) -> None:
+    """A link in the place of any folder of a name is refused, and nothing is written where it leads."""
+    lake, out, elsewhere = tmp_path / "lake", tmp_path / "out", tmp_path / "elsewhere"
+    rows = [picture(lake, 0)]
+    export(lake, [])
+    elsewhere.mkdir()
+    (out / "SC-0").symlink_to(elsewhere)
+    with pytest.raises(SettingsError, match="SC-0 is a link"):
+        export(lake, rows, "{reference}/{kind}/{position}")
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("reference", ["manifest.csv", "SHA256SUMS", "sha256sums", "Manifest.CSV"])
+def test_a_reference_named_as_a_file_of_the_export(tmp_path: Path, reference: str) -> None:
+    """A reference that is the name of the manifest or of the checksums becomes another folder."""
+    lake, out = tmp_path / "lake", tmp_path / "out"
+    export(lake, [picture(lake, 0, reference=reference)])
+    assert list_files(out) == list_sums(out) == {f"_{reference}/snap-1.jpg"}
+
+
+def test_no_name_is_a_file_and_a_folder(tmp_path: Path) -> None:
+    """An empty field of one upload and a hostile one of another do not make a folder where a file is."""
+    lake, out = tmp_path / "lake", tmp_path / "out"
+    rows = [
+        picture(lake, 0, reference="R", upload_type=None),
+        picture(lake, 1, reference="R", upload_type="1.JPG"),
+        picture(lake, 2, reference="R", upload_type="1.jpg"),
+    ]
+    for selected in (rows, rows[::-1]):
+        assert export(lake, selected, "{reference}/{upload_type}/{position}").exported == 3
+        assert list_files(out) == list_sums(out)
+        assert len(list_files(out)) == 3
+
+
+def test_a_folder_in_the_place_of_a_picture_is_named(tmp_path: Path) -> None:
+    """A folder of others where a picture would be stops the export with its name."""
+    lake, out = tmp_path / "lake", tmp_path / "out"
+    rows = [picture(lake, 0)]
+    export(lake, [])
+    (out / "SC-0" / "snap-1.jpg").mkdir(parents=True)
+    with pytest.raises((SettingsError, StorageError), match=r"snap-1\.jpg"):
+        export(lake, rows)
