@@ -99,20 +99,41 @@ class _SourceOwner:
 
 
 def claim_source(io: StoreFileIO, syncs_location: str, scope: PublishScope) -> None:
-    """Make the lake the owner of its source, if it has none. Raises `SettingsError` if another lake has it."""
-    location = f"{syncs_location.rstrip('/')}/sources/{scope.source}.json"
+    """Make the lake the owner of its source, if it has none. Raises `SettingsError` if another lake has it.
+
+    A lake has one source: under a second name readers would count its rows twice, and nothing would update the first.
+    """
+    folder = f"{syncs_location.rstrip('/')}/sources"
+    location = f"{folder}/{scope.source}.json"
     store, path = io.find_object(location)
     stored = store.read_versioned(path)
     if stored is None:
+        _refuse_renamed(io, folder, scope)
         if store.create(path, msgspec.json.encode(_SourceOwner(scope.lake_id))):
             return
         stored = store.read_versioned(path)
-    try:
-        owner = msgspec.json.decode(stored[0] if stored is not None else b"", type=_SourceOwner).lake_id
-    except msgspec.DecodeError as error:
-        raise PublishError(f"{location} is not an object of scanlake.", hint="Use another location.") from error
+    owner = _read_owner(stored[0] if stored is not None else b"", location)
     if owner != scope.lake_id:
         raise SettingsError(
             f"The Iceberg source {scope.source} is another lake ({owner[:8]}, not {scope.lake_id[:8]}).",
             hint="Set another iceberg_source; each lake needs its own.",
         )
+
+
+def _refuse_renamed(io: StoreFileIO, folder: str, scope: PublishScope) -> None:
+    """Raise `SettingsError` if the lake has another source."""
+    store, path = io.find_object(folder)
+    for stored in store.list(path):
+        if _read_owner(store.read(stored.path), store.url(stored.path)) == scope.lake_id:
+            former = stored.path.rpartition("/")[2].removesuffix(".json")
+            hint = f'Set iceberg_source = "{former}"; for another name use a new iceberg_location.'
+            message = f"The lake has published as the Iceberg source {former}, not {scope.source}."
+            raise SettingsError(message, hint=hint)
+
+
+def _read_owner(content: bytes, location: str) -> str:
+    """Return the id of the lake that an object names. Raises `PublishError` if it is not an object of scanlake."""
+    try:
+        return msgspec.json.decode(content, type=_SourceOwner).lake_id
+    except msgspec.DecodeError as error:
+        raise PublishError(f"{location} is not an object of scanlake.", hint="Use another location.") from error

@@ -214,6 +214,22 @@ def test_a_source_and_a_location_have_one_kind_of_owner(tmp_path: Path) -> None:
         publish(north.root, connect_store(mirror), first, "north")
 
 
+@pytest.mark.parametrize("kind", ["none in memory", "sql on files", "none on S3"])
+def test_a_lake_publishes_as_one_source(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """A lake with another iceberg_source is refused, and has written nothing: readers would count its rows twice."""
+    north = History(tmp_path / "north")
+    first = north.sync(FILES)
+    catalog = connect(kind, request, tmp_path)
+    publish(north.root, catalog, first, "north")
+    second = north.sync({3: 1})
+    with pytest.raises(SettingsError, match="has published as the Iceberg source north, not renamed") as refused:
+        publish(north.root, catalog, second, "north", source="renamed")
+    assert 'iceberg_source = "north"' in str(refused.value.hint)
+    assert reader(catalog)("files")["_source"].unique().to_pylist() == ["north"]
+    publish(north.root, catalog, second, "north")
+    assert list_differences(north.root, second, read_source(catalog, "north")) == []
+
+
 def test_two_lakes_publish_by_the_command(tmp_path: Path) -> None:
     """Both lakes are in the same tables, a mirror beside them is refused, and the SQL of the check has the source."""
     location = f"file://{tmp_path}/target"
