@@ -6,6 +6,7 @@ other. So the first publish creates an object that names the owner, and every la
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from hashlib import sha256
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from pipeline.publish.iceberg_files import StoreFileIO
 
 _USER: Final = re.compile(r"//[^/@]*@")
+_SQLITE_PATH: Final = re.compile(r"(sqlite(?:\+\w+)?:///)([^?]+)")
+_NO_PATH: Final = (":memory:", "file:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +37,13 @@ class CatalogId:
 
     @classmethod
     def from_uri(cls, catalog: str, namespace: str, uri: str) -> CatalogId:
-        """Return the id of a catalog at a URI."""
-        return cls(catalog, namespace, sha256(_USER.sub("//", uri).encode()).hexdigest()[:12])
+        """Return the id of a catalog at a URI. A relative path of SQLite is below the current folder."""
+        uri = _SQLITE_PATH.sub(_to_absolute, _USER.sub("//", uri))
+        return cls(catalog, namespace, sha256(uri.encode()).hexdigest()[:12])
+
+
+def _to_absolute(uri: re.Match[str]) -> str:
+    return uri[0] if uri[2].startswith(_NO_PATH) else uri[1] + os.path.realpath(uri[2])
 
 
 @dataclass(frozen=True, slots=True)

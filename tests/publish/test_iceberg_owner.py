@@ -11,6 +11,7 @@ import pytest
 from pipeline.errors import PublishError, SettingsError
 from pipeline.lake.layout import LakeLayout
 from pipeline.publish.iceberg_connection import IcebergOptions, connect_catalog
+from pipeline.publish.iceberg_owner import CatalogId
 from pipeline.publish.iceberg_publish import RetentionOptions, publish_iceberg
 from pipeline.publish.target_layout import OWNER
 from tests.lake.lake_builder import AT
@@ -139,3 +140,38 @@ def test_only_one_of_two_claims_holds(tmp_path: Path) -> None:
     foreign.create(OWNER, b"other")
     with pytest.raises(PublishError, match="is not an object of scanlake"):
         publish(history, connect_catalog(IcebergOptions("none", URL), foreign), number)
+
+
+def test_a_relative_address_is_the_catalog_in_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative address of SQLite is another catalog in another folder, and the same as its absolute address."""
+    ids = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        relative = CatalogId.from_uri("sql", "n", "sqlite:///sub/../catalog.sqlite?timeout=5")
+        assert relative == CatalogId.from_uri("sql", "n", f"sqlite:///{tmp_path}/{name}/catalog.sqlite?timeout=5")
+        ids.append(relative)
+    assert ids[0] != ids[1]
+
+
+@pytest.mark.parametrize("uri", ["sqlite://", "sqlite:///:memory:", "postgresql://db/catalog", "http://host/a/../b"])
+def test_other_addresses_do_not_depend_on_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str) -> None:
+    """The address of a server, or of no file, names the same catalog in every folder."""
+    before = CatalogId.from_uri("sql", "n", uri)
+    monkeypatch.chdir(tmp_path)
+    assert CatalogId.from_uri("sql", "n", uri) == before
+
+
+def test_the_catalogs_of_two_folders_never_share_a_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A publish of the same lake from another folder, with the same relative address, is refused."""
+    one = History(tmp_path / "one")
+    first = one.sync(FILES)
+    options = IcebergOptions("sql", f"file://{tmp_path}/target", "sqlite:///catalog.sqlite", "n")
+    monkeypatch.chdir(tmp_path)
+    publish(one, connect_catalog(options), first)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(SettingsError, match="of another catalog"):
+        publish(one, connect_catalog(options), first)
+    monkeypatch.chdir(tmp_path)
+    publish(one, connect_catalog(options), first)
