@@ -75,6 +75,11 @@ class Ledger(LedgerQueries):
             for statement in ("PRAGMA secure_delete = ON", "VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
                 self._db.execute(statement).fetchall()
 
+    def empty_log(self) -> None:
+        """Move the log's content into the ledger's file: on a full disk this makes room for one more transaction."""
+        with self._lock, self._reader.lock, self._translate_errors():
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection in a transaction that is durable after the block; an exception rolls it back.

@@ -298,7 +298,12 @@ class RunSession:
         self.record = replace(self.record, state=state)
         with suppress(StorageError):
             if isinstance(error, StorageError):
-                self.ledger.update_run(**asdict(self.update_record(state, error.message)))
+                record = asdict(self.update_record(state, error.message))
+                try:
+                    self.ledger.update_run(**record)
+                except StorageError:
+                    self.ledger.empty_log()
+                    self.ledger.update_run(**record)
             else:
                 self.finish(state, error.message)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 from typing import TYPE_CHECKING
+
+import pytest
 
 from pipeline.emulator import Emulator
 from pipeline.errors import ExitCode
@@ -11,10 +15,24 @@ from pipeline.lake.lake import Lake
 from tests.lake.corruption import checked
 from tests.lake.operations import told
 from tests.lake.test_crash import limited, litter, shown
+from tests.processes import ran
 from tests.sync.sync_harness import SEED, synced
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 20 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(folder)], check=False)
+    if done.returncode != 0:
+        pytest.skip("needs the right to mount")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 async def test_a_disk_that_is_full_of_the_catalog(tmp_path: Path) -> None:
@@ -49,3 +67,23 @@ async def test_a_disk_that_is_full_of_the_catalog(tmp_path: Path) -> None:
     with Lake(lake, doing="test") as held:
         published = held.ledger.query("SELECT snapshot FROM snapshot WHERE state = 'published'")
     assert {int(path.stem) for path in lake.glob("snapshots/*")} == {number for (number,) in published}
+
+
+async def test_a_run_on_a_full_disk_has_failed(small_disk: Path) -> None:
+    """A sync for which the disk has no room is recorded as failed, with the reason, then and after later syncs."""
+    lake, other = small_disk / "lake", small_disk / "other"
+    async with Emulator(40, seed=SEED) as emulator:
+        await synced(emulator, lake)
+        emulator.world.update(emulator.world.pick_random(20))
+        free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
+        other.write_bytes(b"x" * (free - 60_000))
+        code, _, message = await ran(emulator, lake, "sync")
+        assert code == ExitCode.STORAGE, message
+        status = json.loads(told(lake, "status", "--json"))
+        assert status["interrupted"] is None
+        assert status["runs"][0]["state"] == "failed"
+        assert status["runs"][0]["error"] in message
+        other.unlink()
+        await synced(emulator, lake)
+    states = [run["state"] for run in json.loads(told(lake, "status", "--json"))["runs"]]
+    assert states == ["done", "failed", "done"]
