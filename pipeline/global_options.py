@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Self, get_args
 
 import typer
+from typer.exceptions import TyperException
 
 _PANEL: Final = "Global options"
 _TOKEN_PREFIX: Final = "SCANLAKE_TOKEN"  # noqa: S105 - the variable's name, not a token
@@ -62,6 +63,18 @@ def simplify_types(command: Any) -> Any:
         return option
 
     command.get_help_option = get_help_option  # typer makes this option late, and shows its type as <bool>
+    parse_args = command.parse_args
+
+    def parse_args_in_context(ctx: Any, args: list[str]) -> list[str]:
+        try:
+            parsed: list[str] = parse_args(ctx, args)
+        except TyperException as error:
+            if getattr(error, "ctx", ctx) is None:  # of an option without its value
+                vars(error)["ctx"] = ctx
+            raise
+        return parsed
+
+    command.parse_args = parse_args_in_context
     return command
 
 

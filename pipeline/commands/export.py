@@ -19,7 +19,12 @@ def run(
     *,
     target: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder: empty or new, unless --replace.")],
     output_format: Annotated[
-        ExportFormat, typer.Option("--format", help="One file per table, or one workbook or database.")
+        ExportFormat,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="parquet or csv: one file per table; xlsx: a workbook; duckdb: a database.",
+        ),
     ],
     tables: Annotated[
         str | None, typer.Option(metavar="A,B", help="Tables or views to export. Default: all tables.")

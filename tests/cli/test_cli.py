@@ -94,6 +94,9 @@ def test_version_and_nothing(scanlake: Scanlake) -> None:
         (("prune",), "No such command: prune. Did you mean compact? See `scanlake --help`."),
         (("purg",), "No such command: purg. See `scanlake --help`."),
         (("status", "--rnus", "3"), "No such option: --rnus. Did you mean --runs? See `scanlake status --help`."),
+        (("verify", "--deep"), "Option '--deep' requires an argument. See `scanlake verify --help`."),
+        (("images", "export", "--out"), "Option '--out' requires an argument. See `scanlake images export --help`."),
+        (("--lake",), "Option '--lake' requires an argument. See `scanlake --help`."),
         (("--jsn", "status"), "No such option: --jsn. Did you mean --json? See `scanlake --help`."),
         (("status", "--runs", "many"), "Invalid value for '--runs': Input should be a valid integer"),
         (("status", "extra"), "Got unexpected extra argument(s) (extra). See"),
@@ -246,3 +249,12 @@ def test_the_shell_completes_names(scanlake: Scanlake, tmp_path: Path, typed: li
     line = {"COMP_WORDS": " ".join(["scanlake", *typed]), "COMP_CWORD": str(len(typed))}
     answer = scanlake(_SCANLAKE_COMPLETE="complete_bash", **line)
     assert answer.out.split() == offered, answer.err
+
+
+def test_the_help_of_export_fits_80_columns() -> None:
+    """No word of the help is broken: every format can be read and copied."""
+    env = os.environ | {"COLUMNS": "80"}
+    call = [sys.executable, "-m", "pipeline", "export", "--help"]
+    text = subprocess.run(call, env=env, capture_output=True, text=True, check=True).stdout
+    assert all(re.search(rf"\b{name}\b", text) for name in ("parquet", "csv", "xlsx", "duckdb"))
+    assert max(map(len, text.splitlines())) <= 80
