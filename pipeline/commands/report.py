@@ -13,16 +13,19 @@ from pipeline.commands._completeness import warn_if_incomplete
 from pipeline.context import CommandContext, setting_option
 from pipeline.errors import ExitCode, SettingsError, refuse_unreadable
 from pipeline.formatting import format_bytes, pluralize
+from pipeline.images.image_export import DEFAULT_NAME, export_images, select_images
 from pipeline.lake.folder_checks import require_lake
+from pipeline.lake.handover import NO_LINK
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import open_catalog, open_ledger_readonly, run_interruptibly
-from pipeline.lake.request_log import open_request_log
+from pipeline.lake.request_log import RequestLog, open_request_log
 from pipeline.logs import to_one_line
 from pipeline.process import run_async
 from pipeline.reports.batches import make_batches, pdf_stem, validate_name_pattern
+from pipeline.reports.image_folder import describe_images
 from pipeline.reports.job import JobRequest, JobResult, run_job
-from pipeline.reports.models import FileOutcome, JobOptions
+from pipeline.reports.models import FileOutcome, JobOptions, ManifestImages
 from pipeline.reports.run_state import MAX_OUTSTANDING_REPORTS, RunOptions
 from pipeline.reports.selection import (
     CatalogState,
@@ -89,6 +92,9 @@ def run(
             " Default: report-{batch}, or {group}-{batch}.",
         ),
     ] = None,
+    with_images: Annotated[
+        bool, _content_option("--with-images", help="Also the images of the files that the lake has.")
+    ] = False,
     title: Annotated[str | None, _content_option(help="Title of index.html. Default: the id of the job.")] = None,
     purpose: Annotated[str | None, _content_option(help="What the PDFs are for; in index.html and manifest.")] = None,
     requested_by: Annotated[str | None, _content_option(help="Who asked for them; in index.html and manifest.")] = None,
@@ -115,9 +121,10 @@ def run(
     delivery. The same command resumes an interrupted job and orders failed reports again; a complete job is left as it
     is. A signed folder is changed only with --sign. A changed selection or option in the same folder is refused. The
     folder has the PDFs, manifest.csv, manifest.json, index.html and SHA256SUMS; `scanlake report verify DIR` checks it.
+    With --with-images it also has the images of its files; run `scanlake images --where ...` first to download them.
 
-    Exit codes: 0 every file is in a PDF, 4 some files are named as failed, 1 the service failed (run again),
-    3 token refused, 5 another run uses the folder, 6 the URL of a report must not be requested.
+    Exit codes: 0 every file is in a PDF, 4 some files are named as failed, or images are missing, 1 the service failed
+    (run again), 3 token refused, 5 another run uses the folder, 6 the URL of a report must not be requested.
     """
     settings = call.settings(
         base_url=base_url,
@@ -138,6 +145,7 @@ def run(
         title=title,
         purpose=purpose,
         requested_by=requested_by,
+        with_images=with_images,
     )
     layout = LakeLayout(settings.lake.absolute())
     require_lake(layout)
@@ -156,19 +164,24 @@ def run(
             folder,
             options,
             run_options,
-            partial(_select_and_warn, settings, selection),
+            partial(_select_and_warn, settings, selection, with_images=with_images),
             None if sign_with is None else partial(sign, sign_with),
             call.progress(),
+            partial(_export_images, settings) if with_images else None,
         )
-        if request.sign is not None:
-            request.sign(b"")  # a key that cannot sign must fail now, not after hours
-        learned = request_log.properties.learned_limits
-        client = create_client(settings, call.token(settings), learned=learned)
-        result = run_async(run_job(client, request_log, request))
+        result = _run_job(call, request_log, request)
     _print_result(call, result, folder)
     if result.had_protocol_errors:
         return ExitCode.PROTOCOL
-    return ExitCode.REJECTS if result.status.failed else ExitCode.OK
+    return ExitCode.OK if result.is_complete else ExitCode.REJECTS
+
+
+def _run_job(call: CommandContext, request_log: RequestLog, request: JobRequest) -> JobResult:
+    if request.sign is not None:
+        request.sign(b"")  # a key that cannot sign must fail now, not after hours
+    settings, learned = request.settings, request_log.properties.learned_limits
+    client = create_client(settings, call.token(settings), learned=learned)
+    return run_async(run_job(client, request_log, request))
 
 
 def _parse_selection(
@@ -223,11 +236,33 @@ def _select_files(settings: Settings, selection: Selection) -> tuple[Sequence[Se
         return selected, read_catalog_state(lake)
 
 
-def _select_and_warn(settings: Settings, selection: Selection) -> tuple[Sequence[SelectedFile], CatalogState]:
-    """Select the files and name those that cannot be ordered, before the first order."""
+def _select_and_warn(
+    settings: Settings, selection: Selection, *, with_images: bool
+) -> tuple[Sequence[SelectedFile], CatalogState]:
+    """Select the files and name those that cannot be ordered, before the first order.
+
+    Raises `SettingsError` for a job with images if the lake has none: no order may come before that.
+    """
     selected, state = _select_files(settings, selection)
+    if with_images:
+        _select_images(settings, [])
     _print_unorderable(selected)
     return selected, state
+
+
+def _select_images(settings: Settings, file_ids: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the images of files, stored or not."""
+    where = f"uploads.file_id IN (SELECT unnest([{', '.join(map(str, file_ids))}]::BIGINT[]))"
+    with open_catalog(settings) as lake:
+        return list(select_images(lake, where, thumbnails=False))
+
+
+def _export_images(settings: Settings, folder: Path, file_ids: Sequence[int]) -> ManifestImages:
+    """Export the images of files. They are copies: an edit of a hard link would change the lake."""
+    layout = LakeLayout(settings.lake.absolute())
+    result = export_images(layout, _select_images(settings, file_ids), folder, DEFAULT_NAME, copies=True)
+    missing = {state: count for state, count in sorted(result.missing.items()) if state != NO_LINK}
+    return ManifestImages(folder=folder.name, exported=result.exported, bytes=result.bytes, missing=missing)
 
 
 def _print_unorderable(selected: Sequence[SelectedFile]) -> None:
@@ -271,9 +306,11 @@ def _print_result(call: CommandContext, result: JobResult, folder: Path) -> None
     status = result.status
     failed, unknown_orders = status.failed, status.unknown_orders
     delivered = len(status.files) - len(failed)
+    images = result.images
     if call.as_json:
         call.print_json(
-            {
+            ({} if images is None else {"images": images.model_dump()})
+            | {
                 "job": status.job.job,
                 "folder": str(folder),
                 "resumed": result.resumed,
@@ -296,6 +333,10 @@ def _print_result(call: CommandContext, result: JobResult, folder: Path) -> None
         f"{delivered:,} of {total} in {pluralize(len(status.pdfs), 'PDF')}, {format_bytes(size)}",
         f"{folder}: manifest.csv, manifest.json, index.html, SHA256SUMS",
     ]
+    if images is not None:
+        lines.append(describe_images(images))
+        if images.missing:
+            lines.append("get them with `scanlake images --where ...`, then run the same command again")
     if result.was_complete:
         lines.append("the job was complete and its folder is unchanged: nothing to do")
     lines += [f"ordered twice, because the response was lost: {order.name}" for order in unknown_orders]

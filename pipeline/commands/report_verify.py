@@ -13,6 +13,7 @@ from pipeline.formatting import pluralize
 from pipeline.logs import to_one_line
 from pipeline.process import run_async
 from pipeline.reports.folder_check import FolderCheck, read_folder_manifest, verify_folder
+from pipeline.reports.image_folder import describe_images
 from pipeline.reports.online_check import OnlineCheck, check_online, check_same_service
 from pipeline.settings import require_base_url
 
@@ -48,7 +49,7 @@ def run(
     """
     check = verify_folder(folder, allowed_signers, requires_signature=require_signature)
     online_check = _check_online(call, folder, base_url, token_file) if online else None
-    data = asdict(check) if online_check is None else asdict(check) | {"online": asdict(online_check)}
+    data = check.to_data() if online_check is None else check.to_data() | {"online": asdict(online_check)}
     call.print_result(data, _format_check(check, online_check))
     if check.problems:
         return ExitCode.DAMAGE
@@ -82,6 +83,8 @@ def _format_check(check: FolderCheck, online_check: OnlineCheck | None) -> str:
         lines.append(f"service: {pluralize(online_check.confirmed, 'file')} confirmed")
     counts = f"{pluralize(check.files, 'file')}, {pluralize(check.pdfs, 'PDF')}"
     failed = f"{pluralize(check.failed, 'file')} named as failed"
+    if check.images is not None:
+        failed += f", {describe_images(check.images)}"
     lines.append(f"{'DAMAGED' if check.problems else 'ok'}: job {to_one_line(check.job)}, {counts}, {failed}")
     return "\n".join(lines) + "\n"
 

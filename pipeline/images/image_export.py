@@ -23,6 +23,7 @@ from pipeline.atomic_files import (
 from pipeline.csv_rows import format_csv_row
 from pipeline.errors import LakeLockedError, SettingsError
 from pipeline.lake.file_names import RESERVED_NAMES, cut_text, safe_filename
+from pipeline.lake.handover import MANIFEST, NO_LINK, SUMS, parse_sums
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.reader import fetch_dicts
 from pipeline.lake.user_query import check_query, translate_query_errors
@@ -37,14 +38,11 @@ if TYPE_CHECKING:
 
 DEFAULT_NAME: Final = "{reference}/{upload_type}-{position}"
 MARKER: Final = ".scanlake-images"
-MANIFEST: Final = "manifest.csv"
-SUMS: Final = "SHA256SUMS"
 _OWN_NAMES: Final = frozenset({MANIFEST.casefold(), SUMS.casefold()})
 _MARKER_TEXT: Final = "An export of images; the next export may replace it.\n"
 _FIELDS: Final = ("reference", "upload_type", "position", "file_id", "upload_id", "kind")
 _MAX_PART_BYTES: Final = 150  # of 255: a number, the extension and the name of a temporary file need room
 _MAX_PART_CHARACTERS: Final = 100
-_LINE: Final = re.compile(r"([0-9a-f]{64})  (.+)")
 _COLUMNS: Final = (
     *("name", "file_id", "reference", "upload_id", "kind", "upload_type", "state", "reason", "sha256", "bytes"),
     *("mime", "width", "height", "taken_at", "latitude", "longitude", "fetched_at"),
@@ -82,13 +80,16 @@ def select_images(lake: duckdb.DuckDBPyConnection, where: str | None, *, thumbna
     chosen = "SELECT uploads.file_id, uploads.id AS upload_id FROM uploads JOIN files USING (file_id)"
     chosen += f" WHERE ({where}\n)" if where is not None else ""
     kinds = "('image', 'thumbnail')" if thumbnails else "('image')"
+    no_row = "CASE WHEN coalesce(if(kinds.kind = 'image', u.image_url, u.image_thumb), '') = ''"
     with translate_query_errors("`scanlake tables uploads` lists the columns; write uploads.id or files.id."):
         check_query(lake, chosen)
         sql = (
             f"WITH chosen AS (SELECT DISTINCT file_id, upload_id FROM ({chosen}\n))"
             " SELECT u.file_id, f.scan_code AS reference, u.id AS upload_id, kinds.kind, u.upload_type, u.position,"
-            " coalesce(i.state, 'missing') AS state, i.reason, i.sha256, i.bytes, i.mime, i.width, i.height,"
-            " i.taken_at, i.latitude, i.longitude, i.fetched_at, i.path"
+            f" coalesce(i.state, {no_row} THEN '{NO_LINK}' ELSE 'missing' END) AS state,"
+            f" coalesce(i.reason, CASE WHEN i.state IS NULL THEN {no_row} THEN 'the upload has no link'"
+            " ELSE 'not downloaded: run `scanlake images`' END END) AS reason, i.sha256, i.bytes, i.mime,"
+            " i.width, i.height, i.taken_at, i.latitude, i.longitude, i.fetched_at, i.path"
             " FROM chosen JOIN uploads AS u ON u.file_id = chosen.file_id AND u.id = chosen.upload_id"
             " JOIN files AS f ON f.file_id = u.file_id"
             f" CROSS JOIN (SELECT unnest(['image', 'thumbnail']) AS kind) AS kinds"
@@ -231,8 +232,8 @@ def _lock_folder(folder: Path) -> Iterator[set[tuple[str, str]]]:
                 raise SettingsError(f"--out {folder} is not empty, and no export of images.", hint="Use a new folder.")
             former: set[tuple[str, str]] = set()
             for name in {MARKER, SUMS}.intersection(entries):
-                lines = map(_LINE.fullmatch, (folder / name).read_text(encoding="utf-8").split("\n"))
-                former |= {(line[2], line[1]) for line in lines if line is not None and line[2] != MANIFEST}
+                former.update(parse_sums((folder / name).read_text(encoding="utf-8")))
+            former = {item for item in former if item[0] != MANIFEST}
         yield former
 
 

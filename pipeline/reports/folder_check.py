@@ -7,13 +7,14 @@ import hashlib
 import io
 import re
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
 from pipeline.csv_rows import escape_formula
 from pipeline.errors import SettingsError
+from pipeline.reports.image_folder import IMAGES_NAME, find_image_problems, list_unknown_images
 from pipeline.reports.index_page import PAGE_NAME
 from pipeline.reports.manifest import CSV_NAME, JSON_NAME, SIGNATURE_NAME, SUMS_NAME
 from pipeline.reports.models import Manifest
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_SUMS_LINE: Final = re.compile(r"([0-9a-f]{64}) [ *]([^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]*)")
+    from pipeline.reports.models import ManifestImages
+
+_PART: Final = r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]*"
+_SUMS_LINE: Final = re.compile(rf"([0-9a-f]{{64}}) [ *]((?:{IMAGES_NAME}(?:/{_PART})+|{_PART}))")
+"""Only images are in subfolders. No part begins with a dot, so no name leads out of the folder."""
 _TAIL_BYTES: Final = 2_048  # the end mark of a PDF is in here
 
 
@@ -39,6 +44,12 @@ class FolderCheck:
     signed: bool = False
     problems: list[str] = field(default_factory=list)
     unknown_files: list[str] = field(default_factory=list)
+    images: ManifestImages | None = None
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the object that `--json` prints. A job without images has no key for them."""
+        data = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "images"}
+        return data if self.images is None else data | {"images": self.images.model_dump()}
 
 
 def verify_folder(
@@ -59,7 +70,7 @@ def verify_folder(
     content = sums_file.read_bytes()
     sums = _read_sums(content, check)
     for name, sha256 in sums.items():
-        check.problems += _file_problems(folder / name, sha256)
+        check.problems += _file_problems(folder, name, sha256)
     manifest = read_folder_manifest(folder)
     if manifest is None:
         check.problems.append(f"{JSON_NAME}: cannot be read")
@@ -67,18 +78,23 @@ def verify_folder(
         check.job, check.files, check.pdfs = manifest.job, len(manifest.files), len(manifest.pdfs)
         check.failed = sum(file.pdf is None and bool(file.reason) for file in manifest.files)
         check.problems += _manifest_problems(manifest, sums, folder)
+        check.problems += find_image_problems(folder, manifest.images, sums)
+        check.images = manifest.images
     must_be_signed = requires_signature or allowed_signers is not None or (manifest is not None and manifest.signed)
     _check_signature(folder, content, allowed_signers, check, must_be_signed=must_be_signed)
     known_names = {*sums, SUMS_NAME, SIGNATURE_NAME}
     check.unknown_files = sorted(
         path.name for path in folder.iterdir() if path.name not in known_names and not path.name.startswith(".")
     )
+    if check.images is not None and not (folder / IMAGES_NAME).is_symlink():
+        check.unknown_files = [name for name in check.unknown_files if name != IMAGES_NAME]
+        check.unknown_files += list_unknown_images(folder, sums)
     return check
 
 
 def _read_sums(content: bytes, check: FolderCheck) -> dict[str, str]:
     sums: dict[str, str] = {}
-    for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), 1):
+    for number, line in enumerate(content.decode("utf-8", "replace").removesuffix("\n").split("\n"), 1):
         match = _SUMS_LINE.fullmatch(line)
         if match is None or match[2] in sums:
             check.problems.append(f"{SUMS_NAME}, line {number}: not a checksum of a file of this folder")
@@ -88,19 +104,21 @@ def _read_sums(content: bytes, check: FolderCheck) -> dict[str, str]:
     return sums
 
 
-def _file_problems(path: Path, sha256: str) -> Iterator[str]:
-    if path.is_symlink() or not path.is_file():
-        yield f"{path.name}: missing"
+def _file_problems(folder: Path, name: str, sha256: str) -> Iterator[str]:
+    path = folder / name
+    parents = [parent for parent in path.parents if parent.is_relative_to(folder) and parent != folder]
+    if any(part.is_symlink() for part in (path, *parents)) or not path.is_file():
+        yield f"{name}: missing"
         return
     with path.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-            yield f"{path.name}: the content was changed"
-        elif path.suffix == ".pdf":
+            yield f"{name}: the content was changed"
+        elif path.suffix == ".pdf" and path.parent == folder:
             file.seek(0)
             head = file.read(4)
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
             if head != b"%PDF" or b"%%EOF" not in file.read():
-                yield f"{path.name}: not a complete PDF"
+                yield f"{name}: not a complete PDF"
 
 
 def read_folder_manifest(folder: Path) -> Manifest | None:
@@ -152,7 +170,7 @@ def _pdf_problems(manifest: Manifest, sums: dict[str, str]) -> Iterator[str]:
         if files[pdf.pdf, pdf.sha256] != pdf.files:
             yield f"{pdf.pdf}: ordered for {pdf.files} files, but {files[pdf.pdf, pdf.sha256]} files name it"
     for name in sorted(sums.keys() - {pdf.pdf for pdf in manifest.pdfs}):
-        if name.endswith(".pdf"):
+        if name.endswith(".pdf") and "/" not in name:
             yield f"{name}: in {SUMS_NAME}, but not in {JSON_NAME}"
 
 

@@ -13,6 +13,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from pipeline.formatting import escape_control_characters, format_csp_hash, pluralize
+from pipeline.reports.image_folder import describe_images
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,6 +90,7 @@ def _list_facts(manifest: Manifest) -> list[tuple[str, str]]:
         "Job": manifest.job if manifest.title else None,
         "Selected by": sql or "; ".join(f"{key}: {_join(value)}" for key, value in selection.items()),
         "Grouped by": group,
+        "Images": None if manifest.images is None else describe_images(manifest.images),
     }
     return [(name, text) for name, text in facts.items() if text]
 

@@ -18,7 +18,8 @@ from pipeline.reports.batches import make_batches
 from pipeline.reports.delivery import ReportRun
 from pipeline.reports.folder import open_job_folder
 from pipeline.reports.folder_check import verify_folder
-from pipeline.reports.manifest import SIGNATURE_NAME, SUMS_NAME, write_manifest
+from pipeline.reports.image_folder import IMAGES_NAME, refuse_linked_images
+from pipeline.reports.manifest import SIGNATURE_NAME, SUMS_NAME, remove_sums, write_manifest
 from pipeline.reports.models import FileOutcome, JobStatus
 from pipeline.reports.run_state import ReportRunState
 from schemas.timestamps import new_run_id, now_us
@@ -31,19 +32,23 @@ if TYPE_CHECKING:
     from pipeline.lake.request_log import ReportOrderRecord, RequestLog
     from pipeline.progress import Progress
     from pipeline.reports.folder import JobFolder
-    from pipeline.reports.models import JobOptions
+    from pipeline.reports.models import JobOptions, ManifestImages
     from pipeline.reports.run_state import RunOptions
     from pipeline.reports.selection import CatalogState, SelectedFile
     from pipeline.settings import Settings
 
     FileSelector = Callable[[], tuple[Sequence[SelectedFile], CatalogState]]
+    ImageExporter = Callable[[Path, Sequence[int]], ManifestImages]
 
 _log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """Input of a run. `select_files` is called once, when a job begins."""
+    """Input of a run. `select_files` is called once, when a job begins.
+
+    `export_images` writes the images of files, given by id, to a subfolder; None for a job without images.
+    """
 
     settings: Settings
     folder: Path
@@ -52,6 +57,7 @@ class JobRequest:
     select_files: FileSelector
     sign: Callable[[bytes], bytes] | None = None
     progress: Progress | None = None
+    export_images: ImageExporter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,12 @@ class JobResult:
     resumed: bool
     had_protocol_errors: bool
     was_complete: bool = False
+    images: ManifestImages | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Every file is in a PDF, and no image of a job with images is missing."""
+        return not self.status.failed and (self.images is None or not self.images.missing)
 
 
 async def run_job(client: Client, request_log: RequestLog, request: JobRequest) -> JobResult:
@@ -81,7 +93,8 @@ async def run_job(client: Client, request_log: RequestLog, request: JobRequest) 
         if resumed:
             finished = await asyncio.to_thread(_find_finished, folder, request_log, job, request.sign)
             if finished is not None:
-                return JobResult(finished, resumed=True, had_protocol_errors=False, was_complete=True)
+                status, images = finished
+                return JobResult(status, resumed=True, had_protocol_errors=False, was_complete=True, images=images)
         run = ReportRun(
             ReportRunState(client, request_log, folder, job, request.options, request.run_options, request.progress)
         )
@@ -93,24 +106,36 @@ async def run_job(client: Client, request_log: RequestLog, request: JobRequest) 
                 _close_job(request_log, job, request.settings)
             raise
         status = _close_job(request_log, job, request.settings)
-        write_manifest(folder, status, request.sign)
-    return JobResult(status, resumed, had_protocol_errors=bool(run.protocol_errors))
+        images = await asyncio.to_thread(_export_images, folder, status, request.export_images)
+        write_manifest(folder, status, request.sign, images)
+    return JobResult(status, resumed, had_protocol_errors=bool(run.protocol_errors), images=images)
+
+
+def _export_images(folder: JobFolder, status: JobStatus, export: ImageExporter | None) -> ManifestImages | None:
+    """Write the images of all selected files, also of those without a PDF: each image is evidence of its own."""
+    if export is None:
+        return None
+    refuse_linked_images(folder.path)
+    remove_sums(folder)
+    ids = [outcome.file.file_id for outcome in status.files if outcome.file.file_id is not None]
+    return export(folder.path / IMAGES_NAME, ids)
 
 
 def _find_finished(
     folder: JobFolder, request_log: RequestLog, job: ReportJob, sign: Callable[[bytes], bytes] | None
-) -> JobStatus | None:
-    """Return the status of a job with nothing left to do; an unsigned folder is signed, if `sign` is given.
+) -> tuple[JobStatus, ManifestImages | None] | None:
+    """Return the status and images of a job with nothing left to do; an unsigned folder is signed, if `sign` is given.
 
     Raises `SettingsError` if the run would change a signed folder without signing it again.
     """
     status, names = read_job_status(request_log, job), folder.list_files()
     if SUMS_NAME in names and not status.failed:
         check = verify_folder(folder.path)
-        if check.job == job.job and not check.problems:
+        is_complete = check.images is None or not check.images.missing
+        if check.job == job.job and is_complete and not check.problems:
             if sign is not None and not check.signed:
                 folder.write(SIGNATURE_NAME, sign((folder.path / SUMS_NAME).read_bytes()))
-            return status
+            return status, check.images
     if SIGNATURE_NAME in names and sign is None:
         raise SettingsError(
             f"--out {folder.path} is signed, and this run would change it.",
@@ -148,7 +173,7 @@ def open_job(
 
 
 def _check_same_options(stored: dict[str, Any], requested: dict[str, Any]) -> None:
-    differing = [name for name in requested if stored.get(name) != requested[name]]
+    differing = [name for name in {**requested, **stored} if stored.get(name) != requested.get(name)]
     if differing:
         raise SettingsError(
             f"--out belongs to a job with another {' and another '.join(differing)}.",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from pipeline.csv_rows import format_csv_row
 from pipeline.formatting import escape_control_characters, pluralize
+from pipeline.reports.image_folder import list_image_sums
 from pipeline.reports.index_page import render_pages
 from pipeline.reports.models import (
     Manifest,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from pipeline.lake.request_log import ReportOrderRecord
     from pipeline.reports.folder import JobFolder
-    from pipeline.reports.models import FileOutcome, JobStatus
+    from pipeline.reports.models import FileOutcome, JobStatus, ManifestImages
 
 JSON_NAME: Final = "manifest.json"
 CSV_NAME: Final = "manifest.csv"
@@ -34,17 +35,32 @@ _OWN_KEYS: Final = frozenset({"selection", "service", "title", "purpose", "reque
 """Options that have a key of their own in the manifest."""
 
 
-def write_manifest(folder: JobFolder, status: JobStatus, sign: Callable[[bytes], bytes] | None = None) -> None:
-    """Write the manifest files and their checksums. SHA256SUMS exists only while every file has its checksum."""
+def remove_sums(folder: JobFolder) -> None:
+    """Remove SHA256SUMS and its signature, before a file that they cover is changed."""
     for name in (SIGNATURE_NAME, SUMS_NAME):
         folder.remove(name)
-    manifest = build_manifest(status, is_signed=sign is not None)
+
+
+def write_manifest(
+    folder: JobFolder,
+    status: JobStatus,
+    sign: Callable[[bytes], bytes] | None = None,
+    images: ManifestImages | None = None,
+) -> None:
+    """Write the manifest files and their checksums. SHA256SUMS exists only while every file has its checksum.
+
+    `images`: the folder has images, with checksums of their own.
+    """
+    remove_sums(folder)
+    manifest = build_manifest(status, is_signed=sign is not None, images=images)
     contents = {
-        JSON_NAME: (manifest.model_dump_json(indent=1) + "\n").encode(),
+        JSON_NAME: manifest.to_json().encode(),
         CSV_NAME: format_csv(manifest.files),
         **{name: page.encode() for name, page in render_pages(manifest).items()},
     }
     sums = {pdf.pdf: pdf.sha256 for pdf in manifest.pdfs}
+    if images is not None:
+        sums |= list_image_sums(folder.path)
     for name, content in contents.items():
         folder.write(name, content)
         digest = folder.digest(name)
@@ -55,7 +71,7 @@ def write_manifest(folder: JobFolder, status: JobStatus, sign: Callable[[bytes],
         folder.write(SIGNATURE_NAME, sign(text.encode()))
 
 
-def build_manifest(status: JobStatus, *, is_signed: bool = False) -> Manifest:
+def build_manifest(status: JobStatus, *, is_signed: bool = False, images: ManifestImages | None = None) -> Manifest:
     """Return the manifest of a job; `is_signed`: a signature belongs to it."""
     job, options, context = status.job, json.loads(status.job.options), json.loads(status.job.context)
     files = tuple(_file_entry(outcome) for outcome in status.files)
@@ -90,6 +106,7 @@ def build_manifest(status: JobStatus, *, is_signed: bool = False) -> Manifest:
         pdfs=tuple(_pdf_entry(order) for order in status.pdfs),
         orders=tuple(_order_entry(order) for order in status.orders),
         files=files,
+        images=images,
     )
 
 

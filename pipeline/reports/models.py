@@ -30,6 +30,7 @@ class JobOptions:
     title: str | None = None
     purpose: str | None = None
     requested_by: str | None = None
+    with_images: bool = False
 
     @property
     def max_batch_files(self) -> int:
@@ -38,7 +39,10 @@ class JobOptions:
 
     def to_json(self) -> str:
         """Return the options as the ledger stores them: equal options give equal texts."""
-        return json.dumps(asdict(self), sort_keys=True)
+        options = asdict(self)
+        if not self.with_images:  # jobs of earlier versions have no such option, and can be resumed
+            del options["with_images"]
+        return json.dumps(options, sort_keys=True)
 
     def report_settings(self) -> ReportSettings:
         """Return the `settings` of an order."""
@@ -134,6 +138,18 @@ class ManifestDeletions(_Model):
     selected: tuple[int, ...]
 
 
+class ManifestImages(_Model):
+    """The images of a job's files in its subfolder. `missing` counts those that are not there, by state.
+
+    Uploads without a link have no image, so they are in the folder's manifest.csv, but not counted as missing.
+    """
+
+    folder: str
+    exported: int
+    bytes: int
+    missing: dict[str, int]
+
+
 class ManifestCounts(_Model):
     """The totals of a manifest."""
 
@@ -167,3 +183,8 @@ class Manifest(_Model):
     pdfs: tuple[ManifestPdf, ...]
     orders: tuple[ManifestOrder, ...]
     files: tuple[ManifestFile, ...]
+    images: ManifestImages | None = None
+
+    def to_json(self) -> str:
+        """Return the content of manifest.json. A job without images has no key for them."""
+        return self.model_dump_json(indent=1, exclude={"images"} if self.images is None else None) + "\n"

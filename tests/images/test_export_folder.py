@@ -10,7 +10,8 @@ import pytest
 from pipeline.atomic_files import lock_file
 from pipeline.errors import LakeLockedError, SettingsError, StorageError
 from pipeline.images import image_export
-from pipeline.images.image_export import DEFAULT_NAME, MANIFEST, MARKER, SUMS, ExportResult, export_images
+from pipeline.images.image_export import DEFAULT_NAME, MARKER, ExportResult, export_images
+from pipeline.lake.handover import MANIFEST, SUMS
 from pipeline.lake.layout import LakeLayout
 
 if TYPE_CHECKING:
