@@ -5,12 +5,13 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
+import duckdb
 import pytest
 
 from pipeline.atomic_files import lock_file
 from pipeline.errors import LakeLockedError, SettingsError, StorageError
 from pipeline.images import image_export
-from pipeline.images.image_export import DEFAULT_NAME, MARKER, ExportResult, export_images
+from pipeline.images.image_export import DEFAULT_NAME, MARKER, ExportResult, export_images, select_images
 from pipeline.lake.handover import MANIFEST, SUMS
 from pipeline.lake.layout import LakeLayout
 
@@ -169,3 +170,30 @@ def test_a_folder_in_the_place_of_a_picture_is_named(tmp_path: Path) -> None:
     (out / "SC-0" / "snap-1.jpg").mkdir(parents=True)
     with pytest.raises((SettingsError, StorageError), match=r"snap-1\.jpg"):
         export(lake, rows)
+
+
+def test_each_image_that_is_not_stored_has_a_reason() -> None:
+    """An upload without a link differs from one whose image was never downloaded; a row keeps its own reason."""
+    with duckdb.connect() as lake:
+        lake.execute("CREATE TABLE files (file_id BIGINT, scan_code TEXT)")
+        lake.execute("INSERT INTO files VALUES (1, 'SC-1')")
+        lake.execute(
+            "CREATE TABLE uploads (file_id BIGINT, id BIGINT, upload_type TEXT, position INT, image_url TEXT,"
+            " image_thumb TEXT)"
+        )
+        lake.execute(
+            "INSERT INTO uploads VALUES (1, 1, 'a', 1, 'link', NULL), (1, 2, 'a', 2, NULL, 'link'),"
+            " (1, 3, 'a', 3, '', NULL), (1, 4, 'a', 4, 'link', NULL)"
+        )
+        lake.execute(
+            "CREATE TABLE images AS SELECT 1::BIGINT AS file_id, 4::BIGINT AS upload_id, 'image' AS kind,"
+            " 'refused' AS state, 'an HTML page' AS reason, NULL AS sha256, NULL AS bytes, NULL AS mime, NULL AS width,"
+            " NULL AS height, NULL AS taken_at, NULL AS latitude, NULL AS longitude, NULL AS fetched_at, NULL AS path"
+        )
+        rows = select_images(lake, None, thumbnails=False)
+        assert [(row["state"], row["reason"]) for row in rows] == [
+            ("missing", "not downloaded: run `scanlake images`"),
+            ("unlinked", "the upload has no link"),
+            ("unlinked", "the upload has no link"),
+            ("refused", "an HTML page"),
+        ]
