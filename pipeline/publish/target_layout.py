@@ -6,6 +6,8 @@ import re
 from pathlib import PurePosixPath
 from typing import Final
 
+from pipeline.lake.image_names import IMAGES
+
 LATEST: Final = "latest.json"
 """Object that names the published snapshot. It is replaced last."""
 OWNER: Final = "iceberg-owner.json"
@@ -16,6 +18,7 @@ CATALOG: Final = "catalog.duckdb"
 TABLES_PREFIX: Final = "tables"
 RAW_PREFIX: Final = "raw"
 SNAPSHOTS_PREFIX: Final = "snapshots"
+_IMAGE: Final = re.compile(rf"{IMAGES}/[0-9a-f]{{2}}/[0-9a-f]{{62}}\.[a-z0-9]+")
 
 _HASH_LENGTH: Final = 12
 _PART_NAME: Final = re.compile(rf"(?P<stem>\d{{12}}-[0-9a-f]{{6}}(-\d{{4}})?)-[0-9a-f]{{{_HASH_LENGTH}}}\.parquet")
@@ -68,6 +71,11 @@ def is_part_path(path: str) -> bool:
 def is_snapshot_path(path: str) -> bool:
     """Return whether an object has the name of a published snapshot."""
     return _SNAPSHOT.fullmatch(path) is not None
+
+
+def is_image_path(path: str) -> bool:
+    """Return whether an object has the name of an image."""
+    return _IMAGE.fullmatch(path) is not None
 
 
 def is_raw_path(path: str) -> bool:

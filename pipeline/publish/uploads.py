@@ -39,13 +39,14 @@ def upload_all(store: ObjectStore, uploads: Sequence[PendingUpload]) -> int:
     """
     with ThreadPoolExecutor(UPLOADS_SIDE_BY_SIDE) as pool:
         try:
-            return sum(pool.map(lambda upload: _create_object(store, upload), uploads))
+            return sum(pool.map(lambda upload: create_object(store, upload), uploads))
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
 
 
-def _create_object(store: ObjectStore, upload: PendingUpload) -> bool:
+def create_object(store: ObjectStore, upload: PendingUpload) -> bool:
+    """Create one object; return whether it did not exist. Raises the errors of `upload_all`."""
     with translate_os_errors(upload.file):
         is_whole = upload.file.stat().st_size == upload.bytes and sha256_file(upload.file) == upload.sha256
     if not is_whole:
@@ -66,13 +67,17 @@ def _create_object(store: ObjectStore, upload: PendingUpload) -> bool:
 
 def check_same_object(store: ObjectStore, upload: PendingUpload, existing: StoredObject) -> None:
     """Raise `StorageError` if an object has another size or hash than the file that is to have its name."""
+    if problem := find_difference(upload, existing):
+        raise StorageError(
+            f"{store.url(upload.path)} has other contents than was published: {problem}.",
+            hint="Delete the object, then run the publish again: it is created again.",
+        )
+
+
+def find_difference(upload: PendingUpload, existing: StoredObject) -> str | None:
+    """Return how an object differs from the file that is to have its name; None if it does not, as far as known."""
     if existing.bytes != upload.bytes:
-        problem = f"{existing.bytes:,} bytes instead of {upload.bytes:,}"
-    elif existing.sha256 not in {"", upload.sha256}:
-        problem = f"SHA-256 {existing.sha256[:12]}… instead of {upload.sha256[:12]}…"
-    else:
-        return
-    raise StorageError(
-        f"{store.url(upload.path)} has other contents than was published: {problem}.",
-        hint="Delete the object, then run the publish again: it is created again.",
-    )
+        return f"{existing.bytes:,} bytes instead of {upload.bytes:,}"
+    if existing.sha256 not in {"", upload.sha256}:
+        return f"SHA-256 {existing.sha256[:12]}… instead of {upload.sha256[:12]}…"
+    return None
