@@ -191,6 +191,7 @@ class Settings(BaseSettings):
         default=False,
         description="Also publish the documents as received. Without them the target has no view of versions.",
     )
+    publish_images: bool = Field(default=False, description="Also publish the images that the lake has.")
     iceberg_catalog: Literal["sql", "rest", "glue", "none"] = Field(
         default="none",
         description='Catalog of the Iceberg tables: "sql" (SQLite, Postgres), "rest", "glue", or "none" '
@@ -370,10 +371,7 @@ def require_base_url(settings: Settings) -> str:
 
 
 def load_token(settings: Settings, *, variable: str = TOKEN_VARIABLE) -> str:
-    """Return the token from the environment or from `token_file`. Raises `SettingsError` if there is none.
-
-    Messages name `variable` as the environment variable of the token.
-    """
+    """Return the token from `variable` of the environment or from `token_file`. Raises `SettingsError`."""
     if settings.token is not None:
         return validate_token(settings.token.get_secret_value(), variable)
     hint = token_hint(variable)

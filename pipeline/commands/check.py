@@ -95,6 +95,8 @@ def _check_published(context: CommandContext, settings: Settings, to: str | None
     subject = f"snapshot {result.snapshot} at {target}: {pluralize(result.parts, 'part')}"
     if result.compared:
         subject += f", {pluralize(sum(result.tables.values()), 'row')} in {pluralize(len(result.tables), 'table')}"
+        if result.images:
+            subject += f", {pluralize(result.images, 'image')}"
     else:
         subject += "; the lake no longer has this snapshot, so rows were not compared"
     if result.issues:

@@ -29,6 +29,9 @@ def run(
     iceberg: Annotated[
         bool, typer.Option("--iceberg", help="Publish Iceberg tables over the same parts. See iceberg_catalog.")
     ] = False,
+    with_images: Annotated[
+        bool, typer.Option("--with-images", help="With --to: also copy the images that the lake has.")
+    ] = False,
     snapshot: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Snapshot to publish. Default: the newest.")
     ] = None,
@@ -41,18 +44,22 @@ def run(
 
     With --to, and if publish_to is set, readers on other machines attach catalog.duckdb or snapshots/N.duckdb from
     the object storage. Only what is missing there is uploaded. An interrupted publish is completed by the next one.
+    With --with-images, or publish_images, the path of an image in the lake is also its path below the URL.
 
     With --iceberg, and if iceberg_location or iceberg_catalog is set, engines such as Spark read the same parts as
     Iceberg tables. Without iceberg_location they are at the URL of --to or publish_to. With iceberg_source several
     lakes share the tables, and each one replaces only its own rows.
 
-    Exit codes: 0 done, 8 the object storage failed or refused, 5 another publisher was faster, 2 wrong settings.
+    Exit codes: 0 done, 8 the object storage failed or refused, 5 another publisher was faster, 2 wrong settings,
+    9 an image is damaged (the rest is published).
     """
     settings = context.settings()
     target = to or settings.publish_to
     with_iceberg = iceberg or (to is None and has_iceberg_tables(settings))
     if snapshot is not None and target is None and not with_iceberg:
         raise SettingsError("--snapshot requires --to or --iceberg.", hint="Add --to URL, or set publish_to.")
+    if with_images and (target is None or (iceberg and to is None)):
+        raise SettingsError("--with-images requires --to.", hint="Add --to URL.")
     is_local = to is None and snapshot is None and not iceberg
     store = None if target is None or (iceberg and to is None) else open_store(target)
     result = tables = None
@@ -63,7 +70,7 @@ def run(
             republished = lake.republish(at=now_us())
         if store is not None:
             protected = list_iceberg_files(settings, store) if with_iceberg or has_iceberg_tables(settings) else ()
-            mirror_options = MirrorOptions.from_settings(settings)
+            mirror_options = MirrorOptions.from_settings(settings, images=with_images)
             result = mirror_lake(lake, store, mirror_options, at=now_us(), number=snapshot, protected=protected)
         if with_iceberg:
             tables = publish_iceberg_tables(lake, settings, at=now_us(), location=target, number=snapshot)
@@ -99,4 +106,8 @@ def _format_mirror(result: MirrorResult) -> str:
         return f"{text}nothing to publish\n"
     deleted = f", {pluralize(result.deleted, 'object')} deleted" if result.deleted else ""
     size = format_bytes(result.uploaded_bytes)
-    return f"{text}{pluralize(result.uploaded, 'part')} and two catalogs uploaded ({size}){deleted}\n"
+    images = ""
+    if result.images is not None:
+        new = f"{result.images_uploaded:,} new ({format_bytes(result.images_uploaded_bytes)})"
+        images = f"; {pluralize(result.images, 'image')}, {new}"
+    return f"{text}{pluralize(result.uploaded, 'part')} and two catalogs uploaded ({size}){deleted}{images}\n"

@@ -14,7 +14,7 @@ from pipeline.lake.catalog_sql import ARROW_TYPES
 from pipeline.lake.image_records import has_images, iter_images
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from pipeline.lake.duckdb import TableWriter
     from pipeline.lake.image_records import ImageRecord
@@ -40,7 +40,7 @@ IMAGE_COLUMNS: Final = (
 )
 IMAGE_KEY: Final = ("file_id", "upload_id", "kind")
 COMMENT: Final = "One row per picture of an upload: its image or thumbnail, stored or the reason why not."
-_SCHEMA: Final = pa.schema([(name, ARROW_TYPES[sql_type]) for name, sql_type, _ in IMAGE_COLUMNS])
+IMAGE_SCHEMA: Final = pa.schema([(name, ARROW_TYPES[sql_type]) for name, sql_type, _ in IMAGE_COLUMNS])
 
 
 def write_image_table(writer: TableWriter, ledger: LedgerQueries, *, since_change: int = 0) -> bool:
@@ -56,8 +56,8 @@ def write_image_table(writer: TableWriter, ledger: LedgerQueries, *, since_chang
         comments = [(name, comment) for name, _, comment in IMAGE_COLUMNS]
         writer.comment("TABLE", f"main.{IMAGES_TABLE}", COMMENT, comments)
         since_change = 0
-    for records in iter_images(ledger, since_change=since_change):
-        db.register("incoming", _to_arrow(records))
+    for rows in iter_image_tables(ledger, since_change=since_change):
+        db.register("incoming", rows)
         if not is_new:
             keys = ", ".join(IMAGE_KEY)
             db.execute(f"DELETE FROM main.{IMAGES_TABLE} WHERE ({keys}) IN (SELECT ({keys}) FROM incoming)")
@@ -66,7 +66,12 @@ def write_image_table(writer: TableWriter, ledger: LedgerQueries, *, since_chang
     return is_new
 
 
+def iter_image_tables(ledger: LedgerQueries, *, since_change: int = 0) -> Iterator[pa.Table]:
+    """Yield the rows that changed after a change, of `IMAGE_SCHEMA`; all rows come by key."""
+    yield from map(_to_arrow, iter_images(ledger, since_change=since_change))
+
+
 def _to_arrow(records: Sequence[ImageRecord]) -> pa.Table:
-    columns = [[getattr(record, name) for record in records] for name in _SCHEMA.names]
-    arrays = [pa.array(column, kind) for column, kind in zip(columns, _SCHEMA.types, strict=True)]
-    return pa.table(arrays, schema=_SCHEMA)
+    columns = [[getattr(record, name) for record in records] for name in IMAGE_SCHEMA.names]
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, IMAGE_SCHEMA.types, strict=True)]
+    return pa.table(arrays, schema=IMAGE_SCHEMA)

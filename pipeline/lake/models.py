@@ -231,7 +231,7 @@ class PublishRecord(TypedDict):
     """The last publish to object storage: its target, the snapshot there, and when (microseconds).
 
     `catalog_written_at` is that of the local catalog. `problem` is of the last attempt, None if it succeeded; then
-    the target has everything. `failures` are consecutive.
+    the target has everything, its images only if `images` is set. `failures` are consecutive.
     """
 
     target: str
@@ -241,6 +241,7 @@ class PublishRecord(TypedDict):
     tried_at: int
     problem: str | None
     failures: int
+    images: NotRequired[bool]
 
 
 class DeltaBase(TypedDict):

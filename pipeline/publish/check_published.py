@@ -17,7 +17,9 @@ from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.physical_tables import PARTS, find_physical_table
 from pipeline.lake.sql import sql_literal
+from pipeline.publish.image_objects import compare_images
 from pipeline.publish.latest import read_latest
+from pipeline.publish.mirror_images import list_without_images
 from pipeline.publish.target_catalog import to_duckdb_root
 from pipeline.publish.target_layout import CATALOG, to_target_path
 from schemas.tables import TABLES
@@ -53,6 +55,7 @@ class PublishedCheck:
     compared: bool
     parts: int
     tables: dict[str, int]
+    images: int
     issues: tuple[PublishedIssue, ...]
 
 
@@ -78,6 +81,7 @@ def check_published(lake: Lake, store: ObjectStore, *, read_data: bool) -> Publi
         check.local is not None,
         check.part_count,
         check.counts,
+        check.images,
         tuple(issues),
     )
 
@@ -86,10 +90,10 @@ class _Check:
     def __init__(self, lake: Lake, store: ObjectStore, record: LatestRecord, folder: Path) -> None:
         self._lake, self._store, self._record, self._folder = lake, store, record, folder
         self.local = dict(list_snapshots(lake.layout)).get(record.current.snapshot)
-        self.part_count, self.counts = 0, dict[str, int]()
+        self.part_count, self.counts, self.images = 0, dict[str, int](), 0
 
     def find_issues(self, *, read_data: bool) -> Iterator[PublishedIssue]:
-        listed = {item.path: item for item in self._store.list()}
+        listed, has_images = list_without_images(self._store, self._record)
         for snapshot in self._record.earlier:
             if snapshot.file not in listed:
                 yield PublishedIssue(snapshot.file, "missing")
@@ -107,6 +111,29 @@ class _Check:
                 yield from self._check_catalog(path, file, listed, read_data=read_data)
             except duckdb.Error as error:
                 yield PublishedIssue(path, first_line(error))
+        if has_images:
+            yield from self._check_images(read_data=read_data)
+
+    def _check_images(self, *, read_data: bool) -> Iterator[PublishedIssue]:
+        """Compare the images on the target with the rows of the lake. Newer images need not be there."""
+        whole_at = self._record.images.whole_at if self._record.images is not None else 0
+        for chunk in compare_images(self._lake.layout, self._lake.ledger, self._store):
+            self.images += len(chunk.pictures) - len(chunk.missing)
+            yield from (PublishedIssue(item.path, "missing") for item in chunk.missing if item.fetched_at <= whole_at)
+            differing = dict(chunk.list_differences())
+            yield from (PublishedIssue(path, difference) for path, difference in differing.items())
+            for path, picture in chunk.pictures.items() if read_data else ():
+                if path in chunk.objects and path not in differing and self._download(path) != picture.sha256:
+                    yield PublishedIssue(path, "sha256 differs")
+
+    def _download(self, path: str) -> str:
+        """Return the SHA-256 of an object."""
+        file = self._folder / "object"
+        self._store.download(path, file)
+        try:
+            return sha256_file(file)
+        finally:
+            file.unlink()
 
     def _check_catalog(
         self, path: str, file: Path, listed: Mapping[str, StoredObject], *, read_data: bool
@@ -138,13 +165,8 @@ class _Check:
             return PublishedIssue(path, "missing")
         if listed[path].bytes != size:
             return PublishedIssue(path, f"{listed[path].bytes:,} bytes instead of {size:,}")
-        if read_data:
-            file = self._folder / "part"
-            self._store.download(path, file)
-            actual = sha256_file(file)
-            file.unlink()
-            if actual != sha256:
-                return PublishedIssue(path, "sha256 differs")
+        if read_data and self._download(path) != sha256:
+            return PublishedIssue(path, "sha256 differs")
         return None
 
     def _bind_parts(self, db: duckdb.DuckDBPyConnection, paths: Mapping[str, str]) -> None:

@@ -6,6 +6,7 @@ A store and the ledger are compared in chunks, by the first digits of the hashes
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pipeline.errors import LakeCorruptedError, StorageError
@@ -15,7 +16,7 @@ from pipeline.publish.target_layout import is_image_path
 from pipeline.publish.uploads import UPLOADS_SIDE_BY_SIDE, PendingUpload, create_object, find_difference
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger_queries import LedgerQueries
@@ -26,14 +27,21 @@ _FOLDERS: Final = tuple(f"{number:02x}" for number in range(256))
 _LISTS_SIDE_BY_SIDE: Final = 16
 
 
+@dataclass(frozen=True, slots=True)
+class PendingPicture(PendingUpload):
+    """A picture of the lake; `fetched_at` (microseconds) is when its first row came."""
+
+    fetched_at: int
+
+
 class ImageChunk(NamedTuple):
     """Pictures of the lake, and the objects of the store whose hashes begin in the same way; both by path."""
 
-    pictures: dict[str, PendingUpload]
+    pictures: dict[str, PendingPicture]
     objects: dict[str, StoredObject]
 
     @property
-    def missing(self) -> list[PendingUpload]:
+    def missing(self) -> list[PendingPicture]:
         """The pictures that the store lacks."""
         return [picture for path, picture in self.pictures.items() if path not in self.objects]
 
@@ -42,11 +50,11 @@ class ImageChunk(NamedTuple):
         """The objects that no row of the lake names."""
         return [item for path, item in self.objects.items() if path not in self.pictures]
 
-    def find_differences(self) -> Iterator[tuple[StoredObject, str]]:
-        """Yield the objects that are not the picture of their name, with what differs."""
+    def list_differences(self) -> Iterator[tuple[str, str]]:
+        """Yield the paths of objects that are not the picture of their name, with what differs."""
         for path, picture in self.pictures.items():
             if path in self.objects and (difference := find_difference(picture, self.objects[path])):
-                yield self.objects[path], difference
+                yield path, difference
 
 
 def compare_images(layout: LakeLayout, ledger: LedgerQueries, store: ObjectStore) -> Iterator[ImageChunk]:
@@ -66,29 +74,32 @@ def _list_objects(store: ObjectStore, prefix: str) -> dict[str, StoredObject]:
     return {item.path: item for item in store.list(prefix) if is_image_path(item.path)}
 
 
-def _read_pictures(layout: LakeLayout, ledger: LedgerQueries, prefix: str) -> dict[str, PendingUpload]:
-    return {
-        row.path: PendingUpload(row.path, layout.root / row.path, row.bytes or 0, row.sha256 or "")
-        for row in read_images_of(ledger, prefix)
-        if row.path is not None
-    }
+def _read_pictures(layout: LakeLayout, ledger: LedgerQueries, prefix: str) -> dict[str, PendingPicture]:
+    pictures: dict[str, PendingPicture] = {}
+    for row in read_images_of(ledger, prefix):
+        if row.path is not None:
+            former = pictures.get(row.path)
+            fetched_at = row.fetched_at if former is None else min(former.fetched_at, row.fetched_at)
+            file = layout.root / row.path
+            pictures[row.path] = PendingPicture(row.path, file, row.bytes or 0, row.sha256 or "", fetched_at)
+    return pictures
 
 
 class ImageUploads(NamedTuple):
-    """Result of an upload of pictures. `problems` says which could not be uploaded, and why."""
+    """Result of an upload of pictures. `problems` has a text for each that could not be uploaded."""
 
     uploaded: int
     uploaded_bytes: int
     problems: list[str]
 
 
-def upload_pictures(store: ObjectStore, pictures: list[PendingUpload]) -> ImageUploads:
+def upload_pictures(store: ObjectStore, pictures: Sequence[PendingPicture]) -> ImageUploads:
     """Create the objects, many side by side. One picture that is missing or damaged does not stop the others.
 
     Raises `PublishError`.
     """
 
-    def create(picture: PendingUpload) -> str | None:
+    def create(picture: PendingPicture) -> str | None:
         try:
             create_object(store, picture)
         except (LakeCorruptedError, StorageError) as error:

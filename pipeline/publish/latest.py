@@ -45,10 +45,18 @@ class PublishedCatalog:
 
 
 @dataclass(frozen=True, slots=True)
+class PublishedImages:
+    """The images on the target: their number, and the instant whose images it had all; 0 if there was none."""
+
+    pictures: int
+    whole_at: int
+
+
+@dataclass(frozen=True, slots=True)
 class LatestRecord:
     """Content of `latest.json`. `earlier` are the earlier snapshots on the target, oldest first.
 
-    `iceberg` belongs to the Iceberg tables; a mirror leaves it as it is.
+    `iceberg` belongs to the Iceberg tables; a mirror leaves it as it is. `images` is None without images.
     """
 
     lake_id: str
@@ -56,6 +64,7 @@ class LatestRecord:
     catalog: PublishedCatalog
     earlier: tuple[PublishedSnapshot, ...] = ()
     iceberg: dict[str, Any] | None = None
+    images: PublishedImages | None = None
     format: int = FORMAT
     scanlake: str = field(default="")
 

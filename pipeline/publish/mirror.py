@@ -22,7 +22,9 @@ from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.snapshots import read_snapshot, require_snapshot
 from pipeline.publish.iceberg_owner import read_owner
+from pipeline.publish.image_table import add_image_view, publish_image_table
 from pipeline.publish.latest import LatestRecord, PublishedCatalog, PublishedSnapshot, encode_latest, read_latest
+from pipeline.publish.mirror_images import MirroredImages, list_without_images, mirror_images
 from pipeline.publish.target_catalog import (
     list_empty_parts,
     read_snapshot_number,
@@ -50,20 +52,25 @@ _MAX_TABLES_BYTES: Final = 64 * 1024**2
 
 @dataclass(frozen=True, slots=True)
 class MirrorOptions:
-    """`documents`: publish the documents, too. `retention`: which snapshots stay, by the rules of the lake."""
+    """`documents` and `images`: publish these, too. `retention`: which snapshots stay, by the rules of the lake."""
 
     documents: bool = False
+    images: bool = False
     retention: RetentionRules = RetentionRules()  # noqa: RUF009 - it is frozen
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> Self:
-        """Return the options that the settings give."""
-        return cls(settings.publish_documents, RetentionRules.from_settings(settings))
+    def from_settings(cls, settings: Settings, *, images: bool = False) -> Self:
+        """Return the options that the settings give. `images`: publish them also if publish_images is not set."""
+        retention = RetentionRules.from_settings(settings)
+        return cls(documents=settings.publish_documents, images=images or settings.publish_images, retention=retention)
 
 
 @dataclass(frozen=True, slots=True)
 class MirrorResult:
-    """Result of a publish; the object that `--json` prints. `changed` is False if the target had everything."""
+    """Result of a publish; the object that `--json` prints. `changed` is False if the target had everything.
+
+    `images` counts the pictures on the target, None if it has none; `images_uploaded` are the new ones.
+    """
 
     target: str
     snapshot: int
@@ -74,6 +81,9 @@ class MirrorResult:
     uploaded_bytes: int
     deleted: int
     seconds: float
+    images: int | None = None
+    images_uploaded: int = 0
+    images_uploaded_bytes: int = 0
 
 
 def mirror_lake(
@@ -89,15 +99,18 @@ def mirror_lake(
 
     `protected` are paths of parts that something else on the target names. Records the result in the ledger, a failure
     too. Raises `SettingsError` for a target of another lake and a snapshot that is not kept, `PublishConflictError`
-    when another publisher was faster, `StorageError` for other contents under the name of a part, and `PublishError`.
+    when another publisher was faster, `StorageError` for other contents under the name of a part, `PublishError`, and
+    after everything else `LakeCorruptedError` for images that could not be published.
     """
     started, last = time.monotonic(), lake.ledger.last_snapshot()
     if last is None:
         raise SettingsError("The lake has no snapshot to publish.", hint="Run `scanlake sync` first.")
     with _record_publish(lake, store, at=at) as record:
-        result = _Mirror(lake, store, options, at).publish(last, number or last.snapshot, protected)
+        result, images = _Mirror(lake, store, options, at).publish(last, number or last.snapshot, protected)
         record["snapshot"], record["published_at"] = result.snapshot, at
+        images.require_whole()
         record["catalog_written_at"] = _written_at(lake) if number in {None, last.snapshot} else None
+        record["images"] = options.images
     return replace(result, seconds=round(time.monotonic() - started, 3))
 
 
@@ -141,7 +154,9 @@ class _Mirror:
         self._folder = lake.layout.spill_dir / "publish"
         self._empty_parts = list_empty_parts(lake.layout)
 
-    def publish(self, last: SnapshotRecord, number: int, protected: Collection[str]) -> MirrorResult:
+    def publish(
+        self, last: SnapshotRecord, number: int, protected: Collection[str]
+    ) -> tuple[MirrorResult, MirroredImages]:
         """Make the target show snapshot `number`; `last` is the lake's newest."""
         # The catalog's version first: who replaces the catalog after this is noticed before anything is swapped.
         catalog = self._store.head(CATALOG)
@@ -149,23 +164,28 @@ class _Mirror:
         if latest.record is None:
             self._store.probe()
         elif self._is_current(latest.record, last, number):
-            return self._to_result(latest.record.current, changed=False)
+            return self._to_result(latest.record, changed=False), MirroredImages()
         source = require_snapshot(self._lake.layout, number)
         contents = read_snapshot(source)
-        listed = {item.path: item for item in self._store.list()}
+        listed, has_images = list_without_images(self._store, latest.record)
         if OWNER in listed:
             self._check_owner()
         uploads = self._list_uploads(contents, listed)
         upload_all(self._store, uploads)
+        images = MirroredImages()
+        if has_images or self._options.images:
+            images = mirror_images(self._lake, self._store, upload=self._options.images)
         with self._work_folder() as folder:
             snapshot = self._publish_snapshot(folder, source, contents, latest, listed)
-            published = self._swap_catalog(folder, snapshot, last, catalog)
+            file, form, image_table = self._choose_catalog(folder, snapshot, last, listed, images)
+            published = self._swap_catalog(file, form, catalog, is_newest=snapshot.snapshot == last.snapshot)
         purged_at = self._lake.ledger.last_purge_at()
         earlier = latest.record.snapshots if latest.record is not None else ()
         rules = self._options.retention
         remaining = select_remaining(earlier, snapshot, rules, now_us=self._at, purged_at=purged_at)
         iceberg = latest.record.iceberg if latest.record is not None else None
-        record = LatestRecord(self._lake_id, snapshot, published, remaining, iceberg, scanlake=__version__)
+        described = images.describe(latest.record, self._at if self._options.images else None)
+        record = LatestRecord(self._lake_id, snapshot, published, remaining, iceberg, described, scanlake=__version__)
         self._store.swap(LATEST, encode_latest(record), latest.version)
         deleted = sweep_target(
             self._lake,
@@ -175,16 +195,22 @@ class _Mirror:
             grace_seconds=rules.seconds,
             now_us=self._at,
             purged_at=purged_at,
-            named={to_target_path(part.name, part.sha256) for part in contents.parts} | set(protected),
+            named={to_target_path(part.name, part.sha256) for part in contents.parts}
+            | {image_table or ""}
+            | {*protected},
             documents=self._options.documents,
+            unnamed_images=images.unnamed,
         )
-        return replace(
-            self._to_result(snapshot, changed=True),
+        result = replace(
+            self._to_result(record, changed=True),
             parts=len(contents.parts),
             uploaded=len(uploads),
             uploaded_bytes=sum(item.bytes for item in uploads) + snapshot.bytes + published.bytes,
             deleted=deleted,
+            images_uploaded=images.uploaded,
+            images_uploaded_bytes=images.uploaded_bytes,
         )
+        return result, images
 
     def _check_owner(self) -> None:
         """Raise `SettingsError` if the Iceberg tables of another lake are there, whose parts a sweep would delete."""
@@ -207,10 +233,13 @@ class _Mirror:
             and done is not None
             and done["target"] == self._store.base_url
             and done["catalog_written_at"] == written_at
+            and (not self._options.images or done.get("images", False))
         )
 
-    def _to_result(self, snapshot: PublishedSnapshot, *, changed: bool) -> MirrorResult:
-        return MirrorResult(self._store.base_url, snapshot.snapshot, snapshot.files, changed, 0, 0, 0, 0, 0.0)
+    def _to_result(self, record: LatestRecord, *, changed: bool) -> MirrorResult:
+        number, files = record.current.snapshot, record.current.files
+        images = record.images.pictures if record.images is not None else None
+        return MirrorResult(self._store.base_url, number, files, changed, 0, 0, 0, 0, 0.0, images)
 
     # Parts
 
@@ -304,26 +333,37 @@ class _Mirror:
                 hint="Wait until the other publisher ends; if there is none, delete the object.",
             )
 
-    def _swap_catalog(
+    def _choose_catalog(
         self,
         folder: Path,
         snapshot: PublishedSnapshot,
         last: SnapshotRecord,
-        former: StoredObject | None,
-    ) -> PublishedCatalog:
-        """Replace the target's catalog: by the lake's own if that shows the snapshot and is small, else by views."""
-        local, file, form = self._lake.layout.catalog, folder / "snapshot.duckdb", "views"
+        listed: Collection[str],
+        images: MirroredImages,
+    ) -> tuple[Path, str, str | None]:
+        """Return the next catalog of the target, its form, and the object of its table of images if it has one.
+
+        It is the lake's own if that shows the snapshot and is small, else one of views.
+        """
+        local = self._lake.layout.catalog
         if snapshot.snapshot == last.snapshot and local.is_file() and local.stat().st_size <= _MAX_TABLES_BYTES:
             copy = folder / "catalog.duckdb"
             self._write_catalog(local, copy)
             if read_snapshot_number(copy) == snapshot.snapshot:
                 catalog = self._lake.ledger.properties.catalog
-                file, form = copy, catalog["form"] if catalog else "views"
+                return copy, catalog["form"] if catalog else "views", None
+        views, image_table = folder / "snapshot.duckdb", None
+        if images.pictures:
+            image_table = publish_image_table(self._lake.ledger, self._store, folder, listed)
+        if image_table is not None:
+            add_image_view(views, self._store, image_table)
+        return views, "views", image_table
+
+    def _swap_catalog(self, file: Path, form: str, former: StoredObject | None, *, is_newest: bool) -> PublishedCatalog:
         sha256 = sha256_file(file)
         version = former.version if former is not None else None
         self._store.swap(CATALOG, file, version, sha256=sha256)
-        written_at = _written_at(self._lake) if snapshot.snapshot == last.snapshot else 0
-        return PublishedCatalog(CATALOG, form, file.stat().st_size, sha256, written_at)
+        return PublishedCatalog(CATALOG, form, file.stat().st_size, sha256, _written_at(self._lake) if is_newest else 0)
 
 
 def _read_run_id(store: ObjectStore, path: str, folder: Path) -> str | None:

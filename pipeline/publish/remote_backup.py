@@ -15,7 +15,7 @@ from pipeline.lake.file_names import is_part_name
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.ledger import Ledger
-from pipeline.publish.store_contract import PROBE_PREFIX
+from pipeline.publish.target_layout import PROBE_PREFIX
 from pipeline.publish.uploads import UPLOADS_SIDE_BY_SIDE, PendingUpload, upload_all
 
 if TYPE_CHECKING:

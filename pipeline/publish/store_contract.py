@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from pipeline.errors import PublishConflictError, PublishError
+from pipeline.publish.target_layout import PROBE_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from datetime import datetime
     from pathlib import Path
 
-PROBE_PREFIX: Final = "probe"
-"""Folder of the objects with which a probe tests a store. A sweep removes what a killed probe left."""
 _RACING_WRITERS: Final = 4
 _CONDITIONS_HINT: Final = "Use a store with conditional writes (If-None-Match and If-Match); Amazon S3 has them."
 

@@ -18,9 +18,14 @@ CATALOG: Final = "catalog.duckdb"
 TABLES_PREFIX: Final = "tables"
 RAW_PREFIX: Final = "raw"
 SNAPSHOTS_PREFIX: Final = "snapshots"
+PROBE_PREFIX: Final = "probe"
+"""Folder of the objects with which a probe tests a store. A sweep removes what a killed probe left."""
+FOLDERS: Final = (TABLES_PREFIX, RAW_PREFIX, SNAPSHOTS_PREFIX, PROBE_PREFIX)
+"""The folders of a target without images."""
 _IMAGE: Final = re.compile(rf"{IMAGES}/[0-9a-f]{{2}}/[0-9a-f]{{62}}\.[a-z0-9]+")
 
 _HASH_LENGTH: Final = 12
+_IMAGE_TABLE: Final = re.compile(rf"{TABLES_PREFIX}/{IMAGES}/{IMAGES}-[0-9a-f]{{{_HASH_LENGTH}}}\.parquet")
 _PART_NAME: Final = re.compile(rf"(?P<stem>\d{{12}}-[0-9a-f]{{6}}(-\d{{4}})?)-[0-9a-f]{{{_HASH_LENGTH}}}\.parquet")
 _TARGET_PART: Final = re.compile(rf"(?:{TABLES_PREFIX}/\w+/data|{RAW_PREFIX})/{_PART_NAME.pattern}")
 _SNAPSHOT: Final = re.compile(rf"{SNAPSHOTS_PREFIX}/\d{{6,}}\.duckdb")
@@ -76,6 +81,16 @@ def is_snapshot_path(path: str) -> bool:
 def is_image_path(path: str) -> bool:
     """Return whether an object has the name of an image."""
     return _IMAGE.fullmatch(path) is not None
+
+
+def image_table_path(sha256: str) -> str:
+    """Return the path of the object with the rows of all images. Other rows have another name."""
+    return f"{TABLES_PREFIX}/{IMAGES}/{IMAGES}-{sha256[:_HASH_LENGTH]}.parquet"
+
+
+def is_image_table_path(path: str) -> bool:
+    """Return whether an object has the name of one with the rows of all images."""
+    return _IMAGE_TABLE.fullmatch(path) is not None
 
 
 def is_raw_path(path: str) -> bool:

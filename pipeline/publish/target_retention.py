@@ -12,8 +12,9 @@ from pipeline.errors import PublishError
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.kept_snapshots import SnapshotTime, select_kept
 from pipeline.lake.physical_tables import PARTS, find_physical_table
-from pipeline.publish.store_contract import PROBE_PREFIX
 from pipeline.publish.target_layout import (
+    PROBE_PREFIX,
+    is_image_table_path,
     is_part_path,
     is_raw_path,
     is_snapshot_path,
@@ -65,8 +66,9 @@ def sweep_target(
     purged_at: int | None,
     named: Collection[str],
     documents: bool,
+    unnamed_images: Iterable[StoredObject],
 ) -> int:
-    """Delete the `listed` objects that nothing needs any more; return their number.
+    """Delete the `listed` objects that nothing needs any more, and the unnamed images; return their number.
 
     A part stays while the ledger (also as retired), a kept snapshot, or `named` has it. Others go when they are older
     than the grace time, or than the last purge: then at once.
@@ -74,10 +76,12 @@ def sweep_target(
     now = now_us / SECOND
     since = max(now - grace_seconds, 0 if purged_at is None else purged_at / SECOND + _CLOCK_SKEW_SECONDS)
     old = [item for item in listed if item.modified_at.timestamp() < since]
+    images = [item.path for item in unnamed_images if item.modified_at.timestamp() < since]
     snapshots = {item.file for item in record.snapshots}
     # At once: the record that readers start from no longer names them, and their grace time was in the record.
     expired = [item.path for item in old if is_snapshot_path(item.path) and item.path not in snapshots]
     expired += [item.path for item in old if item.path.startswith(f"{PROBE_PREFIX}/")]
+    expired += [item.path for item in old if is_image_table_path(item.path) and item.path not in named]
     in_lake = {to_unhashed_path(name) for name in lake.ledger.part_names()}
 
     def is_needed(path: str) -> bool:
@@ -90,7 +94,8 @@ def sweep_target(
         unnamed = sorted(set(unnamed) - _read_named_parts(store, record))
     store.delete(expired)  # a snapshot never outlives its parts
     store.delete(unnamed)
-    return len(expired) + len(unnamed)
+    store.delete(images)
+    return len(expired) + len(unnamed) + len(images)
 
 
 def _read_named_parts(store: ObjectStore, record: LatestRecord) -> set[str]:
