@@ -33,7 +33,7 @@ def run(
         bool, typer.Option("--link", help="Use hard links where possible: no space, but damage to a part is in both.")
     ] = False,
     with_images: Annotated[
-        bool, typer.Option("--with-images", help="Also copy the images; only those that the folder does not have.")
+        bool, typer.Option("--with-images", help="Also copy the images; only those that the target lacks.")
     ] = False,
     all_sources: Annotated[
         bool,
@@ -49,8 +49,8 @@ def run(
     A backup on object storage has the parts, the documents and the ledger. The next one there uploads only new parts
     and deletes those that the lake no longer has. `scanlake restore` makes a lake of either.
 
-    Images are copied only with --with-images, and only to a folder. A lake that is made of a backup without them
-    fetches them again with `scanlake images`.
+    Images are copied only with --with-images. A lake that is made of a backup without them fetches them again with
+    `scanlake images`. An image that is damaged in the lake does not stop a backup to a URL: the exit code is 9.
 
     With --all: the folder has the name of the source. A source that fails does not stop the others; the exit code is
     the most severe one.
@@ -64,22 +64,25 @@ def run(
         )
     settings = context.settings()
     if "://" in folder:
-        if with_images:
-            raise SettingsError("--with-images requires a folder.", hint="Back up to a folder, or leave it out.")
-        return _back_up_to_store(context, settings, folder, link=link)
+        return _back_up_to_store(context, settings, folder, link=link, with_images=with_images)
     with open_lake(context, settings, "backup", is_backup=True) as lake:
         result = backup(lake, Path(folder), link=link, with_images=with_images)
     counts = f"{result.copied:,} copied, {result.linked:,} linked, {result.unchanged:,} unchanged"
     return _print_result(context, result, result.folder, counts)
 
 
-def _back_up_to_store(context: CommandContext, settings: Settings, url: str, *, link: bool) -> ExitCode:
+def _back_up_to_store(
+    context: CommandContext, settings: Settings, url: str, *, link: bool, with_images: bool
+) -> ExitCode:
     if link:
         raise SettingsError("--link requires a folder.", hint="Leave out --link: a backup to a URL copies every part.")
     store = open_store(url)
     with open_lake(context, settings, "backup", is_backup=True) as lake:
-        result = upload_backup(lake, store, at=now_us())
+        result = upload_backup(lake, store, at=now_us(), with_images=with_images)
     counts = f"{result.uploaded:,} uploaded ({format_bytes(result.uploaded_bytes)}), {result.deleted:,} deleted"
+    if result.images:
+        new = f"{result.images_uploaded:,} new ({format_bytes(result.images_uploaded_bytes)})"
+        counts += f"; {pluralize(result.images, 'image')}, {new}"
     return _print_result(context, result, result.target, counts)
 
 

@@ -29,18 +29,25 @@ def run(
 
     Every part is compared with its hash. After a failure the folder is as before. The next sync fetches what has
     changed since the backup. To restore over a lake, move the lake's folder away first.
+
+    Images come back if the backup has them. One that is missing or damaged on object storage is left out, with exit
+    code 9: the next `scanlake images` fetches it.
     """
     settings = context.settings()
+    problems: dict[str, str] = {}
     options, target = CatalogOptions.from_settings(settings), folder or settings.lake
     if "://" in origin:
         store = open_store(origin)
-        record = fill_folder(target, lambda layout: download_backup(store, layout), options=options)
+        record = fill_folder(target, lambda layout: problems.update(download_backup(store, layout)), options=options)
         origin, files, snapshot = store.base_url, record.files, record.snapshot
     else:
         with Lake(Path(origin), doing="restore", must_exist=True, is_backup=True, options=options) as copied:
             result = backup(copied, target, is_restore=True, with_images=True)
         files, snapshot = result.files, result.snapshot
-    output = {"folder": str(target), "source": origin, "files": files, "snapshot": snapshot}
+    output = {"folder": str(target), "source": origin, "files": files, "snapshot": snapshot, "images_lost": problems}
     text = f"{pluralize(files, 'file')} restored to {target}: snapshot {snapshot}; run `scanlake sync`\n"
+    if problems:
+        text += "".join(f"{path}: {problem}\n" for path, problem in sorted(problems.items()))
+        text += f"{pluralize(len(problems), 'image')} missing or damaged in the backup; run `scanlake images`\n"
     context.print_result(output, text)
-    return ExitCode.OK
+    return ExitCode.DAMAGE if problems else ExitCode.OK

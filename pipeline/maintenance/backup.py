@@ -85,7 +85,7 @@ def backup(
 
 def fill_folder(
     folder: Path,
-    copy_files: Callable[[LakeLayout], None],
+    copy_files: Callable[[LakeLayout], object],
     *,
     options: CatalogOptions = DEFAULT_OPTIONS,
     source: Path | None = None,

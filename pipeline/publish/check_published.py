@@ -17,11 +17,10 @@ from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.physical_tables import PARTS, find_physical_table
 from pipeline.lake.sql import sql_literal
-from pipeline.publish.image_objects import compare_images
+from pipeline.publish.image_objects import compare_images, list_without_images
 from pipeline.publish.latest import read_latest
-from pipeline.publish.mirror_images import list_without_images
 from pipeline.publish.target_catalog import to_duckdb_root
-from pipeline.publish.target_layout import CATALOG, to_target_path
+from pipeline.publish.target_layout import CATALOG, FOLDERS, OBJECTS, to_target_path
 from schemas.tables import TABLES
 
 if TYPE_CHECKING:
@@ -93,7 +92,9 @@ class _Check:
         self.part_count, self.counts, self.images = 0, dict[str, int](), 0
 
     def find_issues(self, *, read_data: bool) -> Iterator[PublishedIssue]:
-        listed, has_images = list_without_images(self._store, self._record)
+        listed, has_images = list_without_images(
+            self._store, OBJECTS, FOLDERS, has_images=self._record.images is not None
+        )
         for snapshot in self._record.earlier:
             if snapshot.file not in listed:
                 yield PublishedIssue(snapshot.file, "missing")

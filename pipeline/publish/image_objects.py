@@ -16,7 +16,7 @@ from pipeline.publish.target_layout import is_image_path
 from pipeline.publish.uploads import UPLOADS_SIDE_BY_SIDE, PendingUpload, create_object, find_difference
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger_queries import LedgerQueries
@@ -59,15 +59,45 @@ class ImageChunk(NamedTuple):
 
 def compare_images(layout: LakeLayout, ledger: LedgerQueries, store: ObjectStore) -> Iterator[ImageChunk]:
     """Yield the stored pictures of a lake beside the objects of a store, chunk by chunk. Raises `PublishError`."""
-    if read_totals(ledger).pictures <= _ONE_LIST:
-        yield ImageChunk(_read_pictures(layout, ledger, ""), _list_objects(store, IMAGES))
-        return
+    prefixes = _choose_prefixes(ledger)
     with ThreadPoolExecutor(_LISTS_SIDE_BY_SIDE) as pool:
-        for first in range(0, len(_FOLDERS), _LISTS_SIDE_BY_SIDE):
-            folders = _FOLDERS[first : first + _LISTS_SIDE_BY_SIDE]
-            listed = pool.map(lambda folder: _list_objects(store, f"{IMAGES}/{folder}"), folders)
-            for folder, objects in zip(folders, listed, strict=True):
-                yield ImageChunk(_read_pictures(layout, ledger, folder), objects)
+        for first in range(0, len(prefixes), _LISTS_SIDE_BY_SIDE):
+            next_ones = prefixes[first : first + _LISTS_SIDE_BY_SIDE]
+            listed = pool.map(lambda prefix: _list_objects(store, f"{IMAGES}/{prefix}".rstrip("/")), next_ones)
+            for prefix, objects in zip(next_ones, listed, strict=True):
+                yield ImageChunk(_read_pictures(layout, ledger, prefix), objects)
+
+
+def read_pictures(layout: LakeLayout, ledger: LedgerQueries) -> Iterator[dict[str, PendingPicture]]:
+    """Yield the stored pictures of a lake, by path, chunk by chunk."""
+    for prefix in _choose_prefixes(ledger):
+        yield _read_pictures(layout, ledger, prefix)
+
+
+def _choose_prefixes(ledger: LedgerQueries) -> Sequence[str]:
+    return ("",) if read_totals(ledger).pictures <= _ONE_LIST else _FOLDERS
+
+
+def list_without_images(
+    store: ObjectStore, objects: Iterable[str], folders: Iterable[str], *, has_images: bool
+) -> tuple[dict[str, StoredObject], bool]:
+    """Return the objects of a store but for its images, by path, and whether it has images.
+
+    If it `has_images`, only these objects and folders are looked at, because images can be millions. Else all are
+    listed: a run that was killed before its record was written can have left some.
+    """
+    if has_images:
+        heads = [store.head(path) for path in objects]
+        items = [item for item in heads if item is not None]
+        items += [item for folder in folders for item in store.list(folder)]
+        return {item.path: item for item in items}, True
+    listed = {}
+    for item in store.list():
+        if is_image_path(item.path):
+            has_images = True
+        else:
+            listed[item.path] = item
+    return listed, has_images
 
 
 def _list_objects(store: ObjectStore, prefix: str) -> dict[str, StoredObject]:
@@ -86,11 +116,11 @@ def _read_pictures(layout: LakeLayout, ledger: LedgerQueries, prefix: str) -> di
 
 
 class ImageUploads(NamedTuple):
-    """Result of an upload of pictures. `problems` has a text for each that could not be uploaded."""
+    """Result of an upload of pictures. `problems` has a text for each that could not be uploaded, by path."""
 
     uploaded: int
     uploaded_bytes: int
-    problems: list[str]
+    problems: dict[str, str]
 
 
 def upload_pictures(store: ObjectStore, pictures: Sequence[PendingPicture]) -> ImageUploads:
@@ -112,5 +142,6 @@ def upload_pictures(store: ObjectStore, pictures: Sequence[PendingPicture]) -> I
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-    sizes = [picture.bytes for picture, problem in zip(pictures, results, strict=True) if problem is None]
-    return ImageUploads(len(sizes), sum(sizes), [problem for problem in results if problem is not None])
+    problems = {item.path: problem for item, problem in zip(pictures, results, strict=True) if problem is not None}
+    sizes = [picture.bytes for picture in pictures if picture.path not in problems]
+    return ImageUploads(len(sizes), sum(sizes), problems)

@@ -22,15 +22,25 @@ from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.snapshots import read_snapshot, require_snapshot
 from pipeline.publish.iceberg_owner import read_owner
+from pipeline.publish.image_objects import list_without_images
 from pipeline.publish.image_table import add_image_view, publish_image_table
 from pipeline.publish.latest import LatestRecord, PublishedCatalog, PublishedSnapshot, encode_latest, read_latest
-from pipeline.publish.mirror_images import MirroredImages, list_without_images, mirror_images
+from pipeline.publish.mirror_images import MirroredImages, mirror_images
 from pipeline.publish.target_catalog import (
     list_empty_parts,
     read_snapshot_number,
     write_target_catalog,
 )
-from pipeline.publish.target_layout import CATALOG, LATEST, OWNER, SHARED_OWNER, snapshot_path, to_target_path
+from pipeline.publish.target_layout import (
+    CATALOG,
+    FOLDERS,
+    LATEST,
+    OBJECTS,
+    OWNER,
+    SHARED_OWNER,
+    snapshot_path,
+    to_target_path,
+)
 from pipeline.publish.target_retention import select_remaining, sweep_target
 from pipeline.publish.uploads import PendingUpload, check_same_object, upload_all
 from pipeline.version import __version__
@@ -167,7 +177,8 @@ class _Mirror:
             return self._to_result(latest.record, changed=False), MirroredImages()
         source = require_snapshot(self._lake.layout, number)
         contents = read_snapshot(source)
-        listed, has_images = list_without_images(self._store, latest.record)
+        has_images = latest.record is not None and latest.record.images is not None
+        listed, has_images = list_without_images(self._store, OBJECTS, FOLDERS, has_images=has_images)
         if OWNER in listed:
             self._check_owner()
         uploads = self._list_uploads(contents, listed)

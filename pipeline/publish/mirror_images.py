@@ -9,7 +9,6 @@ from pipeline.errors import LakeCorruptedError
 from pipeline.formatting import pluralize
 from pipeline.publish.image_objects import compare_images, upload_pictures
 from pipeline.publish.latest import PublishedImages
-from pipeline.publish.target_layout import CATALOG, FOLDERS, OWNER, is_image_path
 
 if TYPE_CHECKING:
     from pipeline.lake.lake import Lake
@@ -45,26 +44,6 @@ class MirroredImages:
             )
 
 
-def list_without_images(store: ObjectStore, record: LatestRecord | None) -> tuple[dict[str, StoredObject], bool]:
-    """Return the objects of a target but for its images, by path, and whether it has images.
-
-    If its record has some they are not listed here: there can be millions. A publish that was killed before it wrote
-    the record can have left some, too.
-    """
-    if record is not None and record.images is not None:
-        heads = [store.head(path) for path in (CATALOG, OWNER)]
-        objects = [item for item in heads if item is not None]
-        objects += [item for folder in FOLDERS for item in store.list(folder)]
-        return {item.path: item for item in objects}, True
-    objects, has_images = [], False
-    for item in store.list():
-        if is_image_path(item.path):
-            has_images = True
-        else:
-            objects.append(item)
-    return {item.path: item for item in objects}, has_images
-
-
 def mirror_images(lake: Lake, store: ObjectStore, *, upload: bool) -> MirroredImages:
     """Compare the images of a target with the lake, and with `upload` create those that it lacks.
 
@@ -80,7 +59,7 @@ def mirror_images(lake: Lake, store: ObjectStore, *, upload: bool) -> MirroredIm
             uploads = upload_pictures(store, chunk.missing)
             result.uploaded += uploads.uploaded
             result.uploaded_bytes += uploads.uploaded_bytes
-            result.problems += uploads.problems
+            result.problems += uploads.problems.values()
         else:
             result.pictures -= len(chunk.missing)
     result.pictures -= len(result.problems)

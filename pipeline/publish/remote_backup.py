@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
@@ -15,7 +16,9 @@ from pipeline.lake.file_names import is_part_name
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.ledger import Ledger
-from pipeline.publish.target_layout import PROBE_PREFIX
+from pipeline.publish.backup_images import BackedUpImages, back_up_images, download_images, forget_absent_images
+from pipeline.publish.image_objects import list_without_images
+from pipeline.publish.target_layout import PROBE_PREFIX, RAW_PREFIX
 from pipeline.publish.uploads import UPLOADS_SIDE_BY_SIDE, PendingUpload, upload_all
 
 if TYPE_CHECKING:
@@ -29,12 +32,14 @@ if TYPE_CHECKING:
 RECORD: Final = "backup.json"
 _FORMAT: Final = 1
 _LEDGERS: Final = "ledgers"
+_PARTS: Final = "parts"
+_FOLDERS: Final = (RAW_PREFIX, _PARTS, _LEDGERS, PROBE_PREFIX)
 _HASH_CHARS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class BackupRecord:
-    """Content of `backup.json`: which lake the backup has, and the object with its ledger."""
+    """Content of `backup.json`: which lake the backup has, the object with its ledger, and the number of images."""
 
     lake_id: str
     files: int
@@ -42,6 +47,7 @@ class BackupRecord:
     ledger: str
     ledger_sha256: str
     backed_up_at: int
+    images: int = 0
     format: int = _FORMAT
 
 
@@ -56,14 +62,18 @@ class RemoteBackupResult:
     uploaded: int
     uploaded_bytes: int
     deleted: int
+    images: int
+    images_uploaded: int
+    images_uploaded_bytes: int
 
 
-def upload_backup(lake: Lake, store: ObjectStore, *, at: int) -> RemoteBackupResult:
+def upload_backup(lake: Lake, store: ObjectStore, *, at: int, with_images: bool = False) -> RemoteBackupResult:
     """Back up the locked lake below the store's URL, at `at` (microseconds). What is there is not uploaded again.
 
-    The former backup is valid until `backup.json` is swapped; then parts that only it names are deleted. Raises
-    `SettingsError` for a target with other contents, `PublishConflictError` if another backup was faster,
-    `LakeCorruptedError` if a part is missing or damaged, and `PublishError`.
+    The former backup is valid until `backup.json` is swapped; then parts that only it names are deleted, and images
+    that the lake no longer has. Raises `SettingsError` for a target with other contents, `PublishConflictError` if
+    another backup was faster, `LakeCorruptedError` if a part is missing or damaged, or, after everything else is
+    backed up, an image, and `PublishError`.
     """
     parts = lake.ledger.parts()
     check_parts_exist(lake.layout, parts)
@@ -73,7 +83,8 @@ def upload_backup(lake: Lake, store: ObjectStore, *, at: int) -> RemoteBackupRes
         store.probe()
     elif former[0].lake_id != lake_id:
         raise SettingsError(f"{store.base_url} has the backup of another lake.", hint="Use another target.")
-    listed = {item.path: item for item in store.list()}
+    has_images = former is not None and former[0].images > 0
+    listed, has_images = list_without_images(store, (), _FOLDERS, has_images=has_images)
     if former is None and any(not _is_own(path) for path in listed):
         raise SettingsError(f"{store.base_url} has other objects.", hint="Use a target of its own for the backup.")
     missing = [
@@ -82,33 +93,52 @@ def upload_backup(lake: Lake, store: ObjectStore, *, at: int) -> RemoteBackupRes
         if _object_path(part) not in listed
     ]
     upload_all(store, missing)
-    record = _upload_ledger(lake, store, lake_id, at)
+    images = BackedUpImages()
+    if has_images or with_images:
+        images = back_up_images(lake, store, upload=with_images)
+    record = _upload_ledger(lake, store, lake_id, at, images)
     store.swap(RECORD, msgspec.json.format(msgspec.json.encode(record), indent=1), former[1] if former else None)
     names = {_object_path(part) for part in parts} | {RECORD, record.ledger}
     expired = [path for path in listed if path not in names and _is_own(path)]
-    store.delete(expired)
-    size = sum(part.bytes for part in parts)
-    uploaded = sum(item.bytes for item in missing)
-    return RemoteBackupResult(store.base_url, record.files, len(parts), size, len(missing), uploaded, len(expired))
+    store.delete([*expired, *images.unnamed])
+    images.require_whole()
+    return RemoteBackupResult(
+        store.base_url,
+        record.files,
+        len(parts),
+        sum(part.bytes for part in parts),
+        len(missing),
+        sum(item.bytes for item in missing),
+        len(expired) + len(images.unnamed),
+        images.pictures,
+        images.uploaded,
+        images.uploaded_bytes,
+    )
 
 
-def _upload_ledger(lake: Lake, store: ObjectStore, lake_id: str, at: int) -> BackupRecord:
+def _upload_ledger(lake: Lake, store: ObjectStore, lake_id: str, at: int, images: BackedUpImages) -> BackupRecord:
+    """Upload a copy of the ledger, without the rows of images that the backup does not have."""
     copy = lake.layout.spill_dir / f"backup-{uuid4().hex}.sqlite"
     with translate_os_errors(copy):
         copy.parent.mkdir(exist_ok=True)
     try:
         lake.ledger.copy_to(copy)
+        with closing(Ledger(copy)) as copied:
+            forget_absent_images(copied, images.absent)
         sha256, path = sha256_file(copy), f"{_LEDGERS}/{uuid4().hex}.sqlite"
         store.create(path, copy, sha256=sha256)
     finally:
         copy.unlink(missing_ok=True)
-    return BackupRecord(lake_id, lake.ledger.count_files(), lake.ledger.next_commit_seq() - 1, path, sha256, at)
+    commit_seq = lake.ledger.next_commit_seq() - 1
+    return BackupRecord(lake_id, lake.ledger.count_files(), commit_seq, path, sha256, at, images.pictures)
 
 
-def download_backup(store: ObjectStore, layout: LakeLayout) -> None:
-    """Write the parts, then the ledger, of the backup below the store's URL to the folders of an empty lake.
+def download_backup(store: ObjectStore, layout: LakeLayout) -> dict[str, str]:
+    """Write the parts and images, then the ledger, of the backup below the store's URL to the folders of an empty lake.
 
-    Raises `SettingsError` if there is no backup, `LakeCorruptedError` if an object differs from what was written.
+    Returns the images that are missing or damaged in the backup, by path, with the reason: the ledger has no rows of
+    them, and `scanlake images` fetches them again. Raises `SettingsError` if there is no backup, `LakeCorruptedError`
+    if another object differs from what was written.
     """
     stored = _read_record(store)
     if stored is None:
@@ -116,11 +146,8 @@ def download_backup(store: ObjectStore, layout: LakeLayout) -> None:
     record = stored[0]
     copy = layout.root / temp_name(layout.ledger.name)
     _download(store, record.ledger, copy, record.ledger_sha256)
-    ledger = Ledger(copy)
-    try:
+    with closing(Ledger(copy)) as ledger:
         parts = ledger.parts()
-    finally:
-        ledger.close()
 
     def download_part(part: Part) -> None:
         _download(store, _object_path(part), layout.part_path(part.name), part.sha256)
@@ -132,11 +159,16 @@ def download_backup(store: ObjectStore, layout: LakeLayout) -> None:
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
+    problems = {}
+    if record.images:
+        with closing(Ledger(copy)) as ledger:
+            problems = download_images(store, layout, ledger)
     with translate_os_errors(layout.ledger):
         for folder in sorted({layout.part_path(part.name).parent for part in parts}):
             fsync_dir(folder)
         copy.rename(layout.ledger)
         fsync_dir(layout.root)
+    return problems
 
 
 def _download(store: ObjectStore, path: str, file: Path, sha256: str) -> None:
@@ -171,5 +203,5 @@ def _object_path(part: Part) -> str:
 
 def _is_own(path: str) -> bool:
     folder, _, name = path.rpartition("/")
-    is_part = (folder == "raw" or folder.startswith("parts/")) and is_part_name(name.rpartition(".")[0])
+    is_part = (folder == RAW_PREFIX or folder.startswith(f"{_PARTS}/")) and is_part_name(name.rpartition(".")[0])
     return is_part or folder in {_LEDGERS, PROBE_PREFIX}

@@ -21,7 +21,8 @@ SNAPSHOTS_PREFIX: Final = "snapshots"
 PROBE_PREFIX: Final = "probe"
 """Folder of the objects with which a probe tests a store. A sweep removes what a killed probe left."""
 FOLDERS: Final = (TABLES_PREFIX, RAW_PREFIX, SNAPSHOTS_PREFIX, PROBE_PREFIX)
-"""The folders of a target without images."""
+"""The folders of a target but for its images; the objects outside of folders are OBJECTS."""
+OBJECTS: Final = (CATALOG, OWNER, LATEST)
 _IMAGE: Final = re.compile(rf"{IMAGES}/[0-9a-f]{{2}}/[0-9a-f]{{62}}\.[a-z0-9]+")
 
 _HASH_LENGTH: Final = 12
