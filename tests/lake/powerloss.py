@@ -73,12 +73,17 @@ class Log:
         self.synced[self.below(target)] = content
         self.done.append(Entry(self.below(target.parent), self.below(target), content, source=self.below(source)))
 
+    def link(self, target: Path, source: Path) -> None:
+        """A file gets a second name, with its content as far as it was synced."""
+        content = self.synced[self.below(target)] = self.synced.get(self.below(source), LOST)
+        self.done.append(Entry(self.below(target.parent), self.below(target), content))
+
 
 @contextmanager
 def recorded(root: Path) -> Iterator[Log]:
     """Record what this process does to the disk below `root`."""
     log = Log(root)
-    real = {name: getattr(Path, name) for name in ("rename", "unlink")}
+    real = {name: getattr(Path, name) for name in ("rename", "unlink", "hardlink_to")}
     real_mkdir, real_sync, real_transaction = os.mkdir, os.fsync, Ledger.transaction
 
     def sync(handle: int) -> None:
@@ -94,6 +99,10 @@ def recorded(root: Path) -> Iterator[Log]:
         real["unlink"](path, **options)
         if there:
             log.done.append(Entry(log.below(path.parent), log.below(path), gone=True))
+
+    def hardlink_to(path: Path, source: Path) -> None:
+        real["hardlink_to"](path, source)
+        log.link(path, source)
 
     def mkdir(path: Path, *arguments: Any, **options: Any) -> None:
         real_mkdir(path, *arguments, **options)
@@ -111,6 +120,7 @@ def recorded(root: Path) -> Iterator[Log]:
         patch.setattr(os, "mkdir", mkdir)
         patch.setattr(Path, "rename", rename)
         patch.setattr(Path, "unlink", unlink)
+        patch.setattr(Path, "hardlink_to", hardlink_to)
         patch.setattr(Ledger, "transaction", transaction)
         yield log
 

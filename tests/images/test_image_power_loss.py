@@ -1,0 +1,103 @@
+"""When the power fails while images are stored: a row never names a file that is missing or short."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import sys
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pipeline.client.image_downloads import find_type
+from pipeline.images.image_writer import ImageWriter
+from pipeline.images.models import FetchedImage, ImageSummary
+from pipeline.images.storing_pool import StoringPool
+from pipeline.lake.image_records import ImageKey, ImageKind
+from pipeline.lake.image_store import ImageStore
+from pipeline.lake.lake import Lake
+from pipeline.settings import Settings
+from schemas.timestamps import now_us
+from tests.lake.powerloss import LEDGER, losses, recorded
+from tests.lake.test_power_loss import write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_BATCHES = 3
+_IMAGES = 6
+
+
+def _body(number: int) -> bytes:
+    return b"%PDF-1.4\n" + b"%d " % number * 50
+
+
+@pytest.fixture
+def in_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No worker process can start, so this one does everything, under the eyes of the recorder."""
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
+
+
+def _store_images(folder: Path) -> None:
+    """Three batches; each has a content of the batch before."""
+    with Lake(folder, doing="test") as lake:
+        store, pool = ImageStore(lake.layout), StoringPool(lake.layout)
+        store.prepare()
+        writer = ImageWriter(store, pool, lake.ledger, Settings(lake=folder, images_keep_free_bytes=0), ImageSummary())
+        for batch in range(_BATCHES):
+            writer.write([_fetch(store, batch * (_IMAGES - 1) + number, batch) for number in range(_IMAGES)])
+        pool.close()
+
+
+def _fetch(store: ImageStore, number: int, batch: int) -> FetchedImage:
+    body = _body(number)
+    file = store.open_file()
+    file.write(body)
+    download = file.finish(ImageKey(batch, number, ImageKind.IMAGE))
+    image_type = find_type(body)
+    assert image_type is not None
+    return FetchedImage(download, len(body), image_type, now_us())
+
+
+def _read_rows(folder: Path, ledger: bytes) -> list[tuple[str, str]]:
+    """The path and the hash of each stored image."""
+    path = folder / "read.sqlite"
+    path.write_bytes(ledger)
+    with closing(sqlite3.connect(path)) as db:
+        if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'image'").fetchall():
+            return []
+        return db.execute("SELECT path, sha256 FROM image WHERE state = 'stored'").fetchall()
+
+
+@pytest.mark.usefixtures("in_one_process")
+def test_every_stored_row_has_its_file_after_a_loss_of_power(tmp_path: Path) -> None:
+    """After a loss of power at any moment each row's file is there with its hash, and the next run repairs the rest."""
+    lake = tmp_path / "lake"
+    with recorded(lake) as log:
+        _store_images(lake)
+    counts, opened = set[int](), 0
+    for end, tree in losses(log, alone=4):
+        ledger = tree.get(LEDGER)
+        rows = _read_rows(tmp_path, ledger) if ledger else []
+        counts.add(len(rows))
+        for path, sha256 in rows:
+            content = tree.get(path)
+            assert content is not None, f"after {end} of {len(log.done)}: {path} is missing"
+            assert hashlib.sha256(content).hexdigest() == sha256, f"after {end} of {len(log.done)}: {path}"
+        if rows and end % 5 == 0:
+            opened += 1
+            again = tmp_path / f"again-{opened}"
+            write(again, tree)
+            _store_images(again)
+            assert sorted(_read_store(again)) == sorted(_read_store(lake))
+    assert counts == {0, *(_IMAGES * batch for batch in range(1, _BATCHES + 1))}
+    assert opened > 5
+
+
+def _read_store(lake: Path) -> Iterator[tuple[str, bytes]]:
+    """Each stored image; damaged ones that were renamed do not count."""
+    for path in (lake / "images").glob("??/*"):
+        if ".damaged-" not in path.name:
+            yield path.relative_to(lake).as_posix(), path.read_bytes()
