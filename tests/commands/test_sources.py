@@ -16,7 +16,7 @@ import pytest
 from pipeline.commands import _all_sources
 from pipeline.config import load, load_all_sources, load_layers, resolve_source, source_names
 from pipeline.emulator import Emulator
-from pipeline.emulator.options import Faults
+from pipeline.emulator.options import Faults, ImageOptions
 from pipeline.errors import ExitCode, SettingsError, most_severe
 from pipeline.settings import load_token
 from tests.commands.cli_process import called, started
@@ -304,3 +304,32 @@ async def test_backup_takes_all_sources(tmp_path: Path) -> None:
     remote = await called(tmp_path, "backup", f"file://{tmp_path}/store", "--all", "--json")
     assert (remote.code, remote.json["sources"]["s"]["files"]) == (9, 30)
     assert (tmp_path / "store" / "s").is_dir()
+
+
+async def test_all_fetch_their_images(tmp_path: Path) -> None:
+    """With images_after_sync each source gets its own images; an image host that is down fails no sync."""
+    options = ImageOptions()
+    async with (
+        Emulator(12, token="of-the-first", images=options) as first,
+        Emulator(9, token="of-the-second", images=options) as second,
+    ):
+        assert first.images is not None
+        assert second.images is not None
+        tokens = sources(first, second, images_after_sync="true", max_attempts="1")
+        second.images.set_faults(probabilities={"refuse": 1.0})
+        done = await called(tmp_path, "sync", "--all", "--json", SCANLAKE_TOKEN="general", **tokens)
+        assert done.code == 0, done.err
+        answers = done.json["sources"]
+        assert answers["s0"]["images"] == {"exit_code": 0, "problem": None}
+        assert answers["s1"]["images"]["exit_code"] == 1
+        assert "image host is down" in answers["s1"]["images"]["problem"]
+        assert {name: each["details_fetched"] for name, each in answers.items()} == {"s0": 12, "s1": 9}
+        second.images.set_faults(probabilities={})
+        again = await called(tmp_path, "sync", "--all", "--json", SCANLAKE_TOKEN="general", **tokens)
+        assert [each["images"]["exit_code"] for each in again.json["sources"].values()] == [0, 0]
+        for emulator, name in ((first, "s0"), (second, "s1")):
+            assert emulator.images is not None
+            assert emulator.images.leaks == []
+            lake = tmp_path / "lake" / name
+            pictures = {row["sha256"] for row in emulator.images.truth() if row["kind"] == "image"}
+            assert {path.parent.name + path.stem for path in lake.glob("images/??/*")} == pictures

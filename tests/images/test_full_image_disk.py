@@ -1,0 +1,48 @@
+"""A disk that fills while images are stored, by worker processes too."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pipeline.errors import ExitCode
+from tests.images.image_harness import Scene, disagreements, errors_of, files_in, rows_of, scene, stored
+from tests.lake.test_full_disk import small_disk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["small_disk"]
+_NO_RESERVE = {"SCANLAKE_IMAGES_KEEP_FREE_BYTES": "0"}
+
+
+def _free(folder: Path) -> int:
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
+async def _fetch_on_full_disk(here: Scene, disk: Path, room: int) -> None:
+    """Fetch with room for so many bytes, then with all of the disk."""
+    other = disk / "other"
+    other.write_bytes(b"x" * (_free(disk) - room))
+    answer = await here.fetch(**_NO_RESERVE)
+    assert answer.code == ExitCode.STORAGE, answer.lines
+    assert len(errors_of(answer)) == 1
+    assert "Traceback" not in "".join(answer.lines)
+    other.unlink()
+    named = {row["path"] for row in rows_of(here.lake).values() if row["state"] == "stored"}
+    assert named <= files_in(here.lake).keys()
+    assert [text for text in disagreements(here.lake, here.truth()) if not text.endswith("is in no row")] == []
+
+
+@pytest.mark.parametrize("room", [20_000, 700_000, 4_000_000])
+async def test_images_on_a_full_disk(small_disk: Path, room: int) -> None:
+    """A full disk is exit code 7 and one line; no row names a file that is cut off, and the next run completes."""
+    async with scene(small_disk, 50) as here:
+        await _fetch_on_full_disk(here, small_disk, room)
+        assert (await here.fetch(**_NO_RESERVE)).code == ExitCode.OK
+        assert stored(here.lake) == set(here.truth())
+        assert disagreements(here.lake, here.truth()) == []
+        assert (await here.fetch("--verify")).json["ok"] is True
