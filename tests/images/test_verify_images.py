@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pipeline.errors import ExitCode
-from tests.images.image_harness import disagreements, rows_of, scene, states_of, stored
+from tests.images.image_harness import disagreements, files_in, rows_of, scene, states_of, stored
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,3 +89,17 @@ async def test_check_covers_images(tmp_path: Path, arguments: tuple[str, ...], c
         answer = await here.run("check", "--json", *arguments)
         assert (answer.code, len(answer.json["damage"])) == (ExitCode.DAMAGE, count)
         assert states_of(here.lake)["failed"] == count
+
+
+async def test_a_lake_that_is_left_with_snapshots_fetches_its_images_again(tmp_path: Path) -> None:
+    """Snapshots have no rows of images: each is fetched once more, and the files stay as they are."""
+    async with scene(tmp_path, 12) as here:
+        assert (await here.fetch()).code == ExitCode.OK
+        keys, files = rows_of(here.lake).keys(), files_in(here.lake)
+        for path in (*here.lake.glob("ledger.sqlite*"), here.lake / "catalog.duckdb"):
+            path.unlink()
+        assert (await here.run("sync")).code == ExitCode.OK
+        assert (await here.fetch()).code == ExitCode.OK
+        assert here.calls()[0] == 2 * len(keys)
+        assert rows_of(here.lake).keys() == keys
+        assert files_in(here.lake) == files
