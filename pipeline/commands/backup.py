@@ -97,4 +97,5 @@ def _print_result(
 def _describe_source(result: Mapping[str, Any]) -> str:
     target = result.get("folder", result.get("target"))
     parts = f"{pluralize(result['files'], 'file')} in {pluralize(result['parts'], 'part')}"
-    return f"{parts} ({format_bytes(result['bytes'])}) to {target}"
+    images = f" and {pluralize(result['images'], 'image')}" if result.get("images") else ""
+    return f"{parts} ({format_bytes(result['bytes'])}){images} to {target}"
