@@ -20,6 +20,7 @@ import structlog
 from pipeline.atomic_files import lock_file
 from pipeline.config import lake_paths, source_names, union_path
 from pipeline.errors import LakeCorruptedError, ScanlakeError, SettingsError
+from pipeline.lake.catalog_images import IMAGES_TABLE
 from pipeline.lake.duckdb import STORAGE_VERSION
 from pipeline.lake.duckdb_errors import short_message, translate_duckdb_errors
 from pipeline.lake.layout import LakeLayout, translate_os_errors, write_read_only
@@ -118,6 +119,7 @@ def _build(db: duckdb.DuckDBPyConnection, temp: Path, catalogs: Mapping[str, Pat
     for name, owner in zip(catalogs, view_owners, strict=True):
         _copy_views(db, owner, name)
     views = _create_union_views(db, list(catalogs))
+    views += _create_union_images(db, list(catalogs))
     _create_union_meta(db, list(catalogs))
     rows = db.execute("SELECT _source, snapshot FROM meta._freshness").fetchall()
     db.execute("COMMIT")
@@ -203,6 +205,23 @@ def _create_union(db: duckdb.DuckDBPyConnection, kind: str, schema: str, name: s
     ]
     db.execute(f"CREATE {kind} {schema}.{table} AS {' UNION ALL BY NAME '.join(queries)}")
     db.execute(f"COMMENT ON COLUMN {schema}.{table}._source IS {sql_literal(_SOURCE_COLUMN_COMMENT)}")
+
+
+def _create_union_images(db: duckdb.DuckDBPyConnection, sources: Sequence[str]) -> list[str]:
+    """Copy the table of images of the sources that have one: unlike other tables it is in no part."""
+    owners = {source: f"source_{index}.main" for index, source in enumerate(sources)}
+    having = db.execute(
+        "SELECT database_name FROM duckdb_tables() WHERE schema_name = 'main' AND table_name = ?", [IMAGES_TABLE]
+    ).fetchall()
+    owners = {source: owner for source, owner in owners.items() if (owner.removesuffix(".main"),) in having}
+    if not owners:
+        return []
+    _create_union(db, "TABLE", "main", IMAGES_TABLE, owners)
+    _copy_comments(db, next(iter(owners.values())).removesuffix(".main"), "main", "main", only=IMAGES_TABLE)
+    for source in owners:
+        own = f"SELECT * EXCLUDE (_source) FROM main.{IMAGES_TABLE} WHERE _source = {sql_literal(source)}"
+        db.execute(f"CREATE VIEW {sql_identifier(source)}.{IMAGES_TABLE} AS {own}")
+    return [IMAGES_TABLE]
 
 
 def _create_union_meta(db: duckdb.DuckDBPyConnection, sources: Sequence[str]) -> None:

@@ -327,8 +327,15 @@ async def test_all_fetch_their_images(tmp_path: Path) -> None:
         second.images.set_faults(probabilities={})
         again = await called(tmp_path, "sync", "--all", "--json", SCANLAKE_TOKEN="general", **tokens)
         assert [each["images"]["exit_code"] for each in again.json["sources"].values()] == [0, 0]
+        assert (await called(tmp_path, "catalog", "--union")).code == 0
+        with duckdb.connect(tmp_path / "lake" / "union.duckdb", read_only=True) as db:
+            counts = dict(db.execute("SELECT _source, count(*) FROM images GROUP BY ALL").fetchall())
+            own = {name: db.execute(f"SELECT count(*) FROM {name}.images").fetchall()[0][0] for name in counts}
+            assert len(db.execute("SELECT * FROM images JOIN uploads USING (_source, file_id)").fetchall()) > 0
+        assert counts == own
         for emulator, name in ((first, "s0"), (second, "s1")):
             assert emulator.images is not None
+            assert counts[name] == len([row for row in emulator.images.truth() if row["kind"] == "image"])
             assert emulator.images.leaks == []
             lake = tmp_path / "lake" / name
             pictures = {row["sha256"] for row in emulator.images.truth() if row["kind"] == "image"}
