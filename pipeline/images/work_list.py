@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from pipeline.images.links import LINK_KEYS
-from pipeline.lake.image_records import ImageKey, ImageKind, iter_images
+from pipeline.lake.image_records import ImageKey, ImageKind, iter_states
 from pipeline.lake.user_query import check_query, translate_query_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     import duckdb
 
@@ -110,12 +110,8 @@ class WorkList:
             for kind in selection.kinds
         ]
         lake.execute(f"CREATE TEMP VIEW upload_links AS {' UNION ALL '.join(selects)}")
-        query = "SELECT uploads.file_id, uploads.id AS upload_id FROM uploads JOIN files USING (file_id)"
-        conditions = [] if selection.where is None else [f"({selection.where}\n)"]
-        if selection.since is not None:
-            conditions.append(f"files.updated_at >= make_timestamp({selection.since})")
-        query += f" WHERE {' AND '.join(conditions)}" if conditions else ""
-        with translate_query_errors("`scanlake tables uploads` lists the columns; write uploads.id or files.id."):
+        query = _select_uploads(selection)
+        with _translate_selection_errors():
             check_query(lake, query)
             lake.execute(
                 "CREATE TEMP TABLE selected_image AS WITH chosen AS MATERIALIZED"
@@ -142,15 +138,33 @@ class WorkList:
         )
 
 
+def check_selection(lake: duckdb.DuckDBPyConnection, selection: ImageSelection) -> None:
+    """Raise `SettingsError` for wrong SQL. Nothing is read."""
+    query = _select_uploads(selection)
+    with _translate_selection_errors():
+        check_query(lake, query)
+        lake.execute(f"EXPLAIN {query}")
+
+
+def _select_uploads(selection: ImageSelection) -> str:
+    query = "SELECT uploads.file_id, uploads.id AS upload_id FROM uploads JOIN files USING (file_id)"
+    conditions = [] if selection.where is None else [f"({selection.where}\n)"]
+    if selection.since is not None:
+        conditions.append(f"files.updated_at >= make_timestamp({selection.since})")
+    return query + (f" WHERE {' AND '.join(conditions)}" if conditions else "")
+
+
+def _translate_selection_errors() -> AbstractContextManager[None]:
+    return translate_query_errors("`scanlake tables uploads` lists the columns; write uploads.id or files.id.")
+
+
 def _create_known_table(lake: duckdb.DuckDBPyConnection, ledger: LedgerQueries) -> None:
     lake.execute(
         "CREATE TEMP TABLE known_image"
         " (file_id BIGINT, upload_id BIGINT, kind VARCHAR, state VARCHAR, fetched_at TIMESTAMP)"
     )
-    for records in iter_images(ledger):
-        columns: Sequence[Sequence[object]] = [
-            [getattr(record, name) for record in records] for name in _KNOWN_SCHEMA.names
-        ]
+    for rows in iter_states(ledger):
+        columns = zip(*rows, strict=True)
         arrays = [pa.array(column, kind) for column, kind in zip(columns, _KNOWN_SCHEMA.types, strict=True)]
         lake.register("incoming_known", pa.table(arrays, schema=_KNOWN_SCHEMA))
         lake.execute("INSERT INTO known_image FROM incoming_known")

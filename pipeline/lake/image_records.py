@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pipeline.lake import ledger_writes
 from pipeline.lake.migrations import missing_statements
@@ -76,6 +76,7 @@ class ImageRecord:
 
 COLUMNS: Final = tuple(field.name for field in fields(ImageRecord))
 """The columns of the ledger's table, without its change number."""
+_KEY: Final = COLUMNS[:3]
 _read_values: Final = attrgetter(*COLUMNS)
 
 
@@ -124,18 +125,29 @@ def iter_images(ledger: LedgerQueries, *, since_change: int = 0) -> Iterator[Seq
     if since_change:
         yield from _iter_changed(ledger, since_change)
         return
+    for rows in _iter_rows(ledger, COLUMNS):
+        yield [_to_record(row) for row in rows]
+
+
+def iter_states(ledger: LedgerQueries) -> Iterator[Sequence[Sequence[Any]]]:
+    """Yield (file_id, upload_id, kind, state, fetched_at) of all rows, in batches."""
+    if has_image_table(ledger):
+        yield from _iter_rows(ledger, (*_KEY, "state", "fetched_at"))
+
+
+def _iter_rows(ledger: LedgerQueries, columns: Sequence[str]) -> Iterator[Sequence[Sequence[Any]]]:
+    """Yield these columns of all rows, in batches by key; the key is first."""
     last: tuple[int, int, str] = (-(2**63), -(2**63), "")
     while True:
         rows = ledger.query(
-            f"SELECT {', '.join(COLUMNS)} FROM image WHERE (file_id, upload_id, kind) > (?, ?, ?)"
+            f"SELECT {', '.join(columns)} FROM image WHERE (file_id, upload_id, kind) > (?, ?, ?)"
             f" ORDER BY file_id, upload_id, kind LIMIT {_BATCH_ROWS}",
             last,
         )
-        records = [_to_record(row) for row in rows]
-        if not records:
+        if not rows:
             return
-        yield records
-        last = records[-1].key
+        yield rows
+        last = (rows[-1][0], rows[-1][1], rows[-1][2])
 
 
 def _iter_changed(ledger: LedgerQueries, since_change: int) -> Iterator[Sequence[ImageRecord]]:
@@ -208,6 +220,6 @@ def create_table(db: sqlite3.Connection) -> None:
             db.execute(statement)
 
 
-def _to_record(row: sqlite3.Row) -> ImageRecord:
+def _to_record(row: Sequence[Any]) -> ImageRecord:
     values = dict(zip(COLUMNS, row, strict=True))
     return ImageRecord(**{**values, "kind": ImageKind(values["kind"]), "state": ImageState(values["state"])})
