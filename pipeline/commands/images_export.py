@@ -49,8 +49,8 @@ def run(
     require_outside_lakes(out, f"--out {out}", settings.lake)
     with open_catalog(settings) as lake:
         warn_if_incomplete(lake)
-        rows = run_interruptibly(lake, lambda: list(select_images(lake, where, thumbnails=thumbnails)))
-    result = export_images(layout, rows, out, name, copies=copy)
+        rows = run_interruptibly(lake, lambda: select_images(lake, where, thumbnails=thumbnails))
+        result = export_images(layout, rows, out, name, copies=copy)
     ways = f"{result.linked:,} linked, {result.copied:,} copied, {result.unchanged:,} unchanged"
     lines = [f"{pluralize(result.exported, 'image')}, {format_bytes(result.bytes)}, in {out}: {ways}"]
     lines += [f"{count:,} {state.replace('_', ' ')}; see manifest.csv" for state, count in result.missing.items()]

@@ -245,22 +245,19 @@ def _select_and_warn(
     """
     selected, state = _select_files(settings, selection)
     if with_images:
-        _select_images(settings, [])
+        with open_catalog(settings) as lake:
+            select_images(lake, "false", thumbnails=False)
     _print_unorderable(selected)
     return selected, state
-
-
-def _select_images(settings: Settings, file_ids: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the images of files, stored or not."""
-    where = f"uploads.file_id IN (SELECT unnest([{', '.join(map(str, file_ids))}]::BIGINT[]))"
-    with open_catalog(settings) as lake:
-        return list(select_images(lake, where, thumbnails=False))
 
 
 def _export_images(settings: Settings, folder: Path, file_ids: Sequence[int]) -> ManifestImages:
     """Export the images of files. They are copies: an edit of a hard link would change the lake."""
     layout = LakeLayout(settings.lake.absolute())
-    result = export_images(layout, _select_images(settings, file_ids), folder, DEFAULT_NAME, copies=True)
+    where = f"uploads.file_id IN (SELECT unnest([{', '.join(map(str, file_ids))}]::BIGINT[]))"
+    with open_catalog(settings) as lake:
+        images = select_images(lake, where, thumbnails=False)
+        result = export_images(layout, images, folder, DEFAULT_NAME, copies=True)
     missing = {state: count for state, count in sorted(result.missing.items()) if state != NO_LINK}
     return ManifestImages(folder=folder.name, exported=result.exported, bytes=result.bytes, missing=missing)
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tempfile
 from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 from pipeline.atomic_files import (
     FileLockedError,
+    atomic_write,
     fsync_dir,
     fsync_file,
     is_temp_file,
@@ -29,7 +31,7 @@ from pipeline.lake.reader import fetch_dicts
 from pipeline.lake.user_query import check_query, translate_query_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     import duckdb
@@ -48,6 +50,8 @@ _COLUMNS: Final = (
     *("mime", "width", "height", "taken_at", "latitude", "longitude", "fetched_at"),
 )
 _DAMAGED: Final = "damaged"
+_SELECTED: Final = "temp.selected_image"
+_PAGE_ROWS: Final = 2_000
 
 
 @dataclass(slots=True)
@@ -74,7 +78,10 @@ def validate_name(pattern: str) -> str:
 
 
 def select_images(lake: duckdb.DuckDBPyConnection, where: str | None, *, thumbnails: bool) -> Iterator[dict[str, Any]]:
-    """Yield the selected pictures of the published uploads, by reference. Raises `SettingsError` for wrong SQL."""
+    """Return the selected pictures of the published uploads, by reference. Raises `SettingsError` for wrong SQL.
+
+    They are in a temporary table, because there can be very many. Read them before the connection is closed.
+    """
     if not lake.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'images'").fetchall():
         raise SettingsError("The lake has no images.", hint="Run `scanlake images` first.")
     chosen = "SELECT uploads.file_id, uploads.id AS upload_id FROM uploads JOIN files USING (file_id)"
@@ -84,7 +91,8 @@ def select_images(lake: duckdb.DuckDBPyConnection, where: str | None, *, thumbna
     with translate_query_errors("`scanlake tables uploads` lists the columns; write uploads.id or files.id."):
         check_query(lake, chosen)
         sql = (
-            f"WITH chosen AS (SELECT DISTINCT file_id, upload_id FROM ({chosen}\n))"
+            f"CREATE OR REPLACE TEMP TABLE {_SELECTED} AS"
+            f" WITH chosen AS (SELECT DISTINCT file_id, upload_id FROM ({chosen}\n))"
             " SELECT u.file_id, f.scan_code AS reference, u.id AS upload_id, kinds.kind, u.upload_type, u.position,"
             f" coalesce(i.state, {no_row} THEN '{NO_LINK}' ELSE 'missing' END) AS state,"
             f" coalesce(i.reason, CASE WHEN i.state IS NULL THEN {no_row} THEN 'the upload has no link'"
@@ -96,11 +104,30 @@ def select_images(lake: duckdb.DuckDBPyConnection, where: str | None, *, thumbna
             " LEFT JOIN images AS i ON i.file_id = u.file_id AND i.upload_id = u.id AND i.kind = kinds.kind"
             f" WHERE kinds.kind IN {kinds} ORDER BY reference, u.file_id, u.position, u.id, kinds.kind"
         )
-        yield from fetch_dicts(lake, sql)
+        lake.execute(sql)
+    return _iter_selected(lake)
+
+
+def _iter_selected(lake: duckdb.DuckDBPyConnection) -> Iterator[dict[str, Any]]:
+    first = 0
+    while rows := fetch_dicts(
+        lake, f"SELECT * FROM {_SELECTED} WHERE rowid >= ? AND rowid < ? ORDER BY rowid", first, first + _PAGE_ROWS
+    ):
+        yield from rows
+        first += _PAGE_ROWS
+
+
+class _Picture(NamedTuple):
+    """A picture to export: its name, and what the lake has. The path is below the lake's folder."""
+
+    name: str
+    path: str
+    sha256: str
+    bytes: int
 
 
 def export_images(
-    layout: LakeLayout, rows: Sequence[dict[str, Any]], folder: Path, pattern: str, *, copies: bool
+    layout: LakeLayout, rows: Iterable[dict[str, Any]], folder: Path, pattern: str, *, copies: bool
 ) -> ExportResult:
     """Write the pictures, the manifest and the checksums. Every picture is compared with its hash first.
 
@@ -108,44 +135,55 @@ def export_images(
     `LakeLockedError` if another export writes to it.
     """
     result, missing = ExportResult(str(folder)), Counter[str]()
-    with _lock_folder(folder) as former:
-        pictures, lines = _plan_names(layout, rows, pattern, missing)
-        sums = {name: row["sha256"] for name, _, row in pictures}
+    with _lock_folder(folder) as former, _open_manifest(folder) as manifest:
+        pictures = _plan_names(layout, rows, pattern, missing, manifest)
+        sums = {picture.name: picture.sha256 for picture in pictures}
         _check_targets(folder, sums, former)
         _begin(folder, former | set(sums.items()))
         # Before the new ones are written: where upper and lower case are equal, a former name may be a new one.
         _remove_former(folder, [(name, sha256) for name, sha256 in former if name not in sums])
-        for name, source, row in pictures:
-            way = _put(source, folder / name, row["sha256"], folder=folder, copies=copies)
+        for picture in pictures:
+            source, target = layout.root / picture.path, folder / picture.name
+            way = _put(source, target, picture.sha256, folder=folder, copies=copies)
             setattr(result, way, getattr(result, way) + 1)
             result.exported += 1
-            result.bytes += row["bytes"]
+            result.bytes += picture.bytes
         with translate_os_errors(folder):
-            _finish(folder, sums, "".join(lines))
+            _finish(folder, sums, manifest)
     result.missing = dict(missing)
     return result
 
 
+@contextmanager
+def _open_manifest(folder: Path) -> Iterator[IO[str]]:
+    """Yield the next manifest, a file without a name until the folder is complete."""
+    with ExitStack() as stack:
+        with translate_os_errors(folder):
+            file = stack.enter_context(tempfile.TemporaryFile("w+", dir=folder, encoding="utf-8", newline=""))
+        yield file
+
+
 def _plan_names(
-    layout: LakeLayout, rows: Sequence[dict[str, Any]], pattern: str, missing: Counter[str]
-) -> tuple[list[tuple[str, Path, dict[str, Any]]], list[str]]:
-    """Return the pictures to export with names and files, and the lines of the manifest. Count the others by state."""
+    layout: LakeLayout, rows: Iterable[dict[str, Any]], pattern: str, missing: Counter[str], manifest: IO[str]
+) -> list[_Picture]:
+    """Return the pictures to export, and write the lines of the manifest. Count the others by state."""
     names = _Names()
-    pictures: list[tuple[str, Path, dict[str, Any]]] = []
-    lines = [format_csv_row(_COLUMNS)]
-    for row in rows:
-        source = layout.root / row["path"] if row["path"] else None
-        if source is not None and not _is_intact(source, row["sha256"]):
-            row |= {"state": _DAMAGED, "reason": "not in the lake as it was stored: run `scanlake images --verify`"}
-            source = None
-        name = None
-        if source is not None:
-            name = names.choose(pattern, row, source.suffix)
-            pictures.append((name, source, row))
-        else:
-            missing[row["state"]] += 1
-        lines.append(format_csv_row([name, *(_to_cell(row[column]) for column in _COLUMNS[1:])]))
-    return pictures, lines
+    pictures: list[_Picture] = []
+    with translate_os_errors(layout.root):
+        manifest.write(format_csv_row(_COLUMNS))
+        for row in rows:
+            source = layout.root / row["path"] if row["path"] else None
+            if source is not None and not _is_intact(source, row["sha256"]):
+                row |= {"state": _DAMAGED, "reason": "not in the lake as it was stored: run `scanlake images --verify`"}
+                source = None
+            name = None
+            if source is not None:
+                name = names.choose(pattern, row, source.suffix)
+                pictures.append(_Picture(name, row["path"], row["sha256"], row["bytes"]))
+            else:
+                missing[row["state"]] += 1
+            manifest.write(format_csv_row([name, *(_to_cell(row[column]) for column in _COLUMNS[1:])]))
+    return pictures
 
 
 def _begin(folder: Path, known: Iterable[tuple[str, str]]) -> None:
@@ -161,14 +199,20 @@ def _begin(folder: Path, known: Iterable[tuple[str, str]]) -> None:
                 path.unlink(missing_ok=True)
 
 
-def _finish(folder: Path, sums: dict[str, str], manifest: str) -> None:
+def _finish(folder: Path, sums: dict[str, str], manifest: IO[str]) -> None:
     """Write the manifest and then the checksums: the folder is complete."""
-    write_file(folder / MANIFEST, manifest)
+    _write_manifest(folder / MANIFEST, manifest)
     for path in {folder, *((folder / name).parent for name in sums)}:
         fsync_dir(path)
     sums = sums | {MANIFEST: sha256_file(folder / MANIFEST)}
     write_file(folder / SUMS, "".join(_format_sum(name, sha256) for name, sha256 in sorted(sums.items())))
     write_file(folder / MARKER, _MARKER_TEXT)
+
+
+def _write_manifest(target: Path, manifest: IO[str]) -> None:
+    manifest.seek(0)
+    with atomic_write(target) as temp, temp.open("x", encoding="utf-8", newline="") as file:
+        shutil.copyfileobj(manifest, file)
 
 
 def _format_sum(name: str, sha256: str) -> str:

@@ -73,7 +73,7 @@ def test_a_killed_export_leaves_no_picture_that_was_not_selected(
 
         return call
 
-    for name in ("_put", "write_file"):
+    for name in ("_put", "write_file", "_write_manifest"):
         monkeypatch.setattr(image_export, name, stop_before(getattr(image_export, name)))
     with pytest.raises(KeyboardInterrupt):
         export(lake, rows[1:])
