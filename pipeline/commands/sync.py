@@ -125,6 +125,9 @@ def _sync(
     if settings.images_after_sync:
         code, message = run_subcommand(settings.lake, context.config, "images", *to_argv({"source": context.source}))
         result.result["images"] = {"exit_code": code, "problem": message or None}
+        if settings.publish_after_sync and settings.publish_images:
+            # Again: images may take hours, and the tables must not wait for them.
+            result.result["publish"] = publish_in_subprocess(context, settings)
     if verification:
         result.result["verify"] = verification.as_json()
     if context.as_json:

@@ -63,6 +63,27 @@ async def test_readers_find_each_image_by_its_path(tmp_path: Path) -> None:
         assert (checked.code, checked.json["images"]) == (ExitCode.OK, second["images"])
 
 
+async def test_a_sync_publishes_the_images_that_it_fetched(tmp_path: Path) -> None:
+    """With all three settings one sync brings its images to the target; the next has nothing to publish."""
+    target = tmp_path / "target"
+    environment = {
+        "SCANLAKE_PUBLISH_TO": f"file://{target}",
+        "SCANLAKE_PUBLISH_AFTER_SYNC": "true",
+        "SCANLAKE_PUBLISH_IMAGES": "true",
+        "SCANLAKE_IMAGES_AFTER_SYNC": "true",
+    }
+    async with scene(tmp_path, 8) as here:
+        here.emulator.world.update(here.emulator.world.pick_random(3))
+        answer = await here.run("sync", "--json", **environment)
+        assert (answer.code, answer.json["publish"]["problem"]) == (ExitCode.OK, None), answer.lines
+        assert _images_at(f"file://{target}") == files_in(here.lake)
+        assert len(files_in(here.lake)) > 0
+        written = latest(open_store(f"file://{target}"))
+        assert (await here.run("sync", "--json", **environment)).code == ExitCode.OK
+        assert latest(open_store(f"file://{target}")).images == written.images
+        assert (await here.run("check", "--published", "--read-data")).code == ExitCode.OK
+
+
 async def test_a_purge_erases_the_images_of_the_target(tmp_path: Path) -> None:
     """A purge deletes the images of its file from the target, too, and no other."""
     url = f"file://{tmp_path / 'target'}"
