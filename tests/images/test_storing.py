@@ -156,7 +156,8 @@ async def test_a_run_that_ends_leaves_no_worker(tmp_path: Path, number: signal.S
         process = await started(here.emulator, here.lake, "images", "--images-max-concurrency", "8")
         await _until(lambda: len(_workers_of(here.lake)) > 1 and here.host.counts.total() > 40)
         process.send_signal(number)
-        await ended(process)
+        code, _, _ = await ended(process)
+        assert code == (ExitCode.INTERRUPTED if number is signal.SIGTERM else -number)
         await _until(lambda: not _workers_of(here.lake))
         here.host.set_options(slow_ratio=0.0)
         assert (await here.fetch()).code == ExitCode.OK
@@ -172,3 +173,6 @@ async def test_a_time_limit_ends_a_run_and_its_workers(tmp_path: Path) -> None:
         assert 0 < answer.json["stored"] < len(here.truth())
         assert len(stored(here.lake)) == answer.json["stored"]
         assert _workers_of(here.lake) == []
+        here.host.set_options(slow_ratio=0.0)
+        assert (await here.fetch()).code == ExitCode.OK
+        assert stored(here.lake) == set(here.truth())
