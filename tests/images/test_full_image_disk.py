@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import subprocess
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
-from pipeline.errors import ExitCode
+from pipeline.errors import ExitCode, StorageError
+from pipeline.images.storing import FileToStore
+from pipeline.images.storing_pool import StoringPool
+from pipeline.lake.image_store import ImageStore
+from pipeline.lake.layout import LakeLayout
 from tests.images.image_harness import Scene, disagreements, errors_of, files_in, rows_of, scene, stored
 from tests.lake.test_full_disk import small_disk
 
@@ -46,3 +53,36 @@ async def test_images_on_a_full_disk(small_disk: Path, room: int) -> None:
         assert stored(here.lake) == set(here.truth())
         assert disagreements(here.lake, here.truth()) == []
         assert (await here.fetch("--verify")).json["ok"] is True
+
+
+def test_a_worker_on_a_full_disk_says_so(tmp_path: Path) -> None:
+    """A worker that cannot create a folder is a `StorageError` of the run; with room the same download is stored."""
+    disk = tmp_path / "few"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "nr_inodes=40", "tmpfs", str(disk)], check=False).returncode != 0:
+        pytest.skip("needs the right to mount")
+    try:
+        layout = LakeLayout(disk / "lake")
+        layout.root.mkdir()
+        ImageStore(layout).prepare()
+        body = b"%PDF-1.4 " + b"x" * 100
+        path = layout.root / "images" / "incoming" / "1"
+        path.write_bytes(body)
+        file = FileToStore(path, hashlib.sha256(body).hexdigest(), "application/pdf", "pdf")
+        others = [disk / f"other-{number}" for number in range(60)]
+        with suppress(OSError):
+            for other in others:
+                other.touch()
+        pool = StoringPool(layout)
+        try:
+            with pytest.raises(StorageError, match="No space") as raised:
+                pool.store((file,))
+            assert "images" in raised.value.message
+            for other in others:
+                other.unlink(missing_ok=True)
+            assert pool.store((file,)).new == {file.name}
+        finally:
+            pool.close()
+        assert (layout.root / file.name).read_bytes() == body
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
