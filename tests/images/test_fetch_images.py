@@ -131,10 +131,10 @@ async def test_an_image_that_always_fails_is_failed_and_not_a_host_that_is_down(
 async def test_a_host_that_recovers_too_late_does_not_hide_what_is_left(tmp_path: Path) -> None:
     """If a slow answer follows many failures, the run still says that images are left, and the next one takes them."""
     async with scene(tmp_path, 40, slow_ratio=1.0, slow_seconds=0.5) as here:
-        here.host.faults.add(ScriptedFault("refuse", times=40, skip=2))
+        here.host.faults.add(ScriptedFault("refuse", times=80, skip=2))
         answer = await here.fetch(SCANLAKE_MAX_ATTEMPTS="1", SCANLAKE_IMAGES_MAX_CONCURRENCY="64")
         assert answer.code == ExitCode.FAILED
-        assert 0 < len(stored(here.lake)) < len(here.truth()) - 40
+        assert 0 < len(stored(here.lake)) < len(here.truth()) - 20
         assert "left, because the image host is down" in errors_of(answer)[0]
         here.host.set_options(slow_ratio=0.0)
         here.host.faults.clear()
