@@ -106,8 +106,11 @@ def test_a_picture_that_ends_its_worker_is_refused_alone(tmp_path: Path) -> None
 
 
 def _has_open(pid: int, path: Path) -> bool:
+    """Whether a worker has the file open. Before its program starts it has what this process has open."""
     with suppress(OSError):  # the process, or a file of it, may end while it is looked at
-        return any(handle.readlink() == path for handle in Path(f"/proc/{pid}/fd").iterdir())
+        process = Path(f"/proc/{pid}")
+        if b"pipeline.images.storing" in (process / "cmdline").read_bytes():
+            return any(handle.readlink() == path for handle in (process / "fd").iterdir())
     return False
 
 
