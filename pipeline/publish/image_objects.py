@@ -108,6 +108,8 @@ def _read_pictures(layout: LakeLayout, ledger: LedgerQueries, prefix: str) -> di
     pictures: dict[str, PendingPicture] = {}
     for row in read_images_of(ledger, prefix):
         if row.path is not None:
+            if not is_image_path(row.path):  # of a restored ledger: it must not lead out of the lake
+                raise LakeCorruptedError("The ledger names a file that is no image.", hint="Run `scanlake check`.")
             former = pictures.get(row.path)
             fetched_at = row.fetched_at if former is None else min(former.fetched_at, row.fetched_at)
             file = layout.root / row.path

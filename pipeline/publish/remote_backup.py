@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ _LEDGERS: Final = "ledgers"
 _PARTS: Final = "parts"
 _FOLDERS: Final = (RAW_PREFIX, _PARTS, _LEDGERS, PROBE_PREFIX)
 _HASH_CHARS: Final = 16
+_PART_FOLDER: Final = re.compile(rf"{RAW_PREFIX}|{_PARTS}/\w+")
+_NOT_RESTORED: Final = "Use another backup; nothing was restored."
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,8 @@ def download_backup(store: ObjectStore, layout: LakeLayout) -> dict[str, str]:
     _download(store, record.ledger, copy, record.ledger_sha256)
     with closing(Ledger(copy)) as ledger:
         parts = ledger.parts()
+    if any(not _is_own(_object_path(part)) for part in parts):
+        raise LakeCorruptedError(f"{store.url(record.ledger)} names a file that is no part.", hint=_NOT_RESTORED)
 
     def download_part(part: Part) -> None:
         _download(store, _object_path(part), layout.part_path(part.name), part.sha256)
@@ -175,9 +180,7 @@ def _download(store: ObjectStore, path: str, file: Path, sha256: str) -> None:
     with translate_os_errors(file):
         store.download(path, file)
         if sha256_file(file) != sha256:
-            raise LakeCorruptedError(
-                f"{store.url(path)} differs from what was backed up.", hint="Use another backup; nothing was restored."
-            )
+            raise LakeCorruptedError(f"{store.url(path)} differs from what was backed up.", hint=_NOT_RESTORED)
         fsync_file(file)
         if is_part_name(file.name):
             file.chmod(READ_ONLY)
@@ -203,5 +206,5 @@ def _object_path(part: Part) -> str:
 
 def _is_own(path: str) -> bool:
     folder, _, name = path.rpartition("/")
-    is_part = (folder == RAW_PREFIX or folder.startswith(f"{_PARTS}/")) and is_part_name(name.rpartition(".")[0])
+    is_part = _PART_FOLDER.fullmatch(folder) is not None and is_part_name(name.rpartition(".")[0])
     return is_part or folder in {_LEDGERS, PROBE_PREFIX}

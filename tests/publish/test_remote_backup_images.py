@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
+from pipeline.atomic_files import sha256_file
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.lake.lake import Lake
 from pipeline.maintenance.backup import fill_folder
@@ -91,6 +95,35 @@ async def test_a_damaged_image_costs_itself_alone(tmp_path: Path) -> None:
         own.write_bytes(whole)
         assert (await here.run("backup", target.as_uri(), "--with-images")).code == ExitCode.OK
         assert len((target / names[2]).read_bytes()) == len((here.lake / names[2]).read_bytes()), "replaced by its size"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE image SET path = '../evil.jpg' WHERE path = (SELECT min(path) FROM image)",
+        "UPDATE part SET name = 'parts/../../' || substr(name, 7) WHERE name LIKE 'parts/uploads/%'",
+    ],
+)
+async def test_a_backup_writes_nothing_outside_of_the_lake(tmp_path: Path, statement: str) -> None:
+    """A ledger in the backup whose names lead out of the lake is refused with one line, and no file is written."""
+    async with scene(tmp_path, 5) as here:
+        assert (await here.fetch()).code == ExitCode.OK
+        target, restored = tmp_path / "target", tmp_path / "below" / "restored"
+        target.mkdir()
+        assert (await here.run("backup", target.as_uri(), "--with-images")).code == ExitCode.OK
+        [ledger] = target.glob("ledgers/*")
+        ledger.chmod(0o600)
+        with closing(sqlite3.connect(ledger)) as db, db:
+            db.execute(statement)
+        record = json.loads((target / "backup.json").read_text())
+        (target / "backup.json").chmod(0o600)
+        (target / "backup.json").write_text(json.dumps(record | {"ledger_sha256": sha256_file(ledger)}))
+        for folder in ("", "restored"):
+            (tmp_path / "below" / folder).mkdir(exist_ok=True)
+        answer = await here.run("restore", target.as_uri(), str(restored))
+        assert (answer.code, len(errors_of(answer))) == (ExitCode.DAMAGE, 1), answer.lines
+        assert "names a file that is no" in errors_of(answer)[0]
+        assert [path.name for path in (tmp_path / "below").rglob("*")] == ["restored"]
 
 
 class _EndingStore(StoppingStore):
