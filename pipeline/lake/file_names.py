@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from pipeline.lake.layout import LakeLayout
 
+_PART_FOLDER_RE: Final = re.compile(r"raw|parts/\w+", re.ASCII)
 _PART_NAME_RE: Final = re.compile(r"\d{12}-[0-9a-f]{6}(-\d{4})?\.parquet")
 RESERVED_NAMES: Final = frozenset(  # of Windows, with every suffix
     ["CON", "PRN", "AUX", "NUL", *(f"{name}{number}" for name in ("COM", "LPT") for number in "0123456789¹²³")]
@@ -31,6 +32,12 @@ def list_part_files(layout: LakeLayout) -> list[Path]:
 def is_part_name(name: str) -> bool:
     """Return whether a file has the name of a part."""
     return _PART_NAME_RE.fullmatch(name) is not None
+
+
+def is_part_path(path: str) -> bool:
+    """Return whether a path below the lake's folder is that of a part. No such path leads out of the folder."""
+    folder, _, name = path.rpartition("/")
+    return _PART_FOLDER_RE.fullmatch(folder) is not None and is_part_name(name)
 
 
 def list_snapshots(layout: LakeLayout) -> list[tuple[int, Path]]:

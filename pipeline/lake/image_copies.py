@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from pipeline.atomic_files import fsync_dir, sha256_file
 from pipeline.errors import LakeCorruptedError
-from pipeline.lake.image_names import IMAGES
+from pipeline.lake.image_names import IMAGES, is_image_path
 from pipeline.lake.image_records import ImageState, forget_images, iter_images
 from pipeline.lake.layout import translate_os_errors, write_read_only
 
@@ -34,6 +34,8 @@ def copy_pictures(layout: LakeLayout, ledger: LedgerQueries, target: LakeLayout,
         for record in records:
             if record.state is not ImageState.STORED or record.path is None or record.path in named:
                 continue
+            if not is_image_path(record.path):  # of a backup that is restored: it must not lead out of the lake
+                raise LakeCorruptedError("The ledger names a file that is no image.", hint="Use another backup.")
             named.add(record.path)
             source, copy = layout.root / record.path, target.root / record.path
             if copy.is_file() and copy.stat().st_size == record.bytes:

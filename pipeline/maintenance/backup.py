@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pipeline.atomic_files import FileLockedError, atomic_write, fsync_dir, is_temp_file, lock_file
-from pipeline.errors import LakeLockedError, ScanlakeError, SettingsError
-from pipeline.lake.file_names import list_snapshots
+from pipeline.errors import LakeCorruptedError, LakeLockedError, ScanlakeError, SettingsError
+from pipeline.lake.file_names import is_part_path, list_snapshots
 from pipeline.lake.image_copies import copy_pictures, forget_missing_pictures
 from pipeline.lake.image_names import IMAGES
 from pipeline.lake.integrity import check_parts_exist
@@ -197,6 +197,8 @@ def _copy_parts_and_ledger(lake: Lake, target: LakeLayout, *, link: bool, with_i
     """Copy the parts that the target lacks, then the ledger. Return the number of parts by the way they were copied."""
     parts, counts = lake.ledger.parts(), Counter[str]()
     for part in parts:
+        if not is_part_path(part.name):  # of a backup that is restored: it must not lead out of the lake
+            raise LakeCorruptedError("The ledger names a file that is no part.", hint="Use another backup.")
         if lake.layout.has_part_at(target.root, part):
             counts["unchanged"] += 1
             continue

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pipeline.errors import LakeCorruptedError, StorageError
-from pipeline.lake.image_names import IMAGES
+from pipeline.lake.image_names import IMAGES, is_image_path
 from pipeline.lake.image_records import read_images_of, read_totals
-from pipeline.publish.target_layout import is_image_path
 from pipeline.publish.uploads import UPLOADS_SIDE_BY_SIDE, PendingUpload, create_object, find_difference
 
 if TYPE_CHECKING:

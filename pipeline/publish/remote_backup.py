@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import msgspec
 
 from pipeline.atomic_files import READ_ONLY, fsync_dir, fsync_file, sha256_file, temp_name
 from pipeline.errors import LakeCorruptedError, PublishError, SettingsError
-from pipeline.lake.file_names import is_part_name
+from pipeline.lake.file_names import is_part_name, is_part_path
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.ledger import Ledger
@@ -36,7 +35,6 @@ _LEDGERS: Final = "ledgers"
 _PARTS: Final = "parts"
 _FOLDERS: Final = (RAW_PREFIX, _PARTS, _LEDGERS, PROBE_PREFIX)
 _HASH_CHARS: Final = 16
-_PART_FOLDER: Final = re.compile(rf"{RAW_PREFIX}|{_PARTS}/\w+")
 _NOT_RESTORED: Final = "Use another backup; nothing was restored."
 
 
@@ -151,7 +149,7 @@ def download_backup(store: ObjectStore, layout: LakeLayout) -> dict[str, str]:
     _download(store, record.ledger, copy, record.ledger_sha256)
     with closing(Ledger(copy)) as ledger:
         parts = ledger.parts()
-    if any(not _is_own(_object_path(part)) for part in parts):
+    if any(not is_part_path(part.name) for part in parts):
         raise LakeCorruptedError(f"{store.url(record.ledger)} names a file that is no part.", hint=_NOT_RESTORED)
 
     def download_part(part: Part) -> None:
@@ -206,5 +204,4 @@ def _object_path(part: Part) -> str:
 
 def _is_own(path: str) -> bool:
     folder, _, name = path.rpartition("/")
-    is_part = _PART_FOLDER.fullmatch(folder) is not None and is_part_name(name.rpartition(".")[0])
-    return is_part or folder in {_LEDGERS, PROBE_PREFIX}
+    return is_part_path(f"{folder}/{name.rpartition('.')[0]}") or folder in {_LEDGERS, PROBE_PREFIX}

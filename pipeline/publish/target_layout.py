@@ -23,7 +23,6 @@ PROBE_PREFIX: Final = "probe"
 FOLDERS: Final = (TABLES_PREFIX, RAW_PREFIX, SNAPSHOTS_PREFIX, PROBE_PREFIX)
 """The folders of a target but for its images; the objects outside of folders are OBJECTS."""
 OBJECTS: Final = (CATALOG, OWNER, LATEST)
-_IMAGE: Final = re.compile(rf"{IMAGES}/[0-9a-f]{{2}}/[0-9a-f]{{62}}\.[a-z0-9]+")
 
 _HASH_LENGTH: Final = 12
 _IMAGE_TABLE: Final = re.compile(rf"{TABLES_PREFIX}/{IMAGES}/{IMAGES}-[0-9a-f]{{{_HASH_LENGTH}}}\.parquet")
@@ -77,11 +76,6 @@ def is_part_path(path: str) -> bool:
 def is_snapshot_path(path: str) -> bool:
     """Return whether an object has the name of a published snapshot."""
     return _SNAPSHOT.fullmatch(path) is not None
-
-
-def is_image_path(path: str) -> bool:
-    """Return whether an object has the name of an image."""
-    return _IMAGE.fullmatch(path) is not None
 
 
 def image_table_path(sha256: str) -> str:
