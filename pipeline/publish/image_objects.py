@@ -67,6 +67,11 @@ def compare_images(layout: LakeLayout, ledger: LedgerQueries, store: ObjectStore
                 yield ImageChunk(_read_pictures(layout, ledger, prefix), objects)
 
 
+def has_other_images(layout: LakeLayout, ledger: LedgerQueries, store: ObjectStore) -> bool:
+    """Return whether a store has images that the lake does not name: perhaps another lake's, which must not go."""
+    return any(chunk.unnamed for chunk in compare_images(layout, ledger, store))
+
+
 def read_pictures(layout: LakeLayout, ledger: LedgerQueries) -> Iterator[dict[str, PendingPicture]]:
     """Yield the stored pictures of a lake, by path, chunk by chunk."""
     for prefix in _choose_prefixes(ledger):

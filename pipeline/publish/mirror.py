@@ -22,15 +22,11 @@ from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.snapshots import read_snapshot, require_snapshot
 from pipeline.publish.iceberg_owner import read_owner
-from pipeline.publish.image_objects import list_without_images
+from pipeline.publish.image_objects import has_other_images, list_without_images
 from pipeline.publish.image_table import add_image_view, publish_image_table
 from pipeline.publish.latest import LatestRecord, PublishedCatalog, PublishedSnapshot, encode_latest, read_latest
 from pipeline.publish.mirror_images import MirroredImages, mirror_images
-from pipeline.publish.target_catalog import (
-    list_empty_parts,
-    read_snapshot_number,
-    write_target_catalog,
-)
+from pipeline.publish.target_catalog import list_empty_parts, read_snapshot_number, write_target_catalog
 from pipeline.publish.target_layout import (
     CATALOG,
     FOLDERS,
@@ -181,6 +177,8 @@ class _Mirror:
         listed, has_images = list_without_images(self._store, OBJECTS, FOLDERS, has_images=has_images)
         if OWNER in listed:
             self._check_owner()
+        if has_images and latest.record is None:
+            self._refuse_other_images()
         uploads = self._list_uploads(contents, listed)
         upload_all(self._store, uploads)
         images = MirroredImages()
@@ -231,6 +229,14 @@ class _Mirror:
             raise SettingsError(
                 f"{self._store.base_url} has Iceberg tables {whose}.",
                 hint="Use another target; each lake needs its own.",
+            )
+
+    def _refuse_other_images(self) -> None:
+        """Raise `SettingsError` if images that the lake does not name are there, which a sweep would delete."""
+        if has_other_images(self._lake.layout, self._lake.ledger, self._store):
+            raise SettingsError(
+                f"{self._store.base_url} has images of another lake, or of a file that was purged.",
+                hint="Use another target, or delete the images there.",
             )
 
     def _is_current(self, record: LatestRecord, last: SnapshotRecord, number: int) -> bool:

@@ -16,8 +16,13 @@ from pipeline.lake.file_names import is_part_name, is_part_path
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.ledger import Ledger
-from pipeline.publish.backup_images import BackedUpImages, back_up_images, download_images, forget_absent_images
-from pipeline.publish.image_objects import list_without_images
+from pipeline.publish.backup_images import (
+    BackedUpImages,
+    back_up_images,
+    download_images,
+    forget_absent_images,
+)
+from pipeline.publish.image_objects import has_other_images, list_without_images
 from pipeline.publish.target_layout import PROBE_PREFIX, RAW_PREFIX
 from pipeline.publish.uploads import UPLOADS_SIDE_BY_SIDE, PendingUpload, upload_all
 
@@ -86,7 +91,8 @@ def upload_backup(lake: Lake, store: ObjectStore, *, at: int, with_images: bool 
         raise SettingsError(f"{store.base_url} has the backup of another lake.", hint="Use another target.")
     has_images = former is not None and former[0].images > 0
     listed, has_images = list_without_images(store, (), _FOLDERS, has_images=has_images)
-    if former is None and any(not _is_own(path) for path in listed):
+    has_others = has_images and former is None and has_other_images(lake.layout, lake.ledger, store)
+    if former is None and (has_others or any(not _is_own(path) for path in listed)):
         raise SettingsError(f"{store.base_url} has other objects.", hint="Use a target of its own for the backup.")
     missing = [
         PendingUpload(_object_path(part), lake.layout.part_path(part.name), part.bytes, part.sha256)

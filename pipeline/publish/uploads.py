@@ -50,7 +50,7 @@ def create_object(store: ObjectStore, upload: PendingUpload) -> bool:
     with translate_os_errors(upload.file):
         is_whole = upload.file.stat().st_size == upload.bytes and sha256_file(upload.file) == upload.sha256
     if not is_whole:
-        raise LakeCorruptedError(f"{upload.file.name} differs from what was written; it was not published.")
+        raise LakeCorruptedError(f"{upload.file.name} differs from what was written; it was not uploaded.")
     for attempt in range(_ATTEMPTS):
         if store.create(upload.path, upload.file, sha256=upload.sha256):
             return True

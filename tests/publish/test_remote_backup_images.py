@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sqlite3
 from contextlib import closing
@@ -128,6 +129,27 @@ async def test_a_backup_writes_nothing_outside_of_the_lake(tmp_path: Path, state
         assert (answer.code, len(errors_of(answer))) == (ExitCode.DAMAGE, 1), answer.lines
         assert re.search("names a file that is no|is missing", errors_of(answer)[0])
         assert [path.name for path in (tmp_path / "below").rglob("*")] == ["restored"]
+
+
+async def test_images_of_another_lake_are_not_deleted(tmp_path: Path) -> None:
+    """A first backup, or publish, below a URL that has other images is refused, and deletes none of them."""
+    target = tmp_path / "target"
+    other = target / "images" / "ab" / f"{'c' * 62}.jpg"
+    other.parent.mkdir(parents=True)
+    other.write_bytes(b"of another lake whose first backup was killed")
+    os.utime(other, (1, 1))
+    async with scene(tmp_path, 5) as here:
+        assert (await here.fetch()).code == ExitCode.OK
+        for options in ([], ["--with-images"]):
+            answer = await here.run("backup", target.as_uri(), *options)
+            assert (answer.code, len(errors_of(answer))) == (ExitCode.USAGE, 1)
+            assert "has other objects" in errors_of(answer)[0]
+        assert files_in(target).keys() == {other.relative_to(target).as_posix()}
+        for options in ([], ["--with-images"]):
+            answer = await here.run("publish", "--to", target.as_uri(), *options)
+            assert (answer.code, len(errors_of(answer))) == (ExitCode.USAGE, 1)
+            assert "has images of another lake" in errors_of(answer)[0]
+        assert files_in(target).keys() == {other.relative_to(target).as_posix()}
 
 
 class _EndingStore(StoppingStore):
