@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from pipeline.publish.object_store import open_store
 from pipeline.publish.remote_backup import download_backup, upload_backup
 from schemas.timestamps import now_us
 from tests.images.image_harness import disagreements, errors_of, files_in, rows_of, scene, stored
+from tests.processes import ended, started
 from tests.publish.stopping_store import PublisherStopped, StoppingStore
 
 if TYPE_CHECKING:
@@ -201,6 +203,26 @@ async def test_a_backup_or_restore_that_stops_is_completed_by_the_next(tmp_path:
         assert stop_at > len(names)
         assert files_in(folder) == names
         assert rows_of(folder) == rows_of(here.lake)
+
+
+async def test_a_restore_that_is_killed_is_completed_by_the_next(tmp_path: Path) -> None:
+    """SIGKILL in the middle of the images leaves a folder that the same command fills."""
+    target, restored = tmp_path / "target", tmp_path / "restored"
+    target.mkdir()
+    async with scene(tmp_path, 60) as here:
+        assert (await here.fetch()).code == ExitCode.OK
+        assert (await here.run("backup", target.as_uri(), "--with-images")).code == ExitCode.OK
+        command = ("restore", target.as_uri(), str(restored))
+        process = await started(here.emulator, here.lake, *command)
+        while process.returncode is None and len(files_in(restored)) < 30:
+            await asyncio.sleep(0.001)
+        process.kill()
+        await ended(process)
+        assert len(files_in(restored)) >= 30
+        assert not (restored / "ledger.sqlite").exists(), "killed too late"
+        assert (await here.run(*command)).code == ExitCode.OK
+        assert files_in(restored) == files_in(here.lake)
+        assert rows_of(restored) == rows_of(here.lake)
 
 
 async def test_backups_with_images_on_s3(tmp_path: Path, s3_server: S3Server, s3_url: str) -> None:
