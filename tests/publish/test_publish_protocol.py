@@ -284,7 +284,7 @@ async def test_a_damaged_part_is_not_published(tmp_path: Path) -> None:
     async with Emulator(5, seed=SEED) as emulator:
         await synced(emulator, lake)
     flip(parts(lake)[0])
-    with pytest.raises(LakeCorruptedError, match="was not published"):
+    with pytest.raises(LakeCorruptedError, match="was not uploaded"):
         published(lake, store)
     assert store.head(LATEST) is None
 
