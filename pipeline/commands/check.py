@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,14 +16,10 @@ from pipeline.lake.folder_checks import require_lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.maintenance.repair import CheckResult, check_and_repair, check_only
 from pipeline.publish.check_published import check_published
-from pipeline.publish.engine_check import check_engine, format_engine_sql
 from pipeline.publish.object_store import open_store
 from pipeline.settings import Settings
 
 _MAX_LISTED_IDS = 10
-_ENGINE_SQL = typer.Option("--engine-sql", help="Print a query that counts the Iceberg tables in any engine.")
-_ENGINE_RESULTS = typer.Option(metavar="FILE", help="Compare the rows of that query, saved as CSV, with the lake.")
-_SNAPSHOT = typer.Option(metavar="N", help="With --engine-results: the snapshot to compare. Default: the newest.")
 
 
 def run(
@@ -40,9 +35,6 @@ def run(
     to: Annotated[
         str | None, typer.Option(metavar="URL", help="With --published: the target. Default: the last one.")
     ] = None,
-    engine_sql: Annotated[bool, _ENGINE_SQL] = False,
-    engine_results: Annotated[Path | None, _ENGINE_RESULTS] = None,
-    snapshot: Annotated[int | None, _SNAPSHOT] = None,
     all_sources: Annotated[bool, ALL_OPTION] = False,
 ) -> ExitCode:
     """Check the lake's own files and repair damage (`verify` compares with the service).
@@ -54,22 +46,12 @@ def run(
     With --published: compares objects, row counts and rows of the newest published snapshot with the lake, with
     --read-data also every object's hash. Changes nothing.
 
-    For any engine with the Iceberg tables: run the query of --engine-sql there, save its rows as CSV, and compare them
-    with --engine-results FILE.
-
     Exit codes: 0 no damage, 9 damage (also if it was repaired), 8 the object storage failed or refused.
     """
     if all_sources:
         options = {"read_data": read_data, "dry_run": dry_run}
         return report_all_sources(context, ["check", *to_argv(options)], _describe_source)
     settings = context.settings()
-    if engine_sql:
-        context.print_result(
-            {"sql": (sql := format_engine_sql(settings.iceberg_namespace, settings.iceberg_source))}, sql
-        )
-        return ExitCode.OK
-    if engine_results is not None:
-        return _check_engine(context, settings, engine_results, snapshot)
     if published or to is not None:
         return _check_published(context, settings, to, read_data=read_data)
     if dry_run:
@@ -107,26 +89,6 @@ def _check_published(context: CommandContext, settings: Settings, to: str | None
     if result.snapshot < result.newest:
         lines += [f"the lake has snapshot {result.newest}; run `scanlake publish --to {target}`"]
     context.print_result({"ok": not result.issues, **asdict(result)}, "\n".join(lines) + "\n")
-    return ExitCode.DAMAGE if result.issues else ExitCode.OK
-
-
-def _check_engine(context: CommandContext, settings: Settings, results: Path, number: int | None) -> ExitCode:
-    with open_lake(context, settings, "check") as lake:
-        last = lake.ledger.last_snapshot()
-        if last is None:
-            raise SettingsError("The lake has no snapshot.", hint="Run `scanlake sync` first.")
-        result = check_engine(lake.layout, number or last.snapshot, results)
-    lines = [f"{issue.subject}: {issue.problem}" for issue in result.issues]
-    rows = sum(numbers.row_count for numbers in result.tables.values())
-    subject = f"snapshot {result.snapshot}: {pluralize(rows, 'row')} in {pluralize(len(result.tables), 'table')}"
-    if result.issues:
-        lines += [f"DIFFERENT: {pluralize(len(result.issues), 'table')} of {subject}"]
-        lines += ["if the engine reads another sync, name its snapshot with --snapshot"]
-    else:
-        lines += [f"ok: {subject}"]
-    tables = {name: numbers._asdict() for name, numbers in result.tables.items()}
-    printed = {"ok": not result.issues, **asdict(result), "tables": tables}
-    context.print_result(printed, "\n".join(lines) + "\n")
     return ExitCode.DAMAGE if result.issues else ExitCode.OK
 
 

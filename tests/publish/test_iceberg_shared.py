@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 import pyarrow.compute as pc
 import pytest
@@ -231,7 +229,7 @@ def test_a_lake_publishes_as_one_source(kind: str, request: pytest.FixtureReques
 
 
 def test_two_lakes_publish_by_the_command(tmp_path: Path) -> None:
-    """Both lakes are in the same tables, a mirror beside them is refused, and the SQL of the check has the source."""
+    """Both lakes are in the same tables, a mirror beside them is refused."""
     location = f"file://{tmp_path}/target"
     numbers = {}
     for source in IDS:
@@ -243,8 +241,6 @@ def test_two_lakes_publish_by_the_command(tmp_path: Path) -> None:
     for source, number in numbers.items():
         assert list_differences(tmp_path / source, number, read_source(catalog, source)) == []
     assert "has Iceberg tables that lakes share." in told(tmp_path / "north", "publish", "--to", location, code=2)
-    with patch.dict(os.environ, {"SCANLAKE_ICEBERG_SOURCE": "north"}):
-        assert "FROM scanlake.files WHERE _source = 'north'" in told(tmp_path / "north", "check", "--engine-sql")
 
 
 def test_a_column_of_another_version_stays(tmp_path: Path) -> None:
