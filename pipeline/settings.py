@@ -253,11 +253,6 @@ class Settings(BaseSettings):
         "With several sources: -NAME before the extension.",
         examples=["/var/lib/node_exporter/scanlake.prom"],
     )
-    otel_endpoint: str | None = Field(
-        default=None,
-        description="OpenTelemetry collector for the same metrics (OTLP over HTTP). Requires the extra `otel`.",
-        examples=["http://127.0.0.1:4318"],
-    )
     on_failure: str | None = Field(
         default=None,
         description="Command that runs once per kind of failure and once after recovery, without a shell. "
@@ -324,11 +319,6 @@ class Settings(BaseSettings):
     @classmethod
     def _check_watch_interval(cls, text: str) -> str:
         return setting_checks.check_duration(text)
-
-    @field_validator("otel_endpoint")
-    @classmethod
-    def _check_otel_endpoint(cls, url: str | None) -> str | None:
-        return None if url is None else validate_url(url).geturl().rstrip("/")
 
     @field_validator("proxy")
     @classmethod

@@ -38,7 +38,7 @@ _SLOW_MODULES: Final = frozenset(
     " crawl/test_budgets crawl/test_failures crawl/test_list_variants crawl/test_moving_world"
     " crawl/test_overflowing_second crawl/test_stopping dashboard/test_browser dashboard/test_command"
     " dashboard/test_figures docs/test_output docs/test_search_output emulator/test_control_and_process"
-    " monitoring/test_container monitoring/test_metrics monitoring/test_otel monitoring/test_terminal_progress"
+    " monitoring/test_container monitoring/test_metrics monitoring/test_terminal_progress"
     " monitoring/test_watch cli/test_query_terminal commands/test_first_run commands/test_init"
     " commands/test_init_source"
     " test_distribution".split()

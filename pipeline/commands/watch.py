@@ -18,7 +18,6 @@ from pipeline.monitoring.after_run import metric_labels
 from pipeline.monitoring.liveness import liveness_problem
 from pipeline.monitoring.metrics import render_prometheus
 from pipeline.monitoring.metrics_server import serve_metrics
-from pipeline.monitoring.otel import check_otel_installed
 from pipeline.monitoring.run_history import RunStatsFile
 from pipeline.monitoring.schedule import Schedule, parse_duration
 from pipeline.monitoring.scheduler import COMMAND, WatchConfig, Watcher, run_watchers
@@ -128,7 +127,6 @@ def _load_settings(context: CommandContext) -> Settings:
     settings = context.settings()
     require_base_url(settings)
     context.token(settings)
-    check_otel_installed(settings)
     return settings
 
 

@@ -1,4 +1,4 @@
-"""Bookkeeping after a run: run statistics, metrics file, OpenTelemetry, alerts.
+"""Bookkeeping after a run: run statistics, metrics file, alerts.
 
 `scanlake sync` does this itself. Under `scanlake watch` the parent process does it, because it outlives every run.
 """
@@ -22,7 +22,6 @@ from pipeline.logs import to_one_line
 from pipeline.monitoring.alerts import build_alert, is_configured, send_alert, send_ping
 from pipeline.monitoring.child_process import is_watched
 from pipeline.monitoring.metrics import write_metrics
-from pipeline.monitoring.otel import check_otel_installed, export_metrics
 from pipeline.monitoring.outcome import Outcome, OutcomeKind
 from pipeline.monitoring.run_history import RunStatsFile
 from pipeline.progress import CrawlProgress
@@ -55,11 +54,7 @@ class RunResult:
 
 @contextmanager
 def monitored_run(settings: Settings, command: str, source: str = "") -> Iterator[RunResult]:
-    """Record the result of a run and send metrics and alerts; under `watch` the parent does this.
-
-    Raises `SettingsError` before the run if OpenTelemetry is set and not installed.
-    """
-    check_otel_installed(settings)
+    """Record the result of a run and send metrics and alerts; under `watch` the parent does this."""
     result, started_at = RunResult(), time.time()
     reason = error_type = ""
     try:
@@ -79,9 +74,7 @@ def monitored_run(settings: Settings, command: str, source: str = "") -> Iterato
 
 def _has_receiver(settings: Settings) -> bool:
     """Return whether metrics, alerts or pings of a run go anywhere."""
-    return bool(
-        is_configured(settings) or settings.on_success_webhook or settings.metrics_file or settings.otel_endpoint
-    )
+    return bool(is_configured(settings) or settings.on_success_webhook or settings.metrics_file)
 
 
 def _is_lake(folder: Path) -> bool:
@@ -117,8 +110,6 @@ def record_run(
     if settings.metrics_file is not None:
         path = per_source_path(settings.metrics_file, source) if source else settings.metrics_file
         write_metrics(path, stats, labels)
-    if settings.otel_endpoint is not None:
-        export_metrics(settings.otel_endpoint, stats, labels)
     if outcome.kind is OutcomeKind.DONE:
         send_ping(settings, stop=stop)
     if event is not None and send_alert(settings, build_alert(event, outcome, source), stop=stop):

@@ -222,7 +222,6 @@ async def test_a_killed_sync_is_told_by_the_next(tmp_path: Path) -> None:
         ("on_failure", " ", "must be a command"),
         ("on_failure_webhook", "http://chat.example/hook", "must be https"),
         ("on_failure_webhook", "ftp://chat.example/", "must look like https://"),
-        ("otel_endpoint", "http://collector.example:4318", "must be https"),
         ("watch_interval", "15", "must be a duration"),
     ],
 )
