@@ -92,7 +92,6 @@ _PANELS: Final = {
     "Look into the service": {
         "files": "Search the files in the service, without a lake.",
         "file": "Show one file as the service has it now, without a lake.",
-        "record": "Record anonymised answers of the service as a test fixture.",
     },
     "Try it out": {
         "demo": "Run the main workflow against the emulator: sync, change, sync, verify, report, query.",

@@ -29,7 +29,7 @@ CANARY: Final = "cAnArY/7f3a+Scanlake/Suite9c1e+Token=="
 TOKEN_FILE: Final = "token"
 """The one file name under which a test may keep the canary."""
 
-_SLOW_FOLDERS: Final = ("api", "engines", "lake", "publish", "recording", "reports", "stateful", "sync")
+_SLOW_FOLDERS: Final = ("api", "engines", "lake", "publish", "reports", "stateful", "sync")
 _SLOW_MODULES: Final = frozenset(
     "cli/test_argument_validation cli/test_damage cli/test_hostile_queries cli/test_mcp cli/test_output"
     " cli/test_process_start cli/test_query_access cli/test_standard_streams cli/test_summaries client/test_proxy"

@@ -79,8 +79,7 @@ class Client:
 
     Raises `SettingsError`, `AuthenticationError`, `ProtocolError`, `RetriesExhaustedError` (a
     `ServiceUnavailableError`), and for shares and report orders `OutcomeUnknownError` and `RequestRejectedError`.
-    `on_list_page` is called with each query, page number and page of `list_files`, `on_response` with each call and
-    its response without the token, before it is parsed.
+    `on_list_page` is called with each query, page number and page of `list_files`.
     """
 
     def __init__(
@@ -110,7 +109,6 @@ class Client:
         self.has_announced_next = False  # a list has had a next page: its counts and links mean something
         self.has_contradicted_itself = False  # a list has: neither its counts nor a null link show an end
         self.on_list_page: Callable[[FileQuery, int, ListPage], None] | None = None
-        self.on_response: Callable[[ApiCall[Any], Response], None] | None = None
         self._retry_policy = RetryPolicy(
             max_attempts=options.max_attempts,
             total_deadline_seconds=options.total_deadline_seconds,
@@ -358,10 +356,7 @@ class Client:
                 self._retry_policy.was_answered = True
                 self.clock.observe(headers.get("Date"))
                 if not 300 <= status < 400:
-                    response = Response(status, headers, self._redactor.redact_body(body, error=status >= 300))
-                    if self.on_response is not None:
-                        self.on_response(call, response)
-                    return response
+                    return Response(status, headers, self._redactor.redact_body(body, error=status >= 300))
                 url = self._redirect(call, status, str(url), headers.get("Location"))
                 continue
             raise attempt_error  # outside of the handler, so that aiohttp's exception is not its context

@@ -21,7 +21,7 @@ LAYERS: Final = (
     {"commands", "api"},
     {"context"},
     {
-        *("sync", "maintenance", "reports", "shares", "doctor", "monitoring", "dashboard", "recording", "publish"),
+        *("sync", "maintenance", "reports", "shares", "doctor", "monitoring", "dashboard", "publish"),
         "images",
     },
     {"crawl"},

@@ -1,1 +1,0 @@
-"""Recordings of the service: its real answers, anonymised, for tests that replay them."""
