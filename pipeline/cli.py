@@ -353,9 +353,10 @@ _TOKEN_ON_COMMAND_LINE: Final = SettingsError(
 def _report_failure(error: BaseException, arguments: Sequence[str]) -> int:
     """Write one line to stderr, one object to stdout with `--json`, and the traceback to the log. Return the code."""
     logs = importlib.import_module("pipeline.logs")
-    if not isinstance(error, TyperException):
-        logs.log_traceback(error)
-    failure = _to_failure(error, arguments)
+    log_file = None if isinstance(error, TyperException) else logs.log_traceback(error)
+    failure = _to_failure(error)
+    if log_file is not None and isinstance(failure, BugError):
+        failure.hint = f"Report it with the traceback in {log_file}."
     message, hint = logs.to_one_line(failure.message), logs.to_one_line(failure.hint)
     if not message.endswith((".", "?", "!")):
         message += "."
@@ -373,17 +374,12 @@ def _report_failure(error: BaseException, arguments: Sequence[str]) -> int:
     return exit_code
 
 
-def _to_failure(error: BaseException, arguments: Sequence[str]) -> ScanlakeError:
+def _to_failure(error: BaseException) -> ScanlakeError:
     if isinstance(error, TyperException):
         return _usage_error(error)
     if isinstance(error, typer.Abort):
         return RunInterrupted("Interrupted.")
-    failure = to_scanlake_error(error)
-    if isinstance(failure, BugError):
-        report = importlib.import_module("pipeline.crash_report").write_report(error, arguments, list(COMMANDS))
-        if report is not None:
-            failure.hint = f"Report it with {report}, which contains none of your data."
-    return failure
+    return to_scanlake_error(error)
 
 
 def _usage_error(error: TyperException) -> SettingsError:

@@ -9,7 +9,6 @@ import json
 import re
 import resource
 import sys
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Final, Literal, cast, get_args, get_origin
@@ -18,12 +17,11 @@ import structlog
 import typer
 from rich.console import Console
 
-from pipeline import crash_report, logs, progress
+from pipeline import logs, progress
 from pipeline.config import SettingsLayers, load_layers, resolve_source, token_variable
-from pipeline.errors import ScanlakeError
 from pipeline.formatting import format_bytes
 from pipeline.global_options import GlobalOptions, tokens_in_environment
-from pipeline.lake.lake_folder import FolderKind, classify_folder, missing_lake_error
+from pipeline.lake.lake_folder import missing_lake_error
 from pipeline.lake.layout import LakeLayout
 from pipeline.settings import Settings, load_token
 
@@ -71,9 +69,6 @@ class CommandContext(GlobalOptions):
     def use_settings(self, layers: SettingsLayers) -> Settings:
         """Validate the settings and start the log file. Raises `SettingsError`."""
         settings = layers.settings()
-        with suppress(ScanlakeError):
-            if classify_folder(LakeLayout(settings.lake.absolute())) is not FolderKind.OTHER:
-                crash_report.set_report_folder(settings.lake)
         if settings.token is not None:
             logs.register_secrets(settings.token.get_secret_value())
         logs.configure(self.log_level, as_json=self.log_json, file=settings.log_file)

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
 
 class ExitCode(IntEnum):
@@ -193,7 +193,7 @@ class BugError(ScanlakeError):
     """An unforeseen exception. Its text may contain data, so the message has only its type and code line."""
 
     exit_code = ExitCode.BUG
-    default_hint = "Run it again with --log-file FILE, and report it with the traceback in FILE."
+    default_hint = "Run the command again with --log-file FILE; FILE gets the traceback to report."
 
     def __init__(self, error: BaseException) -> None:
         frames = traceback.extract_tb(error.__traceback__)
@@ -209,11 +209,7 @@ class RunInterrupted(ScanlakeError):  # noqa: N818 - it ends a run on request
 
 
 class RemoteTraceback(Exception):  # noqa: N818 - the name that concurrent.futures uses
-    """The frames of another scanlake process at its error: (file, line, function), outermost first."""
-
-    def __init__(self, frames: Sequence[tuple[str, int, str]]) -> None:
-        super().__init__("in another process")
-        self.frames = frames
+    """The stack of another scanlake process at its error, as text."""
 
 
 _NO_THREAD: Final = "can't start new thread"  # Python's text where the system has no memory for its stack

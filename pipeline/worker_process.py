@@ -42,7 +42,7 @@ class _Failure:
     """An error and its stack, which a pickled error does not contain."""
 
     error: Exception
-    frames: tuple[tuple[str, int, str], ...]  # file, line, function; outermost first
+    stack: str
 
 
 class WorkerProcess:
@@ -74,7 +74,7 @@ class WorkerProcess:
             process.kill()  # its pipe may contain half a request, and the next one would follow it
             raise
         if isinstance(answer, _Failure):
-            raise answer.error from RemoteTraceback(answer.frames)
+            raise answer.error from RemoteTraceback(f"in the {self._name} process\n{answer.stack}")
         return answer
 
     def close(self) -> None:
@@ -114,8 +114,7 @@ def serve(answer: Callable[[Any], object]) -> None:
             try:
                 result = answer(request)
             except Exception as error:  # noqa: BLE001 - raised again in the parent
-                frames = traceback.extract_tb(error.__traceback__)
-                result = _Failure(error, tuple((frame.filename, frame.lineno or 0, frame.name) for frame in frames))
+                result = _Failure(error, "".join(traceback.format_tb(error.__traceback__)))
             send(answers, result)
             del request, result
             gc.collect(0)

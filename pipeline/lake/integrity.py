@@ -7,7 +7,6 @@ here writes; `maintenance.repair` repairs the issues.
 from __future__ import annotations
 
 import os
-import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from pipeline.lake.models import Part
 
 _BATCH_ROWS: Final = 10_000
-_CRASH_REPORT_RE: Final = re.compile(r"scanlake-bug-[0-9TZa-f-]+\.txt")
 # The last two: the statistics of runs, and the lock of share jobs.
 _AUXILIARY_FILES: Final = (
     *("ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.sqlite-journal"),
@@ -267,7 +265,7 @@ def unknown_files(layout: LakeLayout, ledger: LedgerQueries) -> list[str]:
     leftovers = set(map(layout.part_name, list_part_files(layout)))
     unknown = (name for name in paths - known - leftovers if not is_temp_file(PurePath(name)))
     unknown = (name for name in unknown if not name.startswith(f"{IMAGES}/") or is_strange_incoming(name))
-    return sorted(name for name in unknown if not _CRASH_REPORT_RE.fullmatch(name) and name.split("/")[0] != "spill")
+    return sorted(name for name in unknown if name.split("/")[0] != "spill")
 
 
 def describe_os_error(error: OSError) -> str:

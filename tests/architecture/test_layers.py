@@ -28,7 +28,7 @@ LAYERS: Final = (
     {"client", "lake"},
     {"flatten"},
     {"worker_process"},
-    {"config", "crash_report", "process", "settings_template"},
+    {"config", "process", "settings_template"},
     {"progress", "logs", "settings", "global_options"},
     {"setting_checks"},
     {

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pipeline import cli, crash_report
+from pipeline import cli
 from tests.logging_reset import logging_as_before
 from tests.processes import Answer
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 @pytest.fixture
 def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Answer]]:
     """Runs the command line here: what a process would do, without its start. Keywords are environment variables."""
-    place = crash_report._report_folder
 
     def call(*arguments: str, **environment: str) -> Answer:
         capsys.readouterr()
@@ -32,4 +31,3 @@ def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
     with logging_as_before():
         yield call
-    crash_report._report_folder = place

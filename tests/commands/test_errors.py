@@ -6,10 +6,8 @@ import asyncio
 import json
 import os
 import shutil
-import stat
 import subprocess
 import sys
-import tempfile
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -17,13 +15,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pipeline import crash_report
 from pipeline.commands import status
 from pipeline.emulator import Emulator
 from tests.sync.sync_harness import synced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from tests.processes import Answer
 
@@ -127,61 +124,32 @@ def test_the_last_line_is_json_with_log_json(main: Main) -> None:
 # Bugs
 
 
-@pytest.fixture
-def bug(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """A verb with a bug in it whose messages hold somebody's data; gives the temporary folder it has."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    monkeypatch.setattr(crash_report, "_report_folder", None)
+def test_a_bug_is_one_line_and_its_traceback_is_in_the_log(
+    tmp_path: Path, canary: str, main: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line has no data and says where the traceback is, or how to get it; the traceback has no secret."""
 
     def run(call: object) -> None:
         """Fail."""
         try:
             dict[object, object]()[DATA, repr(call)]
         except KeyError as error:
-            raise RuntimeError(f"no file of {DATA}") from error
+            raise RuntimeError(f"no file of {DATA}, {canary}") from error
 
     monkeypatch.setattr(status, "run", run)
-    yield folder
-    monkeypatch.undo()
-
-
-def test_a_bug_leaves_a_report_that_can_be_shared(bug: Path, canary: str, main: Main) -> None:
-    """The report names version, command, options and lines of code; no message, no value and no secret is in it."""
-    answer = main("status", "--lake", "/home/somebody/lake", "--json", SCANLAKE_TOKEN=canary)
+    answer = main("status", SCANLAKE_TOKEN=canary)
     assert answer.code == 70
-    [report] = bug.iterdir()
     [line] = answer.err.splitlines()
-    assert str(report) in line
-    assert stat.S_IMODE(report.stat().st_mode) == 0o600
-    text = report.read_text()
-    assert "command: status --lake --json" in text
-    assert "builtins.KeyError" in text
-    assert "builtins.RuntimeError" in text
-    assert "test_errors.py:" in text
-    assert "Python 3." in text
-    for secret in (DATA, "/home/somebody", canary, str(Path.home())):
-        assert secret not in text
-
-
-def test_a_report_goes_to_the_lake_and_few_are_kept(bug: Path, main: Main) -> None:
-    """Reports go to the lake's folder when it is there; only the newest stay, and nobody else's files go."""
-    lake = bug.with_name("lake")
-    lake.mkdir()
-    (lake / "scanlake-bug-notes.txt").write_text("mine")
-    crash_report.set_report_folder(lake)
-    for second in range(8):
-        (lake / f"scanlake-bug-20250101T00000{second}Z-abcdef.txt").write_text("old")
-    line = main("status").err
-    assert str(lake) in line
-    assert not list(bug.iterdir())
-    kept = sorted(path.name for path in lake.iterdir())
-    assert len(kept) == crash_report.MAX_REPORTS + 1
-    assert kept[-1] == "scanlake-bug-notes.txt"
-    assert kept[-2] in line
-    shutil.rmtree(lake)
-    assert str(bug) in main("status").err
+    assert "RuntimeError at test_errors.py:" in line
+    assert line.endswith("Run the command again with --log-file FILE; FILE gets the traceback to report.")
+    answer = main("status", "--log-file", "log.jsonl", SCANLAKE_TOKEN=canary)
+    [line] = answer.err.splitlines()
+    assert line.endswith(f"Report it with the traceback in {tmp_path / 'log.jsonl'}.")
+    assert DATA not in line
+    [event] = map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines())
+    assert "KeyError" in event["traceback"]
+    assert "test_errors.py" in event["traceback"]
+    assert canary not in str(event)
 
 
 # Completion
