@@ -222,21 +222,10 @@ class Settings(BaseSettings):
         "sync; the next one retries.",
     )
     images_thumbnails: bool = Field(default=False, description="Also fetch the thumbnails.")
-    images_max_concurrency: int = Field(
-        default=64, ge=1, le=512, description="Maximum number of concurrent requests to one image host."
-    )
-    images_max_file_bytes: int = Field(
-        default=104_857_600, ge=1, description="Maximum size of one image, in bytes. A larger one is refused."
-    )
     images_max_bytes: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
         description="Maximum size of all images in the lake, in bytes. The command stops before it. Unset: no limit.",
         examples=[500_000_000_000],
-    )
-    images_keep_free_bytes: int = Field(
-        default=1_073_741_824,
-        ge=0,
-        description="Bytes of the disk that images leave free for the tables. The command stops before.",
     )
 
     watch_interval: str = Field(

@@ -21,6 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from tests.constants import apply_constants
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
@@ -173,6 +175,7 @@ def _become(given: dict[str, Any], files: list[int]) -> None:
     os.chdir(given["cwd"])
     os.environ.clear()
     os.environ.update(given["env"])
+    apply_constants(os.environ)
     time.tzset()
     if given["limits"]:
         _limit(given["limits"])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.constants import VARIABLE
 from tests.forkserver import run_command
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ async def _launch(
 ) -> asyncio.subprocess.Process:
     service = {"SCANLAKE_BASE_URL": emulator.base_url, "SCANLAKE_TOKEN": emulator.token}
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "pipeline", *arguments),
+        *(sys.executable, "-m", "tests.constants" if VARIABLE in environment else "pipeline", *arguments),
         env={**os.environ, **service, **environment},
         stdin=stdin,
         stdout=asyncio.subprocess.PIPE,

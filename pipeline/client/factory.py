@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _MAX_ATTEMPT_TIMEOUT_SECONDS: Final = 60.0
 _FILES_OF_THE_LAKE: Final = 128  # open files that are no connections: 22 measured in a sync, and parts while published
 _MIN_CONNECTIONS: Final = 8
+_MAX_IMAGE_CONCURRENCY: Final = 64  # of one image host
 
 _log = structlog.get_logger()
 
@@ -47,7 +48,7 @@ def create_client(settings: Settings, token: str, *, learned: dict[str, Any] | N
 def create_image_client(settings: Settings, token: str) -> ImageClient:
     """Return the client for the images' hosts. It never sends `token`."""
     options = ClientOptions(
-        max_concurrency=_limit_to_open_files(settings.images_max_concurrency),
+        max_concurrency=_limit_to_open_files(_MAX_IMAGE_CONCURRENCY),
         max_attempts=settings.max_attempts,
         total_deadline_seconds=settings.request_timeout_seconds,
         attempt_timeout_seconds=min(_MAX_ATTEMPT_TIMEOUT_SECONDS, settings.request_timeout_seconds),

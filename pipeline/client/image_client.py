@@ -20,7 +20,6 @@ from pipeline.client.calls import ApiCall, CallRunner, RequestStats
 from pipeline.client.connector import create_connector
 from pipeline.client.errors import (
     AIOHTTP_EXCEPTIONS,
-    RetriesExhaustedError,
     map_aiohttp_exception,
     prevent_implicit_retry,
 )
@@ -70,6 +69,7 @@ class ImageClient:
         self._base_url = check_base_url(base_url)
         self._redactor = TokenRedactor(token)
         self._options = options
+        self.max_concurrency = options.max_concurrency
         self._time_source = time_source or TimeSource()
         self._own_origin = origin(self._base_url)
         self._resolver = SafeResolver(self._own_origin[1], proxy=options.proxy)
@@ -117,13 +117,13 @@ class ImageClient:
         except ProtocolError as error:
             return RefusedImage(error.message.rstrip("."))
 
-    async def download(self, link: ImageLink, target: ImageTarget, *, max_bytes: int) -> ImageAnswer:
+    async def download(self, link: ImageLink, target: ImageTarget) -> ImageAnswer:
         """Download an image into a file.
 
         Public hosts are allowed; private addresses only if the service itself has one: else the answer is a refusal,
         as for a redirect that must not be followed. Raises `RetriesExhaustedError`.
         """
-        download = ImageDownload(target, max_bytes=max_bytes)
+        download = ImageDownload(target)
         host = self._host(link.origin)
         self.stats.other += 1
         runner = CallRunner(
@@ -133,10 +133,6 @@ class ImageClient:
             return await runner.run(ApiCall("GET image", _to_url(link), download.result))
         except ProtocolError as error:
             return RefusedImage(error.message.rstrip("."))
-        except RetriesExhaustedError as error:
-            if error.kind == "size":
-                return RefusedImage(f"more than {max_bytes:,} bytes (images_max_file_bytes)")
-            raise
 
     def _check(self, url: str) -> ImageLink:
         address, target = resolve_named(url, self._base_url, _SUBJECT)

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from pipeline.client.errors import AttemptError
+from pipeline.errors import ProtocolError
 
 if TYPE_CHECKING:
     from pipeline.client.protocol import Response
 
+_MAX_BYTES: Final = 100 * 1024**2  # of one picture; a larger one is refused
 _HEAD_BYTES: Final = 32  # the longest start by which types differ
 _INVALID_LINK_STATUSES: Final = frozenset({400, 401, 403, 404, 410})
 """Answers of signed links that expired, and of pictures that no longer exist. Object stores answer 400, 403 or 404."""
@@ -103,9 +105,8 @@ ImageAnswer = DownloadedImage | InvalidLink | RefusedImage
 class ImageDownload:
     """Writes the bytes of one download into a file, attempt by attempt."""
 
-    def __init__(self, target: ImageTarget, *, max_bytes: int) -> None:
+    def __init__(self, target: ImageTarget) -> None:
         self._target = target
-        self._max_bytes = max_bytes
         self._head = b""
         self._written = 0
 
@@ -132,9 +133,9 @@ class ImageDownload:
         self._target.write(part)
 
     def check_size(self, size: int) -> None:
-        """Raise `AttemptError` for a body above the limit; `size` is its size, compressed or not."""
-        if size > self._max_bytes:
-            raise AttemptError("size", f"more than {self._max_bytes:,} bytes (images_max_file_bytes)", retryable=False)
+        """Raise `ProtocolError` for a body above the limit; `size` is its size, compressed or not."""
+        if size > _MAX_BYTES:
+            raise ProtocolError(f"more than {_MAX_BYTES:,} bytes")
 
     def result(self, response: Response) -> ImageAnswer:
         """Return the result of the download. Raises `AttemptError` for an answer that another attempt can better."""

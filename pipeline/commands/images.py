@@ -24,7 +24,7 @@ from schemas.timestamps import SECOND, now_us
 _MAX_REASONS = 10
 
 
-@setting_options("base_url", "token_file", "images_max_concurrency", "images_max_bytes", "max_duration_seconds")
+@setting_options("base_url", "token_file", "images_max_bytes", "max_duration_seconds")
 def run(
     context: CommandContext,
     *,

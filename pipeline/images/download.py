@@ -135,7 +135,7 @@ class ImageDownloader:
                 raise
 
     async def _fetch_all(self, work: WorkList) -> None:
-        workers = self._settings.images_max_concurrency
+        workers = self._client.max_concurrency
         async with asyncio.TaskGroup() as group:
             for _ in range(workers):
                 group.create_task(self._fetch_from_queue())
@@ -198,7 +198,7 @@ class ImageDownloader:
             return link
         host = self._find_host(link)
         try:
-            answer = await self._client.download(link, file, max_bytes=self._settings.images_max_file_bytes)
+            answer = await self._client.download(link, file)
         except RetriesExhaustedError as error:
             return _FailedDownload(host, error)
         host.has_answered, host.is_down = True, False

@@ -92,7 +92,7 @@ class ImageWriter:
             fetched, problem = self._select_within(limit, fetched)
         try:
             # The complete downloads are on the disk already.
-            self._store.require_space(0, keep_free=self._settings.images_keep_free_bytes)
+            self._store.require_space()
         except StorageError as error:
             problem = problem or error
         return fetched, problem

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from pipeline.lake.layout import LakeLayout
 
+_KEEP_FREE_BYTES: Final = 1024**3  # for the tables
 _BUFFER_BYTES: Final = 1024 * 1024
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -141,12 +142,12 @@ class ImageStore:
                     continue
                 yield CompleteDownload(path, ImageKey(int(parts[1]), int(parts[2]), ImageKind(parts[3])), parts[4])
 
-    def require_space(self, size: int, *, keep_free: int) -> None:
-        """Raise `StorageError` if `size` more bytes would leave less than `keep_free` bytes of the disk free."""
+    def require_space(self) -> None:
+        """Raise `StorageError` if the disk has less than `_KEEP_FREE_BYTES` free."""
         with translate_os_errors(self._layout.root):
             free = shutil.disk_usage(self._layout.root).free
-        if free - size < keep_free:
+        if free < _KEEP_FREE_BYTES:
             raise StorageError(
-                f"{self._layout.root}: {format_bytes(free)} free, and images leave {format_bytes(keep_free)} free.",
-                hint="Free disk space or lower images_keep_free_bytes, then run `scanlake images` again.",
+                f"{self._layout.root}: {format_bytes(free)} free; images leave {format_bytes(_KEEP_FREE_BYTES)}.",
+                hint="Free disk space, then run `scanlake images` again.",
             )

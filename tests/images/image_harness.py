@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.emulator import Emulator, ImageOptions
+from tests.constants import set_constants
 from tests.processes import Answer, ran
 from tests.sync.sync_harness import SEED, synced
 
@@ -63,6 +64,11 @@ async def scene(tmp_path: Path, files: int = 40, **options: Any) -> AsyncIterato
         assert emulator.images is not None
         yield Scene(emulator, lake)
         assert not emulator.images.leaks, "a credential arrived at the image host"
+
+
+def limited(concurrency: int) -> dict[str, str]:
+    """Return the environment of a run with so many requests at a time."""
+    return set_constants({"pipeline.client.factory._MAX_IMAGE_CONCURRENCY": concurrency})
 
 
 def errors_of(answer: Answer) -> list[str]:

@@ -10,8 +10,19 @@ from typing import TYPE_CHECKING
 from pipeline.emulator.faults import ScriptedFault
 from pipeline.errors import ExitCode
 from tests.conftest import ROOT
+from tests.constants import set_constants
 from tests.forkserver import run_command
-from tests.images.image_harness import disagreements, errors_of, files_in, rows_of, scene, states_of, stored, wanted
+from tests.images.image_harness import (
+    disagreements,
+    errors_of,
+    files_in,
+    limited,
+    rows_of,
+    scene,
+    states_of,
+    stored,
+    wanted,
+)
 from tests.processes import ended, started
 
 if TYPE_CHECKING:
@@ -45,7 +56,7 @@ async def test_what_is_no_picture_is_named_and_asked_for_again_only_on_request(t
     """Pages, halves, giants and lost pictures have a row with the reason, and --retry tries them again."""
     options = {"removed_ratio": 0.1, "html_ratio": 0.1, "huge_ratio": 0.05, "broken_ratio": 0.1, "broken": "short"}
     async with scene(tmp_path, 30, **options, huge_bytes=2_000_000) as here:
-        limit = {"SCANLAKE_IMAGES_MAX_FILE_BYTES": "1000000"}
+        limit = set_constants({"pipeline.client.image_downloads._MAX_BYTES": 1_000_000})
         answer = await here.fetch(**limit)
         truth = here.truth()
         states = {"removed": "not_found", "html": "refused", "huge": "refused", "broken": "refused"}
@@ -56,7 +67,7 @@ async def test_what_is_no_picture_is_named_and_asked_for_again_only_on_request(t
             assert row["state"] == states.get(truth[key]["outcome"], "stored"), (row, truth[key])
             assert (row["reason"] is None) == (row["state"] == "stored")
         reasons = " ".join(answer.json["reasons"])
-        for part in ("no picture", "cannot be decoded", "images_max_file_bytes", "HTTP 404 for a new link"):
+        for part in ("no picture", "cannot be decoded", "more than 1,000,000 bytes", "HTTP 404 for a new link"):
             assert part in reasons
         calls = here.calls()
         assert (await here.fetch(**limit)).code == ExitCode.OK
@@ -132,7 +143,7 @@ async def test_a_host_that_recovers_too_late_does_not_hide_what_is_left(tmp_path
     """If a slow answer follows many failures, the run still says that images are left, and the next one takes them."""
     async with scene(tmp_path, 40, slow_ratio=1.0, slow_seconds=0.5) as here:
         here.host.faults.add(ScriptedFault("refuse", times=80, skip=2))
-        answer = await here.fetch(SCANLAKE_MAX_ATTEMPTS="1", SCANLAKE_IMAGES_MAX_CONCURRENCY="64")
+        answer = await here.fetch(SCANLAKE_MAX_ATTEMPTS="1")
         assert answer.code == ExitCode.FAILED
         assert 0 < len(stored(here.lake)) < len(here.truth()) - 20
         assert "left, because the image host is down" in errors_of(answer)[0]
@@ -151,9 +162,9 @@ async def test_the_limit_of_all_images_stops_the_run_before_it(tmp_path: Path) -
         assert "images_max_bytes" in errors_of(answer)[0]
         assert 0 < sum(map(len, files_in(here.lake).values())) <= 500_000
         assert disagreements(here.lake, here.truth()) == []
-        low = await here.fetch(SCANLAKE_IMAGES_KEEP_FREE_BYTES=str(10**18))
+        low = await here.fetch(**set_constants({"pipeline.lake.image_store._KEEP_FREE_BYTES": 10**18}))
         assert (low.code, len(errors_of(low))) == (ExitCode.STORAGE, 1)
-        assert "images_keep_free_bytes" in errors_of(low)[0]
+        assert "images leave" in errors_of(low)[0]
         assert (await here.fetch()).code == ExitCode.OK
         assert stored(here.lake) == set(here.truth())
         assert disagreements(here.lake, here.truth()) == []
@@ -185,7 +196,7 @@ async def test_kills_repeat_only_the_downloads_in_flight(tmp_path: Path) -> None
     async with scene(tmp_path, 70, size_bytes=60_000) as here:
         truth = here.truth()
         for number in range(1, 7):
-            process = await started(here.emulator, here.lake, "images", "--images-max-concurrency", str(_CONCURRENCY))
+            process = await started(here.emulator, here.lake, "images", **limited(_CONCURRENCY))
             while process.returncode is None and len(here.host.fetches) < number * len(truth) // 8:
                 await asyncio.sleep(0.002)
             if process.returncode is None:
@@ -202,7 +213,7 @@ async def test_kills_repeat_only_the_downloads_in_flight(tmp_path: Path) -> None
 async def test_a_request_to_stop_commits_what_is_complete(tmp_path: Path) -> None:
     """SIGTERM ends the run with exit code 130; complete downloads are in the lake, and the next run takes the rest."""
     async with scene(tmp_path, 60, slow_ratio=1.0, slow_seconds=0.2) as here:
-        process = await started(here.emulator, here.lake, "images", "--images-max-concurrency", str(_CONCURRENCY))
+        process = await started(here.emulator, here.lake, "images", **limited(_CONCURRENCY))
         while not here.host.fetches and process.returncode is None:
             await asyncio.sleep(0.01)
         process.send_signal(signal.SIGTERM)

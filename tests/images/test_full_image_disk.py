@@ -15,6 +15,7 @@ from pipeline.images.storing import FileToStore
 from pipeline.images.storing_pool import StoringPool
 from pipeline.lake.image_store import ImageStore
 from pipeline.lake.layout import LakeLayout
+from tests.constants import set_constants
 from tests.images.image_harness import Scene, disagreements, errors_of, files_in, rows_of, scene, stored
 from tests.lake.test_full_disk import small_disk
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["small_disk"]
-_NO_RESERVE = {"SCANLAKE_IMAGES_KEEP_FREE_BYTES": "0"}
+_NO_RESERVE = set_constants({"pipeline.lake.image_store._KEEP_FREE_BYTES": 0})
 
 
 def _free(folder: Path) -> int:

@@ -14,6 +14,7 @@ from pipeline.client.image_downloads import find_type
 from pipeline.images.image_writer import ImageWriter
 from pipeline.images.models import FetchedImage, ImageSummary
 from pipeline.images.storing_pool import StoringPool
+from pipeline.lake import image_store
 from pipeline.lake.image_records import ImageKey, ImageKind
 from pipeline.lake.image_store import ImageStore
 from pipeline.lake.lake import Lake
@@ -36,7 +37,8 @@ def _body(number: int) -> bytes:
 
 @pytest.fixture
 def in_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No worker process can start, so this one does everything, under the eyes of the recorder."""
+    """No worker process can start, so this one does everything, under the eyes of the recorder, on any disk."""
+    monkeypatch.setattr(image_store, "_KEEP_FREE_BYTES", 0)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
 
 
@@ -45,7 +47,7 @@ def _store_images(folder: Path) -> None:
     with Lake(folder, doing="test") as lake:
         store, pool = ImageStore(lake.layout), StoringPool(lake.layout)
         store.prepare()
-        writer = ImageWriter(store, pool, lake.ledger, Settings(lake=folder, images_keep_free_bytes=0), ImageSummary())
+        writer = ImageWriter(store, pool, lake.ledger, Settings(lake=folder), ImageSummary())
         for batch in range(_BATCHES):
             writer.write([_fetch(store, batch * (_IMAGES - 1) + number, batch) for number in range(_IMAGES)])
         pool.close()

@@ -80,13 +80,13 @@ async def test_a_proxy_is_no_way_to_private_addresses(tmp_path: Path, monkeypatc
             for private in ("https://localhost/1.jpg", "https://10.0.0.7/1.jpg", "https://[::1]/1.jpg"):
                 link = asking.check(private)
                 if not isinstance(link, RefusedImage):
-                    link = await asking.download(link, IncomingFile(tmp_path), max_bytes=1_000)  # type: ignore[assignment]
+                    link = await asking.download(link, IncomingFile(tmp_path))  # type: ignore[assignment]
                 assert isinstance(link, RefusedImage), private
                 assert "private" in link.reason
             assert proxy.asked == []
             public = asking.check("https://images.invalid/1.jpg?sig=x")
             assert not isinstance(public, RefusedImage)
             with pytest.raises(RetriesExhaustedError, match="proxy refused"):
-                await asking.download(public, IncomingFile(tmp_path), max_bytes=1_000)
+                await asking.download(public, IncomingFile(tmp_path))
         assert set(proxy.asked) == {"CONNECT images.invalid:443 HTTP/1.1"}
     assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240 (one empty folder)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from PIL import Image
 
+from pipeline.client import image_downloads
 from pipeline.client.image_client import ImageClient
 from pipeline.client.image_downloads import RefusedImage, contradicts, find_type
 from pipeline.client.options import ClientOptions
@@ -97,7 +98,7 @@ async def _ask(server: Scripted, tmp_path: Path, url: str) -> object:
         file = IncomingFile(tmp_path)
         try:
             link = client.check(url)
-            return link if isinstance(link, RefusedImage) else await client.download(link, file, max_bytes=10_000)
+            return link if isinstance(link, RefusedImage) else await client.download(link, file)
         finally:
             file.discard()
 
@@ -132,8 +133,11 @@ async def test_a_redirect_is_checked_like_a_link(tmp_path: Path, location: str, 
         (answer(_JPEG, status=418), "HTTP 418"),
     ],
 )
-async def test_an_answer_that_is_no_picture_is_refused(tmp_path: Path, script: bytes, reason: str) -> None:
+async def test_an_answer_that_is_no_picture_is_refused(
+    tmp_path: Path, script: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An empty body, a page, another type, a giant and an odd status are refused, and no file stays."""
+    monkeypatch.setattr(image_downloads, "_MAX_BYTES", 10_000)
     async with scripted(lambda _: script) as server:
         result = await _ask(server, tmp_path, f"http://127.0.0.1:{server.port}/1.jpg?signature=x")
         assert isinstance(result, RefusedImage)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pipeline.errors import ExitCode
+from tests.constants import set_constants
 from tests.images.image_harness import disagreements, rows_of, scene, stored
 from tests.processes import ended, started
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 _RATIOS = ("removed_ratio", "broken_ratio", "html_ratio", "huge_ratio", "slow_ratio")
 _FAULTS = ("refuse", "500", "503", "drop-mid-body", "cut-length", "html")
 _ROUNDS = 4
-_ENVIRONMENT = {"SCANLAKE_MAX_ATTEMPTS": "2", "SCANLAKE_IMAGES_MAX_FILE_BYTES": "500000"}
+_ENVIRONMENT = {"SCANLAKE_MAX_ATTEMPTS": "2", **set_constants({"pipeline.client.image_downloads._MAX_BYTES": 500_000})}
 
 
 def _draw(rng: random.Random) -> tuple[dict[str, Any], dict[str, float]]:

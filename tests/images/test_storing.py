@@ -25,7 +25,7 @@ from pipeline.images.storing import FileToStore, StoreResult
 from pipeline.images.storing_pool import StoringPool
 from pipeline.lake.image_store import ImageStore
 from pipeline.lake.layout import LakeLayout
-from tests.images.image_harness import disagreements, scene, stored
+from tests.images.image_harness import disagreements, limited, scene, stored
 from tests.processes import children_of, ended, started
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ async def _until(is_reached: Callable[[], object]) -> None:
 async def test_a_run_that_ends_leaves_no_worker(tmp_path: Path, number: signal.Signals) -> None:
     """Workers end with their run, whatever ends it, and the next run completes the lake."""
     async with scene(tmp_path, 100, slow_ratio=1.0, slow_seconds=0.05) as here:
-        process = await started(here.emulator, here.lake, "images", "--images-max-concurrency", "8")
+        process = await started(here.emulator, here.lake, "images", **limited(8))
         await _until(lambda: len(_workers_of(here.lake)) > 1 and here.host.counts.total() > 40)
         process.send_signal(number)
         code, _, _ = await ended(process)
@@ -171,7 +171,7 @@ async def test_a_run_that_ends_leaves_no_worker(tmp_path: Path, number: signal.S
 async def test_a_time_limit_ends_a_run_and_its_workers(tmp_path: Path) -> None:
     """max_duration_seconds is no error; what was downloaded is stored, and no worker is left."""
     async with scene(tmp_path, 100, slow_ratio=1.0, slow_seconds=0.2) as here:
-        answer = await here.fetch("--images-max-concurrency", "4", SCANLAKE_MAX_DURATION_SECONDS="2")
+        answer = await here.fetch(**limited(4), SCANLAKE_MAX_DURATION_SECONDS="2")
         assert (answer.code, answer.json["state"]) == (ExitCode.OK, "stopped")
         assert 0 < answer.json["stored"] < len(here.truth())
         assert len(stored(here.lake)) == answer.json["stored"]
