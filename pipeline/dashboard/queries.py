@@ -6,7 +6,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pipeline.dashboard import models
-from pipeline.lake.physical_tables import PARTS, find_physical_table
+from pipeline.lake.physical_tables import PARTS
 from pipeline.lake.reader import fetch_dicts
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def load_dashboard_data(lake: duckdb.DuckDBPyConnection, name: str, now: datetim
         deletions=deletions,
         deletions_by_month=by_month,
         snapshots=_fetch_as(lake, models.Snapshot, _SNAPSHOTS, 2 * RUNS),
-        table_sizes=_fetch_as(lake, models.TableSize, _TABLE_SIZES.format(parts=find_physical_table(lake, PARTS))),
+        table_sizes=_fetch_as(lake, models.TableSize, _TABLE_SIZES.format(parts=PARTS)),
         jobs=_fetch_as(lake, models.Job, _JOBS, MAX_NAMES),
     )
 

@@ -22,7 +22,7 @@ from pipeline.lake.folder_checks import require_lake, require_lake_or_empty
 from pipeline.lake.integrity import missing_or_resized_parts
 from pipeline.lake.lake_folder import FolderKind
 from pipeline.lake.layout import LakeLayout, describe_lock_owner, is_lake_locked
-from pipeline.lake.reader import LedgerOutdatedError, fetch_dicts, open_catalog, open_ledger_readonly
+from pipeline.lake.reader import fetch_dicts, open_catalog, open_ledger_readonly
 from schemas.timestamps import DAY, SECOND, now_us, to_datetime
 
 if TYPE_CHECKING:
@@ -100,8 +100,6 @@ def check_lake(settings: Settings) -> Iterator[Finding]:
             yield from _catch_errors("catalog", lambda: _check_catalog(layout, ledger, settings, is_locked=is_locked))
             if not is_locked:
                 yield from _catch_errors("leftovers", lambda: _check_orphans(layout, ledger))
-    except LedgerOutdatedError as error:
-        yield warning("ledger", error.message, error.hint)
     except ScanlakeError as error:
         yield from_error("ledger", error)
 
@@ -152,7 +150,7 @@ def _check_ledger(ledger: LedgerReader, settings: Settings, *, is_locked: bool) 
     result = ledger.quick_check()
     if result != "ok":
         raise LakeCorruptedError(f"ledger.sqlite: {result}", hint=_RUN_CHECK_HINT)
-    yield ok("ledger", f"intact: {pluralize(ledger.count_files(), 'file')}, format {ledger.schema_version()}")
+    yield ok("ledger", f"intact: {pluralize(ledger.count_files(), 'file')}, format {ledger.format()}")
     properties = ledger.properties
     yield from _check_source(properties, settings)
     if (pause := properties.rollback_pause) is not None:

@@ -23,7 +23,7 @@ from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.integrity import IntegrityIssue, describe_os_error
 from pipeline.lake.models import Part
 from pipeline.lake.parts import RAW_TABLE
-from pipeline.lake.physical_tables import PARTS, find_physical_table
+from pipeline.lake.physical_tables import PARTS
 from pipeline.lake.reader import redirect_part_paths
 from schemas.tables import FILES, TABLES
 
@@ -94,7 +94,7 @@ def _find_problem_of_views(layout: LakeLayout, path: Path, accepted: Collection[
 
 
 def _find_missing_part(layout: LakeLayout, db: duckdb.DuckDBPyConnection) -> str | None:
-    sql = f"SELECT name FROM {find_physical_table(db, PARTS)} WHERE table_name <> ?"
+    sql = f"SELECT name FROM {PARTS} WHERE table_name <> ?"
     names = db.execute(sql, [RAW_TABLE]).fetchall()
     missing = (name for (name,) in names if not layout.part_path(name).is_file())
     return next((f"names {name}, which is missing" for name in missing), None)
@@ -157,7 +157,7 @@ def _find_wrong_table(
 
 def _read_spec(layout: LakeLayout, db: duckdb.DuckDBPyConnection, last: SnapshotRecord) -> CatalogSpec:
     """Return the contents of a catalog by its own list of parts."""
-    sql = f"SELECT {_PART_COLUMNS} FROM {find_physical_table(db, PARTS)}"
+    sql = f"SELECT {_PART_COLUMNS} FROM {PARTS}"
     parts = [Part(*row) for row in db.execute(sql).fetchall()]
     columns = db.execute("SELECT column_name FROM duckdb_columns() WHERE table_name = ?", [FILES.name]).fetchall()
     # All are filtered: the catalog does not list which parts have superseded rows.

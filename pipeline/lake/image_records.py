@@ -1,7 +1,4 @@
-"""Pictures of uploads in the ledger: one row per upload and kind, whether the picture is stored or why it is not.
-
-A ledger that was made before this table has no pictures; it gets the table with its first row.
-"""
+"""Pictures of uploads in the ledger: one row per upload and kind, whether the picture is stored or why it is not."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pipeline.lake import ledger_writes
-from pipeline.lake.migrations import missing_statements
 
 if TYPE_CHECKING:
     import sqlite3
@@ -89,27 +85,18 @@ class ImageTotals:
     bytes: int
 
 
-def has_image_table(ledger: LedgerQueries) -> bool:
-    """Return whether the ledger has the table of pictures."""
-    return bool(ledger.query("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'image'"))
-
-
 def has_images(ledger: LedgerQueries) -> bool:
     """Return whether the ledger has any row of a picture."""
-    return has_image_table(ledger) and bool(ledger.query("SELECT 1 FROM image LIMIT 1"))
+    return bool(ledger.query("SELECT 1 FROM image LIMIT 1"))
 
 
 def last_image_change(ledger: LedgerQueries) -> int:
     """Return the number of the last change of a row; 0 without rows."""
-    if not has_image_table(ledger):
-        return 0
     return int(ledger.query("SELECT coalesce(max(change_seq), 0) FROM image")[0][0])
 
 
 def read_totals(ledger: LedgerQueries) -> ImageTotals:
     """Return the numbers of rows and pictures."""
-    if not has_image_table(ledger):
-        return ImageTotals({}, 0, 0)
     rows = {row[0]: row[1] for row in ledger.query("SELECT state, count(*) FROM image GROUP BY state")}
     pictures, size = ledger.query(
         "SELECT count(*), coalesce(sum(bytes), 0) FROM"
@@ -120,8 +107,6 @@ def read_totals(ledger: LedgerQueries) -> ImageTotals:
 
 def iter_images(ledger: LedgerQueries, *, since_change: int = 0) -> Iterator[Sequence[ImageRecord]]:
     """Yield the rows that changed after a change, in batches; all rows come by key."""
-    if not has_image_table(ledger):
-        return
     if since_change:
         yield from _iter_changed(ledger, since_change)
         return
@@ -131,8 +116,7 @@ def iter_images(ledger: LedgerQueries, *, since_change: int = 0) -> Iterator[Seq
 
 def iter_states(ledger: LedgerQueries) -> Iterator[Sequence[Sequence[Any]]]:
     """Yield (file_id, upload_id, kind, state, fetched_at) of all rows, in batches."""
-    if has_image_table(ledger):
-        yield from _iter_rows(ledger, (*_KEY, "state", "fetched_at"))
+    yield from _iter_rows(ledger, (*_KEY, "state", "fetched_at"))
 
 
 def _iter_rows(ledger: LedgerQueries, columns: Sequence[str]) -> Iterator[Sequence[Sequence[Any]]]:
@@ -170,8 +154,6 @@ def find_stored(ledger: LedgerQueries, sha256s: Iterable[str]) -> set[str]:
 
 def read_images_of(ledger: LedgerQueries, prefix: str) -> list[ImageRecord]:
     """Return the rows of stored pictures whose hash begins with two hexadecimal digits."""
-    if not has_image_table(ledger):
-        return []
     sql = f"SELECT {', '.join(COLUMNS)} FROM image WHERE sha256 >= ? AND sha256 < ?"
     return [_to_record(row) for row in ledger.query(sql, (prefix, prefix + "g"))]
 
@@ -179,7 +161,6 @@ def read_images_of(ledger: LedgerQueries, prefix: str) -> list[ImageRecord]:
 def write_images(ledger: Ledger, records: Sequence[ImageRecord]) -> None:
     """Insert or replace rows in one transaction. Their files are durable before."""
     with ledger.transaction() as db:
-        create_table(db)
         seq = int(db.execute("SELECT coalesce(max(change_seq), 0) + 1 FROM image").fetchone()[0])
         rows = [(*_read_values(record), seq) for record in records]
         ledger_writes.insert_all(db, "image", (*COLUMNS, "change_seq"), rows, on_conflict="REPLACE")
@@ -187,8 +168,6 @@ def write_images(ledger: Ledger, records: Sequence[ImageRecord]) -> None:
 
 def delete_images(db: sqlite3.Connection, file_ids: Iterable[int]) -> set[str]:
     """Delete the rows of files, within a transaction. Return the paths of the pictures that they had."""
-    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'image'").fetchone():
-        return set()
     paths: set[str] = set()
     for file_id in file_ids:
         sql = "DELETE FROM image WHERE file_id = ? RETURNING path"
@@ -211,13 +190,6 @@ def forget_images(ledger: Ledger, keys: Sequence[ImageKey]) -> None:
 def _hash_of(path: str) -> str:
     _, folder, name = path.split("/")
     return folder + name.partition(".")[0]
-
-
-def create_table(db: sqlite3.Connection) -> None:
-    """Create the table in a ledger that was made before it."""
-    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'image'").fetchone():
-        for statement in missing_statements(db):
-            db.execute(statement)
 
 
 def _to_record(row: Sequence[Any]) -> ImageRecord:

@@ -28,7 +28,7 @@ from pipeline.lake.image_names import IMAGES, is_strange_incoming
 from pipeline.lake.lake_readme import README_NAME
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.parts import RAW_TABLE, empty_part, encode_parquet
-from pipeline.lake.physical_tables import PARTS, find_physical_table
+from pipeline.lake.physical_tables import PARTS
 from schemas.tables import COMMIT_SEQ_COLUMN, TABLES
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def read_recorded_parts(catalogs: Iterable[Path]) -> dict[str, RecordedPart]:
         if not path.is_file():
             continue
         with suppress(duckdb.Error), open_read_only(path) as db:
-            sql = f"SELECT name, table_name, bytes, sha256 FROM {find_physical_table(db, PARTS)}"
+            sql = f"SELECT name, table_name, bytes, sha256 FROM {PARTS}"
             for name, *entry in db.execute(sql).fetchall():
                 entries.setdefault(name, RecordedPart(*entry))
     return entries

@@ -25,7 +25,7 @@ from pipeline.lake.integrity import (
 from pipeline.lake.lake_folder import FolderKind
 from pipeline.lake.layout import LakeLayout, lock_lake, translate_os_errors
 from pipeline.lake.ledger import Ledger, integrity_problem
-from pipeline.lake.migrations import LedgerIdentity, check_file_not_newer, describe_ledger, identify_ledger
+from pipeline.lake.ledger_format import LedgerIdentity, describe_ledger, identify_ledger
 from pipeline.lake.pending_rows import write_pending_rows
 from pipeline.lake.views import count_wide_names_in_parts
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, TABLES
@@ -80,7 +80,6 @@ class Lake:
         self.ledger: Ledger
 
     def __enter__(self) -> Self:
-        check_file_not_newer(self.layout.ledger)
         with ExitStack() as stack:
             self.layout.create_dirs([self.layout.root])
             stack.enter_context(lock_lake(self.layout, self._doing))

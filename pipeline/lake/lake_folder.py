@@ -14,7 +14,7 @@ from pipeline.atomic_files import is_temp_file
 from pipeline.errors import SettingsError
 from pipeline.lake.file_names import list_part_files, list_snapshots
 from pipeline.lake.layout import LakeLayout, has_lock_note, translate_os_errors
-from pipeline.lake.migrations import LedgerIdentity, identify_ledger
+from pipeline.lake.ledger_format import LedgerIdentity, identify_ledger
 
 if TYPE_CHECKING:
     from pathlib import Path

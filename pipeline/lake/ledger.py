@@ -18,15 +18,9 @@ from uuid import uuid4
 from pipeline.errors import LakeCorruptedError, StorageError
 from pipeline.lake import ledger_writes
 from pipeline.lake.layout import translate_os_errors
+from pipeline.lake.ledger_format import LedgerIdentity, create_tables, identify_ledger
 from pipeline.lake.ledger_queries import LedgerQueries
 from pipeline.lake.ledger_writes import insert, insert_all, require_publish, set_properties
-from pipeline.lake.migrations import (
-    LedgerIdentity,
-    check_file_not_newer,
-    identify_ledger,
-    migrate,
-    set_application_id,
-)
 from pipeline.lake.models import RunRecord, SnapshotRecord
 from pipeline.lake.sqlite_errors import REBUILD_HINT, describe_error, has_unknown_format, translate_sqlite_errors
 
@@ -43,19 +37,17 @@ class Ledger(LedgerQueries):
     def __init__(self, path: Path) -> None:
         """Open the ledger, or create it.
 
-        Raises `SettingsError` for a ledger of a newer scanlake, `LakeCorruptedError` for any other database.
+        Raises `SettingsError` for a ledger of another format, `LakeCorruptedError` for any other database.
         """
         self._lock, self._path = threading.RLock(), path
         if identify_ledger(path) is LedgerIdentity.OTHER_DATABASE:
             raise LakeCorruptedError(f"{path}: {LedgerIdentity.OTHER_DATABASE.value}.", hint=REBUILD_HINT)
-        check_file_not_newer(path)
         make_log_writable(path)
         with self._translate_errors():
             self._db = _connect(path)
-            set_application_id(self._db)
-            self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
-            migrate(self._db)
+            create_tables(self._db)
+            self._db.execute("PRAGMA journal_mode = WAL")
             self._reader = _ReadConnection(_connect(path), path)
 
     def close(self) -> None:

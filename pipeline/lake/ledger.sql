@@ -1,4 +1,4 @@
--- Tables of the ledger, schema version 1 (see migrations.py). Instants are microseconds since 1970 UTC; windows and
+-- Tables of the ledger (see FORMAT in ledger_format.py). Instants are microseconds since 1970 UTC; windows and
 -- coverage are whole seconds.
 CREATE TABLE lake_property (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 

@@ -63,8 +63,8 @@ class LedgerQueries(ABC):
         """Return "ok", or what SQLite reports as the first damage."""
         return str(self.query("PRAGMA quick_check(1)")[0][0])
 
-    def schema_version(self) -> int:
-        """Return the schema version of the ledger."""
+    def format(self) -> int:
+        """Return the format of the lake."""
         return self.count("PRAGMA user_version")
 
     @property

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from pipeline.errors import ScanlakeError
 from pipeline.lake.layout import LakeLayout, has_writer_since
-from pipeline.lake.migrations import LedgerIdentity, identify_ledger
+from pipeline.lake.ledger_format import LedgerIdentity, identify_ledger
 from pipeline.lake.reader import open_ledger_readonly
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from pipeline.lake import ledger_writes, lookups
 from pipeline.lake.duckdb import open_worker_connection
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.file_names import list_snapshots
-from pipeline.lake.image_records import delete_images, has_image_table
+from pipeline.lake.image_records import delete_images
 from pipeline.lake.integrity import check_parts_exist, read_recorded_parts
 from pipeline.lake.layout import write_read_only
 from pipeline.lake.parts import WRITE_OPTIONS, check_part_intact, describe_part, part_schema
@@ -174,8 +174,7 @@ def _check_known(ledger: Ledger, file_ids: Collection[int]) -> None:
 
 def _ids_in_ledger(ledger: Ledger, file_ids: Sequence[int]) -> set[int]:
     """Return those of the ids that the ledger itself contains."""
-    names = (*_TABLES_BY_FILE, *(["image"] if has_image_table(ledger) else []))
-    tables = " UNION ALL ".join(f"SELECT 1 FROM {table} WHERE file_id = ?2" for table in names)
+    tables = " UNION ALL ".join(f"SELECT 1 FROM {table} WHERE file_id = ?2" for table in (*_TABLES_BY_FILE, "image"))
     sql = f"SELECT 1 FROM verification WHERE ids GLOB ?1 UNION ALL {tables} LIMIT 1"
     return {file_id for file_id in file_ids if ledger.query(sql, (_ID_IN_JSON_GLOB.format(file_id), file_id))}
 

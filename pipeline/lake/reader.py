@@ -24,8 +24,8 @@ from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.folder_checks import FRESHNESS_VIEW, foreign_catalog_error
 from pipeline.lake.lake_folder import FolderKind, classify_folder, missing_lake_error
 from pipeline.lake.layout import LakeLayout
+from pipeline.lake.ledger_format import readonly_uri, refuse_other_formats, require_format
 from pipeline.lake.ledger_queries import LedgerQueries
-from pipeline.lake.migrations import check_not_newer, readonly_uri
 from pipeline.lake.sql import sql_literal
 from pipeline.lake.sqlite_errors import translate_sqlite_errors
 
@@ -71,6 +71,7 @@ def open_catalog(settings: Settings, *, writes: Path | None = None) -> Iterator[
     path = (settings.lake / CATALOG).absolute()
     if not path.is_file():
         raise missing_lake_error(path.parent, settings)
+    refuse_other_formats(LakeLayout(path.parent).ledger)
     try:
         connection = open_read_only(path)
     except duckdb.Error as error:
@@ -256,12 +257,6 @@ def _open_error(path: Path, error: duckdb.Error) -> ScanlakeError:
 # Ledger
 
 
-class LedgerOutdatedError(ScanlakeError):
-    """The ledger has an older schema version, without a table or column that is needed."""
-
-    default_hint = "Run `scanlake sync`, which migrates the ledger."
-
-
 class LedgerReader(LedgerQueries):
     """A ledger opened read-only. Raises `LakeCorruptedError` or `StorageError` if SQLite cannot read it."""
 
@@ -271,24 +266,19 @@ class LedgerReader(LedgerQueries):
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[sqlite3.Row]:
         """Return the rows of a query."""
         with translate_sqlite_errors(self._path):
-            try:
-                return self._db.execute(sql, parameters).fetchall()
-            except sqlite3.OperationalError as error:
-                if str(error).startswith("no such"):  # table or column: a reader must not add it
-                    raise LedgerOutdatedError(f"The ledger has an older schema: {error}.") from error
-                raise
+            return self._db.execute(sql, parameters).fetchall()
 
 
 @contextmanager
 def open_ledger_readonly(layout: LakeLayout) -> Iterator[LedgerReader]:
     """Open the lake's ledger without locking or changing it.
 
-    Raises `LakeCorruptedError`, `StorageError`, and `SettingsError` if a newer scanlake wrote it.
+    Raises `LakeCorruptedError`, `StorageError`, and `SettingsError` for a ledger of another format.
     """
     with translate_sqlite_errors(layout.ledger):
         db = sqlite3.connect(readonly_uri(layout.ledger), uri=True, timeout=10)
     with closing(db):
         db.row_factory = sqlite3.Row
         ledger = LedgerReader(db, layout.ledger)
-        check_not_newer(ledger.schema_version())
+        require_format(ledger.format())
         yield ledger

@@ -28,11 +28,11 @@ from pipeline.lake.image_records import COLUMNS
 from pipeline.lake.integrity import read_recorded_parts
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.ledger import Ledger
+from pipeline.lake.ledger_format import FORMAT, LedgerIdentity, identify_ledger, require_format
 from pipeline.lake.ledger_writes import insert, insert_all, next_commit_seq, set_properties
-from pipeline.lake.migrations import LedgerIdentity, identify_ledger
 from pipeline.lake.models import Part
 from pipeline.lake.parts import RAW_TABLE
-from pipeline.lake.physical_tables import EMBEDDED_LEDGER, PARTS, SUPERSEDED_VERSIONS, find_physical_table
+from pipeline.lake.physical_tables import EMBEDDED_LEDGER, PARTS, SUPERSEDED_VERSIONS
 from pipeline.lake.sql import sql_read_parquet
 from schemas.file_versions import content_digest
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from pipeline.lake.layout import LakeLayout
 
 _UNSTABLE_FILES: Final = "unstable files"
+_FORMAT: Final = "format"
 _BATCH_ROWS: Final = 1_000
 _log = structlog.get_logger()
 
@@ -55,6 +56,7 @@ def embed_ledger(writer: TableWriter, ledger: Ledger) -> None:
     """Copy the ledger's small tables into a catalog, as rows of one table: a DuckDB table takes a block."""
     rows = [(name, json.dumps(row, default=_hex)) for name, row in ledger.rows_to_embed()]
     rows += [(_UNSTABLE_FILES, str(file_id)) for file_id in ledger.unstable_files()]
+    rows.append((_FORMAT, str(FORMAT)))
     names, texts = [name for name, _ in rows], [text for _, text in rows]
     table = pa.table({"table_name": pa.array(names, pa.string()), "row_json": pa.array(texts, pa.string())})
     comment = "Small tables of the ledger: a lost ledger is rebuilt from them."
@@ -100,15 +102,18 @@ def quarantine_ledger(layout: LakeLayout) -> None:
 
 
 def find_newest_catalog(layout: LakeLayout, problem: str) -> Path:
-    """Return the newest catalog with an embedded ledger. Raises `LakeCorruptedError` about the ledger's problem."""
+    """Return the newest catalog with an embedded ledger.
+
+    Raises `SettingsError` for one of another format, `LakeCorruptedError` about the ledger's problem.
+    """
     snapshots = [path for _, path in reversed(list_snapshots(layout))]
     for path in (layout.catalog, *snapshots):
         if not path.is_file():
             continue
         with suppress(duckdb.Error), open_read_only(path) as db:
-            embedded = find_physical_table(db, EMBEDDED_LEDGER)
-            if db.execute(f"SELECT 1 FROM {embedded} WHERE table_name = 'lake_property' LIMIT 1").fetchall():
-                return path
+            rows = db.execute(f"SELECT row_json FROM {EMBEDDED_LEDGER} WHERE table_name = '{_FORMAT}'").fetchall()
+            require_format(int(rows[0][0]) if rows else 1)
+            return path
     raise LakeCorruptedError(
         f"{layout.ledger}: {problem}, and there is no catalog to rebuild it from. Nothing was changed.",
         hint="Restore a backup, or sync into a new --lake.",
@@ -117,19 +122,17 @@ def find_newest_catalog(layout: LakeLayout, problem: str) -> Path:
 
 def _restore(layout: LakeLayout, ledger: Ledger, db: duckdb.DuckDBPyConnection) -> None:
     columns = [field.name for field in fields(Part)]
-    sql = f"SELECT {', '.join(columns)} FROM {find_physical_table(db, PARTS)}"
+    sql = f"SELECT {', '.join(columns)} FROM {PARTS}"
     parts = [Part(*row) for row in db.execute(sql).fetchall()]
     with ledger.transaction() as target:
         _restore_small_tables(target, db)
         _restore_images(target, db)
         insert_all(target, "part", columns, map(astuple, parts))
-        source = find_physical_table(db, SUPERSEDED_VERSIONS)
-        superseded = _rows(db, f"SELECT file_id, {COMMIT_SEQ_COLUMN} FROM {source}")
+        superseded = _rows(db, f"SELECT file_id, {COMMIT_SEQ_COLUMN} FROM {SUPERSEDED_VERSIONS}")
         insert_all(target, "superseded_version", ("file_id", "commit_seq"), superseded)
         _restore_file_versions(target, layout, db, parts)
         _restore_digests(target, layout, [part.name for part in parts if part.table_name == RAW_TABLE])
-        embedded = find_physical_table(db, EMBEDDED_LEDGER)
-        unstable = _rows(db, f"SELECT row_json::BIGINT FROM {embedded} WHERE table_name = '{_UNSTABLE_FILES}'")
+        unstable = _rows(db, f"SELECT row_json::BIGINT FROM {EMBEDDED_LEDGER} WHERE table_name = '{_UNSTABLE_FILES}'")
         target.executemany("UPDATE file_version SET is_stable = 0 WHERE file_id = ?", unstable)
         _restore_retired_parts(target, layout, {part.name for part in parts})
         (number,) = db.execute("SELECT snapshot FROM meta._freshness").fetchall()[0]
@@ -151,16 +154,10 @@ def _hash_if_equal(path: Path, copy: Path) -> str | None:
 
 
 def _restore_small_tables(target: sqlite3.Connection, db: duckdb.DuckDBPyConnection) -> None:
-    columns: dict[str, list[str]] = {}
-    for name, text in _rows(db, f"SELECT table_name, row_json FROM {find_physical_table(db, EMBEDDED_LEDGER)}"):
-        if name == _UNSTABLE_FILES:
-            continue
-        row = json.loads(text)
-        if name not in columns:
-            columns[name] = [column["name"] for column in target.execute(f"PRAGMA table_info({name})")]
-        known = {column: _unhex(row[column]) for column in columns[name] if column in row}
-        if known:  # otherwise the table is of another version of scanlake
-            insert(target, name, known, on_conflict="REPLACE")
+    for name, text in _rows(db, f"SELECT table_name, row_json FROM {EMBEDDED_LEDGER}"):
+        if name not in {_UNSTABLE_FILES, _FORMAT}:
+            row = {column: _unhex(value) for column, value in json.loads(text).items()}
+            insert(target, name, row, on_conflict="REPLACE")
 
 
 def _restore_images(target: sqlite3.Connection, db: duckdb.DuckDBPyConnection) -> None:
@@ -189,7 +186,7 @@ def _restore_file_versions(
             db,
             f"SELECT file_id, {COMMIT_SEQ_COLUMN}, {deleted}, epoch_us(updated_at), epoch_us(_fetched_at), {instance},"
             f" _run_id FROM {sql_read_parquet(paths)}"
-            f" ANTI JOIN {find_physical_table(db, SUPERSEDED_VERSIONS)} USING (file_id, {COMMIT_SEQ_COLUMN})",
+            f" ANTI JOIN {SUPERSEDED_VERSIONS} USING (file_id, {COMMIT_SEQ_COLUMN})",
         )
         target.executemany(
             "INSERT INTO file_version (file_id, commit_seq, deleted, updated_at, fetched_at, digest, fetch_signature,"

@@ -16,7 +16,7 @@ from pipeline.lake.image_names import IMAGES, INCOMING
 from pipeline.lake.image_records import find_unused
 from pipeline.lake.kept_snapshots import SnapshotTime, select_kept
 from pipeline.lake.layout import translate_os_errors
-from pipeline.lake.physical_tables import PARTS, find_physical_table
+from pipeline.lake.physical_tables import PARTS
 from schemas.timestamps import SECOND
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _read_named_parts(layout: LakeLayout, snapshots: Iterable[int]) -> set[str] 
     for number in snapshots:
         try:
             with open_read_only(layout.snapshot_path(number)) as db:
-                names = db.execute(f"SELECT name FROM {find_physical_table(db, PARTS)}").fetchall()
+                names = db.execute(f"SELECT name FROM {PARTS}").fetchall()
         except duckdb.Error as error:
             hint = "Run `scanlake check`; until then replaced parts stay."
             _log.warning("snapshot.unreadable", snapshot=number, error=first_line(error), hint=hint)

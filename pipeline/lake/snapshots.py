@@ -19,10 +19,11 @@ from pipeline.lake.column_differences import find_differing_columns
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.integrity import missing_or_resized_parts
+from pipeline.lake.ledger_format import refuse_other_formats
 from pipeline.lake.ledger_writes import insert, insert_all, set_properties
 from pipeline.lake.models import Part, RollbackPause, RunRecord
 from pipeline.lake.parts import empty_part
-from pipeline.lake.physical_tables import PARTS, SUPERSEDED_VERSIONS, find_physical_table
+from pipeline.lake.physical_tables import PARTS, SUPERSEDED_VERSIONS
 from pipeline.lake.sql import sql_read_parquet
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES, WORKFLOW_DEFINITIONS
 from schemas.timestamps import SECOND, to_datetime
@@ -62,7 +63,8 @@ class SnapshotContents:
 
 
 def require_snapshot(layout: LakeLayout, number: int) -> Path:
-    """Return the file of a kept snapshot. Raises `SettingsError` when it is not kept."""
+    """Return the file of a kept snapshot. Raises `SettingsError` when it is not kept, or the lake of another format."""
+    refuse_other_formats(layout.ledger)
     if number not in dict(list_snapshots(layout)):
         hint = "Run `scanlake snapshots` for a list of the kept ones."
         raise SettingsError(f"Snapshot {number} is not kept.", hint=hint)
@@ -78,10 +80,9 @@ def read_snapshot(path: Path) -> SnapshotContents:
                 " (SELECT count(*) FROM meta.schema_drift WHERE kind = 'identity')"
                 " FROM meta._freshness AS f LEFT JOIN meta.snapshots AS s USING (snapshot)"
             ).fetchall()[0]
-            sql = f"SELECT {', '.join(_PART_COLUMNS)} FROM {find_physical_table(db, PARTS)}"
+            sql = f"SELECT {', '.join(_PART_COLUMNS)} FROM {PARTS}"
             parts = db.execute(sql).fetchall()
-            source = find_physical_table(db, SUPERSEDED_VERSIONS)
-            superseded = db.sql(f"SELECT file_id, {COMMIT_SEQ_COLUMN} FROM {source}").to_arrow_table()
+            superseded = db.sql(f"SELECT file_id, {COMMIT_SEQ_COLUMN} FROM {SUPERSEDED_VERSIONS}").to_arrow_table()
     except (duckdb.Error, IndexError) as error:
         raise LakeCorruptedError(f"{path.name} cannot be read.") from error
     return SnapshotContents(

@@ -20,7 +20,7 @@ from pipeline.lake.lake import BACKUP_IN_PROGRESS, DEFAULT_OPTIONS, Lake
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.lake_readme import README_NAME
 from pipeline.lake.layout import LakeLayout, translate_os_errors, write_read_only
-from pipeline.lake.migrations import LedgerIdentity, identify_ledger
+from pipeline.lake.ledger_format import LedgerIdentity, identify_ledger
 from pipeline.lake.parts import check_part_intact
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.lake.retention import remove_orphans

@@ -24,7 +24,7 @@ from pipeline.lake.catalog_images import IMAGES_TABLE
 from pipeline.lake.duckdb import STORAGE_VERSION
 from pipeline.lake.duckdb_errors import short_message, translate_duckdb_errors
 from pipeline.lake.layout import LakeLayout, translate_os_errors, write_read_only
-from pipeline.lake.physical_tables import PHYSICAL_SCHEMA, SUPERSEDED_VERSIONS, find_physical_table
+from pipeline.lake.physical_tables import PHYSICAL_SCHEMA, SUPERSEDED_VERSIONS
 from pipeline.lake.reader import CATALOG
 from pipeline.lake.sql import UTC_NOW_SQL, sql_identifier, sql_literal
 from schemas.tables import FILES, TABLES
@@ -151,8 +151,8 @@ def _copy_views(db: duckdb.DuckDBPyConnection, catalog: str, source: str) -> Non
     """Copy the views of a source, and the table that they read besides its parts, into a schema of its name."""
     schema = sql_identifier(source)
     db.execute(f"CREATE SCHEMA {schema}")
-    superseded = find_physical_table(db, SUPERSEDED_VERSIONS, database=catalog)
-    db.execute(f"CREATE TABLE {schema}.{superseded.partition('.')[2]} AS FROM {catalog}.{superseded}")
+    superseded = SUPERSEDED_VERSIONS.removeprefix(f"{PHYSICAL_SCHEMA}.")
+    db.execute(f"CREATE TABLE {schema}.{superseded} AS FROM {catalog}.{SUPERSEDED_VERSIONS}")
     rows = db.execute(
         "SELECT schema_name = 'main', view_name, sql FROM duckdb_views() WHERE NOT internal AND database_name = ?"
         " AND schema_name IN ('main', 'meta') AND NOT (schema_name = 'meta' AND view_name = 'freshness')",

@@ -17,7 +17,7 @@ from pipeline.config import per_source_path
 from pipeline.errors import ExitCode, StorageError, to_scanlake_error
 from pipeline.lake.lake_folder import find_enclosing_lake
 from pipeline.lake.layout import LakeLayout
-from pipeline.lake.migrations import LedgerIdentity, identify_ledger
+from pipeline.lake.ledger_format import LedgerIdentity, identify_ledger
 from pipeline.logs import to_one_line
 from pipeline.monitoring.alerts import build_alert, is_configured, send_alert, send_ping
 from pipeline.monitoring.child_process import is_watched

@@ -15,7 +15,7 @@ from pipeline.errors import SettingsError
 from pipeline.lake.duckdb_errors import first_line
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.parts import RAW_TABLE
-from pipeline.lake.physical_tables import PARTS, find_physical_table
+from pipeline.lake.physical_tables import PARTS
 from pipeline.lake.sql import sql_literal
 from pipeline.publish.image_objects import compare_images, list_without_images
 from pipeline.publish.latest import read_latest
@@ -142,8 +142,7 @@ class _Check:
         with duckdb.connect() as db:
             db.execute("SET threads = 1")
             db.execute(f"ATTACH {sql_literal(str(file))} AS target (READ_ONLY)")
-            table_of_parts = find_physical_table(db, PARTS, database="target")
-            parts = db.execute(f"SELECT name, table_name, bytes, sha256 FROM target.{table_of_parts}").fetchall()
+            parts = db.execute(f"SELECT name, table_name, bytes, sha256 FROM target.{PARTS}").fetchall()
             has_damage = False
             if path != CATALOG or self._record.catalog.form == "views":
                 documents = self._record.current.documents

@@ -13,7 +13,7 @@ from pipeline.lake.duckdb_errors import translate_duckdb_errors
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.history_views import FILE_VERSIONS
 from pipeline.lake.parts import empty_part
-from pipeline.lake.physical_tables import PARTS, find_physical_table
+from pipeline.lake.physical_tables import PARTS
 from pipeline.lake.relocate import read_reader_root, rewrite_views
 from pipeline.lake.sql import sql_literal
 from pipeline.lake.view_definitions import HISTORY
@@ -84,7 +84,7 @@ def to_duckdb_root(base_url: str) -> str:
 def _read_hashes(catalog: Path) -> dict[str, str]:
     """Return the SHA-256 of the parts, by name."""
     with open_read_only(catalog) as db:
-        return dict(db.execute(f"SELECT name, sha256 FROM {find_physical_table(db, PARTS)}").fetchall())
+        return dict(db.execute(f"SELECT name, sha256 FROM {PARTS}").fetchall())
 
 
 def _create_rewriter(

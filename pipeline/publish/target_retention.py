@@ -11,7 +11,7 @@ import duckdb
 from pipeline.errors import PublishError
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.kept_snapshots import SnapshotTime, select_kept
-from pipeline.lake.physical_tables import PARTS, find_physical_table
+from pipeline.lake.physical_tables import PARTS
 from pipeline.publish.target_layout import (
     PROBE_PREFIX,
     is_image_table_path,
@@ -107,8 +107,7 @@ def _read_named_parts(store: ObjectStore, record: LatestRecord) -> set[str]:
             store.download(item.file, file)
             try:
                 with open_read_only(file) as db:
-                    parts = find_physical_table(db, PARTS)
-                    rows = db.execute(f"SELECT name, sha256 FROM {parts}").fetchall()
+                    rows = db.execute(f"SELECT name, sha256 FROM {PARTS}").fetchall()
             except duckdb.Error as error:
                 raise PublishError(
                     f"{store.url(item.file)} cannot be read; nothing was deleted.",

@@ -265,8 +265,8 @@ async def test_the_health_of_the_lake(tmp_path: Path) -> None:
     assert "readers do not see yet" in findings["catalog"][0].message
 
 
-async def test_damage_is_9_and_a_newer_format_2(tmp_path: Path) -> None:
-    """A catalog that is gone or foreign, a ledger that is gone or no ledger, and a newer one are faults."""
+async def test_damage_is_9_and_another_format_2(tmp_path: Path) -> None:
+    """A catalog that is gone or foreign, a ledger that is gone or no ledger, and one of another format are faults."""
     async with Emulator(10) as emulator:
         await synced(emulator, tmp_path / "lake")
         settings = Settings(base_url=emulator.base_url, lake=tmp_path / "lake")
@@ -277,8 +277,6 @@ async def test_damage_is_9_and_a_newer_format_2(tmp_path: Path) -> None:
     layout.catalog.write_bytes(b"no catalog")
     assert found(lake_checks.check_lake(settings))["catalog"][0].exit_code == 9
     layout.catalog.write_bytes(catalog)
-    change(layout, "ALTER TABLE reject RENAME TO former")
-    assert (found(lake_checks.check_lake(settings))["ledger"][0].state) == "warning"
     change(layout, "PRAGMA user_version = 99")
     assert found(lake_checks.check_lake(settings))["ledger"][0].exit_code == 2
     layout.ledger.write_bytes(ledger[:4096] + b"\xff" * 4096 + ledger[8192:])

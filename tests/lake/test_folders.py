@@ -21,7 +21,7 @@ from pipeline.lake.folder_checks import inspect_folder, require_lake_or_empty
 from pipeline.lake.lake import BACKUP_IN_PROGRESS, Lake
 from pipeline.lake.lake_folder import FolderKind
 from pipeline.lake.layout import LakeLayout
-from pipeline.lake.migrations import APPLICATION_ID
+from pipeline.lake.ledger_format import APPLICATION_ID
 from tests.commands.cli_process import called, variables
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import told
@@ -270,19 +270,13 @@ def test_what_is_left_of_a_first_run(tmp_path: Path) -> None:
     assert inspect_folder(LakeLayout(tmp_path)) is FolderKind.LAKE
 
 
-def test_a_lake_without_the_mark_is_adopted(tmp_path: Path) -> None:
-    """A ledger without application id, of an earlier scanlake, is known by its tables and gets the id."""
+@pytest.mark.parametrize("number", [0, 7])
+def test_a_ledger_without_our_mark_is_of_others(tmp_path: Path, number: int) -> None:
+    """A database with our tables and another application id is refused."""
     make_lake(tmp_path)
-    ledger = tmp_path / "ledger.sqlite"
-    with closing(sqlite3.connect(ledger)) as db:
-        db.execute("PRAGMA application_id = 0")
-    with Lake(tmp_path, doing="test", must_exist=True) as lake:
-        assert lake.ledger.count_files() == 2
-    with closing(sqlite3.connect(ledger)) as db:
+    with closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as db:
         assert db.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
-        db.execute("PRAGMA application_id = 7")
-    ledger.rename(tmp_path / "theirs")
-    (tmp_path / "theirs").rename(ledger)
+        db.execute(f"PRAGMA application_id = {number}")
     with pytest.raises(LakeCorruptedError, match="not a ledger of scanlake"), Lake(tmp_path, doing="test"):
         pass
 

@@ -13,7 +13,7 @@ from pipeline.errors import LakeCorruptedError, StorageError
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger import Ledger
-from pipeline.lake.migrations import LedgerIdentity, identify_ledger
+from pipeline.lake.ledger_format import LedgerIdentity, identify_ledger
 from pipeline.lake.reader import open_ledger_readonly
 from tests.lake.corruption import checked, exhausted_descriptors
 from tests.lake.lake_builder import AT, commit

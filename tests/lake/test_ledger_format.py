@@ -1,0 +1,104 @@
+"""Lakes of another format are refused in one line; nothing in them changes."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import duckdb
+import pytest
+
+from pipeline.cli import main
+from pipeline.errors import ExitCode, LakeCorruptedError, SettingsError
+from pipeline.lake import rebuild
+from pipeline.lake.lake import Lake
+from pipeline.lake.layout import LakeLayout
+from pipeline.lake.ledger import Ledger
+from pipeline.lake.ledger_format import FORMAT, create_tables
+from pipeline.lake.reader import open_ledger_readonly
+from tests.lake.lake_builder import AT, commit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_COMMANDS = ("status", "snapshots", "changes --since 1", "export out --format csv", "publish", "check", "purge 1 --yes")
+
+
+def publish_one_file(lake: Path) -> None:
+    """Make a lake with one file."""
+    with Lake(lake, doing="test") as open_lake:
+        commit(open_lake, {1: 0})
+        open_lake.publish("", at=AT, complete=True, watermark=None)
+
+
+@pytest.mark.parametrize("number", [FORMAT - 1, FORMAT + 1])
+def test_another_format_is_refused(
+    tmp_path: Path, number: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lake of an earlier or later format ends every command with exit 2, one line."""
+    monkeypatch.chdir(tmp_path)
+    lake = tmp_path / "lake"
+    publish_one_file(lake)
+    (lake / "parts" / "uploads" / "empty.parquet").unlink()  # opening the lake would write it again
+    with closing(sqlite3.connect(lake / "ledger.sqlite")) as db:
+        db.execute(f"PRAGMA user_version = {number}")
+    before = content(lake)
+    with pytest.raises(SettingsError, match=f"format {number}"), Lake(lake, doing="test"):
+        pass
+    with pytest.raises(SettingsError, match=f"format {number}"):
+        Ledger(lake / "ledger.sqlite")
+    for command in (*_COMMANDS, ("query", "FROM files")):
+        with pytest.raises(SystemExit) as ended:
+            main([*(command.split() if isinstance(command, str) else command), "--lake", str(lake)])
+        (line,) = capsys.readouterr().err.splitlines()
+        assert (ended.value.code, "Nothing was changed" in line) == (ExitCode.USAGE, True), command
+        assert f"format {number};" in line
+        assert f"reads format {FORMAT}." in line
+    assert content(lake) == before
+    with duckdb.connect(str(lake / "catalog.duckdb"), read_only=True) as reader:
+        assert reader.execute("SELECT files FROM meta.freshness").fetchall() == [(1,)]
+
+
+def test_a_lost_ledger_of_another_format_is_not_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The catalog knows the format, too."""
+    monkeypatch.setattr(rebuild, "FORMAT", FORMAT + 1)
+    publish_one_file(tmp_path / "lake")
+    (tmp_path / "lake" / "ledger.sqlite").unlink()
+    with pytest.raises(SettingsError, match=f"format {FORMAT + 1};"), Lake(tmp_path / "lake", doing="test"):
+        pass
+
+
+def test_a_ledger_is_created_whole_or_not_at_all(tmp_path: Path) -> None:
+    """A ledger whose creation fails half-way has no table, no id and no format; the next attempt makes it."""
+
+    def forbid(action: int, name: str | None, *_: object) -> int:
+        is_denied = action == sqlite3.SQLITE_CREATE_INDEX and name == "image_change"
+        return sqlite3.SQLITE_DENY if is_denied else sqlite3.SQLITE_OK
+
+    path = tmp_path / "ledger.sqlite"
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.set_authorizer(forbid)
+        with pytest.raises(sqlite3.DatabaseError):
+            create_tables(db)
+        db.set_authorizer(None)
+        assert db.execute("SELECT count(*) FROM sqlite_master").fetchall() == [(0,)]
+        assert db.execute("PRAGMA application_id").fetchall() == [(0,)]
+    Ledger(path).close()
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA user_version").fetchall() == [(FORMAT,)]
+
+
+def test_a_ledger_that_is_no_database_is_damage_for_readers(tmp_path: Path) -> None:
+    """A ledger whose first page is damaged has no readable format: `check` and `plan` report damage."""
+    layout = LakeLayout(tmp_path)
+    layout.ledger.write_bytes(b"no database" * 1_000)
+    with pytest.raises(LakeCorruptedError, match="not a database"), open_ledger_readonly(layout):
+        pass
+
+
+def content(folder: Path) -> dict[str, str]:
+    """Every file below a folder, by its hash."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
