@@ -29,7 +29,6 @@ _log = structlog.get_logger()
 
 Seconds = Annotated[float, Field(gt=0, le=_DAY_SECONDS)]
 KeepCount = Annotated[int, Field(ge=0, le=10_000)]
-SourceName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")]
 _KEEP_NEWEST_OF: Final = "Also keep the newest snapshot of each of the last N {} (UTC) that have one. 0: none."
 
 
@@ -192,28 +191,16 @@ class Settings(BaseSettings):
         description="Also publish the documents as received. Without them the target has no view of versions.",
     )
     publish_images: bool = Field(default=False, description="Also publish the images that the lake has.")
-    iceberg_catalog: Literal["sql", "rest", "glue", "none"] = Field(
-        default="none",
-        description='Catalog of the Iceberg tables: "sql" (SQLite, Postgres), "rest", "glue", or "none" '
-        "(iceberg.json names them). Requires `pip install pyiceberg sqlalchemy obstore`.",
-    )
     iceberg_location: str | None = Field(
         default=None,
-        description="URL below which the Iceberg tables are. Unset: the one of --iceberg, or as REST and Glue choose.",
+        description="URL below which the Iceberg tables are. Unset: the one of --iceberg, or as the catalog chooses. "
+        "The catalog is the one named scanlake in the configuration of pyiceberg; without one iceberg.json names them.",
         examples=["s3://bucket/lake"],
-    )
-    iceberg_uri: str | None = Field(
-        default=None,
-        description="URI of the SQL or REST catalog without a password. PYICEBERG_CATALOG__SCANLAKE__URI can have it.",
-        examples=["sqlite:////srv/iceberg.sqlite"],
     )
     iceberg_namespace: str = Field(
         default="scanlake",
         pattern=r"^[a-z][a-z0-9_]{0,62}$",
-        description="Namespace of the Iceberg tables in the catalog. Each lake needs its own, or an iceberg_source.",
-    )
-    iceberg_source: SourceName | None = Field(
-        default=None, description="Name of this lake in Iceberg tables that several lakes share.", examples=["north"]
+        description="Namespace of the Iceberg tables in the catalog. Each lake needs its own.",
     )
 
     images_after_sync: bool = Field(

@@ -9,7 +9,6 @@ from pipeline.lake.layout import LakeLayout
 from pipeline.lake.models import LakeProperties, PublishRecord
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.process import run_subcommand
-from pipeline.publish.iceberg import has_iceberg_tables
 from pipeline.settings import Settings
 from schemas.timestamps import SECOND
 
@@ -21,7 +20,7 @@ def publish_in_subprocess(context: CommandContext, settings: Settings, target: s
     """
     before = read_publish_record(settings)
     url = target or settings.publish_to
-    arguments = to_argv({"to": url, "iceberg": has_iceberg_tables(settings), "source": context.source})
+    arguments = to_argv({"to": url, "source": context.source})
     code, message = run_subcommand(settings.lake, context.config, "publish", *arguments)
     record = read_publish_record(settings)
     if record is None or record == before:  # it recorded nothing: settings are wrong, or another run holds the lake

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pipeline.publish.iceberg_publish import IcebergResult
 
 
-@setting_options("reader_root", "iceberg_location", "iceberg_source")
+@setting_options("reader_root", "iceberg_location")
 def run(
     context: CommandContext,
     *,
@@ -26,9 +26,7 @@ def run(
         str | None,
         typer.Option(metavar="URL", help="Copy the lake to object storage: s3://, gs://, az:// or file://."),
     ] = None,
-    iceberg: Annotated[
-        bool, typer.Option("--iceberg", help="Publish Iceberg tables over the same parts. See iceberg_catalog.")
-    ] = False,
+    iceberg: Annotated[bool, typer.Option("--iceberg", help="Publish Iceberg tables over the same parts.")] = False,
     with_images: Annotated[
         bool, typer.Option("--with-images", help="With --to: also copy the images that the lake has.")
     ] = False,
@@ -46,16 +44,15 @@ def run(
     the object storage. Only what is missing there is uploaded. An interrupted publish is completed by the next one.
     With --with-images, or publish_images, the path of an image in the lake is also its path below the URL.
 
-    With --iceberg, and if iceberg_location or iceberg_catalog is set, engines such as Spark read the same parts as
-    Iceberg tables. Without iceberg_location they are at the URL of --to or publish_to. With iceberg_source several
-    lakes share the tables, and each one replaces only its own rows.
+    With --iceberg, if iceberg_location is set, or if pyiceberg has a catalog named scanlake, engines such as Spark
+    read the same parts as Iceberg tables. Without iceberg_location they are at the URL of --to or publish_to.
 
     Exit codes: 0 done, 8 the object storage failed or refused, 5 another publisher was faster, 2 wrong settings,
     9 an image is damaged (the rest is published).
     """
     settings = context.settings()
     target = to or settings.publish_to
-    with_iceberg = iceberg or (to is None and has_iceberg_tables(settings))
+    with_iceberg = iceberg or has_iceberg_tables(settings)
     if snapshot is not None and target is None and not with_iceberg:
         raise SettingsError("--snapshot requires --to or --iceberg.", hint="Add --to URL, or set publish_to.")
     if with_images and (target is None or (iceberg and to is None)):
@@ -69,7 +66,7 @@ def run(
                 lake.set_reader_root(settings.reader_root)
             republished = lake.republish(at=now_us())
         if store is not None:
-            protected = list_iceberg_files(settings, store) if with_iceberg or has_iceberg_tables(settings) else ()
+            protected = list_iceberg_files(settings, store) if with_iceberg else ()
             mirror_options = MirrorOptions.from_settings(settings, images=with_images)
             result = mirror_lake(lake, store, mirror_options, at=now_us(), number=snapshot, protected=protected)
         if with_iceberg:

@@ -24,8 +24,19 @@ _LIBRARIES: Final = frozenset({"pyiceberg", "sqlalchemy", "obstore"})
 
 
 def has_iceberg_tables(settings: Settings) -> bool:
-    """Return whether the settings name a place or a catalog of Iceberg tables."""
-    return settings.iceberg_catalog != "none" or settings.iceberg_location is not None
+    """Return whether the settings name a place of Iceberg tables, or pyiceberg's configuration their catalog."""
+    return settings.iceberg_location is not None or read_catalog_properties() is not None
+
+
+def read_catalog_properties() -> dict[str, str] | None:
+    """Return the properties of the catalog scanlake in pyiceberg's own configuration; None without one."""
+    try:
+        properties = importlib.import_module("pyiceberg.utils.config").Config().get_catalog_config("scanlake")
+    except ModuleNotFoundError:  # without it the lake has no Iceberg tables
+        return None
+    except Exception as error:  # classes of its parser, which is not imported
+        raise SettingsError("pyiceberg's configuration cannot be read.", hint="Correct .pyiceberg.yaml.") from error
+    return cast("dict[str, str] | None", properties)
 
 
 def publish_iceberg_tables(
@@ -55,7 +66,6 @@ def publish_iceberg_tables(
             number or last.snapshot,
             lake_id=lake.ledger.properties.lake_id,
             at=at,
-            source=settings.iceberg_source,
             retention=retention,
             hashes={part.name: part.sha256 for part in lake.ledger.parts()},
         )
@@ -78,13 +88,8 @@ def list_iceberg_files(settings: Settings, store: ObjectStore) -> set[str]:
 
 def _connect(settings: Settings, location: str | None) -> Any:
     connection = _import("iceberg_connection")
-    options = connection.IcebergOptions(
-        catalog=settings.iceberg_catalog,
-        location=settings.iceberg_location or location or "",
-        uri=settings.iceberg_uri or "",
-        namespace=settings.iceberg_namespace,
-    )
-    return connection.connect_catalog(options)
+    location = settings.iceberg_location or location or ""
+    return connection.connect_catalog(location, settings.iceberg_namespace, read_catalog_properties())
 
 
 def _import(name: str) -> Any:

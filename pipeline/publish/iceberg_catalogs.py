@@ -66,8 +66,6 @@ class TableCommit:
 
     state: TableState
     updates: tuple[TableUpdate, ...]
-    source: str | None = None
-    """Source of the lake, if the table is shared: the name of the metadata file has it."""
 
     @property
     def requirements(self) -> tuple[TableRequirement, ...]:
@@ -92,9 +90,9 @@ class IcebergCatalog(ABC):
     def load(self, names: Iterable[str]) -> dict[str, TableState]:
         """Return the tables that exist, by name."""
 
-    @abstractmethod
     def create(self, name: str, schema: Schema, properties: Mapping[str, str]) -> TableState:
         """Return a new table. It is visible from the commit on, or, in REST and Glue, empty at once."""
+        return TableState(name, new_metadata(schema, f"{self.root}/tables/{name}", properties))
 
     @abstractmethod
     def commit(self, commits: Sequence[TableCommit], note: Mapping[str, object]) -> None:
@@ -107,57 +105,10 @@ class IcebergCatalog(ABC):
         match = _VERSION.search(commit.state.metadata_location)
         version = int(match[1]) + 1 if match else 0
         unique = f"{version:05d}-{metadata.new_snapshot_id():019d}"
-        location = f"{provider}/{unique}-{commit.source or metadata.table_uuid}.gz.metadata.json"
+        location = f"{provider}/{unique}-{metadata.table_uuid}.gz.metadata.json"
         content = metadata.model_dump_json(exclude_none=True).encode()
         self.io.create(location, gzip.compress(content, mtime=0))
         return location
-
-
-class SqlTables(IcebergCatalog):
-    """A catalog in SQLite or Postgres: one transaction changes all tables."""
-
-    def __init__(self, catalog: SqlCatalog, io: StoreFileIO, namespace: str, root: str) -> None:
-        self.io, self.root = io, root
-        self.id = CatalogId.from_uri("sql", namespace, catalog.properties.get("uri", ""))
-        self._catalog, self._namespace = catalog, namespace
-        with translate_catalog_errors():
-            catalog.create_namespace_if_not_exists(namespace)
-
-    def load(self, names: Iterable[str]) -> dict[str, TableState]:
-        columns = (IcebergTables.table_name, IcebergTables.metadata_location)
-        query = select(*columns).where(*self._conditions(), IcebergTables.table_name.in_(list(names)))
-        with translate_catalog_errors(), Session(self._catalog.engine) as session:
-            rows = session.execute(query).all()
-        return {name: _load_state(self.io, name, location) for name, location in rows if location}
-
-    def create(self, name: str, schema: Schema, properties: Mapping[str, str]) -> TableState:
-        return TableState(name, new_metadata(schema, f"{self.root}/tables/{name}", properties))
-
-    def commit(self, commits: Sequence[TableCommit], note: Mapping[str, object]) -> None:  # noqa: ARG002 - see `load`
-        locations = [self._write_metadata(commit) for commit in commits]
-        with translate_catalog_errors(), Session(self._catalog.engine) as session:
-            for commit, location in zip(commits, locations, strict=True):
-                self._register(session, commit.state, location)
-            session.commit()
-
-    def _register(self, session: Session, state: TableState, location: str) -> None:
-        if not state.metadata_location:
-            row = self._catalog._create_table_row(self._namespace, state.name, location)  # noqa: SLF001 - the row's form depends on the catalog's version
-            session.execute(insert(IcebergTables).values(**row))
-            return
-        condition = (IcebergTables.table_name == state.name, IcebergTables.metadata_location == state.metadata_location)
-        statement = update(IcebergTables).where(*self._conditions(), *condition)
-        values = {"metadata_location": location, "previous_metadata_location": state.metadata_location}
-        result: Any = session.execute(statement.values(**values))
-        if result.rowcount != 1:
-            session.rollback()
-            raise _conflict(state.name)
-
-    def _conditions(self) -> tuple[Any, ...]:
-        return (
-            IcebergTables.catalog_name == self._catalog.name,
-            IcebergTables.table_namespace == self._namespace,
-        )
 
 
 class StoreTables(IcebergCatalog):
@@ -174,9 +125,6 @@ class StoreTables(IcebergCatalog):
         self._locations, self._version = ({}, None) if stored is None else (_read_pointer(stored[0]), stored[1])
         return {name: _load_state(self.io, name, self._locations[name]) for name in names if name in self._locations}
 
-    def create(self, name: str, schema: Schema, properties: Mapping[str, str]) -> TableState:
-        return TableState(name, new_metadata(schema, f"{self.root}/tables/{name}", properties))
-
     def commit(self, commits: Sequence[TableCommit], note: Mapping[str, object]) -> None:
         locations = self._locations | {commit.state.name: self._write_metadata(commit) for commit in commits}
         pointer = {"format": 1, **note, "tables": dict(sorted(locations.items()))}
@@ -184,11 +132,12 @@ class StoreTables(IcebergCatalog):
         self._locations = locations
 
 
-class ServiceTables(IcebergCatalog):
-    """A catalog that is a service: REST or Glue. `root` is "" if the catalog chooses the place of new tables."""
+class CatalogTables(IcebergCatalog):
+    """A catalog of pyiceberg, such as REST or Glue. `root` is "" if the catalog chooses the place of new tables."""
 
-    def __init__(self, catalog: Catalog, io: StoreFileIO, namespace: str, root: str, *, kind: str) -> None:
+    def __init__(self, catalog: Catalog, io: StoreFileIO, namespace: str, root: str = "") -> None:
         self.io, self.root = io, root
+        kind = type(catalog).__name__.removesuffix("Catalog").lower()
         self.id = CatalogId.from_uri(kind, namespace, catalog.properties.get("uri", ""))
         self._catalog, self._namespace = catalog, namespace
         self._tables: dict[str, Table] = {}
@@ -244,6 +193,46 @@ class ServiceTables(IcebergCatalog):
     def _state(self, name: str, table: Table) -> TableState:
         self._tables[name] = table
         return TableState(name, table.metadata, table.metadata_location)
+
+
+class SqlTables(CatalogTables):
+    """A catalog in SQLite or Postgres: one transaction changes all tables."""
+
+    _catalog: SqlCatalog
+    create = IcebergCatalog.create
+
+    def load(self, names: Iterable[str]) -> dict[str, TableState]:
+        columns = (IcebergTables.table_name, IcebergTables.metadata_location)
+        query = select(*columns).where(*self._conditions(), IcebergTables.table_name.in_(list(names)))
+        with translate_catalog_errors(), Session(self._catalog.engine) as session:
+            rows = session.execute(query).all()
+        return {name: _load_state(self.io, name, location) for name, location in rows if location}
+
+    def commit(self, commits: Sequence[TableCommit], note: Mapping[str, object]) -> None:  # noqa: ARG002 - see `load`
+        locations = [self._write_metadata(commit) for commit in commits]
+        with translate_catalog_errors(), Session(self._catalog.engine) as session:
+            for commit, location in zip(commits, locations, strict=True):
+                self._register(session, commit.state, location)
+            session.commit()
+
+    def _register(self, session: Session, state: TableState, location: str) -> None:
+        if not state.metadata_location:
+            row = self._catalog._create_table_row(self._namespace, state.name, location)  # noqa: SLF001 - the row's form depends on the catalog's version
+            session.execute(insert(IcebergTables).values(**row))
+            return
+        condition = (IcebergTables.table_name == state.name, IcebergTables.metadata_location == state.metadata_location)
+        statement = update(IcebergTables).where(*self._conditions(), *condition)
+        values = {"metadata_location": location, "previous_metadata_location": state.metadata_location}
+        result: Any = session.execute(statement.values(**values))
+        if result.rowcount != 1:
+            session.rollback()
+            raise _conflict(state.name)
+
+    def _conditions(self) -> tuple[Any, ...]:
+        return (
+            IcebergTables.catalog_name == self._catalog.name,
+            IcebergTables.table_namespace == self._namespace,
+        )
 
 
 def _read_pointer(content: bytes) -> dict[str, str]:

@@ -70,19 +70,15 @@ def plan_changes(
     schema: Schema,
     parts: Mapping[str, Path | bytes],
     positions: Mapping[str, Sequence[int]],
-    *,
-    source: str | None = None,
 ) -> FileChanges:
     """Write the delete files that a table lacks, and return all changes of its files.
 
     `parts` are the data files that the table is to have, as files or contents, by location; `positions` are their
-    deleted rows, sorted. `source` is the partition of the files, if the table is shared.
+    deleted rows, sorted.
     """
     changes = FileChanges()
     changes.data = [
-        describe_data_file(part, location, schema, source)
-        for location, part in parts.items()
-        if location not in files.data
+        describe_data_file(part, location, schema) for location, part in parts.items() if location not in files.data
     ]
     changes.removed = files.data.keys() - parts.keys()
     for location, former in files.deletes.items():
@@ -92,7 +88,7 @@ def plan_changes(
         own = positions.get(location, ())
         if (new := _plan_deletes(io, changes, files.deletes.get(location, ()), own)) is not None:
             digest = digest_positions(own)
-            changes.deletes.append(write_deletes(io, location, new, digest=digest, source=source))
+            changes.deletes.append(write_deletes(io, location, new, digest=digest))
     return changes
 
 

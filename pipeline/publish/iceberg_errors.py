@@ -37,7 +37,9 @@ _OTHERS: Final[tuple[type[Exception], ...]] = (
     iceberg.ValidationException,
     *_AWS_ERRORS,
 )
-_SETTINGS_HINT: Final = "Correct iceberg_uri and the credentials, then run `scanlake publish` again."
+CONFIGURATION_HINT: Final = (
+    "Correct the catalog scanlake in pyiceberg's configuration (PYICEBERG_CATALOG__SCANLAKE__*)."
+)
 
 
 @contextmanager
@@ -48,7 +50,7 @@ def translate_catalog_errors() -> Iterator[None]:
     except _CONFLICTS as error:
         raise PublishConflictError("Iceberg: another publisher has changed a table.") from error
     except _REFUSALS as error:
-        raise PublishError("The Iceberg catalog refuses the credentials.", hint=_SETTINGS_HINT) from error
+        raise PublishError("The Iceberg catalog refuses the credentials.", hint=CONFIGURATION_HINT) from error
     except _OTHERS as error:
         name = type(error).__name__
-        raise PublishError(f"The Iceberg catalog cannot be used ({name}).", hint=_SETTINGS_HINT) from error
+        raise PublishError(f"The Iceberg catalog cannot be used ({name}).", hint=CONFIGURATION_HINT) from error

@@ -25,10 +25,10 @@ from pyiceberg.manifest import (
     DataFileContent,
     FileFormat,
 )
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.table.metadata import TableMetadataV2
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
-
-from pipeline.publish.iceberg_sources import find_partition_spec, owns_manifest, to_partition
+from pyiceberg.typedef import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -57,8 +57,6 @@ _DELETE_OPTIONS: Final[Mapping[str, Any]] = {
 }
 """A file of 60 positions has 560 bytes; with statistics, and positions by a dictionary, it had 1,050."""
 _DIGEST: Final = re.compile(r"-deletes-([0-9a-f]{16})-[0-9a-f]{8}\.parquet")
-_MAX_MANIFESTS: Final = 8  # of one kind, each of which a reader opens
-_CODEC: Final = "deflate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +101,15 @@ def new_metadata(schema: Schema, location: str, properties: Mapping[str, str]) -
 
     pyiceberg's own function gives the columns new ids, which the parts do not have.
     """
-    spec = find_partition_spec(schema)
     return TableMetadataV2(
         location=location,
         table_uuid=uuid4(),
         schemas=[schema],
         last_column_id=schema.highest_field_id,
         current_schema_id=schema.schema_id,
-        partition_specs=[spec],
-        default_spec_id=spec.spec_id,
-        last_partition_id=spec.last_assigned_field_id,
+        partition_specs=[UNPARTITIONED_PARTITION_SPEC],
+        default_spec_id=UNPARTITIONED_PARTITION_SPEC.spec_id,
+        last_partition_id=UNPARTITIONED_PARTITION_SPEC.last_assigned_field_id,
         sort_orders=[UNSORTED_SORT_ORDER],
         default_sort_order_id=UNSORTED_SORT_ORDER.order_id,
         properties=dict(properties),
@@ -122,14 +119,13 @@ def new_metadata(schema: Schema, location: str, properties: Mapping[str, str]) -
 # Read
 
 
-def read_files(metadata: TableMetadata, io: StoreFileIO, source: str | None = None) -> TableFiles:
-    """Return the files of a table's current snapshot; with `source`, those of that partition. Manifests are all."""
+def read_files(metadata: TableMetadata, io: StoreFileIO) -> TableFiles:
+    """Return the files of a table's current snapshot."""
     current = metadata.current_snapshot()
     manifests = tuple(current.manifests(io)) if current is not None else ()
     data: dict[str, DataFile] = {}
     deletes: defaultdict[str, list[DeleteFile]] = defaultdict(list)
-    own = [manifest for manifest in manifests if owns_manifest(manifest, source)]
-    for entry in chain.from_iterable(manifest.fetch_manifest_entry(io) for manifest in own):
+    for entry in chain.from_iterable(manifest.fetch_manifest_entry(io) for manifest in manifests):
         file = entry.data_file
         if file.content == DataFileContent.DATA:
             data[file.file_path] = file
@@ -160,7 +156,7 @@ def read_data_rows(io: StoreFileIO, location: str) -> list[dict[str, Any]]:
 # Files
 
 
-def describe_data_file(part: Path | bytes, location: str, schema: Schema, source: str | None = None) -> DataFile:
+def describe_data_file(part: Path | bytes, location: str, schema: Schema) -> DataFile:
     """Return a part, as a file or its content, as Iceberg's data file. `location` is its published place.
 
     The statistics come from its footer.
@@ -170,7 +166,7 @@ def describe_data_file(part: Path | bytes, location: str, schema: Schema, source
     statistics = data_file_statistics_from_parquet_metadata(
         footer, compute_statistics_plan(schema, {}), parquet_path_to_id_mapping(schema)
     )
-    return _describe_file(DataFileContent.DATA, location, size, statistics.to_serialized_dict(), source)
+    return _describe_file(DataFileContent.DATA, location, size, statistics.to_serialized_dict())
 
 
 def digest_positions(positions: Sequence[int]) -> str:
@@ -178,9 +174,7 @@ def digest_positions(positions: Sequence[int]) -> str:
     return sha256(pa.array(positions, pa.int64()).buffers()[1] or b"").hexdigest()[:16]
 
 
-def write_deletes(
-    io: StoreFileIO, data_location: str, positions: Sequence[int], *, digest: str, source: str | None = None
-) -> DataFile:
+def write_deletes(io: StoreFileIO, data_location: str, positions: Sequence[int], *, digest: str) -> DataFile:
     """Write positions of one data file as a delete file beside it.
 
     `digest` is that of all its deleted positions, those in earlier delete files included.
@@ -202,17 +196,15 @@ def write_deletes(
         "nan_value_counts": None,
         "split_offsets": None,
     }
-    return _describe_file(DataFileContent.POSITION_DELETES, location, len(content), statistics, source)
+    return _describe_file(DataFileContent.POSITION_DELETES, location, len(content), statistics)
 
 
-def _describe_file(
-    content: DataFileContent, location: str, size: int, statistics: Mapping[str, Any], source: str | None
-) -> DataFile:
+def _describe_file(content: DataFileContent, location: str, size: int, statistics: Mapping[str, Any]) -> DataFile:
     return DataFile.from_args(
         content=content,
         file_path=location,
         file_format=FileFormat.PARQUET,
-        partition=to_partition(source),
+        partition=Record(),
         file_size_in_bytes=size,
         sort_order_id=None,
         spec_id=0,

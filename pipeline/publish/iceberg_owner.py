@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from pipeline.errors import PublishError, SettingsError
-from pipeline.publish.target_layout import LATEST, OWNER, SHARED_OWNER
+from pipeline.publish.target_layout import LATEST, OWNER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -92,9 +92,6 @@ def _check_mirror(io: StoreFileIO, root: str, lake_id: str) -> None:
         mirrored = msgspec.json.decode(stored[0], type=_LatestLake).lake_id
     except msgspec.DecodeError as error:
         raise PublishError(f"{root}/{LATEST} is not an object of scanlake.", hint="Use another location.") from error
-    if lake_id == SHARED_OWNER:
-        hint = "Use another iceberg_location for tables that several lakes share."
-        raise SettingsError(f"{root} has the mirror of a lake ({mirrored[:8]}).", hint=hint)
     if mirrored != lake_id:
         raise SettingsError(
             f"{root} has the mirror of another lake ({mirrored[:8]}, not {lake_id[:8]}).",
@@ -103,12 +100,6 @@ def _check_mirror(io: StoreFileIO, root: str, lake_id: str) -> None:
 
 
 def _refuse(root: str, existing: LocationOwner, owner: LocationOwner) -> SettingsError:
-    if SHARED_OWNER in {existing.lake_id, owner.lake_id} and existing.lake_id != owner.lake_id:
-        has = (
-            "that several lakes share" if existing.lake_id == SHARED_OWNER else f"of one lake ({existing.lake_id[:8]})"
-        )
-        hint = "Use another iceberg_location; with iceberg_source the lakes share one."
-        return SettingsError(f"{root} has Iceberg tables {has}.", hint=hint)
     if existing.lake_id != owner.lake_id:
         return SettingsError(
             f"{root} has the Iceberg tables of another lake ({existing.lake_id[:8]}, not {owner.lake_id[:8]}).",

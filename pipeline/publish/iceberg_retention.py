@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from pipeline.publish.iceberg_format import list_referenced_files
-from pipeline.publish.iceberg_sources import is_own_path
 from pipeline.publish.target_layout import remove_hash
 
 if TYPE_CHECKING:
@@ -34,12 +33,11 @@ def sweep_tables(
     *,
     before: float,
     part_names: Collection[str],
-    source: str | None = None,
 ) -> int:
     """Delete the tables' files that nothing needs and that were written before `before`, in seconds since 1970.
 
     Younger ones may belong to a publish that is running, or to a reader. Parts in `part_names`, by their file names
-    in the lake, stay in any case. With `source`, the files of other lakes stay. Returns the number of deleted files.
+    in the lake, stay in any case. Returns the number of deleted files.
     """
     deleted = 0
     for state in states:
@@ -51,8 +49,7 @@ def sweep_tables(
             unneeded = [
                 stored.path
                 for stored in store.list(path)
-                if (source is None or is_own_path(stored.path, path, source))
-                and f"{root}{stored.path}" not in referenced
+                if f"{root}{stored.path}" not in referenced
                 and stored.modified_at.timestamp() < before
                 and remove_hash(stored.path).rpartition("/")[2] not in part_names
             ]

@@ -8,7 +8,6 @@ import pyarrow as pa
 from pyiceberg.schema import Schema
 from pyiceberg.types import BooleanType, DoubleType, LongType, NestedField, StringType, TimestampType
 
-from pipeline.publish.iceberg_sources import SOURCE_FIELD
 from schemas.tables import COMMIT_SEQ_COLUMN, FIELD_ID_KEY
 from schemas.value_types import INSTANT
 
@@ -28,8 +27,7 @@ _COMMIT_SEQ_COMMENT: Final = "Commit that wrote the version of the file that the
 _UTC: Final = "(UTC)"
 
 LAKE_PROPERTY: Final = "scanlake.lake"
-"""Table property with the id of the lake that the table belongs to, or `shared`."""
-NAME_MAPPING_PROPERTY: Final = "schema.name-mapping.default"
+"""Table property with the id of the lake that the table belongs to."""
 _FIXED_PROPERTIES: Final = {
     "gc.enabled": "false",  # the parts belong to the lake, which deletes them itself
     "write.delete.mode": "merge-on-read",
@@ -40,8 +38,8 @@ _FIXED_PROPERTIES: Final = {
 }
 
 
-def to_iceberg_schema(table: Table, *, schema_id: int = 0, is_shared: bool = False) -> Schema:
-    """Return the Iceberg schema of a table's parts; a table that lakes share also has the column `_source`."""
+def to_iceberg_schema(table: Table, *, schema_id: int = 0) -> Schema:
+    """Return the Iceberg schema of a table's parts."""
     comments = {column.name: _describe_column(column.comment, column.kind is INSTANT) for column in table.columns}
     comments[COMMIT_SEQ_COLUMN] = _COMMIT_SEQ_COMMENT
     fields = [
@@ -54,14 +52,14 @@ def to_iceberg_schema(table: Table, *, schema_id: int = 0, is_shared: bool = Fal
         )
         for field in table.arrow
     ]
-    return Schema(*fields, *([SOURCE_FIELD] if is_shared else []), schema_id=schema_id)
+    return Schema(*fields, schema_id=schema_id)
 
 
 def _describe_column(comment: str, is_instant: bool) -> str:  # noqa: FBT001
     return comment if not is_instant or _UTC in comment else f"{comment.removesuffix('.')} {_UTC}."
 
 
-def table_properties(table: Table, schema: Schema, owner_id: str) -> dict[str, str]:
+def table_properties(table: Table, schema: Schema, lake_id: str) -> dict[str, str]:
     """Return the properties that a published table must have.
 
     The name mapping lets readers find the columns of parts that have no field ids.
@@ -69,6 +67,6 @@ def table_properties(table: Table, schema: Schema, owner_id: str) -> dict[str, s
     return {
         **_FIXED_PROPERTIES,
         "comment": table.comment,
-        LAKE_PROPERTY: owner_id,
-        NAME_MAPPING_PROPERTY: schema.name_mapping.model_dump_json(),
+        LAKE_PROPERTY: lake_id,
+        "schema.name-mapping.default": schema.name_mapping.model_dump_json(),
     }

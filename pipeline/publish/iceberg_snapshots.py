@@ -16,7 +16,6 @@ from pyiceberg.manifest import (
     write_manifest_list,
 )
 from pyiceberg.schema import Schema
-from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import (
     Operation,
     Snapshot,
@@ -24,17 +23,12 @@ from pyiceberg.table.snapshots import (
     Summary,
     update_snapshot_summaries,
 )
-from pyiceberg.table.update import AddSnapshotUpdate, SetSnapshotRefUpdate
-
-from pipeline.publish.iceberg_sources import PublishScope, is_sync_tag, owns_manifest, source_folder
-from pipeline.publish.target_layout import remove_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from pyiceberg.manifest import DataFile, ManifestFile
     from pyiceberg.table.metadata import TableMetadata
-    from pyiceberg.table.update import TableUpdate
 
     from pipeline.publish.iceberg_files import StoreFileIO
     from pipeline.publish.iceberg_format import FileChanges, TableFiles
@@ -58,14 +52,9 @@ def write_snapshot(
     files: TableFiles,
     changes: FileChanges,
     properties: Mapping[str, str],
-    *,
-    source: str | None = None,
 ) -> Snapshot:
-    """Write the manifests and the manifest list of a table's next snapshot, and return it; nothing names it yet.
-
-    With `source` the manifests of other sources stay as they are.
-    """
-    writer = _SnapshotWriter(io, metadata, source)
+    """Write the manifests and the manifest list of a table's next snapshot, and return it; nothing names it yet."""
+    writer = _SnapshotWriter(io, metadata)
     removed = writer.write_manifests(files.manifests, changes)
     parent = metadata.current_snapshot()
     summary = SnapshotSummaryCollector()
@@ -90,20 +79,16 @@ def write_snapshot(
 class _SnapshotWriter:
     """Writer of the metadata files of one snapshot. Their names have a UUID, so none replaces another."""
 
-    def __init__(
-        self, io: StoreFileIO, metadata: TableMetadata, source: str | None, *, sequence: int | None = None
-    ) -> None:
-        self._io, self._metadata, self._source = io, metadata, source
+    def __init__(self, io: StoreFileIO, metadata: TableMetadata) -> None:
+        self._io, self._metadata = io, metadata
         self._uuid: UUID = uuid4()
         self._manifests: list[ManifestFile] = []
         self.snapshot_id = metadata.new_snapshot_id()
-        self.sequence = sequence or metadata.next_sequence_number()
+        self.sequence = metadata.next_sequence_number()
 
     def write_manifests(self, former: Sequence[ManifestFile], changes: FileChanges) -> list[DataFile]:
         """Write the manifests that differ from the `former` ones. Return the removed files."""
         removed: list[DataFile] = []
-        self._manifests += [manifest for manifest in former if not owns_manifest(manifest, self._source)]
-        former = [manifest for manifest in former if owns_manifest(manifest, self._source)]
         for content, added in ((ManifestContent.DATA, changes.data), (ManifestContent.DELETES, changes.deletes)):
             entries = [self._add(file) for file in added]
             same_kind = [manifest for manifest in former if manifest.content == content and _has_files(manifest)]
@@ -166,22 +151,8 @@ class _SnapshotWriter:
             writer.add_manifests(self._manifests)
         return location
 
-    def write_joined(self, manifests: Sequence[ManifestFile], former: Snapshot) -> Snapshot:
-        """Write the list of existing manifests as a snapshot beside the branch main."""
-        self._manifests += manifests
-        properties = former.summary.additional_properties if former.summary is not None else {}
-        own = {name: text for name, text in properties.items() if name.startswith("scanlake.")}
-        return Snapshot(
-            snapshot_id=self.snapshot_id,
-            parent_snapshot_id=former.parent_snapshot_id,
-            manifest_list=self.write_list(former.parent_snapshot_id),
-            sequence_number=self.sequence,
-            summary=Summary(operation=Operation.OVERWRITE, **own),
-            schema_id=former.schema_id,
-        )
-
     def _location(self, name: str) -> str:
-        return f"{self._metadata.location.rstrip('/')}/{source_folder('metadata', self._source)}/{name}"
+        return f"{self._metadata.location.rstrip('/')}/metadata/{name}"
 
 
 def _remove_comments(schema: Schema) -> Schema:
@@ -192,42 +163,3 @@ def _remove_comments(schema: Schema) -> Schema:
 
 def _has_files(manifest: ManifestFile) -> bool:
     return manifest.has_added_files() or manifest.has_existing_files()
-
-
-def _list_data(io: StoreFileIO, manifests: Iterable[ManifestFile]) -> Iterator[str]:
-    """Yield the locations of the data files that manifests have."""
-    for manifest in manifests:
-        if manifest.content == ManifestContent.DATA:
-            yield from (entry.data_file.file_path for entry in manifest.fetch_manifest_entry(io))
-
-
-def renew_tags(
-    io: StoreFileIO, metadata: TableMetadata, current: Snapshot, scope: PublishScope, *, part_names: Collection[str]
-) -> list[TableUpdate]:
-    """Return updates that give the tags of other lakes new snapshots, if theirs have parts that this lake erased.
-
-    A new one has the files of the other lakes as they were, and those of this lake in `current`, which is the newest.
-    `part_names` are the file names of the parts that the lake still has.
-    """
-    own = [manifest for manifest in current.manifests(io) if owns_manifest(manifest, scope.source)]
-    known = {remove_hash(location).rpartition("/")[2] for location in _list_data(io, own)} | set(part_names)
-    first = max((current.sequence_number or 0) + 1, metadata.next_sequence_number())
-    updates: list[TableUpdate] = []
-    renewed: dict[int, Snapshot] = {}
-    for name, ref in metadata.refs.items():
-        former = metadata.snapshot_by_id(ref.snapshot_id)
-        if not is_sync_tag(name) or scope.is_own_tag(name) or former is None:
-            continue
-        manifests = former.manifests(io)
-        former_own = [manifest for manifest in manifests if owns_manifest(manifest, scope.source)]
-        if all(remove_hash(location).rpartition("/")[2] in known for location in _list_data(io, former_own)):
-            continue
-        if former.snapshot_id not in renewed:
-            others = [manifest for manifest in manifests if not owns_manifest(manifest, scope.source)]
-            writer = _SnapshotWriter(io, metadata, scope.source, sequence=first + len(renewed))
-            snapshot = writer.write_joined([*others, *own], former)
-            renewed[former.snapshot_id] = snapshot
-            updates.append(AddSnapshotUpdate(snapshot=snapshot))
-        snapshot_id = renewed[former.snapshot_id].snapshot_id
-        updates.append(SetSnapshotRefUpdate(ref_name=name, type=SnapshotRefType.TAG, snapshot_id=snapshot_id))
-    return updates

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pyarrow as pa
-from pyiceberg.table.update import SetSnapshotRefUpdate
 
 from pipeline.errors import LakeCorruptedError
 from pipeline.lake.duckdb_files import open_read_only
@@ -19,19 +18,14 @@ from pipeline.publish.iceberg_catalogs import TableCommit
 from pipeline.publish.iceberg_changes import find_superseded_positions, plan_changes
 from pipeline.publish.iceberg_format import FileChanges, read_data_rows, read_files
 from pipeline.publish.iceberg_schema import table_properties, to_iceberg_schema
-from pipeline.publish.iceberg_snapshots import renew_tags, write_snapshot
-from pipeline.publish.iceberg_sources import PublishScope, source_folder
-from pipeline.publish.iceberg_updates import add_snapshot, expire_tags, prepare_schema, tag_snapshot
+from pipeline.publish.iceberg_snapshots import write_snapshot
+from pipeline.publish.iceberg_updates import SYNC_TAG, add_snapshot, expire_tags, prepare_schema, tag_snapshot
 from pipeline.publish.target_layout import to_target_path
 from pipeline.publish.uploads import PendingUpload, upload_all
 from schemas.tables import COMMIT_SEQ_COLUMN, SYNCS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-    from pyiceberg.table.metadata import TableMetadata
-    from pyiceberg.table.snapshots import Snapshot
-    from pyiceberg.table.update import TableUpdate
 
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.models import Part
@@ -46,7 +40,7 @@ if TYPE_CHECKING:
 class Sync:
     """The sync that is published, and the tags that are kept beside its own."""
 
-    scope: PublishScope
+    lake_id: str
     contents: SnapshotContents
     row: dict[str, Any]
     kept_tags: frozenset[str]
@@ -54,7 +48,7 @@ class Sync:
     @property
     def tag(self) -> str:
         """Its tag in every table."""
-        return self.scope.format_tag(self.contents.snapshot)
+        return format_tag(self.contents.snapshot)
 
     @property
     def properties(self) -> dict[str, str]:
@@ -64,7 +58,6 @@ class Sync:
             "scanlake.snapshot": str(self.contents.snapshot),
             "scanlake.watermark": watermark,
             "scanlake.run": self.contents.run_id,
-            **({} if self.scope.source is None else {"scanlake.source": self.scope.source}),
         }
 
 
@@ -76,7 +69,12 @@ class StagedTable:
     changes: FileChanges
 
 
-def read_sync(layout: LakeLayout, number: int, at: int, hashes: Mapping[str, str], scope: PublishScope) -> Sync:
+def format_tag(number: int) -> str:
+    """Return the tag of a snapshot of the lake."""
+    return f"{SYNC_TAG}{number}"
+
+
+def read_sync(layout: LakeLayout, number: int, at: int, hashes: Mapping[str, str], lake_id: str) -> Sync:
     """Return the sync of a kept snapshot. Raises `SettingsError` if it is not kept, `LakeCorruptedError`."""
     path = require_snapshot(layout, number)
     contents = read_snapshot(path)
@@ -88,10 +86,10 @@ def read_sync(layout: LakeLayout, number: int, at: int, hashes: Mapping[str, str
         raise LakeCorruptedError(f"Snapshot {number}: {missing[0]} is missing or has another size.")
     with open_read_only(path) as db:
         snapshot_at, files = db.execute("SELECT epoch_us(published_at), files FROM meta._freshness").fetchall()[0]
-    kept_tags = frozenset(scope.format_tag(snapshot) for snapshot, _ in list_snapshots(layout))
+    kept_tags = frozenset(format_tag(snapshot) for snapshot, _ in list_snapshots(layout))
     row = {
         "snapshot": number,
-        "tag": scope.format_tag(number),
+        "tag": format_tag(number),
         "complete": contents.complete,
         "watermark": contents.watermark,
         "files": files,
@@ -100,20 +98,14 @@ def read_sync(layout: LakeLayout, number: int, at: int, hashes: Mapping[str, str
         "run_id": contents.run_id,
         COMMIT_SEQ_COLUMN: max((part.last_commit_seq for part in contents.parts), default=0),
     }
-    return Sync(scope, contents, row, kept_tags)
+    return Sync(lake_id, contents, row, kept_tags)
 
 
 class Stage:
-    """Preparation of the tables of one sync: files are written, and nothing names them before the commit.
+    """Preparation of the tables of one sync: files are written, and nothing names them before the commit."""
 
-    `part_names` are the file names of the parts that the lake still has, for some days after a purge; otherwise None.
-    """
-
-    def __init__(
-        self, catalog: IcebergCatalog, layout: LakeLayout, sync: Sync, part_names: frozenset[str] | None
-    ) -> None:
-        self._io, self._layout, self._sync, self._part_names = catalog.io, layout, sync, part_names
-        self._source = sync.scope.source
+    def __init__(self, catalog: IcebergCatalog, layout: LakeLayout, sync: Sync) -> None:
+        self._io, self._layout, self._sync = catalog.io, layout, sync
         self._uploaded: list[int] = []  # threads append
         self._removed: list[str] = []
 
@@ -130,40 +122,37 @@ class Stage:
     def stage_parts(self, table: Table, state: TableState) -> StagedTable:
         """Prepare a table of the lake."""
         prepared = self._prepare(table, state)
-        files = read_files(state.metadata, self._io, self._source)
-        root = f"{state.metadata.location.rstrip('/')}/{source_folder('data', self._source)}"
+        files = read_files(state.metadata, self._io)
+        root = f"{state.metadata.location.rstrip('/')}/data"
         own = [part for part in self._sync.contents.parts if part.table_name == table.name]
         parts = {_part_location(root, part): (part, self._layout.part_path(part.name)) for part in own}
         self._upload(root, [part for location, (part, _) in parts.items() if location not in files.data])
         positions = find_superseded_positions(parts, self._sync.contents.superseded) if table.is_per_file else {}
         schema = prepared.metadata.schema()
         local = {location: path for location, (_, path) in parts.items()}
-        changes = plan_changes(self._io, files, schema, local, positions, source=self._source)
+        changes = plan_changes(self._io, files, schema, local, positions)
         self._removed += files.data.keys() - parts.keys()
         return self._finish(state, prepared, files, changes)
 
     def stage_syncs(self, state: TableState) -> StagedTable:
         """Prepare the table of syncs: one file with a row for every kept sync."""
         prepared = self._prepare(SYNCS, state)
-        files = read_files(state.metadata, self._io, self._source)
+        files = read_files(state.metadata, self._io)
         former = [row for location in files.data for row in read_data_rows(self._io, location)]
         others = [row for row in former if row["tag"] in self._sync.kept_tags and row["tag"] != self._sync.tag]
         rows = sorted([*others, self._sync.row], key=lambda row: row["snapshot"])
         if self._is_same(former, rows):
             return self._finish(state, prepared, files, FileChanges())
         content = bytes(encode_parquet(pa.Table.from_pylist(rows, schema=SYNCS.arrow)))
-        folder = source_folder("data", self._source)
-        location = f"{state.metadata.location.rstrip('/')}/{folder}/{uuid4().hex}.parquet"
+        location = f"{state.metadata.location.rstrip('/')}/data/{uuid4().hex}.parquet"
         self._io.create(location, content)
         schema = prepared.metadata.schema()
-        changes = plan_changes(self._io, files, schema, {location: content}, {}, source=self._source)
+        changes = plan_changes(self._io, files, schema, {location: content}, {})
         return self._finish(state, prepared, files, changes)
 
     def _prepare(self, table: Table, state: TableState) -> PreparedTable:
-        is_shared = self._source is not None
-        schema = to_iceberg_schema(table, is_shared=is_shared)
-        properties = table_properties(table, schema, self._sync.scope.owner_id)
-        return prepare_schema(table, state.metadata, properties, is_shared=is_shared)
+        properties = table_properties(table, to_iceberg_schema(table), self._sync.lake_id)
+        return prepare_schema(table, state.metadata, properties)
 
     def _is_same(self, former: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> bool:
         """Return whether the table has these rows, and the published sync is its latest; its time does not count."""
@@ -181,30 +170,11 @@ class Stage:
         metadata, updates = prepared.metadata, list(prepared.updates)
         current = metadata.current_snapshot()
         if current is None or not changes.is_empty:
-            current = write_snapshot(self._io, metadata, files, changes, self._sync.properties, source=self._source)
+            current = write_snapshot(self._io, metadata, files, changes, self._sync.properties)
             updates += add_snapshot(current)
         updates += tag_snapshot(metadata, current.snapshot_id, self._sync.tag)
-        moved = self._renew_other_tags(state.name, metadata, current)
-        updates += moved
-        updates += expire_tags(
-            metadata,
-            current.snapshot_id,
-            self._sync.tag,
-            self._sync.kept_tags,
-            scope=self._sync.scope,
-            moved_tags=[update.ref_name for update in moved if isinstance(update, SetSnapshotRefUpdate)],
-            keeps_parent=self._source is not None and self._part_names is None,
-        )
-        return StagedTable(TableCommit(state, tuple(updates), self._source) if updates else None, changes)
-
-    def _renew_other_tags(self, name: str, metadata: TableMetadata, current: Snapshot) -> list[TableUpdate]:
-        """After a purge, give other lakes' tags snapshots with the same files of theirs, and the current ones of this.
-
-        So no earlier snapshot of a table of the lake names a part with purged rows any more.
-        """
-        if self._source is None or self._part_names is None or name == SYNCS.name:
-            return []
-        return renew_tags(self._io, metadata, current, self._sync.scope, part_names=self._part_names)
+        updates += expire_tags(metadata, current.snapshot_id, self._sync.tag, self._sync.kept_tags)
+        return StagedTable(TableCommit(state, tuple(updates)) if updates else None, changes)
 
     def _upload(self, root: str, parts: Iterable[Part]) -> None:
         """Create the table's parts that the target lacks, below its folder `root`."""

@@ -27,16 +27,7 @@ from pipeline.publish.image_table import add_image_view, publish_image_table
 from pipeline.publish.latest import LatestRecord, PublishedCatalog, PublishedSnapshot, encode_latest, read_latest
 from pipeline.publish.mirror_images import MirroredImages, mirror_images
 from pipeline.publish.target_catalog import list_empty_parts, read_snapshot_number, write_target_catalog
-from pipeline.publish.target_layout import (
-    CATALOG,
-    FOLDERS,
-    LATEST,
-    OBJECTS,
-    OWNER,
-    SHARED_OWNER,
-    snapshot_path,
-    to_target_path,
-)
+from pipeline.publish.target_layout import CATALOG, FOLDERS, LATEST, OBJECTS, OWNER, snapshot_path, to_target_path
 from pipeline.publish.target_retention import select_remaining, sweep_target
 from pipeline.publish.uploads import PendingUpload, check_same_object, upload_all
 from pipeline.version import __version__
@@ -225,9 +216,8 @@ class _Mirror:
         """Raise `SettingsError` if the Iceberg tables of another lake are there, whose parts a sweep would delete."""
         owner = read_owner(self._store.read(OWNER), self._store.base_url)
         if owner.lake_id != self._lake_id:
-            whose = "that lakes share" if owner.lake_id == SHARED_OWNER else f"of another lake ({owner.lake_id[:8]})"
             raise SettingsError(
-                f"{self._store.base_url} has Iceberg tables {whose}.",
+                f"{self._store.base_url} has Iceberg tables of another lake ({owner.lake_id[:8]}).",
                 hint="Use another target; each lake needs its own.",
             )
 

@@ -11,7 +11,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from pipeline.lake.lake import Lake
 from pipeline.maintenance.compact import run_compaction
-from pipeline.publish.iceberg_connection import IcebergOptions, connect_catalog
+from pipeline.publish.iceberg_connection import connect_catalog
 from pipeline.publish.iceberg_publish import publish_iceberg
 from pipeline.settings import Settings
 from tests.bench.lake import UPLOADS, Grown, publish
@@ -42,10 +42,12 @@ def measure(folder: Path, rows: int = ROWS) -> dict[str, float]:
         publish(lake)
         second = lake.next_snapshot
     figures: dict[str, float] = {}
-    options = IcebergOptions("sql", f"file://{folder}/target", f"sqlite:///{folder}/ours.sqlite")
+    location, properties = f"file://{folder}/target", {"uri": f"sqlite:///{folder}/ours.sqlite"}
 
     def publish_snapshot(number: int) -> Callable[[], object]:
-        return lambda: publish_iceberg(connect_catalog(options), layout, number, lake_id=_LAKE_ID, at=number)
+        return lambda: publish_iceberg(
+            connect_catalog(location, properties=properties), layout, number, lake_id=_LAKE_ID, at=number
+        )
 
     _record(figures, "iceberg: first publish", folder / "target", publish_snapshot(first))
     _record(figures, "iceberg: publish of 1,000 changed rows", folder / "target", publish_snapshot(second))

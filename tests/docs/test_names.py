@@ -40,7 +40,7 @@ _EXTERNAL_NAMES: Final = frozenset(
     {
         "SSL_CERT_FILE",  # OpenSSL's
         *("AWS_ACCESS_KEY_ID", "AWS_REGION", "AWS_ENDPOINT_URL"),  # of the AWS libraries
-        "PYICEBERG_CATALOG__SCANLAKE__URI",  # pyiceberg's
+        *("PYICEBERG_CATALOG__SCANLAKE__URI", "PYICEBERG_CATALOG__SCANLAKE__TYPE"),  # of pyiceberg
         "hard_delete",  # dlt's
         *(
             "unknown_key",

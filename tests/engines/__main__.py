@@ -27,7 +27,7 @@ import duckdb
 
 from pipeline.emulator import Emulator
 from pipeline.lake.layout import LakeLayout
-from pipeline.publish.iceberg_connection import IcebergOptions, connect_catalog
+from pipeline.publish.iceberg_connection import connect_catalog
 from pipeline.publish.iceberg_format import read_files
 from pipeline.publish.iceberg_publish import publish_iceberg
 from schemas.tables import TABLES
@@ -37,7 +37,7 @@ from tests.engines.spark_cluster import find_port, start_cluster
 from tests.lake.lake_builder import AT
 from tests.publish.conftest import MOTO_SERVER, S3Server
 from tests.publish.iceberg_reading import NAMES
-from tests.publish.lake_history import LAKE_ID, History, live_history
+from tests.publish.lake_history import LAKE_ID, live_history
 from tests.sync.sync_harness import synced
 
 if TYPE_CHECKING:
@@ -169,10 +169,9 @@ def create_bucket(server: S3Server) -> str:
 def publish_lake(folder: Path, bucket: str) -> tuple[Path, dict[str, Any]]:
     """Publish a lake after each of its steps. Return the file with the tables, and the right answers."""
     lake = folder / "lake"
-    location = IcebergOptions("none", f"{bucket}/lake")
     numbers = []
     for step, (_, number) in enumerate(live_history(lake)):
-        catalog = connect_catalog(location)
+        catalog = connect_catalog(f"{bucket}/lake")
         publish_iceberg(catalog, LakeLayout(lake), number, lake_id=LAKE_ID, at=AT + step)
         numbers.append(number)
     states = catalog.load(NAMES)
@@ -181,39 +180,19 @@ def publish_lake(folder: Path, bucket: str) -> tuple[Path, dict[str, Any]]:
     newest, earlier = numbers[-1], numbers[-_SYNCS_BACK]
     tag = f"sync-{earlier}"
     locations = {table.name: states[table.name].metadata_location for table in TABLES}
-    south, shared = share_tables(lake, newest, f"{bucket}/shared")
     tables = ask.Tables(
-        {**locations, "shared": shared},
+        locations,
         tag,
         {name: states[name].metadata.refs[tag].snapshot_id for name in ("files", "uploads")},
     )
     path = folder / "tables.json"
     path.write_text(json.dumps(asdict(tables)))
-    names = {table.name: table.qualified_name for table in TABLES} | {"shared": "shared"}
+    names = {table.name: table.qualified_name for table in TABLES}
     with connect_snapshot(lake, newest) as db, connect_snapshot(lake, earlier) as former:
-        db.execute(f"ATTACH '{south}' AS south (READ_ONLY)")
-        north_sql, south_sql = "'north' AS _source, * FROM main.uploads", "'south' AS _source, * FROM south.uploads"
-        db.execute(f"CREATE TEMP VIEW shared AS SELECT {north_sql} UNION ALL SELECT {south_sql}")
         expected = ask.ask(lambda sql: db.execute(sql).fetchall(), tables.names, names.__getitem__)
         expected["at the tag"] = ask.ask_pair(lambda sql: former.execute(sql).fetchall(), names.__getitem__)
     assert expected["at the tag"]["groups"] != expected["groups"]
     return path, expected
-
-
-def share_tables(lake: Path, newest: int, location: str) -> tuple[Path, str]:
-    """Publish the lake and a second one into the same tables, twice, with superseded rows of both.
-
-    Return the second lake's snapshot, and the metadata file of `uploads`.
-    """
-    second = History(lake.parent / "south")
-    catalog = connect_catalog(IcebergOptions("none", location))
-    for number in (second.sync(dict.fromkeys(range(1, 30), 2)), second.sync({3: 1, 4: 3}, deleted=(5,))):
-        for source, lake_id, folder, snapshot in (
-            ("north", LAKE_ID, lake, newest),
-            ("south", LAKE_ID[::-1], second.root, number),
-        ):
-            publish_iceberg(catalog, LakeLayout(folder), snapshot, lake_id=lake_id, at=AT + number, source=source)
-    return second.root / "snapshots" / f"{number:06d}.duckdb", catalog.load(["uploads"])["uploads"].metadata_location
 
 
 def connect_snapshot(lake: Path, number: int) -> duckdb.DuckDBPyConnection:

@@ -2,7 +2,7 @@
 
 Usage: ask.py ENGINE TABLES ENDPOINT. TABLES is a JSON file with the locations of the tables' metadata files,
 and with the snapshots of two of them at the tag of an earlier sync. Prints the answers as JSON: groups, join, counts,
-the sources of a table that lakes share, and groups and join at the tag.
+and groups and join at the tag.
 """
 
 from __future__ import annotations
@@ -23,17 +23,12 @@ JOIN = (
     "SELECT f.snap_count, count(*) AS n, sum(u.id % 1009) AS s FROM {files} f JOIN {uploads} u"
     " ON f.file_id = u.file_id GROUP BY f.snap_count"
 )
-SOURCES = "SELECT _source, count(*) AS n, sum(file_id % 97) AS s FROM {shared} GROUP BY _source"
-SOURCE = "SELECT count(*) AS n, sum(file_id % 97) AS s FROM {shared} WHERE _source = 'south'"
 COUNT = "SELECT count(*) AS n FROM {table}"
 
 
 @dataclass(frozen=True)
 class Tables:
-    """Published tables: the locations of their metadata files, and an earlier sync.
-
-    The table `shared` has the uploads of two lakes, partitioned by `_source`, which its files do not have.
-    """
+    """Published tables: the locations of their metadata files, and an earlier sync."""
 
     locations: dict[str, str]
     tag: str
@@ -59,8 +54,6 @@ def ask(
     """
     counts = {table: int(next(iter(run(COUNT.format(table=name(table)))[0]))) for table in tables}
     answers = {**ask_pair(run, name), "counts": counts}
-    for question, sql in (("sources", SOURCES), ("one source", SOURCE)):
-        answers[question] = normalize(run(sql.format(shared=name("shared"))))
     if earlier is not None:
         answers["at the tag"] = ask_pair(run, earlier)
     # Once more, as engines remember what they have read.

@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from pipeline.lake.layout import LakeLayout
-from pipeline.publish.iceberg_connection import IcebergOptions, connect_catalog
+from pipeline.publish.iceberg_connection import connect_catalog
 from pipeline.publish.iceberg_publish import publish_iceberg
 from pipeline.publish.local_store import LocalStore
 from tests.lake.lake_builder import AT
@@ -27,9 +27,9 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return create(store, path, content, sha256=sha256)
 
-    options = IcebergOptions("sql", f"file://{folder}/target", f"sqlite:///{folder}/catalog.sqlite")
+    catalog = connect_catalog(f"file://{folder}/target", properties={"uri": f"sqlite:///{folder}/catalog.sqlite"})
     with patch.object(LocalStore, "create", create_or_die):
-        publish_iceberg(connect_catalog(options), LakeLayout(Path(lake)), int(number), lake_id=LAKE_ID, at=AT)
+        publish_iceberg(catalog, LakeLayout(Path(lake)), int(number), lake_id=LAKE_ID, at=AT)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.atomic_files import sha256_file
 from pipeline.lake.lake import Lake
-from pipeline.publish.iceberg_connection import IcebergOptions, connect_catalog
+from pipeline.publish.iceberg_connection import connect_catalog
 from tests.lake.operations import told
 from tests.publish.iceberg_reading import load_tables, reader
 from tests.publish.lake_history import History, list_differences
@@ -41,10 +41,10 @@ def test_mirror_and_tables_share_the_parts(tmp_path: Path) -> None:
     history.compact()
     printed = told(history.root, "publish", "--to", url, "--iceberg")
     assert f"snapshot {second}: 14 Iceberg tables, tag sync-{second}: 3 changed" in printed
-    catalog = connect_catalog(IcebergOptions("none", url))
+    catalog = connect_catalog(url)
     assert list_differences(history.root, second, reader(catalog)) == []
     told(history.root, "publish", "--iceberg", "--iceberg-location", url, "--snapshot", str(first))
-    assert list_differences(history.root, first, reader(connect_catalog(IcebergOptions("none", url)))) == []
+    assert list_differences(history.root, first, reader(connect_catalog(url))) == []
 
 
 def rewrite_part(lake: Path, part: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_repaired_part_is_published_beside_the_former(tmp_path: Path) -> None:
     rewrite_part(history.root, part)
     number = history.sync({3: 2})
     told(history.root, "publish", "--to", url, "--iceberg")
-    assert list_differences(history.root, number, reader(connect_catalog(IcebergOptions("none", url)))) == []
+    assert list_differences(history.root, number, reader(connect_catalog(url))) == []
     told(history.root, "check", "--published", "--read-data")
     stem = part.name.removesuffix(".parquet")
     assert len(list((tmp_path / "target" / "tables" / "files" / "data").glob(f"{stem}-{'?' * 12}.parquet"))) == 2
@@ -82,17 +82,34 @@ def test_settings_publish_tables_after_the_lake(tmp_path: Path) -> None:
     history = History(tmp_path / "lake")
     number = history.sync({1: 2})
     url, uri = f"file://{tmp_path}/target", f"sqlite:///{tmp_path}/catalog.sqlite"
-    settings = {"SCANLAKE_ICEBERG_CATALOG": "sql", "SCANLAKE_ICEBERG_URI": uri, "SCANLAKE_ICEBERG_LOCATION": url}
+    settings = {"PYICEBERG_CATALOG__SCANLAKE__URI": uri, "SCANLAKE_ICEBERG_LOCATION": url}
     result = json.loads(told_with(settings, history.root, "--json"))
     assert (result["snapshot"], result["iceberg"]["tag"]) == (number, f"sync-{number}")
-    catalog = connect_catalog(IcebergOptions("sql", url, uri))
+    catalog = connect_catalog(url, properties={"uri": uri})
     assert all(f"sync-{number}" in table.metadata.refs for table in load_tables(catalog).values())
-    wrong = settings | {"SCANLAKE_ICEBERG_URI": f"sqlite:///{tmp_path}/missing/catalog.sqlite"}
+    wrong = settings | {"PYICEBERG_CATALOG__SCANLAKE__URI": f"sqlite:///{tmp_path}/missing/catalog.sqlite"}
     message = told_with(wrong, history.root, "--iceberg", code=8)
     assert "The Iceberg catalog cannot be used (OperationalError)." in message
     assert str(tmp_path) not in message.splitlines()[0]
-    message = told(history.root, "publish", "--iceberg", code=2, SCANLAKE_ICEBERG_CATALOG="sql")
+    message = told(history.root, "publish", "--iceberg", code=2, PYICEBERG_CATALOG__SCANLAKE__URI=uri)
     assert "Iceberg tables need a location." in message
+
+
+def test_a_configuration_file_names_the_catalog(tmp_path: Path) -> None:
+    """A file of pyiceberg is as good as its variables; one that cannot be read is refused before anything is sent."""
+    history = History(tmp_path / "lake")
+    number = history.sync({1: 2})
+    url, uri = f"file://{tmp_path}/target", f"sqlite:///{tmp_path}/catalog.sqlite"
+    file = tmp_path / ".pyiceberg.yaml"
+    file.write_text(f"catalog:\n  scanlake:\n    type: sql\n    uri: {uri}\n")
+    settings = {"PYICEBERG_HOME": str(tmp_path), "SCANLAKE_PUBLISH_TO": url}
+    told_with(settings, history.root)
+    catalog = connect_catalog(url, properties={"uri": uri})
+    assert list_differences(history.root, number, reader(catalog)) == []
+    file.write_text("catalog: {scanlake")
+    history.sync({2: 1})
+    assert "pyiceberg's configuration cannot be read" in told_with(settings, history.root, code=2)
+    assert json.loads((tmp_path / "target" / "latest.json").read_text())["current"]["snapshot"] == number
 
 
 def test_without_the_extra(tmp_path: Path) -> None:
@@ -124,11 +141,11 @@ def test_without_the_library_of_a_catalog(catalog: str, uri: str, library: str, 
         f"import sys; sys.modules['{library}'] = None; from pipeline.cli import main;"
         f" main(['publish', '--iceberg', '--iceberg-location', 'file://{tmp_path}/t', '--lake', '{history.root}'])"
     )
-    settings = {"SCANLAKE_ICEBERG_CATALOG": catalog} | ({"SCANLAKE_ICEBERG_URI": uri} if uri else {})
+    settings = {"PYICEBERG_CATALOG__SCANLAKE__TYPE": catalog, "PYICEBERG_CATALOG__SCANLAKE__URI": uri}
     command = [sys.executable, "-c", program]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | settings)
     assert ended.returncode == 2
-    assert f"The Iceberg catalog ({catalog}) needs the library {library}." in ended.stderr
+    assert f"The Iceberg catalog needs the library {library}." in ended.stderr
     assert f"pip install {package}" in ended.stderr
     assert "pw@" not in ended.stderr
     assert not list(tmp_path.glob("t/**/*.json"))

@@ -10,7 +10,7 @@ from obstore.store import MemoryStore
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.layout import LakeLayout
 from pipeline.publish.cloud_store import CloudStore
-from pipeline.publish.iceberg_connection import IcebergOptions, connect_catalog
+from pipeline.publish.iceberg_connection import connect_catalog
 from pipeline.publish.iceberg_publish import publish_iceberg
 from tests.lake.lake_builder import AT
 from tests.publish.iceberg_reading import load_tables, read_all
@@ -28,13 +28,13 @@ def connect(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iceber
     """Return a new catalog of a kind."""
     if kind == "none in memory":
         store = CloudStore("memory://test", MemoryStore())
-        return connect_catalog(IcebergOptions("none", store.base_url), store)
+        return connect_catalog(store.base_url, store=store)
     catalog, _, place = kind.partition(" on ")
     location = f"file://{tmp_path}/target" if place == "files" else request.getfixturevalue("s3_url")
-    uri = f"sqlite:///{tmp_path}/catalog.sqlite" if catalog == "sql" else ""
+    properties = {"sql": {"uri": f"sqlite:///{tmp_path}/catalog.sqlite"}, "glue": {"type": "glue"}}.get(catalog)
     # The server, and with it Glue, has the tables of earlier tests.
     namespace = location.split("/")[2].replace("-", "_") if catalog == "glue" else "scanlake"
-    return connect_catalog(IcebergOptions(catalog, location, uri, namespace))  # type: ignore[arg-type]
+    return connect_catalog(location, namespace, properties)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.errors import PublishError, SettingsError
 from pipeline.lake.layout import LakeLayout
-from pipeline.publish.iceberg_connection import IcebergOptions, connect_catalog
+from pipeline.publish.iceberg_connection import connect_catalog
 from pipeline.publish.iceberg_owner import CatalogId
 from pipeline.publish.iceberg_publish import RetentionOptions, publish_iceberg
 from pipeline.publish.target_layout import OWNER
@@ -32,7 +32,7 @@ FILES = dict.fromkeys(range(1, 30), 2)
 def connect_sql(tmp_path: Path, location: str, namespace: str, database: str = "catalog") -> IcebergCatalog:
     """Return a namespace of a SQLite catalog."""
     uri = f"sqlite:///{tmp_path}/{database}.sqlite"
-    return connect_catalog(IcebergOptions("sql", f"file://{tmp_path}/{location}", uri, namespace))
+    return connect_catalog(f"file://{tmp_path}/{location}", namespace, {"uri": uri})
 
 
 def publish(
@@ -82,7 +82,7 @@ def test_two_catalogs_of_a_lake_never_share_a_location(namespace: str, database:
         publish(history, connect_sql(tmp_path, "target", namespace, database), number)
     assert f"delete {OWNER}" in refused.value.hint
     with pytest.raises(SettingsError, match="of another catalog"):
-        publish(history, connect_catalog(IcebergOptions("none", f"file://{target}")), number)
+        publish(history, connect_catalog(f"file://{target}"), number)
     assert stored_files(target) == before
     (tmp_path / "catalog.sqlite").rename(tmp_path / "renamed.sqlite")
     (target / OWNER).unlink()
@@ -134,12 +134,12 @@ def test_only_one_of_two_claims_holds(tmp_path: Path) -> None:
     number = history.sync(FILES)
     store = RacingStore()
     with pytest.raises(SettingsError, match="of another lake"):
-        publish(history, connect_catalog(IcebergOptions("none", URL), store), number)
+        publish(history, connect_catalog(URL, store=store), number)
     assert [item.path for item in store.list()] == [OWNER]
     foreign = StoppingStore()
     foreign.create(OWNER, b"other")
     with pytest.raises(PublishError, match="is not an object of scanlake"):
-        publish(history, connect_catalog(IcebergOptions("none", URL), foreign), number)
+        publish(history, connect_catalog(URL, store=foreign), number)
 
 
 def test_a_relative_address_is_the_catalog_in_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,12 +166,12 @@ def test_the_catalogs_of_two_folders_never_share_a_location(tmp_path: Path, monk
     """A publish of the same lake from another folder, with the same relative address, is refused."""
     one = History(tmp_path / "one")
     first = one.sync(FILES)
-    options = IcebergOptions("sql", f"file://{tmp_path}/target", "sqlite:///catalog.sqlite", "n")
+    options = (f"file://{tmp_path}/target", "n", {"uri": "sqlite:///catalog.sqlite"})
     monkeypatch.chdir(tmp_path)
-    publish(one, connect_catalog(options), first)
+    publish(one, connect_catalog(*options), first)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     with pytest.raises(SettingsError, match="of another catalog"):
-        publish(one, connect_catalog(options), first)
+        publish(one, connect_catalog(*options), first)
     monkeypatch.chdir(tmp_path)
-    publish(one, connect_catalog(options), first)
+    publish(one, connect_catalog(*options), first)

@@ -19,7 +19,7 @@ from pipeline.atomic_files import sha256_file
 from pipeline.errors import PublishConflictError, SettingsError, StorageError
 from pipeline.lake.layout import LakeLayout
 from pipeline.publish.iceberg_catalogs import StoreTables
-from pipeline.publish.iceberg_connection import IcebergOptions, connect_catalog
+from pipeline.publish.iceberg_connection import connect_catalog
 from pipeline.publish.iceberg_format import read_files
 from pipeline.publish.iceberg_publish import IcebergResult, RetentionOptions, publish_iceberg
 from pipeline.publish.iceberg_retention import list_table_files
@@ -43,7 +43,7 @@ FILES = dict.fromkeys(range(1, 41), 2)
 
 def connect_store(store: StoppingStore) -> IcebergCatalog:
     """Return the tables in a store without a catalog."""
-    return connect_catalog(IcebergOptions("none", URL), store)
+    return connect_catalog(URL, store=store)
 
 
 def publish(lake: Path, catalog: IcebergCatalog, number: int, **choices: Any) -> IcebergResult:

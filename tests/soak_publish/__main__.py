@@ -1,7 +1,7 @@
 """`make soak-publish`: publishing to SeaweedFS, its REST catalog, Postgres and Glue (moto), on loopback.
 
 For each kind of catalog: the history of a lake row by row, two publishers at once, and many publishes beside pinned
-readers. Then a large lake. Each part is a process, as pyiceberg reads its environment when it is imported.
+readers. Then a large lake.
 """
 
 from __future__ import annotations
@@ -60,16 +60,15 @@ def start(stack: ExitStack) -> dict[str, dict[str, str]]:
     credential = ":".join(seaweedfs.environment[f"AWS_{name}"] for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"))
     return {
         "none": in_bucket,
-        "sql": in_bucket | {"SCANLAKE_ICEBERG_CATALOG": "sql", "SCANLAKE_ICEBERG_URI": postgres},
+        "sql": in_bucket | {"PYICEBERG_CATALOG__SCANLAKE__URI": postgres},
         "rest": seaweedfs.environment
         | {
-            "SCANLAKE_ICEBERG_CATALOG": "rest",
-            "SCANLAKE_ICEBERG_URI": rest,
+            "PYICEBERG_CATALOG__SCANLAKE__URI": rest,
             "PYICEBERG_CATALOG__SCANLAKE__WAREHOUSE": f"s3://{services.TABLE_BUCKET}",
             "PYICEBERG_CATALOG__SCANLAKE__CREDENTIAL": credential,
         },
         "glue": moto.environment
-        | {"SCANLAKE_ICEBERG_CATALOG": "glue", "SCANLAKE_ICEBERG_LOCATION": f"{moto.create_bucket()}/iceberg"},
+        | {"PYICEBERG_CATALOG__SCANLAKE__TYPE": "glue", "SCANLAKE_ICEBERG_LOCATION": f"{moto.create_bucket()}/iceberg"},
     }
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from pipeline.config import load
 from pipeline.errors import PublishConflictError
 from pipeline.lake.layout import LakeLayout
-from pipeline.publish.iceberg_connection import IcebergOptions, connect_catalog
+from pipeline.publish.iceberg import read_catalog_properties
+from pipeline.publish.iceberg_connection import connect_catalog
 from pipeline.publish.iceberg_publish import publish_iceberg
 from tests.lake.lake_builder import AT
 from tests.publish.iceberg_reading import reader
@@ -28,8 +29,7 @@ def connect(name: str) -> IcebergCatalog:
     """Connect to the catalog of the settings, as a new process would: tables in a namespace and a folder of a name."""
     settings = load(None, {})
     location = f"{settings.iceberg_location}/{name}" if settings.iceberg_location else ""
-    uri = settings.iceberg_uri or ""
-    return connect_catalog(IcebergOptions(settings.iceberg_catalog, location, uri, f"scanlake_{name}"))
+    return connect_catalog(location, f"scanlake_{name}", read_catalog_properties())
 
 
 def compare_history(lake: Path) -> list[str]:

@@ -29,8 +29,8 @@ from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.retention import expire_snapshots
-from pipeline.publish.iceberg import publish_iceberg_tables
-from pipeline.publish.iceberg_connection import IcebergOptions, connect_catalog
+from pipeline.publish.iceberg import publish_iceberg_tables, read_catalog_properties
+from pipeline.publish.iceberg_connection import connect_catalog
 from tests.publish.iceberg_reading import load_tables
 from tests.publish.lake_history import History, list_differences
 
@@ -59,8 +59,8 @@ _TORN: Final = """
 
 def connect(settings: Settings) -> IcebergCatalog:
     """Connect to the catalog of the settings."""
-    location, uri = settings.iceberg_location or "", settings.iceberg_uri or ""
-    return connect_catalog(IcebergOptions(settings.iceberg_catalog, location, uri, settings.iceberg_namespace))
+    location = settings.iceberg_location or ""
+    return connect_catalog(location, settings.iceberg_namespace, read_catalog_properties())
 
 
 # Readers
