@@ -122,17 +122,7 @@ def is_login_redirect(location: str) -> bool:
     return any(part in {"login", "signin", "sign-in", "auth"} for part in urlsplit(location).path.split("/"))
 
 
-def resolve_report_url(url: str, base: str) -> str:
-    """Return the report's URL, absolute. Raises `ProtocolError` if it must not be requested."""
-    return resolve_named_url(url, base, "a report URL")
-
-
-def resolve_named_url(url: str, base: str, subject: str) -> str:
-    """Return a URL that the service at `base` names, absolute. Raises `ProtocolError` about `subject`."""
-    return resolve_named(url, base, subject)[0]
-
-
-def resolve_named(url: str, base: str, subject: str) -> tuple[str, Origin]:
+def resolve_named_url(url: str, base: str, subject: str) -> tuple[str, Origin]:
     """Return a URL that the service at `base` names, absolute, and its origin. Raises `ProtocolError` about `subject`.
 
     Plain http is for this machine only. The service's own host is requested with the service's own scheme, because

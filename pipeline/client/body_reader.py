@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     import aiohttp
 
     from pipeline.client.calls import RequestStats
-    from pipeline.client.downloads import PdfDownload
-    from pipeline.client.image_downloads import ImageDownload
+    from pipeline.client.downloader import Download
     from pipeline.client.options import ClientOptions
 
 _MAX_ERROR_BODY_BYTES: Final = 65_536
@@ -59,9 +58,7 @@ class BodyReader:
                 raise
             return b""  # for an error the status is enough
 
-    async def stream_to(
-        self, answer: aiohttp.ClientResponse, download: PdfDownload | ImageDownload, label: str = "GET report"
-    ) -> bytes:
+    async def stream_to(self, answer: aiohttp.ClientResponse, download: Download, label: str) -> bytes:
         """Write the body, decompressed, to `download` and return its first bytes.
 
         Raises `ProtocolError` for another compression: polling again does not change it.

@@ -117,8 +117,11 @@ class CallRunner:
             if call.started is None:
                 call.started = started
             try:
-                value = call.parse(await self.send(call))
+                response = await self.send(call)
+                self.retry_policy.was_answered = True
+                value = call.parse(response)
             except AttemptError as error:
+                self.retry_policy.was_answered |= error.status is not None
                 error.detail = self.redactor.redact_text(error.detail)
                 error.args = (error.detail,)
                 self.stats.error_kinds[error.kind] += 1

@@ -6,6 +6,7 @@ and raised `from None`. `protocol` parses answers, `rate_limiter` sets the speed
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import quote, urlencode
@@ -14,20 +15,20 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from pipeline.client.allowed_urls import (
-    PrivateAddressError,
-    SafeResolver,
-    is_login_redirect,
-    origin,
-    resolve_redirect,
-    resolve_report_url,
-)
+from pipeline.client.allowed_urls import is_login_redirect, origin, resolve_redirect
 from pipeline.client.body_reader import BodyReader
 from pipeline.client.calls import ApiCall, CallRunner, RequestStats
 from pipeline.client.clock import ServiceClock
-from pipeline.client.connector import create_connector
+from pipeline.client.downloader import (
+    MAX_REDIRECTS,
+    SPARE_CONNECTIONS,
+    Credentials,
+    Downloader,
+    add_token,
+    create_session,
+)
 from pipeline.client.downloads import DownloadedReport, PdfDownload, ReportNotReady
-from pipeline.client.errors import AIOHTTP_EXCEPTIONS, map_aiohttp_exception, prevent_implicit_retry
+from pipeline.client.errors import AIOHTTP_EXCEPTIONS, map_aiohttp_exception
 from pipeline.client.options import GIB, ClientOptions, check_base_url, check_token
 from pipeline.client.protocol import (
     Detail,
@@ -41,7 +42,6 @@ from pipeline.client.protocol import (
     parse_list,
     parse_report_order,
     parse_share,
-    raise_for_status,
 )
 from pipeline.client.rate_limiter import RateLimiter
 from pipeline.client.retry import RetryPolicy, TimeSource
@@ -60,10 +60,7 @@ if TYPE_CHECKING:
     from schemas.requests import FileQuery, ReportRequest, ShareRequest
     from schemas.wire import File
 
-_MAX_REDIRECTS: Final = 5
-_SPARE_CONNECTIONS: Final = 8
 _DNS_CACHE_SECONDS: Final = 60
-_DOWNLOAD_SECONDS: Final = 3_600.0
 _NOT_OPEN: Final = "use the client as an asynchronous context: async with Client(...)"
 _JSON_HEADERS: Final = {"Content-Type": "application/json"}
 _encode_json: Final = msgspec.json.Encoder().encode
@@ -116,18 +113,17 @@ class Client:
             max_retry_after_seconds=options.max_retry_after_seconds,
             time_source=time_source or TimeSource(),
         )
-        self._create_runner = partial(
-            CallRunner,
-            rate_limiter=self.rate_limiter,
-            retry_policy=self._retry_policy,
-            stats=self.stats,
-            redactor=self._redactor,
-        )
-        self._runner = self._create_runner(self._send)
+        self._runner = CallRunner(self._send, self.rate_limiter, self._retry_policy, self.stats, self._redactor)
         self._session: aiohttp.ClientSession | None = None
-        self._download_session: aiohttp.ClientSession | None = None
-        self._has_download_token = False  # the service wants the token for its reports
-        self._resolver = SafeResolver(origin(self._base_url)[1], proxy=options.proxy)
+        self._downloader = Downloader(
+            self._base_url,
+            options,
+            self._redactor,
+            self._body_reader,
+            subject="a report URL",
+            accept="application/pdf",
+            credentials=Credentials(self._token_query, self._token_headers),
+        )
         self._files_url = f"{self._base_url}{API_PREFIX}/files"
         self._proxy = options.proxy if origin(self._base_url)[0] == "https" else None
         self._detail_query = f"?{self._token_query}" if self._token_query else ""
@@ -137,40 +133,23 @@ class Client:
 
     async def __aenter__(self) -> Self:
         options = self.options
-        connect_seconds = min(options.connect_timeout_seconds, options.initial_connect_seconds)
-        create_session = partial(
-            aiohttp.ClientSession,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            middlewares=(prevent_implicit_retry,),
-        )
         self._session = create_session(
+            options,
             proxy=self._proxy,
-            connector=create_connector(
-                limit=options.max_concurrency + _SPARE_CONNECTIONS, ttl_dns_cache=_DNS_CACHE_SECONDS
+            connector=aiohttp.TCPConnector(
+                limit=options.max_concurrency + SPARE_CONNECTIONS, ttl_dns_cache=_DNS_CACHE_SECONDS
             ),
-            headers={
-                "Accept": "application/json",
-                "Accept-Encoding": "gzip, deflate",
-                "User-Agent": options.user_agent,
-                **self._token_headers,
-            },
+            headers={"Accept": "application/json", "Accept-Encoding": "gzip, deflate", **self._token_headers},
         )
-        self._download_session = create_session(
-            connector=create_connector(resolver=self._resolver, use_dns_cache=False),
-            timeout=aiohttp.ClientTimeout(
-                total=_DOWNLOAD_SECONDS, sock_connect=connect_seconds, sock_read=options.attempt_timeout_seconds
-            ),
-            headers={"Accept": "application/pdf", "Accept-Encoding": "identity", "User-Agent": options.user_agent},
-        )
+        self._downloader.open()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for session in (self._session, self._download_session):
-            if session is not None:
-                await session.close()
+        await self._downloader.close()
+        if self._session is not None:
+            await self._session.close()
 
     async def list_files(self, query: FileQuery, *, page: int = 1) -> ListPage:
         """Return one page of `GET /files`."""
@@ -255,79 +234,9 @@ class Client:
         """
         self.stats.other += 1
         download = PdfDownload(file, max_bytes=max_bytes)
-        target = self._check_report_url(url)
-        runner = self._create_runner(partial(self._download, download))
-        return await runner.run(ApiCall("GET report", URL(target, encoded=True), download.result))
-
-    def _check_report_url(self, url: str) -> str:
-        target = resolve_report_url(url, self._base_url)
-        if self._redactor.redact_text(target) != target and origin(target) != origin(self._base_url):
-            raise ProtocolError("The service named a report URL on another host that contains the token.")
-        return target
-
-    async def _download(self, download: PdfDownload, call: ApiCall[Any]) -> Response:
-        """Send like `_send`, but from a session without secrets, and write the body to `download`."""
-        if self._download_session is None:
-            raise RuntimeError(_NOT_OPEN)
-        target = str(call.url)
-        for _ in range(_MAX_REDIRECTS + 1):
-            download.reset()
-            try:
-                await self._resolver.resolve_service_host()
-                self._resolver.check_host(origin(target)[1])
-                proxy = await self._proxy_for(target)
-                request = partial(self._download_session.get, allow_redirects=False, proxy=proxy)
-                with_token = self._has_download_token
-                url, secrets = self._authorize_download(target)
-                async with request(url, headers=secrets) as answer:
-                    status, headers = answer.status, answer.headers
-                    start = await self._body_reader.stream_to(answer, download) if status == 200 else b""
-            except AIOHTTP_EXCEPTIONS as error:
-                attempt_error = map_aiohttp_exception(error)
-                is_private = isinstance(getattr(error, "os_error", error), PrivateAddressError)
-            else:
-                if status == 401:
-                    self._require_download_token(target, was_sent=with_token)
-                    continue
-                if not 300 <= status < 400:
-                    response = Response(status, headers, start)
-                    if status in {429, 503}:
-                        raise_for_status(response, call.label)
-                    return response
-                redirected = resolve_redirect(target, target, headers.get("Location"))
-                if redirected is None:
-                    raise ProtocolError("GET report: redirected to another host.")
-                target = self._check_report_url(redirected)
-                continue
-            if is_private:
-                raise ProtocolError("The service named a report host with a private address.")
-            raise attempt_error
-        raise ProtocolError(f"GET report: redirected more than {_MAX_REDIRECTS} times.")
-
-    def _require_download_token(self, target: str, *, was_sent: bool) -> None:
-        """Send the token with downloads from now on. Raises if it was sent, or if it must not be sent to this host."""
-        if origin(target) != origin(self._base_url):
-            raise ProtocolError("GET report: another host wants credentials (HTTP 401); it never gets the token.")
-        if was_sent:
-            raise AuthenticationError("GET report: HTTP 401, without the token and with it.")
-        self._has_download_token = True
-
-    def _authorize_download(self, target: str) -> tuple[URL, dict[str, str]]:
-        """Return URL and headers of a download: with the token on the service's own origin, if that needs it."""
-        if not self._has_download_token or origin(target) != origin(self._base_url):
-            return URL(target, encoded=True), {}
-        target = target.partition("#")[0]
-        if self._token_query and "token=" not in target:
-            target += ("&" if "?" in target else "?") + self._token_query
-        return URL(target, encoded=True), self._token_headers
-
-    async def _proxy_for(self, target: str) -> str | None:
-        """Return the proxy for a report URL. The proxy resolves names; private ones are refused here."""
-        scheme, host, _ = origin(target)
-        if self._proxy is None or scheme != "https":
-            return None
-        await self._resolver.check_not_private(host)
-        return self._proxy
+        link = self._downloader.check(url)
+        runner = replace(self._runner, send=partial(self._downloader.send, download, link))
+        return await runner.run(ApiCall("GET report", URL(link.address, encoded=True), download.result))
 
     def _build_url(self, url: str, parameters: list[tuple[str, str]]) -> URL:
         query = urlencode(parameters, quote_via=quote)
@@ -338,7 +247,7 @@ class Client:
         if self._session is None:
             raise RuntimeError(_NOT_OPEN)
         url = call.url
-        for _ in range(_MAX_REDIRECTS + 1):
+        for _ in range(MAX_REDIRECTS + 1):
             try:
                 async with self._session.request(
                     call.method,
@@ -353,19 +262,17 @@ class Client:
             except AIOHTTP_EXCEPTIONS as error:
                 attempt_error = map_aiohttp_exception(error)
             else:
-                self._retry_policy.was_answered = True
                 self.clock.observe(headers.get("Date"))
                 if not 300 <= status < 400:
                     return Response(status, headers, self._redactor.redact_body(body, error=status >= 300))
                 url = self._redirect(call, status, str(url), headers.get("Location"))
                 continue
             raise attempt_error  # outside of the handler, so that aiohttp's exception is not its context
-        raise ProtocolError(f"{call.label}: redirected more than {_MAX_REDIRECTS} times.")
+        raise ProtocolError(f"{call.label}: redirected more than {MAX_REDIRECTS} times.")
 
     def _timeout_of(self, call: ApiCall[Any]) -> aiohttp.ClientTimeout:
-        options = self.options
-        connect_seconds = min(options.connect_timeout_seconds, options.initial_connect_seconds)
-        return _create_timeout(call.timeout_seconds or options.attempt_timeout_seconds, connect_seconds)
+        total_seconds = call.timeout_seconds or self.options.attempt_timeout_seconds
+        return _create_timeout(total_seconds, self.options.first_connect_seconds)
 
     def _redirect(self, call: ApiCall[Any], status: int, current: str, location: str | None) -> URL:
         target = resolve_redirect(self._base_url, current, location)
@@ -376,7 +283,4 @@ class Client:
             )
         if is_login_redirect(target):
             raise AuthenticationError(f"{call.label}: redirected to a sign-in page.")
-        target = target.partition("#")[0]
-        if self._token_query and "token=" not in target:
-            target += ("&" if "?" in target else "?") + self._token_query
-        return URL(target, encoded=True)
+        return add_token(target.partition("#")[0], self._token_query)

@@ -11,7 +11,6 @@ from pipeline.urls import normalize_base_url
 
 MIB = 1024**2
 GIB = 1024**3
-_MAX_CONCURRENCY = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,28 +31,10 @@ class ClientOptions:
     user_agent: str = "scanlake"
     proxy: str | None = None  # for https only: a proxy would see the token in plain http
 
-    def __post_init__(self) -> None:
-        """Validate the values. Raises `SettingsError`."""
-        minimums = {
-            "max_concurrency": 1,
-            "max_attempts": 1,
-            "total_deadline_seconds": 0.001,
-            "initial_connect_seconds": 0.001,
-            "connect_timeout_seconds": 0.001,
-            "attempt_timeout_seconds": 0.001,
-            "max_body_bytes": 1,
-            "min_bytes_per_second": 0,
-            "max_retry_after_seconds": 0,
-        }
-        for name, minimum in minimums.items():
-            if getattr(self, name) < minimum:
-                raise SettingsError(f"{name} must be at least {minimum}.")
-        if self.max_concurrency > _MAX_CONCURRENCY:
-            raise SettingsError(f"max_concurrency must be at most {_MAX_CONCURRENCY}.")
-        if self.max_requests_per_second is not None and self.max_requests_per_second <= 0:
-            raise SettingsError("max_requests_per_second must be more than 0.")
-        if any(not char.isprintable() for char in self.user_agent):
-            raise SettingsError("user_agent has control characters.")
+    @property
+    def first_connect_seconds(self) -> float:
+        """Time limit of one connection."""
+        return min(self.connect_timeout_seconds, self.initial_connect_seconds)
 
 
 def check_base_url(url: str) -> str:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from pipeline.client.downloader import Link
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.factory import create_client, create_image_client
-from pipeline.client.image_client import ImageLink
 from pipeline.client.image_downloads import DownloadedImage, ImageAnswer, InvalidLink, RefusedImage
 from pipeline.errors import ServiceUnavailableError
 from pipeline.formatting import pluralize
@@ -156,7 +156,7 @@ class ImageDownloader:
     async def _fetch(self, item: WorkItem) -> None:
         """Fetch one picture and put its outcome into the queue; nothing if its host is down."""
         link = self._client.check(item.url)
-        if isinstance(link, ImageLink) and (host := self._find_host(link)).is_down:
+        if isinstance(link, Link) and (host := self._find_host(link)).is_down:
             host.skipped += 1
             return
         file = self._store.open_file()
@@ -178,7 +178,7 @@ class ImageDownloader:
         await self._put(ImageRecord(*item.key, state, now_us(), answer.reason))
 
     async def _try_links(
-        self, item: WorkItem, link: ImageLink | RefusedImage, file: IncomingFile
+        self, item: WorkItem, link: Link | RefusedImage, file: IncomingFile
     ) -> ImageAnswer | NoLink | _FailedDownload:
         """Return the answer to the lake's link or, if that has expired, to a new one."""
         expiry = parse_expiry(item.url)
@@ -193,7 +193,7 @@ class ImageDownloader:
         answer = await self._download(self._client.check(new_link), file)
         return replace(answer, reason=f"{answer.reason} for a new link") if isinstance(answer, InvalidLink) else answer
 
-    async def _download(self, link: ImageLink | RefusedImage, file: IncomingFile) -> ImageAnswer | _FailedDownload:
+    async def _download(self, link: Link | RefusedImage, file: IncomingFile) -> ImageAnswer | _FailedDownload:
         if isinstance(link, RefusedImage):
             return link
         host = self._find_host(link)
@@ -207,7 +207,7 @@ class ImageDownloader:
             await self._put_all(failures)
         return answer
 
-    def _find_host(self, link: ImageLink) -> _HostState:
+    def _find_host(self, link: Link) -> _HostState:
         if (host := self._hosts.get(link.origin)) is None:
             host = self._hosts[link.origin] = _HostState()
         return host

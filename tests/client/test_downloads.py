@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipeline.client.allowed_urls import SafeResolver, resolve_report_url
+from pipeline.client.allowed_urls import SafeResolver, resolve_named_url
 from pipeline.client.downloads import DownloadedReport, ReportNotReady
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.errors import ProtocolError
@@ -233,16 +233,19 @@ async def test_names_of_private_hosts_are_refused(
 def test_urls_that_are_never_requested(url: str) -> None:
     """Plain http, other schemes, users and control characters are refused."""
     with pytest.raises(ProtocolError):
-        resolve_report_url(url, "https://service.example")
+        resolve_named_url(url, "https://service.example", "a report URL")
 
 
 def test_urls_are_resolved() -> None:
     """A relative URL belongs to the service; plain http on the service's own host becomes https."""
     base = "https://service.example/tenant"
-    assert resolve_report_url("/r/1", base) == "https://service.example/r/1"
-    assert resolve_report_url("http://service.example/r?x=:80", base) == "https://service.example/r?x=:80"
-    assert resolve_report_url("http://service.example:80/r", base) == "https://service.example/r"
-    assert resolve_report_url("https://cdn.example/r", base) == "https://cdn.example/r"
+    assert resolve_named_url("/r/1", base, "a report URL")[0] == "https://service.example/r/1"
+    assert (
+        resolve_named_url("http://service.example/r?x=:80", base, "a report URL")[0]
+        == "https://service.example/r?x=:80"
+    )
+    assert resolve_named_url("http://service.example:80/r", base, "a report URL")[0] == "https://service.example/r"
+    assert resolve_named_url("https://cdn.example/r", base, "a report URL")[0] == "https://cdn.example/r"
 
 
 def test_the_canary_is_what_the_fixture_uses() -> None:

@@ -47,9 +47,9 @@ async def test_the_emulator_records_leaks() -> None:
     async with Emulator(1, seed=SEED) as emulator:
         client = quick_client(emulator)
         async with client:
-            assert client._download_session is not None
+            assert client._downloader.session is not None
             headers = {"Referer": "http://here"}
-            async with client._download_session.get(f"{emulator.other_url}/reports/x/y", headers=headers):
+            async with client._downloader.session.get(f"{emulator.other_url}/reports/x/y", headers=headers):
                 pass
         assert emulator.leaks == ["referer"]
 
