@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pipeline.client.charset import to_utf8
+from pipeline.client.charset import check_utf8
 from pipeline.client.content_encoding import BodyDecoder, body_too_large_error, decode_body
 from pipeline.client.errors import AttemptError
 from pipeline.errors import ProtocolError
@@ -30,7 +30,7 @@ class BodyReader:
     stats: RequestStats
 
     async def read_body(self, answer: aiohttp.ClientResponse) -> bytes:
-        """Return the body, decompressed and in UTF-8, within the size limit and at the minimum throughput or faster."""
+        """Return the body, decompressed, within the size limit and at the minimum throughput or faster."""
         headers, max_bytes = answer.headers, self.options.max_body_bytes
         is_success = answer.status < 300
         if is_success and (answer.content_length or 0) > max_bytes:
@@ -52,11 +52,12 @@ class BodyReader:
         try:
             if headers.get("Content-Encoding"):
                 body = decode_body(body, ",".join(headers.getall("Content-Encoding")), max_bytes=max_bytes)
-            return to_utf8(body, headers.getall("Content-Type", ()))
+            check_utf8(body, headers.getall("Content-Type", ()))
         except AttemptError:
             if is_success:
                 raise
             return b""  # for an error the status is enough
+        return body
 
     async def stream_to(self, answer: aiohttp.ClientResponse, download: Download, label: str) -> bytes:
         """Write the body, decompressed, to `download` and return its first bytes.
