@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from pipeline.client.charset import check_utf8
 from pipeline.client.content_encoding import BodyDecoder, body_too_large_error, decode_body
@@ -15,11 +15,23 @@ if TYPE_CHECKING:
     import aiohttp
 
     from pipeline.client.calls import RequestStats
-    from pipeline.client.downloader import Download
     from pipeline.client.options import ClientOptions
 
 _MAX_ERROR_BODY_BYTES: Final = 65_536
 _THROUGHPUT_GRACE_SECONDS: Final = 5.0  # before the minimum throughput is checked
+
+
+class Download(Protocol):
+    """What receives the body of a download, attempt by attempt."""
+
+    def reset(self) -> None:
+        """Start an attempt: remove what an earlier one wrote."""
+
+    def write(self, part: bytes) -> bool:
+        """Write a part of the body of a 200. Return False if the rest is not needed."""
+
+    def check_size(self, size: int) -> None:
+        """Raise for a body above the limit."""
 
 
 @dataclass(frozen=True, slots=True)

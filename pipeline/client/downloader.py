@@ -7,7 +7,7 @@ is checked before it is requested.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urljoin
 
 import aiohttp
@@ -19,7 +19,7 @@ from pipeline.client.protocol import Response, raise_for_status
 from pipeline.errors import AuthenticationError, ProtocolError
 
 if TYPE_CHECKING:
-    from pipeline.client.body_reader import BodyReader
+    from pipeline.client.body_reader import BodyReader, Download
     from pipeline.client.calls import ApiCall
     from pipeline.client.options import ClientOptions
     from pipeline.client.token_redactor import TokenRedactor
@@ -27,19 +27,6 @@ if TYPE_CHECKING:
 MAX_REDIRECTS: Final = 5
 SPARE_CONNECTIONS: Final = 8
 _DOWNLOAD_SECONDS: Final = 3_600.0
-
-
-class Download(Protocol):
-    """What receives the body of a download, attempt by attempt."""
-
-    def reset(self) -> None:
-        """Start an attempt: remove what an earlier one wrote."""
-
-    def write(self, part: bytes) -> bool:
-        """Write a part of the body of a 200. Return False if the rest is not needed."""
-
-    def check_size(self, size: int) -> None:
-        """Raise for a body above the limit."""
 
 
 @dataclass(frozen=True, slots=True)
