@@ -21,6 +21,7 @@ import structlog
 from pydantic import SecretStr
 
 from pipeline import config as settings_file
+from pipeline.child_commands import run_maintenance
 from pipeline.client.probe import probe_service
 from pipeline.errors import ExitCode
 from pipeline.lake.lake import Lake
@@ -31,7 +32,7 @@ from pipeline.maintenance.compact import is_compaction_due
 from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.monitoring.after_run import lake_stats, monitored_run
 from pipeline.monitoring.killed_runs import record_killed_sync
-from pipeline.process import ThreadRun, run_subcommand
+from pipeline.process import ThreadRun
 from pipeline.progress import NullProgress
 from pipeline.settings import Settings, load_token, require_base_url
 from pipeline.sync.regular_verify import VerifyStopped, verify_if_due
@@ -125,7 +126,7 @@ def sync_lake(
     Raises a `ScanlakeError`; complete batches are committed before that. Ctrl-C stops the sync cleanly.
     """
     work = _prepare(config, source, token, settings)
-    return work.finish(ThreadRun(work.run).wait())
+    return ThreadRun(work.run).wait()
 
 
 async def sync_lake_async(
@@ -135,12 +136,11 @@ async def sync_lake_async(
     work = _prepare(config, source, token, settings)
     run = ThreadRun(work.run)
     try:
-        result = await asyncio.wrap_future(run.future)
+        return await asyncio.wrap_future(run.future)
     except asyncio.CancelledError:
         run.stop()
         await asyncio.to_thread(run.future.exception)
         raise
-    return await asyncio.to_thread(work.finish, result)
 
 
 @dataclass(slots=True)
@@ -151,10 +151,9 @@ class _SyncWork:
     source: str | None
     settings: Settings
     token: str
-    is_compaction_due: bool = False
 
     async def run(self) -> SyncResult:
-        """Sync, and verify if that is due. Alerts and metrics are those of the command."""
+        """Sync, verify and compact if that is due. Alerts and metrics are those of the command."""
         settings, progress = self.settings, NullProgress()
         if Lake(settings.lake, doing="sync").is_new:  # a wrong address or token leaves no folder
             await probe_service(settings, self.token, is_quick=False)
@@ -165,19 +164,16 @@ class _SyncWork:
         ):
             summary = await sync(lake, settings, self.token, TimeRange(), progress)
             verification = await verify_if_due(lake, settings, self.token, summary, progress)
-            self.is_compaction_due = is_compaction_due(lake)
+            must_compact = is_compaction_due(lake)
             result = SyncResult(summary, None if isinstance(verification, VerifyStopped) else verification)
             monitored.result = asdict(summary) | {"lake": lake_stats(lake)}
             if verification:
                 monitored.result["verify"] = verification.as_json()
             monitored.code = ExitCode.OK if result.is_complete else ExitCode.REJECTS
-        return result
-
-    def finish(self, result: SyncResult) -> SyncResult:
-        """Compact the lake if that is due, in a process of its own; return the result."""
-        if self.is_compaction_due:
-            arguments = ["compact", *(["--source", self.source] if self.source else [])]
-            run_subcommand(self.settings.lake, self.config, *arguments)
+        if must_compact:
+            source = ["--source", self.source] if self.source else []
+            config = ["--config", str(self.config)] if self.config else []
+            await run_maintenance(["--quiet", *config, *source, "--lake", str(settings.lake), "compact"])
         return result
 
 

@@ -20,8 +20,7 @@ from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
 
 from pipeline.errors import SettingsError
-from pipeline.formatting import pluralize
-from pipeline.settings import PREFIX, TOKEN_VARIABLE, Settings, token_hint
+from pipeline.settings import PREFIX, SECRET_SETTINGS, TOKEN_VARIABLE, Settings, token_hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -35,11 +34,11 @@ ALERT_VARIABLE_PREFIX: Final = "SCANLAKE_ALERT_"
 """Start of the variables of an `on_failure` command, which may run scanlake. They are not settings either."""
 
 _UNION: Final = "union.duckdb"
+_GLOBAL_OPTIONS: Final = frozenset({"lake", "log_file"})  # settings that are also global options
 _PATH_SETTINGS: Final = ("lake", "token_file", "reader_root", "log_file", "liveness_file", "metrics_file")
 _PER_SOURCE_SETTINGS: Final = frozenset({"base_url", "token_file", "lake", "reader_root", "log_file"})
 _SOURCE_NAME_RE: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _SOURCE_NAME_HINT: Final = "Use letters, digits, - and _, with a letter first."
-_SOURCE_INDEX_RE: Final = re.compile(r"([0-9]{1,6})/([0-9]{1,6})")
 _RESERVED_SOURCE_NAMES: Final = frozenset({
     "file", "information_schema", "location", "main", "meta", "pg_catalog", "system", "temp", "union"
 })  # fmt: skip
@@ -80,7 +79,7 @@ class SettingsLayers:
             return message
         name = str(problem["loc"][0])
         locations = {
-            "flag": f"--{name.replace('_', '-')} (flag)",
+            "flag": f"--{name.replace('_', '-')}" if name in _GLOBAL_OPTIONS else f"--set {name}",
             "environment": f"{PREFIX}{name.upper()} (environment)",
             "source": f"{TABLES}.{self.source}.{name} ({self.path})",
             "file": f"{name} ({self.path})",
@@ -101,13 +100,11 @@ def load(config: Path | None, overrides: Mapping[str, Any], *, source: str | Non
 def load_layers(config: Path | None, overrides: Mapping[str, Any], *, source: str | None = None) -> SettingsLayers:
     """Load the layers of one source, or of a file without sources. Raises `SettingsError`."""
     flags = {name: value for name, value in overrides.items() if value is not None}
-    _refuse_unknown(flags, lambda name: f"{name} (flag)")
-    if "token" in flags:
-        raise SettingsError("The token must not be a flag: other users can list it.", hint=token_hint())
+    _refuse_unknown(flags, lambda name: f"{name} (--set)")
     path = _config_path(config)
     top, tables = _from_file(path)
     environment = _from_environment(tables)
-    requested = _name_of_index(source or os.environ.get("SCANLAKE_SOURCE") or None, tables, path)
+    requested = source or os.environ.get("SCANLAKE_SOURCE") or None
     name = _select_source(requested, tables, path, has_lake_flag="lake" in flags)
     if name is None:
         return SettingsLayers(path, None, (("file", top), ("environment", environment), ("flag", flags)))
@@ -121,6 +118,20 @@ def load_layers(config: Path | None, overrides: Mapping[str, Any], *, source: st
     return SettingsLayers(path, name, (("file", top), ("source", table), ("environment", visible), ("flag", flags)))
 
 
+def parse_settings(texts: Iterable[str]) -> dict[str, str]:
+    """Return the settings of `--set NAME=VALUE`. Raises `SettingsError` for another form, and for a secret."""
+    values = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not sign:
+            raise SettingsError(f"--set {name}: no value.", hint="Use --set NAME=VALUE: --set max_concurrency=8.")
+        if name in SECRET_SETTINGS:
+            hint = token_hint() if name == "token" else f"Put it into {PREFIX}{name.upper()} or the settings file."
+            raise SettingsError(f"{name} must not be on the command line: other users can list it.", hint=hint)
+        values[name] = value
+    return values
+
+
 def load_environment(base_url: str) -> Settings:
     """Return the settings of the environment with this base URL, before there is a file. Raises `SettingsError`."""
     layers = (("environment", _from_environment({})), ("prompt", {"base_url": base_url}))
@@ -132,8 +143,6 @@ def load_new_source(config: Path, name: str, values: Mapping[str, Any]) -> tuple
 
     The file need not exist. Raises `SettingsError` if it has the source, or describes one service without a table.
     """
-    if _SOURCE_INDEX_RE.fullmatch(name):
-        raise SettingsError(f"--source {name}: a new source needs a name.", hint=_SOURCE_NAME_HINT)
     top, tables = _from_file(config) if config.exists() else ({}, {})
     if name.lower() in map(str.lower, tables):
         raise SettingsError(f"{config} has a source {name} already.", hint="Use another name for --source.")
@@ -154,12 +163,6 @@ def load_new_source(config: Path, name: str, values: Mapping[str, Any]) -> tuple
 def source_names(config: Path | None) -> list[str]:
     """Return the sources in the order of the settings file; empty without sources or without a file."""
     return list(_from_file(_config_path(config))[1])
-
-
-def resolve_source(config: Path | None, source: str | None) -> str | None:
-    """Return the name for `INDEX/COUNT`, such as 0/3 for the first of three sources; another value as it is."""
-    path = _config_path(config) if source and _SOURCE_INDEX_RE.fullmatch(source) else None
-    return source if path is None else _name_of_index(source, _from_file(path)[1], path)
 
 
 def load_all_sources(config: Path | None) -> dict[str, Settings]:
@@ -219,25 +222,6 @@ def load_valid_settings_only(config: Path | None, overrides: Mapping[str, Any]) 
 # Sources
 
 
-def _name_of_index(source: str | None, tables: Mapping[str, Any], path: Path | None) -> str | None:
-    """Return the name for `INDEX/COUNT`. Raises `SettingsError` unless the file has COUNT sources."""
-    match = _SOURCE_INDEX_RE.fullmatch(source or "")
-    if match is None:
-        return source
-    if not tables:
-        hint = "Leave out --source, or add a table [sources.NAME] for each service."
-        raise SettingsError(f"--source {source}: {path or CONFIG_NAME} has no sources.", hint=hint)
-    index, count = int(match[1]), int(match[2])
-    if count != len(tables):
-        raise SettingsError(
-            f"--source {source}: {path or CONFIG_NAME} has {pluralize(len(tables), 'source')}, not {count}.",
-            hint=f"Set the number of processes, and COUNT in INDEX/COUNT, to {len(tables)}.",
-        )
-    if index >= count:
-        raise SettingsError(f"--source {source}: the last index is {count - 1}.", hint="Count from 0.")
-    return list(tables)[index]
-
-
 def _select_source(
     name: str | None, tables: Mapping[str, Any], path: Path | None, *, has_lake_flag: bool
 ) -> str | None:
@@ -260,17 +244,11 @@ def _select_source(
 
 
 def _apply_per_source_paths(merged: dict[str, Any], layers: SettingsLayers) -> dict[str, Any]:
-    """Derive the lake, reader root and log file of a source from the shared ones, unless the source sets them."""
-    name = layers.source
-    if name is None:
-        return merged
-    own = {"flag", "source"}
-    if layers.origin("lake") not in own:
-        merged["lake"] = Path(merged["lake"]) / name
-        if layers.origin("reader_root") in {"file", "environment"}:
-            merged["reader_root"] = Path(merged["reader_root"]) / name
-    if "log_file" in merged and layers.origin("log_file") not in own:
-        merged["log_file"] = per_source_path(Path(merged["log_file"]), name)
+    """Give a source paths of its own where it shares them: lake/north, scanlake-north.log, scanlake-north.prom."""
+    for name in ("lake", "log_file", "metrics_file"):
+        if layers.source and merged.get(name) and layers.origin(name) not in {"flag", "source"}:
+            path = Path(merged[name])
+            merged[name] = path / layers.source if name == "lake" else per_source_path(path, layers.source)
     return merged
 
 

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import io
 import json
 import re
 import resource
 import sys
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Final, Literal, cast, get_args, get_origin
+from dataclasses import dataclass, field, fields
+from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 import structlog
-import typer
 from rich.console import Console
 
 from pipeline import logs, progress
-from pipeline.config import SettingsLayers, load_layers, resolve_source, token_variable
+from pipeline.command_options import TypedCommand
+from pipeline.config import SettingsLayers, load_layers, parse_settings, token_variable
+from pipeline.errors import ExitCode
 from pipeline.formatting import format_bytes
 from pipeline.global_options import GlobalOptions, tokens_in_environment
 from pipeline.lake.lake_folder import missing_lake_error
 from pipeline.lake.layout import LakeLayout
+from pipeline.results import encode_result, to_json_value
 from pipeline.settings import Settings, load_token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from pipeline.errors import ExitCode
-
+    from collections.abc import Mapping
 
 _log = structlog.get_logger()
 _RUN_ADDRESS_BYTES: Final = 3_000_000_000  # a sync fails with 2 GB and works with 3; most of it is reserved, not used
@@ -40,8 +36,8 @@ _NON_TTY_WIDTH: Final = 1_000
 class CommandContext(GlobalOptions):
     """The global options, and the first argument of a command's `run`."""
 
-    setting_flags: Mapping[str, Any] = field(default_factory=dict)
-    """Values of the options that `setting_options` added, by setting; None: not given."""
+    typed: TypedCommand = field(default_factory=TypedCommand)
+    """The command as it was typed, without the global options."""
 
     logs_steps: bool = False
     """Whether the log is the command's output, also on a terminal."""
@@ -63,8 +59,24 @@ class CommandContext(GlobalOptions):
 
     def load_layers(self, **flags: Any) -> SettingsLayers:
         """Return the layers of the settings, with this command's flags on top."""
-        flags = {"lake": self.lake, "log_file": self.log_file, **self.setting_flags, **flags}
+        flags = {"lake": self.lake, "log_file": self.log_file, **self.given_settings, **flags}
         return load_layers(self.config, flags, source=self.source)
+
+    @property
+    def given_settings(self) -> dict[str, str]:
+        """The settings of `--set NAME=VALUE`, as text. Raises `SettingsError` for another form."""
+        return parse_settings(self.set_values or ())
+
+    def to_argv(self) -> list[str]:
+        """Return the global options as words for a child process, without `--json`."""
+        named = {"config": self.config, "source": self.source, "lake": self.lake, "log-file": self.log_file}
+        flags = {"quiet": self.quiet, "log-json": self.log_json}
+        return [
+            *(word for name, value in named.items() if value is not None for word in (f"--{name}", str(value))),
+            *(word for text in self.set_values or () for word in ("--set", text)),
+            *(f"--{name}" for name, value in flags.items() if value),
+            *["--verbose"] * self.verbosity,
+        ]
 
     def use_settings(self, layers: SettingsLayers) -> Settings:
         """Validate the settings and start the log file. Raises `SettingsError`."""
@@ -80,6 +92,10 @@ class CommandContext(GlobalOptions):
         logs.register_secrets(token)
         return token
 
+    def child_argv(self, *command: str) -> list[str]:
+        """Return another command on the same lake as words for a child process that prints no result."""
+        return ["--quiet", *self.to_argv(), *command]
+
     def progress(self) -> progress.Progress:
         """Return the progress display of a long run."""
         return progress.create_progress(silent=self.quiet, as_lines=self.log_json)
@@ -90,16 +106,14 @@ class CommandContext(GlobalOptions):
             return Console()
         return Console(file=cast("IO[str]", _UnpaddedOutput()), width=_NON_TTY_WIDTH)
 
-    def print_result(self, result: Mapping[str, Any], text: str) -> None:
-        """Print `result` as the JSON object of `--json`, otherwise `text`."""
-        if self.as_json:
-            self.print_json(result)
-        else:
-            sys.stdout.write(text)
+    def print_result(self, result: object, text: str = "", code: ExitCode = ExitCode.OK) -> ExitCode:
+        """Print `result`, a dataclass, as the JSON object of `--json`, otherwise `text`. Return `code`."""
+        sys.stdout.write(encode_result(result, code) + "\n" if self.as_json else text)
+        return code
 
     def print_json(self, result: Mapping[str, Any]) -> None:
-        """Print the one JSON object of `--json` on stdout. Other types than JSON's become text."""
-        sys.stdout.write(json.dumps(result, default=str, ensure_ascii=True) + "\n")
+        """Print the one JSON object of `--json` on stdout."""
+        sys.stdout.write(json.dumps(to_json_value(result)) + "\n")
 
 
 class _UnpaddedOutput(io.TextIOBase):
@@ -115,13 +129,14 @@ class _UnpaddedOutput(io.TextIOBase):
         sys.stdout.flush()
 
 
-def create_context(options: GlobalOptions) -> CommandContext:
+def create_context(options: GlobalOptions, typed: TypedCommand) -> CommandContext:
     """Return the context of a command. Start logging, and redact the tokens in the environment."""
-    context = CommandContext(**{field.name: getattr(options, field.name) for field in fields(options)})
+    values = {field.name: getattr(options, field.name) for field in fields(options)}
+    context = CommandContext(**values, typed=typed)
     logs.register_secrets(*tokens_in_environment())
     logs.configure(context.log_level, as_json=context.log_json, file=context.log_file)
     _warn_about_address_space()
-    return replace(context, source=resolve_source(context.config, context.source))
+    return context
 
 
 def _warn_about_address_space() -> None:
@@ -134,56 +149,6 @@ def _warn_about_address_space() -> None:
             required=format_bytes(_RUN_ADDRESS_BYTES),
             hint="Run `ulimit -v unlimited`; limit the memory itself with a control group (MemoryMax=).",
         )
-
-
-def setting_option(name: str) -> Any:
-    """Return the option of a setting: `--max-concurrency` for `max_concurrency`, with the setting's description."""
-    setting = Settings.model_fields[name]
-    has_default = setting.default is not None and not isinstance(setting.default, bool)  # a flag is off
-    value = "all" if isinstance(setting.default, tuple) else setting.default
-    default = f" Default: {value}." if has_default else ""
-    choices = list(get_args(setting.annotation)) if get_origin(setting.annotation) is Literal else []
-    return typer.Option(
-        f"--{name.replace('_', '-')}",
-        help=f"{setting.description}{default}",
-        show_default=False,
-        metavar="|".join(choices) or None,
-        autocompletion=(lambda incomplete: [choice for choice in choices if choice.startswith(incomplete)])
-        if choices
-        else None,
-    )
-
-
-def setting_options(*names: str) -> Callable[[Callable[..., ExitCode]], Callable[..., ExitCode]]:
-    """Add an option for each of these settings to a command; `CommandContext.settings` applies their values."""
-
-    def decorate(run: Callable[..., ExitCode]) -> Callable[..., ExitCode]:
-        @functools.wraps(run)
-        def command(context: CommandContext, **options: Any) -> ExitCode:
-            flags = {name: options.pop(name, None) for name in names}
-            return run(replace(context, setting_flags=flags), **options)
-
-        own = inspect.signature(run).parameters.values()
-        added = [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=None,
-                annotation=Annotated[_option_type(name) | None, setting_option(name)],
-            )
-            for name in names
-        ]
-        command.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
-        return command
-
-    return decorate
-
-
-def _option_type(name: str) -> type:
-    """Return bool, int, float or Path as declared; other settings are text that `Settings` converts."""
-    annotation: Any = Settings.model_fields[name].annotation
-    declared = {annotation, *get_args(annotation), *(part for arg in get_args(annotation) for part in get_args(arg))}
-    return next((kind for kind in (bool, int, float, Path) if kind in declared), str)
 
 
 def require_catalog(settings: Settings) -> LakeLayout:

@@ -1,16 +1,13 @@
 """The options that every command has, before or after the command's name; the later one wins."""
 
 # Annotations are evaluated here: typer reads them. Hence no `from __future__ import annotations`.
-import copy
-import inspect
 import os
 import tomllib
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Self, get_args
+from typing import Annotated, Any, Final, Self
 
 import typer
-from typer.exceptions import TyperException
 
 _PANEL: Final = "Global options"
 _TOKEN_PREFIX: Final = "SCANLAKE_TOKEN"  # noqa: S105 - the variable's name, not a token
@@ -37,47 +34,6 @@ def _parse_path(text: str) -> Path:
     return Path(text)
 
 
-def hide_option(parameter: inspect.Parameter) -> inspect.Parameter:
-    """Return the parameter with its option left out of the help."""
-    kind, option = get_args(parameter.annotation)
-    hidden = copy.copy(option)
-    hidden.hidden = True
-    return parameter.replace(annotation=Annotated[kind, hidden])
-
-
-def simplify_types(command: Any) -> Any:
-    """Use plain names for the types in a command's help: NUMBER instead of `<float range>`, none for flags."""
-    for parameter in command.params:
-        if parameter.param_type_name == "argument":
-            parameter.display_type_rich = lambda ctx: ""  # noqa: ARG005 - its name is enough
-        elif parameter.metavar is None:
-            kind = parameter.type_descriptor.annotation
-            is_flag = parameter.is_flag or parameter.count
-            parameter.metavar = "" if is_flag else _TYPE_NAMES.get(kind)
-    make_help_option = command.get_help_option
-
-    def get_help_option(ctx: Any) -> Any:
-        option = make_help_option(ctx)
-        if option is not None:
-            option.metavar = ""
-        return option
-
-    command.get_help_option = get_help_option  # typer makes this option late, and shows its type as <bool>
-    parse_args = command.parse_args
-
-    def parse_args_in_context(ctx: Any, args: list[str]) -> list[str]:
-        try:
-            parsed: list[str] = parse_args(ctx, args)
-        except TyperException as error:
-            if getattr(error, "ctx", ctx) is None:  # of an option without its value
-                vars(error)["ctx"] = ctx
-            raise
-        return parsed
-
-    command.parse_args = parse_args_in_context
-    return command
-
-
 def _complete_sources(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the sources of the settings file, for the shell's completion."""
     config = collect_parameters(ctx).get("config") or os.environ.get("SCANLAKE_CONFIG") or "scanlake.toml"
@@ -94,7 +50,6 @@ def collect_parameters(ctx: Any) -> dict[str, Any]:
     return outer | {name: value for name, value in ctx.params.items() if value is not None}
 
 
-_TYPE_NAMES: Final = {int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "PATH"}
 _PATH_OPTION: Final = {"parser": _parse_path, "metavar": "PATH"}
 
 
@@ -111,13 +66,17 @@ class GlobalOptions:
         _option(
             "--source",
             metavar="NAME",
-            help="Source in the settings file, or INDEX/COUNT: 0/3 is the first of three. Default: SCANLAKE_SOURCE.",
+            help="Source in the settings file. Default: SCANLAKE_SOURCE.",
             autocompletion=_complete_sources,
         ),
     ] = None
     lake: Annotated[
         Path | None,
         _option("--lake", help="Folder of the lake. Default: lake, beside the settings file.", **_PATH_OPTION),
+    ] = None
+    set_values: Annotated[
+        list[str] | None,
+        _option("--set", metavar="NAME=VALUE", help="Value of a setting, for this command alone; repeatable."),
     ] = None
     as_json: Annotated[
         bool, _option("--json", help="Print one JSON object on stdout; everything else goes to stderr.")
@@ -130,6 +89,7 @@ class GlobalOptions:
     ] = None
 
     def merged_over(self, outer: Self) -> Self:
-        """Return these options, with the values of `outer` for those that were not given."""
+        """Return these options, with those of `outer` where none was given; --set adds up."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(outer, **{name: value for name, value in values.items() if value})
+        typed = {name: value for name, value in values.items() if value}
+        return replace(outer, **(typed | {"set_values": [*(outer.set_values or ()), *(self.set_values or ())]}))

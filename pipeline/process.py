@@ -1,4 +1,4 @@
-"""Coroutines and commands as processes: uvloop if installed, and an orderly end on SIGTERM, SIGHUP and Ctrl-C."""
+"""Coroutines as the work of a process: uvloop if installed, and an orderly end on SIGTERM, SIGHUP and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -6,20 +6,15 @@ import asyncio
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import threading
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import structlog
-
-from pipeline.errors import ExitCode, RunInterrupted
+from pipeline.errors import RunInterrupted
 from pipeline.stop_signals import STOP_SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
-    from pathlib import Path
 
 _new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
 with contextlib.suppress(ImportError):  # uvloop does not exist for every platform
@@ -28,7 +23,6 @@ with contextlib.suppress(ImportError):  # uvloop does not exist for every platfo
     _new_loop = uvloop.new_event_loop
 
 _Result = TypeVar("_Result")
-_log = structlog.get_logger()
 
 
 def run_async(work: Coroutine[Any, Any, _Result]) -> _Result:
@@ -84,34 +78,6 @@ class ThreadRun(Generic[_Result]):
             return await task
         except asyncio.CancelledError:
             raise _interrupted() from None
-
-
-class SubcommandResult(NamedTuple):
-    """Exit code of another command, and its last message; empty without one."""
-
-    code: int
-    message: str
-
-
-def run_subcommand(lake: Path, config: Path | None, *arguments: str) -> SubcommandResult:
-    """Run another command on the lake in its own process, with its own memory; a failure is logged.
-
-    A lake that another run holds is no failure: the next run does the work.
-    """
-    argv = [sys.executable, "-m", "pipeline", *arguments, "--lake", str(lake), "--quiet"]
-    if config is not None:
-        argv += ["--config", str(config)]
-    process = subprocess.run(  # noqa: S603 - scanlake's own command
-        argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", check=False
-    )
-    if process.returncode == ExitCode.LOCKED:
-        _log.info("maintenance.deferred", command=arguments[0], reason="another run holds the lake")
-        return SubcommandResult(process.returncode, "")
-    sys.stderr.write(process.stderr)
-    if process.returncode:
-        _log.warning("maintenance.failed", command=arguments[0], exit_code=process.returncode)
-    last = (process.stderr.splitlines() or [""])[-1]
-    return SubcommandResult(process.returncode, last.removeprefix("scanlake: "))
 
 
 async def _cancel_on_signal(work: Coroutine[Any, Any, _Result]) -> _Result:

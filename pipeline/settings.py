@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
 import structlog
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
@@ -326,12 +326,18 @@ class Settings(BaseSettings):
         return self
 
 
+SECRET_SETTINGS: Final = frozenset(
+    name for name, field in Settings.model_fields.items() if SecretStr in get_args(field.annotation)
+)
+"""Settings that no command line may contain, and whose values are redacted."""
+
+
 def require_base_url(settings: Settings) -> str:
     """Return the base URL without a trailing slash. Raises `SettingsError` if there is none."""
     if settings.base_url is None:
         raise SettingsError(
             "base_url is required.",
-            hint="Start with `scanlake init`, or set base_url in scanlake.toml, SCANLAKE_BASE_URL or --base-url.",
+            hint="Start with `scanlake init`, or set base_url in scanlake.toml or SCANLAKE_BASE_URL.",
         )
     return settings.base_url
 

@@ -19,7 +19,7 @@ _HEAD: Final = """\
 Settings of scanlake. scanlake reads ./scanlake.toml, or the file that --config or SCANLAKE_CONFIG names.
 
 All settings with their defaults, commented out. Each can also be set as an environment variable SCANLAKE_<NAME> \
-(SCANLAKE_MAX_CONCURRENCY=16) or, where a command has it, as an option --<name> (--max-concurrency 16). Options \
+(SCANLAKE_MAX_CONCURRENCY=16), or for one command by --set NAME=VALUE (--set max_concurrency=16). Options \
 override variables, and variables override this file. Relative paths start at the folder of this file.
 
 The token must not be in this file. Put it into SCANLAKE_TOKEN, or into a file of mode 600 that token_file names."""

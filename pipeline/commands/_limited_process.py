@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from pipeline.commands._all_sources import global_argv
 from pipeline.errors import LakeLockedError, ScanlakeError, SettingsError, TimeLimitReachedError
 from pipeline.formatting import format_bytes, pluralize
 from pipeline.monitoring.child_process import parse_json_object
@@ -185,7 +184,7 @@ async def _start(
 ) -> AsyncIterator[_Command]:
     """Start a command on the lake of the context. It is killed at the end of the block, or after `seconds`."""
     pipe = asyncio.subprocess.PIPE
-    options = [*(["--json"] if as_json else []), *global_argv(replace(context, log_json=True))]
+    options = [*(["--json"] if as_json else []), *replace(context, log_json=True).to_argv()]
     with tempfile.TemporaryDirectory(prefix="scanlake-") as spill:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "pipeline", *options, *arguments),

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from pipeline.commands._all_sources import to_argv
+from pipeline.child_commands import run_maintenance
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, ScanlakeError
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.models import LakeProperties, PublishRecord
 from pipeline.lake.reader import open_ledger_readonly
-from pipeline.process import run_subcommand
+from pipeline.process import run_async
 from pipeline.settings import Settings
 from schemas.timestamps import SECOND
 
@@ -20,11 +20,11 @@ def publish_in_subprocess(context: CommandContext, settings: Settings, target: s
     """
     before = read_publish_record(settings)
     url = target or settings.publish_to
-    arguments = to_argv({"to": url, "source": context.source})
-    code, message = run_subcommand(settings.lake, context.config, "publish", *arguments)
+    child = run_async(run_maintenance(context.child_argv("publish", *(["--to", url] if url else []))))
     record = read_publish_record(settings)
     if record is None or record == before:  # it recorded nothing: settings are wrong, or another run holds the lake
-        problem = None if code in {ExitCode.OK, ExitCode.LOCKED} else message or f"Exit code {code}."
+        is_done = child.code in {ExitCode.OK, ExitCode.LOCKED}
+        problem = None if is_done else child.message or f"Exit code {child.code}."
         failures = (before["failures"] if before else 0) + (problem is not None)
         return {"target": url, "snapshot": None, "published_at": None, "problem": problem, "failures": failures}
     at = record["published_at"]

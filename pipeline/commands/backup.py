@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
-from pipeline.commands._all_sources import report_all_sources, to_argv
 from pipeline.commands._open_lake import open_lake
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
@@ -17,6 +16,9 @@ from pipeline.publish.object_store import open_store
 from pipeline.publish.remote_backup import RemoteBackupResult, upload_backup
 from pipeline.settings import Settings
 from schemas.timestamps import now_us
+
+GROUP: Final = "Maintain the lake"
+FOLDER_PER_SOURCE: Final = "folder"
 
 
 def run(
@@ -35,10 +37,6 @@ def run(
     with_images: Annotated[
         bool, typer.Option("--with-images", help="Also copy the images; only those that the target lacks.")
     ] = False,
-    all_sources: Annotated[
-        bool,
-        typer.Option("--all", help="Every source in the settings file, each into DIR/NAME or URL/NAME."),
-    ] = False,
 ) -> ExitCode:
     """Copy the lake into a folder or to object storage, or bring an earlier backup there up to date.
 
@@ -55,13 +53,6 @@ def run(
     With --all: the folder has the name of the source. A source that fails does not stop the others; the exit code is
     the most severe one.
     """
-    if all_sources:
-        options = to_argv({"link": link, "with_images": with_images})
-        return report_all_sources(
-            context,
-            lambda source: ["backup", f"{folder.rstrip('/') or '/'}/{source}", *options],
-            _describe_source,
-        )
     settings = context.settings()
     if "://" in folder:
         return _back_up_to_store(context, settings, folder, link=link, with_images=with_images)
@@ -94,7 +85,8 @@ def _print_result(
     return ExitCode.OK
 
 
-def _describe_source(result: Mapping[str, Any]) -> str:
+def describe_source(result: Mapping[str, Any]) -> str:
+    """Return the line of a source from its JSON object."""
     target = result.get("folder", result.get("target"))
     parts = f"{pluralize(result['files'], 'file')} in {pluralize(result['parts'], 'part')}"
     images = f" and {pluralize(result['images'], 'image')}" if result.get("images") else ""

@@ -1,7 +1,7 @@
 """`scanlake catalog`: the path of the catalog, and one catalog for all sources."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -10,6 +10,8 @@ from pipeline.context import CommandContext, require_catalog
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.maintenance.union import check_is_union_file, write_union
+
+GROUP: Final = "Use the data"
 
 
 def run(

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -19,6 +19,8 @@ from pipeline.lake.snapshots import Change, diff_snapshots, find_snapshot_at, re
 from pipeline.logs import to_one_line
 from pipeline.monitoring.schedule import parse_duration
 from schemas.timestamps import SECOND, now_us, parse_instant, to_datetime
+
+GROUP: Final = "Use the data"
 
 _COLUMNS = ("change", "file_id", "scan_code", "updated_at", "columns")
 _MAX_SHOWN_COLUMNS = 8

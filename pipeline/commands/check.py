@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
-from pipeline.commands._all_sources import ALL_OPTION, report_all_sources, to_argv
 from pipeline.commands._open_lake import open_lake
 from pipeline.commands._remote_publish import read_publish_record
 from pipeline.context import CommandContext
@@ -18,6 +17,8 @@ from pipeline.maintenance.repair import CheckResult, check_and_repair, check_onl
 from pipeline.publish.check_published import check_published
 from pipeline.publish.object_store import open_store
 from pipeline.settings import Settings
+
+GROUP: Final = "Maintain the lake"
 
 _MAX_LISTED_IDS = 10
 
@@ -35,7 +36,6 @@ def run(
     to: Annotated[
         str | None, typer.Option(metavar="URL", help="With --published: the target. Default: the last one.")
     ] = None,
-    all_sources: Annotated[bool, ALL_OPTION] = False,
 ) -> ExitCode:
     """Check the lake's own files and repair damage (`verify` compares with the service).
 
@@ -48,9 +48,6 @@ def run(
 
     Exit codes: 0 no damage, 9 damage (also if it was repaired), 8 the object storage failed or refused.
     """
-    if all_sources:
-        options = {"read_data": read_data, "dry_run": dry_run}
-        return report_all_sources(context, ["check", *to_argv(options)], _describe_source)
     settings = context.settings()
     if published or to is not None:
         return _check_published(context, settings, to, read_data=read_data)
@@ -121,7 +118,8 @@ def _format_result(result: CheckResult, *, repaired: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _describe_source(result: Mapping[str, Any]) -> str:
+def describe_source(result: Mapping[str, Any]) -> str:
+    """Return the line of a source from its JSON object."""
     lines = [f"{'ok' if result['ok'] else 'DAMAGED'}: {pluralize(result['parts'], 'part')}"]
     lines += [f"  {issue['subject']}: {issue['problem']}" for issue in result["damage"]]
     return "\n".join(lines)

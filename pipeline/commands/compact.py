@@ -2,7 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -12,6 +12,8 @@ from pipeline.errors import ExitCode
 from pipeline.formatting import format_bytes, pluralize
 from pipeline.maintenance.compact import run_compaction
 from pipeline.maintenance.ray_executor import RayExecutor
+
+GROUP: Final = "Maintain the lake"
 
 
 def run(

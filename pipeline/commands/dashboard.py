@@ -13,7 +13,6 @@ from typing import Annotated, Final
 import typer
 
 from pipeline import logs
-from pipeline.commands._all_sources import name_source, refuse_single_source_options
 from pipeline.commands._failures import find_failures
 from pipeline.commands._limited_process import write_query_csv
 from pipeline.commands._remote_publish import read_publish_record
@@ -34,7 +33,10 @@ from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.live_state import read_live_state
 from pipeline.lake.reader import CATALOG, run_interruptibly
 from pipeline.settings import Settings
+from pipeline.sources import name_source, refuse_options_of_one_source
 from schemas.timestamps import to_datetime
+
+GROUP: Final = "Use the data"
 
 _DEFAULT_PORT: Final = 8787
 _MAX_CSV_BYTES: Final = 1_000_000_000
@@ -91,7 +93,7 @@ def run(
 
 def _write_all(context: CommandContext, target: Path, *, force: bool, open_browser: bool) -> ExitCode:
     """Write the page of each source, and the page over all of them to `target`. A source that fails is on it."""
-    refuse_single_source_options(context)
+    refuse_options_of_one_source(context)
     sources = load_all_sources(context.config)
     pages = {source: per_source_path(target, source) for source in sources}
     for path in (target, *pages.values()):

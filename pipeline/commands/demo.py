@@ -20,6 +20,8 @@ from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError
 from pipeline.lake.duckdb_files import open_read_only
 
+GROUP: Final = "Try it out"
+
 _MARKER: Final = "made-by-scanlake-demo"
 _CHANGES: Final = ({"op": "update", "n": 25}, {"op": "create", "n": 12}, {"op": "close", "n": 8})
 _TIMEOUT_SECONDS: Final = 30

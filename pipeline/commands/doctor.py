@@ -4,12 +4,11 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-from pipeline.commands._all_sources import ALL_OPTION, report_all_sources
 from pipeline.commands._remote_publish import read_lake_id
 from pipeline.config import load_valid_settings_only
-from pipeline.context import CommandContext, setting_options
+from pipeline.context import CommandContext
 from pipeline.doctor import connection_checks, lake_checks
 from pipeline.doctor.finding import Finding, from_error, ok, warning
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError, most_severe
@@ -20,14 +19,15 @@ from pipeline.publish.latest import read_latest
 from pipeline.publish.object_store import open_store
 from pipeline.settings import Settings, require_base_url
 
+GROUP: Final = "Maintain the lake"
+
 _MARKS: Final = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 _COLOURS: Final = {"ok": 32, "warning": 33, "error": 31}  # ANSI: green, yellow, red
 _WIDTH: Final = len("permissions")  # the longest check name
 _INDENT: Final = len("warning  ") + _WIDTH + 1
 
 
-@setting_options("base_url", "token_file")
-def run(context: CommandContext, *, all_sources: Annotated[bool, ALL_OPTION] = False) -> ExitCode:
+def run(context: CommandContext) -> ExitCode:
     """Check settings, network, token, clock, disk and lake; every problem has a hint.
 
     Also checks permissions. Continues after an error if possible. Changes nothing, and makes one list call. With
@@ -36,8 +36,6 @@ def run(context: CommandContext, *, all_sources: Annotated[bool, ALL_OPTION] = F
     Exit codes: 0 no error (warnings are allowed), otherwise the most severe error: 9 damage, 7 disk or permission,
     8 object storage, 2 settings, 3 token refused, 6 not the service, 1 not reachable.
     """
-    if all_sources:
-        return report_all_sources(context, ["doctor"], _describe_source)
     findings: list[Finding] = []
     for finding in _run_checks(context):
         findings.append(finding)
@@ -64,7 +62,7 @@ def _run_checks(context: CommandContext) -> Iterator[Finding]:
         yield ok("settings", f"{path or 'no settings file'}{source}")
     except SettingsError as error:
         yield from_error("settings", error)
-        settings = load_valid_settings_only(context.config, {"lake": context.lake, **context.setting_flags})
+        settings = load_valid_settings_only(context.config, {"lake": context.lake, **context.given_settings})
     yield from lake_checks.check_permissions(path, settings)
     yield from _check_service(context, settings)
     yield from lake_checks.check_folder(settings)
@@ -108,7 +106,8 @@ def _check_service(context: CommandContext, settings: Settings) -> Iterator[Find
         yield from run_async(connection_checks.check_token(settings, token))
 
 
-def _describe_source(result: Mapping[str, Any]) -> str:
+def describe_source(result: Mapping[str, Any]) -> str:
+    """Return the line of a source from its JSON object."""
     counts = result["counts"]
     lines = [f"{pluralize(counts['error'], 'error')}, {pluralize(counts['warning'], 'warning')}, {counts['ok']} ok"]
     lines += [

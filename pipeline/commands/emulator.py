@@ -24,6 +24,8 @@ from pipeline.emulator.process import parse_faults, serve
 from pipeline.emulator.server import DEFAULT_TOKEN, Emulator
 from pipeline.errors import SettingsError
 
+GROUP: Final = "Try it out"
+
 _PORT_ERRNOS: Final = frozenset({errno.EADDRINUSE, errno.EACCES, errno.EPERM, errno.EADDRNOTAVAIL})
 _LISTED_OPTIONS: Final = (
     ("--quirk NAME=VALUE", Quirks),

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -12,6 +12,8 @@ from pipeline.errors import ExitCode
 from pipeline.lake.export import ExportFormat, find_current_export, plan_export, run_export
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.reader import open_catalog, run_interruptibly
+
+GROUP: Final = "Use the data"
 
 
 def run(

@@ -2,7 +2,7 @@
 
 import sys
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -10,12 +10,14 @@ from pipeline.client.client import Client
 from pipeline.client.factory import create_client
 from pipeline.client.protocol import Detail, NotFound
 from pipeline.commands._file_tables import print_file, render_text
-from pipeline.context import CommandContext, setting_options
+from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, MissingFileError
 from pipeline.process import run_async
 from pipeline.settings import require_base_url
 from schemas.json_decode import decode_json
 from schemas.value_types import encode_json
+
+GROUP: Final = "Use the data"
 
 
 class FileFormat(StrEnum):
@@ -25,7 +27,6 @@ class FileFormat(StrEnum):
     JSON = "json"
 
 
-@setting_options("base_url", "token_file", "lang")
 def run(
     context: CommandContext,
     *,

@@ -17,7 +17,7 @@ from pipeline.client.factory import create_client
 from pipeline.commands._file_tables import COLLECTIONS, SCALARS, build_list_table, list_children, render_text, to_cell
 from pipeline.commands._output_file import open_output, resolve_output
 from pipeline.commands._time_bounds import parse_bound, parse_range
-from pipeline.context import CommandContext, setting_options
+from pipeline.context import CommandContext
 from pipeline.csv_rows import format_csv_row
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import pluralize
@@ -27,6 +27,8 @@ from schemas.json_decode import decode_json
 from schemas.requests import INCLUDES, MAX_LIMIT, MAX_LIMIT_WITH_INCLUDES, FileQuery
 from schemas.value_types import encode_json
 from schemas.wire import File
+
+GROUP: Final = "Use the data"
 
 _DEFAULT_FILES: Final = 50
 IncludeName = StrEnum("IncludeName", {name: name for name in INCLUDES})  # type: ignore[misc]
@@ -49,7 +51,6 @@ class SearchResult:
     has_more: bool
 
 
-@setting_options("base_url", "token_file", "lang", "max_requests_per_second")
 def run(
     context: CommandContext,
     *,

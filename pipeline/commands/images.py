@@ -1,13 +1,13 @@
 """`scanlake images`: download the images of uploads into the lake."""
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from pipeline.commands._open_lake import open_lake
 from pipeline.commands._time_bounds import parse_range
-from pipeline.context import CommandContext, setting_options
+from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import format_bytes, pluralize
 from pipeline.images.image_run import fetch_images, plan_images
@@ -21,10 +21,11 @@ from pipeline.logs import to_one_line
 from pipeline.settings import Settings, require_base_url
 from schemas.timestamps import SECOND, now_us
 
+GROUP: Final = "Fetch data"
+
 _MAX_REASONS = 10
 
 
-@setting_options("base_url", "token_file", "images_max_bytes", "max_duration_seconds")
 def run(
     context: CommandContext,
     *,

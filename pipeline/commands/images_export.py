@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -15,6 +15,8 @@ from pipeline.lake.folder_checks import require_lake
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import open_catalog, run_interruptibly
+
+GROUP: Final = "Fetch data"
 
 
 def run(

@@ -24,7 +24,7 @@ from pipeline.config import (
     load_new_source,
     token_variable,
 )
-from pipeline.context import CommandContext, setting_options
+from pipeline.context import CommandContext
 from pipeline.errors import (
     AuthenticationError,
     ExitCode,
@@ -38,6 +38,8 @@ from pipeline.formatting import pluralize
 from pipeline.process import run_async
 from pipeline.settings import validate_token
 from pipeline.settings_template import render_settings_file
+
+GROUP: Final = "Set up"
 
 _TOKEN_NAME: Final = "token"  # noqa: S105 - the file's name, not a token
 _MAX_PROMPTS: Final = 3
@@ -60,7 +62,6 @@ class InitPlan:
     source: str | None = None  # a table for it is added to the file
 
 
-@setting_options("base_url", "token_file")
 def run(
     context: CommandContext,
     *,
@@ -74,7 +75,7 @@ def run(
     Lists one file with both; asks again if the service cannot be reached or refuses the token, and after the third
     time whether to write them untested. Then writes
     ./scanlake.toml (or --config), which explains every setting, and the token to a file beside it that only its owner
-    can read. Does not write the token if --token-file names an existing file or SCANLAKE_TOKEN is set.
+    can read. Does not write the token if token_file names an existing file or SCANLAKE_TOKEN is set.
     Without a terminal, base URL and token must be given by options or variables.
 
     With --source NAME it adds a table for this source to the file, which stays as it is otherwise, or begins one. The
@@ -83,7 +84,7 @@ def run(
     plan = _resolve(context, os.environ)
     for path in (plan.config if plan.source is None else None, plan.token_file if plan.writes_token else None):
         if path is not None and path.exists() and not force:
-            option = "" if path == plan.config else f", or use it with --token-file {path}"
+            option = "" if path == plan.config else f", or use it with --set token_file={path}"
             raise SettingsError(f"{path} exists already.", hint=f"Overwrite it with --force{option}.")
     complete, probe = _ask_until_accepted(plan) if is_tested else (_ask(plan), None)
     written = _write(complete, force=force)
@@ -97,13 +98,14 @@ def _resolve(context: CommandContext, environment: Mapping[str, str]) -> InitPla
     """Return what options and environment decide. Raises `SettingsError` for an invalid value."""
     config = context.config or Path(environment.get("SCANLAKE_CONFIG") or CONFIG_NAME)
     source = context.source
-    base_url = context.setting_flags["base_url"]
+    base_url = context.given_settings.get("base_url")
     if source is None:
         base_url = base_url or environment.get(_BASE_URL_VARIABLE)
     if base_url:
         base_url = _validate_base_url(base_url)
     lake = context.lake or config.parent / "lake" if source is None else _choose_lake(config, source, context.lake)
-    token_file = context.setting_flags["token_file"]
+    given_file = context.given_settings.get("token_file")
+    token_file = None if given_file is None else Path(given_file)
     if token_file is None and source is None and environment.get(_TOKEN_FILE_VARIABLE):
         token_file = Path(environment[_TOKEN_FILE_VARIABLE])
     if token_file is not None and token_file.exists():
@@ -230,12 +232,12 @@ def _probe(plan: InitPlan) -> ServiceProbe:
 
 def _prompt_base_url(former: str | None = None) -> str:
     """Prompt for the address; Enter keeps the former one."""
-    _require_tty("base_url", f"--base-url or {_BASE_URL_VARIABLE}")
+    _require_tty("base_url", f"--set base_url=URL or {_BASE_URL_VARIABLE}")
     return _prompt("Address of the service", "address", _validate_base_url, default=former)
 
 
 def _prompt_token(variable: str) -> str:
-    _require_tty("The token", f"{variable} or --token-file")
+    _require_tty("The token", f"{variable} or --set token_file=FILE")
 
     def validate(token: str) -> str:
         logs.register_secrets(token)

@@ -11,6 +11,8 @@ from pipeline.commands._mcp_server import LakeTools, check_mcp_installed, serve
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
 
+GROUP: Final = "Use the data"
+
 _MAX_RESULT_BYTES: Final = 200_000
 
 

@@ -1,14 +1,17 @@
 """`scanlake plan`: the estimated cost of the next sync."""
 
-from pipeline.context import CommandContext, setting_options
+from typing import Final
+
+from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import format_bytes, pluralize
 from pipeline.process import run_async
 from pipeline.settings import require_base_url
 from pipeline.sync.plan import SyncEstimate, estimate_sync
 
+GROUP: Final = "Fetch data"
 
-@setting_options("base_url", "token_file", "fetch_details", "includes", "max_concurrency", "max_requests_per_second")
+
 def run(context: CommandContext) -> ExitCode:
     """Estimate calls, time, rows and disk space of the next sync.
 

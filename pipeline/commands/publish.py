@@ -1,12 +1,12 @@
 """`scanlake publish`: publish the lake again, after a move or for other readers, or copy it to object storage."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from pipeline.commands._open_lake import open_lake
-from pipeline.context import CommandContext, setting_options
+from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import format_bytes, pluralize
 from pipeline.publish.iceberg import has_iceberg_tables, list_iceberg_files, publish_iceberg_tables
@@ -17,8 +17,9 @@ from schemas.timestamps import now_us
 if TYPE_CHECKING:
     from pipeline.publish.iceberg_publish import IcebergResult
 
+GROUP: Final = "Maintain the lake"
 
-@setting_options("reader_root", "iceberg_location")
+
 def run(
     context: CommandContext,
     *,
@@ -62,7 +63,7 @@ def run(
     result = tables = None
     with open_lake(context, settings, "publish") as lake:
         if is_local:
-            if context.setting_flags["reader_root"] is not None and settings.reader_root is not None:
+            if context.given_settings.get("reader_root") is not None and settings.reader_root is not None:
                 lake.set_reader_root(settings.reader_root)
             republished = lake.republish(at=now_us())
         if store is not None:

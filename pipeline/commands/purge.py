@@ -19,6 +19,8 @@ from pipeline.lake.purge import MAX_FILE_ID, PurgePlan, PurgeResult, plan_purge,
 from pipeline.logs import to_one_line
 from schemas.timestamps import now_us
 
+GROUP: Final = "Maintain the lake"
+
 _MAX_LINES: Final = 20
 
 

@@ -13,7 +13,6 @@ from typing import IO, TYPE_CHECKING, Annotated, Final, TypeAlias
 import pyarrow.parquet
 import typer
 
-from pipeline.commands._all_sources import refuse_single_source_options
 from pipeline.commands._completeness import warn_if_incomplete
 from pipeline.commands._open_sources import open_all_sources
 from pipeline.commands._output_file import open_output, resolve_output
@@ -27,11 +26,14 @@ from pipeline.lake.reader import open_catalog, run_interruptibly
 from pipeline.lake.sql import sql_identifier
 from pipeline.lake.user_query import check_query, strip_trailing_semicolon, translate_query_errors
 from pipeline.lake.xlsx import check_xlsx_installed, is_excel_type, write_result_workbook
+from pipeline.sources import refuse_options_of_one_source
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     import duckdb
+
+GROUP: Final = "Use the data"
 
 _TABLE_ROWS: Final = 1_000
 _NOT_FINITE: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|(-?(?:NaN|Infinity))')
@@ -105,7 +107,7 @@ def _select_lakes(context: CommandContext, *, union: bool) -> tuple[_OpenLake, l
     if not union:
         settings = context.settings()
         return partial(open_catalog, settings), [settings.lake]
-    refuse_single_source_options(context, "--union")
+    refuse_options_of_one_source(context)
     lakes = lake_paths(context.config)
     return partial(open_all_sources, lakes), list(lakes.values())
 

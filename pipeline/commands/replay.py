@@ -2,7 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -12,6 +12,8 @@ from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
 from pipeline.maintenance.ray_executor import RayExecutor
 from pipeline.maintenance.replay import replay
+
+GROUP: Final = "Maintain the lake"
 
 
 def run(

@@ -10,7 +10,7 @@ import typer
 
 from pipeline.client.factory import create_client
 from pipeline.commands._completeness import warn_if_incomplete
-from pipeline.context import CommandContext, setting_option
+from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError, refuse_unreadable
 from pipeline.formatting import format_bytes, pluralize
 from pipeline.images.image_export import DEFAULT_NAME, export_images, select_images
@@ -39,6 +39,8 @@ from pipeline.reports.selection import (
 )
 from pipeline.reports.signing import sign
 from pipeline.settings import Settings, require_base_url
+
+GROUP: Final = "Use the data"
 
 _MAX_LINES: Final = 20
 _MIB: Final = 1024 * 1024
@@ -110,10 +112,6 @@ def run(
     sign_with: Annotated[
         Path | None, _run_option("--sign", metavar="KEY", help="Sign SHA256SUMS with this SSH key.")
     ] = None,
-    base_url: Annotated[str | None, setting_option("base_url")] = None,
-    token_file: Annotated[Path | None, setting_option("token_file")] = None,
-    max_concurrency: Annotated[int | None, setting_option("max_concurrency")] = None,
-    max_requests_per_second: Annotated[float | None, setting_option("max_requests_per_second")] = None,
 ) -> ExitCode:
     """Download the PDFs of many files into a folder with a manifest.
 
@@ -126,12 +124,7 @@ def run(
     Exit codes: 0 every file is in a PDF, 4 some files are named as failed, or images are missing, 1 the service failed
     (run again), 3 token refused, 5 another run uses the folder, 6 the URL of a report must not be requested.
     """
-    settings = call.settings(
-        base_url=base_url,
-        token_file=token_file,
-        max_concurrency=max_concurrency,
-        max_requests_per_second=max_requests_per_second,
-    )
+    settings = call.settings()
     selection = _parse_selection(where, sql, ids, reference, group_by, per_file=per_file)
     options = JobOptions(
         service=require_base_url(settings),

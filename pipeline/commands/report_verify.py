@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from pipeline.client.factory import create_client
-from pipeline.context import CommandContext, setting_option
+from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
 from pipeline.logs import to_one_line
@@ -16,6 +16,8 @@ from pipeline.reports.folder_check import FolderCheck, read_folder_manifest, ver
 from pipeline.reports.image_folder import describe_images
 from pipeline.reports.online_check import OnlineCheck, check_online, check_same_service
 from pipeline.settings import require_base_url
+
+GROUP: Final = "Use the data"
 
 _MAX_LINES: Final = 20
 
@@ -34,8 +36,6 @@ def run(
     online: Annotated[
         bool, typer.Option("--online", help="Also ask the service for each delivered file; needs the token.")
     ] = False,
-    base_url: Annotated[str | None, setting_option("base_url")] = None,
-    token_file: Annotated[Path | None, setting_option("token_file")] = None,
 ) -> ExitCode:
     """Check checksums, PDFs, manifest and signature of a report folder.
 
@@ -48,7 +48,7 @@ def run(
     files were deleted since or not confirmed, 9 damage found.
     """
     check = verify_folder(folder, allowed_signers, requires_signature=require_signature)
-    online_check = _check_online(call, folder, base_url, token_file) if online else None
+    online_check = _check_online(call, folder) if online else None
     data = check.to_data() if online_check is None else check.to_data() | {"online": asdict(online_check)}
     call.print_result(data, _format_check(check, online_check))
     if check.problems:
@@ -58,14 +58,12 @@ def run(
     )
 
 
-def _check_online(
-    call: CommandContext, folder: Path, base_url: str | None, token_file: Path | None
-) -> OnlineCheck | None:
+def _check_online(call: CommandContext, folder: Path) -> OnlineCheck | None:
     """Return what the service has; None if the manifest cannot be read, which is a problem of the folder."""
     manifest = read_folder_manifest(folder)
     if manifest is None:
         return None
-    settings = call.settings(base_url=base_url, token_file=token_file)
+    settings = call.settings()
     check_same_service(manifest, require_base_url(settings))
     return run_async(check_online(create_client(settings, call.token(settings)), manifest))
 

@@ -1,7 +1,7 @@
 """`scanlake restore`: a lake from a backup in a folder or on object storage."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -13,6 +13,8 @@ from pipeline.lake.lake import Lake
 from pipeline.maintenance.backup import backup, fill_folder
 from pipeline.publish.object_store import open_store
 from pipeline.publish.remote_backup import download_backup
+
+GROUP: Final = "Maintain the lake"
 
 
 def run(

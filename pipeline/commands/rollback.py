@@ -1,6 +1,6 @@
 """`scanlake rollback`: publish an earlier snapshot again, and pause syncs."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -14,6 +14,8 @@ from pipeline.lake.models import RunRecord
 from pipeline.lake.snapshots import roll_back
 from pipeline.version import __version__
 from schemas.timestamps import new_run_id, now_us
+
+GROUP: Final = "Maintain the lake"
 
 
 def run(

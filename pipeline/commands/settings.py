@@ -15,6 +15,8 @@ from pipeline.logs import REDACTED, redact, to_one_line
 from pipeline.settings import Settings
 from pipeline.settings_template import render_settings_file
 
+GROUP: Final = "Set up"
+
 _ORIGIN_LABELS: Final = {
     "default": "default",
     "file": "settings file",

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from pipeline.client.client import Client
 from pipeline.client.factory import create_client
-from pipeline.context import CommandContext, setting_option
+from pipeline.context import CommandContext
 from pipeline.csv_rows import format_csv_row
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError, refuse_unreadable
 from pipeline.formatting import escape_controls, pluralize
@@ -39,6 +39,8 @@ from pipeline.shares import (
 )
 from schemas.requests import ShareRequest
 from schemas.timestamps import now_us
+
+GROUP: Final = "Use the data"
 
 _COLUMNS: Final = tuple(field.name for field in fields(ShareOutcome))
 _selection_option = partial(typer.Option, rich_help_panel="Files")
@@ -89,8 +91,6 @@ def run(
         bool, _run_option("--force-new", help="Create a link even if a link is valid or unknown.")
     ] = False,
     format_: Annotated[ShareFormat, _run_option("--format", help="Output format.")] = ShareFormat.TABLE,
-    base_url: Annotated[str | None, setting_option("base_url")] = None,
-    token_file: Annotated[Path | None, setting_option("token_file")] = None,
 ) -> ExitCode:
     """Create share links to files, by default without e-mail.
 
@@ -99,7 +99,7 @@ def run(
 
     Exit codes: 0 every link exists, 4 some failed or are unknown, 1 the service failed, 3 token refused.
     """
-    settings = call.settings(base_url=base_url, token_file=token_file)
+    settings = call.settings()
     base_url = require_base_url(settings)
     defaults = {
         "expires": expires, "language": language, "customer_reference": customer_reference, "dl": dl, "email": email,

@@ -17,6 +17,8 @@ from pipeline.lake.reader import fetch_dicts, open_catalog
 from pipeline.lake.snapshots import missing_parts, read_snapshot
 from schemas.timestamps import from_datetime
 
+GROUP: Final = "Maintain the lake"
+
 _WIDE_COLUMNS: Final = 110
 _NARROW_COLUMNS: Final = 6  # the first ones fit on any terminal
 _UNKEPT: Final = "until the next sync"

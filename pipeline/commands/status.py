@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.commands._all_sources import ALL_OPTION, report_all_sources, to_argv
 from pipeline.commands._failures import Failures, find_failures
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
@@ -27,6 +26,8 @@ from schemas.timestamps import SECOND, to_datetime
 if TYPE_CHECKING:
     import duckdb
 
+GROUP: Final = "Use the data"
+
 _MAX_REASONS: Final = 10
 _WIDE_COLUMNS: Final = 100  # of a terminal that shows all figures of a run
 _REJECTS_SQL: Final = """
@@ -40,15 +41,12 @@ def run(
     context: CommandContext,
     *,
     runs: Annotated[int, typer.Option(min=0, max=1000, help="Number of recent runs to show.")] = 5,
-    all_sources: Annotated[bool, ALL_OPTION] = False,
 ) -> ExitCode:
     """Show how current and how complete the lake is.
 
     It makes no calls to the service and does not disturb runs. Beside a catalog without a lake, such as a copy, it
     shows what the catalog knows.
     """
-    if all_sources:
-        return report_all_sources(context, ["status", *to_argv({"runs": runs})], _describe_source)
     settings = context.settings()
     with open_catalog(settings) as lake:
         counts = " UNION ALL ".join(
@@ -170,7 +168,8 @@ def _to_json(value: Any) -> Any:
 # Formatted output
 
 
-def _describe_source(status: Mapping[str, Any]) -> str:
+def describe_source(status: Mapping[str, Any]) -> str:
+    """Return the line of a source from its JSON object."""
     if (running := status["running"]) is not None:
         running = {**running, "started_at": datetime.fromisoformat(running["started_at"])}
         status = {**status, "running": running}

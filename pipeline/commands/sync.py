@@ -3,39 +3,31 @@
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
-from pipeline.commands._all_sources import (
-    default_jobs,
-    format_source_result,
-    refuse_single_source_options,
-    run_for_all_sources,
-    to_argv,
-)
+from pipeline.child_commands import run_maintenance
+from pipeline.command_options import Excludes
 from pipeline.commands._open_lake import open_lake
 from pipeline.commands._remote_publish import publish_in_subprocess
 from pipeline.commands._summaries import format_sync_summary, format_verification
 from pipeline.commands._time_bounds import parse_range
-from pipeline.config import lake_paths
-from pipeline.context import CommandContext, setting_options
-from pipeline.errors import ExitCode, SettingsError, most_severe
-from pipeline.maintenance import union
+from pipeline.context import CommandContext
+from pipeline.errors import ExitCode
+from pipeline.formatting import pluralize
 from pipeline.maintenance.compact import is_compaction_due
 from pipeline.monitoring.after_run import LakeBefore, RunResult, lake_stats, measure_delta, monitored_run
 from pipeline.monitoring.killed_runs import record_killed_sync
-from pipeline.process import run_async, run_subcommand
+from pipeline.process import run_async
 from pipeline.settings import Settings, require_base_url
 from pipeline.sync.regular_verify import VerifyStopped, verify_if_due
 from pipeline.sync.sync import TimeRange, sync
 from pipeline.sync.verify import VerifyResult
 
+GROUP: Final = "Fetch data"
 
-@setting_options(
-    *("base_url", "token_file", "fetch_details", "includes", "lang", "strict"),
-    *("max_concurrency", "max_requests_per_second", "max_duration_seconds", "max_rejects"),
-)
+
 def run(
     context: CommandContext,
     *,
@@ -46,17 +38,13 @@ def run(
         str | None, typer.Option(metavar="INSTANT", help="Fetch files updated before this; a date includes its day.")
     ] = None,
     full: Annotated[
-        bool, typer.Option("--full", help="List all files again; fetch only those that differ from the lake.")
+        bool,
+        typer.Option("--full", help="List all files again; fetch only those that differ from the lake."),
+        Excludes("--since", "--until"),
     ] = False,
     accept_new_base_url: Annotated[
         bool, typer.Option("--accept-new-base-url", help="Continue this lake after the service's base URL changed.")
     ] = False,
-    all_sources: Annotated[
-        bool, typer.Option("--all", help="Sync every source in the settings file, one process per source.")
-    ] = False,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Concurrent processes of --all. Default: one per core.")
-    ] = None,
 ) -> ExitCode:
     """Fetch everything that changed in the service into the lake.
 
@@ -69,36 +57,13 @@ def run(
     Exit codes: 0 done, 4 done with rejects, 1 the service failed (no data is lost, run again), 3 token refused,
     5 another run holds the lake. With --all: the most severe code of all sources.
     """
-    time_range = _parse_range(since, until, full=full)
-    if all_sources:
-        options = {"since": since, "until": until, "full": full, "accept_new_base_url": accept_new_base_url}
-        return _sync_all(context, options, jobs)
-    if jobs is not None:
-        raise SettingsError("--jobs requires --all.", hint="Add --all, or leave out --jobs.")
+    time_range = TimeRange(*parse_range(since, until), full)
     settings = context.settings()
     require_base_url(settings)
     record_killed_sync(settings, context.source or "")
     with monitored_run(settings, "sync", context.source or "") as result:
         result.code = _sync(context, settings, time_range, result, accept_new_base_url=accept_new_base_url)
     return result.code
-
-
-def _sync_all(context: CommandContext, options: Mapping[str, Any], jobs: int | None) -> ExitCode:
-    """Sync every source in a separate process, then rebuild the union catalog if there is one."""
-    refuse_single_source_options(context)
-    lakes = lake_paths(context.config)
-    arguments = ["sync", *to_argv({**context.setting_flags, **options})]
-    results = run_for_all_sources(context, list(lakes), arguments, jobs=jobs or default_jobs())
-    union.refresh_if_present(context.config, lakes)
-    code = most_severe(result.exit_code for result in results)
-    sources = {
-        result.source: {"exit_code": result.code, "seconds": round(result.seconds, 3)} | result.output
-        for result in results
-    }
-    width = max(map(len, lakes))
-    text = "".join(format_source_result(result, width) for result in results)
-    context.print_result({"exit_code": code, "sources": sources}, text)
-    return code
 
 
 def _sync(
@@ -119,12 +84,12 @@ def _sync(
         compaction_due = is_compaction_due(lake)
         result.result = asdict(summary) | {"delta": asdict(delta), "lake": lake_stats(lake)}
     if compaction_due:
-        run_subcommand(settings.lake, context.config, "compact", *to_argv({"source": context.source}))
+        run_async(run_maintenance(context.child_argv("compact")))
     if settings.publish_after_sync:
         result.result["publish"] = publish_in_subprocess(context, settings)
     if settings.images_after_sync:
-        code, message = run_subcommand(settings.lake, context.config, "images", *to_argv({"source": context.source}))
-        result.result["images"] = {"exit_code": code, "problem": message or None}
+        child = run_async(run_maintenance(context.child_argv("images")))
+        result.result["images"] = {"exit_code": child.code, "problem": child.message or None}
         if settings.publish_after_sync and settings.publish_images:
             # Again: images may take hours, and the tables must not wait for them.
             result.result["publish"] = publish_in_subprocess(context, settings)
@@ -143,11 +108,8 @@ def _sync(
     return ExitCode.OK if is_consistent and not summary.rejects else ExitCode.REJECTS
 
 
-def _parse_range(since: str | None, until: str | None, *, full: bool) -> TimeRange:
-    if full and (since or until):
-        raise SettingsError(
-            "--full lists all files, --since and --until only a part.",
-            hint="Use --full alone, or --since and --until.",
-        )
-    low, high = parse_range(since, until)
-    return TimeRange(low, high, full)
+def describe_source(result: Mapping[str, Any]) -> str:
+    """Return the line of a source from its JSON object."""
+    rejects = f", {pluralize(result['rejects'], 'reject')}" if result["rejects"] else ""
+    files = f"snapshot {result['snapshot']}, {pluralize(result['files_stored'], 'file')} fetched{rejects}"
+    return f"{files}, watermark {result['watermark'] or 'none yet'} ({result['seconds']:.1f} s)"

@@ -25,6 +25,8 @@ from schemas.tables import TABLES, Table
 if TYPE_CHECKING:
     import duckdb
 
+GROUP: Final = "Use the data"
+
 
 class TablesFormat(StrEnum):
     """Output formats of the tables."""

@@ -1,9 +1,13 @@
 """`scanlake unpause`: allow syncs again after a rollback."""
 
+from typing import Final
+
 from pipeline.commands._open_lake import open_lake
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.lake.snapshots import clear_pause
+
+GROUP: Final = "Maintain the lake"
 
 
 def run(context: CommandContext) -> ExitCode:

@@ -1,22 +1,22 @@
 """`scanlake verify`: compare the lake with the service and repair differences."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
-from pipeline.commands._all_sources import ALL_OPTION, report_all_sources, to_argv
 from pipeline.commands._open_lake import open_lake
 from pipeline.commands._summaries import format_verification
-from pipeline.context import CommandContext, setting_options
+from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
 from pipeline.process import run_async
 from pipeline.settings import require_base_url
 from pipeline.sync.verify import VerifyMode, verify
 
+GROUP: Final = "Fetch data"
 
-@setting_options("base_url", "token_file", "max_concurrency", "max_requests_per_second")
+
 def run(
     context: CommandContext,
     *,
@@ -33,7 +33,6 @@ def run(
         float,
         typer.Option(min=0, max=1, help="Share of the files whose details are fetched and compared; 1: all files."),
     ] = 0.0,
-    all_sources: Annotated[bool, ALL_OPTION] = False,
 ) -> ExitCode:
     """Compare the lake with the service and repair differences (`check` checks the lake's own files).
 
@@ -41,10 +40,6 @@ def run(
     files. A file counts as deleted if the complete list does not contain it and its id is not found. Deleted files
     move to deleted_files. The result is printed and stored in meta.verifications.
     """
-    if all_sources:
-        options = {"dry_run": dry_run, "accept_deletions": accept_deletions, "deep": deep or None}
-        options |= {"accept_new_base_url": accept_new_base_url, **context.setting_flags}
-        return report_all_sources(context, ["verify", *to_argv(options)], _describe_source)
     settings = context.settings()
     require_base_url(settings)
     token = context.token(settings)
@@ -60,7 +55,8 @@ def run(
     return ExitCode.OK if result.consistent else ExitCode.REJECTS
 
 
-def _describe_source(result: Mapping[str, Any]) -> str:
+def describe_source(result: Mapping[str, Any]) -> str:
+    """Return the line of a source from its JSON object."""
     differences = [f"{result[name]:,} {name}" for name in ("missing", "stale", "deleted") if result[name]]
     verdict = "consistent" if result["consistent"] else "NOT consistent"
     counts = f"{pluralize(result['files_in_service'], 'file')} in the service, {result['files_in_lake']:,} in the lake"

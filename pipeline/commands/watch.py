@@ -6,13 +6,12 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
-from pipeline.commands._all_sources import global_argv, refuse_single_source_options, to_argv
-from pipeline.config import source_names, union_path
-from pipeline.context import CommandContext, setting_options
+from pipeline.config import source_names
+from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError, most_severe
 from pipeline.monitoring.after_run import metric_labels
 from pipeline.monitoring.liveness import liveness_problem
@@ -24,9 +23,11 @@ from pipeline.monitoring.scheduler import COMMAND, WatchConfig, Watcher, run_wat
 from pipeline.monitoring.systemd import SystemdNotifier
 from pipeline.process import run_async
 from pipeline.settings import TOKEN_VARIABLE, Settings, require_base_url
+from pipeline.sources import refuse_options_of_one_source
+
+GROUP: Final = "Fetch data"
 
 
-@setting_options("base_url", "token_file", "liveness_file", "metrics_file")
 def run(
     context: CommandContext,
     *,
@@ -72,7 +73,6 @@ def run(
     if max_age is not None:
         raise SettingsError("--max-age requires --check-liveness.", hint="Add --check-liveness FILE.")
     configs = []
-    after_sync = partial(_union_argv, context) if all_sources else None
     for source in _select_sources(context, all_sources=all_sources):
         source_context = replace(context, source=source)
         load = partial(_load_settings, source_context)
@@ -81,10 +81,8 @@ def run(
         schedule = Schedule.from_interval(
             parse_duration(name, interval, minimum=1), None if jitter is None else parse_duration("--jitter", jitter)
         )
-        argv = _sync_argv(source_context)
-        configs.append(
-            WatchConfig(source or "", argv, load, schedule, 1 if once else max_runs, all_sources, after_sync)
-        )
+        argv = [sys.executable, "-m", "pipeline", "--json", *source_context.to_argv(), COMMAND]
+        configs.append(WatchConfig(source or "", argv, load, schedule, 1 if once else max_runs, all_sources))
     liveness_file = configs[0].load_settings().liveness_file  # one file per process
     watching = run_watchers(configs, SystemdNotifier.from_environment(os.environ), liveness_file)
     if metrics_port is not None:
@@ -113,7 +111,7 @@ async def _serve_metrics_while(
 def _select_sources(context: CommandContext, *, all_sources: bool) -> list[str | None]:
     if not all_sources:
         return [context.source]
-    refuse_single_source_options(context)
+    refuse_options_of_one_source(context)
     sources: list[str | None] = list(source_names(context.config))
     # The token belongs to no source: a wrong service would receive it.
     os.environ.pop(TOKEN_VARIABLE, None)
@@ -128,19 +126,6 @@ def _load_settings(context: CommandContext) -> Settings:
     require_base_url(settings)
     context.token(settings)
     return settings
-
-
-def _sync_argv(context: CommandContext) -> list[str]:
-    """Return the command of one sync, without the options that only `watch` uses."""
-    flags = {name: context.setting_flags[name] for name in ("base_url", "token_file")}
-    return [sys.executable, "-m", "pipeline", COMMAND, "--json", *to_argv(flags), *global_argv(context)]
-
-
-def _union_argv(context: CommandContext) -> list[str]:
-    """Return the command that rebuilds the union catalog; empty if there is none."""
-    if not union_path(context.config).exists():
-        return []
-    return [sys.executable, "-m", "pipeline", "catalog", "--union", "--json", *to_argv({"config": context.config})]
 
 
 def _print_result(context: CommandContext, watchers: list[Watcher]) -> ExitCode:

@@ -13,7 +13,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pipeline.config import per_source_path
 from pipeline.errors import ExitCode, StorageError, to_scanlake_error
 from pipeline.lake.lake_folder import find_enclosing_lake
 from pipeline.lake.layout import LakeLayout
@@ -108,8 +107,7 @@ def record_run(
         event = _alert_event(outcome, stats) if is_configured(settings) else None
     labels = metric_labels(settings, source)
     if settings.metrics_file is not None:
-        path = per_source_path(settings.metrics_file, source) if source else settings.metrics_file
-        write_metrics(path, stats, labels)
+        write_metrics(settings.metrics_file, stats, labels)
     if outcome.kind is OutcomeKind.DONE:
         send_ping(settings, stop=stop)
     if event is not None and send_alert(settings, build_alert(event, outcome, source), stop=stop):

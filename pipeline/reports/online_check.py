@@ -29,7 +29,7 @@ def check_same_service(manifest: Manifest, base_url: str) -> None:
     if manifest.service != base_url:
         raise SettingsError(
             f"The folder has the reports of {manifest.service}, not of {base_url}.",
-            hint="Use --base-url with the service of the folder.",
+            hint="Use --set base_url=URL with the service of the folder.",
         )
 
 

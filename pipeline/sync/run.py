@@ -243,7 +243,7 @@ class RunSession:
             if kind == "type_mismatch" and (table, key) not in known:
                 raise ProtocolError(
                     f"{table}.{key}: {pluralize(count, 'value')} of another type than the interface has.",
-                    hint="Run without --strict to store such values as they are; meta.misfits then lists them.",
+                    hint="Run without strict to store such values as they are; meta.misfits then lists them.",
                 )
 
     async def _choose_texts_source(self, identity: Identity) -> None:

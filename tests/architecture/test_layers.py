@@ -19,6 +19,7 @@ LAYERS: Final = (
     {"__main__"},
     {"cli"},
     {"commands", "api"},
+    {"sources"},
     {"context"},
     {
         *("sync", "maintenance", "reports", "shares", "doctor", "monitoring", "dashboard", "publish"),
@@ -28,8 +29,8 @@ LAYERS: Final = (
     {"client", "lake"},
     {"flatten"},
     {"worker_process"},
-    {"config", "process", "settings_template"},
-    {"progress", "logs", "settings", "global_options"},
+    {"child_commands", "config", "process", "settings_template"},
+    {"progress", "logs", "settings", "global_options", "command_options"},
     {"setting_checks"},
     {
         "errors",
@@ -42,6 +43,7 @@ LAYERS: Final = (
         "tokens",
         "urls",
         "stop_signals",
+        "results",
     },
 )
 """From top to bottom. A unit may import units below it, never units of its own layer; schemas is below all."""

@@ -59,11 +59,11 @@ def memory(folder: Path, files: int) -> dict[str, float]:
 def latency(folder: Path, files: int) -> dict[str, float]:
     """Answers after 100 ms with 64 in flight, against requests x latency / 64; after 200 ms, 64 against the default."""
     with service(files, "--prerender", "--fault", "latency_ms=100") as emulated:
-        slow = scanlake(emulated, folder / "slow", "sync", "--max-concurrency", "64")
+        slow = scanlake(emulated, folder / "slow", "sync", "--set", "max_concurrency=64")
     ideal = slow.said["requests"]["total"] * 0.1 / 64
     found = {"100 ms latency, ideal / real": ideal / slow.said["seconds"]}
     with service(files // 4, "--prerender", "--fault", "latency_ms=200") as emulated:
-        few = scanlake(emulated, folder / "few", "sync", "--max-concurrency", "64")
+        few = scanlake(emulated, folder / "few", "sync", "--set", "max_concurrency=64")
         many = scanlake(emulated, folder / "many", "sync")
     found["200 ms latency, default, s"] = many.said["seconds"]
     found["200 ms latency, default / 64 in flight, s"] = many.said["seconds"] / few.said["seconds"]

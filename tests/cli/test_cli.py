@@ -78,20 +78,23 @@ def test_flags_show_no_type(width: str, arguments: tuple[str, ...]) -> None:
 
 
 def test_version_and_nothing(scanlake: Scanlake) -> None:
-    """--version prints the version; no command at all prints the help and is a mistake."""
+    """--version prints the version; no command at all shows where to begin, and is a mistake."""
     assert scanlake("--version").out == "scanlake 0.1.0\n"
     assert scanlake("version").out == "scanlake 0.1.0\n"
     assert "Usage: scanlake purge" in scanlake("help", "purge").out
     answer = scanlake()
     assert answer.code == ExitCode.USAGE
-    assert "Usage: scanlake" in answer.out
+    assert len(answer.out.splitlines()) <= 20
+    shown = re.findall(r"^  scanlake (\w+)  ", answer.out, re.MULTILINE)
+    assert shown[:3] == ["init", "plan", "sync"]
+    assert set(shown) <= {*COMMANDS, "serve"}
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (("satus",), "No such command: satus. Did you mean status? See `scanlake --help`."),
-        (("prune",), "No such command: prune. Did you mean compact? See `scanlake --help`."),
+        (("prune",), "No such command: prune. Did you mean rebuild? See `scanlake --help`."),
         (("purg",), "No such command: purg. See `scanlake --help`."),
         (("status", "--rnus", "3"), "No such option: --rnus. Did you mean --runs? See `scanlake status --help`."),
         (("verify", "--deep"), "Option '--deep' requires an argument. See `scanlake verify --help`."),
@@ -146,6 +149,7 @@ def test_no_lake_says_what_to_do(scanlake: Scanlake, tmp_path: Path) -> None:
     start = "Start with `scanlake init`, or correct --lake."
     assert answer.lines == [f"scanlake: No lake at {tmp_path / 'lake'}. {start}"]
     failure = {
+        "ok": False,
         "error": f"No lake at {tmp_path / 'lake'}.",
         "hint": start,
         "error_type": "SettingsError",
@@ -234,7 +238,6 @@ def test_a_reader_that_leaves_is_no_bug(lake: Path) -> None:
         (("rollback", ""), ["3", "2"]),
         (("--lake", "lake", "rollback", "3"), ["3"]),
         (("status", "--source", ""), ["north", "south"]),
-        (("sync", "--fetch-details", "n"), ["never"]),
         (("status", "--la"), ["--lake"]),
     ],
 )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from pipeline.config import load
+from pipeline.config import load, parse_settings
 from pipeline.errors import SettingsError
 from pipeline.settings import Settings, load_token, require_base_url
 from schemas.requests import INCLUDES
@@ -116,7 +116,7 @@ def test_every_problem_is_named_with_its_origin(monkeypatch: pytest.MonkeyPatch)
     for origin in (
         "commit_every_files (scanlake.toml)",
         "SCANLAKE_MAX_ATTEMPTS (environment)",
-        "--max-concurrency (flag)",
+        "--set max_concurrency",
     ):
         assert origin in caught.value.message
 
@@ -226,12 +226,12 @@ def test_a_missing_token_file_is_named() -> None:
 
 
 def test_secrets_are_masked(canary: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither repr nor str of the settings shows the token, and no flag may set it."""
+    """Neither repr nor str of the settings shows the token, and no option may set it."""
     monkeypatch.setenv("SCANLAKE_TOKEN", canary)
     settings = load(None, {})
     assert canary not in f"{settings!r} {settings}"
-    with pytest.raises(SettingsError, match="must not be a flag"):
-        load(None, {"token": "abc"})
+    with pytest.raises(SettingsError, match="must not be on the command line"):
+        parse_settings(["token=abc"])
 
 
 def test_settings_do_not_change() -> None:

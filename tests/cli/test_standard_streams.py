@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 REFERENCE: Final = "größe 日本 \u202e🙂\x9b"
-ASCII: Final = {"LANG": "POSIX", "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+ASCII: Final = {"LANG": "POSIX", "LC_ALL": "POSIX"}
 ENVIRONMENTS: Final = {
     "ascii": ASCII,
     "latin-1 streams": {"PYTHONIOENCODING": "latin-1"},

@@ -38,7 +38,7 @@ SCANLAKE = Path(sys.executable).with_name("scanlake")
         ("max_concurrency = 1000000", {}, (), "less than or equal to 512"),
         ("max_concurrency = -1", {}, (), "greater than or equal to 1"),
         ("", {"SCANLAKE_MAX_CONCURRENCY": "many"}, (), "SCANLAKE_MAX_CONCURRENCY (environment)"),
-        ("", {}, ("--max-concurrency", "0"), "--max-concurrency (flag)"),
+        ("", {}, ("--set", "max_concurrency=0"), "--set max_concurrency"),
         ("", {"SCANLAKE_BASE_URL": "http://service.example"}, (), "must be https"),
         ("", {"SCANLAKE_BASE_URL": "service.example"}, (), "must look like https://"),
         ("", {"SCANLAKE_BASE_URL": "https://u:p@service.example"}, (), "must not have a user or password"),
@@ -49,7 +49,7 @@ SCANLAKE = Path(sys.executable).with_name("scanlake")
         ("", {"SCANLAKE_TOKEN": '"s3cr3t"'}, (), "holds a quotation mark"),
         ('token = "s3cr3t"', {}, (), "the token must not be in a settings file"),
         ("", {}, ("--token", "s3cr3t"), "The token must not be on the command line"),
-        ("", {"SCANLAKE_TOKEN": ""}, ("--token-file", "gone"), "token_file gone: No such file"),
+        ("", {"SCANLAKE_TOKEN": ""}, ("--set", "token_file=gone"), "token_file gone: No such file"),
         ("", {}, ("--config", "gone.toml"), "gone.toml: not found"),
         ("", {}, ("--since", "yesterday"), "--since is not an instant"),
         ("", {}, ("--since", "2026-02-01", "--until", "2026-01-01"), "--until is not after --since"),
@@ -173,7 +173,7 @@ def test_the_shell_completes_verbs_and_their_flags() -> None:
     assert {"sync", "doctor", "snapshots"} <= set(completed("scanlake", ""))
     assert completed("scanlake", "doc") == ["doctor"]
     flags = completed("scanlake", "sync", "--")
-    assert {"--since", "--all", "--jobs", "--max-concurrency", "--lake", "--source", "--json"} <= set(flags)
+    assert {"--since", "--all", "--jobs", "--set", "--lake", "--source", "--json"} <= set(flags)
     assert "--union" in completed("scanlake", "catalog", "--u")
     assert "--union" not in flags
 

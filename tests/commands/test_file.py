@@ -68,7 +68,7 @@ async def test_lang_selects_the_language(tmp_path: Path) -> None:
             for record in emulator.world.records.values()
             if emulator.documents.build_detail(record, "de") != emulator.documents.build_detail(record)
         )
-        answer = await called(tmp_path, "file", str(record.id), "--lang", "de", "--json", **variables(emulator))
+        answer = await called(tmp_path, "file", str(record.id), "--set", "lang=de", "--json", **variables(emulator))
         assert json.loads(answer.out) == emulator.documents.build_detail(record, "de")
 
 

@@ -98,7 +98,7 @@ sys.stdout.write(init._prompt_base_url())
 
 def test_it_takes_flags_and_the_environment(tmp_path: Path, canary: str, main: Main) -> None:
     """With SCANLAKE_TOKEN the token is written nowhere; what is written is a file the other verbs load."""
-    made = main("init", "--no-test", "--base-url", URL, "--lake", "data", "--json", SCANLAKE_TOKEN=canary)
+    made = main("init", "--no-test", "--set", f"base_url={URL}", "--lake", "data", "--json", SCANLAKE_TOKEN=canary)
     assert made.code == 0, made.err
     assert made.json["token"] == "environment"
     assert names(tmp_path) == ["scanlake.toml"]
@@ -117,7 +117,16 @@ def test_a_token_file_that_is_there_is_named(tmp_path: Path, canary: str, main: 
     """--token-file FILE is used as it is, by the path it has seen from the settings file."""
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc" / "token").write_text(canary)
-    made = main("init", "--no-test", "--base-url", URL, "--token-file", "etc/token", "--config", "etc/scanlake.toml")
+    made = main(
+        "init",
+        "--no-test",
+        "--set",
+        f"base_url={URL}",
+        "--set",
+        "token_file=etc/token",
+        "--config",
+        "etc/scanlake.toml",
+    )
     assert made.code == 0, made.err
     assert "scanlake sync --config etc/scanlake.toml" in made.out
     written = tomllib.loads((tmp_path / "etc" / "scanlake.toml").read_text())
@@ -130,7 +139,7 @@ def test_nobody_to_ask(tmp_path: Path, main: Main, monkeypatch: pytest.MonkeyPat
     missing = main("init")
     assert (missing.code, missing.err.count("\n")) == (2, 1)
     assert "--base-url" in missing.err
-    missing = main("init", "--base-url", URL)
+    missing = main("init", "--set", f"base_url={URL}")
     assert (missing.code, missing.err.count("\n")) == (2, 1)
     assert "SCANLAKE_TOKEN or --token-file" in missing.err
     assert names(tmp_path) == []
@@ -140,18 +149,18 @@ def test_nothing_is_overwritten_unless_forced(tmp_path: Path, canary: str, main:
     """A settings file that is there stays as it is; --force writes it anew, whole."""
     config = tmp_path / "scanlake.toml"
     config.write_text("max_attempts = 3\n")
-    refused = main("init", "--base-url", URL, SCANLAKE_TOKEN=canary)
+    refused = main("init", "--set", f"base_url={URL}", SCANLAKE_TOKEN=canary)
     assert refused.code == 2
     assert "--force" in refused.err
     assert config.read_text() == "max_attempts = 3\n"
-    assert main("init", "--no-test", "--base-url", URL, "--force", SCANLAKE_TOKEN=canary).code == 0
+    assert main("init", "--no-test", "--set", f"base_url={URL}", "--force", SCANLAKE_TOKEN=canary).code == 0
     assert tomllib.loads(config.read_text()) == {"base_url": URL, "lake": "lake"}
 
 
 @pytest.mark.parametrize("wrong", ["http://service.example", "service.example", "https://u:p@service.example"])
 def test_a_wrong_address_writes_nothing(wrong: str, tmp_path: Path, canary: str, main: Main) -> None:
     """An address that cannot be used is refused before anything is written, and not repeated."""
-    refused = main("init", "--base-url", wrong, SCANLAKE_TOKEN=canary)
+    refused = main("init", "--set", f"base_url={wrong}", SCANLAKE_TOKEN=canary)
     assert refused.code == 2
     assert "u:p" not in refused.err
     assert names(tmp_path) == []
@@ -193,9 +202,9 @@ def test_what_was_typed_can_be_kept(tmp_path: Path, canary: str) -> None:
 async def test_given_values_that_fail_write_nothing(tmp_path: Path, canary: str) -> None:
     """Without a terminal a wrong address or token ends `init` with its own exit code, and no file is written."""
     async with Emulator(files=3, token=canary) as emulator:
-        address = ("--base-url", emulator.base_url)
+        address = ("--set", f"base_url={emulator.base_url}")
         refused = await called(tmp_path, "init", *address, SCANLAKE_TOKEN="not-the-token-of-this-service")
-        away = await called(tmp_path, "init", "--base-url", "http://127.0.0.1:9", SCANLAKE_TOKEN=canary)
+        away = await called(tmp_path, "init", "--set", "base_url=http://127.0.0.1:9", SCANLAKE_TOKEN=canary)
         assert names(tmp_path) == []
         made = await called(tmp_path, "init", *address, "--json", SCANLAKE_TOKEN=canary)
     assert (refused.code, away.code) == (3, 1)
@@ -207,11 +216,11 @@ async def test_given_values_that_fail_write_nothing(tmp_path: Path, canary: str)
 def test_git_that_would_take_the_token(tmp_path: Path, canary: str) -> None:
     """In a work tree that does not ignore the token file, `init` says so; in this project's it is ignored."""
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    code, shown = typed(tmp_path, [("Token", canary)], "init", "--no-test", "--base-url", URL)
+    code, shown = typed(tmp_path, [("Token", canary)], "init", "--no-test", "--set", f"base_url={URL}")
     assert code == 0
     assert "git does not ignore token; add it to .gitignore" in shown
     (tmp_path / ".gitignore").write_bytes((ROOT / ".gitignore").read_bytes())
-    code, shown = typed(tmp_path, [("Token", canary)], "init", "--no-test", "--force", "--base-url", URL)
+    code, shown = typed(tmp_path, [("Token", canary)], "init", "--no-test", "--force", "--set", f"base_url={URL}")
     assert code == 0
     assert "git" not in shown
     status = subprocess.run(["git", "status", "--short"], cwd=tmp_path, check=True, capture_output=True, text=True)

@@ -36,11 +36,12 @@ def test_a_source_is_added_and_the_rest_stays(tmp_path: Path, canary: str, main:
     config.write_text(ONE)
     config.chmod(0o640)
     (tmp_path / "scanlake.toml").symlink_to(config)
-    made = main("init", "--source", "east", "--no-test", "--base-url", URL, "--token-file", "token", "--json",
+    made = main("init", "--source", "east", "--no-test", "--set", f"base_url={URL}",
+                "--set", "token_file=token", "--json",
                 SCANLAKE_TOKEN_NORTH="n", SCANLAKE_BASE_URL="https://wrong.example")  # fmt: skip
     assert made.code == 2, "without a terminal the token has to be given"
     assert config.read_text() == ONE
-    made = main("init", "--source", "east", "--no-test", "--base-url", URL, SCANLAKE_TOKEN_EAST=canary)
+    made = main("init", "--source", "east", "--no-test", "--set", f"base_url={URL}", SCANLAKE_TOKEN_EAST=canary)
     assert made.code == 0, made.err
     assert "set SCANLAKE_TOKEN_EAST for every run" in made.out
     assert "scanlake sync --source east" in made.out
@@ -55,7 +56,7 @@ def test_a_source_is_added_and_the_rest_stays(tmp_path: Path, canary: str, main:
 def test_the_first_source_begins_the_file(tmp_path: Path, canary: str, main: Main) -> None:
     """Without a settings file, one source after the other makes one with all settings explained and their tables."""
     for name in ("east", "west"):
-        made = main("init", "--source", name, "--no-test", "--base-url", URL, **{token_variable(name): canary})
+        made = main("init", "--source", name, "--no-test", "--set", f"base_url={URL}", **{token_variable(name): canary})
         assert made.code == 0, made.err
     text = (tmp_path / "scanlake.toml").read_text()
     assert text.startswith(render_settings_file({}))
@@ -66,7 +67,7 @@ def test_the_first_source_begins_the_file(tmp_path: Path, canary: str, main: Mai
 
 def test_an_index_names_no_new_source(tmp_path: Path, main: Main) -> None:
     """INDEX/COUNT selects a source of the file; without a file one line says that a new source needs a name."""
-    made = main("init", "--source", "0/3", "--no-test", "--base-url", URL)
+    made = main("init", "--source", "0/3", "--no-test", "--set", f"base_url={URL}")
     assert made.err == (
         "scanlake: --source 0/3: a new source needs a name. Use letters, digits, - and _, with a letter first.\n"
     )
@@ -80,7 +81,7 @@ async def test_address_and_token_are_tested(tmp_path: Path) -> None:
     former = config.read_text()
     (tmp_path / "east.token").write_text("wrong-token")
     async with Emulator(12, seed=1) as emulator:
-        init = ("init", "--source", "east", "--base-url", emulator.base_url, "--token-file", "east.token")
+        init = ("init", "--source", "east", "--set", f"base_url={emulator.base_url}", "--set", "token_file=east.token")
         refused = await called(tmp_path, *init)
         assert refused.code == 3, refused.err
         assert config.read_text() == former
@@ -117,7 +118,7 @@ def test_what_cannot_be_added(
     """A source that cannot be added is refused with the reason, before anything is written."""
     config = tmp_path / "scanlake.toml"
     config.write_text(text)
-    made = main("init", *arguments, "--no-test", "--base-url", URL, SCANLAKE_TOKEN_EAST=canary)
+    made = main("init", *arguments, "--no-test", "--set", f"base_url={URL}", SCANLAKE_TOKEN_EAST=canary)
     assert made.code == 2
     assert problem in made.err
     assert config.read_text() == text

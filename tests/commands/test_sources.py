@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING
 import duckdb
 import pytest
 
-from pipeline.commands import _all_sources
-from pipeline.config import load, load_all_sources, load_layers, resolve_source, source_names
+from pipeline import sources as sources_module
+from pipeline.child_commands import ChildResult
+from pipeline.config import load, load_all_sources, load_layers, source_names
 from pipeline.emulator import Emulator
 from pipeline.emulator.options import Faults, ImageOptions
 from pipeline.errors import ExitCode, SettingsError, most_severe
@@ -89,17 +91,6 @@ def test_each_source_has_its_token(monkeypatch: pytest.MonkeyPatch, canary: str)
         load(None, {}, source="south")
 
 
-def test_a_source_is_chosen_by_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """INDEX/COUNT is the source at that place of the file, by the flag or SCANLAKE_SOURCE, as its name would be."""
-    write(TWO)
-    for index, name in enumerate(("north", "south")):
-        assert load_layers(None, {}, source=f"{index}/2") == load_layers(None, {}, source=name)
-        assert resolve_source(None, f"{index}/2") == name
-        monkeypatch.setenv("SCANLAKE_SOURCE", f"{index}/2")
-        assert load_layers(None, {}).source == name
-    assert resolve_source(None, "north") == "north"
-
-
 def test_one_source_needs_not_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A single source is taken by itself; of several one has to be named, by the flag or SCANLAKE_SOURCE."""
     write('[sources.only]\nbase_url = "https://only.example"\n')
@@ -116,11 +107,7 @@ def test_one_source_needs_not_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None
     ("text", "source", "says"),
     [
         (TWO, "nort", "No source nort in scanlake.toml. Did you mean north"),
-        (TWO, "2/2", "--source 2/2: the last index is 1"),
-        (TWO, "0/3", "--source 0/3: scanlake.toml has 2 sources, not 3"),
-        (TWO, "0/1", "--source 0/1: scanlake.toml has 2 sources, not 1"),
-        (TWO, "-1/2", "No source -1/2 in scanlake.toml"),
-        ("max_attempts = 1", "0/1", "--source 0/1: scanlake.toml has no sources"),
+        (TWO, "0/2", "No source 0/2 in scanlake.toml"),
         ("max_attempts = 1", "north", "It has no .sources.NAME. tables"),
         ('sources = "x"', None, "sources must be tables"),
         ("[sources.a]\nconcurency = 3", "a", "unknown setting sources.a.concurency .*, did you mean max_concurrency"),
@@ -194,10 +181,10 @@ async def test_all_are_synced_side_by_side(tmp_path: Path) -> None:
 def test_all_names_no_single_one(main: Main) -> None:
     """--all together with a flag that names one service or lake is refused."""
     write(TWO)
-    for flag in ("--source", "--lake", "--base-url", "--token-file"):
-        refused = main("sync", "--all", flag, "north")
+    for flag in ("--source north", "--lake north", "--log-file north", "--set base_url=north", "--set token_file=x"):
+        refused = main("sync", "--all", *flag.split())
         assert refused.code == 2
-        assert f"--all and {flag} exclude each other" in refused.err
+        assert f"--all and {re.sub('[ =](north|x)$', '', flag)} exclude each other" in refused.err
 
 
 def test_jobs_are_for_all(main: Main) -> None:
@@ -224,7 +211,7 @@ async def test_sigterm_is_passed_on_and_waited_for(tmp_path: Path) -> None:
     assert process.returncode == 130, err.decode()
     assert time.monotonic() - began < 20
     ended = json.loads(out)["sources"]
-    assert {name: each["exit_code"] for name, each in ended.items()} == {"s0": 130, "s1": 130, "s2": None}
+    assert {name: each["exit_code"] for name, each in ended.items()} == dict.fromkeys(("s0", "s1", "s2"), 130)
     for lake in ("s0", "s1"):
         with duckdb.connect(str(tmp_path / "lake" / lake / "catalog.duckdb"), read_only=True) as db:
             assert db.sql("SELECT state FROM meta.runs").fetchall() == [("interrupted",)]
@@ -232,13 +219,12 @@ async def test_sigterm_is_passed_on_and_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_source_that_says_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that dies without a result is a line of its own, and counts as failed or interrupted."""
-    killed = _all_sources.SourceResult("north", -9)
-    assert "without a result" in _all_sources.format_source_result(killed, 5)
-    assert killed.exit_code == 130
-    assert _all_sources.format_source_result(_all_sources.SourceResult("south"), 6) == "south   not started\n"
+    """A process that dies without a result is a line of its own, and counts as interrupted or failed."""
+    assert sources_module._complete_output("north", None) == {"ok": False, "exit_code": 130}
+    killed = sources_module._complete_output("north", ChildResult(-9, {}, "", 0.1))
+    assert sources_module._describe(killed, str) == "ended with 130 and without a result"
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
-    assert _all_sources.default_jobs() == 3
+    assert sources_module.default_jobs() == 3
 
 
 async def test_status_doctor_verify_and_check_take_all_sources(tmp_path: Path) -> None:

@@ -108,13 +108,13 @@ async def test_strict_ends_a_run_at_the_first_new_misfit(tmp_path: Path) -> None
     """With --strict a value that does not fit ends the run by name; a kind that the lake knows does not."""
     async with Emulator(30, seed=SEED) as emulator:
         given = variables(emulator)
-        assert (await called(tmp_path, "sync", "--strict", **given)).code == 0
+        assert (await called(tmp_path, "sync", "--set", "strict=true", **given)).code == 0
         emulator.set_quirks(flags="string")
         emulator.world.update(emulator.world.pick_random(5))
-        assert (await called(tmp_path, "sync", "--strict", **given)).code == 0
+        assert (await called(tmp_path, "sync", "--set", "strict=true", **given)).code == 0
         emulator.set_quirks(decimals="comma")
         emulator.world.update(emulator.world.pick_random(5))
-        refused = await called(tmp_path, "sync", "--strict", **given)
+        refused = await called(tmp_path, "sync", "--set", "strict=true", **given)
         assert refused.code == 6
         assert "uploads.latitude" in refused.err
         assert "--strict" in refused.err
@@ -125,7 +125,7 @@ async def test_strict_ends_a_run_at_the_first_new_misfit(tmp_path: Path) -> None
             ("uploads", "longitude", "not a number"),
         ]
         emulator.world.update(emulator.world.pick_random(5))
-        known = await called(tmp_path, "sync", "--strict", **given)
+        known = await called(tmp_path, "sync", "--set", "strict=true", **given)
         assert known.code == 0, known.err
 
 

@@ -52,7 +52,7 @@ async def _follow_tutorial(folder: Path) -> PopulatedLake:
         (folder / "token").chmod(0o600)
         variables = {"SCANLAKE_BASE_URL": emulator.base_url}
         output = {}
-        answers = {"scanlake init": await called(folder, "init", "--token-file", "token", **variables)}
+        answers = {"scanlake init": await called(folder, "init", "--set", "token_file=token", **variables)}
         for command in _START:
             step = next(step for step in TUTORIAL.steps if step.command.startswith(command))
             query = [step.command.split('"')[1]] if command.endswith("query") else []

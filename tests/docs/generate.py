@@ -82,8 +82,8 @@ def _commands() -> str:
     lines += _option_table(option for option in root.params if "completion" not in option.name)
     panel = ""
     for name, entry in cli.COMMANDS.items():
-        if entry.panel != panel:
-            panel = entry.panel
+        if entry.group != panel:
+            panel = entry.group
             lines += ["", f"## {panel}"]
         own = [parameter for parameter in commands[name].params if parameter.name not in names | _HELP]
         arguments = "".join(

@@ -156,7 +156,7 @@ async def test_a_host_that_recovers_too_late_does_not_hide_what_is_left(tmp_path
 async def test_the_limit_of_all_images_stops_the_run_before_it(tmp_path: Path) -> None:
     """images_max_bytes is exit code 7 and one line; what fits is stored, and a higher limit goes on."""
     async with scene(tmp_path, 20) as here:
-        answer = await here.fetch("--images-max-bytes", "500000")
+        answer = await here.fetch("--set", "images_max_bytes=500000")
         assert answer.code == ExitCode.STORAGE
         assert len(errors_of(answer)) == 1
         assert "images_max_bytes" in errors_of(answer)[0]

@@ -157,7 +157,7 @@ def test_a_reader_root_is_remembered(lake: Path) -> None:
     """Readers see the lake under the reader_root, later publishes keep it, and naming the lake's own folder ends it."""
     mount = lake.with_name("mount")
     mount.symlink_to(lake)
-    told(lake, "publish", "--reader-root", str(mount))
+    told(lake, "publish", "--set", f"reader_root={mount}")
     with duckdb.connect(str(mount / "catalog.duckdb"), read_only=True) as db:
         assert db.execute("SELECT reader_root FROM meta.freshness").fetchall() == [(str(mount),)]
         assert db.execute("SELECT count(*) FROM duckdb_views() WHERE sql LIKE ?", [f"%{lake}/%"]).fetchall() == [(0,)]
@@ -167,14 +167,14 @@ def test_a_reader_root_is_remembered(lake: Path) -> None:
         held.publish("", at=AT, complete=True, watermark=None)
         assert held.reader_root == mount
     assert told(lake, "query", COUNT, "--format", "csv").split() == ['"n"', "2"]
-    told(lake, "publish", "--reader-root", str(lake))
+    told(lake, "publish", "--set", f"reader_root={lake}")
     mount.unlink()
     assert count(lake / "catalog.duckdb") == 2
 
 
 def test_a_reader_root_out_of_sight(lake: Path) -> None:
     """A reader_root that this machine does not see is believed: the lake goes on, and `query` finds the parts here."""
-    assert "not reachable from this machine" in told(lake, "publish", "--reader-root", "/mnt/elsewhere/lake")
+    assert "not reachable from this machine" in told(lake, "publish", "--set", "reader_root=/mnt/elsewhere/lake")
     with Lake(lake, doing="test", options=CatalogOptions("views")) as held:
         commit(held, {1: 1}, gone=[2])
         held.publish("", at=AT, complete=True, watermark=None)
@@ -185,7 +185,7 @@ def test_a_reader_root_out_of_sight(lake: Path) -> None:
 
 def test_parts_that_are_nowhere(lake: Path) -> None:
     """Where the parts are neither under the reader_root nor in the lake's folder, one line says what to do."""
-    told_views(lake, "publish", "--reader-root", "/mnt/elsewhere/lake")
+    told_views(lake, "publish", "--set", "reader_root=/mnt/elsewhere/lake")
     (lake / "parts").rename(lake / "away")
     assert "scanlake publish" in told(lake, "query", COUNT, code=9)
 

@@ -284,7 +284,7 @@ def test_the_verbs(tmp_path: Path) -> None:
     assert lines[1].startswith(f"added,{found['files'][0]['file_id']},")
     assert "1 added, 0 changed, 0 deleted" in told(lake, "changes", "--since", number)
     assert json.loads(told(lake, "rollback", number, "--json"))["files"] == 32
-    refused = told(lake, "sync", "--base-url", "http://127.0.0.1:1", code=2, SCANLAKE_TOKEN="t")
+    refused = told(lake, "sync", "--set", "base_url=http://127.0.0.1:1", code=2, SCANLAKE_TOKEN="t")
     assert "scanlake unpause" in refused
     assert f"from snapshot {number}" in told(lake, "unpause")
     assert "were not paused" in told(lake, "unpause")

@@ -43,7 +43,7 @@ def test_mirror_and_tables_share_the_parts(tmp_path: Path) -> None:
     assert f"snapshot {second}: 14 Iceberg tables, tag sync-{second}: 3 changed" in printed
     catalog = connect_catalog(url)
     assert list_differences(history.root, second, reader(catalog)) == []
-    told(history.root, "publish", "--iceberg", "--iceberg-location", url, "--snapshot", str(first))
+    told(history.root, "publish", "--iceberg", "--set", f"iceberg_location={url}", "--snapshot", str(first))
     assert list_differences(history.root, first, reader(connect_catalog(url))) == []
 
 
@@ -73,7 +73,7 @@ def test_a_repaired_part_is_published_beside_the_former(tmp_path: Path) -> None:
     told(history.root, "check", "--published", "--read-data")
     stem = part.name.removesuffix(".parquet")
     assert len(list((tmp_path / "target" / "tables" / "files" / "data").glob(f"{stem}-{'?' * 12}.parquet"))) == 2
-    options = ("--iceberg", "--iceberg-location", url, "--snapshot", str(former))
+    options = ("--iceberg", "--set", f"iceberg_location={url}", "--snapshot", str(former))
     assert "was repaired later" in told(history.root, "publish", *options, code=9)
 
 
@@ -118,7 +118,7 @@ def test_without_the_extra(tmp_path: Path) -> None:
     history.sync({1: 2})
     program = (
         "import sys; sys.modules['pyiceberg'] = None; from pipeline.cli import main;"
-        f" main(['publish', '--iceberg', '--iceberg-location', 'file://{tmp_path}/t', '--lake', '{history.root}'])"
+        f" main(['publish', '--iceberg', '--set', 'iceberg_location=file://{tmp_path}/t', '--lake', '{history.root}'])"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ended.returncode == 2
@@ -139,7 +139,7 @@ def test_without_the_library_of_a_catalog(catalog: str, uri: str, library: str, 
     history.sync({1: 2})
     program = (
         f"import sys; sys.modules['{library}'] = None; from pipeline.cli import main;"
-        f" main(['publish', '--iceberg', '--iceberg-location', 'file://{tmp_path}/t', '--lake', '{history.root}'])"
+        f" main(['publish', '--iceberg', '--set', 'iceberg_location=file://{tmp_path}/t', '--lake', '{history.root}'])"
     )
     settings = {"PYICEBERG_CATALOG__SCANLAKE__TYPE": catalog, "PYICEBERG_CATALOG__SCANLAKE__URI": uri}
     command = [sys.executable, "-c", program]

@@ -108,9 +108,9 @@ def test_a_mirror_and_tables_of_two_lakes_are_refused(tmp_path: Path) -> None:
     two.sync({3: 1})
     mirror, tables = f"file://{tmp_path}/mirror", f"file://{tmp_path}/tables"
     told(one.root, "publish", "--to", mirror)
-    told(one.root, "publish", "--iceberg", "--iceberg-location", tables)
+    told(one.root, "publish", "--iceberg", "--set", f"iceberg_location={tables}")
     before = stored_files(tmp_path / "mirror"), stored_files(tmp_path / "tables")
-    refusal = told(two.root, "publish", "--iceberg", "--iceberg-location", mirror, code=2)
+    refusal = told(two.root, "publish", "--iceberg", "--set", f"iceberg_location={mirror}", code=2)
     assert "has the mirror of another lake" in refusal
     assert "has Iceberg tables of another lake" in told(two.root, "publish", "--to", tables, code=2)
     assert (stored_files(tmp_path / "mirror"), stored_files(tmp_path / "tables")) == before

@@ -1,0 +1,205 @@
+"""Other commands of scanlake as child processes: one way to start them, to limit them and to stop them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from pipeline.errors import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+STOP_GRACE_SECONDS: Final = 8.0  # for a run that is asked to stop, to commit its complete batches
+_CPU_MARGIN_SECONDS: Final = 30
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class ChildLimits:
+    """Limits of a child: seconds until it is killed, bytes of one line and of all output."""
+
+    seconds: float | None = None
+    line_bytes: int = 16_000_000
+    output_bytes: int = 64_000_000
+
+
+_DEFAULT_LIMITS: Final = ChildLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class ChildResult:
+    """The end of a child: exit code (negative: the signal that killed it), JSON object, last line of stderr."""
+
+    code: int
+    output: Mapping[str, Any]
+    last_line: str
+    seconds: float
+
+    @property
+    def message(self) -> str:
+        """The child's last message without the program's name; empty without one."""
+        return self.last_line.removeprefix("scanlake: ")
+
+
+async def run_command(
+    argv: Sequence[str],
+    *,
+    limits: ChildLimits = _DEFAULT_LIMITS,
+    on_line: Callable[[str], None] | None = None,
+    on_end: Callable[[ChildResult], None] | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> ChildResult:
+    """Run `scanlake ARGV` to its end.
+
+    `on_line` receives each line of stderr; without it they go to this process's stderr. On cancellation the child gets
+    SIGTERM, and SIGKILL after `STOP_GRACE_SECONDS`; `on_end` receives the result in this case, too. `variables` is
+    the whole environment of the child (None: this process's). Raises `TimeoutError` after `limits.seconds`.
+    """
+    started = time.monotonic()
+    lines = _Lines(on_line or write_line)
+    async with start_command(argv, limits=limits, variables=variables) as child:
+        child.stdin.close()
+        output = asyncio.create_task(_read_tail(child.stdout, limits.output_bytes))
+        end = asyncio.gather(output, lines.read_from(child.stderr), child.process.wait())
+        try:
+            await asyncio.shield(end)
+        except asyncio.CancelledError:
+            child.terminate()
+            await asyncio.wait({end}, timeout=STOP_GRACE_SECONDS)
+            child.kill()
+            raise
+        finally:
+            _, _, code = await end
+            result = ChildResult(code, parse_json_object(output.result()), lines.last, time.monotonic() - started)
+            if on_end is not None:
+                on_end(result)
+    return result
+
+
+async def run_maintenance(argv: Sequence[str]) -> ChildResult:
+    """Run another command on the same lake after this one, with its own memory; a failure is logged, never raised.
+
+    A lake that another run holds is no failure: the next run does the work.
+    """
+    lines: list[str] = []
+    result = await run_command(argv, on_line=lines.append)
+    if result.code == ExitCode.LOCKED:
+        _log.info("maintenance.deferred", command=argv[0], reason="another run holds the lake")
+        return result
+    for line in lines:
+        write_line(line)
+    if result.code:
+        _log.warning("maintenance.failed", command=argv[0], exit_code=result.code)
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class RunningCommand:
+    """A running child with its three pipes."""
+
+    process: asyncio.subprocess.Process
+    stdin: asyncio.StreamWriter
+    stdout: asyncio.StreamReader
+    stderr: asyncio.StreamReader
+
+    def terminate(self) -> None:
+        """Ask the child to stop in order."""
+        with suppress(ProcessLookupError):
+            self.process.terminate()
+
+    def kill(self) -> None:
+        """Kill the child and its own children, for example a compaction; it can be cut off at any step."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+
+@asynccontextmanager
+async def start_command(
+    argv: Sequence[str], *, limits: ChildLimits, variables: Mapping[str, str] | None = None
+) -> AsyncIterator[RunningCommand]:
+    """Start `scanlake ARGV`; no process of it is left at the end of the block.
+
+    The child has a session of its own: only this process receives Ctrl-C, and stops the child in order.
+    Raises `TimeoutError` after `limits.seconds`.
+    """
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "pipeline", *argv),
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        env=variables,
+        limit=limits.line_bytes,
+        start_new_session=True,
+    )
+    assert process.stdin is not None  # noqa: S101 - all are pipes
+    assert process.stdout is not None  # noqa: S101
+    assert process.stderr is not None  # noqa: S101
+    if limits.seconds is not None:
+        _limit_processor_time(process.pid, limits.seconds)
+    child = RunningCommand(process, process.stdin, process.stdout, process.stderr)
+    try:
+        async with asyncio.timeout(limits.seconds):
+            yield child
+    finally:
+        child.kill()
+        for stream in (child.stdout, child.stderr):
+            while await stream.read(1 << 20):  # asyncio closes a pipe once it is empty
+                pass
+        await process.wait()
+
+
+def _limit_processor_time(pid: int, seconds: float) -> None:
+    """Let the system end the process if this one was killed and cannot."""
+    if hasattr(resource, "prlimit"):  # Linux
+        limit = round((seconds + _CPU_MARGIN_SECONDS) * (os.cpu_count() or 1))
+        with suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_CPU, (limit, limit))
+
+
+def parse_json_object(text: bytes | str) -> dict[str, Any]:
+    """Return the JSON object that a command wrote; empty for anything else."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+async def _read_tail(stdout: asyncio.StreamReader, size: int) -> bytes:
+    """Return the last `size` bytes."""
+    tail = bytearray()
+    while chunk := await stdout.read(1 << 18):
+        tail += chunk
+        del tail[:-size]
+    return bytes(tail)
+
+
+class _Lines:
+    """The lines of a child's stderr, passed on one by one; the last one is tail."""
+
+    def __init__(self, on_line: Callable[[str], None]) -> None:
+        self.last = ""
+        self._on_line = on_line
+
+    async def read_from(self, stderr: asyncio.StreamReader) -> None:
+        async for line in stderr:
+            self.last = line.decode(errors="replace").rstrip("\n")
+            self._on_line(self.last)
+
+
+def write_line(line: str) -> None:
+    """Write a line to stderr now."""
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
