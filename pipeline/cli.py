@@ -32,6 +32,7 @@ from typer.main import get_command
 
 from pipeline.command_options import ALL_PARAMETERS, check_option_rules, read_typed_options
 from pipeline.errors import (
+    EXIT_CODE_MEANINGS,
     BugError,
     ExitCode,
     RunInterrupted,
@@ -245,7 +246,11 @@ def _describe_types(command: Any) -> Any:
 
 
 _TYPE_NAMES: Final = {int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "PATH"}
-_EPILOG: Final = "Global options, such as --config, --lake, --set, --json and --quiet: see `scanlake --help`."
+_EPILOG: Final = (
+    "Global options, such as --config, --lake, --set, --json and --quiet: see `scanlake --help`. "
+    f"Exit codes: {', '.join(f'{code} {meaning}' for code, meaning in EXIT_CODE_MEANINGS.items())}. "
+    "With --all: the most severe one."
+)
 _CLICK_CONTEXT: Final = inspect.Parameter("click_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 _GLOBAL_OPTIONS: Final = tuple(
     parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)

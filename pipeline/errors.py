@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class ExitCode(IntEnum):
-    """The exit codes of the command."""
+    """The exit codes of all commands."""
 
     OK = 0
     FAILED = 1
@@ -52,6 +52,23 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
     BROKEN_PIPE = 141
 
+
+EXIT_CODE_MEANINGS: Final = {
+    ExitCode.OK: "done",
+    ExitCode.FAILED: "failed (nothing is lost, run again)",
+    ExitCode.USAGE: "wrong settings or options",
+    ExitCode.AUTH: "token refused",
+    ExitCode.REJECTS: "done, but not for everything (the output names the rest)",
+    ExitCode.LOCKED: "another run holds the lake, the folder or the target",
+    ExitCode.PROTOCOL: "the service broke its contract",
+    ExitCode.STORAGE: "disk full or permission denied",
+    ExitCode.PUBLISH: "the object storage failed or refused",
+    ExitCode.DAMAGE: "damage found",
+    ExitCode.BUG: "a bug in scanlake",
+    ExitCode.INTERRUPTED: "interrupted",
+    ExitCode.BROKEN_PIPE: "the reader of the output has left",
+}
+"""What the help and the documents say of each code."""
 
 _BY_SEVERITY: Final = (
     ExitCode.INTERRUPTED,
