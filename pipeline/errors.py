@@ -68,7 +68,7 @@ EXIT_CODE_MEANINGS: Final = {
     ExitCode.INTERRUPTED: "interrupted",
     ExitCode.BROKEN_PIPE: "the reader of the output has left",
 }
-"""What the help and the documents say of each code."""
+"""The words of the help and the documents for each code."""
 
 _BY_SEVERITY: Final = (
     ExitCode.INTERRUPTED,

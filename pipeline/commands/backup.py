@@ -7,10 +7,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from pipeline.commands._open_lake import open_lake
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import format_bytes, pluralize
+from pipeline.lake_access import open_lake
 from pipeline.maintenance.backup import BackupResult, backup
 from pipeline.publish.object_store import open_store
 from pipeline.publish.remote_backup import RemoteBackupResult, upload_backup

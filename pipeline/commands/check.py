@@ -6,16 +6,16 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from pipeline.commands._open_lake import open_lake
-from pipeline.commands._remote_publish import read_publish_record
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import format_bytes, pluralize
 from pipeline.lake.folder_checks import require_lake
 from pipeline.lake.layout import LakeLayout
+from pipeline.lake_access import open_lake
 from pipeline.maintenance.repair import CheckResult, check_and_repair, check_only
 from pipeline.publish.check_published import check_published
 from pipeline.publish.object_store import open_store
+from pipeline.publish_after_run import read_publish_record
 from pipeline.settings import Settings
 
 GROUP: Final = "Maintain the lake"

@@ -6,10 +6,10 @@ from typing import Annotated, Final
 
 import typer
 
-from pipeline.commands._open_lake import open_lake
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import format_bytes, pluralize
+from pipeline.lake_access import open_lake
 from pipeline.maintenance.compact import run_compaction
 from pipeline.maintenance.ray_executor import RayExecutor
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
-from pipeline.commands._remote_publish import read_lake_id
 from pipeline.config import load_valid_settings_only
 from pipeline.context import CommandContext
 from pipeline.doctor import connection_checks, lake_checks
@@ -17,6 +16,7 @@ from pipeline.logs import to_one_line
 from pipeline.process import run_async
 from pipeline.publish.latest import read_latest
 from pipeline.publish.object_store import open_store
+from pipeline.publish_after_run import read_lake_id
 from pipeline.settings import Settings, require_base_url
 
 GROUP: Final = "Maintain the lake"

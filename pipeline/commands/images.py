@@ -5,7 +5,6 @@ from typing import Annotated, Final
 
 import typer
 
-from pipeline.commands._open_lake import open_lake
 from pipeline.commands._time_bounds import parse_range
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
@@ -17,6 +16,7 @@ from pipeline.lake.folder_checks import require_lake
 from pipeline.lake.image_integrity import check_images
 from pipeline.lake.image_records import last_image_change
 from pipeline.lake.layout import LakeLayout
+from pipeline.lake_access import open_lake
 from pipeline.logs import to_one_line
 from pipeline.settings import Settings, require_base_url
 from schemas.timestamps import SECOND, now_us

@@ -10,13 +10,13 @@ from typing import Annotated, Final
 
 import typer
 
-from pipeline.commands._open_lake import open_lake
-from pipeline.commands._remote_publish import publish_in_subprocess, read_publish_record
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import pluralize
 from pipeline.lake.purge import MAX_FILE_ID, PurgePlan, PurgeResult, plan_purge, purge
+from pipeline.lake_access import open_lake
 from pipeline.logs import to_one_line
+from pipeline.publish_after_run import publish_in_subprocess, read_publish_record
 from schemas.timestamps import now_us
 
 GROUP: Final = "Maintain the lake"

@@ -5,13 +5,13 @@ from typing import Annotated, Any, Final
 import typer
 
 from pipeline.commands._completion import complete_snapshots
-from pipeline.commands._open_lake import open_lake
-from pipeline.commands._remote_publish import publish_in_subprocess
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
 from pipeline.lake.models import RunRecord
 from pipeline.lake.snapshots import roll_back
+from pipeline.lake_access import open_lake
+from pipeline.publish_after_run import publish_in_subprocess
 from pipeline.version import __version__
 from schemas.timestamps import new_run_id, now_us
 

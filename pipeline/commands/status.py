@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.commands._failures import Failures, find_failures
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import format_age, format_duration, format_instant, format_path, pluralize
@@ -20,6 +19,7 @@ from pipeline.lake.live_state import LiveState, read_live_state
 from pipeline.lake.models import LakeProperties, RunRecord
 from pipeline.lake.reader import fetch_dicts, open_catalog
 from pipeline.logs import to_one_line
+from pipeline.monitoring.failures import Failures, find_failures
 from schemas.tables import TABLES
 from schemas.timestamps import SECOND, to_datetime
 

@@ -9,17 +9,17 @@ import typer
 
 from pipeline.child_commands import run_maintenance
 from pipeline.command_options import Excludes
-from pipeline.commands._open_lake import open_lake
-from pipeline.commands._remote_publish import publish_in_subprocess
-from pipeline.commands._summaries import format_sync_summary, format_verification
 from pipeline.commands._time_bounds import parse_range
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
+from pipeline.lake_access import open_lake
 from pipeline.maintenance.compact import is_compaction_due
 from pipeline.monitoring.after_run import LakeBefore, RunResult, lake_stats, measure_delta, monitored_run
 from pipeline.monitoring.killed_runs import record_killed_sync
 from pipeline.process import run_async
+from pipeline.publish_after_run import publish_in_subprocess
+from pipeline.run_summaries import format_sync_summary, format_verification
 from pipeline.settings import Settings, require_base_url
 from pipeline.sync.regular_verify import VerifyStopped, verify_if_due
 from pipeline.sync.sync import TimeRange, sync

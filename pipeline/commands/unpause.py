@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from pipeline.commands._open_lake import open_lake
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.lake.snapshots import clear_pause
+from pipeline.lake_access import open_lake
 
 GROUP: Final = "Maintain the lake"
 

@@ -5,12 +5,12 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from pipeline.commands._open_lake import open_lake
-from pipeline.commands._summaries import format_verification
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
+from pipeline.lake_access import open_lake
 from pipeline.process import run_async
+from pipeline.run_summaries import format_verification
 from pipeline.settings import require_base_url
 from pipeline.sync.verify import VerifyMode, verify
 

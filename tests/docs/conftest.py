@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 import duckdb
 import pytest
 
-from pipeline.commands._summaries import format_verification
 from pipeline.emulator import Emulator
 from pipeline.lake.lake import Lake
 from pipeline.progress import NullProgress
+from pipeline.run_summaries import format_verification
 from pipeline.settings import Settings
 from pipeline.sync.verify import VerifyMode, verify
 from tests.commands.cli_process import called

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipeline.commands._summaries import format_verification
 from pipeline.emulator import Emulator, Quirks, make_quirks
 from pipeline.errors import ProtocolError, SettingsError
 from pipeline.lake.lake import Lake
 from pipeline.progress import NullProgress
+from pipeline.run_summaries import format_verification
 from pipeline.settings import Settings
 from pipeline.sync.verify import VerifyMode, VerifyResult, verify
 from tests.oracle import differences
