@@ -36,7 +36,8 @@ def render(page: str) -> str:
 def _settings() -> str:
     lines = [
         f"The environment variable of a setting is its name in capitals after `{PREFIX}`: `{PREFIX}MAX_CONCURRENCY`",
-        "for `max_concurrency`. `--set NAME=VALUE` gives any of them to one command: `--set max_concurrency=8`. The section",
+        "for `max_concurrency`. `--set NAME=VALUE` gives a setting to one command: `--set max_concurrency=8`.",
+        "The section",
         "[Choose settings](operations.md#choose-settings) explains the layers.",
     ]
     for name, field in Settings.model_fields.items():
