@@ -16,19 +16,19 @@ help: ## list the targets
 # Set up once, and again when the lock or the project file has changed.
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "scanlake requires Python 3.11 or newer; use make PYTHON=python3.12 ..."; exit 1; }
-	@echo "setting up $(VENV) (once) ..."
+	@echo "setting up $(VENV), once: the packages of requirements.lock, about a minute and 850 MB on disk ..."
 	@rm -rf $(VENV) && $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --require-hashes -r requirements.lock
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: $(STAMP) ## run the main workflow against the emulator: sync, change, sync, verify, report, query (under a minute)
+demo: $(STAMP) ## run the main workflow against the emulator: sync, change, sync, verify, report, query
 	@$(BIN)/scanlake demo
 
 test: $(STAMP) ## run the whole test suite
 	@$(BIN)/python -m pytest -q -n 3 --dist worksteal
 
-test-fast: $(STAMP) ## run the tests without slow ones (under a minute)
+test-fast: $(STAMP) ## run the tests that start no process and sync no world
 	@$(BIN)/python -m pytest -q -n 3 --dist worksteal -m "not slow"
 
 coverage: $(STAMP) ## run the whole test suite with branch coverage; fails below the floor in pyproject.toml
@@ -45,7 +45,7 @@ types: $(STAMP) ## run mypy in strict mode
 format: $(STAMP) ## format the code with ruff and apply safe fixes
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix-only .
 
-docs: $(STAMP) ## generate docs/settings.md and docs/cli.md, and build the site into build/site (strict, offline)
+docs: $(STAMP) ## generate the reference pages and the diagram, and build the site into build/site (strict, offline)
 	@$(BIN)/python -m tests.docs.generate
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 

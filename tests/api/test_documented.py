@@ -32,7 +32,7 @@ async def test_the_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """A script syncs and queries a lake, and a notebook syncs it again."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    script, notebook = PAGE.blocks("python")
+    script, notebook, _ = PAGE.blocks("python")
     async with Emulator(20, seed=3) as emulator:
         for block in (script, notebook):
             text = block.replace("https://service.example", emulator.base_url).replace("secret-token", emulator.token)

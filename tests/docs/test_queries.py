@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from tests.docs.conftest import PopulatedLake
 
 QUERIES: Final = documents.QUERIES.blocks("sql")
-_CLIENT: Final = documents.ROOT / ".venv" / "bin" / "duckdb"
+_CLIENT: Final = Path(sys.executable).with_name("duckdb")
 
 
 def _run(lake: duckdb.DuckDBPyConnection, query: str) -> list[tuple[Any, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +22,7 @@ from tests.lake.lake_builder import AT, commit
 from tests.oracle import expected
 from tests.sync.sync_harness import SEED, opened, synced
 
-CLIENT: Final = Path(__file__).resolve().parents[2] / ".venv" / "bin" / "duckdb"
+CLIENT: Final = Path(sys.executable).with_name("duckdb")
 VIEWS: Final = (
     "fields_wide form_answers_wide damage_by_month workflow_progress open_workflow_runs file_history workflows"
     " workflow_steps devices custom_fields forms questions damage_types document_types upload_addresses"
