@@ -53,7 +53,7 @@ soak: $(STAMP) ## run the stateful tests with more examples: make soak SOAK_EXAM
 	@SOAK_EXAMPLES=$${SOAK_EXAMPLES:-500} SOAK_STEPS=$${SOAK_STEPS:-30} SOAK_SECONDS=$${SOAK_SECONDS:-600} HYPOTHESIS_PROFILE=soak \
 		$(BIN)/python -m pytest -q --timeout 0 --hypothesis-show-statistics tests/stateful tests/sync/test_kill_steps.py \
 		tests/lake/test_oracle_machine.py tests/lake/test_crash.py tests/lake/test_readers.py tests/lake/test_power_loss.py \
-		tests/lake/test_after_faults.py tests/lake/test_killed_runs.py tests/commands/test_union.py \
+		tests/lake/test_after_faults.py tests/lake/test_killed_runs.py tests/commands/test_query_all.py \
 		tests/cli/test_standard_streams.py tests/reports/test_proof.py tests/publish
 
 soak-publish: $(STAMP) ## publish to SeaweedFS, its REST catalog, Postgres and Glue (moto), for long: make soak-publish ARGS="--rows 1000000"

@@ -160,7 +160,7 @@ class _SyncWork:
         record_killed_sync(settings, self.source or "")
         with (
             monitored_run(settings, "sync", self.source or "") as monitored,
-            open_writable_lake(settings, "sync", config=self.config, must_exist=False) as lake,
+            open_writable_lake(settings, "sync", must_exist=False) as lake,
         ):
             summary = await sync(lake, settings, self.token, TimeRange(), progress)
             verification = await verify_if_due(lake, settings, self.token, summary, progress)

@@ -33,14 +33,13 @@ NON_SETTING_VARIABLES: Final = frozenset({"SCANLAKE_CONFIG", "SCANLAKE_DEBUG", "
 ALERT_VARIABLE_PREFIX: Final = "SCANLAKE_ALERT_"
 """Start of the variables of an `on_failure` command, which may run scanlake. They are not settings either."""
 
-_UNION: Final = "union.duckdb"
 _GLOBAL_OPTIONS: Final = frozenset({"lake", "log_file"})  # settings that are also global options
 _PATH_SETTINGS: Final = ("lake", "token_file", "reader_root", "log_file", "liveness_file", "metrics_file")
 _PER_SOURCE_SETTINGS: Final = frozenset({"base_url", "token_file", "lake", "reader_root", "log_file"})
 _SOURCE_NAME_RE: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _SOURCE_NAME_HINT: Final = "Use letters, digits, - and _, with a letter first."
 _RESERVED_SOURCE_NAMES: Final = frozenset({
-    "file", "information_schema", "location", "main", "meta", "pg_catalog", "system", "temp", "union"
+    "file", "information_schema", "location", "main", "memory", "meta", "pg_catalog", "system", "temp"
 })  # fmt: skip
 """SCANLAKE_TOKEN_FILE and SCANLAKE_TOKEN_LOCATION are settings; the others are names of schemas and databases."""
 
@@ -174,21 +173,9 @@ def load_all_sources(config: Path | None) -> dict[str, Settings]:
     return {name: load(config, {}, source=name) for name in names}
 
 
-def union_path(config: Path | None) -> Path:
-    """Return the default path of the union catalog."""
-    return default_lake_root(config) / _UNION
-
-
 def lake_paths(config: Path | None) -> dict[str, Path]:
     """Return the lake of every source. Raises like `load_all_sources`."""
     return {name: settings.lake for name, settings in load_all_sources(config).items()}
-
-
-def default_lake_root(config: Path | None) -> Path:
-    """Return the folder with the lakes of the sources that do not set `lake`."""
-    path = _config_path(config)
-    top, tables = _from_file(path)
-    return Path(_from_environment(tables).get("lake", top.get("lake", _default_lake(path))))
 
 
 def _default_lake(path: Path | None) -> Path:

@@ -10,8 +10,8 @@ import typer
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import format_bytes, pluralize
-from pipeline.lake_access import open_lake
 from pipeline.maintenance.backup import BackupResult, backup
+from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.publish.object_store import open_store
 from pipeline.publish.remote_backup import RemoteBackupResult, upload_backup
 from pipeline.settings import Settings
@@ -56,7 +56,7 @@ def run(
     settings = context.settings()
     if "://" in folder:
         return _back_up_to_store(context, settings, folder, link=link, with_images=with_images)
-    with open_lake(context, settings, "backup", is_backup=True) as lake:
+    with open_writable_lake(settings, "backup", is_backup=True) as lake:
         result = backup(lake, Path(folder), link=link, with_images=with_images)
     counts = f"{result.copied:,} copied, {result.linked:,} linked, {result.unchanged:,} unchanged"
     return _print_result(context, result, result.folder, counts)
@@ -68,7 +68,7 @@ def _back_up_to_store(
     if link:
         raise SettingsError("--link requires a folder.", hint="Leave out --link: a backup to a URL copies every part.")
     store = open_store(url)
-    with open_lake(context, settings, "backup", is_backup=True) as lake:
+    with open_writable_lake(settings, "backup", is_backup=True) as lake:
         result = upload_backup(lake, store, at=now_us(), with_images=with_images)
     counts = f"{result.uploaded:,} uploaded ({format_bytes(result.uploaded_bytes)}), {result.deleted:,} deleted"
     if result.images:

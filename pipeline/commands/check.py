@@ -11,8 +11,8 @@ from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import format_bytes, pluralize
 from pipeline.lake.folder_checks import require_lake
 from pipeline.lake.layout import LakeLayout
-from pipeline.lake_access import open_lake
 from pipeline.maintenance.repair import CheckResult, check_and_repair, check_only
+from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.publish.check_published import check_published
 from pipeline.publish.object_store import open_store
 from pipeline.publish_after_run import read_publish_record
@@ -56,7 +56,7 @@ def run(
         require_lake(layout)
         result = check_only(layout, read_data=read_data)
     else:
-        with open_lake(context, settings, "check", check_before_open=True) as lake:
+        with open_writable_lake(settings, "check", check_before_open=True) as lake:
             result = check_and_repair(lake, read_data=read_data)
     context.print_result({"ok": not result.damage, **asdict(result)}, _format_result(result, repaired=not dry_run))
     return ExitCode.DAMAGE if result.damage else ExitCode.OK
@@ -68,7 +68,7 @@ def _check_published(context: CommandContext, settings: Settings, to: str | None
     if target is None:
         raise SettingsError("The lake was not published to object storage.", hint="Add --to URL, or set publish_to.")
     store = open_store(target)
-    with open_lake(context, settings, "check") as lake:
+    with open_writable_lake(settings, "check") as lake:
         result = check_published(lake, store, read_data=read_data)
     lines = [f"{issue.subject}: {issue.problem}" for issue in result.issues]
     subject = f"snapshot {result.snapshot} at {target}: {pluralize(result.parts, 'part')}"

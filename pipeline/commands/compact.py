@@ -9,9 +9,9 @@ import typer
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import format_bytes, pluralize
-from pipeline.lake_access import open_lake
 from pipeline.maintenance.compact import run_compaction
 from pipeline.maintenance.ray_executor import RayExecutor
+from pipeline.maintenance.writable_lake import open_writable_lake
 
 GROUP: Final = "Maintain the lake"
 
@@ -32,7 +32,7 @@ def run(
     """
     settings = context.settings()
     cluster = nullcontext() if on is None else RayExecutor(on)
-    with open_lake(context, settings, "compact") as lake, cluster as executor:
+    with open_writable_lake(settings, "compact") as lake, cluster as executor:
         result = run_compaction(lake, settings, everything=full, executor=executor)
     if result is None:
         context.print_result({"compacted": None}, "nothing to compact\n")

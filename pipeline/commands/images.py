@@ -16,8 +16,8 @@ from pipeline.lake.folder_checks import require_lake
 from pipeline.lake.image_integrity import check_images
 from pipeline.lake.image_records import last_image_change
 from pipeline.lake.layout import LakeLayout
-from pipeline.lake_access import open_lake
 from pipeline.logs import to_one_line
+from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.settings import Settings, require_base_url
 from schemas.timestamps import SECOND, now_us
 
@@ -83,7 +83,7 @@ def run(
 def _fetch(context: CommandContext, settings: Settings, selection: ImageSelection) -> ImageSummary:
     token = context.token(settings)
     summary = ImageSummary()
-    with open_lake(context, settings, "images", must_exist=True) as lake:
+    with open_writable_lake(settings, "images", must_exist=True) as lake:
         before = last_image_change(lake.ledger)
         try:
             fetch_images(lake, ServiceAccess(settings, token), selection, context.progress(), summary)
@@ -94,7 +94,7 @@ def _fetch(context: CommandContext, settings: Settings, selection: ImageSelectio
 
 
 def _verify(context: CommandContext, settings: Settings) -> ExitCode:
-    with open_lake(context, settings, "images", must_exist=True) as lake:
+    with open_writable_lake(settings, "images", must_exist=True) as lake:
         result = check_images(lake.layout, lake.ledger, read_data=True, repair=lake.ledger)
         if result.issues:
             lake.republish_records(at=now_us())

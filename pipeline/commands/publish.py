@@ -8,7 +8,7 @@ import typer
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import format_bytes, pluralize
-from pipeline.lake_access import open_lake
+from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.publish.iceberg import has_iceberg_tables, list_iceberg_files, publish_iceberg_tables
 from pipeline.publish.mirror import MirrorOptions, MirrorResult, mirror_lake
 from pipeline.publish.object_store import open_store
@@ -61,7 +61,7 @@ def run(
     is_local = to is None and snapshot is None and not iceberg
     store = None if target is None or (iceberg and to is None) else open_store(target)
     result = tables = None
-    with open_lake(context, settings, "publish") as lake:
+    with open_writable_lake(settings, "publish") as lake:
         if is_local:
             if context.given_settings.get("reader_root") is not None and settings.reader_root is not None:
                 lake.set_reader_root(settings.reader_root)

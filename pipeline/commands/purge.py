@@ -14,8 +14,8 @@ from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import pluralize
 from pipeline.lake.purge import MAX_FILE_ID, PurgePlan, PurgeResult, plan_purge, purge
-from pipeline.lake_access import open_lake
 from pipeline.logs import to_one_line
+from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.publish_after_run import publish_in_subprocess, read_publish_record
 from schemas.timestamps import now_us
 
@@ -51,14 +51,14 @@ def run(
     """
     settings = context.settings()
     requester = requested_by or _current_user()
-    with open_lake(context, settings, "purge") as lake:
+    with open_writable_lake(settings, "purge") as lake:
         plan = plan_purge(lake, file_ids)
     if dry_run:
         context.print_result({**asdict(plan), "erased": False}, _format_plan(plan) + "nothing was erased\n")
         return ExitCode.OK
     if plan.files and not yes:
         _confirm(plan)
-    with open_lake(context, settings, "purge", purges_files=True) as lake:
+    with open_writable_lake(settings, "purge") as lake:
         result = purge(lake, file_ids, by=requester, at=now_us(), mark=secrets.token_hex(3))
     output, text, code = {**asdict(result), "requested_by": requester}, _format_result(result), ExitCode.OK
     record = read_publish_record(settings)

@@ -1,26 +1,28 @@
 """`scanlake query`: SQL on the published catalog, read-only, with a streamed result."""
 
 import json
+import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Final, TypeAlias
+from typing import IO, TYPE_CHECKING, Annotated, Final, NoReturn, TypeAlias
 
 import pyarrow.parquet
 import typer
 
 from pipeline.commands._completeness import warn_if_incomplete
-from pipeline.commands._open_sources import open_all_sources
 from pipeline.commands._output_file import open_output, resolve_output
-from pipeline.commands._query_shell import run_shell
 from pipeline.commands._result_table import format_rows
 from pipeline.config import lake_paths
-from pipeline.context import CommandContext
+from pipeline.context import CommandContext, require_catalog
 from pipeline.errors import ExitCode, SettingsError
+from pipeline.global_options import tokens_in_environment
+from pipeline.lake.all_catalogs import open_all_catalogs
 from pipeline.lake.query_result import BATCH_ROWS, cast_to_text, copy_batches, iter_rows, write_csv, write_exact_csv
 from pipeline.lake.reader import open_catalog, run_interruptibly
 from pipeline.lake.sql import sql_identifier
@@ -55,7 +57,8 @@ def run(
     context: CommandContext,
     *,
     sql: Annotated[
-        str | None, typer.Argument(metavar="SQL", help="Query. -: standard input. Left out on a terminal: a shell.")
+        str | None,
+        typer.Argument(metavar="SQL", help="Query. -: standard input. Left out on a terminal: DuckDB's client."),
     ] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the query from this file.")] = None,
     output_format: Annotated[
@@ -69,26 +72,26 @@ def run(
     no_formula_escape: Annotated[
         bool, typer.Option("--no-formula-escape", help="Write CSV values unchanged, also spreadsheet formulas.")
     ] = False,
-    union: Annotated[
-        bool, typer.Option("--union", help="Query all sources at once: every table has a column _source.")
+    all_sources: Annotated[
+        bool, typer.Option("--all", help="Query all sources at once: the first column of every table is source.")
     ] = False,
 ) -> ExitCode:
     """Query the lake with SQL.
 
-    Without a query it is a shell on a terminal, and reads standard input elsewhere. The lake is opened read-only, and
-    a query reads its tables only. In CSV NULL is empty, an empty text is two quotation marks, and text that a
-    spreadsheet takes for a formula gets a leading '; --no-formula-escape leaves it unchanged. A table shows the first
-    1,000 rows, and on a narrow terminal one line per column or fewer columns; all other formats write all rows,
-    exactly.
+    The lake is opened read-only, and a query reads its tables only. Without a query the command reads standard input;
+    on a terminal it starts DuckDB's own client, read-only, which can also read other files.
+
+    In CSV NULL is empty, an empty text is two quotation marks, and text that a spreadsheet takes for a formula gets a
+    leading '; --no-formula-escape leaves it unchanged. A table shows the first 1,000 rows, and on a narrow terminal
+    one line per column or fewer columns; all other formats write all rows, exactly.
     """
-    open_lake, lakes = _select_lakes(context, union=union)
+    if sql is None and file is None and out is None and sys.stdin.isatty() and sys.stdout.isatty() and not all_sources:
+        _start_client(require_catalog(context.settings()).catalog)
+    open_lake, lakes = _select_lakes(context, all_sources=all_sources)
     target = resolve_output(out, *lakes)
     if target is None:
         out = None
     chosen_format = _choose_format(output_format, out, as_json=context.as_json)
-    if sql is None and file is None and target is None and sys.stdin.isatty() and sys.stdout.isatty():
-        run_shell(open_lake, partial(_answer, open_lake, _WRITERS[chosen_format]))
-        return ExitCode.OK
     if chosen_format is QueryFormat.XLSX:
         check_xlsx_installed()
     query = _read_sql(sql, file)
@@ -102,14 +105,25 @@ def run(
 _OpenLake: TypeAlias = "Callable[[], AbstractContextManager[duckdb.DuckDBPyConnection]]"
 
 
-def _select_lakes(context: CommandContext, *, union: bool) -> tuple[_OpenLake, list[Path]]:
+def _start_client(catalog: Path) -> NoReturn:
+    """Replace this process by DuckDB's client, without the token."""
+    client = shutil.which("duckdb", path=str(Path(sys.executable).parent)) or shutil.which("duckdb")
+    if client is None:
+        raise SettingsError(
+            "DuckDB's client is not installed.", hint='Run `pip install duckdb-cli`, or use `scanlake query "SQL"`.'
+        )
+    environment = {name: value for name, value in os.environ.items() if value not in tokens_in_environment()}
+    os.execve(client, [client, "-readonly", str(catalog)], environment)  # noqa: S606 - the user's own program
+
+
+def _select_lakes(context: CommandContext, *, all_sources: bool) -> tuple[_OpenLake, list[Path]]:
     """Return what opens the present catalog, of one lake or of all sources, and the folders of the lakes."""
-    if not union:
+    if not all_sources:
         settings = context.settings()
         return partial(open_catalog, settings), [settings.lake]
     refuse_options_of_one_source(context)
     lakes = lake_paths(context.config)
-    return partial(open_all_sources, lakes), list(lakes.values())
+    return partial(open_all_catalogs, lakes), list(lakes.values())
 
 
 def _answer(open_lake: _OpenLake, write: "_Writer", query: str, target: Path | None = None) -> int:

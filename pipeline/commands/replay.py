@@ -9,9 +9,9 @@ import typer
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
-from pipeline.lake_access import open_lake
 from pipeline.maintenance.ray_executor import RayExecutor
 from pipeline.maintenance.replay import replay
+from pipeline.maintenance.writable_lake import open_writable_lake
 
 GROUP: Final = "Maintain the lake"
 
@@ -31,7 +31,7 @@ def run(
     """
     settings = context.settings()
     cluster = nullcontext() if on is None else RayExecutor(on)
-    with open_lake(context, settings, "replay") as lake, cluster as executor:
+    with open_writable_lake(settings, "replay") as lake, cluster as executor:
         result = replay(lake, executor)
     text = (
         f"snapshot {result.snapshot}: {pluralize(result.files, 'file')}, {pluralize(result.rows, 'row')}"

@@ -10,7 +10,7 @@ from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
 from pipeline.lake.models import RunRecord
 from pipeline.lake.snapshots import roll_back
-from pipeline.lake_access import open_lake
+from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.publish_after_run import publish_in_subprocess
 from pipeline.version import __version__
 from schemas.timestamps import new_run_id, now_us
@@ -40,7 +40,7 @@ def run(
     settings = context.settings()
     at = now_us()
     run_record = RunRecord(new_run_id(), "rollback", __version__, at, state="done", ended_at=at)
-    with open_lake(context, settings, "rollback") as lake:
+    with open_writable_lake(settings, "rollback") as lake:
         published = roll_back(lake, number, run=run_record)
     text = (
         f"snapshot {published.snapshot} has the content of snapshot {number}: {pluralize(published.files, 'file')}\n"

@@ -13,8 +13,8 @@ from pipeline.commands._time_bounds import parse_range
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
-from pipeline.lake_access import open_lake
 from pipeline.maintenance.compact import is_compaction_due
+from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.monitoring.after_run import LakeBefore, RunResult, lake_stats, measure_delta, monitored_run
 from pipeline.monitoring.killed_runs import record_killed_sync
 from pipeline.process import run_async
@@ -72,7 +72,7 @@ def _sync(
     token = context.token(settings)
     progress = context.progress()
     prints_summary = not (context.as_json or context.quiet)
-    with open_lake(context, settings, "sync", must_exist=False, token=token) as lake:
+    with open_writable_lake(settings, "sync", must_exist=False, token=token) as lake:
         before = LakeBefore.read_from(lake)
         summary = run_async(sync(lake, settings, token, time_range, progress, accept_new_base_url=accept_new_base_url))
         stored = summary.files_stored

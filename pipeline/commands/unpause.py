@@ -5,7 +5,7 @@ from typing import Final
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.lake.snapshots import clear_pause
-from pipeline.lake_access import open_lake
+from pipeline.maintenance.writable_lake import open_writable_lake
 
 GROUP: Final = "Maintain the lake"
 
@@ -17,7 +17,7 @@ def run(context: CommandContext) -> ExitCode:
     verify_every_days is 0. Afterwards the lake has the current state of the service.
     """
     settings = context.settings()
-    with open_lake(context, settings, "unpause") as lake:
+    with open_writable_lake(settings, "unpause") as lake:
         pause = clear_pause(lake.ledger)
     if pause is None:
         context.print_result({"was_rolled_back_to": None}, "syncs were not paused\n")

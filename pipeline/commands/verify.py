@@ -8,7 +8,7 @@ import typer
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
-from pipeline.lake_access import open_lake
+from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.process import run_async
 from pipeline.run_summaries import format_verification
 from pipeline.settings import require_base_url
@@ -49,7 +49,7 @@ def run(
         accept_new_base_url=accept_new_base_url,
         deep=deep,
     )
-    with open_lake(context, settings, "verify") as lake:
+    with open_writable_lake(settings, "verify") as lake:
         result = run_async(verify(lake, settings, token, mode, context.progress()))
     context.print_result(result.as_json(), format_verification(result))
     return ExitCode.OK if result.consistent else ExitCode.REJECTS

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pipeline.lake.layout import LakeLayout
 
 FRESHNESS_VIEW: Final = "meta.freshness"
-"""A view that every catalog of scanlake has, also a union."""
+"""A view that every catalog of scanlake has."""
 
 
 def inspect_folder(layout: LakeLayout, identity: LedgerIdentity | None = None) -> FolderKind:

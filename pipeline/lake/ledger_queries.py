@@ -330,14 +330,6 @@ class LedgerQueries(ABC):
         at: int | None = self.query("SELECT max(purged_at) FROM purge")[0][0]
         return at
 
-    def purge_published_at(self) -> int | None:
-        """Return when the first snapshot without the last purged files was published; None before a purge."""
-        published: int | None = self.query(
-            "SELECT min(published_at) FROM snapshot WHERE state = 'published'"
-            " AND published_at >= (SELECT max(purged_at) FROM purge)"
-        )[0][0]
-        return published
-
     def rows_to_embed(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield (table, row) of the small tables, and of histories the newest rows: a rebuild needs them."""
         tables = self._column("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")

@@ -30,13 +30,13 @@ from pipeline.lake.sql import sql_literal
 from pipeline.lake.sqlite_errors import translate_sqlite_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pipeline.settings import Settings
 
 CATALOG: Final = "catalog.duckdb"
 _PARTS: Final = "parts"
-_PARTS_FOLDERS: Final = (_PARTS, "raw")
+PARTS_FOLDERS: Final = (_PARTS, "raw")
 """What the views read. Nothing else of the lake's folder is readable with SQL: a token file may be kept in it."""
 
 _INTERRUPT_INTERVAL_SECONDS: Final = 0.05
@@ -84,32 +84,15 @@ def open_catalog(settings: Settings, *, writes: Path | None = None) -> Iterator[
         parts_root = lake if reader_root is None or _has_own_parts(lake, reader_root) else reader_root
         if reader_root is not None and parts_root != reader_root:
             redirect_part_paths(connection, reader_root, parts_root)
-        folders = {root / name for root in (lake, lake.resolve(), parts_root) for name in _PARTS_FOLDERS}
-        _restrict_access(connection, folders | set(filter(None, [writes])), spill)
-        with _translate_reader_errors(parts_root):
+        folders = {root / name for root in (lake, lake.resolve(), parts_root) for name in PARTS_FOLDERS}
+        restrict_access(connection, folders | set(filter(None, [writes])), spill)
+        with translate_reader_errors(parts_root):
             yield connection
 
 
 @contextmanager
-def open_union(path: Path, lakes: Iterable[Path]) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open the union catalog of these lakes read-only. SQL can access their parts and no other file.
-
-    Raises the errors of `classify_read_error` if a part is not readable during the block.
-    """
-    with (
-        open_read_only(path) as connection,
-        tempfile.TemporaryDirectory(prefix="scanlake-") as spill,
-    ):
-        published = connection.execute(f"SELECT DISTINCT reader_root FROM {FRESHNESS_VIEW}").fetchall()
-        roots = {root for lake in lakes for root in (lake.absolute(), lake.resolve())}
-        roots |= {Path(root) for (root,) in published if root}
-        _restrict_access(connection, {root / name for root in roots for name in _PARTS_FOLDERS}, spill)
-        with _translate_reader_errors(path.parent):
-            yield connection
-
-
-@contextmanager
-def _translate_reader_errors(parts_root: Path) -> Iterator[None]:
+def translate_reader_errors(parts_root: Path) -> Iterator[None]:
+    """Raise the errors of `classify_read_error` for those of DuckDB; parts are read below `parts_root`."""
     try:
         yield
     except (duckdb.Error, RuntimeError) as error:
@@ -129,11 +112,11 @@ def _translate_reader_errors(parts_root: Path) -> Iterator[None]:
 def describe_incomplete(connection: duckdb.DuckDBPyConnection) -> str | None:
     """Return why the snapshot lacks files that the service had; None if it has all, or if nothing is known.
 
-    In a union the reason is that of the first source that lacks files, and names it.
+    Of several sources the reason is that of the first one that lacks files, and names it.
     """
     with suppress(duckdb.Error, LakeCorruptedError):
         for row in fetch_dicts(connection, f"FROM {FRESHNESS_VIEW}"):
-            snapshot = f"Snapshot {row['snapshot']}" + (f" of {row['_source']}" if "_source" in row else "")
+            snapshot = f"Snapshot {row['snapshot']}" + (f" of {row['source']}" if "source" in row else "")
             if row["watermark"] is None:
                 return f"{snapshot} is incomplete: the first sync has not finished."
             if not row["complete"]:
@@ -223,7 +206,7 @@ def redirect_part_paths(connection: duckdb.DuckDBPyConnection, reader_root: Path
     connection.execute(f"CREATE TEMP MACRO {macro} union_by_name := true)")
 
 
-def _restrict_access(connection: duckdb.DuckDBPyConnection, folders: set[Path], spill: str) -> None:
+def restrict_access(connection: duckdb.DuckDBPyConnection, folders: set[Path], spill: str) -> None:
     """Allow SQL to read the folders and to spill large sorts; SQL cannot undo the restriction."""
     allowed = ", ".join(sql_literal(f"{folder}/") for folder in sorted(folders))
     for statement in (

@@ -1,1 +1,1 @@
-"""Maintenance of a lake without the service: repair, replay, backup and the union of several lakes."""
+"""Maintenance of a lake without the service: repair, replay and backup."""

@@ -1,57 +1,33 @@
-"""A lake opened for writing, whose union catalog shows no purged file afterwards."""
+"""A lake that a command opens for writing."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import ScanlakeError
+from pipeline.client.probe import probe_service
 from pipeline.lake.catalog_options import CatalogOptions
 from pipeline.lake.lake import Lake
-from pipeline.maintenance import union
+from pipeline.process import run_async
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
     from pipeline.settings import Settings
 
 
-@contextmanager
 def open_writable_lake(
-    settings: Settings,
-    doing: str,
-    *,
-    config: Path | None,
-    before_creation: Callable[[], None] | None = None,
-    must_exist: bool = True,
-    check_before_open: bool = False,
-    is_backup: bool = False,
-    purges_files: bool = False,
-) -> Iterator[Lake]:
-    """Open the lake of the settings, and close it when the block ends or fails. `config` is the settings file.
+    settings: Settings, doing: str, *, token: str | None = None, must_exist: bool = True, **options: Any
+) -> Lake:
+    """Return the lake of the settings, which a `with` block opens and closes; `options` are those of `Lake`.
 
-    `before_creation` is called before a new lake is made, and may refuse by an exception.
-
-    Afterwards no union shows purged files. The block may purge files (`purges_files`), or its first publish may finish
-    a purge that was killed, even if the block fails later.
+    A new lake is made once the service has accepted `token`: a wrong address or token leaves no folder.
     """
-    unopened = Lake(
+    lake = Lake(
         settings.lake,
         doing=doing,
         reader_root=settings.reader_root,
         must_exist=must_exist,
-        check_before_open=check_before_open,
-        is_backup=is_backup,
         options=CatalogOptions.from_settings(settings),
+        **options,
     )
-    if before_creation is not None and unopened.is_new:
-        before_creation()
-    with unopened as lake:
-        is_purge = purges_files or lake.ledger.properties.purge_in_progress is not None
-        try:
-            yield lake
-        finally:
-            with suppress(ScanlakeError):  # of a ledger that the block has found unreadable
-                published_at = lake.ledger.purge_published_at()
-                union.refresh_after_purge(config, published_at, always=is_purge)
+    if token is not None and lake.is_new:
+        run_async(probe_service(settings, token, is_quick=False))
+    return lake

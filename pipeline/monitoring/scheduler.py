@@ -49,7 +49,6 @@ class WatchConfig:
     schedule: Schedule
     max_runs: int | None = None  # None: until stopped
     never_gives_up: bool = False  # the same process watches other lakes
-    after_sync: Callable[[], Sequence[str]] | None = None  # returns the command to run after a successful sync, or ()
 
 
 @dataclass(slots=True)
@@ -89,8 +88,6 @@ class Watcher:
                 if self._should_give_up(outcome):
                     _log.error("watch.ended", **self._source_field, exit_code=outcome.code, reason=outcome.reason)
                     return outcome.code
-                if kind is OutcomeKind.DONE:
-                    await self._run_after_sync(settings)
                 if config.max_runs is not None and self.runs >= config.max_runs:
                     return outcome.code
                 delay = config.schedule.next_delay(kind, self._consecutive, run_seconds=outcome.seconds)
@@ -116,14 +113,6 @@ class Watcher:
         self.state.last_success = stats.last_success
         self.state.failures, self.state.reason = stats.failures, stats.reason
         return outcome
-
-    async def _run_after_sync(self, settings: Settings) -> None:
-        argv = self.config.after_sync() if self.config.after_sync is not None else ()
-        if argv:
-            outcome = await run_child(argv, command="the command after the sync", lake=settings.lake)
-            if outcome.kind is not OutcomeKind.DONE:
-                fields = {**self._source_field, "exit_code": outcome.code, "reason": outcome.reason}
-                _log.warning("watch.after_sync_failed", **fields)
 
     def _reload_settings(self, previous: Settings) -> Settings:
         """Return the present settings; loading also reopens the log file, which a run may have rotated."""

@@ -19,7 +19,7 @@ LAYERS: Final = (
     {"__main__"},
     {"cli"},
     {"commands", "api"},
-    {"sources", "run_summaries", "lake_access", "publish_after_run"},
+    {"sources", "run_summaries", "publish_after_run"},
     {"context"},
     {
         *("sync", "maintenance", "reports", "shares", "doctor", "monitoring", "dashboard", "publish"),

@@ -1,4 +1,4 @@
-"""`scanlake query` on a terminal: results that can be read at any width, and a shell."""
+"""`scanlake query` on a terminal: results that can be read at any width, and DuckDB's own client."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import fcntl
 import os
 import pty
 import re
-import stat
 import struct
 import sys
 import termios
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -24,11 +22,18 @@ if TYPE_CHECKING:
 
     Scanlake = Callable[..., Answer]
 
+PROGRAM = ("-m", "pipeline")
 ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])")
 
 
-def read_screen(folder: Path, columns: int, *arguments: str, lines: tuple[str, ...] = ()) -> tuple[int, str]:
-    """Run the command on a terminal of its own, typing a line at each prompt. Return exit code and screen."""
+def program_with_client(client: Path | None) -> tuple[str, str]:
+    """Return the arguments of an interpreter in which a look for DuckDB's client finds `client`."""
+    found = None if client is None else str(client)
+    return "-c", f"import shutil; shutil.which = lambda *_, **__: {found!r}; import pipeline.cli as cli; cli.main()"
+
+
+def read_screen(folder: Path, columns: int, *arguments: str, program: tuple[str, ...] = PROGRAM) -> tuple[int, str]:
+    """Run the command on a terminal of its own. Return exit code and screen."""
     pid, screen = pty.fork()
     if pid == 0:
         os.chdir(folder)
@@ -36,15 +41,11 @@ def read_screen(folder: Path, columns: int, *arguments: str, lines: tuple[str, .
         given = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES"}}
         given |= {"TERM": "xterm", "NO_COLOR": "1"}
         fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-        os.execve(sys.executable, [sys.executable, "-m", "pipeline", *arguments], given)  # noqa: S606
-    shown, left, read = b"", list(lines), 0
-    deadline = time.monotonic() + 240
+        os.execve(sys.executable, [sys.executable, *program, *arguments], given)  # noqa: S606
+    shown = b""
     with suppress(OSError):  # the terminal is gone with its process
-        while time.monotonic() < deadline:
-            shown += os.read(screen, 65_536)
-            if left and shown[read:].endswith(b"> "):
-                os.write(screen, left.pop(0).encode())
-                read = len(shown)
+        while chunk := os.read(screen, 65_536):
+            shown += chunk
     os.close(screen)
     _, status = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(status), ESCAPE.sub("", shown.decode()).replace("\r\n", "\n")
@@ -101,19 +102,22 @@ def test_what_fits_is_a_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("lake")
-def test_without_a_query_a_terminal_gets_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shell answers statements over several lines, survives errors, completes names and keeps its history."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    lines = ("SELECT count(*) AS n\n", "FROM workflow_definition_st\t;\n", "FROM nonsense;\n", ".tables\n", ".quit\n")
-    code, shown = read_screen(tmp_path, 100, "query", lines=lines)
-    assert code == 0, shown
-    assert "workflow_definition_steps" in shown.partition("nonsense")[0]
-    assert re.search(r"n *\n +0 *\n1 row", shown)
-    assert "nonsense" in shown
-    assert re.search(r"meta\.freshness", shown)
-    history = tmp_path / "state" / "scanlake" / "query_history"
-    assert "SELECT count(*) AS n" in history.read_text()
-    assert stat.S_IMODE(history.stat().st_mode) == 0o600
+def test_without_a_query_a_terminal_gets_duckdbs_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client replaces the command: it opens the catalog read-only, ends with its own code and has no token."""
+    client = tmp_path / "client"
+    client.write_text('#!/bin/sh\necho "$@, token: $SCANLAKE_TOKEN."\nexit 7\n')
+    client.chmod(0o700)
+    monkeypatch.setenv("SCANLAKE_TOKEN", "in-the-environment")
+    code, shown = read_screen(tmp_path, 100, "query", program=program_with_client(client))
+    assert (code, shown) == (7, f"-readonly {tmp_path}/lake/catalog.duckdb, token: .\n")
+
+
+@pytest.mark.usefixtures("lake")
+def test_without_duckdbs_client_a_line_says_how_to_get_it(tmp_path: Path) -> None:
+    """A terminal without a query and without the client gets one line and exit code 2."""
+    code, shown = read_screen(tmp_path, 100, "query", program=program_with_client(None))
+    assert (code, shown.count("\n")) == (2, 1)
+    assert "pip install duckdb-cli" in shown
 
 
 @pytest.mark.usefixtures("lake")

@@ -174,8 +174,8 @@ def test_the_shell_completes_verbs_and_their_flags() -> None:
     assert completed("scanlake", "doc") == ["doctor"]
     flags = completed("scanlake", "sync", "--")
     assert {"--since", "--all", "--jobs", "--set", "--lake", "--source", "--json"} <= set(flags)
-    assert "--union" in completed("scanlake", "catalog", "--u")
-    assert "--union" not in flags
+    assert "--partition-by" in completed("scanlake", "export", "--p")
+    assert "--partition-by" not in flags
 
 
 def test_completion_works_in_a_real_bash(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Several services in one settings file: one chosen, or all side by side, and one catalog for all of them."""
+"""Several services in one settings file: one chosen, or all side by side."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from pipeline.config import load, load_all_sources, load_layers, source_names
 from pipeline.emulator import Emulator
 from pipeline.emulator.options import Faults, ImageOptions
 from pipeline.errors import ExitCode, SettingsError, most_severe
+from pipeline.lake.all_catalogs import open_all_catalogs
 from pipeline.settings import load_token
 from tests.commands.cli_process import called, started
 
@@ -114,7 +115,7 @@ def test_one_source_needs_not_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None
         ("[sources.a]\nmax_attempts = 0", "a", r"sources.a.max_attempts \(scanlake.toml\) should be greater"),
         ('[sources.a]\ntoken = "x"', "a", "the token must not be in a settings file"),
         ("[sources.file]\n", "file", "'file' is not a valid name of a source"),
-        ("[sources.union]\n", "union", "'union' is not a valid name of a source"),
+        ("[sources.memory]\n", "memory", "'memory' is not a valid name of a source"),
         ('[sources."a/b"]\n', None, "'a/b' is not a valid name of a source"),
         ("[sources.a-b]\n[sources.A_B]\n", "a-b", "sources a-b and A_B use the same environment variable"),
         ('[sources.a]\nlake = "x"\n[sources.b]\nlake = "./x"\n', "a", "Sources a and b in .* have the same lake"),
@@ -313,11 +314,10 @@ async def test_all_fetch_their_images(tmp_path: Path) -> None:
         second.images.set_faults(probabilities={})
         again = await called(tmp_path, "sync", "--all", "--json", SCANLAKE_TOKEN="general", **tokens)
         assert [each["images"]["exit_code"] for each in again.json["sources"].values()] == [0, 0]
-        assert (await called(tmp_path, "catalog", "--union")).code == 0
-        with duckdb.connect(tmp_path / "lake" / "union.duckdb", read_only=True) as db:
-            counts = dict(db.execute("SELECT _source, count(*) FROM images GROUP BY ALL").fetchall())
+        with open_all_catalogs({name: tmp_path / "lake" / name for name in ("s0", "s1")}) as db:
+            counts = dict(db.execute("SELECT source, count(*) FROM images GROUP BY ALL").fetchall())
             own = {name: db.execute(f"SELECT count(*) FROM {name}.images").fetchall()[0][0] for name in counts}
-            assert len(db.execute("SELECT * FROM images JOIN uploads USING (_source, file_id)").fetchall()) > 0
+            assert len(db.execute("SELECT * FROM images JOIN uploads USING (source, file_id)").fetchall()) > 0
         assert counts == own
         for emulator, name in ((first, "s0"), (second, "s1")):
             assert emulator.images is not None

@@ -312,11 +312,6 @@ async def test_sources_are_watched_side_by_side(tmp_path: Path) -> None:
         await until(lambda: metric(away_file, "scanlake_runs_total", exit_code="1", source="away"))
         await until(lambda: metric(near_file, "scanlake_runs_total", exit_code="0", source="near"))
         told = json.loads(live.read_text())["sources"]
-        union = tmp_path / "lakes" / "union.duckdb"
-        code, _, err = await scanlake(near, "catalog", "--union", **environment)
-        assert code == 0, err
-        made = union.stat().st_ino
-        await until(lambda: union.stat().st_ino != made)
         alive, _, _ = await scanlake(near, "watch", "--check-liveness", str(live))
         code, _, err = await scanlake(near, "watch", "--check-liveness", str(live), "--max-age", "1h")
         process.terminate()
