@@ -3,7 +3,8 @@
 A command is a module of `pipeline.commands` with a function `run` and a constant `GROUP`; the first line of `run`'s
 docstring is its line in the help. Both are read as text, and a module is imported only when its command is called, so
 that `scanlake --help` is fast. A positional parameter of `run` receives the `CommandContext`. A module with a function
-`describe_source` also has `--all`: a process for each source, and one line of it (see `pipeline.sources`).
+`describe_source` also has `--all`: a process for each source, and one line of it (see `pipeline.sources`). `RESULT`
+is the dataclass that the command prints with `--json`.
 """
 
 # Annotations are evaluated here: typer reads them. Hence no `from __future__ import annotations`.
@@ -274,7 +275,9 @@ def _wrap_command(name: str, module: Any, *, for_completion: bool) -> Callable[.
         own_options = GlobalOptions(**{field.name: options.pop(field.name) for field in fields(GlobalOptions)})
         typed = read_typed_options(name, click_context, [parameter.name for parameter in own])
         check_option_rules(own, typed)
-        context = _import_module("pipeline.context").create_context(own_options.merged_over(click_context.obj), typed)
+        create_context = _import_module("pipeline.context").create_context
+        result_type = getattr(module, "RESULT", None)
+        context = create_context(own_options.merged_over(click_context.obj), typed, result_type)
         all_options = {parameter.name: options.pop(parameter.name, None) for parameter in ALL_PARAMETERS}
         if hasattr(module, "describe_source") and all_options["all_sources"]:
             run_for_all: Any = _import_module("pipeline.sources").run_for_all_sources

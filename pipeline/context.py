@@ -26,6 +26,7 @@ from pipeline.settings import Settings, load_token
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from types import UnionType
 
 _log = structlog.get_logger()
 _RUN_ADDRESS_BYTES: Final = 3_000_000_000  # a sync fails with 2 GB and works with 3; most of it is reserved, not used
@@ -35,6 +36,9 @@ _NON_TTY_WIDTH: Final = 1_000
 @dataclass(frozen=True, slots=True)
 class CommandContext(GlobalOptions):
     """The global options, and the first argument of a command's `run`."""
+
+    result_type: type | UnionType | None = None
+    """The declared type of the command's result."""
 
     typed: TypedCommand = field(default_factory=TypedCommand)
     """The command as it was typed, without the global options."""
@@ -107,7 +111,12 @@ class CommandContext(GlobalOptions):
         return Console(file=cast("IO[str]", _UnpaddedOutput()), width=_NON_TTY_WIDTH)
 
     def print_result(self, result: object, text: str = "", code: ExitCode = ExitCode.OK) -> ExitCode:
-        """Print `result`, a dataclass, as the JSON object of `--json`, otherwise `text`. Return `code`."""
+        """Print `result` as the JSON object of `--json`, otherwise `text`. Return `code`.
+
+        Raises `TypeError` if the result is not of the type that the command declares as `RESULT`.
+        """
+        if self.result_type is not None and not isinstance(result, self.result_type):
+            raise TypeError(f"{self.typed.name}: the result is a {type(result).__name__}")
         sys.stdout.write(encode_result(result, code) + "\n" if self.as_json else text)
         return code
 
@@ -129,10 +138,12 @@ class _UnpaddedOutput(io.TextIOBase):
         sys.stdout.flush()
 
 
-def create_context(options: GlobalOptions, typed: TypedCommand) -> CommandContext:
+def create_context(
+    options: GlobalOptions, typed: TypedCommand, result_type: type | UnionType | None = None
+) -> CommandContext:
     """Return the context of a command. Start logging, and redact the tokens in the environment."""
     values = {field.name: getattr(options, field.name) for field in fields(options)}
-    context = CommandContext(**values, typed=typed)
+    context = CommandContext(**values, typed=typed, result_type=result_type)
     logs.register_secrets(*tokens_in_environment())
     logs.configure(context.log_level, as_json=context.log_json, file=context.log_file)
     _warn_about_address_space()

@@ -54,7 +54,7 @@ def run_for_all_sources(context: CommandContext, command: ModuleType, jobs: int 
     text = "".join(
         f"{source:{width}}  {_describe(output, command.describe_source)}\n" for source, output in outputs.items()
     )
-    return context.print_result(AllSourcesResult(outputs), text, code)
+    return replace(context, result_type=AllSourcesResult).print_result(AllSourcesResult(outputs), text, code)
 
 
 def default_jobs() -> int:

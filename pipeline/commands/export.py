@@ -1,6 +1,8 @@
 """`scanlake export`: tables as files, or as one workbook or database."""
 
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -8,26 +10,36 @@ import typer
 
 from pipeline.commands._completeness import warn_if_incomplete
 from pipeline.context import CommandContext
-from pipeline.errors import ExitCode
-from pipeline.lake.export import ExportFormat, find_current_export, plan_export, run_export
+from pipeline.errors import ExitCode, SettingsError
+from pipeline.lake.export import FILE_FORMATS, ExportFormat, plan_export, run_export
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.reader import open_catalog, run_interruptibly
 
 GROUP: Final = "Use the data"
 
 
+@dataclass(frozen=True, slots=True)
+class ExportedTables:
+    """The place of an export, its format, and the rows by table."""
+
+    out: Path
+    format: ExportFormat
+    rows: Mapping[str, int]
+
+
+RESULT: Final = ExportedTables
+
+
 def run(
     context: CommandContext,
     *,
-    target: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder: empty or new, unless --replace.")],
-    output_format: Annotated[
-        ExportFormat,
-        typer.Option(
-            "--format",
-            metavar="FORMAT",
-            help="parquet or csv: one file per table; xlsx: a workbook; duckdb: a database.",
-        ),
+    target: Annotated[
+        Path, typer.Argument(metavar="FOLDER|FILE", help="New or empty folder, or a new file .xlsx or .duckdb.")
     ],
+    output_format: Annotated[
+        ExportFormat | None,
+        typer.Option("--format", metavar="FORMAT", help="Of a folder: parquet or csv. Default: parquet."),
+    ] = None,
     tables: Annotated[
         str | None, typer.Option(metavar="A,B", help="Tables or views to export. Default: all tables.")
     ] = None,
@@ -37,31 +49,34 @@ def run(
     no_formula_escape: Annotated[
         bool, typer.Option("--no-formula-escape", help="Write CSV values unchanged, also spreadsheet formulas.")
     ] = False,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Replace the folder's export of an earlier --replace; skip it if current.")
-    ] = False,
 ) -> ExitCode:
     """Write tables to files, or to one workbook or database.
 
-    All rows come from one snapshot. A spreadsheet reads CSV text as a formula if it begins with = + - @, a tab or a
-    line end. Such text gets a leading '; --no-formula-escape leaves it unchanged. The other formats are always exact.
+    A folder gets one file per table. A name that ends in .xlsx gets a workbook, in .duckdb a database to mail. All rows
+    come from one snapshot. `publish --to file:///FOLDER` keeps Parquet files up to date.
 
-    With --replace the same folder is renewed by every call: its files are replaced when all new ones are complete, and
-    nothing is written while the lake has the same rows. Other files in the folder are refused, never removed.
+    A spreadsheet reads CSV text as a formula if it begins with = + - @, a tab or a line end. Such text gets a
+    leading '; --no-formula-escape leaves it unchanged. The other formats are always exact.
     """
     settings = context.settings()
-    folder = Path(os.path.realpath(target))  # the real path is the one that SQL is allowed to write below
-    require_outside_lakes(folder, str(target), settings.lake)
+    path = Path(os.path.realpath(target))  # the real path is the one that SQL is allowed to write below
+    require_outside_lakes(path, str(target), settings.lake)
+    chosen = _choose_format(path, output_format)
     names = [name.strip() for name in (tables or "").split(",") if name.strip()]
-    with open_catalog(settings, writes=folder.parent) as lake:
+    with open_catalog(settings, writes=path.parent) as lake:
         warn_if_incomplete(lake)
-        escape = not no_formula_escape
-        plan = plan_export(lake, output_format, names, partition_by, escape_formulas=escape, replaces=replace)
-        current = find_current_export(lake, folder, plan)
-        counts = current.rows if current else run_interruptibly(lake, lambda: run_export(lake, folder, plan))
-    text = "".join(f"{count:>12,} rows of {name}\n" for name, count in counts.items())
-    text += f"unchanged: the folder has snapshot {current.snapshot}\n" if current else ""
-    text = "" if context.quiet else text
-    result = {"out": str(target.absolute()), "format": output_format.value, "rows": dict(counts)}
-    context.print_result(result | ({"unchanged": current is not None} if replace else {}), text)
-    return ExitCode.OK
+        plan = plan_export(lake, chosen, names, partition_by, escape_formulas=not no_formula_escape)
+        counts = run_interruptibly(lake, lambda: run_export(lake, path, plan))
+    text = "" if context.quiet else "".join(f"{count:>12,} rows of {name}\n" for name, count in counts.items())
+    return context.print_result(ExportedTables(target.absolute(), chosen, counts), text)
+
+
+def _choose_format(target: Path, typed: ExportFormat | None) -> ExportFormat:
+    """Return the format that the name means, otherwise the typed one. Raises `SettingsError` if they differ."""
+    by_name = FILE_FORMATS.get(target.suffix.lower())
+    if by_name is not None and typed in {None, by_name}:
+        return by_name
+    if by_name is None and typed not in FILE_FORMATS.values():
+        return typed or ExportFormat.PARQUET
+    hint = "Use a name that ends in .xlsx or .duckdb for one file, and --format parquet or csv for a folder."
+    raise SettingsError(f"{target.name} and --format {typed} exclude each other.", hint=hint)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -11,7 +11,7 @@ import duckdb
 
 from pipeline.csv_rows import escape_formula
 from pipeline.errors import SettingsError
-from pipeline.lake.export_folder import ExportRecord, read_record, staging_folder, write_record
+from pipeline.lake.export_folder import staging_path
 from pipeline.lake.sql import UTC_NOW_SQL, sql_comment, sql_escape_formula, sql_identifier, sql_literal
 from pipeline.lake.xlsx import check_xlsx_installed, write_workbook
 from schemas.tables import BY_NAME, TABLES
@@ -38,18 +38,21 @@ class ExportFormat(StrEnum):
     DUCKDB = "duckdb"
 
 
+FILE_FORMATS: Final = {".xlsx": ExportFormat.XLSX, ".duckdb": ExportFormat.DUCKDB}
+"""Formats of one file, by the extension of its name."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExportPlan:
     """Tables and views to write, their format, and the column that splits them.
 
-    Without `escape_formulas` CSV has text exactly as the lake does. `replaces`: in the place of a former export.
+    Without `escape_formulas` CSV has text exactly as the lake does.
     """
 
     format: ExportFormat
     tables: tuple[str, ...]
     partition_by: str | None = None
     escape_formulas: bool = True
-    replaces: bool = False
 
 
 def plan_export(
@@ -59,7 +62,6 @@ def plan_export(
     partition_by: str | None,
     *,
     escape_formulas: bool,
-    replaces: bool,
 ) -> ExportPlan:
     """Check the options against the open catalog. Raises `SettingsError`."""
     if format_ is ExportFormat.XLSX:
@@ -71,13 +73,13 @@ def plan_export(
         if name not in exportable:
             raise SettingsError(f"No table {name}.", hint="Run `scanlake tables` for the names.")
     if partition_by is not None:
-        if format_ not in {ExportFormat.PARQUET, ExportFormat.CSV}:
+        if format_ in FILE_FORMATS.values():
             raise SettingsError(f"--partition-by does not work with {format_.value}.", hint="Use parquet or csv.")
         if not {name for name, column in columns if column == partition_by} & set(selected):
             hint = "Run `scanlake tables NAME` for the columns."
             raise SettingsError(f"No exported table has a column {partition_by}.", hint=hint)
         _check_partition_count(db, [name for name, column in columns if column == partition_by], selected, partition_by)
-    return ExportPlan(format_, selected, partition_by, escape_formulas, replaces)
+    return ExportPlan(format_, selected, partition_by, escape_formulas)
 
 
 def _check_partition_count(
@@ -95,38 +97,17 @@ def _check_partition_count(
 
 
 def run_export(db: duckdb.DuckDBPyConnection, target: Path, plan: ExportPlan) -> dict[str, int]:
-    """Write `target`, a folder that is empty or does not exist, or has a former export. Return the rows by table.
+    """Write `target`: a file that does not exist, or a folder that is empty or does not exist. Return rows by table.
 
     `db` has the catalog open read-only, so the export is of one snapshot, also if another is published meanwhile.
     """
-    with staging_folder(target, replaces=plan.replaces) as folder:
+    with staging_path(target) as path:
         if plan.format is ExportFormat.DUCKDB:
-            rows = _write_database(db, folder / "scanlake.duckdb", plan)
-        elif plan.format is ExportFormat.XLSX:
-            rows = write_workbook(db, folder / "scanlake.xlsx", {name: source_of(name) for name in plan.tables})
-        else:
-            rows = {name: _write_files(db, folder, name, plan) for name in plan.tables}
-        if plan.replaces:
-            write_record(folder, ExportRecord(_snapshot_of(db), asdict(plan), rows))
-        return rows
-
-
-def find_current_export(db: duckdb.DuckDBPyConnection, target: Path, plan: ExportPlan) -> ExportRecord | None:
-    """Return the record of a former export that has the same rows and options; None if it must be written.
-
-    Views may depend on the reader's clock, so only tables are compared.
-    """
-    record = read_record(target) if plan.replaces else None
-    if record is None or not record.complete or not set(plan.tables) <= BY_NAME.keys():
-        return None
-    options = asdict(plan) | {"tables": list(plan.tables)}
-    expected = ExportRecord(_snapshot_of(db), options, record.rows, record.entries)
-    is_whole = all((target / name).exists() for name in record.entries)
-    return record if record == expected and is_whole else None
-
-
-def _snapshot_of(db: duckdb.DuckDBPyConnection) -> int:
-    return int(db.execute("SELECT snapshot FROM meta.freshness").fetchall()[0][0])
+            return _write_database(db, path, plan)
+        if plan.format is ExportFormat.XLSX:
+            return write_workbook(db, path, {name: source_of(name) for name in plan.tables})
+        path.mkdir()
+        return {name: _write_files(db, path, name, plan) for name in plan.tables}
 
 
 def _columns_of(db: duckdb.DuckDBPyConnection, table: str) -> list[tuple[str, str]]:

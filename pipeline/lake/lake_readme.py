@@ -22,7 +22,7 @@ Open catalog.duckdb, read-only, with any DuckDB client from version 1.4 on:
 Do not read the Parquet files in parts/. They also have the rows of superseded versions and of deleted files, so that
 counts are too high. For plain Parquet files with the current rows, in a folder of your choice:
 
-    scanlake export FOLDER --format parquet --replace
+    scanlake export FOLDER
 
 catalog.duckdb   the tables that readers open, replaced by every sync: open a new connection for the next state
 snapshots/       earlier states, as catalogs

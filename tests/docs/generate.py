@@ -13,6 +13,7 @@ from pipeline import cli
 from pipeline.settings import PREFIX, Settings
 from pipeline.settings_template import SECTIONS
 from tests.docs.diagram import draw_diagram
+from tests.docs.json_page import format_json_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +37,8 @@ def render(page: str) -> str:
 def _settings() -> str:
     lines = [
         f"The environment variable of a setting is its name in capitals after `{PREFIX}`: `{PREFIX}MAX_CONCURRENCY`",
-        "for `max_concurrency`. [Commands](cli.md) lists the settings that are also options. The section",
+        "for `max_concurrency`. `--set NAME=VALUE` gives a setting to one command: `--set max_concurrency=8`.",
+        "The section",
         "[Choose settings](operations.md#choose-settings) explains the layers.",
     ]
     for name, field in Settings.model_fields.items():
@@ -147,7 +149,7 @@ def _escape(text: str) -> str:
     return text.replace("|", r"\|").replace("*", r"\*")
 
 
-PAGES: Final = {"settings.md": _settings, "cli.md": _commands}
+PAGES: Final = {"settings.md": _settings, "cli.md": _commands, "json.md": format_json_page}
 
 PICTURE: Final = DOCS / "images" / "tables.svg"
 

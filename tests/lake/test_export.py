@@ -6,8 +6,7 @@ import csv
 import json
 import re
 import zipfile
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from xml.etree import ElementTree as ET
 
 import duckdb
@@ -21,6 +20,9 @@ from pipeline.lake.lake import Lake
 from schemas.tables import TABLES
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import told
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FORMULAS: Final = ("=1+1", "+1", "-1", "@SUM(A1)", "\tx", "\rx")
 TEXTS: Final = (*FORMULAS, "plain", "a=1", "", None, "'=1", "größe 🙂", "<b>&", 'quo"te', "two\nlines", "\x00\x1b[31m")
@@ -76,7 +78,7 @@ def unescaped(text: str) -> str:
 def test_a_workbook(lake: Path, tmp_path: Path) -> None:
     """A workbook has a sheet a table; text is never a formula, and numbers too great for a spreadsheet are text."""
     exported(lake, tmp_path / "out", ExportFormat.XLSX)
-    with zipfile.ZipFile(tmp_path / "out" / "scanlake.xlsx") as book:
+    with zipfile.ZipFile(tmp_path / "out") as book:
         assert book.testzip() is None
         sheets = [sheet.get("name") for sheet in ET.fromstring(book.read("xl/workbook.xml")).iter(f"{NS}sheet")]  # noqa: S314
         assert sheets == ["files", "uploads"]
@@ -116,7 +118,7 @@ def test_a_database_to_mail(lake: Path, tmp_path: Path) -> None:
     """One file with real tables and comments, which needs the lake no more."""
     exported(lake, tmp_path / "out", ExportFormat.DUCKDB)
     lake.rename(tmp_path / "gone")
-    with duckdb.connect(str(tmp_path / "out" / "scanlake.duckdb"), read_only=True) as db:
+    with duckdb.connect(str(tmp_path / "out"), read_only=True) as db:
         assert tuple(text for (text,) in db.execute("SELECT comment FROM uploads ORDER BY id").fetchall()) == TEXTS
         assert db.execute("SELECT files FROM freshness").fetchall() == [(1,)]
         silent = "SELECT count(*) FROM duckdb_columns() WHERE comment IS NULL AND table_name = 'uploads'"
@@ -139,9 +141,7 @@ def test_the_verb(lake: Path, tmp_path: Path) -> None:
         "has_damage",
     )
     assert len(list((tmp_path / "split" / "uploads").glob("has_damage=*/*.csv"))) == 2
-    assert "1 rows of fields_wide" in told(
-        lake, "export", str(tmp_path / "view"), "--format", "duckdb", "--tables", "fields_wide"
-    )
+    assert "1 rows of fields_wide" in told(lake, "export", str(tmp_path / "view.duckdb"), "--tables", "fields_wide")
     assert "is not empty" in told(lake, "export", str(tmp_path / "all"), "--format", "csv", code=2)
     assert "is in the lake" in told(lake, "export", str(lake / "parts" / "x"), "--format", "csv", code=2)
     assert "No table nope" in told(lake, "export", str(tmp_path / "no"), "--format", "csv", "--tables", "nope", code=2)
@@ -177,7 +177,7 @@ def _date_styles(path: Path) -> set[str]:
 def test_a_workbook_has_dates_and_a_heading_that_stays(lake: Path, tmp_path: Path) -> None:
     """Times are Excel's own dates, the heading is frozen and has a filter over all rows, columns fit what they show."""
     exported(lake, tmp_path / "out", ExportFormat.XLSX, "files")
-    book = tmp_path / "out" / "scanlake.xlsx"
+    book = tmp_path / "out"
     sheet = _sheet(book)
     (pane,) = sheet.iter(f"{NS}pane")
     assert (pane.get("ySplit"), pane.get("state")) == ("1", "frozen")
@@ -228,78 +228,29 @@ def test_a_result_goes_to_formats_that_exist(lake: Path, tmp_path: Path) -> None
     assert "The format xlsx needs a file." in told(lake, "query", "SELECT 1", "--format", "xlsx", code=2)
 
 
-# Exports that replace
+# Exports
 
 
-def _entries(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
-
-
-def test_an_export_that_replaces_a_former_one(lake: Path, tmp_path: Path) -> None:
-    """--replace writes the folder again after a sync, removes what the former export had, and skips equal rows."""
-    out, arguments = tmp_path / "out", ("export", str(tmp_path / "out"), "--format", "parquet", "--replace")
-    told(lake, *arguments, "--tables", "files,uploads")
-    inode = (out / "files.parquet").stat().st_ino
-    assert json.loads(told(lake, *arguments, "--tables", "files,uploads", "--json"))["unchanged"] is True
-    assert (out / "files.parquet").stat().st_ino == inode
-    with Lake(lake, doing="test") as made:
-        commit(made, {5: 0}, stamp=1)
-        made.publish("", at=AT, complete=True, watermark=AT)
-    told(lake, *arguments, "--tables", "files")
-    assert _entries(out) == {"files.parquet", "export.json"}
-    assert pq.read_table(out / "files.parquet").num_rows == 2
-    told(lake, *arguments[:2], "--format", "csv", "--replace", "--partition-by", "file_id", "--tables", "files")
-    assert _entries(out) == {"files", "export.json"}
-    assert _entries(tmp_path) == {"lake", "out"}
-
-
-def test_an_export_replaces_nothing_else(lake: Path, tmp_path: Path) -> None:
-    """Folders that no --replace has written, and files that are not of the export, are refused and stay."""
-    out, arguments = tmp_path / "out", ("export", str(tmp_path / "out"), "--format", "csv", "--tables", "files")
-    told(lake, *arguments)
-    assert "no export.json of an export with --replace" in told(lake, *arguments, "--replace", code=2)
-    (out / "files.csv").unlink()
-    told(lake, *arguments, "--replace")
-    assert "does not exist, or --replace." in told(lake, *arguments, code=2)
-    (out / "thesis").write_text("mine")
-    with Lake(lake, doing="test") as made:
-        commit(made, {5: 0}, stamp=1)
-        made.publish("", at=AT, complete=True, watermark=AT)
-    assert "has thesis, which is not of the export" in told(lake, *arguments, "--replace", code=2)
-    assert (out / "thesis").read_text() == "mine"
-    assert len((out / "files.csv").read_text().splitlines()) == 2
-
-
-def test_a_replacement_that_was_killed(lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An export that was killed while it replaced another is written again by the next call, with the same rows too."""
-    out, arguments = tmp_path / "out", ("export", str(tmp_path / "out"), "--format", "csv", "--replace")
-    told(lake, *arguments, "--tables", "files,uploads")
-    renamed, real = [], Path.rename
-
-    def fail_later(self: Path, target: Path) -> Path:
-        renamed.append(self.name)
-        if len(renamed) > 4:
-            raise KeyboardInterrupt
-        return real(self, target)
-
-    plan = ExportPlan(ExportFormat.CSV, ("files", "fields"), replaces=True)
-    with duckdb.connect(str(lake / "catalog.duckdb"), read_only=True) as db, monkeypatch.context() as patched:
-        patched.setattr(Path, "rename", fail_later)
-        with pytest.raises(KeyboardInterrupt):
-            run_export(db, out, plan)
-    assert json.loads((out / "export.json").read_text())["complete"] is False
-    told(lake, *arguments, "--tables", "files,uploads")
-    assert _entries(out) == {"files.csv", "uploads.csv", "export.json"}
+def test_the_format_follows_the_name(lake: Path, tmp_path: Path) -> None:
+    """A name that ends in .xlsx or .duckdb is one file, any other a folder; a --format that differs is refused."""
+    assert json.loads(told(lake, "export", str(tmp_path / "a.xlsx"), "--json"))["format"] == "xlsx"
+    assert zipfile.is_zipfile(tmp_path / "a.xlsx")
+    told(lake, "export", str(tmp_path / "folder"))
+    assert (tmp_path / "folder" / "files.parquet").exists()
+    refused = told(lake, "export", str(tmp_path / "b.xlsx"), "--format", "csv", code=2)
+    assert "b.xlsx and --format csv exclude each other." in refused
+    assert "exists." in told(lake, "export", str(tmp_path / "a.xlsx"), code=2)
+    assert {path.name for path in tmp_path.iterdir()} == {"lake", "a.xlsx", "folder"}
 
 
 def test_a_database_to_mail_has_views(lake: Path, tmp_path: Path) -> None:
     """An exported database has the views over its tables and the dictionary of what it has; none reads the lake."""
-    told(lake, "export", str(tmp_path / "all"), "--format", "duckdb")
-    exported(lake, tmp_path / "two", ExportFormat.DUCKDB, "files", "uploads")
+    told(lake, "export", str(tmp_path / "all.duckdb"))
+    exported(lake, tmp_path / "two.duckdb", ExportFormat.DUCKDB, "files", "uploads")
     lake.rename(tmp_path / "gone")
     views = {}
     for name in ("all", "two"):
-        with duckdb.connect(str(tmp_path / name / "scanlake.duckdb"), read_only=True) as db:
+        with duckdb.connect(str(tmp_path / f"{name}.duckdb"), read_only=True) as db:
             views[name] = {
                 row[0] for row in db.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()
             }

@@ -132,15 +132,15 @@ def test_two_exports_to_one_folder(lake: Path, tmp_path: Path, monkeypatch: pyte
     assert not list(tmp_path.glob(".scanlake*"))
 
 
-def test_an_export_to_a_link_and_to_a_mount_point(lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty folder is filled where it is, as a mount point has to be; a link to one is followed."""
+def test_an_export_to_a_link(lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty folder is replaced by one with its permissions; a link to one is followed."""
     there, link = tmp_path / "there", tmp_path / "link"
     there.mkdir(0o750)
     link.symlink_to(there)
     before = there.stat()
     told(lake, "export", str(link), "--format", "csv", "--tables", "uploads", "--partition-by", "position")
     assert link.is_symlink()
-    assert (there.stat().st_ino, there.stat().st_mode) == (before.st_ino, before.st_mode)
+    assert there.stat().st_mode == before.st_mode
     assert [path.name for path in there.iterdir()] == ["uploads"]
     assert "is not empty" in told(lake, "export", str(link), "--format", "csv", code=2)
     told(lake, "export", str(tmp_path / "new" / "out"), "--format", "csv")
@@ -180,7 +180,8 @@ def test_an_export_of_parts_that_were_cut_short(lake: Path, tmp_path: Path, shap
     """Parts that were cut short are damage, exit 9, in every shape; nothing is left of the export."""
     told(lake, "publish", SCANLAKE_CATALOG="views")
     cut_short(path for path in parts(lake) if path.parent.name == "uploads")
-    said = told(lake, "export", str(tmp_path / "out"), "--format", shape, code=9)
+    options = ("--format", shape) if shape in {"parquet", "csv"} else ()
+    said = told(lake, "export", str(tmp_path / f"out.{shape}"), *options, code=9)
     assert "scanlake check" in said
     assert {path.name for path in tmp_path.iterdir()} == {"lake"}
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from pipeline.atomic_files import lock_file
 from pipeline.emulator import Emulator
 from pipeline.errors import StorageError
 from pipeline.lake.lake import Lake
@@ -101,34 +100,20 @@ def test_a_dry_check_keeps_writers_away(tmp_path: Path) -> None:
 # Exports
 
 
-@pytest.mark.parametrize("exists", [False, True])
-def test_the_folder_of_a_killed_export_is_removed_by_the_next(tmp_path: Path, exists: bool) -> None:  # noqa: FBT001
-    """A killed export leaves a folder beside or in its target; the next export to the place removes it."""
+def test_a_killed_export_leaves_nothing_in_its_place(tmp_path: Path) -> None:
+    """A killed export leaves a hidden folder beside its target; the next export to the same place succeeds."""
     lake, out = made_in(tmp_path / "lake"), tmp_path / "place" / "out"
-    (out if exists else out.parent).mkdir(parents=True)
     code = (
         "import os, sys, pipeline.lake.export_folder as export\n"
-        "export._move_into_place = lambda *_: os.kill(os.getpid(), 9)\n"
+        "export._rename = lambda *_: os.kill(os.getpid(), 9)\n"
         "from pipeline.cli import main; main(sys.argv[1:])"
     )
     arguments = ["export", str(out), "--format", "parquet", "--lake", str(lake)]
     killed = subprocess.run([sys.executable, "-c", code, *arguments], check=False)
     assert killed.returncode == -signal.SIGKILL
-    assert len(list((out if exists else out.parent).glob(".scanlake-export-*/export/files.parquet"))) == 1
+    assert not out.exists()
     told(lake, "export", str(out), "--format", "parquet", "--tables", "files")
     assert [path.name for path in out.iterdir()] == ["files.parquet"]
-    assert [path.name for path in out.parent.iterdir()] == ["out"]
-
-
-def test_the_folder_of_a_running_export_stays(tmp_path: Path) -> None:
-    """An export into a folder in which another export is at work is refused; a killed one's folder is removed."""
-    lake, out = made_in(tmp_path / "lake"), tmp_path / "out"
-    left = out / ".scanlake-export-abcd_123"
-    (left / "export").mkdir(parents=True)
-    with lock_file(left):
-        assert "of an export that is running" in told(lake, "export", str(out), "--format", "csv", code=2)
-    told(lake, "export", str(out), "--format", "csv", "--tables", "files")
-    assert [path.name for path in out.iterdir()] == ["files.csv"]
 
 
 # Locks
