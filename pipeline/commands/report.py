@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -9,6 +10,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from pipeline.client.factory import create_client
+from pipeline.command_options import Excludes
 from pipeline.commands._completeness import warn_if_incomplete
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError, refuse_unreadable
@@ -19,47 +21,89 @@ from pipeline.lake.handover import NO_LINK
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import open_catalog, open_ledger_readonly, run_interruptibly
-from pipeline.lake.request_log import RequestLog, open_request_log
+from pipeline.lake.request_log import ReportJobFile, open_request_log
 from pipeline.logs import to_one_line
 from pipeline.process import run_async
 from pipeline.reports.batches import make_batches, pdf_stem, validate_name_pattern
 from pipeline.reports.image_folder import describe_images
-from pipeline.reports.job import JobRequest, JobResult, run_job
-from pipeline.reports.models import FileOutcome, JobOptions, ManifestImages
+from pipeline.reports.job import JobResult, publish_if_unlocked, run_job
+from pipeline.reports.models import CatalogState, JobOptions, Manifest, ManifestFile, ManifestImages
 from pipeline.reports.run_state import MAX_OUTSTANDING_REPORTS, RunOptions
-from pipeline.reports.selection import (
-    CatalogState,
-    SelectedFile,
-    Selection,
-    SelectionKind,
-    describe_unorderable,
-    read_catalog_state,
-    read_ids,
-    select_files,
-)
+from pipeline.reports.selection import Selection, SelectionKind, describe_unorderable, read_ids, select_files
 from pipeline.reports.signing import sign
 from pipeline.settings import Settings, require_base_url
 
 GROUP: Final = "Use the data"
 
 _MAX_LINES: Final = 20
-_MIB: Final = 1024 * 1024
 _selection_option = partial(typer.Option, rich_help_panel="Files")
 _content_option = partial(typer.Option, rich_help_panel="Content of the PDFs")
 _run_option = partial(typer.Option, rich_help_panel="Run")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPdf:
+    """A PDF that a run would order."""
+
+    pdf: str
+    files: int
+    group: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportPlan:
+    """Result of `report --dry-run`. `seconds` is an estimate, None before the first job."""
+
+    files: int
+    not_ordered: int
+    orders: int
+    seconds: float | None
+    batches: list[PlannedPdf]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedFile:
+    """A selected file that is in no PDF."""
+
+    file_id: int | None
+    reference: str | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportResult:
+    """Result of `report`. `unknown_orders` are those whose response was lost: they were ordered again."""
+
+    job: str
+    folder: Path
+    resumed: bool
+    was_complete: bool
+    files: int
+    delivered: int
+    pdfs: int
+    orders: int
+    unknown_orders: list[str]
+    failed: list[FailedFile]
+    images: ManifestImages | None
 
 
 def run(
     call: CommandContext,
     *,
     where: Annotated[
-        str | None, _selection_option(metavar="SQL", help="Select files by a condition on the table files.")
+        str | None,
+        _selection_option(metavar="SQL", help="Select files by a condition on the table files."),
+        Excludes("--sql", "--ids", "--reference"),
     ] = None,
     sql: Annotated[
-        str | None, _selection_option(metavar="SQL", help="Select files by a query with a column file_id.")
+        str | None,
+        _selection_option(metavar="SQL", help="Select files by a query with a column file_id."),
+        Excludes("--ids", "--reference"),
     ] = None,
     ids: Annotated[
-        str | None, _selection_option(metavar="FILE", help="Select files by id: one per line; - reads stdin.")
+        str | None,
+        _selection_option(metavar="FILE", help="Select files by id: one per line; - reads stdin."),
+        Excludes("--reference"),
     ] = None,
     reference: Annotated[
         list[str] | None, _selection_option(metavar="REF", help="Select all files of a reference; repeatable.")
@@ -71,7 +115,9 @@ def run(
         str | None, _content_option(metavar="SQL", help="Expression over files; each PDF has one value of it.")
     ] = None,
     per_file: Annotated[
-        bool, _content_option("--per-file", help="One PDF for each file, named by its reference.")
+        bool,
+        _content_option("--per-file", help="One PDF for each file, named by its reference."),
+        Excludes("--group-by"),
     ] = False,
     template: Annotated[
         int | None, _content_option(metavar="ID", help="Report template. Default: the service's.")
@@ -79,7 +125,6 @@ def run(
     locale: Annotated[
         str | None, _content_option(help="Language and formats, for example en-US. Default: the service's.")
     ] = None,
-    format_: Annotated[str | None, _content_option("--format", help="File format; the service has only pdf.")] = None,
     timezone: Annotated[
         str | None, _content_option(help="Time zone of dates, for example Europe/Berlin. Default: the service's.")
     ] = None,
@@ -102,13 +147,6 @@ def run(
     requested_by: Annotated[str | None, _content_option(help="Who asked for them; in index.html and manifest.")] = None,
     dry_run: Annotated[bool, _run_option("--dry-run", help="Show the batches, calls and time; order nothing.")] = False,
     timeout: Annotated[float, _run_option(min=0, help="Seconds to wait for a report after its order.")] = 1_800,
-    synchronous: Annotated[
-        bool, _run_option("--synchronous", help="The service has no asynchronous reports; found out if omitted.")
-    ] = False,
-    concurrency: Annotated[
-        int, _run_option(min=1, max=32, help="Orders in flight if the service answers when the report is made.")
-    ] = 4,
-    max_mb: Annotated[int, _run_option(min=1, help="Maximum size of a PDF, in MiB.")] = 1024,
     sign_with: Annotated[
         Path | None, _run_option("--sign", metavar="KEY", help="Sign SHA256SUMS with this SSH key.")
     ] = None,
@@ -132,7 +170,6 @@ def run(
         name=validate_name_pattern(name, grouped=group_by is not None or per_file, per_file=per_file),
         template=template,
         locale=locale,
-        format=_validate_format(format_),
         timezone=timezone,
         datetime_format=datetime_format,
         title=title,
@@ -145,36 +182,30 @@ def run(
     if dry_run:
         selected, _ = _select_files(settings, selection)
         with open_ledger_readonly(layout) as ledger:
-            return _print_dry_run(call, selected, options, ledger.mean_report_seconds())
-    folder = _validate_output_folder(out, settings)
+            return _print_plan(call, selected, options, ledger.mean_report_seconds())
+    if out is None:
+        raise SettingsError("--out is required.", hint="Use --out with a new folder or the folder of an earlier job.")
+    require_outside_lakes(out, f"--out {out}", settings.lake)
+    signer = None if sign_with is None else partial(sign, sign_with)
+    if signer is not None:
+        signer(b"")  # a key that cannot sign must fail now, not after hours
     with open_request_log(layout) as request_log:
         request_log.properties.require_service(options.service)
-        run_options = RunOptions(
-            timeout, max_pdf_bytes=max_mb * _MIB, asynchronous=not synchronous, concurrency=concurrency
-        )
-        request = JobRequest(
-            settings,
-            folder,
+        client = create_client(settings, call.token(settings), learned=request_log.properties.learned_limits)
+        job = run_job(
+            client,
+            request_log,
+            out,
             options,
-            run_options,
-            partial(_select_and_warn, settings, selection, with_images=with_images),
-            None if sign_with is None else partial(sign, sign_with),
-            call.progress(),
-            partial(_export_images, settings) if with_images else None,
+            RunOptions(timeout),
+            select_files=partial(_select_and_warn, settings, selection, with_images=with_images),
+            publish=partial(publish_if_unlocked, settings, "report"),
+            sign=signer,
+            progress=call.progress(),
+            export_images=partial(_export_images, settings) if with_images else None,
         )
-        result = _run_job(call, request_log, request)
-    _print_result(call, result, folder)
-    if result.had_protocol_errors:
-        return ExitCode.PROTOCOL
-    return ExitCode.OK if result.is_complete else ExitCode.REJECTS
-
-
-def _run_job(call: CommandContext, request_log: RequestLog, request: JobRequest) -> JobResult:
-    if request.sign is not None:
-        request.sign(b"")  # a key that cannot sign must fail now, not after hours
-    settings, learned = request.settings, request_log.properties.learned_limits
-    client = create_client(settings, call.token(settings), learned=learned)
-    return run_async(run_job(client, request_log, request))
+        result = run_async(job)
+    return _print_result(call, result, out)
 
 
 def _parse_selection(
@@ -186,17 +217,12 @@ def _parse_selection(
     *,
     per_file: bool,
 ) -> Selection:
-    if per_file and group_by is not None:
-        raise SettingsError("--per-file and --group-by exclude each other.", hint="Leave one out.")
     options: dict[SelectionKind, Any] = {"where": where, "sql": sql, "ids": ids, "reference": references or None}
-    kinds = [kind for kind, value in options.items() if value is not None]
-    if len(kinds) != 1:
-        raise SettingsError(
-            "No files are selected." if not kinds else "More than one option selects files.",
-            hint="Use one of --where, --sql, --ids and --reference.",
-        )
+    kind = next((kind for kind, value in options.items() if value is not None), None)
+    if kind is None:
+        raise SettingsError("No files are selected.", hint="Use one of --where, --sql, --ids and --reference.")
     listed_ids = () if ids is None else _read_ids(ids)
-    return Selection(kinds[0], where or sql or "", listed_ids, tuple(references or ()), group_by, per_file)
+    return Selection(kind, where or sql or "", listed_ids, tuple(references or ()), group_by, per_file)
 
 
 def _read_ids(source: str) -> tuple[int, ...]:
@@ -209,29 +235,15 @@ def _read_ids(source: str) -> tuple[int, ...]:
         return read_ids(lines, f"--ids {source}")
 
 
-def _validate_format(value: str | None) -> str | None:
-    if value not in {None, "pdf"}:
-        raise SettingsError(f"--format {value}: the service has only pdf.", hint="Omit --format.")
-    return value
-
-
-def _validate_output_folder(out: Path | None, settings: Settings) -> Path:
-    if out is None:
-        raise SettingsError("--out is required.", hint="Use --out with a new folder or the folder of an earlier job.")
-    require_outside_lakes(out, f"--out {out}", settings.lake)
-    return out
-
-
-def _select_files(settings: Settings, selection: Selection) -> tuple[Sequence[SelectedFile], CatalogState]:
+def _select_files(settings: Settings, selection: Selection) -> tuple[Sequence[ReportJobFile], CatalogState]:
     with open_catalog(settings) as lake:
         warn_if_incomplete(lake)
-        selected = run_interruptibly(lake, lambda: select_files(lake, selection))
-        return selected, read_catalog_state(lake)
+        return run_interruptibly(lake, lambda: select_files(lake, selection))
 
 
 def _select_and_warn(
     settings: Settings, selection: Selection, *, with_images: bool
-) -> tuple[Sequence[SelectedFile], CatalogState]:
+) -> tuple[Sequence[ReportJobFile], CatalogState]:
     """Select the files and name those that cannot be ordered, before the first order.
 
     Raises `SettingsError` for a job with images if the lake has none: no order may come before that.
@@ -255,7 +267,7 @@ def _export_images(settings: Settings, folder: Path, file_ids: Sequence[int]) ->
     return ManifestImages(folder=folder.name, exported=result.exported, bytes=result.bytes, missing=missing)
 
 
-def _print_unorderable(selected: Sequence[SelectedFile]) -> None:
+def _print_unorderable(selected: Sequence[ReportJobFile]) -> None:
     lines = describe_unorderable(selected)
     for line in lines[:_MAX_LINES]:
         sys.stderr.write(f"not ordered: {to_one_line(line)}\n")
@@ -263,81 +275,69 @@ def _print_unorderable(selected: Sequence[SelectedFile]) -> None:
         sys.stderr.write(f"not ordered: {len(lines) - _MAX_LINES:,} more, all in the manifest\n")
 
 
-def _print_dry_run(
-    call: CommandContext, selected: Sequence[SelectedFile], options: JobOptions, mean_seconds: float | None
+def _print_plan(
+    call: CommandContext, selected: Sequence[ReportJobFile], options: JobOptions, mean_seconds: float | None
 ) -> ExitCode:
-    files, batches = make_batches(selected, options.max_batch_files)
+    batches = make_batches(selected, options.max_batch_files)
     _print_unorderable(selected)
-    not_ordered = sum(file.batch is None for file in files)
-    names = [f"{pdf_stem(options.name, batch)}.pdf" for batch in batches]
-    seconds = None if mean_seconds is None else round(mean_seconds * max(1, len(batches) / MAX_OUTSTANDING_REPORTS), 1)
-    if call.as_json:
-        plan = [
-            {"pdf": name, "files": len(batch.files), "group": batch.group_name}
-            for name, batch in zip(names, batches, strict=True)
-        ]
-        totals = {"files": len(files), "not_ordered": not_ordered, "orders": len(batches), "seconds": seconds}
-        call.print_json(totals | {"batches": plan})
-        return ExitCode.REJECTS if not_ordered else ExitCode.OK
-    lines = [f"{name}  {pluralize(len(batch.files), 'file')}" for name, batch in zip(names, batches, strict=True)]
-    if len(lines) > _MAX_LINES:
-        lines[_MAX_LINES:] = [f"... and {len(lines) - _MAX_LINES:,} more"]
-    counts = f"{pluralize(len(files) - not_ordered, 'file')} in {pluralize(len(batches), 'PDF')}"
-    calls = (
-        f"{pluralize(len(batches), 'order')}, at least {pluralize(2 * len(batches), 'call')}, each file confirmed twice"
-    )
+    pdfs = [PlannedPdf(f"{pdf_stem(options.name, batch)}.pdf", len(batch.files), batch.group_name) for batch in batches]
+    orders = len(pdfs)
+    seconds = None if mean_seconds is None else round(mean_seconds * max(1, orders / MAX_OUTSTANDING_REPORTS), 1)
+    plan = ReportPlan(len(selected), sum(file.reason is not None for file in selected), orders, seconds, pdfs)
+    lines = _shorten([f"{pdf.pdf}  {pluralize(pdf.files, 'file')}" for pdf in pdfs])
+    calls = f"{pluralize(orders, 'order')}, at least {pluralize(2 * orders, 'call')}, each file confirmed twice"
     time = "unknown before the first job" if seconds is None else f"about {seconds:,.0f} s, as in earlier jobs"
-    lines += [f"{counts}: {calls}", f"time: {time}", "nothing was ordered"]
-    sys.stdout.write("\n".join(lines) + "\n")
-    return ExitCode.REJECTS if not_ordered else ExitCode.OK
+    lines += [
+        f"{pluralize(plan.files - plan.not_ordered, 'file')} in {pluralize(orders, 'PDF')}: {calls}",
+        f"time: {time}",
+        "nothing was ordered",
+    ]
+    return call.print_result(plan, "\n".join(lines) + "\n", ExitCode.REJECTS if plan.not_ordered else ExitCode.OK)
 
 
-def _print_result(call: CommandContext, result: JobResult, folder: Path) -> None:
-    status = result.status
-    failed, unknown_orders = status.failed, status.unknown_orders
-    delivered = len(status.files) - len(failed)
-    images = result.images
-    if call.as_json:
-        call.print_json(
-            ({} if images is None else {"images": images.model_dump()})
-            | {
-                "job": status.job.job,
-                "folder": str(folder),
-                "resumed": result.resumed,
-                "was_complete": result.was_complete,
-                "files": len(status.files),
-                "delivered": delivered,
-                "pdfs": len(status.pdfs),
-                "orders": len(status.orders),
-                "unknown_orders": [order.name for order in unknown_orders],
-                "failed": [
-                    {"file_id": outcome.file.file_id, "reference": outcome.file.reference, "reason": outcome.reason}
-                    for outcome in failed
-                ],
-            }
-        )
-        return
-    size = sum(order.bytes or 0 for order in status.pdfs)
-    total = pluralize(len(status.files), "file")
+def _print_result(call: CommandContext, result: JobResult, folder: Path) -> ExitCode:
+    manifest = result.manifest
+    printed = ReportResult(
+        job=manifest.job,
+        folder=folder,
+        resumed=result.resumed,
+        was_complete=result.was_complete,
+        files=manifest.counts.files,
+        delivered=manifest.counts.delivered,
+        pdfs=manifest.counts.pdfs,
+        orders=manifest.counts.orders,
+        unknown_orders=[order.name for order in manifest.unknown_orders],
+        failed=[FailedFile(file.file_id, file.reference, file.reason) for file in manifest.failed],
+        images=manifest.images,
+    )
+    lines = _format_result(manifest, folder)
+    if result.was_complete:
+        lines.append("the job was complete and its folder is unchanged: nothing to do")
+    code = ExitCode.OK if manifest.is_complete else ExitCode.REJECTS
+    code = ExitCode.PROTOCOL if result.had_protocol_errors else code
+    return call.print_result(printed, "\n".join(lines) + "\n", code)
+
+
+def _format_result(manifest: Manifest, folder: Path) -> list[str]:
+    counts, images = manifest.counts, manifest.images
+    size = format_bytes(sum(pdf.bytes for pdf in manifest.pdfs))
     lines = [
-        f"{delivered:,} of {total} in {pluralize(len(status.pdfs), 'PDF')}, {format_bytes(size)}",
+        f"{counts.delivered:,} of {pluralize(counts.files, 'file')} in {pluralize(counts.pdfs, 'PDF')}, {size}",
         f"{folder}: manifest.csv, manifest.json, index.html, SHA256SUMS",
     ]
     if images is not None:
         lines.append(describe_images(images))
         if images.missing:
             lines.append("get them with `scanlake images --where ...`, then run the same command again")
-    if result.was_complete:
-        lines.append("the job was complete and its folder is unchanged: nothing to do")
-    lines += [f"ordered twice, because the response was lost: {order.name}" for order in unknown_orders]
-    lines += [
-        f"failed: {_describe_file(outcome)}: {to_one_line(outcome.reason or '')}" for outcome in failed[:_MAX_LINES]
-    ]
-    if len(failed) > _MAX_LINES:
-        lines.append(f"... and {len(failed) - _MAX_LINES:,} more, all in manifest.csv")
-    sys.stdout.write("\n".join(lines) + "\n")
+    lines += [f"ordered twice, because the response was lost: {order.name}" for order in manifest.unknown_orders]
+    failed = [f"failed: {_describe_file(file)}: {to_one_line(file.reason or '')}" for file in manifest.failed]
+    return lines + _shorten(failed, ", all in manifest.csv")
 
 
-def _describe_file(outcome: FileOutcome) -> str:
-    file = outcome.file
+def _shorten(lines: list[str], where: str = "") -> list[str]:
+    more = [f"... and {len(lines) - _MAX_LINES:,} more{where}"] if len(lines) > _MAX_LINES else []
+    return lines[:_MAX_LINES] + more
+
+
+def _describe_file(file: ManifestFile) -> str:
     return f"reference {to_one_line(file.reference or '')}" if file.file_id is None else f"file {file.file_id}"

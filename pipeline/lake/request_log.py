@@ -194,7 +194,9 @@ class RequestLog:
             insert(db, "report_job", asdict(job))
             _insert_batches(db, job.job, batches)
             columns = [field.name for field in fields(ReportJobFile)]
-            insert_all(db, "report_file", ("job", *columns), [(job.job, *astuple(file)) for file in files])
+            batch_of: dict[int | None, int] = {file_id: one.batch for one in batches for file_id in one.files}
+            rows = (replace(file, batch=batch_of.get(file.file_id)) for file in files)
+            insert_all(db, "report_file", ("job", *columns), [(job.job, *astuple(row)) for row in rows])
 
     def finish_job(self, job: str, state: JobState, at: int) -> None:
         """Record the end of a job."""
@@ -238,12 +240,7 @@ class RequestLog:
                 ReportBatch(last + 2, f"{batch.label}b", batch.group_name, split=False, files=batch.files[middle:]),
             )
             db.execute("UPDATE report_batch SET split = 1 WHERE job = ? AND batch = ?", (job, batch.batch))
-            _insert_batches(db, job, halves)
-            for half in halves:
-                db.executemany(
-                    "UPDATE report_file SET batch = ? WHERE job = ? AND batch = ? AND file_id = ?",
-                    [(half.batch, job, batch.batch, file_id) for file_id in half.files],
-                )
+            _move_files(db, job, batch.batch, halves)
         return halves
 
     # Orders
@@ -313,12 +310,7 @@ class RequestLog:
     def restore_files(self, job: str, batches: Sequence[ReportBatch]) -> None:
         """Put excluded files into new batches: their order is tried again."""
         with self._ledger.transaction() as db:
-            _insert_batches(db, job, batches)
-            db.executemany(
-                "UPDATE report_file SET batch = ?, reason = NULL, excluded_at = NULL"
-                " WHERE job = ? AND file_id = ? AND excluded_at IS NOT NULL",
-                [(batch.batch, job, file_id) for batch in batches for file_id in batch.files],
-            )
+            _move_files(db, job, None, batches)
 
     def update(self, job: str, order: ReportOrderRecord, **changes: Any) -> ReportOrderRecord:
         """Record changes of an order and return it."""
@@ -369,6 +361,16 @@ class RequestLog:
 def _insert_batches(db: sqlite3.Connection, job: str, batches: Sequence[ReportBatch]) -> None:
     rows = [(job, batch.batch, batch.label, batch.group_name) for batch in batches]
     insert_all(db, "report_batch", ("job", "batch", "label", "group_name"), rows)
+
+
+def _move_files(db: sqlite3.Connection, job: str, former: int | None, batches: Sequence[ReportBatch]) -> None:
+    """Insert batches, and put files into them that were in the batch `former`, or excluded."""
+    _insert_batches(db, job, batches)
+    db.executemany(
+        "UPDATE report_file SET batch = ?, reason = NULL, excluded_at = NULL"
+        " WHERE job = ? AND batch IS ? AND file_id = ?",
+        [(batch.batch, job, former, file_id) for batch in batches for file_id in batch.files],
+    )
 
 
 def _update_order(db: sqlite3.Connection, job: str, order: ReportOrderRecord, columns: Sequence[str]) -> None:

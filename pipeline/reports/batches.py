@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 from pipeline.errors import SettingsError
 from pipeline.lake.file_names import RESERVED_NAMES, cut_text, safe_ascii_filename, safe_filename
-from pipeline.lake.request_log import ReportBatch, ReportJobFile
+from pipeline.lake.request_log import ReportBatch
 from schemas.requests import MAX_REPORT_FILES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pipeline.reports.selection import SelectedFile
+    from pipeline.lake.request_log import ReportJobFile
 
 DEFAULT_NAME: Final = "report-{batch}"
 DEFAULT_GROUP_NAME: Final = "{group}-{batch}"
@@ -25,52 +25,25 @@ _MAX_STEM_BYTES: Final = 200  # a name has at most 255 bytes on the usual file s
 
 
 def make_batches(
-    selected: Sequence[SelectedFile], max_files: int = MAX_REPORT_FILES
-) -> tuple[list[ReportJobFile], list[ReportBatch]]:
-    """Return the selected files with their batches of at most `max_files`, in the order of the selection."""
-    orderable = [(file.file_id, file.group) for file in selected if file.reason is None and file.file_id is not None]
-    contents = _cut_batches(orderable, max_files)
-    digits = max(_MIN_LABEL_DIGITS, len(str(len(contents))))
-    batches = [
-        ReportBatch(number, f"{number:0{digits}}", group, split=False, files=tuple(ids))
-        for number, (group, ids) in enumerate(contents, 1)
-    ]
-    batch_of = {file_id: batch.batch for batch in batches for file_id in batch.files}
-    files = [
-        ReportJobFile(
-            position,
-            file.file_id,
-            file.reference,
-            file.group,
-            None if file.reason is not None or file.file_id is None else batch_of[file.file_id],
-            file.reason,
-        )
-        for position, file in enumerate(selected)
-    ]
-    return files, batches
-
-
-def make_further_batches(
-    files: Sequence[ReportJobFile], existing: Sequence[ReportBatch], max_files: int = MAX_REPORT_FILES
+    files: Sequence[ReportJobFile], max_files: int = MAX_REPORT_FILES, existing: Sequence[ReportBatch] = ()
 ) -> list[ReportBatch]:
-    """Return batches for files that left their first batch. Their labels sort after those of a new job."""
-    contents = _cut_batches([(file.file_id, file.group_name) for file in files if file.file_id is not None], max_files)
+    """Return batches of at most `max_files` for the files that have no reason, in their order.
+
+    `existing`: the files left these batches of the job. The labels of the new ones sort after theirs.
+    """
+    contents: list[tuple[str | None, list[int]]] = []
+    for file in files:
+        if file.reason is not None or file.file_id is None:
+            continue
+        if not contents or contents[-1][0] != file.group_name or len(contents[-1][1]) == max_files:
+            contents.append((file.group_name, []))
+        contents[-1][1].append(file.file_id)
     first = max((batch.batch for batch in existing), default=0) + 1
-    digits = max(_MIN_LABEL_DIGITS, len(str(first + len(contents))))
+    digits = max(_MIN_LABEL_DIGITS, len(str(first + len(contents) - 1)))
     return [
-        ReportBatch(number, f"r{number:0{digits}}", group, split=False, files=tuple(ids))
+        ReportBatch(number, f"{'r' if existing else ''}{number:0{digits}}", group, split=False, files=tuple(ids))
         for number, (group, ids) in enumerate(contents, first)
     ]
-
-
-def _cut_batches(files: Sequence[tuple[int, str | None]], max_files: int) -> list[tuple[str | None, list[int]]]:
-    """Return groups with the ids of one batch each."""
-    contents: list[tuple[str | None, list[int]]] = []
-    for file_id, group in files:
-        if not contents or contents[-1][0] != group or len(contents[-1][1]) == max_files:
-            contents.append((group, []))
-        contents[-1][1].append(file_id)
-    return contents
 
 
 def validate_name_pattern(pattern: str | None, *, grouped: bool, per_file: bool = False) -> str:

@@ -46,11 +46,7 @@ class Certifier:
         self._last_at = time.monotonic()
         self._doubts: Counter[int] = Counter()  # by file
         self._superseded: Counter[int] = Counter()  # by batch
-        self._shows_references = False
-
-    def record_earlier_order(self, order: ReportOrderRecord) -> None:
-        """Take note of an order of an earlier run: its PDF may have shown references."""
-        self._shows_references |= bool(order.references_found)
+        self.shows_references = False  # a PDF of this job does, so the template does
 
     async def certify_if_due(self) -> list[ReportBatch]:
         """Certify, if the last time is long ago."""
@@ -69,9 +65,9 @@ class Certifier:
             saved = [order for order in orders if order.state is OrderState.SAVED]
             # A document that was delivered before it came a second time was certified too early.
             saved += [order for order in orders if order.state is OrderState.DELIVERED and order.batch in duplicates]
-            showed_references = self._shows_references
+            showed_references = self.shows_references
             again = await self._certify(saved)
-            if self._shows_references and not showed_references:
+            if self.shows_references and not showed_references:
                 # The template shows references: a PDF that shows none of its files was certified too early.
                 empty = [o for o in orders if o.state is OrderState.DELIVERED and o.references_found == 0]
                 again += await self._certify(empty)
@@ -88,7 +84,7 @@ class Certifier:
         for order in orders:
             path = self._state.folder.path / (order.pdf or "")
             findings[order.batch] = await asyncio.to_thread(read_pages, path, files[order.batch])
-        self._shows_references |= any(pages.count for pages in findings.values())
+        self.shows_references |= any(pages.count for pages in findings.values())
         duplicates = self._find_duplicates({batch: pages.count or 0 for batch, pages in findings.items()})
         again = [
             await self._certify_order(
@@ -134,7 +130,7 @@ class Certifier:
         """Record the result of one PDF. Return its batch if it must be ordered again."""
         order = replace(order, references_found=pages.count)
         results = {file.file_id: after[file.file_id] for file in files if file.file_id is not None}
-        doubts = find_doubts(files, after, pages, shows_references=self._shows_references, is_duplicate=is_duplicate)
+        doubts = find_doubts(files, after, pages, shows_references=self.shows_references, is_duplicate=is_duplicate)
         if doubts:
             return await self._supersede(order, doubts)
         unconfirmed = [result.problem for result in results.values() if isinstance(result, FileUnconfirmed)]
@@ -143,7 +139,7 @@ class Certifier:
             await self._state.update(order, state=OrderState.SAVED, error=error)
             return None
         confirmed = {file_id: result for file_id, result in results.items() if isinstance(result, FileConfirmation)}
-        on_pages = pages.on_pages if self._shows_references else {}
+        on_pages = pages.on_pages if self.shows_references else {}
         delivered = await asyncio.to_thread(
             self._state.request_log.deliver, self._state.job, order, now_us(), confirmed, on_pages
         )

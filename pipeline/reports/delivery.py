@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 from pipeline.errors import AuthenticationError, ScanlakeError, StorageError
 from pipeline.lake.request_log import OrderState
-from pipeline.reports.batches import make_further_batches
+from pipeline.reports.batches import make_batches
 from pipeline.reports.certification import Certifier
 from pipeline.reports.confirmation import FileConfirmer
-from pipeline.reports.ordering import OrderQueue, should_poll
+from pipeline.reports.ordering import BatchOrderer
 from pipeline.reports.polling import ReportPoller
+from pipeline.reports.run_state import order_age_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
     from pipeline.errors import ProtocolError
     from pipeline.lake.request_log import ReportBatch, ReportOrderRecord
     from pipeline.reports.run_state import ReportRunState
+
+_FOLLOWED: Final = frozenset({OrderState.ORDERED, OrderState.SAVING, OrderState.SAVED, OrderState.DELIVERED})
 
 
 class ReportRun:
@@ -32,8 +35,9 @@ class ReportRun:
             identity=state.request_log.properties.identity,
         )
         self._poller = ReportPoller(state)
-        self._queue = OrderQueue(state, confirmer, self._poller)
+        self._orderer = BatchOrderer(state, confirmer, self._poller)
         self._certifier = Certifier(state, confirmer)
+        self._queue: deque[ReportBatch] = deque()  # the batches to order
 
     @property
     def protocol_errors(self) -> list[ProtocolError]:
@@ -53,7 +57,7 @@ class ReportRun:
                 ordering_error = await self._order_and_poll(to_poll)
                 to_poll = []
                 try:
-                    self._queue.add(*await self._certifier.certify_saved())
+                    self._queue.extend(await self._certifier.certify_saved())
                 except ScanlakeError as error:
                     raise ordering_error or error from None
                 if ordering_error is not None:
@@ -71,16 +75,39 @@ class ReportRun:
                 await self._state.slots.acquire()
                 group.create_task(self._poll(batch, order))
             try:
-                await self._queue.order_all(lambda batch, order: _start(group, self._poll(batch, order)))
+                while self._queue:
+                    await self._order_next(group)
             except (StorageError, AuthenticationError):
                 raise
             except ScanlakeError as error:
                 return error  # the reports ordered so far are still downloaded
         return None
 
+    async def _order_next(self, group: asyncio.TaskGroup) -> None:
+        batch = self._queue.popleft()
+        await self._state.slots.acquire()
+        order = None
+        try:
+            upcoming = sum(len(queued.files) for queued in self._queue)
+            order, halves = await self._orderer.order(batch, upcoming=upcoming)
+            self._queue.extendleft(reversed(halves))
+        finally:
+            if order is None:
+                self._state.slots.release()
+        if order is not None:
+            polling = self._poll(self._state.batches[batch.batch], order)
+            try:
+                group.create_task(polling)
+            except RuntimeError:  # the group is ending; the next run polls for the report
+                polling.close()
+                raise
+
     async def _poll(self, batch: ReportBatch, order: ReportOrderRecord) -> None:
-        await self._poller.poll_until_ready(batch, order)
-        self._queue.add(*await self._certifier.certify_if_due())
+        try:
+            await self._poller.poll_until_ready(batch, order)
+        finally:
+            self._state.slots.release()
+        self._queue.extend(await self._certifier.certify_if_due())
 
     # State of earlier runs
 
@@ -93,9 +120,8 @@ class ReportRun:
         state.last_orders = {order.batch: order for order in orders}
         state.saved_names = {order.pdf for order in orders if order.pdf is not None and order.saved_at is not None}
         await asyncio.to_thread(self._remove_superseded_pdfs, orders)
-        for order in orders:
-            self._queue.record_earlier_order(order)
-            self._certifier.record_earlier_order(order)
+        self._orderer.has_accepted_order = any(order.url is not None for order in orders)
+        self._certifier.shows_references = any(order.references_found for order in orders)
         to_poll = []
         for batch in await asyncio.to_thread(state.request_log.batches, state.job):
             if batch.split or not batch.files:
@@ -105,20 +131,28 @@ class ReportRun:
             last = state.last_orders.get(batch.batch)
             if last is not None and last.state is OrderState.PENDING:
                 await state.record_unknown(last, "the run was killed before the response")
-            if last is None or not should_poll(state, last):
-                self._queue.add(batch)
+            if last is None or not self._is_followed(last):
+                self._queue.append(batch)
             elif not await self._poller.is_on_disk(last):
                 to_poll.append((batch, last))
         return to_poll
 
+    def _is_followed(self, order: ReportOrderRecord) -> bool:
+        """Return whether to poll instead of ordering again; also an order that timed out in a run with less time."""
+        if not self._state.covers_batch(order):
+            return False
+        if order.state is OrderState.TIMED_OUT:
+            return order_age_seconds(order) < self._state.run_options.timeout_seconds
+        return order.state in _FOLLOWED
+
     def _restore_excluded_files(self) -> None:
         """Order the files again that an earlier run excluded: the service may have them now."""
         state = self._state
-        excluded = [file for file in state.request_log.files(state.job) if file.excluded_at is not None]
+        files = state.request_log.files(state.job)
+        excluded = [replace(file, reason=None) for file in files if file.excluded_at is not None]
         if excluded:
-            batches = make_further_batches(
-                excluded, state.request_log.batches(state.job), state.options.max_batch_files
-            )
+            existing = state.request_log.batches(state.job)
+            batches = make_batches(excluded, state.options.max_batch_files, existing)
             state.request_log.restore_files(state.job, batches)
 
     def _remove_superseded_pdfs(self, orders: list[ReportOrderRecord]) -> None:
@@ -128,11 +162,3 @@ class ReportRun:
         for order in orders:
             if order.state is OrderState.SUPERSEDED and order.pdf and (order.pdf, order.sha256) not in current:
                 self._state.folder.remove_pdf(order.pdf, order.sha256)
-
-
-def _start(group: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> None:
-    try:
-        group.create_task(work)
-    except RuntimeError:  # the group is ending; the next run polls for the report
-        work.close()
-        raise

@@ -7,7 +7,7 @@ import hashlib
 import io
 import re
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
@@ -49,7 +49,7 @@ class FolderCheck:
     def to_data(self) -> dict[str, Any]:
         """Return the object that `--json` prints. A job without images has no key for them."""
         data = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "images"}
-        return data if self.images is None else data | {"images": self.images.model_dump()}
+        return data if self.images is None else data | {"images": asdict(self.images)}
 
 
 def verify_folder(

@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import structlog
 
 from pipeline.errors import LakeLockedError, ScanlakeError, SettingsError
 from pipeline.lake.catalog_options import CatalogOptions
 from pipeline.lake.lake import Lake
-from pipeline.lake.request_log import JobState, OrderState, ReportJob
+from pipeline.lake.request_log import JobState, ReportJob
+from pipeline.progress import NullProgress
 from pipeline.reports.batches import make_batches
 from pipeline.reports.delivery import ReportRun
 from pipeline.reports.folder import open_job_folder
-from pipeline.reports.folder_check import verify_folder
+from pipeline.reports.folder_check import read_folder_manifest, verify_folder
 from pipeline.reports.image_folder import IMAGES_NAME, refuse_linked_images
-from pipeline.reports.manifest import SIGNATURE_NAME, SUMS_NAME, remove_sums, write_manifest
-from pipeline.reports.models import FileOutcome, JobStatus
+from pipeline.reports.manifest import SIGNATURE_NAME, SUMS_NAME, read_manifest, remove_sums, write_manifest
 from pipeline.reports.run_state import ReportRunState
 from schemas.timestamps import new_run_id, now_us
 
@@ -29,35 +29,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.client.client import Client
-    from pipeline.lake.request_log import ReportOrderRecord, RequestLog
+    from pipeline.lake.request_log import ReportJobFile, RequestLog
     from pipeline.progress import Progress
     from pipeline.reports.folder import JobFolder
-    from pipeline.reports.models import JobOptions, ManifestImages
+    from pipeline.reports.models import CatalogState, JobOptions, Manifest, ManifestImages
     from pipeline.reports.run_state import RunOptions
-    from pipeline.reports.selection import CatalogState, SelectedFile
     from pipeline.settings import Settings
 
-    FileSelector = Callable[[], tuple[Sequence[SelectedFile], CatalogState]]
+    FileSelector = Callable[[], tuple[Sequence[ReportJobFile], CatalogState]]
     ImageExporter = Callable[[Path, Sequence[int]], ManifestImages]
+    Signer = Callable[[bytes], bytes]
 
 _log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class JobRequest:
-    """Input of a run. `select_files` is called once, when a job begins.
-
-    `export_images` writes the images of files, given by id, to a subfolder; None for a job without images.
-    """
-
-    settings: Settings
-    folder: Path
-    options: JobOptions
-    run_options: RunOptions
-    select_files: FileSelector
-    sign: Callable[[bytes], bytes] | None = None
-    progress: Progress | None = None
-    export_images: ImageExporter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,75 +50,80 @@ class JobResult:
     `was_complete`: the job was finished and its folder unchanged, so the run called no service and wrote no manifest.
     """
 
-    status: JobStatus
+    manifest: Manifest
     resumed: bool
-    had_protocol_errors: bool
+    had_protocol_errors: bool = False
     was_complete: bool = False
-    images: ManifestImages | None = None
-
-    @property
-    def is_complete(self) -> bool:
-        """Every file is in a PDF, and no image of a job with images is missing."""
-        return not self.status.failed and (self.images is None or not self.images.missing)
 
 
-async def run_job(client: Client, request_log: RequestLog, request: JobRequest) -> JobResult:
+async def run_job(
+    client: Client,
+    request_log: RequestLog,
+    path: Path,
+    options: JobOptions,
+    run_options: RunOptions,
+    *,
+    select_files: FileSelector,
+    publish: Callable[[], object],
+    sign: Signer | None = None,
+    progress: Progress | None = None,
+    export_images: ImageExporter | None = None,
+) -> JobResult:
     """Begin or resume the folder's job, download every report that is ready in time, and write the manifest.
+
+    `select_files` is called once, when a job begins; `publish` shows the job's state in the catalog. `export_images`
+    writes the images of files, given by id, to a subfolder; None for a job without images.
 
     Raises the errors of `open_job_folder`, `open_job` and `ReportRun.run`; PDFs that were delivered stay.
     """
-    with open_job_folder(request.folder, new_run_id()) as folder:
+    with open_job_folder(path, new_run_id()) as folder:
         try:
-            job, resumed = await asyncio.to_thread(open_job, folder, request_log, request.options, request.select_files)
+            job, resumed = await asyncio.to_thread(open_job, folder, request_log, options, select_files)
         except ScanlakeError:
             folder.remove_if_new()
             raise
         if resumed:
-            finished = await asyncio.to_thread(_find_finished, folder, request_log, job, request.sign)
+            finished = await asyncio.to_thread(_find_finished, folder, read_manifest(request_log, job), sign)
             if finished is not None:
-                status, images = finished
-                return JobResult(status, resumed=True, had_protocol_errors=False, was_complete=True, images=images)
-        run = ReportRun(
-            ReportRunState(client, request_log, folder, job, request.options, request.run_options, request.progress)
-        )
+                return JobResult(finished, resumed=True, was_complete=True)
+        state = ReportRunState(client, request_log, folder, options, run_options, progress or NullProgress())
+        run = ReportRun(state)
         try:
             async with client:
                 await run.run()
         except BaseException:
             with suppress(ScanlakeError):  # the error that stopped the run is more important
-                _close_job(request_log, job, request.settings)
+                _close_job(request_log, job, publish)
             raise
-        status = _close_job(request_log, job, request.settings)
-        images = await asyncio.to_thread(_export_images, folder, status, request.export_images)
-        write_manifest(folder, status, request.sign, images)
-    return JobResult(status, resumed, had_protocol_errors=bool(run.protocol_errors), images=images)
+        manifest = _close_job(request_log, job, publish)
+        images = await asyncio.to_thread(_export_images, folder, manifest, export_images)
+        manifest = manifest.model_copy(update={"images": images, "signed": sign is not None})
+        write_manifest(folder, manifest, sign)
+    return JobResult(manifest, resumed, had_protocol_errors=bool(run.protocol_errors))
 
 
-def _export_images(folder: JobFolder, status: JobStatus, export: ImageExporter | None) -> ManifestImages | None:
+def _export_images(folder: JobFolder, manifest: Manifest, export: ImageExporter | None) -> ManifestImages | None:
     """Write the images of all selected files, also of those without a PDF: each image is evidence of its own."""
     if export is None:
         return None
     refuse_linked_images(folder.path)
     remove_sums(folder)
-    ids = [outcome.file.file_id for outcome in status.files if outcome.file.file_id is not None]
-    return export(folder.path / IMAGES_NAME, ids)
+    return export(folder.path / IMAGES_NAME, [file.file_id for file in manifest.files if file.file_id is not None])
 
 
-def _find_finished(
-    folder: JobFolder, request_log: RequestLog, job: ReportJob, sign: Callable[[bytes], bytes] | None
-) -> tuple[JobStatus, ManifestImages | None] | None:
-    """Return the status and images of a job with nothing left to do; an unsigned folder is signed, if `sign` is given.
+def _find_finished(folder: JobFolder, known: Manifest, sign: Signer | None) -> Manifest | None:
+    """Return the manifest of a folder with nothing left to do; an unsigned folder is signed, if `sign` is given.
 
-    Raises `SettingsError` if the run would change a signed folder without signing it again.
+    `known` is what the ledger has. Raises `SettingsError` if the run would change a signed folder without signing it
+    again.
     """
-    status, names = read_job_status(request_log, job), folder.list_files()
-    if SUMS_NAME in names and not status.failed:
-        check = verify_folder(folder.path)
-        is_complete = check.images is None or not check.images.missing
-        if check.job == job.job and is_complete and not check.problems:
+    names = folder.list_files()
+    if SUMS_NAME in names and not known.failed:
+        check, manifest = verify_folder(folder.path), read_folder_manifest(folder.path)
+        if manifest is not None and manifest.job == known.job and manifest.is_complete and not check.problems:
             if sign is not None and not check.signed:
                 folder.write(SIGNATURE_NAME, sign((folder.path / SUMS_NAME).read_bytes()))
-            return status, check.images
+            return manifest
     if SIGNATURE_NAME in names and sign is None:
         raise SettingsError(
             f"--out {folder.path} is signed, and this run would change it.",
@@ -154,59 +142,34 @@ def open_job(
     path = str(folder.path)
     job = request_log.job(folder.job)
     if job is not None:
-        _check_same_options(json.loads(job.options), json.loads(options.to_json()))
+        stored, requested = json.loads(job.options), json.loads(options.to_json())
+        differing = [name for name in {**requested, **stored} if stored.get(name) != requested.get(name)]
+        if differing:
+            raise SettingsError(
+                f"--out belongs to a job with another {' and another '.join(differing)}.",
+                hint="Resume the job with its own command, or use a new folder.",
+            )
         if job.folder != path:
             request_log.set_folder(job.job, path)
         return job, True
     if folder.list_files():
         raise SettingsError(f"--out {path} belongs to a job of another lake.", hint="Use that lake or a new folder.")
-    selected, catalog_state = select_files()
-    files, batches = make_batches(selected, options.max_batch_files)
+    files, catalog_state = select_files()
+    batches = make_batches(files, options.max_batch_files)
     if not batches:
         raise SettingsError(
             "None of the selected files can be ordered.", hint="Correct the selection or run `scanlake sync` first."
         )
-    context = asdict(catalog_state) | {"selected_deleted_files": [file.file_id for file in selected if file.is_deleted]}
-    job = ReportJob(folder.job, path, options.to_json(), json.dumps(context), now_us())
+    job = ReportJob(folder.job, path, options.to_json(), catalog_state.model_dump_json(), now_us())
     request_log.create(job, files, batches)
     return job, False
 
 
-def _check_same_options(stored: dict[str, Any], requested: dict[str, Any]) -> None:
-    differing = [name for name in {**requested, **stored} if stored.get(name) != requested.get(name)]
-    if differing:
-        raise SettingsError(
-            f"--out belongs to a job with another {' and another '.join(differing)}.",
-            hint="Resume the job with its own command, or use a new folder.",
-        )
-
-
-def _close_job(request_log: RequestLog, job: ReportJob, settings: Settings) -> JobStatus:
-    status = read_job_status(request_log, job)
-    request_log.finish_job(job.job, JobState.INCOMPLETE if status.failed else JobState.DONE, now_us())
-    publish_if_unlocked(settings, "report")
-    return status
-
-
-def read_job_status(request_log: RequestLog, job: ReportJob) -> JobStatus:
-    """Return the status of a job from the ledger."""
-    orders = request_log.orders(job.job)
-    last_orders = {order.batch: order for order in orders}  # orders are sorted by attempt, and the last one counts
-    outcomes = []
-    for file in request_log.files(job.job):
-        order = None if file.batch is None else last_orders.get(file.batch)
-        outcomes.append(FileOutcome(file, order, file.reason or _failure_reason(order)))
-    pdfs = [order for order in last_orders.values() if order.state is OrderState.DELIVERED]
-    pdfs.sort(key=lambda order: order.pdf or "")
-    return JobStatus(job, tuple(outcomes), tuple(orders), tuple(pdfs))
-
-
-def _failure_reason(order: ReportOrderRecord | None) -> str | None:
-    if order is None:
-        return "not ordered yet"
-    if order.state is OrderState.SAVED:
-        return order.error or "its PDF is saved, but its files are not confirmed a second time yet"
-    return None if order.state is OrderState.DELIVERED else order.error or order.state
+def _close_job(request_log: RequestLog, job: ReportJob, publish: Callable[[], object]) -> Manifest:
+    manifest = read_manifest(request_log, job)
+    request_log.finish_job(job.job, JobState.INCOMPLETE if manifest.failed else JobState.DONE, now_us())
+    publish()
+    return manifest
 
 
 def publish_if_unlocked(settings: Settings, command: str) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from pydantic import BaseModel
 
 from pipeline.csv_rows import format_csv_row
 from pipeline.formatting import escape_control_characters, pluralize
+from pipeline.lake.request_log import OrderState
 from pipeline.reports.image_folder import list_image_sums
 from pipeline.reports.index_page import render_pages
 from pipeline.reports.models import (
+    CatalogState,
     Manifest,
     ManifestCounts,
-    ManifestDeletions,
     ManifestFile,
     ManifestOrder,
     ManifestPdf,
@@ -23,16 +27,15 @@ from schemas.timestamps import format_instant, now_us
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pipeline.lake.request_log import ReportOrderRecord
+    from pipeline.lake.request_log import ReportJob, ReportJobFile, ReportOrderRecord, RequestLog
     from pipeline.reports.folder import JobFolder
-    from pipeline.reports.models import FileOutcome, JobStatus, ManifestImages
+
+_Entry = TypeVar("_Entry", bound=BaseModel)
 
 JSON_NAME: Final = "manifest.json"
 CSV_NAME: Final = "manifest.csv"
 SUMS_NAME: Final = "SHA256SUMS"
 SIGNATURE_NAME: Final = "SHA256SUMS.sig"
-_OWN_KEYS: Final = frozenset({"selection", "service", "title", "purpose", "requested_by"})
-"""Options that have a key of their own in the manifest."""
 
 
 def remove_sums(folder: JobFolder) -> None:
@@ -41,25 +44,16 @@ def remove_sums(folder: JobFolder) -> None:
         folder.remove(name)
 
 
-def write_manifest(
-    folder: JobFolder,
-    status: JobStatus,
-    sign: Callable[[bytes], bytes] | None = None,
-    images: ManifestImages | None = None,
-) -> None:
-    """Write the manifest files and their checksums. SHA256SUMS exists only while every file has its checksum.
-
-    `images`: the folder has images, with checksums of their own.
-    """
+def write_manifest(folder: JobFolder, manifest: Manifest, sign: Callable[[bytes], bytes] | None = None) -> None:
+    """Write the manifest files and their checksums. SHA256SUMS exists only while every file has its checksum."""
     remove_sums(folder)
-    manifest = build_manifest(status, is_signed=sign is not None, images=images)
     contents = {
-        JSON_NAME: manifest.to_json().encode(),
+        JSON_NAME: f"{manifest.model_dump_json(indent=1)}\n".encode(),
         CSV_NAME: format_csv(manifest.files),
         **{name: page.encode() for name, page in render_pages(manifest).items()},
     }
     sums = {pdf.pdf: pdf.sha256 for pdf in manifest.pdfs}
-    if images is not None:
+    if manifest.images is not None:
         sums |= list_image_sums(folder.path)
     for name, content in contents.items():
         folder.write(name, content)
@@ -71,97 +65,75 @@ def write_manifest(
         folder.write(SIGNATURE_NAME, sign(text.encode()))
 
 
-def build_manifest(status: JobStatus, *, is_signed: bool = False, images: ManifestImages | None = None) -> Manifest:
-    """Return the manifest of a job; `is_signed`: a signature belongs to it."""
-    job, options, context = status.job, json.loads(status.job.options), json.loads(status.job.context)
-    files = tuple(_file_entry(outcome) for outcome in status.files)
-    failed = len(status.failed)
+def read_manifest(request_log: RequestLog, job: ReportJob) -> Manifest:
+    """Return the manifest of a job as the ledger has it: without images and signature."""
+    orders = request_log.orders(job.job)
+    last_orders = {order.batch: order for order in orders}  # orders are sorted by attempt, and the last one counts
+    files = tuple(
+        _describe_file(file, None if file.batch is None else last_orders.get(file.batch))
+        for file in request_log.files(job.job)
+    )
+    pdfs = [order for order in last_orders.values() if order.state is OrderState.DELIVERED]
+    failed = sum(file.state == "failed" for file in files)
+    options = json.loads(job.options)
+    named = {name: options.pop(name) for name in ("service", "selection", "title", "purpose", "requested_by")}
     return Manifest(
         job=job.job,
         scanlake=__version__,
-        service=options["service"],
         begun_at=format_instant(job.created_at),
         written_at=format_instant(now_us()),
-        signed=is_signed,
-        selection=options["selection"],
-        title=options.get("title"),
-        purpose=options.get("purpose"),
-        requested_by=options.get("requested_by"),
-        settings={name: value for name, value in options.items() if name not in _OWN_KEYS},
-        snapshot=context["snapshot"],
-        watermark=context["watermark"],
-        deletions=ManifestDeletions(
-            known_up_to=context["last_verify_at"],
-            deleted_files_in_lake=context["deleted_files"],
-            selected=tuple(context["selected_deleted_files"]),
-        ),
+        **named,
+        settings=options,
+        **dict(CatalogState.model_validate_json(job.context)),
         counts=ManifestCounts(
             files=len(files),
             delivered=len(files) - failed,
             failed=failed,
-            pdfs=len(status.pdfs),
-            orders=len(status.orders),
-            unknown_orders=len(status.unknown_orders),
+            pdfs=len(pdfs),
+            orders=len(orders),
+            unknown_orders=sum(order.state is OrderState.UNKNOWN for order in orders),
         ),
-        pdfs=tuple(_pdf_entry(order) for order in status.pdfs),
-        orders=tuple(_order_entry(order) for order in status.orders),
+        pdfs=tuple(_describe_pdf(order) for order in sorted(pdfs, key=lambda order: order.pdf or "")),
+        orders=tuple(_to_entry(ManifestOrder, **asdict(order)) for order in orders),
         files=files,
-        images=images,
     )
 
 
-def _file_entry(outcome: FileOutcome) -> ManifestFile:
-    order = outcome.order if outcome.reason is None else None
-    return ManifestFile(
-        file_id=outcome.file.file_id,
-        reference=outcome.file.reference,
-        group=outcome.file.group_name,
-        state="failed" if order is None else "delivered",
-        pdf=None if order is None else order.pdf,
-        sha256=None if order is None else order.sha256,
-        bytes=None if order is None else order.bytes,
-        ordered_at=None if outcome.order is None else _format_instant(outcome.order.ordered_at),
-        delivered_at=None if order is None else _format_instant(order.delivered_at),
-        confirmed_before_at=_format_instant(outcome.file.confirmed_before_at),
-        confirmed_after_at=None if order is None else _format_instant(outcome.file.confirmed_after_at),
-        on_pages=None if order is None or outcome.file.on_pages is None else bool(outcome.file.on_pages),
-        reason=outcome.reason,
-    )
+def _to_entry(model: type[_Entry], **values: Any) -> _Entry:
+    """Return an entry of the values that it has, with instants as text."""
+    entry = {name: value for name, value in values.items() if name in model.model_fields}
+    instants = {name: at for name, at in entry.items() if name.endswith("_at") and at is not None}
+    return model(**entry | {name: format_instant(at) for name, at in instants.items()})
 
 
-def _pdf_entry(order: ReportOrderRecord) -> ManifestPdf:
+def _describe_file(file: ReportJobFile, order: ReportOrderRecord | None) -> ManifestFile:
+    reason = file.reason or _find_failure(order)
+    if reason is None:
+        on_pages = None if file.on_pages is None else bool(file.on_pages)
+        values = asdict(file) | ({} if order is None else asdict(order)) | {"state": "delivered", "on_pages": on_pages}
+    else:
+        values = {name: getattr(file, name) for name in ("file_id", "reference", "confirmed_before_at")}
+        values |= {"state": "failed", "reason": reason, "ordered_at": None if order is None else order.ordered_at}
+    return _to_entry(ManifestFile, **values, group=file.group_name)
+
+
+def _find_failure(order: ReportOrderRecord | None) -> str | None:
+    """Return why an order has delivered nothing; None if it has."""
+    if order is None:
+        return "not ordered yet"
+    if order.state is OrderState.SAVED:
+        return order.error or "its PDF is saved, but its files are not confirmed a second time yet"
+    return None if order.state is OrderState.DELIVERED else order.error or order.state.value
+
+
+def _describe_pdf(order: ReportOrderRecord) -> ManifestPdf:
     count = order.references_found
     pages = f"{count} of {pluralize(order.files, 'file')} found on its pages"
     if count is None:
         pages = "not read"
     elif count == 0:
         pages = "references not shown on its pages"
-    return ManifestPdf(
-        pdf=order.pdf or "",
-        sha256=order.sha256 or "",
-        bytes=order.bytes or 0,
-        files=order.files,
-        pages_read=count is not None,
-        references_found=count,
-        pages=pages,
-    )
-
-
-def _order_entry(order: ReportOrderRecord) -> ManifestOrder:
-    return ManifestOrder(
-        batch=order.batch,
-        attempt=order.attempt,
-        name=order.name,
-        state=order.state,
-        files=order.files,
-        ordered_at=_format_instant(order.ordered_at),
-        delivered_at=_format_instant(order.delivered_at),
-        error=order.error,
-    )
-
-
-def _format_instant(at: int | None) -> str | None:
-    return None if at is None else format_instant(at)
+    return _to_entry(ManifestPdf, **asdict(order), pages=pages)
 
 
 def format_csv(files: Sequence[ManifestFile]) -> bytes:

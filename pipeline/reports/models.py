@@ -1,18 +1,14 @@
-"""Values of report jobs: options, status by file and order, and the content of manifest.json."""
+"""Values of report jobs: their options, and the content of manifest.json."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from pipeline.lake.request_log import OrderState
 from schemas.requests import MAX_REPORT_FILES, ReportSettings
-
-if TYPE_CHECKING:
-    from pipeline.lake.request_log import ReportJob, ReportJobFile, ReportOrderRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +20,6 @@ class JobOptions:
     name: str
     template: int | None = None
     locale: str | None = None
-    format: str | None = None
     timezone: str | None = None
     datetime_format: str | None = None
     title: str | None = None
@@ -39,44 +34,12 @@ class JobOptions:
 
     def to_json(self) -> str:
         """Return the options as the ledger stores them: equal options give equal texts."""
-        options = asdict(self)
-        if not self.with_images:  # jobs of earlier versions have no such option, and can be resumed
-            del options["with_images"]
-        return json.dumps(options, sort_keys=True)
+        return json.dumps(asdict(self), sort_keys=True)
 
     def report_settings(self) -> ReportSettings:
         """Return the `settings` of an order."""
-        names = ("locale", "format", "timezone", "datetime_format")
+        names = ("locale", "timezone", "datetime_format")
         return ReportSettings.model_validate({name: getattr(self, name) for name in names})
-
-
-@dataclass(frozen=True, slots=True)
-class FileOutcome:
-    """Outcome of a selected file: without `reason` the file is in the PDF of `order`."""
-
-    file: ReportJobFile
-    order: ReportOrderRecord | None
-    reason: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class JobStatus:
-    """Status of a job by file and order. `pdfs` are the orders whose PDF is in the folder, by name."""
-
-    job: ReportJob
-    files: tuple[FileOutcome, ...]
-    orders: tuple[ReportOrderRecord, ...]
-    pdfs: tuple[ReportOrderRecord, ...]
-
-    @property
-    def failed(self) -> list[FileOutcome]:
-        """The files that are in no PDF."""
-        return [outcome for outcome in self.files if outcome.reason is not None]
-
-    @property
-    def unknown_orders(self) -> list[ReportOrderRecord]:
-        """The orders whose response was lost: the service may have made these reports in addition."""
-        return [order for order in self.orders if order.state is OrderState.UNKNOWN]
 
 
 class _Model(BaseModel):
@@ -94,15 +57,15 @@ class ManifestFile(_Model):
     reference: str | None
     group: str | None
     state: Literal["delivered", "failed"]
-    pdf: str | None
-    sha256: str | None
-    bytes: int | None
-    ordered_at: str | None
-    delivered_at: str | None
-    confirmed_before_at: str | None
-    confirmed_after_at: str | None
-    on_pages: bool | None
-    reason: str | None
+    pdf: str | None = None
+    sha256: str | None = None
+    bytes: int | None = None
+    ordered_at: str | None = None
+    delivered_at: str | None = None
+    confirmed_before_at: str | None = None
+    confirmed_after_at: str | None = None
+    on_pages: bool | None = None
+    reason: str | None = None
 
 
 class ManifestPdf(_Model):
@@ -112,18 +75,17 @@ class ManifestPdf(_Model):
     sha256: str
     bytes: int
     files: int
-    pages_read: bool
     references_found: int | None
     pages: str
 
 
 class ManifestOrder(_Model):
-    """An order of the job."""
+    """An order of the job, without its URL, which is a secret."""
 
     batch: int
     attempt: int
     name: str
-    state: OrderState
+    state: str
     files: int
     ordered_at: str | None
     delivered_at: str | None
@@ -138,7 +100,8 @@ class ManifestDeletions(_Model):
     selected: tuple[int, ...]
 
 
-class ManifestImages(_Model):
+@dataclass(frozen=True, slots=True)
+class ManifestImages:
     """The images of a job's files in its subfolder. `missing` counts those that are not there, by state.
 
     Uploads without a link have no image, so they are in the folder's manifest.csv, but not counted as missing.
@@ -161,8 +124,16 @@ class ManifestCounts(_Model):
     unknown_orders: int
 
 
+class CatalogState(_Model):
+    """State of the catalog that the files were selected from. Instants are ISO 8601, UTC."""
+
+    snapshot: int | None
+    watermark: str | None
+    deletions: ManifestDeletions
+
+
 class Manifest(_Model):
-    """The content of manifest.json: the whole job, without the URLs of its reports, which are secrets."""
+    """The content of manifest.json: the whole job. `signed`: a signature belongs to the folder."""
 
     format: Literal[1] = 1
     job: str
@@ -185,6 +156,17 @@ class Manifest(_Model):
     files: tuple[ManifestFile, ...]
     images: ManifestImages | None = None
 
-    def to_json(self) -> str:
-        """Return the content of manifest.json. A job without images has no key for them."""
-        return self.model_dump_json(indent=1, exclude={"images"} if self.images is None else None) + "\n"
+    @property
+    def failed(self) -> list[ManifestFile]:
+        """The files that are in no PDF."""
+        return [file for file in self.files if file.state == "failed"]
+
+    @property
+    def unknown_orders(self) -> list[ManifestOrder]:
+        """The orders whose response was lost: the service may have made these reports in addition."""
+        return [order for order in self.orders if order.state == "unknown"]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every file is in a PDF, and no image of a job with images is missing."""
+        return not self.failed and (self.images is None or not self.images.missing)

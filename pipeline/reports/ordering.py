@@ -1,8 +1,7 @@
 """Ordering: the files of a batch are confirmed, then the batch is ordered once.
 
-The ledger has an order before it is sent, and its URL before the first poll. Asynchronous orders are sent one at a
-time, so a killed run leaves at most one with an unknown outcome. A service that answers when the report is made gets
-`concurrency` orders at a time. The next run orders batches with an unknown outcome again and names them.
+The ledger has an order before it is sent, and its URL before the first poll. Orders are sent one at a time, so a killed
+run leaves at most one with an unknown outcome. The next run orders its batch again and names it.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -21,20 +19,17 @@ from pipeline.errors import AuthenticationError, ScanlakeError, ServiceUnavailab
 from pipeline.lake.request_log import FileConfirmation, OrderState
 from pipeline.reports.batches import order_stem
 from pipeline.reports.confirmation import FileAbsence
-from pipeline.reports.run_state import order_age_seconds
 from schemas.requests import ReportRequest
 from schemas.timestamps import SECOND, now_us
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping, Sequence
 
     from pipeline.client.protocol import ReportOrder
     from pipeline.lake.request_log import ReportBatch, ReportOrderRecord
     from pipeline.reports.confirmation import Confirmation, FileConfirmer
     from pipeline.reports.polling import ReportPoller
     from pipeline.reports.run_state import ReportRunState
-
-    FollowOrder = Callable[[ReportBatch, ReportOrderRecord], None]
 
 _log = structlog.get_logger()
 
@@ -43,99 +38,55 @@ _MAX_ORDERS_PER_BATCH: Final = 2  # in one run; the second one only if the respo
 _MAX_CONSECUTIVE_UNKNOWN: Final = 3  # batches without a usable response before the run stops
 _MAX_REJECTIONS: Final = 20  # equal rejections, without one accepted order, before the run stops
 _STOP_GRACE_SECONDS: Final = 5.0  # a run that must stop waits so long for the response to the order in flight
-_SYNCHRONOUS_SECONDS: Final = 1.0  # an order that takes longer, and whose report is ready then, is a synchronous one
+_AT_ONCE_SECONDS: Final = 1.0  # an answer within these comes before its report is made
+_QUICK_SECONDS: Final = 60.0  # for the answer to an order, once the service has answered one at once
 _ORDER_AGAIN_HINT: Final = "Run the same command again later to order these reports again; everything else is kept."
-_QUICK_SECONDS: Final = 60.0  # for the answer to an order, once the service has proven that it answers at once
 
 
-class OrderQueue:
-    """Orders the batches of a run. A batch may be added at any time."""
+class BatchOrderer:
+    """Orders the batches of a run, one after the other."""
 
     def __init__(self, state: ReportRunState, confirmer: FileConfirmer, poller: ReportPoller) -> None:
         self._state = state
         self._confirmer = confirmer
         self._poller = poller
-        self._queue: deque[ReportBatch] = deque()
-        self._has_accepted_order = False
+        self.has_accepted_order = False
+        self._answers_at_once = False
         self._rejections: list[str] = []
         self._consecutive_unknown = 0
 
-    def __bool__(self) -> bool:
-        return bool(self._queue)
+    async def order(
+        self, batch: ReportBatch, *, upcoming: int
+    ) -> tuple[ReportOrderRecord | None, Sequence[ReportBatch]]:
+        """Return the order to poll, if there is one, and the halves of a batch that the service rejected.
 
-    def add(self, *batches: ReportBatch) -> None:
-        """Add batches at the end."""
-        self._queue.extend(batches)
-
-    def record_earlier_order(self, order: ReportOrderRecord) -> None:
-        """Take note of an order of an earlier run."""
-        self._has_accepted_order |= order.url is not None
-
-    async def order_all(self, follow: FollowOrder) -> None:
-        """Order every batch of the queue. `follow` gets each order whose report is to be polled."""
-        running: set[asyncio.Task[None]] = set()
-        try:
-            while self._queue or running:
-                while self._queue and len(running) < self._max_in_flight:
-                    running.add(asyncio.create_task(self._order_next(self._queue.popleft(), follow)))
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
-        except BaseException as error:
-            if not isinstance(error, ScanlakeError):
-                for task in running:
-                    task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)  # the responses to orders in flight are recorded
-            raise
-
-    @property
-    def _max_in_flight(self) -> int:
-        """The first order is sent alone: a rejection of the options must not concern several."""
-        is_parallel = self._state.is_synchronous and self._has_accepted_order
-        return self._state.run_options.concurrency if is_parallel else 1
-
-    async def _order_next(self, batch: ReportBatch, follow: FollowOrder) -> None:
-        await self._state.slots.acquire()
-        order = None
-        try:
-            order = await self._place_order(batch)
-        finally:
-            if order is None:
-                self._state.slots.release()
-        if order is not None:
-            follow(self._state.batches[batch.batch], order)
-
-    async def _place_order(self, batch: ReportBatch) -> ReportOrderRecord | None:
-        """Return an order to poll; None if the batch is saved, rejected, split, empty, or has an unknown outcome."""
+        `upcoming` is the number of files in the batches that are ordered next. Raises `ServiceUnavailableError` if the
+        service must not be asked on, and `SettingsError` if it rejects every order.
+        """
         if await self._is_ready_after_all(batch):
-            return None
-        remaining, confirmed = await self._confirm_files(batch)
+            return None, ()
+        remaining, confirmed = await self._confirm_files(batch, upcoming)
         if not remaining.files:
-            return None
+            return None, ()
         problem = ""
         for attempt in range(_MAX_ORDERS_PER_BATCH):
             if attempt:
                 await asyncio.sleep(random.uniform(0.2, 1.5))  # noqa: S311 - only spreads the load
             try:
-                order = await self._order(remaining, confirmed)
+                return await self._order(remaining, confirmed), ()
             except OutcomeUnknownError as error:
                 problem = error.message
                 if error.is_postponed:
                     raise ServiceUnavailableError(problem, hint=_ORDER_AGAIN_HINT) from None
                 if error.is_answered:  # another order would get the same answer, and make another report
                     break
-                continue
             except RequestRejectedError as error:
-                await self._handle_rejection(remaining, error.reason)
-                return None
-            return order if order.state is OrderState.ORDERED else None
+                return None, await self._split_rejected(remaining, error.reason)
         self._consecutive_unknown += 1
         if self._consecutive_unknown >= _MAX_CONSECUTIVE_UNKNOWN:
-            raise ServiceUnavailableError(
-                f"{self._consecutive_unknown} consecutive reports: {problem}",
-                hint=_ORDER_AGAIN_HINT,
-            )
-        return None
+            message = f"{self._consecutive_unknown} consecutive reports: {problem}"
+            raise ServiceUnavailableError(message, hint=_ORDER_AGAIN_HINT)
+        return None, ()
 
     async def _is_ready_after_all(self, batch: ReportBatch) -> bool:
         """Poll once for the report of an order that timed out or failed before, and return whether it is saved."""
@@ -150,11 +101,10 @@ class OrderQueue:
         _log.warning("report.reordered", report=last.name, reason=not_ready or last.error)
         return False
 
-    # The first of the two confirmations
-
-    async def _confirm_files(self, batch: ReportBatch) -> tuple[ReportBatch, Mapping[int, FileConfirmation]]:
-        """Return the batch without the files that the service does not have; they are named with the reason."""
-        upcoming = sum(len(queued.files) for queued in self._queue)
+    async def _confirm_files(
+        self, batch: ReportBatch, upcoming: int
+    ) -> tuple[ReportBatch, Mapping[int, FileConfirmation]]:
+        """Confirm for the first time. Return the batch without the files that the service does not have, by name."""
         since = now_us() - _MAX_CONFIRMATION_AGE
         results = await self._confirmer.confirm(batch.files, since=since, upcoming=upcoming)
         confirmed = {file_id: result for file_id, result in results.items() if isinstance(result, FileConfirmation)}
@@ -168,8 +118,6 @@ class OrderQueue:
         self._state.set_batch(remaining)
         return remaining, confirmed
 
-    # The order
-
     async def _order(self, batch: ReportBatch, confirmed: Mapping[int, FileConfirmation]) -> ReportOrderRecord:
         """Order once. The ledger records the order before it is sent and the outcome after it."""
         state = self._state
@@ -180,7 +128,6 @@ class OrderQueue:
             template=state.options.template,
             filename=order.name,
             settings=state.options.report_settings(),
-            asynchronous=not state.is_synchronous,
         )
         started = time.monotonic()
         try:
@@ -195,40 +142,20 @@ class OrderQueue:
             is_sent = not isinstance(error, RetriesExhaustedError | AuthenticationError)
             await state.update(order, state=OrderState.FAILED if is_sent else OrderState.NOT_SENT, error=error.message)
             raise
-        self._has_accepted_order, self._consecutive_unknown = True, 0
+        self._answers_at_once |= time.monotonic() - started < _AT_ONCE_SECONDS
+        self.has_accepted_order, self._consecutive_unknown = True, 0
         state.orders += 1
         self._rejections.clear()
         _log.debug("report.ordered", report=order.name, files=order.files)
-        order = await state.update(order, state=OrderState.ORDERED, url=response.url, ordered_at=now_us())
-        return await self._detect_synchronous(batch, order, time.monotonic() - started)
-
-    async def _detect_synchronous(
-        self, batch: ReportBatch, order: ReportOrderRecord, seconds: float
-    ) -> ReportOrderRecord:
-        """Find out whether the service makes the report before it answers. Return the order."""
-        state = self._state
-        if state.is_synchronous or state.is_proven_asynchronous:
-            return order
-        if seconds < _SYNCHRONOUS_SECONDS:
-            state.is_proven_asynchronous = True
-        elif await self._poller.poll_once(batch, order) is None:
-            state.set_synchronous(f"the answer to an order took {seconds:.1f} s, and its report was ready then")
-        return state.last_orders[batch.batch]
+        return await state.update(order, state=OrderState.ORDERED, url=response.url, ordered_at=now_us())
 
     async def _send(self, request: ReportRequest, order: ReportOrderRecord) -> ReportOrder:
         """Send the order. A run that must stop waits for the response, so that the report is not ordered twice."""
         state = self._state
-        patience = state.run_options.patience_seconds
-        timeout = 0.0 if state.is_proven_asynchronous else state.run_options.timeout_seconds
-        timeout = max(_QUICK_SECONDS, timeout)
+        # A service may make the report before it answers.
+        timeout = _QUICK_SECONDS if self._answers_at_once else max(_QUICK_SECONDS, state.run_options.timeout_seconds)
         sending = asyncio.ensure_future(state.client.order_report(request, timeout_seconds=timeout))
         try:
-            if not state.is_synchronous:
-                await asyncio.wait({sending}, timeout=patience)
-                if not sending.done() and not state.is_proven_asynchronous:
-                    state.set_synchronous(
-                        f"no answer to an order within {patience:g} s; its report may be in preparation"
-                    )
             return await asyncio.shield(sending)
         except asyncio.CancelledError:
             done, _ = await asyncio.wait({sending}, timeout=_STOP_GRACE_SECONDS)
@@ -239,11 +166,11 @@ class OrderQueue:
             sending.cancel()
             raise
 
-    async def _handle_rejection(self, batch: ReportBatch, reason: str) -> None:
-        """Split a rejected batch into halves to find the file that causes the rejection."""
+    async def _split_rejected(self, batch: ReportBatch, reason: str) -> Sequence[ReportBatch]:
+        """Split a rejected batch into halves to find the file that causes the rejection. Return them."""
         state = self._state
         self._rejections.append(reason)
-        is_first = not self._has_accepted_order
+        is_first = not self.has_accepted_order
         if is_first and len(self._rejections) >= _MAX_REJECTIONS and len(set(self._rejections)) == 1:
             await asyncio.to_thread(state.request_log.delete_job, state.job)
             raise SettingsError(
@@ -252,28 +179,16 @@ class OrderQueue:
             )
         if len(batch.files) == 1:
             _log.warning("report.rejected", file=batch.files[0], reason=reason)
-            return
+            return ()
         _log.info("report.split", batch=batch.label, files=len(batch.files), reason=reason)
         halves = await asyncio.to_thread(state.request_log.split_batch, state.job, batch)
-        self._queue.extendleft(reversed(halves))
         state.last_orders.pop(batch.batch, None)
         del state.batches[batch.batch]
         state.batches.update({half.batch: half for half in halves})
+        return halves
 
 
 def _describe(result: Confirmation) -> str:
     if isinstance(result, FileAbsence):
         return f"not in the service when it was to be ordered ({result.answer})"
     return f"not confirmed in the service before its order: {getattr(result, 'problem', '')}"
-
-
-def should_poll(state: ReportRunState, order: ReportOrderRecord) -> bool:
-    """Return whether to poll instead of ordering again; also an order that timed out in a run with less time."""
-    if not state.covers_batch(order):
-        return False
-    if order.state is OrderState.TIMED_OUT:
-        return order_age_seconds(order) < state.run_options.timeout_seconds
-    return order.state in _FOLLOWED
-
-
-_FOLLOWED: Final = frozenset({OrderState.ORDERED, OrderState.SAVING, OrderState.SAVED, OrderState.DELIVERED})

@@ -40,22 +40,19 @@ class ReportPoller:
         self._has_named_forbidden = False
 
     async def poll_until_ready(self, batch: ReportBatch, order: ReportOrderRecord) -> None:
-        """Poll until the report is ready or timed out, then release the slot that the caller acquired."""
+        """Poll until the report is ready or timed out."""
         timeout = self._state.run_options.timeout_seconds
         end = time.monotonic() + max(timeout - order_age_seconds(order), min(timeout, _MIN_WAIT_SECONDS))
         pause = _FIRST_POLL_SECONDS
-        try:
-            while (not_ready := await self.poll_once(batch, order)) is not None:
-                remaining = end - time.monotonic()
-                if remaining <= 0:
-                    error = f"not ready {timeout:g} s after its order: {not_ready}"
-                    await self._state.update(order, state=OrderState.TIMED_OUT, error=error)
-                    _log.warning("report.timed_out", report=order.name, reason=error)
-                    return
-                await asyncio.sleep(min(remaining, pause * random.uniform(0.7, 1.3)))  # noqa: S311
-                pause = min(pause * _POLL_BACKOFF, self._state.run_options.max_poll_seconds)
-        finally:
-            self._state.slots.release()
+        while (not_ready := await self.poll_once(batch, order)) is not None:
+            remaining = end - time.monotonic()
+            if remaining <= 0:
+                error = f"not ready {timeout:g} s after its order: {not_ready}"
+                await self._state.update(order, state=OrderState.TIMED_OUT, error=error)
+                _log.warning("report.timed_out", report=order.name, reason=error)
+                return
+            await asyncio.sleep(min(remaining, pause * random.uniform(0.7, 1.3)))  # noqa: S311
+            pause = min(pause * _POLL_BACKOFF, self._state.run_options.max_poll_seconds)
 
     async def poll_once(self, batch: ReportBatch, order: ReportOrderRecord) -> str | None:
         """Request the report once. Return why it is not ready; None if it is saved or failed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -15,7 +15,7 @@ from schemas.timestamps import SECOND, now_us
 if TYPE_CHECKING:
     from pipeline.client.client import Client
     from pipeline.errors import ScanlakeError
-    from pipeline.lake.request_log import ReportBatch, ReportJob, ReportOrderRecord, RequestLog
+    from pipeline.lake.request_log import ReportBatch, ReportOrderRecord, RequestLog
     from pipeline.progress import Progress
     from pipeline.reports.folder import JobFolder
     from pipeline.reports.models import JobOptions
@@ -34,49 +34,30 @@ class RunOptions:
     timeout_seconds: float = 1_800.0
     max_poll_seconds: float = 20.0  # between two polls of a report
     max_pdf_bytes: int = 1024**3
-    asynchronous: bool = True
-    concurrency: int = 4  # orders in flight, if the service answers an order when its report is made
-    patience_seconds: float = 30.0  # an asynchronous order without an answer for so long is a synchronous one
 
 
+@dataclass(slots=True)
 class ReportRunState:
     """The orders of a run, and what every part of the run needs."""
 
-    def __init__(  # noqa: PLR0917 - everything that a run of a job consists of
-        self,
-        client: Client,
-        request_log: RequestLog,
-        folder: JobFolder,
-        job: ReportJob,
-        options: JobOptions,
-        run_options: RunOptions,
-        progress: Progress | None = None,
-    ) -> None:
-        self.client = client
-        self.request_log = request_log
-        self.folder = folder
-        self.job = job.job
-        self.options = options
-        self.run_options = run_options
-        self.progress = progress or NullProgress()
-        self.slots = asyncio.Semaphore(MAX_OUTSTANDING_REPORTS)
-        self.batches: dict[int, ReportBatch] = {}
-        self.last_orders: dict[int, ReportOrderRecord] = {}  # by batch
-        self.saved_names: set[str] = set()  # PDFs that the job saved: a file with such a name is the job's
-        self.is_synchronous = not run_options.asynchronous
-        self.is_proven_asynchronous = False
-        self.orders = self.polls = 0
-        self._rate = RateEstimator()
+    client: Client
+    request_log: RequestLog
+    folder: JobFolder
+    options: JobOptions
+    run_options: RunOptions
+    progress: Progress = field(default_factory=NullProgress)
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_OUTSTANDING_REPORTS))
+    batches: dict[int, ReportBatch] = field(default_factory=dict)
+    last_orders: dict[int, ReportOrderRecord] = field(default_factory=dict)  # by batch
+    saved_names: set[str] = field(default_factory=set)  # PDFs that the job saved: a file with such a name is the job's
+    orders: int = 0
+    polls: int = 0
+    _rate: RateEstimator = field(default_factory=RateEstimator)
 
-    def set_synchronous(self, reason: str) -> None:
-        """Continue with synchronous orders, and log it once."""
-        if not self.is_synchronous:
-            self.is_synchronous = True
-            _log.warning(
-                "report.synchronous",
-                reason=reason,
-                hint=f"up to {self.run_options.concurrency} orders at a time; use --synchronous to begin like this",
-            )
+    @property
+    def job(self) -> str:
+        """Id of the job."""
+        return self.folder.job
 
     def set_batch(self, batch: ReportBatch) -> None:
         """Remember a batch with its present files; one without files is finished."""

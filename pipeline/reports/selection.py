@@ -11,7 +11,9 @@ import pyarrow as pa
 
 from pipeline.errors import SettingsError
 from pipeline.lake.reader import fetch_dicts
+from pipeline.lake.request_log import ReportJobFile
 from pipeline.lake.user_query import check_query, translate_query_errors
+from pipeline.reports.models import CatalogState, ManifestDeletions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -41,8 +43,7 @@ class Selection:
 
     def to_json(self) -> dict[str, Any]:
         """Return the selection as the job stores it: ids as a hash, because there may be millions."""
-        common: dict[str, Any] = {"kind": self.kind, "group_by": self.group_by}
-        common |= {"per_file": True} if self.per_file else {}
+        common: dict[str, Any] = {"kind": self.kind, "group_by": self.group_by, "per_file": self.per_file}
         match self.kind:
             case "ids":
                 ids = sorted(set(self.ids))
@@ -52,27 +53,6 @@ class Selection:
                 return common | {"references": sorted(set(self.references))}
             case _:
                 return common | {"sql": self.sql}
-
-
-@dataclass(frozen=True, slots=True)
-class SelectedFile:
-    """A selected file. One that cannot be ordered has a `reason`; `is_deleted` if the service deleted it."""
-
-    file_id: int | None
-    reference: str | None
-    group: str | None = None
-    reason: str | None = None
-    is_deleted: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CatalogState:
-    """State of the catalog that a selection was made from. Instants are ISO 8601, UTC."""
-
-    snapshot: int | None
-    watermark: str | None
-    last_verify_at: str | None
-    deleted_files: int | None
 
 
 def read_ids(lines: Iterable[str], source: str) -> tuple[int, ...]:
@@ -88,10 +68,13 @@ def read_ids(lines: Iterable[str], source: str) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def select_files(lake: duckdb.DuckDBPyConnection, selection: Selection) -> tuple[SelectedFile, ...]:
-    """Return the selected files, each once, by group and in the order of the selection.
+def select_files(
+    lake: duckdb.DuckDBPyConnection, selection: Selection
+) -> tuple[tuple[ReportJobFile, ...], CatalogState]:
+    """Return the selected files, each once, by group and in the order of the selection, and the catalog's state.
 
-    A condition selects by id, a query, ids and references in their own order. Files that cannot be ordered come last.
+    A condition selects by id, a query, ids and references in their own order. Files that cannot be ordered come last,
+    with a reason.
 
     Raises `SettingsError` if the SQL is wrong or selects nothing.
     """
@@ -105,7 +88,11 @@ def select_files(lake: duckdb.DuckDBPyConnection, selection: Selection) -> tuple
         lake.execute("DROP TABLE IF EXISTS temp.selected")
     if not rows:
         raise SettingsError("The selection is empty.", hint="Correct the selection; nothing was ordered.")
-    return tuple(SelectedFile(*row) for row in rows)
+    files = tuple(
+        ReportJobFile(position, file_id, reference, group, batch=None, reason=reason)
+        for position, (file_id, reference, group, reason, _) in enumerate(rows)
+    )
+    return files, _read_catalog_state(lake, tuple(row[0] for row in rows if row[4]))
 
 
 def select_references(lake: duckdb.DuckDBPyConnection, where: str) -> tuple[str, ...]:
@@ -116,12 +103,15 @@ def select_references(lake: duckdb.DuckDBPyConnection, where: str) -> tuple[str,
         return tuple(row[0] for row in lake.execute(query).fetchall())
 
 
-def read_catalog_state(lake: duckdb.DuckDBPyConnection) -> CatalogState:
-    """Return snapshot, watermark and currency of deletions of the catalog."""
+def _read_catalog_state(lake: duckdb.DuckDBPyConnection, deleted: tuple[int, ...]) -> CatalogState:
     sql = """SELECT snapshot, strftime(watermark, '%Y-%m-%dT%H:%M:%SZ') AS watermark,
-                    strftime(last_verify_at, '%Y-%m-%dT%H:%M:%SZ') AS last_verify_at, deleted_files
+                    strftime(last_verify_at, '%Y-%m-%dT%H:%M:%SZ') AS known_up_to, deleted_files
              FROM meta.freshness"""
-    return CatalogState(**fetch_dicts(lake, sql)[0])
+    row = fetch_dicts(lake, sql)[0]
+    deletions = ManifestDeletions(
+        known_up_to=row["known_up_to"], deleted_files_in_lake=row["deleted_files"], selected=deleted
+    )
+    return CatalogState(snapshot=row["snapshot"], watermark=row["watermark"], deletions=deletions)
 
 
 def _selection_sql(lake: duckdb.DuckDBPyConnection, selection: Selection) -> str:
@@ -180,7 +170,7 @@ def _resolve_sql(selection: Selection) -> str:
         ORDER BY reason IS NOT NULL, present.group_name, wanted.position"""
 
 
-def describe_unorderable(selected: Sequence[SelectedFile]) -> list[str]:
+def describe_unorderable(selected: Sequence[ReportJobFile]) -> list[str]:
     """Return one line for each file that cannot be ordered."""
     return [
         f"{'reference ' + (file.reference or '') if file.file_id is None else file.file_id}: {file.reason}"

@@ -8,6 +8,7 @@ import re
 import sqlite3
 import subprocess
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pypdf
@@ -19,10 +20,10 @@ from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import open_catalog
 from pipeline.lake.request_log import open_request_log
-from pipeline.reports.job import JobRequest, JobResult, run_job
+from pipeline.reports.job import JobResult, publish_if_unlocked, run_job
 from pipeline.reports.models import JobOptions
 from pipeline.reports.run_state import RunOptions
-from pipeline.reports.selection import Selection, read_catalog_state, select_files
+from pipeline.reports.selection import Selection, select_files
 from pipeline.settings import Settings
 from tests.sync.sync_harness import SEED, synced
 
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.emulator import Emulator
-    from pipeline.reports.selection import CatalogState, SelectedFile
+    from pipeline.lake.request_log import ReportJobFile
+    from pipeline.reports.models import CatalogState
 
 EVERY_FILE = Selection("where", sql="TRUE")
 QUICK = RunOptions(timeout_seconds=15.0, max_poll_seconds=0.5)
@@ -70,16 +72,24 @@ async def run_report(
     """Run a job, as one run of the command does."""
     settings = Settings(base_url=emulator.base_url, lake=lake)
 
-    def select() -> tuple[Sequence[SelectedFile], CatalogState]:
+    def select() -> tuple[Sequence[ReportJobFile], CatalogState]:
         with open_catalog(settings) as db:
-            return select_files(db, selection), read_catalog_state(db)
+            return select_files(db, selection)
 
     job_options = JobOptions(
         **{"service": emulator.base_url, "selection": selection.to_json(), "name": "report-{batch}", **options}
     )
     with open_request_log(LakeLayout(lake)) as request_log:
-        request = JobRequest(settings, out, job_options, run_options, select, sign)
-        return await run_job(client or quick_client(emulator), request_log, request)
+        return await run_job(
+            client or quick_client(emulator),
+            request_log,
+            out,
+            job_options,
+            run_options,
+            select_files=select,
+            publish=partial(publish_if_unlocked, settings, "the test"),
+            sign=sign,
+        )
 
 
 def age_orders_by_an_hour(lake: Path) -> None:

@@ -11,10 +11,14 @@ from hypothesis import strategies as st
 
 from pipeline.errors import SettingsError
 from pipeline.lake.request_log import ReportBatch, ReportJobFile
-from pipeline.reports.batches import make_batches, make_further_batches, order_stem, pdf_stem, validate_name_pattern
-from pipeline.reports.selection import SelectedFile, Selection, read_ids
+from pipeline.reports.batches import make_batches, order_stem, pdf_stem, validate_name_pattern
+from pipeline.reports.selection import Selection, read_ids
 
 NAMES = st.text(max_size=80) | st.sampled_from(["../../.ssh/x", "/etc/x", "C:\\x", "CON", "\0", "a\nb", ".", "\u202e"])
+
+
+def _selected(file_id: int, group: str | None = None, reason: str | None = None) -> ReportJobFile:
+    return ReportJobFile(0, file_id, None, group, None, reason)
 
 
 @pytest.mark.parametrize(
@@ -22,22 +26,20 @@ NAMES = st.text(max_size=80) | st.sampled_from(["../../.ssh/x", "/etc/x", "C:\\x
 )
 def test_batches_hold_a_hundred(count: int, sizes: list[int]) -> None:
     """A batch has at most 100 files, in order."""
-    files, batches = make_batches([SelectedFile(number, None) for number in range(count)])
+    batches = make_batches([_selected(number) for number in range(count)])
     assert [len(batch.files) for batch in batches] == sizes
     assert [file_id for batch in batches for file_id in batch.files] == list(range(count))
-    assert [file.batch for file in files] == [position // 100 + 1 for position in range(count)]
 
 
 @given(st.lists(st.integers(0, 3)), st.integers(0, 5))
 def test_groups_stay_apart_and_each_file_has_one_batch(groups: list[int], unknown: int) -> None:
     """Every file that can be ordered is in exactly one batch of its group; the others are in none."""
-    selected = [SelectedFile(position, None, str(group)) for position, group in enumerate(sorted(groups))]
-    selected += [SelectedFile(-number, None, reason="not in the lake") for number in range(1, unknown + 1)]
-    files, batches = make_batches(selected)
+    selected = [_selected(position, str(group)) for position, group in enumerate(sorted(groups))]
+    selected += [_selected(-number, reason="not in the lake") for number in range(1, unknown + 1)]
+    batches = make_batches(selected)
     assert [file_id for batch in batches for file_id in batch.files] == list(range(len(groups)))
-    by_id = {file.file_id: file.group for file in selected}
+    by_id = {file.file_id: file.group_name for file in selected}
     assert all({by_id[file_id] for file_id in batch.files} == {batch.group_name} for batch in batches)
-    assert [file.batch is None for file in files] == [file.reason is not None for file in selected]
 
 
 @given(NAMES, st.text(alphabet="abc./\\ -{}", max_size=40), st.integers(1, 99999))
@@ -61,11 +63,11 @@ def test_names_stay_in_the_folder(group: str, text: str, number: int) -> None:
 @pytest.mark.parametrize("count", [1, 9_999, 10_000, 100_001])
 def test_labels_sort_in_the_order_of_the_batches(count: int) -> None:
     """The labels of all batches, also of 10,000 and more, have the same length and sort like their numbers."""
-    _, batches = make_batches([SelectedFile(number, None, str(number)) for number in range(count)])
+    batches = make_batches([_selected(number, str(number)) for number in range(count)])
     labels = [batch.label for batch in batches]
     assert len(labels) == count
     assert sorted(labels) == labels
-    further = make_further_batches([ReportJobFile(0, 1, None, "x", None)], batches)
+    further = make_batches([_selected(1, "x")], existing=batches)
     assert further[0].label > labels[-1]
     assert further[0].batch == count + 1
 
@@ -141,8 +143,9 @@ def test_name_patterns() -> None:
 @given(st.integers(1, 5), st.integers(1, 12))
 def test_no_batch_has_more_files_than_allowed(max_files: int, count: int) -> None:
     """Files of one reference are in as many PDFs as the limit demands, also when they are ordered again."""
-    files, batches = make_batches([SelectedFile(number, "R", "R") for number in range(count)], max_files)
-    further = make_further_batches(files, batches, max_files)
+    files = [_selected(number, "R") for number in range(count)]
+    batches = make_batches(files, max_files)
+    further = make_batches(files, max_files, batches)
     for group in (batches, further):
         assert [file_id for batch in group for file_id in batch.files] == list(range(count))
         assert max(len(batch.files) for batch in group) == min(max_files, count)

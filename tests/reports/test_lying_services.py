@@ -92,7 +92,7 @@ async def test_one_document_for_three_batches_is_not_three_reports(tmp_path: Pat
         assert all("same document" in reason or "not shown" in reason for reason in reasons), reasons
         emulator.set_quirks(report_documents="own")
         result = await run_report(emulator, tmp_path / "lake", tmp_path / "out", service=emulator.base_url)
-        assert not result.status.failed
+        assert not result.manifest.failed
 
 
 async def test_a_document_that_comes_again_in_a_later_run_is_noticed(tmp_path: Path) -> None:
@@ -106,10 +106,10 @@ async def test_a_document_that_comes_again_in_a_later_run_is_noticed(tmp_path: P
             await run_report(emulator, tmp_path / "lake", tmp_path / "out")
         assert len(list((tmp_path / "out").glob("*.pdf"))) == 1
         result = await run_report(emulator, tmp_path / "lake", tmp_path / "out")
-        assert (len(result.status.failed), result.status.pdfs) == (150, ())
+        assert (len(result.manifest.failed), result.manifest.pdfs) == (150, ())
         assert list((tmp_path / "out").glob("*.pdf")) == []
         emulator.set_quirks(report_documents="own")
-        assert not (await run_report(emulator, tmp_path / "lake", tmp_path / "out")).status.failed
+        assert not (await run_report(emulator, tmp_path / "lake", tmp_path / "out")).manifest.failed
 
 
 async def test_reports_that_always_lack_a_file_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,12 +125,12 @@ async def test_reports_that_always_lack_a_file_are_bounded(tmp_path: Path, monke
             patch.setattr(Reports, "_render", leave_out)
             result = await run_report(emulator, tmp_path / "lake", tmp_path / "out")
         assert emulator.counts["report"] == 3 * 5
-        assert len(result.status.failed) == 250
+        assert len(result.manifest.failed) == 250
         reasons = {file["reason"] for file in read_manifest(tmp_path / "out")["files"]}
         assert any("after 5 orders" in reason for reason in reasons), reasons
         assert list((tmp_path / "out").glob("*.pdf")) == []
         result = await run_report(emulator, tmp_path / "lake", tmp_path / "out")
-        assert not result.status.failed
+        assert not result.manifest.failed
         assert len(check_folder(tmp_path / "out")) == 250
 
 
@@ -147,7 +147,7 @@ async def test_an_order_is_not_repeated_before_its_retry_after(
         emulator.script(kind, path="/api/v2/reports")
         emulator.on_request = lambda endpoint: ordered_at.append(time.monotonic()) if endpoint == "report" else None
         result = await run_report(emulator, tmp_path / "lake", tmp_path / "out")
-    assert not result.status.failed
+    assert not result.manifest.failed
     assert len(ordered_at) == 4
     # A date has whole seconds, so that its pause is up to a second shorter.
     assert ordered_at[1] - ordered_at[0] >= seconds - (form == "http-date")
@@ -162,4 +162,4 @@ async def test_a_503_with_a_pause_of_years_ends_the_run(tmp_path: Path) -> None:
         with pytest.raises(ServiceUnavailableError, match="Retry-After that is too long"):
             await run_report(emulator, tmp_path / "lake", tmp_path / "out")
         assert emulator.counts["report"] == 1
-        assert not (await run_report(emulator, tmp_path / "lake", tmp_path / "out")).status.failed
+        assert not (await run_report(emulator, tmp_path / "lake", tmp_path / "out")).manifest.failed

@@ -193,7 +193,7 @@ async def test_a_file_deleted_between_order_and_delivery_is_named(tmp_path: Path
         result = await run_report(emulator, tmp_path / "lake", tmp_path / "out")
     assert reasons_in(tmp_path / "out") == dict.fromkeys(deleted, DELETED_AFTER)
     check_certified(tmp_path / "out", 120)
-    states = [order.state for order in result.status.orders]
+    states = [order.state for order in result.manifest.orders]
     assert sorted(states) in (["delivered", "delivered", "superseded"], ["delivered"] * 2 + ["superseded"] * 2)
 
 
@@ -207,8 +207,8 @@ async def test_a_template_without_references(tmp_path: Path) -> None:
     manifest = read_manifest(tmp_path / "out")
     assert manifest["pdfs"][0]["pages"] == "references not shown on its pages"
     assert {file["on_pages"] for file in manifest["files"]} == {None}
-    assert [order.state for order in result.status.orders] == ["superseded", "delivered"]
-    assert "changed in the service" in str(result.status.orders[0].error)
+    assert [order.state for order in result.manifest.orders] == ["superseded", "delivered"]
+    assert "changed in the service" in str(result.manifest.orders[0].error)
 
 
 async def test_a_run_killed_between_download_and_confirmation(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ async def test_a_service_that_does_not_confirm_certifies_nothing(tmp_path: Path)
         emulator.set_faults(outage=False)
         result = await run_report(emulator, tmp_path / "lake", tmp_path / "out")
         assert emulator.counts["report"] == 1
-    assert not result.status.failed
+    assert not result.manifest.failed
     check_certified(tmp_path / "out", 30)
 
 

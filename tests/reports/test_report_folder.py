@@ -70,7 +70,7 @@ async def test_the_manifest_has_selection_and_options(tmp_path: Path) -> None:
         await run_report(emulator, tmp_path / "lake", tmp_path / "out", template=7, timezone="Europe/Berlin")
         secrets = list(emulator.reports.by_secret)
     manifest = read_manifest(tmp_path / "out")
-    assert manifest["selection"] == {"kind": "where", "group_by": None, "sql": "TRUE"}
+    assert manifest["selection"] == {"kind": "where", "group_by": None, "per_file": False, "sql": "TRUE"}
     assert (manifest["settings"]["template"], manifest["settings"]["timezone"]) == (7, "Europe/Berlin")
     assert manifest["snapshot"] == 2
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", manifest["watermark"])

@@ -59,18 +59,18 @@ async def test_every_file_is_in_one_pdf_or_named_as_failed(tmp_path: Path) -> No
                 outages += 1
                 continue
             pdfs = check_folder(tmp_path / "out")
-            assert len(pdfs) + len(result.status.failed) == FILES
+            assert len(pdfs) + len(result.manifest.failed) == FILES
         assert len(pdfs) == FILES
         assert outages < 3
         unknown = check_orders(emulator, tmp_path / "out")
-        assert unknown <= len(result.status.unknown_orders)
-        assert result.status.unknown_orders, "no response was lost: the faults have no effect"
+        assert unknown <= len(result.manifest.unknown_orders)
+        assert result.manifest.unknown_orders, "no response was lost: the faults have no effect"
         assert emulator.injected_faults.total() > 20
     with opened(tmp_path / "lake") as db:
         rows = db.execute("SELECT state, count(*), count(DISTINCT pdf) FROM meta.report_files GROUP BY 1").fetchall()
         assert rows == [("delivered", FILES, len(list((tmp_path / "out").glob("*.pdf"))))]
         ordered = db.execute("SELECT count(*) FROM meta.reports WHERE state = 'unknown'").fetchall()
-        assert ordered == [(len(result.status.unknown_orders),)]
+        assert ordered == [(len(result.manifest.unknown_orders),)]
 
 
 @pytest.mark.slow
@@ -109,8 +109,8 @@ async def test_a_batch_whose_response_is_lost_is_ordered_again_and_named(tmp_pat
         result = await run_report(emulator, tmp_path / "lake", tmp_path / "out")
         assert emulator.counts["report"] == len(emulator.reports.by_secret) == 2
         assert check_orders(emulator, tmp_path / "out") == 1
-    assert [order.attempt for order in result.status.unknown_orders] == [1]
-    assert not result.status.failed
+    assert [order.attempt for order in result.manifest.unknown_orders] == [1]
+    assert not result.manifest.failed
     assert read_manifest(tmp_path / "out")["counts"]["unknown_orders"] == 1
 
 
@@ -121,7 +121,7 @@ async def test_a_throttled_order_is_not_unknown(tmp_path: Path) -> None:
         emulator.set_faults(retry_after_seconds=0)
         emulator.script("429", times=2, path="/api/v2/reports")
         result = await run_report(emulator, tmp_path / "lake", tmp_path / "out")
-        assert len(emulator.reports.by_secret) == len(result.status.orders) == 1
+        assert len(emulator.reports.by_secret) == len(result.manifest.orders) == 1
 
 
 async def test_a_finished_job_orders_nothing(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ async def test_a_finished_job_orders_nothing(tmp_path: Path) -> None:
         result = await run_report(emulator, tmp_path / "lake", tmp_path / "out")
         assert (emulator.counts["report"], emulator.counts["download"]) == (0, 1)
         assert len(check_folder(tmp_path / "out")) == 120
-    assert len(result.status.orders) == 2
+    assert len(result.manifest.orders) == 2
 
 
 async def test_a_damaged_pdf_is_downloaded_again_and_kept(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ async def test_a_damaged_pdf_whose_report_expired_is_ordered_again(tmp_path: Pat
         emulator.reports.by_secret.clear()
         age_orders_by_an_hour(tmp_path / "lake")
         first = await run_report(emulator, tmp_path / "lake", tmp_path / "out", run_options=_no_waiting())
-        assert len(first.status.failed) == 30
+        assert len(first.manifest.failed) == 30
         assert damaged.read_bytes() == b"x"
         await run_report(emulator, tmp_path / "lake", tmp_path / "out")
         assert len(check_folder(tmp_path / "out")) == 30
@@ -191,7 +191,7 @@ async def test_a_saved_pdf_is_not_downloaded_again(tmp_path: Path) -> None:
         result = await run_report(emulator, tmp_path / "lake", tmp_path / "out")
         assert (emulator.counts["report"], emulator.counts["poll"], emulator.counts["download"]) == (0, 0, 0)
         assert emulator.counts["list"], "a PDF that may not be certified was not confirmed"
-    assert [order.state for order in result.status.orders] == ["delivered"]
+    assert [order.state for order in result.manifest.orders] == ["delivered"]
 
 
 async def test_the_files_of_a_job_are_fixed(tmp_path: Path) -> None:
@@ -200,14 +200,14 @@ async def test_the_files_of_a_job_are_fixed(tmp_path: Path) -> None:
         await sync_lists(emulator, tmp_path / "lake")
         emulator.set_quirks(report_ready_seconds=3600.0)
         first = await run_report(emulator, tmp_path / "lake", tmp_path / "out", run_options=_no_waiting())
-        assert len(first.status.failed) == 60
+        assert len(first.manifest.failed) == 60
         age_orders_by_an_hour(tmp_path / "lake")
         emulator.world.create(20)
         await sync_lists(emulator, tmp_path / "lake")
         emulator.set_quirks(report_ready_seconds=0.0)
         result = await run_report(emulator, tmp_path / "lake", tmp_path / "out")
-    assert len(result.status.files) == 60
-    assert not result.status.failed
+    assert len(result.manifest.files) == 60
+    assert not result.manifest.failed
 
 
 async def test_a_report_that_is_never_ready_is_ordered_again_by_the_next_run(tmp_path: Path) -> None:
@@ -215,15 +215,15 @@ async def test_a_report_that_is_never_ready_is_ordered_again_by_the_next_run(tmp
     async with Emulator(150, seed=SEED, quirks=Quirks(report_lost_ratio=1.0)) as emulator:
         await sync_lists(emulator, tmp_path / "lake")
         first = await run_report(emulator, tmp_path / "lake", tmp_path / "out", run_options=_no_waiting())
-        assert len(first.status.failed) == 150
-        assert all("not ready" in str(outcome.reason) for outcome in first.status.failed)
+        assert len(first.manifest.failed) == 150
+        assert all("not ready" in str(outcome.reason) for outcome in first.manifest.failed)
         assert check_folder(tmp_path / "out") == {}
         emulator.set_quirks(report_lost_ratio=0.0)
         age_orders_by_an_hour(tmp_path / "lake")
         second = await run_report(emulator, tmp_path / "lake", tmp_path / "out")
         assert len(check_folder(tmp_path / "out")) == 150
-        assert emulator.counts["report"] == len(second.status.orders) == 4
-    assert [order.state for order in second.status.orders] == ["timed_out", "delivered"] * 2
+        assert emulator.counts["report"] == len(second.manifest.orders) == 4
+    assert [order.state for order in second.manifest.orders] == ["timed_out", "delivered"] * 2
 
 
 async def test_a_longer_timeout_polls_the_same_order(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ async def test_a_longer_timeout_polls_the_same_order(tmp_path: Path) -> None:
     async with Emulator(30, seed=SEED, quirks=Quirks(report_ready_seconds=1.0)) as emulator:
         await sync_lists(emulator, tmp_path / "lake")
         first = await run_report(emulator, tmp_path / "lake", tmp_path / "out", run_options=_no_waiting())
-        assert first.status.orders[0].state == "timed_out"
+        assert first.manifest.orders[0].state == "timed_out"
         await run_report(emulator, tmp_path / "lake", tmp_path / "out")
         assert emulator.counts["report"] == 1
         assert len(check_folder(tmp_path / "out")) == 30
@@ -267,8 +267,8 @@ async def test_a_revoked_token_stops_the_run(tmp_path: Path) -> None:
         assert "SCANLAKE_TOKEN" in err
         emulator.set_faults(revoked=False)
         result = await run_report(emulator, tmp_path / "lake", tmp_path / "out", Selection("where", sql="TRUE"))
-        assert not result.status.failed
-        assert not result.status.unknown_orders
+        assert not result.manifest.failed
+        assert not result.manifest.unknown_orders
 
 
 async def test_an_outage_ends_the_run_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ async def test_an_outage_ends_the_run_and_nothing_is_lost(tmp_path: Path) -> Non
         emulator.set_faults(outage=False)
         result = await run_report(emulator, tmp_path / "lake", tmp_path / "out")
         assert len(check_folder(tmp_path / "out")) == 650
-    assert not result.status.failed
+    assert not result.manifest.failed
 
 
 async def test_a_job_and_a_sync_run_concurrently(tmp_path: Path) -> None:

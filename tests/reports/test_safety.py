@@ -208,8 +208,8 @@ async def test_options_that_the_service_rejects_stop_the_run(tmp_path: Path) -> 
             await run_report(emulator, tmp_path / "lake", tmp_path / "out", timezone="Mars/Olympus")
         assert emulator.counts["report"] <= 20
         result = await run_report(emulator, tmp_path / "lake", tmp_path / "out", timezone="Europe/Berlin")
-        assert not result.status.failed
-        assert len(result.status.pdfs) == 3
+        assert not result.manifest.failed
+        assert len(result.manifest.pdfs) == 3
 
 
 async def test_a_pdf_above_the_size_limit_fails(tmp_path: Path) -> None:
@@ -218,8 +218,8 @@ async def test_a_pdf_above_the_size_limit_fails(tmp_path: Path) -> None:
         await sync_lists(emulator, tmp_path / "lake")
         run_options = RunOptions(timeout_seconds=5, max_pdf_bytes=500)
         result = await run_report(emulator, tmp_path / "lake", tmp_path / "out", run_options=run_options)
-    assert len(result.status.failed) == 30
-    assert "more than 500 bytes" in str(result.status.failed[0].reason)
+    assert len(result.manifest.failed) == 30
+    assert "more than 500 bytes" in str(result.manifest.failed[0].reason)
     assert check_folder(tmp_path / "out") == {}
 
 
@@ -235,18 +235,6 @@ async def test_changed_options_in_the_same_folder_are_refused(tmp_path: Path) ->
         await sync_lists(emulator, tmp_path / "lake2")
         with pytest.raises(SettingsError, match="another lake"):
             await run_report(emulator, tmp_path / "lake2", tmp_path / "out")
-
-
-async def test_services_without_asynchronous_reports(tmp_path: Path) -> None:
-    """A report that is made during its order is delivered, with and without --synchronous."""
-    async with Emulator(120, seed=SEED, quirks=Quirks(report_async="ignored", report_seconds=0.1)) as emulator:
-        await sync_lists(emulator, tmp_path / "lake")
-        for asynchronous in (True, False):
-            out = tmp_path / f"out-{asynchronous}"
-            run_options = RunOptions(timeout_seconds=5, asynchronous=asynchronous)
-            await run_report(emulator, tmp_path / "lake", out, run_options=run_options)
-            assert len(check_folder(out)) == 120
-        assert emulator.counts["poll"] == 0
 
 
 async def test_a_full_disk_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

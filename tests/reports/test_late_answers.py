@@ -1,4 +1,4 @@
-"""Orders side by side at synchronous services, and report URLs that want the token."""
+"""Orders at services that answer late, and report URLs that want the token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from pipeline.errors import AuthenticationError
 from tests.processes import ran, started
 from tests.reports.report_harness import (
     SEED,
-    RunOptions,
     check_folder,
     check_orders,
     quick_client,
@@ -29,80 +28,43 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def _count_parallel_orders(emulator: Emulator) -> list[int]:
-    """Record how many requests are in flight whenever an order arrives."""
-    counts: list[int] = []
-    emulator.on_request = lambda endpoint: counts.append(emulator.in_flight) if endpoint == "report" else None
-    return counts
-
-
-async def test_synchronous_orders_are_sent_side_by_side(tmp_path: Path) -> None:
-    """After the first report, `concurrency` orders are in flight: nine reports of 0.5 s take less than 3 s."""
-    quirks = Quirks(report_async="ignored", report_seconds=0.5)
-    async with Emulator(900, seed=SEED, quirks=quirks) as emulator:
-        await sync_lists(emulator, tmp_path / "lake")
-        counts = _count_parallel_orders(emulator)
-        begun = time.monotonic()
-        run_options = RunOptions(timeout_seconds=15, asynchronous=False, concurrency=4)
-        await run_report(emulator, tmp_path / "lake", tmp_path / "out", run_options=run_options)
-        assert time.monotonic() - begun < 9 * 0.5 + 2
-        assert max(counts) == 4
-        assert len(check_folder(tmp_path / "out")) == 900
-        assert check_orders(emulator, tmp_path / "out") == 0
-
-
-async def test_a_service_that_ignores_asynchronous_is_found_out(tmp_path: Path) -> None:
-    """The answer takes as long as the report: said in one line, then several orders at a time, and none twice."""
-    quirks = Quirks(report_async="ignored", report_seconds=1.2)
-    async with Emulator(600, seed=SEED, quirks=quirks) as emulator:
-        await sync_lists(emulator, tmp_path / "lake")
-        counts = _count_parallel_orders(emulator)
-        command = ("report", "--where", "TRUE", "--out", str(tmp_path / "out"))
-        code, _, err = await ran(emulator, tmp_path / "lake", *command)
-        assert code == 0, err
-        assert err.count("report.synchronous") == 1
-        assert max(counts) == 4
-        assert emulator.counts["report"] == 6
-        assert check_orders(emulator, tmp_path / "out") == 0
-
-
-async def test_an_order_without_an_answer_is_not_sent_twice(tmp_path: Path) -> None:
-    """A synchronous service that needs longer than the client's time limit gets each order once."""
+async def test_a_service_that_answers_late_gets_one_order_at_a_time(tmp_path: Path) -> None:
+    """An answer that takes as long as the report, and longer than other calls may, is waited for: none comes twice."""
     quirks = Quirks(report_async="ignored", report_seconds=1.5)
     async with Emulator(250, seed=SEED, quirks=quirks) as emulator:
         await sync_lists(emulator, tmp_path / "lake")
+        counts: list[int] = []
+        emulator.on_request = lambda endpoint: counts.append(emulator.in_flight) if endpoint == "report" else None
         client = quick_client(emulator, attempt_timeout_seconds=1.0)
-        run_options = RunOptions(timeout_seconds=15, patience_seconds=0.5)
-        result = await run_report(emulator, tmp_path / "lake", tmp_path / "out", run_options=run_options, client=client)
-        assert emulator.counts["report"] == len(result.status.orders) == 3
+        result = await run_report(emulator, tmp_path / "lake", tmp_path / "out", client=client)
+        assert max(counts) == 1
+        assert emulator.counts["report"] == len(result.manifest.orders) == 3
         assert len(check_folder(tmp_path / "out")) == 250
+        assert check_orders(emulator, tmp_path / "out") == 0
 
 
-async def test_a_kill_with_several_orders_in_flight(tmp_path: Path) -> None:
-    """Each order in flight is in the ledger, is named by the next run and is ordered again; nothing else is."""
-    quirks = Quirks(report_async="ignored", report_seconds=0.3)
-    command = ("report", "--where", "TRUE", "--out", str(tmp_path / "out"), "--synchronous", "--json")
-    async with Emulator(900, seed=SEED, quirks=quirks) as emulator:
+async def test_a_kill_during_an_order(tmp_path: Path) -> None:
+    """The order in flight is in the ledger, is named by the next run and is ordered again; nothing else is."""
+    quirks = Quirks(report_async="ignored", report_seconds=0.5)
+    command = ("report", "--where", "TRUE", "--out", str(tmp_path / "out"), "--json")
+    async with Emulator(450, seed=SEED, quirks=quirks) as emulator:
         await sync_lists(emulator, tmp_path / "lake")
-        counts = _count_parallel_orders(emulator)
         process = await started(emulator, tmp_path / "lake", *command)
-        while not counts or max(counts) < 4:
+        while emulator.counts["report"] < 3:
             await asyncio.sleep(0.005)
-            if len(counts) == 1:
-                emulator.set_quirks(report_seconds=1.0)
-        in_flight = emulator.in_flight
+            if emulator.counts["report"] == 2:
+                emulator.set_quirks(report_seconds=3.0)
         process.kill()
         await process.communicate()
-        assert in_flight == 4
-        await asyncio.sleep(1.2)
+        emulator.set_quirks(report_seconds=0.1)
+        await asyncio.sleep(3.2)
         code, text, err = await ran(emulator, tmp_path / "lake", *command)
         assert code == 0, err
         output = json.loads(text)
-        assert output["delivered"] == 900
-        assert 1 <= len(output["unknown_orders"]) <= 4
-        assert len(check_folder(tmp_path / "out")) == 900
-        assert check_orders(emulator, tmp_path / "out") <= len(output["unknown_orders"])
-        assert len(read_manifest(tmp_path / "out")["orders"]) == 9 + len(output["unknown_orders"])
+        assert (output["delivered"], len(output["unknown_orders"])) == (450, 1)
+        assert len(check_folder(tmp_path / "out")) == 450
+        assert check_orders(emulator, tmp_path / "out") == 1
+        assert len(read_manifest(tmp_path / "out")["orders"]) == 5 + 1
 
 
 @pytest.mark.parametrize("token_location", ["query", "header"])
