@@ -1,4 +1,4 @@
-"""`scanlake publish`: publish the lake again, after a move or for other readers, or copy it to object storage."""
+"""`scanlake publish`: copy the lake to object storage, as a mirror and as Iceberg tables."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -24,26 +24,23 @@ def run(
     context: CommandContext,
     *,
     to: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Copy the lake to object storage: s3://, gs://, az:// or file://."),
+        str | None, typer.Option(metavar="URL", help="Target: s3://, gs://, az:// or file://. Default: publish_to.")
     ] = None,
-    iceberg: Annotated[bool, typer.Option("--iceberg", help="Publish Iceberg tables over the same parts.")] = False,
+    iceberg: Annotated[
+        bool, typer.Option("--iceberg", help="Publish Iceberg tables; without --to, nothing else.")
+    ] = False,
     with_images: Annotated[
-        bool, typer.Option("--with-images", help="With --to: also copy the images that the lake has.")
+        bool, typer.Option("--with-images", help="Also copy the images that the lake has, as publish_images does.")
     ] = False,
     snapshot: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Snapshot to publish. Default: the newest.")
     ] = None,
 ) -> ExitCode:
-    """Publish the lake again for local readers, or copy it to object storage.
+    """Copy the lake to object storage, for readers on other machines and for other engines.
 
-    The catalog contains absolute paths of the parts. Publish after moving the lake, or if readers use another path
-    (a mount on their machines). Kept snapshots are updated too. The lake stores --reader-root; use the lake's own
-    folder to remove it. Every run detects a move automatically.
-
-    With --to, and if publish_to is set, readers on other machines attach catalog.duckdb or snapshots/N.duckdb from
-    the object storage. Only what is missing there is uploaded. An interrupted publish is completed by the next one.
-    With --with-images, or publish_images, the path of an image in the lake is also its path below the URL.
+    Readers attach catalog.duckdb or snapshots/N.duckdb from the object storage. Only what is missing there is uploaded.
+    An interrupted publish is completed by the next one. With --with-images, or publish_images, the path of an image in
+    the lake is also its path below the URL.
 
     With --iceberg, if iceberg_location is set, or if pyiceberg has a catalog named scanlake, engines such as Spark
     read the same parts as Iceberg tables. Without iceberg_location they are at the URL of --to or publish_to.
@@ -54,33 +51,24 @@ def run(
     settings = context.settings()
     target = to or settings.publish_to
     with_iceberg = iceberg or has_iceberg_tables(settings)
-    if snapshot is not None and target is None and not with_iceberg:
-        raise SettingsError("--snapshot requires --to or --iceberg.", hint="Add --to URL, or set publish_to.")
-    if with_images and (target is None or (iceberg and to is None)):
+    if target is None and not with_iceberg:
+        raise SettingsError("No target to publish to.", hint="Add --to URL, or set publish_to.")
+    is_mirrored = target is not None and (to is not None or not iceberg)
+    if with_images and not is_mirrored:
         raise SettingsError("--with-images requires --to.", hint="Add --to URL.")
-    is_local = to is None and snapshot is None and not iceberg
-    store = None if target is None or (iceberg and to is None) else open_store(target)
+    store = open_store(target) if target is not None and is_mirrored else None
     result = tables = None
     with open_writable_lake(settings, "publish") as lake:
-        if is_local:
-            if context.given_settings.get("reader_root") is not None and settings.reader_root is not None:
-                lake.set_reader_root(settings.reader_root)
-            republished = lake.republish(at=now_us())
+        if lake.needs_publish or lake.ledger.properties.purge_in_progress is not None:  # of a run that was killed
+            lake.republish(at=now_us())
         if store is not None:
             protected = list_iceberg_files(settings, store) if with_iceberg else ()
             mirror_options = MirrorOptions.from_settings(settings, images=with_images)
             result = mirror_lake(lake, store, mirror_options, at=now_us(), number=snapshot, protected=protected)
         if with_iceberg:
             tables = publish_iceberg_tables(lake, settings, at=now_us(), location=target, number=snapshot)
-        reader_root = lake.reader_root
     output: dict[str, Any] = {}
     text = ""
-    if is_local:
-        note = "" if reader_root.is_dir() else " (not reachable from this machine)"
-        output |= {"snapshot": republished.snapshot, "files": republished.files, "reader_root": str(reader_root)}
-        text = (
-            f"snapshot {republished.snapshot}: {pluralize(republished.files, 'file')}, read from {reader_root}{note}\n"
-        )
     if result is not None:
         output |= asdict(result)
         text += _format_mirror(result)

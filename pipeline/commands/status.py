@@ -263,9 +263,9 @@ def _catalog_lines(catalog: dict[str, Any] | None, *, is_running: bool) -> list[
     if catalog["postponed_until"] is not None:
         lacking = "the newest rows" if catalog["lacks_rows"] else "the newest records"
         until = format_instant(catalog["postponed_until"])
-        lines.append(f"It lacks {lacking}: the first run after {until} publishes them; `scanlake publish` does now.")
+        lines.append(f"It lacks {lacking}: the first run after {until} publishes them.")
     elif catalog["lacks_rows"] and not is_running:  # a publish failed, or its run was killed
-        lines.append("It lacks the newest rows: the next sync publishes them; `scanlake publish` does now.")
+        lines.append("It lacks the newest rows: the next sync publishes them.")
     return lines
 
 

@@ -159,7 +159,7 @@ def _check_ledger(ledger: LedgerReader, settings: Settings, *, is_locked: bool) 
     if not is_locked and (file_ids := properties.purge_in_progress):
         files = pluralize(len(file_ids), "file")
         message = f"a purge of {files} was not finished: their documents may still be on disk"
-        yield warning("purge", message, "Run `scanlake publish`: it finishes the purge.")
+        yield warning("purge", message, "Run `scanlake sync`: it finishes the purge.")
     yield from _check_history(ledger, settings, is_locked=is_locked)
 
 
@@ -244,14 +244,14 @@ def _check_catalog(
         yield problem("catalog", message, _RUN_CHECK_HINT, ExitCode.DAMAGE)
     elif ledger.properties.reader_root is None and not layout.is_same_path(Path(freshness["reader_root"])):
         message = f"the catalog names parts in {freshness['reader_root']}, but the lake has moved"
-        yield problem("catalog", message, "Run `scanlake publish`.", ExitCode.DAMAGE)
+        yield problem("catalog", message, "Run `scanlake sync`.", ExitCode.DAMAGE)
     else:
         files = pluralize(freshness["files"], "file")
         yield ok("catalog", f"snapshot {freshness['snapshot']}: {files}, read from {freshness['reader_root']}")
     has_unpublished = ledger.has_unpublished_commits()
     if not is_locked and (has_unpublished or last is None or last.snapshot != freshness["snapshot"]):
         message = "the lake has commits that readers do not see yet"
-        yield warning("catalog", message, "Run `scanlake publish`, or `scanlake sync`.")
+        yield warning("catalog", message, "Run `scanlake sync`.")
 
 
 def _check_orphans(layout: LakeLayout, ledger: LedgerReader) -> Iterator[Finding]:

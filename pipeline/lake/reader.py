@@ -104,7 +104,7 @@ def translate_reader_errors(parts_root: Path) -> Iterator[None]:
         if isinstance(failure, LakeCorruptedError) and not parts_root.is_dir():
             raise LakeCorruptedError(
                 f"The lake was published under {parts_root}, which does not exist.",
-                hint="If it was moved, run `scanlake publish`.",
+                hint="If it was moved, run `scanlake sync`.",
             ) from error
         raise failure from error
 

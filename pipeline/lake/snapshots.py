@@ -268,7 +268,7 @@ def roll_back(lake: Lake, number: int, *, run: RunRecord) -> SnapshotRecord:
     if properties.purge_in_progress is not None:
         raise SettingsError(
             "A purge was killed before its end, and an earlier snapshot would restore the purged files.",
-            hint="Run `scanlake publish` first: it finishes the purge.",
+            hint="Run `scanlake sync` first: it finishes the purge.",
         )
     contents = read_snapshot(require_snapshot(layout, number))
     if missing := missing_parts(layout, contents) or _damaged_parts(layout, contents, current=ledger.parts()):

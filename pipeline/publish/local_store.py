@@ -18,7 +18,7 @@ from pipeline.publish.store_contract import ObjectStore, StoredObject
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-_HINT: Final = "Correct --to, or the permissions of the folder."
+_HINT: Final = "Correct the URL, or the permissions of the folder."
 
 
 class LocalStore(ObjectStore):

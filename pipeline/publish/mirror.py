@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Final, Self
 import duckdb
 
 from pipeline.atomic_files import sha256_file
-from pipeline.errors import PublishConflictError, PublishError, SettingsError, StorageError
+from pipeline.errors import PublishConflictError, ScanlakeError, SettingsError, StorageError
 from pipeline.lake.duckdb_files import open_read_only
+from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.parts import RAW_TABLE
@@ -102,6 +103,7 @@ def mirror_lake(
     started, last = time.monotonic(), lake.ledger.last_snapshot()
     if last is None:
         raise SettingsError("The lake has no snapshot to publish.", hint="Run `scanlake sync` first.")
+    check_parts_exist(lake.layout, lake.ledger.parts())
     with _record_publish(lake, store, at=at) as record:
         result, images = _Mirror(lake, store, options, at).publish(last, number or last.snapshot, protected)
         record["snapshot"], record["published_at"] = result.snapshot, at
@@ -129,7 +131,7 @@ def _record_publish(lake: Lake, store: ObjectStore, *, at: int) -> Iterator[Publ
     try:
         yield record
     except BaseException as error:
-        message = error.message if isinstance(error, PublishError | SettingsError | StorageError) else ""
+        message = error.message if isinstance(error, ScanlakeError) else ""
         record["problem"] = message or f"The publish failed ({type(error).__name__})."
         record["failures"] = (former["failures"] if former else 0) + 1
         raise

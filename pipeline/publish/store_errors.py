@@ -8,7 +8,7 @@ from typing import Final
 _CODE: Final = re.compile(r"<Code>([A-Za-z]{1,60})</Code>|\"?(?:code|error)\"?: \"([A-Za-z]{1,60})\"")
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CREDENTIALS_HINT: Final = "Correct the credentials in the environment, such as AWS_ACCESS_KEY_ID."
-_BUCKET_HINT: Final = "Create the bucket, or correct --to and the endpoint, such as AWS_ENDPOINT_URL."
+_BUCKET_HINT: Final = "Create the bucket, or correct the URL and the endpoint, such as AWS_ENDPOINT_URL."
 _REGION_HINT: Final = "Set AWS_REGION to the region of the bucket."
 _PERMISSION_HINT: Final = "Allow get, put, list and delete below the target (docs/scale-out.md)."
 _HOST_HINT: Final = "Correct the endpoint, such as AWS_ENDPOINT_URL, or the network."

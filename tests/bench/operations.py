@@ -37,7 +37,6 @@ print("{}")
 def measure(root: Path, backup: Path) -> dict[str, float]:
     """Return the figures of operations on the lake at `root` that find nothing to change."""
     ran = {
-        "publish again": scanlake(None, root, "publish"),
         "check": scanlake(None, root, "check"),
         "comparison of a verify": run([sys.executable, "-c", _COMPARISON], os.environ, root),
         "backup": scanlake(None, root, "backup", str(backup)),

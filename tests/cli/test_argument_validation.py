@@ -46,7 +46,7 @@ def test_a_folder_must_not_be_a_pattern(scanlake: Scanlake, tmp_path: Path) -> N
         scanlake("--lake", "a?b", "sync", "--set", "base_url=http://127.0.0.1:1", SCANLAKE_TOKEN="nobody"),
         scanlake("status", SCANLAKE_LAKE="a*b/lake"),
         scanlake("status", "--lake", "a[1]"),
-        scanlake("publish", "--set", "reader_root=/mnt/a\\b"),
+        scanlake("status", SCANLAKE_READER_ROOT="/mnt/a\\b"),
     ]
     for answer in answers:
         assert answer.code == ExitCode.USAGE, answer.err

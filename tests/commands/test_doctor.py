@@ -299,7 +299,7 @@ async def test_a_lake_that_was_moved(tmp_path: Path) -> None:
         (tmp_path / "lake").rename(tmp_path / "moved")
     [catalog] = found(lake_checks.check_lake(Settings(lake=tmp_path / "moved")))["catalog"]
     assert catalog.state == "error"
-    assert "scanlake publish" in catalog.hint
+    assert "scanlake sync" in catalog.hint
 
 
 async def test_truncated_parts_do_not_stop_it(tmp_path: Path) -> None:

@@ -11,9 +11,14 @@ from unittest.mock import patch
 import pytest
 
 from pipeline.cli import main
+from pipeline.lake.catalog_options import CatalogOptions
+from pipeline.lake.lake import Lake
+from tests.lake.lake_builder import AT
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from pipeline.lake.catalog_options import CatalogForm
 
 
 def told(lake: Path, *arguments: str, code: int = 0, **environment: str) -> str:
@@ -25,3 +30,9 @@ def told(lake: Path, *arguments: str, code: int = 0, **environment: str) -> str:
     printed = [stream.buffer.getvalue().decode() for stream in (out, err)]
     assert ended.value.code == code, printed
     return printed[1] if code else printed[0]
+
+
+def republish(lake: Path, form: CatalogForm = "auto") -> None:
+    """Publish the lake's last state again, as the next sync does after a move or with another form of the catalog."""
+    with Lake(lake, doing="test", options=CatalogOptions(form)) as held:
+        held.republish(at=AT)

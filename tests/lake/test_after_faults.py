@@ -120,7 +120,9 @@ def test_a_file_where_a_folder_of_parts_should_be(tmp_path: Path, name: str) -> 
     lake = made_in(tmp_path / "lake")
     shutil.rmtree(lake / name)
     (lake / name).write_text("mine")
-    assert f"{lake / name}: Not a folder. Run `scanlake check`" in told(lake, "publish", code=7)
+    assert f"{lake / name}: Not a folder. Run `scanlake check`" in told(
+        lake, "publish", "--to", f"file://{tmp_path}/target", code=7
+    )
     assert (lake / name).read_text() == "mine"
     assert checked(lake).damage
     assert checked(lake).damage == []
@@ -132,7 +134,12 @@ def test_a_folder_in_the_place_of_the_lock(tmp_path: Path) -> None:
     lake = made_in(tmp_path / "lake")
     (lake / "LOCK").unlink()
     (lake / "LOCK").mkdir()
-    for arguments in (("check",), ("check", "--dry-run"), ("publish",), ("purge", "11", "--yes")):
+    for arguments in (
+        ("check",),
+        ("check", "--dry-run"),
+        ("publish", "--to", f"file://{tmp_path}/target"),
+        ("purge", "11", "--yes"),
+    ):
         assert f"Remove {lake / 'LOCK'}, then run again." in told(lake, *arguments, code=7)
     (lake / "LOCK").rmdir()
     assert told(lake, "check").startswith("ok: ")
@@ -242,7 +249,8 @@ def test_a_full_disk_is_not_damage(tmp_path: Path, killed: bool) -> None:  # noq
     if killed:
         kill_with_log(lake)
     results = {}
-    for command in ("doctor --json", "publish", "check", "check --dry-run", "compact --full", "purge 11"):
+    publish = f"publish --to file://{tmp_path}/target"
+    for command in ("doctor --json", publish, "check", "check --dry-run", "compact --full", "purge 11"):
         arguments = [*command.split(), "--lake", str(lake)]
         answer = run_command(arguments, cwd=tmp_path, env=os.environ, limits={"RLIMIT_FSIZE": 0})
         results[command] = answer.code
@@ -251,7 +259,7 @@ def test_a_full_disk_is_not_damage(tmp_path: Path, killed: bool) -> None:  # noq
         assert command in {"doctor --json", "check --dry-run"} or str(lake).encode() in answer.err, answer
         assert not list(lake.glob("ledger.sqlite.*"))
     assert results["check --dry-run"] == 0
-    assert {results[command] for command in ("publish", "check", "purge 11")} == {7}, results
+    assert {results[command] for command in (publish, "check", "purge 11")} == {7}, results
     assert told(lake, "check").startswith("ok: ")
     with Lake(lake, doing="test") as held:
         commit(held, {13: 1})

@@ -28,7 +28,7 @@ from pipeline.sync.verify import VerifyMode, verify
 from tests.lake.corruption import checked, grown, parts
 from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.lake.lake_builder import AT, commit, insert_reject
-from tests.lake.operations import told
+from tests.lake.operations import republish, told
 from tests.lake.test_purge import everything, purged
 from tests.oracle import differences
 from tests.sync.sync_harness import opened, synced
@@ -178,7 +178,7 @@ def test_a_folder_that_is_filled_meanwhile(lake: Path, tmp_path: Path, monkeypat
 @pytest.mark.parametrize("shape", ["parquet", "csv", "xlsx", "duckdb"])
 def test_an_export_of_parts_that_were_cut_short(lake: Path, tmp_path: Path, shape: str) -> None:
     """Parts that were cut short are damage, exit 9, in every shape; nothing is left of the export."""
-    told(lake, "publish", SCANLAKE_CATALOG="views")
+    republish(lake, "views")
     cut_short(path for path in parts(lake) if path.parent.name == "uploads")
     options = ("--format", shape) if shape in {"parquet", "csv"} else ()
     said = told(lake, "export", str(tmp_path / f"out.{shape}"), *options, code=9)
@@ -211,7 +211,7 @@ async def test_parts_that_are_gone_are_named_by_every_run(tmp_path: Path, how: s
         with pytest.raises(LakeCorruptedError, match=r"(parts|raw)/.* is missing or has another size"):
             await synced(emulator, lake)
         assert emulator.requests == requests
-        assert told(lake, "publish", code=9).count("scanlake check") == 1
+        assert told(lake, "publish", "--to", f"file://{tmp_path}/target", code=9).count("scanlake check") == 1
         assert facts(lake) == before
         assert (lake / "catalog.duckdb").read_bytes() == catalog
         assert checked(lake).damage

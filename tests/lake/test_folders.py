@@ -37,7 +37,7 @@ COMMANDS: Final = {
     "share": ("REF1",),
     "report": ("--reference", "REF1", "--out", "pdfs"),
     "compact": (),
-    "publish": (),
+    "publish": ("--to", "file:///nowhere/target"),
     "check": (),
     "purge": ("1",),
     "replay": (),

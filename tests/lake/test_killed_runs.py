@@ -153,8 +153,8 @@ async def test_no_second_run_while_a_writer_is_stopped(tmp_path: Path, command: 
             assert first.returncode is None
         first.send_signal(signal.SIGSTOP)
         assert is_lake_locked(LakeLayout(lake))
-        arguments = (command, "1") if command == "purge" else (command,)
-        code, _, message = await ran(emulator, lake, *arguments)
+        arguments = {"purge": ("1",), "publish": ("--to", f"file://{tmp_path}/target")}.get(command, ())
+        code, _, message = await ran(emulator, lake, command, *arguments)
         assert code == 5, message
         assert f"sync, pid {first.pid} on " in message
         first.send_signal(signal.SIGCONT)

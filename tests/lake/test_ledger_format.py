@@ -23,7 +23,15 @@ from tests.lake.lake_builder import AT, commit
 if TYPE_CHECKING:
     from pathlib import Path
 
-_COMMANDS = ("status", "snapshots", "changes --since 1", "export out --format csv", "publish", "check", "purge 1 --yes")
+_COMMANDS = (
+    "status",
+    "snapshots",
+    "changes --since 1",
+    "export out --format csv",
+    "publish --to file:///nowhere",
+    "check",
+    "purge 1 --yes",
+)
 
 
 def publish_one_file(lake: Path) -> None:

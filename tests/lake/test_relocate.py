@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,15 +20,13 @@ from pipeline.settings import Settings
 from tests.lake.corruption import checked
 from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.lake.lake_builder import AT, commit
-from tests.lake.operations import told
+from tests.lake.operations import republish, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 CLIENT: Final = Path(__file__).resolve().parents[2] / ".venv" / "bin" / "duckdb"
 COUNT: Final = "SELECT count(*) AS n FROM files"
-told_views: Final = partial(told, SCANLAKE_CATALOG="views")
-"""The command with the setting for a catalog of views."""
 
 
 @pytest.fixture
@@ -55,13 +52,13 @@ def test_a_moved_lake(lake: Path) -> None:
 
 
 def test_a_moved_lake_of_views(lake: Path) -> None:
-    """A lake of views whose folder was moved answers `query` at once, and every client after `publish`."""
-    told_views(lake, "publish")
+    """A lake of views whose folder was moved answers `query` at once, and every client after the next publish."""
+    republish(lake, "views")
     moved = lake.rename(lake.with_name("it's moved"))
     with pytest.raises(duckdb.IOException):
         count(moved / "catalog.duckdb")
     assert told(moved, "query", COUNT, "--format", "csv").split() == ['"n"', "2"]
-    assert str(moved) in told_views(moved, "publish")
+    republish(moved, "views")
     assert count(moved / "catalog.duckdb") == 2
     assert told(moved, "query", COUNT, "--format", "csv").split() == ['"n"', "2"]
     assert told(moved, "changes", "--since", "1").startswith("0 added")  # also of snapshots made before
@@ -85,7 +82,7 @@ def test_snapshots_move_along(lake: Path) -> None:
     before = [_shown(path) for path in snapshots]
     since = [path.stat().st_mtime_ns for path in snapshots]
     moved = lake.rename(lake.with_name("it's moved"))
-    told(moved, "publish")
+    republish(moved)
     after = sorted((moved / "snapshots").iterdir())[: len(snapshots)]
     assert [_shown(path) for path in after] == before
     assert [path.stat().st_mtime_ns for path in after[:-1]] == since[:-1]  # the newest is published again
@@ -153,11 +150,18 @@ def test_another_spelling_is_no_move(lake: Path) -> None:
         assert not held.needs_publish
 
 
+def read_from(lake: Path, reader_root: Path) -> None:
+    """Publish the lake for readers that see it under another path."""
+    with Lake(lake, doing="test") as held:
+        held.set_reader_root(reader_root)
+        held.republish(at=AT)
+
+
 def test_a_reader_root_is_remembered(lake: Path) -> None:
     """Readers see the lake under the reader_root, later publishes keep it, and naming the lake's own folder ends it."""
     mount = lake.with_name("mount")
     mount.symlink_to(lake)
-    told(lake, "publish", "--set", f"reader_root={mount}")
+    read_from(lake, mount)
     with duckdb.connect(str(mount / "catalog.duckdb"), read_only=True) as db:
         assert db.execute("SELECT reader_root FROM meta.freshness").fetchall() == [(str(mount),)]
         assert db.execute("SELECT count(*) FROM duckdb_views() WHERE sql LIKE ?", [f"%{lake}/%"]).fetchall() == [(0,)]
@@ -167,14 +171,14 @@ def test_a_reader_root_is_remembered(lake: Path) -> None:
         held.publish("", at=AT, complete=True, watermark=None)
         assert held.reader_root == mount
     assert told(lake, "query", COUNT, "--format", "csv").split() == ['"n"', "2"]
-    told(lake, "publish", "--set", f"reader_root={lake}")
+    read_from(lake, lake)
     mount.unlink()
     assert count(lake / "catalog.duckdb") == 2
 
 
 def test_a_reader_root_out_of_sight(lake: Path) -> None:
     """A reader_root that this machine does not see is believed: the lake goes on, and `query` finds the parts here."""
-    assert "not reachable from this machine" in told(lake, "publish", "--set", "reader_root=/mnt/elsewhere/lake")
+    read_from(lake, Path("/mnt/elsewhere/lake"))
     with Lake(lake, doing="test", options=CatalogOptions("views")) as held:
         commit(held, {1: 1}, gone=[2])
         held.publish("", at=AT, complete=True, watermark=None)
@@ -185,9 +189,10 @@ def test_a_reader_root_out_of_sight(lake: Path) -> None:
 
 def test_parts_that_are_nowhere(lake: Path) -> None:
     """Where the parts are neither under the reader_root nor in the lake's folder, one line says what to do."""
-    told_views(lake, "publish", "--set", "reader_root=/mnt/elsewhere/lake")
+    read_from(lake, Path("/mnt/elsewhere/lake"))
+    republish(lake, "views")
     (lake / "parts").rename(lake / "away")
-    assert "scanlake publish" in told(lake, "query", COUNT, code=9)
+    assert "scanlake sync" in told(lake, "query", COUNT, code=9)
 
 
 @pytest.mark.parametrize("make", [lambda path: path.mkdir(), lambda path: path.touch()])

@@ -84,7 +84,7 @@ def test_settings_publish_tables_after_the_lake(tmp_path: Path) -> None:
     url, uri = f"file://{tmp_path}/target", f"sqlite:///{tmp_path}/catalog.sqlite"
     settings = {"PYICEBERG_CATALOG__SCANLAKE__URI": uri, "SCANLAKE_ICEBERG_LOCATION": url}
     result = json.loads(told_with(settings, history.root, "--json"))
-    assert (result["snapshot"], result["iceberg"]["tag"]) == (number, f"sync-{number}")
+    assert (result["iceberg"]["snapshot"], result["iceberg"]["tag"]) == (number, f"sync-{number}")
     catalog = connect_catalog(url, properties={"uri": uri})
     assert all(f"sync-{number}" in table.metadata.refs for table in load_tables(catalog).values())
     wrong = settings | {"PYICEBERG_CATALOG__SCANLAKE__URI": f"sqlite:///{tmp_path}/missing/catalog.sqlite"}

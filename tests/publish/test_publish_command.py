@@ -20,9 +20,11 @@ from pipeline.monitoring.run_history import RunStatsFile
 from pipeline.publish.latest import encode_latest
 from pipeline.publish.object_store import open_store
 from pipeline.publish.target_layout import is_part_path, remove_hash, to_unhashed_path
+from tests.lake.lake_builder import commit
 from tests.lake.lake_copies import grow_once
 from tests.lake.operations import told
 from tests.processes import Answer, ran
+from tests.publish.lake_history import History
 from tests.publish.target_reading import all_differing, latest
 from tests.sync.sync_harness import SEED, synced
 
@@ -71,11 +73,23 @@ def test_publish_to_s3(lake: Path, s3_url: str, tmp_path: Path) -> None:
 
 
 def test_publish_with_the_setting(lake: Path, tmp_path: Path) -> None:
-    """Without options the command publishes the lake itself and then to `publish_to`."""
+    """Without options the command publishes to `publish_to`."""
     url = f"file://{tmp_path}/target"
     result = json.loads(told(lake, "publish", "--json", SCANLAKE_PUBLISH_TO=url))
-    assert (result["reader_root"], result["target"]) == (str(lake), url)
+    assert result["target"] == url
     assert all_differing(lake, open_store(url), tmp_path / "copy") == []
+
+
+def test_a_publish_completes_what_a_killed_run_left(tmp_path: Path) -> None:
+    """Rows that a run has committed and not published are published here first, then to the target."""
+    history = History(tmp_path / "lake")
+    number = history.sync({1: 2})
+    with Lake(history.root, doing="sync") as lake:
+        commit(lake, {2: 1})
+    store = open_store(f"file://{tmp_path}/target")
+    told(history.root, "publish", "--to", store.base_url)
+    assert (latest(store).current.snapshot, latest(store).current.files) == (number + 1, 2)
+    assert all_differing(history.root, store, tmp_path / "copy") == []
 
 
 def test_documents_are_published_on_request(lake: Path, tmp_path: Path) -> None:
@@ -119,7 +133,9 @@ def test_a_wrong_target_is_one_line(
 
 def test_wrong_usage(lake: Path) -> None:
     """Options that make no sense together, and URLs of other kinds, are exit code 2."""
-    assert "--snapshot requires --to" in told(lake, "publish", "--snapshot", "1", code=2)
+    for options in ((), ("--snapshot", "1"), ("--with-images",)):
+        message = told(lake, "publish", *options, code=2)
+        assert "No target to publish to. Add --to URL, or set publish_to." in message.replace("\n", " ")
     assert "object store" in told(lake, "publish", "--to", "ftp://host/x", code=2)
     assert "publish_to" in told(lake, "publish", code=2, SCANLAKE_PUBLISH_AFTER_SYNC="true")
     assert "is not kept" in told(lake, "publish", "--to", f"file://{lake}-target", "--snapshot", "99", code=2)

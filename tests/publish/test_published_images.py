@@ -15,6 +15,7 @@ from pipeline.publish import mirror
 from pipeline.publish.mirror import MirrorOptions
 from pipeline.publish.object_store import open_store
 from tests.images.image_harness import Scene, errors_of, files_in, rows_of, scene
+from tests.lake.operations import republish
 from tests.publish.stopping_store import PublisherStopped, StoppingStore
 from tests.publish.target_reading import latest, published
 
@@ -185,7 +186,7 @@ async def test_a_publish_without_images_costs_what_it_did(tmp_path: Path) -> Non
         store = _CountingStore()
         published(here.lake, store, _WITH_IMAGES)
         assert store.lists == ["", "images"]
-        await here.run("publish")
+        republish(here.lake)
         published(here.lake, store)
         assert store.lists == ["", "images", ""]
 
