@@ -278,10 +278,11 @@ def _wrap_command(name: str, module: Any, *, for_completion: bool) -> Callable[.
         create_context = _import_module("pipeline.context").create_context
         result_type = getattr(module, "RESULT", None)
         context = create_context(own_options.merged_over(click_context.obj), typed, result_type)
-        all_options = {parameter.name: options.pop(parameter.name, None) for parameter in ALL_PARAMETERS}
-        if hasattr(module, "describe_source") and all_options["all_sources"]:
-            run_for_all: Any = _import_module("pipeline.sources").run_for_all_sources
-            return ExitCode(run_for_all(context, module, all_options["jobs"]))
+        if hasattr(module, "describe_source"):
+            all_sources, jobs = (options.pop(parameter.name) for parameter in ALL_PARAMETERS)
+            if all_sources:
+                run_for_all: Any = _import_module("pipeline.sources").run_for_all_sources
+                return ExitCode(run_for_all(context, module, jobs))
         try:
             return ExitCode(run(context, **options) if takes_context else run(**options))
         except EOFError as error:
