@@ -1,6 +1,5 @@
 """`scanlake images export`: stored images in a folder to hand over."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -10,13 +9,15 @@ from pipeline.commands._completeness import warn_if_incomplete
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import format_bytes, pluralize
-from pipeline.images.image_export import DEFAULT_NAME, export_images, select_images, validate_name
+from pipeline.images.image_export import export_images, select_images
 from pipeline.lake.folder_checks import require_lake
+from pipeline.lake.handover import ExportedImages
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import open_catalog, run_interruptibly
 
 GROUP: Final = "Fetch data"
+RESULT: Final = ExportedImages
 
 
 def run(
@@ -27,15 +28,7 @@ def run(
         str | None,
         typer.Option(metavar="SQL", help="Only uploads that meet a condition on the tables uploads and files."),
     ] = None,
-    name: Annotated[
-        str,
-        typer.Option(
-            metavar="PATTERN",
-            help="Names, with {reference}, {upload_type}, {position}, {file_id}, {upload_id} and {kind}.",
-        ),
-    ] = DEFAULT_NAME,
     thumbnails: Annotated[bool, typer.Option("--thumbnails", help="Also the thumbnails.")] = False,
-    copy: Annotated[bool, typer.Option("--copy", help="Copy the images. Default: hard links where possible.")] = False,
 ) -> ExitCode:
     """Copy stored images into a folder, with checksums and a manifest.
 
@@ -45,16 +38,13 @@ def run(
     Exit codes: 0 done, 4 some selected images are not there.
     """
     settings = context.settings()
-    validate_name(name)
     layout = LakeLayout(settings.lake.absolute())
     require_lake(layout)
     require_outside_lakes(out, f"--out {out}", settings.lake)
     with open_catalog(settings) as lake:
         warn_if_incomplete(lake)
         rows = run_interruptibly(lake, lambda: select_images(lake, where, thumbnails=thumbnails))
-        result = export_images(layout, rows, out, name, copies=copy)
-    ways = f"{result.linked:,} linked, {result.copied:,} copied, {result.unchanged:,} unchanged"
-    lines = [f"{pluralize(result.exported, 'image')}, {format_bytes(result.bytes)}, in {out}: {ways}"]
+        result = export_images(layout, rows, out)
+    lines = [f"{pluralize(result.exported, 'image')}, {format_bytes(result.bytes)}, in {out}"]
     lines += [f"{count:,} {state.replace('_', ' ')}; see manifest.csv" for state, count in result.missing.items()]
-    context.print_result(asdict(result), "\n".join(lines) + "\n")
-    return ExitCode.REJECTS if result.missing else ExitCode.OK
+    return context.print_result(result, "\n".join(lines) + "\n", ExitCode.REJECTS if result.missing else ExitCode.OK)

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -15,9 +15,9 @@ from pipeline.commands._completeness import warn_if_incomplete
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError, refuse_unreadable
 from pipeline.formatting import format_bytes, pluralize
-from pipeline.images.image_export import DEFAULT_NAME, export_images, select_images
+from pipeline.images.image_export import export_images, select_images
 from pipeline.lake.folder_checks import require_lake
-from pipeline.lake.handover import NO_LINK
+from pipeline.lake.handover import ExportedImages
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import open_catalog, open_ledger_readonly, run_interruptibly
@@ -27,7 +27,7 @@ from pipeline.process import run_async
 from pipeline.reports.batches import make_batches, pdf_stem, validate_name_pattern
 from pipeline.reports.image_folder import describe_images
 from pipeline.reports.job import JobResult, publish_if_unlocked, run_job
-from pipeline.reports.models import CatalogState, JobOptions, Manifest, ManifestFile, ManifestImages
+from pipeline.reports.models import CatalogState, JobOptions, Manifest, ManifestFile
 from pipeline.reports.run_state import MAX_OUTSTANDING_REPORTS, RunOptions
 from pipeline.reports.selection import Selection, SelectionKind, describe_unorderable, read_ids, select_files
 from pipeline.reports.signing import sign
@@ -84,7 +84,10 @@ class ReportResult:
     orders: int
     unknown_orders: list[str]
     failed: list[FailedFile]
-    images: ManifestImages | None
+    images: ExportedImages | None
+
+
+RESULT: Final = ReportResult | ReportPlan
 
 
 def run(
@@ -256,15 +259,13 @@ def _select_and_warn(
     return selected, state
 
 
-def _export_images(settings: Settings, folder: Path, file_ids: Sequence[int]) -> ManifestImages:
-    """Export the images of files. They are copies: an edit of a hard link would change the lake."""
+def _export_images(settings: Settings, folder: Path, file_ids: Sequence[int]) -> ExportedImages:
+    """Export the images of files."""
     layout = LakeLayout(settings.lake.absolute())
     where = f"uploads.file_id IN (SELECT unnest([{', '.join(map(str, file_ids))}]::BIGINT[]))"
     with open_catalog(settings) as lake:
         images = select_images(lake, where, thumbnails=False)
-        result = export_images(layout, images, folder, DEFAULT_NAME, copies=True)
-    missing = {state: count for state, count in sorted(result.missing.items()) if state != NO_LINK}
-    return ManifestImages(folder=folder.name, exported=result.exported, bytes=result.bytes, missing=missing)
+        return replace(export_images(layout, images, folder), folder=folder.name)
 
 
 def _print_unorderable(selected: Sequence[ReportJobFile]) -> None:

@@ -1,9 +1,13 @@
-"""Folders of exported images, as their writer and the verification of an audit know them."""
+"""Folders of images that are handed over, as their writer and the check of an audit know them."""
 
 from __future__ import annotations
 
 import re
-from typing import Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MANIFEST: Final = "manifest.csv"
 SUMS: Final = "SHA256SUMS"
@@ -13,7 +17,25 @@ NO_LINK: Final = "unlinked"
 _LINE: Final = re.compile(r"([0-9a-f]{64})  (.+)")
 
 
-def parse_sums(text: str) -> list[tuple[str, str]]:
-    """Return name and SHA-256 of each line of SHA256SUMS. Other lines are left out."""
+@dataclass(slots=True)
+class ExportedImages:
+    """The images in a folder. `missing` counts those that are not there, by state.
+
+    Uploads without a link have no image, so they are in the folder's manifest.csv, but not counted as missing.
+    """
+
+    folder: str
+    exported: int = 0
+    bytes: int = 0
+    missing: dict[str, int] = field(default_factory=dict)
+
+
+def format_sums(sums: Mapping[str, str]) -> str:
+    """Return SHA256SUMS of files by name."""
+    return "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(sums.items()))
+
+
+def parse_sums(text: str) -> dict[str, str]:
+    """Return the SHA-256 by name in SHA256SUMS. Other lines are left out."""
     lines = map(_LINE.fullmatch, text.split("\n"))
-    return [(line[2], line[1]) for line in lines if line is not None]
+    return {line[2]: line[1] for line in lines if line is not None}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from pipeline.reports.models import ManifestImages
+    from pipeline.lake.handover import ExportedImages
 
 _PART: Final = r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]*"
 _SUMS_LINE: Final = re.compile(rf"([0-9a-f]{{64}}) [ *]((?:{IMAGES_NAME}(?:/{_PART})+|{_PART}))")
@@ -44,7 +44,7 @@ class FolderCheck:
     signed: bool = False
     problems: list[str] = field(default_factory=list)
     unknown_files: list[str] = field(default_factory=list)
-    images: ManifestImages | None = None
+    images: ExportedImages | None = None
 
     def to_data(self) -> dict[str, Any]:
         """Return the object that `--json` prints. A job without images has no key for them."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from pipeline.reports.models import ManifestImages
+    from pipeline.lake.handover import ExportedImages
 
 IMAGES_NAME: Final = "images"
 _MANIFEST_PATH: Final = f"{IMAGES_NAME}/{MANIFEST}"
@@ -35,11 +35,11 @@ def refuse_linked_images(folder: Path) -> None:
 
 def list_image_sums(folder: Path) -> dict[str, str]:
     """Return the hash of every file in the subfolder, by its path below the job's folder."""
-    lines = parse_sums((folder / _SUMS_PATH).read_text(encoding="utf-8"))
-    return {f"{IMAGES_NAME}/{name}": sha256 for name, sha256 in lines} | {_SUMS_PATH: sha256_file(folder / _SUMS_PATH)}
+    sums = parse_sums((folder / _SUMS_PATH).read_text(encoding="utf-8")).items()
+    return {f"{IMAGES_NAME}/{name}": sha256 for name, sha256 in sums} | {_SUMS_PATH: sha256_file(folder / _SUMS_PATH)}
 
 
-def describe_images(images: ManifestImages) -> str:
+def describe_images(images: ExportedImages) -> str:
     """Return the line about the images: how many are in the subfolder, and how many are not."""
     text = f"{pluralize(images.exported, 'image')} in {images.folder}/"
     if images.missing:
@@ -48,7 +48,7 @@ def describe_images(images: ManifestImages) -> str:
     return text
 
 
-def find_image_problems(folder: Path, images: ManifestImages | None, sums: Mapping[str, str]) -> Iterator[str]:
+def find_image_problems(folder: Path, images: ExportedImages | None, sums: Mapping[str, str]) -> Iterator[str]:
     """Yield a line for each contradiction between the images, their manifest, and the job's manifest and checksums."""
     covered = {name: sha256 for name, sha256 in sums.items() if name.startswith(f"{IMAGES_NAME}/")}
     if images is None:

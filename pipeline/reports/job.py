@@ -29,15 +29,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.client.client import Client
+    from pipeline.lake.handover import ExportedImages
     from pipeline.lake.request_log import ReportJobFile, RequestLog
     from pipeline.progress import Progress
     from pipeline.reports.folder import JobFolder
-    from pipeline.reports.models import CatalogState, JobOptions, Manifest, ManifestImages
+    from pipeline.reports.models import CatalogState, JobOptions, Manifest
     from pipeline.reports.run_state import RunOptions
     from pipeline.settings import Settings
 
     FileSelector = Callable[[], tuple[Sequence[ReportJobFile], CatalogState]]
-    ImageExporter = Callable[[Path, Sequence[int]], ManifestImages]
+    ImageExporter = Callable[[Path, Sequence[int]], ExportedImages]
     Signer = Callable[[bytes], bytes]
 
 _log = structlog.get_logger()
@@ -102,7 +103,7 @@ async def run_job(
     return JobResult(manifest, resumed, had_protocol_errors=bool(run.protocol_errors))
 
 
-def _export_images(folder: JobFolder, manifest: Manifest, export: ImageExporter | None) -> ManifestImages | None:
+def _export_images(folder: JobFolder, manifest: Manifest, export: ImageExporter | None) -> ExportedImages | None:
     """Write the images of all selected files, also of those without a PDF: each image is evidence of its own."""
     if export is None:
         return None

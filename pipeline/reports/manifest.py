@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from pipeline.csv_rows import format_csv_row
 from pipeline.formatting import escape_control_characters, pluralize
+from pipeline.lake.handover import MANIFEST, SUMS, format_sums
 from pipeline.lake.request_log import OrderState
 from pipeline.reports.image_folder import list_image_sums
 from pipeline.reports.index_page import render_pages
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 _Entry = TypeVar("_Entry", bound=BaseModel)
 
 JSON_NAME: Final = "manifest.json"
-CSV_NAME: Final = "manifest.csv"
-SUMS_NAME: Final = "SHA256SUMS"
+CSV_NAME: Final = MANIFEST
+SUMS_NAME: Final = SUMS
 SIGNATURE_NAME: Final = "SHA256SUMS.sig"
 
 
@@ -59,10 +60,10 @@ def write_manifest(folder: JobFolder, manifest: Manifest, sign: Callable[[bytes]
         folder.write(name, content)
         digest = folder.digest(name)
         sums[name] = digest.sha256 if digest is not None else ""
-    text = "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(sums.items()))
-    folder.write(SUMS_NAME, text.encode())
+    content = format_sums(sums).encode()
+    folder.write(SUMS_NAME, content)
     if sign is not None:
-        folder.write(SIGNATURE_NAME, sign(text.encode()))
+        folder.write(SIGNATURE_NAME, sign(content))
 
 
 def read_manifest(request_log: RequestLog, job: ReportJob) -> Manifest:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from pipeline.lake.handover import ExportedImages  # noqa: TC001 - pydantic reads it
 from schemas.requests import MAX_REPORT_FILES, ReportSettings
 
 
@@ -100,19 +101,6 @@ class ManifestDeletions(_Model):
     selected: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestImages:
-    """The images of a job's files in its subfolder. `missing` counts those that are not there, by state.
-
-    Uploads without a link have no image, so they are in the folder's manifest.csv, but not counted as missing.
-    """
-
-    folder: str
-    exported: int
-    bytes: int
-    missing: dict[str, int]
-
-
 class ManifestCounts(_Model):
     """The totals of a manifest."""
 
@@ -154,7 +142,7 @@ class Manifest(_Model):
     pdfs: tuple[ManifestPdf, ...]
     orders: tuple[ManifestOrder, ...]
     files: tuple[ManifestFile, ...]
-    images: ManifestImages | None = None
+    images: ExportedImages | None = None
 
     @property
     def failed(self) -> list[ManifestFile]:

@@ -11,8 +11,8 @@ import pytest
 from pipeline.atomic_files import lock_file
 from pipeline.errors import LakeLockedError, SettingsError, StorageError
 from pipeline.images import image_export
-from pipeline.images.image_export import DEFAULT_NAME, MARKER, ExportResult, export_images, select_images
-from pipeline.lake.handover import MANIFEST, SUMS
+from pipeline.images.image_export import MARKER, export_images, select_images
+from pipeline.lake.handover import MANIFEST, SUMS, ExportedImages
 from pipeline.lake.layout import LakeLayout
 
 if TYPE_CHECKING:
@@ -35,12 +35,10 @@ def picture(lake: Path, number: int, **values: Any) -> dict[str, Any]:
     return {**row, "position": 1, **stored, **unknown, "path": str(path.relative_to(lake)), **values}
 
 
-def export(
-    lake: Path, rows: Sequence[dict[str, Any]], pattern: str = DEFAULT_NAME, *, copies: bool = False
-) -> ExportResult:
+def export(lake: Path, rows: Sequence[dict[str, Any]]) -> ExportedImages:
     """Export pictures to the folder `out` beside the lake."""
     rows = [dict(row) for row in rows]
-    return export_images(LakeLayout(lake), rows, lake.parent / "out", pattern, copies=copies)
+    return export_images(LakeLayout(lake), rows, lake.parent / "out")
 
 
 def list_files(folder: Path) -> set[str]:
@@ -73,7 +71,7 @@ def test_a_killed_export_leaves_no_picture_that_was_not_selected(
 
         return call
 
-    for name in ("_put", "write_file", "_write_manifest"):
+    for name in ("_copy", "write_file", "_write_manifest"):
         monkeypatch.setattr(image_export, name, stop_before(getattr(image_export, name)))
     with pytest.raises(KeyboardInterrupt):
         export(lake, rows[1:])
@@ -111,21 +109,26 @@ def test_a_changed_picture_of_a_former_export_is_replaced(tmp_path: Path) -> Non
     """A picture that was changed in the folder is exported again."""
     lake, out = tmp_path / "lake", tmp_path / "out"
     rows = [picture(lake, 0)]
-    export(lake, rows, copies=True)
+    export(lake, rows)
     (out / "SC-0" / "snap-1.jpg").write_text("edited")
-    assert export(lake, rows, copies=True).copied == 1
+    export(lake, rows)
     assert (out / "SC-0" / "snap-1.jpg").read_bytes() == b"picture 0"
 
 
 def test_copies_share_nothing_with_the_lake(tmp_path: Path) -> None:
-    """A later export with copies replaces the links of an earlier one: an edit would change the lake."""
+    """No picture is a link into the lake, whose edit would change the lake, and no intact copy is made again."""
     lake, out = tmp_path / "lake", tmp_path / "out"
     rows = [picture(lake, 0)]
-    assert export(lake, rows).linked == 1
-    assert export(lake, rows).unchanged == 1
-    assert export(lake, rows, copies=True).copied == 1
-    assert not (out / "SC-0" / "snap-1.jpg").samefile(lake / rows[0]["path"])
-    assert export(lake, rows, copies=True).unchanged == 1
+    export(lake, rows)
+    target = out / "SC-0" / "snap-1.jpg"
+    made = target.stat()
+    assert not target.samefile(lake / rows[0]["path"])
+    export(lake, rows)
+    assert (target.stat().st_ino, target.stat().st_mtime_ns) == (made.st_ino, made.st_mtime_ns)
+    target.unlink()
+    target.hardlink_to(lake / rows[0]["path"])
+    export(lake, rows)
+    assert not target.samefile(lake / rows[0]["path"])
 
 
 def test_no_picture_leaves_the_folder_by_a_link(tmp_path: Path) -> None:
@@ -136,7 +139,7 @@ def test_no_picture_leaves_the_folder_by_a_link(tmp_path: Path) -> None:
     elsewhere.mkdir()
     (out / "SC-0").symlink_to(elsewhere)
     with pytest.raises(SettingsError, match="SC-0 is a link"):
-        export(lake, rows, "{reference}/{kind}/{position}")
+        export(lake, rows)
     assert list(elsewhere.iterdir()) == []
 
 
@@ -148,8 +151,8 @@ def test_a_reference_named_as_a_file_of_the_export(tmp_path: Path, reference: st
     assert list_files(out) == list_sums(out) == {f"_{reference}/snap-1.jpg"}
 
 
-def test_no_name_is_a_file_and_a_folder(tmp_path: Path) -> None:
-    """An empty field of one upload and a hostile one of another do not make a folder where a file is."""
+def test_equal_and_empty_names_are_different_files(tmp_path: Path) -> None:
+    """An empty field of one upload and a hostile one of another give as many files."""
     lake, out = tmp_path / "lake", tmp_path / "out"
     rows = [
         picture(lake, 0, reference="R", upload_type=None),
@@ -157,7 +160,7 @@ def test_no_name_is_a_file_and_a_folder(tmp_path: Path) -> None:
         picture(lake, 2, reference="R", upload_type="1.jpg"),
     ]
     for selected in (rows, rows[::-1]):
-        assert export(lake, selected, "{reference}/{upload_type}/{position}").exported == 3
+        assert export(lake, selected).exported == 3
         assert list_files(out) == list_sums(out)
         assert len(list_files(out)) == 3
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pipeline.errors import ExitCode, SettingsError
-from pipeline.images.image_export import _Names, validate_name
+from pipeline.errors import ExitCode
+from pipeline.images.image_export import choose_name
 from tests.images.image_harness import scene
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ async def test_a_folder_has_every_selected_image_or_the_reason(tmp_path: Path) -
         files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
         own = {"manifest.csv", "SHA256SUMS", ".scanlake-images"}
         assert files - own == {row["name"] for row in rows if row["name"]}
-        assert answer.json["exported"] == answer.json["linked"] == len(files - own)
+        assert answer.json["exported"] == len(files - own)
         _check_sums(folder)
         where = ["--where", "uploads.image_mime = 'application/pdf'"]
-        smaller = await here.run("images", "export", "--json", "--copy", "--out", str(folder), *where)
+        smaller = await here.run("images", "export", "--json", "--out", str(folder), *where)
         assert 0 < smaller.json["exported"] < answer.json["exported"]
         assert len([path for path in folder.rglob("*") if path.is_file()]) == smaller.json["exported"] + len(own)
         _check_sums(folder)
@@ -78,17 +78,7 @@ async def test_a_folder_of_others_is_refused_and_damage_is_not_handed_over(tmp_p
 )
 def test_names_are_safe_everywhere_and_unique(reference: str | None, expected: list[str]) -> None:
     """No name leaves the folder or is a device of Windows; equal names are numbered, in any case of letters."""
-    names = _Names()
+    used: set[str] = set()
     row = {"reference": reference, "upload_type": "snap", "position": 1, "file_id": 7, "upload_id": 8, "kind": "image"}
-    chosen = [
-        names.choose("{reference}/{upload_type}-{position}", row | {"upload_type": text}, ".jpg")
-        for text in ("snap", "SNAP")
-    ]
+    chosen = [choose_name(row | {"upload_type": text}, ".jpg", used) for text in ("snap", "SNAP")]
     assert [name.lower() for name in chosen] == [name.lower() for name in expected]
-
-
-@pytest.mark.parametrize("pattern", ["{token}", "{reference", "", "/"])
-def test_an_unknown_field_in_a_name_is_refused(pattern: str) -> None:
-    """A pattern may have only the fields of an upload."""
-    with pytest.raises(SettingsError, match="--name"):
-        validate_name(pattern)
