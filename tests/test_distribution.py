@@ -57,7 +57,7 @@ def test_the_sdist_has_the_project(built: Path) -> None:
         "pipeline/cli.py",
         "schemas/tables.py",
         "tests/conftest.py",
-        "docs/tutorial.md",
+        "docs/index.md",
         "configs/scanlake.toml",
     } <= names
     assert not [name for name in names if name.startswith((".venv", "build/", "dist/")) or name.endswith("token")]

@@ -1,4 +1,4 @@
-"""The page on Python: its blocks run unchanged but for address and token."""
+"""The section on Python: its blocks run unchanged but for address and token."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
     import pytest
 
-PAGE = documents.Document(documents.ROOT / "docs" / "python.md")
+PAGE = documents.QUERIES.section("Python")
 
 
 async def run_block(block: str, names: dict[str, Any]) -> None:
     """Run a block in a thread, as a script; with `await` in this loop, as a notebook does."""
-    code = compile(block, "docs/python.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    code = compile(block, "docs/queries.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     if code.co_flags & inspect.CO_COROUTINE:
         await eval(code, names)  # noqa: S307 - a block of the project's own page
     else:

@@ -1,4 +1,4 @@
-"""One lake, made by the steps of the tutorial, and the output of each command."""
+"""One lake, made by the steps of the start page, and the output of each command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.run_summaries import format_verification
 from pipeline.settings import Settings
 from pipeline.sync.verify import VerifyMode, verify
 from tests.commands.cli_process import called
-from tests.docs.documents import TUTORIAL
+from tests.docs.documents import INDEX
 from tests.sync.sync_harness import synced
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class PopulatedLake:
     after: list[dict[str, object]]
 
 
-async def _follow_tutorial(folder: Path) -> PopulatedLake:
+async def _follow_start_page(folder: Path) -> PopulatedLake:
     demo = asyncio.create_task(
         called(folder, "demo", "--files", "80")
     )  # concurrently: most of the time is process start
@@ -54,7 +54,7 @@ async def _follow_tutorial(folder: Path) -> PopulatedLake:
         output = {}
         answers = {"scanlake init": await called(folder, "init", "--set", "token_file=token", **variables)}
         for command in _START:
-            step = next(step for step in TUTORIAL.steps if step.command.startswith(command))
+            step = next(step for step in INDEX.steps if step.command.startswith(command))
             query = [step.command.split('"')[1]] if command.endswith("query") else []
             answers[command] = await called(folder, command.split()[1], *query)
         before = list(emulator.truth())
@@ -76,7 +76,7 @@ async def _follow_tutorial(folder: Path) -> PopulatedLake:
 
 @pytest.fixture(scope="session")
 def populated_lake(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> PopulatedLake:
-    """A lake made by following the tutorial, built by one worker for all workers. Tests do not change it."""
+    """A lake made by following the start page, built by one worker for all workers. Tests do not change it."""
     own = tmp_path_factory.getbasetemp()
     shared = own.parent if hasattr(request.config, "workerinput") else own
     with (shared / "reader.lock").open("w") as lock:
@@ -86,7 +86,7 @@ def populated_lake(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fix
             with pytest.MonkeyPatch.context() as environment:
                 for name in [name for name in os.environ if name.startswith("SCANLAKE_")]:
                     environment.delenv(name)
-                cache.write_bytes(pickle.dumps(asyncio.run(_follow_tutorial(tmp_path_factory.mktemp("reader")))))
+                cache.write_bytes(pickle.dumps(asyncio.run(_follow_start_page(tmp_path_factory.mktemp("reader")))))
         result = pickle.loads(cache.read_bytes())  # noqa: S301 - written three lines above
     assert isinstance(result, PopulatedLake)
     return result
@@ -94,7 +94,7 @@ def populated_lake(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fix
 
 @pytest.fixture
 def lake(populated_lake: PopulatedLake, monkeypatch: pytest.MonkeyPatch) -> Iterator[duckdb.DuckDBPyConnection]:
-    """The catalog, opened as the tutorial shows, in the folder of the lake."""
+    """The catalog, opened as the start page shows, in the folder of the lake."""
     monkeypatch.chdir(populated_lake.folder)
     with duckdb.connect("lake/catalog.duckdb", read_only=True) as db:
         yield db

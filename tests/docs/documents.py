@@ -19,7 +19,7 @@ _LINK: Final = re.compile(r"\]\(([^)\s]+)\)")
 _TITLE: Final = re.compile(r"^#{1,4} (.+)$", re.MULTILINE)
 _OPERATORS: Final = frozenset({"|", "||", "&&", "&", ";", "(", ")", "<", ">"})
 PROMPT: Final = "$ "
-GENERATED: Final = frozenset({"docs/cli.md", "docs/settings.md"})
+GENERATED: Final = frozenset({"docs/cli.md", "docs/json.md", "docs/settings.md"})
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,21 @@ class Step:
 class Document:
     """A Markdown file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, text: str | None = None) -> None:
         self.path = path
-        self.text = path.read_text(encoding="utf-8")
+        self.text = path.read_text(encoding="utf-8") if text is None else text
 
     def blocks(self, language: str) -> list[str]:
         """Return the fenced blocks of a language."""
         return [body for name, body in _FENCE.findall(self.text) if name == language]
+
+    def section(self, title: str) -> Document:
+        """Return the section of a title of the second level as a document of its own.
+
+        Raises `ValueError` if the page has no such title.
+        """
+        start = self.text.index(f"\n## {title}\n")
+        return Document(self.path, self.text[start + 1 :].partition("\n## ")[0])
 
     @cached_property
     def prose(self) -> str:
@@ -123,7 +131,8 @@ DOCUMENTS: Final = {str(path.relative_to(ROOT)): Document(path) for path in _PAT
 README: Final = DOCUMENTS["README.md"]
 ARCHITECTURE: Final = DOCUMENTS["docs/architecture.md"]
 CLI: Final = DOCUMENTS["docs/cli.md"]
+INDEX: Final = DOCUMENTS["docs/index.md"]
 OPERATIONS: Final = DOCUMENTS["docs/operations.md"]
 QUERIES: Final = DOCUMENTS["docs/queries.md"]
+SECURITY: Final = DOCUMENTS["docs/security.md"]
 TABLES: Final = DOCUMENTS["docs/tables.md"]
-TUTORIAL: Final = DOCUMENTS["docs/tutorial.md"]

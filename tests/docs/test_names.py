@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-_FOR_DEVELOPERS: Final = {"docs/architecture.md", "docs/glossary.md", "CONTRIBUTING.md"}
-"""Documents that name functions and patterns."""
+_FOR_DEVELOPERS: Final = {"docs/architecture.md", "docs/glossary.md", "docs/json.md", "CONTRIBUTING.md"}
+"""Documents that name functions, patterns and keys."""
 
 _EXTERNAL_NAMES: Final = frozenset(
     {
@@ -274,6 +274,15 @@ def test_named_files_and_targets_exist() -> None:
         paths = re.findall(r"\bconfigs/[\w./-]*\w", document.text)
         assert (name, [path for path in paths if not (ROOT / path).exists()]) == (name, [])
         assert (name, set(re.findall(r"(?:`|\$ )make ([a-z-]+)", document.text)) - targets) == (name, set())
+
+
+def test_named_tests_and_modules_exist() -> None:
+    """The tests that the page on security names, and the modules to open for something new, exist."""
+    tests = re.findall(r"`((?:\w+/)?\w+\.py)` \|$", documents.SECURITY.text, re.MULTILINE)
+    modules = [row[1].strip("`").partition("`")[0] for row in ARCHITECTURE.table("I want a new ...")]
+    assert len(tests) > 25
+    _refuse([name for name in tests if not (ROOT / "tests" / name).exists()])
+    _refuse([name for name in modules if "NAME" not in name and not (ROOT / name).exists()])
 
 
 def test_lines_fit_a_terminal() -> None:

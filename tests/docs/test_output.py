@@ -13,7 +13,7 @@ import pytest
 from pipeline.cli import COMMANDS
 from schemas.tables import TABLES as DECLARED
 from tests.docs.diagram import draw_diagram, place_boxes
-from tests.docs.documents import CLI, README, ROOT, TABLES, TUTORIAL, Document
+from tests.docs.documents import CLI, INDEX, README, ROOT, TABLES, Document
 from tests.docs.generate import DOCS, PAGES, PICTURE, render
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ def _shape(text: str) -> list[str]:
     return [line for line in plain if line]
 
 
-def _documented(command: str, document: Document = TUTORIAL) -> str:
+def _documented(command: str, document: Document = INDEX) -> str:
     return next(step.output for step in document.steps if step.command.startswith(command) and step.output)
 
 
 @pytest.mark.parametrize("command", ["scanlake doctor", "scanlake plan", "scanlake query"])
 def test_first_commands_print_the_documented_output(command: str, populated_lake: PopulatedLake) -> None:
-    """The first commands print the tutorial's lines; only the line about the disk can differ."""
+    """The first commands print the start page's lines; only the line about the disk can differ."""
     printed, documented = (
         [line for line in _shape(text) if " disk " not in line]
         for text in (populated_lake.output[command], _documented(command))
@@ -44,14 +44,14 @@ def test_first_commands_print_the_documented_output(command: str, populated_lake
 
 
 def test_init_prints_the_documented_output(populated_lake: PopulatedLake) -> None:
-    """After its prompts `init` prints the tutorial's lines; an existing token file is not written again."""
+    """After its prompts `init` prints the start page's lines; an existing token file is not written again."""
     omitted = ("Address of", "Token (not", "written: token")
     documented = [line for line in _shape(_documented("scanlake init")) if not line.startswith(omitted)]
     assert _shape(populated_lake.output["scanlake init"]) == documented
 
 
 def test_sync_prints_the_documented_summary(populated_lake: PopulatedLake) -> None:
-    """A sync's summary has the tutorial's lines; only the cause of its rate can differ."""
+    """A sync's summary has the start page's lines; only the cause of its rate can differ."""
     printed, documented = (
         _shape(text) for text in (populated_lake.output["scanlake sync"], _documented("scanlake sync"))
     )
@@ -61,7 +61,7 @@ def test_sync_prints_the_documented_summary(populated_lake: PopulatedLake) -> No
 
 
 def test_verify_prints_the_documented_output(populated_lake: PopulatedLake) -> None:
-    """A verification after deletions prints the tutorial's lines."""
+    """A verification after deletions prints the start page's lines."""
     assert _shape(populated_lake.output["scanlake verify"]) == _shape(_documented("scanlake verify"))
 
 

@@ -1,4 +1,4 @@
-"""The documented queries, each run on a lake that was made by following the tutorial."""
+"""The documented queries, each run on a lake that was made by following the start page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.docs.conftest import CREATED, DELETED, UPDATED
 if TYPE_CHECKING:
     from tests.docs.conftest import PopulatedLake
 
-QUERIES: Final = documents.QUERIES.blocks("sql")
+QUERIES: Final = documents.QUERIES.section("Twelve queries").blocks("sql")
 _CLIENT: Final = Path(sys.executable).with_name("duckdb")
 
 

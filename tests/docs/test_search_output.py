@@ -1,4 +1,4 @@
-"""The output blocks of docs/search.md equal the printed output, except for numbers."""
+"""The searches of docs/queries.md: their output blocks equal the printed output, except for numbers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from pipeline.emulator import Emulator
 from tests.commands.cli_process import called, variables
 from tests.docs.conftest import FILES
-from tests.docs.documents import DOCUMENTS
+from tests.docs.documents import QUERIES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-SEARCH = DOCUMENTS["docs/search.md"]
+SEARCH = QUERIES.section("Ask the service")
 
 
 def shape(text: str) -> list[str]:
