@@ -6,13 +6,20 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import duckdb
 import pytest
 from typer.main import get_command
 
 from pipeline import cli
+from pipeline.emulator import Emulator
+from pipeline.emulator.options import ImageOptions
+from pipeline.settings import SECRET_SETTINGS
+from tests.commands.cli_process import called
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from tests.processes import Answer
 
 SOURCES: Final = """
 [sources.north]
@@ -77,3 +84,29 @@ def test_an_option_reaches_every_source_or_is_refused(
         return
     assert children, message
     assert all(option.opts[0] in argv for argv in children), children
+
+
+async def test_a_command_after_a_sync_gets_what_was_typed(tmp_path: Path, canary: str) -> None:
+    """The images that follow a sync are fetched with the settings of its command line, from nothing else."""
+    (tmp_path / "token").write_text(canary)
+    (tmp_path / "token").chmod(0o600)
+    async with Emulator(6, token=canary, images=ImageOptions()) as emulator:
+        values = {"base_url": emulator.base_url, "token_file": "token", "images_after_sync": "true", "lake": "data"}
+        typed = [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
+        answer = await called(tmp_path, "sync", "--json", *typed)
+        pictures = len(list(emulator.images.truth())) if emulator.images else 0
+    assert answer.code == 0, answer.err
+    assert answer.json["images"]["problem"] is None
+    with duckdb.connect(str(tmp_path / "data" / "catalog.duckdb"), read_only=True) as db:
+        ((stored,),) = db.sql("SELECT count(*) FROM images WHERE kind = 'image' AND state = 'stored'").fetchall()
+    assert 0 < stored <= pictures
+
+
+def test_a_secret_is_never_an_option(main: Callable[..., Answer], canary: str) -> None:
+    """--set refuses each setting that is a secret, without its value, and a text without a name or a value."""
+    for name in SECRET_SETTINGS:
+        refused = main("status", "--set", f"{name}={canary}")
+        assert (refused.code, canary in refused.err) == (2, False)
+        assert f"{name} must not be on the command line" in refused.err
+    assert "--set lang: no value. Use --set NAME=VALUE" in main("status", "--set", "lang").err
+    assert "did you mean max_concurrency" in main("status", "--set", "max_concurency=8").err
