@@ -1,30 +1,30 @@
 """`scanlake demo`: the main workflow from end to end, against the emulator in a separate process."""
 
-import http.client
 import json
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Final
 
+import aiohttp
 import typer
 
+from pipeline.child_commands import ChildLimits, run_command, start_command
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError
 from pipeline.lake.duckdb_files import open_read_only
+from pipeline.process import run_async
 
 GROUP: Final = "Try it out"
 
 _MARKER: Final = "made-by-scanlake-demo"
 _CHANGES: Final = ({"op": "update", "n": 25}, {"op": "create", "n": 12}, {"op": "close", "n": 8})
-_TIMEOUT_SECONDS: Final = 30
+_MAX_SECONDS: Final = 1_800
 
 _DEMO_QUERIES: Final = (
     (
@@ -60,11 +60,19 @@ _DEMO_QUERIES: Final = (
 )
 
 
-class _Service(NamedTuple):
-    """Base URL and token from the emulator's first line."""
+@dataclass(frozen=True, slots=True)
+class _Service:
+    """The emulator's base URL and token, and a session for its control routes."""
 
     base_url: str
     token: str
+    session: aiohttp.ClientSession
+
+    async def change_world(self, change: Mapping[str, Any]) -> None:
+        """Change files of the service. Raises `ScanlakeError` if the emulator refuses the change."""
+        async with self.session.post(f"{self.base_url}/_emulator/world", json=change) as response:
+            if not response.ok:
+                raise ScanlakeError(f"The emulator refused a change (HTTP {response.status}).")
 
 
 def run(
@@ -80,63 +88,64 @@ def run(
     del context
     started = time.monotonic()
     _reset_folder(folder)
-    lake = folder / "lake"
-    with _emulator(files, seed) as service:
-        _print(f"A file service with {files:,} files runs at {service.base_url} (emulator, separate process).")
-        _print("\n1. The first sync fetches everything: list, details, uploads, forms, fields, workflow runs.")
-        first = _scanlake(service, lake, "sync", "--json")
-        _show_run(first)
-        _print("\n2. The service changes: 25 files updated, 12 created, 8 closed.")
-        for change in _CHANGES:
-            _change_world(service, change)
-        second = _scanlake(service, lake, "sync", "--json")
-        _show_run(second)
-        first_calls, second_calls = first["requests"]["total"], second["requests"]["total"]
-        _print(f"   The first sync needed {first_calls:,} calls, this one {second_calls:,}.")
-        _print(
-            "\n3. Five files are deleted in the service."
-            " An incremental list does not show deletions; verify detects them."
-        )
-        _change_world(service, {"op": "delete", "n": 5})
-        _print_verification(_scanlake(service, lake, "verify", "--json"))
-        _print("\n4. An auditor needs the PDFs of the closed files of the last 90 days, in a folder with a manifest.")
-        where = "closed AND updated_at > utc_now() - INTERVAL 90 DAY"
-        selection = ("--where", where, "--out", str(folder / "audit"))
-        _print_report(_scanlake(service, lake, "report", *selection, "--json"), folder)
+    run_id = run_async(_run_workflow(folder, files, seed))
     _print("\n5. The service is stopped. An analyst queries the lake:")
-    _run_queries(lake, second["run_id"])
+    _run_queries(folder / "lake", run_id)
     _print(f"\nDone in {time.monotonic() - started:.1f} s. Open the lake:")
-    for command in _suggest_commands(lake):
-        _print(f"  {command}")
+    for command in _suggest_commands(folder / "lake"):
+        _print(f"  {shlex.join(command)}")
     return ExitCode.OK
 
 
-def _suggest_commands(lake: Path) -> list[str]:
-    """Return commands that run as printed in this folder, also if the installation is not on the PATH."""
-    catalog = lake / "catalog.duckdb"
-    python = _find_program(Path(sys.executable).name) or sys.executable
-    own = _find_program("scanlake")
-    scanlake = [own] if own else [python, "-m", "pipeline"]
-    connect = f"import duckdb; duckdb.connect({str(catalog)!r}, read_only=True).sql('FROM files').show()"
-    duckdb_cli = _find_program("duckdb")
-    commands = [
-        [*scanlake, "--lake", str(lake), "dashboard", "--open"],
-        [*scanlake, "--lake", str(lake), "query", "FROM meta.freshness"],
-        [duckdb_cli, "-readonly", str(catalog)] if duckdb_cli else [python, "-m", "pip", "install", "duckdb-cli"],
-        [python, "-c", connect],
+async def _run_workflow(folder: Path, files: int, seed: int) -> str:
+    """Run the commands on a lake in `folder` while an emulator runs. Return the id of the second sync."""
+    arguments = ("--port", "0", "--files", str(files), "--seed", str(seed), "--until-stdin-closes")
+    limits = ChildLimits(seconds=_MAX_SECONDS)
+    async with start_command(["emulator", *arguments], limits=limits) as emulator, aiohttp.ClientSession() as session:
+        line = await emulator.stdout.readline()
+        if not line:
+            raise ScanlakeError("The emulator did not start.", hint="Run `scanlake emulator` to see the cause.")
+        service = _Service(**{name: json.loads(line)[name] for name in ("base_url", "token")}, session=session)
+        return await _show_workflow(service, folder, files)
+
+
+async def _show_workflow(service: _Service, folder: Path, files: int) -> str:
+    lake = folder / "lake"
+    _print(f"A file service with {files:,} files runs at {service.base_url} (emulator, separate process).")
+    _print("\n1. The first sync fetches everything: list, details, uploads, forms, fields, workflow runs.")
+    first = await _scanlake(service, lake, "sync", "--json")
+    _show_run(first)
+    _print("\n2. The service changes: 25 files updated, 12 created, 8 closed.")
+    for change in _CHANGES:
+        await service.change_world(change)
+    second = await _scanlake(service, lake, "sync", "--json")
+    _show_run(second)
+    first_calls, second_calls = first["requests"]["total"], second["requests"]["total"]
+    _print(f"   The first sync needed {first_calls:,} calls, this one {second_calls:,}.")
+    _print(
+        "\n3. Five files are deleted in the service. An incremental list does not show deletions; verify detects them."
+    )
+    await service.change_world({"op": "delete", "n": 5})
+    _print_verification(await _scanlake(service, lake, "verify", "--json"))
+    _print("\n4. An auditor needs the PDFs of the closed files of the last 90 days, in a folder with a manifest.")
+    where = "closed AND updated_at > utc_now() - INTERVAL 90 DAY"
+    selection = ("--where", where, "--out", str(folder / "audit"))
+    _print_report(await _scanlake(service, lake, "report", *selection, "--json"), folder)
+    return str(second["run_id"])
+
+
+def _suggest_commands(lake: Path) -> list[list[str]]:
+    """Return commands that run as printed, also if the installation is not on the PATH."""
+    programs = os.path.relpath(Path(sys.executable).parent)  # .venv/bin after `make demo`
+    scanlake, duckdb, python = (
+        name if shutil.which(name) else f"{programs}/{name}" for name in ("scanlake", "duckdb", "python")
+    )
+    catalog = str(lake / "catalog.duckdb")
+    return [
+        [scanlake, "--lake", str(lake), "query", "FROM meta.freshness"],
+        [duckdb, "-readonly", catalog],
+        [python, "-c", f"import duckdb; duckdb.connect({catalog!r}, read_only=True).sql('FROM files').show()"],
     ]
-    return [shlex.join(command) for command in commands]
-
-
-def _find_program(name: str) -> str | None:
-    """Return how to call a program of this installation: by name, or by its path, relative if below this folder."""
-    on_path = shutil.which(name)
-    sibling = Path(sys.executable).with_name(name)
-    if not sibling.exists():
-        return name if on_path else None
-    if on_path and sibling.samefile(on_path) and Path(on_path).parent == sibling.parent:
-        return name
-    return str(sibling.relative_to(Path.cwd()) if sibling.is_relative_to(Path.cwd()) else sibling)
 
 
 def _print(line: str) -> None:
@@ -154,50 +163,22 @@ def _reset_folder(folder: Path) -> None:
     (folder / _MARKER).touch()
 
 
-@contextmanager
-def _emulator(files: int, seed: int) -> Iterator[_Service]:
-    arguments = ("--port", "0", "--files", str(files), "--seed", str(seed), "--until-stdin-closes")
-    command = [sys.executable, "-m", "pipeline", "emulator", *arguments, "--max-seconds", "1800"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:  # noqa: S603 - own program
-        try:
-            line = process.stdout.readline() if process.stdout else b""
-            if not line:
-                raise ScanlakeError("The emulator did not start.", hint="Run `scanlake emulator` to see the cause.")
-            description = json.loads(line)
-            yield _Service(description["base_url"], description["token"])
-        finally:
-            process.terminate()
-            process.wait(_TIMEOUT_SECONDS)
-
-
-def _change_world(service: _Service, change: dict[str, Any]) -> None:
-    url = urlsplit(service.base_url)
-    connection = http.client.HTTPConnection(url.hostname or "127.0.0.1", url.port, timeout=_TIMEOUT_SECONDS)
-    with closing(connection):
-        connection.request("POST", "/_emulator/world", json.dumps(change), {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        if response.status != http.HTTPStatus.OK:
-            raise ScanlakeError(f"The emulator refused a change (HTTP {response.status}).")
-
-
-def _scanlake(service: _Service, lake: Path, *arguments: str) -> dict[str, Any]:
+async def _scanlake(service: _Service, lake: Path, *arguments: str) -> Mapping[str, Any]:
     """Run a command in a separate process, as a user does, and return its JSON."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SCANLAKE_")}
     environment |= {
         "SCANLAKE_BASE_URL": service.base_url,
         "SCANLAKE_TOKEN": service.token,
-        "SCANLAKE_LAKE": str(lake.absolute()),
+        "SCANLAKE_LAKE": str(lake),
     }
     _print(f"   $ scanlake {shlex.join(arguments)}")
-    command = [sys.executable, "-m", "pipeline", "--quiet", *arguments]
-    process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False)  # noqa: S603 - own program
-    if process.returncode:
-        raise ScanlakeError(f"`scanlake {arguments[0]}` ended with exit code {process.returncode}.")
-    result: dict[str, Any] = json.loads(process.stdout)
-    return result
+    result = await run_command(["--quiet", *arguments], variables=environment)
+    if result.code:
+        raise ScanlakeError(f"`scanlake {arguments[0]}` ended with exit code {result.code}.")
+    return result.output
 
 
-def _show_run(summary: dict[str, Any]) -> None:
+def _show_run(summary: Mapping[str, Any]) -> None:
     requests = summary["requests"]
     rate = summary["files_stored"] / max(summary["seconds"], 0.001)
     _print(
@@ -207,7 +188,7 @@ def _show_run(summary: dict[str, Any]) -> None:
     _print(f"   Snapshot {summary['snapshot']}: everything updated before {summary['watermark']} is in the lake.")
 
 
-def _print_verification(result: dict[str, Any]) -> None:
+def _print_verification(result: Mapping[str, Any]) -> None:
     _print(
         f"   {result['deleted']} deleted, {result['missing']} missing, {result['stale']} stale;"
         f" {result['files_in_service']:,} files in the service, {result['files_in_lake']:,} in the lake:"
@@ -215,7 +196,7 @@ def _print_verification(result: dict[str, Any]) -> None:
     )
 
 
-def _print_report(report: dict[str, Any], folder: Path) -> None:
+def _print_report(report: Mapping[str, Any], folder: Path) -> None:
     _print(
         f"   {report['delivered']:,} of {report['files']:,} files in {report['pdfs']:,} PDFs,"
         " every file in exactly one."

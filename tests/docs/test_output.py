@@ -74,7 +74,7 @@ def test_demo_prints_the_documented_output(populated_lake: PopulatedLake) -> Non
 def test_last_lines_of_the_demo_run_as_printed(populated_lake: PopulatedLake) -> None:
     """Every command under "Open the lake" runs in the demo's folder, although the installation is not on the PATH."""
     lines = populated_lake.output["make demo"].partition("Open the lake:\n")[2].splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 3
     environment = os.environ | {"PATH": "/usr/bin:/bin", "BROWSER": "true", "PYTHONPATH": str(ROOT)}
     for line in lines:
         command = ["sh", "-c", line]
