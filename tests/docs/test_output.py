@@ -43,6 +43,13 @@ def test_first_commands_print_the_documented_output(command: str, populated_lake
     assert printed == documented
 
 
+def test_the_first_query_of_the_readme_prints_its_output(populated_lake: PopulatedLake) -> None:
+    """The README's first query is that of the start page, and prints these lines."""
+    query = next(step.command for step in INDEX.steps if step.command.startswith("scanlake query"))
+    assert query in [step.command for step in README.steps]
+    assert _shape(populated_lake.output["scanlake query"]) == _shape(_documented("scanlake query", README))
+
+
 def test_init_prints_the_documented_output(populated_lake: PopulatedLake) -> None:
     """After its prompts `init` prints the start page's lines; an existing token file is not written again."""
     omitted = ("Address of", "Token (not", "written: token")
@@ -50,10 +57,11 @@ def test_init_prints_the_documented_output(populated_lake: PopulatedLake) -> Non
     assert _shape(populated_lake.output["scanlake init"]) == documented
 
 
-def test_sync_prints_the_documented_summary(populated_lake: PopulatedLake) -> None:
-    """A sync's summary has the start page's lines; only the cause of its rate can differ."""
+@pytest.mark.parametrize("document", [INDEX, README], ids=["start", "readme"])
+def test_sync_prints_the_documented_summary(document: Document, populated_lake: PopulatedLake) -> None:
+    """A sync's summary has the documented lines; only the cause of its rate can differ."""
     printed, documented = (
-        _shape(text) for text in (populated_lake.output["scanlake sync"], _documented("scanlake sync"))
+        _shape(text) for text in (populated_lake.output["scanlake sync"], _documented("scanlake sync", document))
     )
     assert [line.split()[0] for line in printed] == [line.split()[0] for line in documented]
     differing = [pair for pair in zip(printed, documented, strict=True) if pair[0] != pair[1]]
