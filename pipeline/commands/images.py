@@ -1,29 +1,28 @@
 """`scanlake images`: download the images of uploads into the lake."""
 
-from dataclasses import asdict
 from typing import Annotated, Final
 
 import typer
 
-from pipeline.commands._time_bounds import parse_range
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import format_bytes, pluralize
 from pipeline.images.image_run import fetch_images, plan_images
-from pipeline.images.models import ImageSummary, ServiceAccess
+from pipeline.images.models import ImageSummary
 from pipeline.images.work_list import ImageSelection, WorkCounts
 from pipeline.lake.folder_checks import require_lake
-from pipeline.lake.image_integrity import check_images
+from pipeline.lake.image_integrity import ImageCheck, check_images
 from pipeline.lake.image_records import last_image_change
 from pipeline.lake.layout import LakeLayout
 from pipeline.logs import to_one_line
 from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.settings import Settings, require_base_url
-from schemas.timestamps import SECOND, now_us
+from schemas.timestamps import now_us
 
 GROUP: Final = "Fetch data"
+RESULT: Final = ImageSummary | WorkCounts | ImageCheck
 
-_MAX_REASONS = 10
+_MAX_REASONS: Final = 10
 
 
 def run(
@@ -32,9 +31,6 @@ def run(
     where: Annotated[
         str | None,
         typer.Option(metavar="SQL", help="Only uploads that meet a condition on the tables uploads and files."),
-    ] = None,
-    since: Annotated[
-        str | None, typer.Option(metavar="INSTANT", help="Only uploads of files updated at or after this (UTC).")
     ] = None,
     thumbnails: Annotated[
         bool, typer.Option("--thumbnails", help="Also the thumbnails. Default: images_thumbnails.")
@@ -66,18 +62,15 @@ def run(
     if verify:
         return _verify(context, settings)
     require_base_url(settings)
-    low, _ = parse_range(since, None)
-    low = None if low is None else low * SECOND
-    selection = ImageSelection(where, low, thumbnails or settings.images_thumbnails, retry)
+    selection = ImageSelection(where, thumbnails or settings.images_thumbnails, retry)
     if dry_run:
         layout = LakeLayout(settings.lake.absolute())
         require_lake(layout)
         counts = plan_images(layout, settings, selection)
-        context.print_result(asdict(counts) | {"selected": counts.selected}, _format_plan(counts))
-        return ExitCode.OK
+        return context.print_result(counts, _format_plan(counts))
     summary = _fetch(context, settings, selection)
-    context.print_result(asdict(summary), "" if context.quiet else format_summary(summary))
-    return ExitCode.REJECTS if summary.has_new_rejects else ExitCode.OK
+    code = ExitCode.REJECTS if summary.has_new_rejects else ExitCode.OK
+    return context.print_result(summary, "" if context.quiet else format_summary(summary), code)
 
 
 def _fetch(context: CommandContext, settings: Settings, selection: ImageSelection) -> ImageSummary:
@@ -86,7 +79,7 @@ def _fetch(context: CommandContext, settings: Settings, selection: ImageSelectio
     with open_writable_lake(settings, "images", must_exist=True) as lake:
         before = last_image_change(lake.ledger)
         try:
-            fetch_images(lake, ServiceAccess(settings, token), selection, context.progress(), summary)
+            fetch_images(lake, settings, token, selection, context.progress(), summary=summary)
         finally:
             if last_image_change(lake.ledger) != before:
                 lake.republish_records(at=now_us())
@@ -103,22 +96,17 @@ def _verify(context: CommandContext, settings: Settings) -> ExitCode:
     subject = f"{pluralize(result.pictures, 'picture')}, {format_bytes(result.bytes)}"
     findings = pluralize(len(result.issues), "finding")
     lines.append(f"DAMAGED: {findings} in {subject}" if result.issues else f"ok: {subject}")
-    context.print_result({"ok": not result.issues, **asdict(result)}, "\n".join(lines) + "\n")
-    return ExitCode.DAMAGE if result.issues else ExitCode.OK
+    return context.print_result(result, "\n".join(lines) + "\n", ExitCode.DAMAGE if result.issues else ExitCode.OK)
 
 
 def _format_plan(counts: WorkCounts) -> str:
-    lines = [
-        f"{pluralize(counts.selected, 'image')} selected: {counts.to_fetch:,} to fetch, {counts.stored:,} stored",
-        *(
-            [f"{counts.not_found:,} not found and {counts.refused:,} refused before"]
-            if counts.not_found or counts.refused
-            else []
-        ),
-        *([f"{counts.without_link:,} without a link in the lake"] if counts.without_link else []),
-        "nothing was fetched",
-    ]
-    return "\n".join(lines) + "\n"
+    selected = pluralize(counts.selected, "image")
+    lines = [f"{selected} selected: {counts.to_fetch:,} to fetch, {counts.stored:,} stored"]
+    if counts.not_found or counts.refused:
+        lines.append(f"{counts.not_found:,} not found and {counts.refused:,} refused before")
+    if counts.without_link:
+        lines.append(f"{counts.without_link:,} without a link in the lake")
+    return "\n".join([*lines, "nothing was fetched"]) + "\n"
 
 
 def format_summary(summary: ImageSummary) -> str:
@@ -138,7 +126,7 @@ def format_summary(summary: ImageSummary) -> str:
         "missing": ", ".join(others),
         "time": f"{summary.seconds:.1f} s, {rate:,.0f} images/s",
         "calls": " and ".join(calls) + f", {pluralize(summary.retries, 'retry', 'retries')}",
-        "lake": f"{pluralize(summary.lake['pictures'], 'picture')}, {format_bytes(summary.lake['bytes'])}",
+        "lake": f"{pluralize(summary.lake.pictures, 'picture')}, {format_bytes(summary.lake.bytes)}",
         "decoded": "" if summary.is_decoded else "no: `pip install pillow` for size, time and position of each image",
         "next": f"stopped at max_duration_seconds, {summary.left:,} left: the next run continues"
         if summary.state == "stopped"

@@ -17,10 +17,10 @@ from pipeline.client.image_downloads import DownloadedImage, ImageAnswer, Invali
 from pipeline.errors import ServiceUnavailableError
 from pipeline.formatting import pluralize
 from pipeline.images.links import LinkRenewer, NoLink, parse_expiry
-from pipeline.images.models import FetchedImage, ImageSummary
 from pipeline.images.storing_pool import MAX_WORKERS
 from pipeline.lake.image_files import remove_files
 from pipeline.lake.image_records import ImageRecord, ImageState
+from pipeline.lake.image_store import CompleteDownload
 from pipeline.progress import ImageProgress, RateEstimator
 from schemas.timestamps import now_us
 
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from pipeline.client.image_client import ImageClient
     from pipeline.crawl.models import Identity
     from pipeline.images.image_writer import ImageWriter
-    from pipeline.images.models import ServiceAccess
+    from pipeline.images.models import ImageSummary
     from pipeline.images.work_list import WorkItem, WorkList
     from pipeline.lake.image_store import ImageStore, IncomingFile
     from pipeline.progress import Progress
+    from pipeline.settings import Settings
 
 _BATCH_IMAGES: Final = 128
 _BATCH_SECONDS: Final = 1.0
@@ -74,15 +75,17 @@ class _FailedDownload:
 class ImageDownloader:
     """One run: its work list, clients and counters. Use `run` once."""
 
-    def __init__(self, access: ServiceAccess, store: ImageStore, writer: ImageWriter, summary: ImageSummary) -> None:
-        self._settings = access.settings
-        self._token = access.token
+    def __init__(
+        self, settings: Settings, token: str, store: ImageStore, writer: ImageWriter, summary: ImageSummary
+    ) -> None:
+        self._settings = settings
+        self._token = token
         self._store = store
         self._writer = writer
         self._summary = summary
         self._hosts: dict[Origin, _HostState] = {}
         self._work: asyncio.Queue[WorkItem | None] = asyncio.Queue(2 * _BATCH_IMAGES)
-        self._outcomes: asyncio.Queue[FetchedImage | ImageRecord | None] = asyncio.Queue(4 * _BATCH_IMAGES)
+        self._outcomes: asyncio.Queue[CompleteDownload | ImageRecord | None] = asyncio.Queue(4 * _BATCH_IMAGES)
         self._done = 0
         self._client: ImageClient
         self._renewer: LinkRenewer
@@ -164,7 +167,7 @@ class ImageDownloader:
             answer = await self._try_links(item, link, file)
             if isinstance(answer, DownloadedImage):
                 # Here, and not in another thread: that one would wait for the interpreter lock.
-                await self._put(FetchedImage(file.finish(item.key), answer.bytes, answer.type, now_us()))
+                await self._put(file.finish(item.key, answer.type.mime, answer.type.extension))
                 return
         finally:
             file.discard()
@@ -225,7 +228,7 @@ class ImageDownloader:
         for record in records:
             await self._put(record)
 
-    async def _put(self, outcome: FetchedImage | ImageRecord) -> None:
+    async def _put(self, outcome: CompleteDownload | ImageRecord) -> None:
         self._done += 1
         await self._outcomes.put(outcome)
 
@@ -255,7 +258,7 @@ class ImageDownloader:
         finally:
             await asyncio.gather(*writes, return_exceptions=True)  # the first error is the run's
 
-    async def _take_batch(self) -> tuple[list[FetchedImage | ImageRecord], bool]:
+    async def _take_batch(self) -> tuple[list[CompleteDownload | ImageRecord], bool]:
         """Return the next outcomes, and whether they are the last."""
         batch = [await self._outcomes.get()]
         deadline = time.monotonic() + _BATCH_SECONDS
@@ -270,8 +273,8 @@ class ImageDownloader:
         """Remove complete downloads that cannot be stored now: the disk is full, or the limit reached."""
         while not self._outcomes.empty():
             outcome = self._outcomes.get_nowait()
-            if isinstance(outcome, FetchedImage):
-                remove_files([outcome.download.path])
+            if isinstance(outcome, CompleteDownload):
+                remove_files([outcome.path])
 
     async def _report(self, progress: Progress, total: int) -> None:
         rate = RateEstimator()

@@ -20,7 +20,7 @@ from pipeline.process import run_async
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from pipeline.images.models import ImageSummary, ServiceAccess
+    from pipeline.images.models import ImageSummary
     from pipeline.images.work_list import ImageSelection
     from pipeline.lake.lake import Lake
     from pipeline.lake.layout import LakeLayout
@@ -35,14 +35,14 @@ def plan_images(layout: LakeLayout, settings: Settings, selection: ImageSelectio
 
 
 def fetch_images(
-    lake: Lake, access: ServiceAccess, selection: ImageSelection, progress: Progress, summary: ImageSummary
+    lake: Lake, settings: Settings, token: str, selection: ImageSelection, progress: Progress, *, summary: ImageSummary
 ) -> None:
     """Fetch the selected pictures that the lake does not have, and fill in `summary`, also after an error.
 
     Raises the errors of `ImageDownloader.run`, `RunInterrupted`, and `SettingsError` for wrong SQL. A run that
     `max_duration_seconds` ends is no error.
     """
-    ledger, settings = lake.ledger, access.settings
+    ledger = lake.ledger
     summary.is_decoded = can_decode()
     pool = StoringPool(lake.layout)
     try:
@@ -61,7 +61,7 @@ def fetch_images(
             summary.left = counts.to_fetch
             if counts.to_fetch:
                 pool.start(counts.to_fetch)
-                downloader = ImageDownloader(access, store, writer, summary)
+                downloader = ImageDownloader(settings, token, store, writer, summary)
                 limited = partial(_run_within_limit, settings.max_duration_seconds)
                 identity = ledger.properties.identity
                 run_async(limited(downloader.run(work, progress, identity=identity, total=counts.to_fetch)))
@@ -69,8 +69,7 @@ def fetch_images(
         summary.state = "stopped"
     finally:
         pool.close()
-        totals = read_totals(ledger)
-        summary.lake = {"images": totals.rows, "pictures": totals.pictures, "bytes": totals.bytes}
+        summary.lake = read_totals(ledger)
 
 
 async def _run_within_limit(max_seconds: float | None, work: Coroutine[Any, Any, None]) -> None:

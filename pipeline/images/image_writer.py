@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import nullcontext
+from dataclasses import asdict
+from itertools import islice
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 from pipeline.client.image_downloads import find_type
 from pipeline.errors import StorageError
 from pipeline.formatting import format_bytes
-from pipeline.images.models import FetchedImage, ImageSummary
-from pipeline.images.storing import FileToStore, StoreResult
-from pipeline.lake.image_files import remove_files
+from pipeline.images.storing import StoreResult
 from pipeline.lake.image_records import ImageRecord, ImageState, find_stored, read_totals, write_images
-from schemas.timestamps import now_us
+from pipeline.lake.image_store import CompleteDownload
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from pipeline.images.decoding import ImageContent
+    from pipeline.images.models import ImageSummary
     from pipeline.images.storing_pool import StoringPool
     from pipeline.lake.image_store import ImageStore
     from pipeline.lake.ledger import Ledger
     from pipeline.settings import Settings
 
 _ADOPTED_BATCH: Final = 256
-_HEAD_BYTES: Final = 32
 _MAX_REASONS: Final = 50
 
 
@@ -47,22 +47,12 @@ class ImageWriter:
 
     def adopt(self) -> None:
         """Store the complete downloads of a run that was killed."""
-        batch: list[FetchedImage | ImageRecord] = []
-        for download in self._store.list_complete():
-            with download.path.open("rb") as file:
-                image_type = find_type(file.read(_HEAD_BYTES))
-            if image_type is None:
-                remove_files([download.path])
-                continue
-            batch.append(FetchedImage(download, download.path.stat().st_size, image_type, now_us()))
-            if len(batch) >= _ADOPTED_BATCH:
-                self.write(batch)
-                batch = []
-        if batch:
+        downloads = self._store.list_complete(_find_type)
+        while batch := list(islice(downloads, _ADOPTED_BATCH)):
             self.write(batch)
         self._summary.adopted = self._summary.stored
 
-    def write(self, batch: Iterable[FetchedImage | ImageRecord]) -> None:
+    def write(self, batch: Iterable[CompleteDownload | ImageRecord]) -> None:
         """Store the pictures of a batch and commit the rows. Raises `StorageError`; then no row is committed.
 
         A limit of the disk is checked before; pictures that fit are committed all the same.
@@ -71,21 +61,22 @@ class ImageWriter:
         with self._limited if self._settings.images_max_bytes is not None else nullcontext():
             self._write(list(batch))
 
-    def _write(self, batch: Sequence[FetchedImage | ImageRecord]) -> None:
-        fetched = [outcome for outcome in batch if isinstance(outcome, FetchedImage)]
+    def _write(self, batch: Sequence[CompleteDownload | ImageRecord]) -> None:
+        fetched = [outcome for outcome in batch if isinstance(outcome, CompleteDownload)]
         others = [outcome for outcome in batch if isinstance(outcome, ImageRecord)]
         fitting, problem = self._select_fitting(fetched)
-        files = tuple(map(_to_file, fitting))
-        result = self._pool.store(files) if files else StoreResult((), frozenset())
-        records = [*others, *map(_describe, fitting, files, result.contents)]
+        result = self._pool.store(fitting) if fitting else StoreResult()
+        records = [*others, *map(_describe, fitting, result.contents)]
         with self._committing:
             write_images(self._ledger, records)
             self._count(records, result.new)
-        self._pool.remove(image.download.path for image in fetched)
+        self._pool.remove(image.path for image in fetched)
         if problem is not None:
             raise problem
 
-    def _select_fitting(self, fetched: Sequence[FetchedImage]) -> tuple[Sequence[FetchedImage], StorageError | None]:
+    def _select_fitting(
+        self, fetched: Sequence[CompleteDownload]
+    ) -> tuple[Sequence[CompleteDownload], StorageError | None]:
         """Return the pictures that images_max_bytes and the disk have room for, and why others have none."""
         problem = None
         if (limit := self._settings.images_max_bytes) is not None:
@@ -98,13 +89,13 @@ class ImageWriter:
         return fetched, problem
 
     def _select_within(
-        self, limit: int, fetched: Sequence[FetchedImage]
-    ) -> tuple[Sequence[FetchedImage], StorageError | None]:
+        self, limit: int, fetched: Sequence[CompleteDownload]
+    ) -> tuple[Sequence[CompleteDownload], StorageError | None]:
         """Return the pictures that fit if none of them is refused."""
         total = self._bytes
-        known = find_stored(self._ledger, {image.download.sha256 for image in fetched})
+        known = find_stored(self._ledger, {image.sha256 for image in fetched})
         for number, image in enumerate(fetched):
-            total += 0 if image.download.sha256 in known else image.bytes
+            total += 0 if image.sha256 in known else image.bytes
             if total > limit:
                 size = total - image.bytes
                 problem = StorageError(
@@ -113,7 +104,7 @@ class ImageWriter:
                     hint="Raise images_max_bytes, or select fewer uploads with --where.",
                 )
                 return fetched[:number], problem
-            known.add(image.download.sha256)
+            known.add(image.sha256)
         return fetched, None
 
     def _count(self, records: Sequence[ImageRecord], new: Collection[str]) -> None:
@@ -131,11 +122,12 @@ class ImageWriter:
         summary.reasons = dict(self._reasons.most_common(_MAX_REASONS))
 
 
-def _to_file(image: FetchedImage) -> FileToStore:
-    return FileToStore(image.download.path, image.download.sha256, image.type.mime, image.type.extension)
+def _find_type(head: bytes) -> tuple[str, str] | None:
+    image_type = find_type(head)
+    return None if image_type is None else (image_type.mime, image_type.extension)
 
 
-def _describe(image: FetchedImage, file: FileToStore, content: ImageContent | str) -> ImageRecord:
+def _describe(image: CompleteDownload, content: ImageContent | str) -> ImageRecord:
     """Return the row of a complete download. One that cannot be decoded is refused."""
     if isinstance(content, str):
         return ImageRecord(*image.key, ImageState.REFUSED, image.fetched_at, content)
@@ -143,13 +135,9 @@ def _describe(image: FetchedImage, file: FileToStore, content: ImageContent | st
         *image.key,
         ImageState.STORED,
         image.fetched_at,
-        sha256=file.sha256,
+        sha256=image.sha256,
         bytes=image.bytes,
-        mime=file.mime,
-        width=content.width,
-        height=content.height,
-        taken_at=content.taken_at,
-        latitude=content.latitude,
-        longitude=content.longitude,
-        path=file.name,
+        mime=image.mime,
+        **asdict(content),
+        path=image.name,
     )

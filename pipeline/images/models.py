@@ -1,38 +1,10 @@
-"""Values of a download of images."""
+"""The result of a download of images."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from pipeline.client.image_downloads import ImageType
-    from pipeline.lake.image_records import ImageKey
-    from pipeline.lake.image_store import CompleteDownload
-    from pipeline.settings import Settings
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceAccess:
-    """The settings of a run, and the service's token."""
-
-    settings: Settings
-    token: str = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class FetchedImage:
-    """A complete download that is to be stored. `fetched_at` is in microseconds."""
-
-    download: CompleteDownload
-    bytes: int
-    type: ImageType
-    fetched_at: int
-
-    @property
-    def key(self) -> ImageKey:
-        """The upload and the kind."""
-        return self.download.key
+from pipeline.lake.image_records import ImageTotals
 
 
 @dataclass(slots=True)
@@ -64,7 +36,7 @@ class ImageSummary:
     requests: dict[str, int] = field(default_factory=dict)
     retries: int = 0
     seconds: float = 0.0
-    lake: dict[str, Any] = field(default_factory=dict)
+    lake: ImageTotals = field(default_factory=ImageTotals)
     problem: str | None = None
 
     @property

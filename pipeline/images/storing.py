@@ -8,58 +8,40 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 from pipeline.images.decoding import ImageContent, UndecodableError, read_content
 from pipeline.lake.image_files import ImageFiles, remove_files
-from pipeline.lake.image_names import name_image
 from pipeline.lake.layout import LakeLayout
 from pipeline.worker_process import serve
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-class FileToStore(NamedTuple):
-    """A complete download: its file and hash, the type of its content, and the extension of its final name."""
-
-    path: Path
-    sha256: str
-    mime: str
-    extension: str
-
-    @property
-    def name(self) -> str:
-        """The final name, below the lake's folder."""
-        return name_image(self.sha256, self.extension)
-
-
-@dataclass(frozen=True, slots=True)
-class StoreRequest:
-    """Message to a worker: complete downloads to store, and files to remove."""
-
-    files: tuple[FileToStore, ...] = ()
-    to_remove: tuple[Path, ...] = ()
+    from pipeline.lake.image_store import CompleteDownload
 
 
 @dataclass(frozen=True, slots=True)
 class StoreResult:
     """Message from a worker: the content of each file, in their order, or why it is refused; the names that are new."""
 
-    contents: tuple[ImageContent | str, ...]
-    new: frozenset[str]
+    contents: tuple[ImageContent | str, ...] = ()
+    new: frozenset[str] = frozenset()
 
 
-def store_files(store: ImageFiles, request: StoreRequest) -> StoreResult:
-    """Do what the request asks for. Raises `StorageError`. What is refused gets no final name; its file stays."""
-    remove_files(request.to_remove)
-    contents = tuple(map(_read, request.files))
+def store_files(store: ImageFiles, files: Sequence[CompleteDownload], to_remove: Sequence[Path]) -> StoreResult:
+    """Store files, and remove others. Raises `StorageError`. What is refused gets no final name; its file stays."""
+    remove_files(to_remove)
+    contents = tuple(map(_read, files))
     accepted = {
         file.name: (file.path, file.sha256)
-        for file, content in zip(request.files, contents, strict=True)
+        for file, content in zip(files, contents, strict=True)
         if isinstance(content, ImageContent)
     }
     return StoreResult(contents, frozenset(store.add(accepted)))
 
 
-def _read(file: FileToStore) -> ImageContent | str:
+def _read(file: CompleteDownload) -> ImageContent | str:
     try:
         return read_content(file.path, file.mime)
     except UndecodableError as error:
@@ -69,4 +51,4 @@ def _read(file: FileToStore) -> ImageContent | str:
 def main(root: str) -> None:
     """Answer requests from stdin until it is closed."""
     store = ImageFiles(LakeLayout(Path(root)))
-    serve(lambda request: store_files(store, request))
+    serve(lambda request: store_files(store, *request))

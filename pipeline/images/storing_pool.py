@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
 
-from pipeline.images.storing import FileToStore, StoreRequest, StoreResult, store_files
+from pipeline.images.storing import StoreResult, store_files
 from pipeline.lake.image_files import ImageFiles, remove_files
 from pipeline.worker_process import WorkerEndedError, WorkerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from pipeline.lake.image_store import CompleteDownload
     from pipeline.lake.layout import LakeLayout
 
 _Item = TypeVar("_Item")
@@ -49,7 +50,7 @@ class StoringPool:
                 self._free.put(self._start_worker())
                 self._started += 1
 
-    def store(self, files: tuple[FileToStore, ...]) -> StoreResult:
+    def store(self, files: Sequence[CompleteDownload]) -> StoreResult:
         """Store files. Raises `StorageError`.
 
         If they end the worker, each is stored alone, to find the one that does.
@@ -58,7 +59,7 @@ class StoringPool:
             return self._exchange(files)
         except WorkerEndedError as error:
             if len(files) == 1:
-                return StoreResult((f"decoding it ended the process (exit code {error.ended_with})",), frozenset())
+                return StoreResult((f"decoding it ended the process (exit code {error.ended_with})",))
         results = [self.store((file,)) for file in files]
         contents = tuple(content for result in results for content in result.contents)
         return StoreResult(contents, frozenset().union(*(result.new for result in results)))
@@ -75,15 +76,15 @@ class StoringPool:
                 worker.close()
         remove_files(_take_all(self._to_remove))
 
-    def _exchange(self, files: tuple[FileToStore, ...]) -> StoreResult:
+    def _exchange(self, files: Sequence[CompleteDownload]) -> StoreResult:
         if not self._started:
             self.start(len(files))
         worker = self._free.get()
         try:
-            request = StoreRequest(files, tuple(_take_all(self._to_remove)))
+            to_remove = tuple(_take_all(self._to_remove))
             if worker is None:
-                return store_files(self._own, request)
-            result = worker.exchange(request)
+                return store_files(self._own, files, to_remove)
+            result = worker.exchange((files, to_remove))
         except WorkerEndedError:
             if worker is not None:
                 worker.close()

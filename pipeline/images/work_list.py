@@ -32,13 +32,12 @@ _KNOWN_SCHEMA: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class ImageSelection:
-    """Which uploads: a condition on `uploads` joined with `files`, and files updated at or after `since`.
+    """Which uploads: a condition on `uploads` joined with `files`.
 
-    `since` is in microseconds. `retry`: also pictures that were not found or refused before.
+    `retry`: also pictures that were not found or refused before.
     """
 
     where: str | None = None
-    since: int | None = None
     thumbnails: bool = False
     retry: bool = False
 
@@ -58,18 +57,14 @@ class WorkItem:
 
 @dataclass(frozen=True, slots=True)
 class WorkCounts:
-    """The selected pictures: to fetch, stored, not found or refused before, and without a link or an id in the lake."""
+    """The selected pictures: to fetch, stored, not found or refused before, and without a link in the lake."""
 
     to_fetch: int
     stored: int
     not_found: int
     refused: int
     without_link: int
-
-    @property
-    def selected(self) -> int:
-        """All of them."""
-        return self.to_fetch + self.stored + self.not_found + self.refused + self.without_link
+    selected: int
 
 
 class WorkList:
@@ -87,7 +82,7 @@ class WorkList:
         """Return the numbers of selected pictures."""
         counts = dict(self._lake.execute("SELECT fate, count(*) FROM selected_image GROUP BY fate").fetchall())
         names = ("to_fetch", "stored", "not_found", "refused", "without_link")
-        return WorkCounts(*(counts.get(name, 0) for name in names))
+        return WorkCounts(**{name: counts.get(name, 0) for name in names}, selected=sum(counts.values()))
 
     def next_page(self) -> list[WorkItem]:
         """Return the next pictures to fetch, by file; none at the end."""
@@ -148,10 +143,7 @@ def check_selection(lake: duckdb.DuckDBPyConnection, selection: ImageSelection) 
 
 def _select_uploads(selection: ImageSelection) -> str:
     query = "SELECT uploads.file_id, uploads.id AS upload_id FROM uploads JOIN files USING (file_id)"
-    conditions = [] if selection.where is None else [f"({selection.where}\n)"]
-    if selection.since is not None:
-        conditions.append(f"files.updated_at >= make_timestamp({selection.since})")
-    return query + (f" WHERE {' AND '.join(conditions)}" if conditions else "")
+    return query if selection.where is None else f"{query} WHERE ({selection.where}\n)"
 
 
 def _translate_selection_errors() -> AbstractContextManager[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -70,7 +70,7 @@ class ImageRecord:
         return ImageKey(self.file_id, self.upload_id, self.kind)
 
 
-COLUMNS: Final = tuple(field.name for field in fields(ImageRecord))
+COLUMNS: Final = tuple(column.name for column in fields(ImageRecord))
 """The columns of the ledger's table, without its change number."""
 _KEY: Final = COLUMNS[:3]
 _read_values: Final = attrgetter(*COLUMNS)
@@ -80,9 +80,9 @@ _read_values: Final = attrgetter(*COLUMNS)
 class ImageTotals:
     """Rows by state, and the stored pictures: each counts once, however many uploads have it."""
 
-    rows: dict[str, int]
-    pictures: int
-    bytes: int
+    rows: dict[str, int] = field(default_factory=dict)
+    pictures: int = 0
+    bytes: int = 0
 
 
 def has_images(ledger: LedgerQueries) -> bool:

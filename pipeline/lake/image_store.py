@@ -16,27 +16,41 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pipeline.atomic_files import READ_ONLY, is_temp_file, sha256_file, temp_name
 from pipeline.errors import StorageError
 from pipeline.formatting import format_bytes
-from pipeline.lake.image_names import COMPLETE, IMAGES, INCOMING
+from pipeline.lake.image_names import COMPLETE, IMAGES, INCOMING, name_image
 from pipeline.lake.image_records import ImageKey, ImageKind
 from pipeline.lake.layout import translate_os_errors
+from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from pipeline.lake.layout import LakeLayout
 
 _KEEP_FREE_BYTES: Final = 1024**3  # for the tables
+_HEAD_BYTES: Final = 32
 _BUFFER_BYTES: Final = 1024 * 1024
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class CompleteDownload(NamedTuple):
-    """A complete download without a row in the ledger: its file, upload and hash."""
+    """A complete download without a row in the ledger: its file, upload, hash, size and type. `fetched_at` is in us.
+
+    It is sent to the process that stores it.
+    """
 
     path: Path
     key: ImageKey
     sha256: str
+    bytes: int
+    mime: str
+    extension: str
+    fetched_at: int
+
+    @property
+    def name(self) -> str:
+        """The final name, below the lake's folder."""
+        return name_image(self.sha256, self.extension)
 
 
 class IncomingFile:
@@ -50,11 +64,13 @@ class IncomingFile:
         self._path: Path | None = None
         self._handle: int | None = None
         self._hash = hashlib.sha256()
+        self._size = 0
         self._buffer = bytearray()
 
     def reset(self) -> None:
         """Start an attempt: remove what an earlier one wrote."""
         self._hash = hashlib.sha256()
+        self._size = 0
         self._buffer.clear()
         if self._handle is not None and self._path is not None:
             with translate_os_errors(self._path):
@@ -66,6 +82,7 @@ class IncomingFile:
         self._buffer += data
         if len(self._buffer) >= _BUFFER_BYTES:
             self._hash.update(self._buffer)
+            self._size += len(self._buffer)
             self._write_buffer(self._path or self._folder / temp_name("download"))
 
     def _write_buffer(self, path: Path) -> None:
@@ -79,9 +96,10 @@ class IncomingFile:
                     written += os.write(self._handle, rest[written:])
         self._buffer.clear()
 
-    def finish(self, key: ImageKey) -> CompleteDownload:
+    def finish(self, key: ImageKey, mime: str, extension: str) -> CompleteDownload:
         """Give the complete download its name, and return it. A file that is cut off has another hash than its name."""
         self._hash.update(self._buffer)
+        self._size += len(self._buffer)
         sha256 = self._hash.hexdigest()
         target = self._folder / f"{key.file_id}.{key.upload_id}.{key.kind}.{sha256}"
         if self._path is None:
@@ -93,7 +111,7 @@ class IncomingFile:
         with translate_os_errors(target):
             self._close(READ_ONLY)
         self._path = None
-        return CompleteDownload(target, key, sha256)
+        return CompleteDownload(target, key, sha256, self._size, mime, extension, now_us())
 
     def discard(self) -> None:
         """Remove the file, unless it is complete."""
@@ -128,19 +146,24 @@ class ImageStore:
                 if is_temp_file(path):
                     path.unlink(missing_ok=True)
 
-    def list_complete(self) -> Iterator[CompleteDownload]:
-        """Yield the complete downloads of a killed run. One with another hash than its name is removed.
+    def list_complete(self, find_type: Callable[[bytes], tuple[str, str] | None]) -> Iterator[CompleteDownload]:
+        """Yield the complete downloads of a killed run. Others are removed: a power loss can leave an empty name.
 
-        A power loss can leave a name without its content.
+        `find_type` returns MIME type and extension by the first bytes, None for no picture.
         """
         with translate_os_errors(self._incoming):
             for path in sorted(self._incoming.iterdir()):
                 if (parts := COMPLETE.fullmatch(path.name)) is None:
                     continue
-                if path.is_symlink() or not path.is_file() or sha256_file(path) != parts[4]:
+                kind = None
+                if not path.is_symlink() and path.is_file() and sha256_file(path) == parts[4]:
+                    with path.open("rb") as file:
+                        kind = find_type(file.read(_HEAD_BYTES))
+                if kind is None:
                     path.unlink(missing_ok=True)
                     continue
-                yield CompleteDownload(path, ImageKey(int(parts[1]), int(parts[2]), ImageKind(parts[3])), parts[4])
+                key = ImageKey(int(parts[1]), int(parts[2]), ImageKind(parts[3]))
+                yield CompleteDownload(path, key, parts[4], path.stat().st_size, *kind, now_us())
 
     def require_space(self) -> None:
         """Raise `StorageError` if the disk has less than `_KEEP_FREE_BYTES` free."""

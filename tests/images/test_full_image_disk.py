@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pipeline.errors import ExitCode, StorageError
-from pipeline.images.storing import FileToStore
 from pipeline.images.storing_pool import StoringPool
-from pipeline.lake.image_store import ImageStore
+from pipeline.lake.image_records import ImageKey, ImageKind
+from pipeline.lake.image_store import CompleteDownload, ImageStore
 from pipeline.lake.layout import LakeLayout
 from tests.constants import set_constants
 from tests.images.image_harness import Scene, disagreements, errors_of, files_in, rows_of, scene, stored
@@ -67,9 +67,9 @@ def test_a_worker_on_a_full_disk_says_so(tmp_path: Path) -> None:
         layout.root.mkdir()
         ImageStore(layout).prepare()
         body = b"%PDF-1.4 " + b"x" * 100
-        path = layout.root / "images" / "incoming" / "1"
+        path, key = layout.root / "images" / "incoming" / "1", ImageKey(1, 1, ImageKind.IMAGE)
         path.write_bytes(body)
-        file = FileToStore(path, hashlib.sha256(body).hexdigest(), "application/pdf", "pdf")
+        file = CompleteDownload(path, key, hashlib.sha256(body).hexdigest(), len(body), "application/pdf", "pdf", 0)
         others = [disk / f"other-{number}" for number in range(60)]
         with suppress(OSError):
             for other in others:

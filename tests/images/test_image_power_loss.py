@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pipeline.client.image_downloads import find_type
 from pipeline.images.image_writer import ImageWriter
-from pipeline.images.models import FetchedImage, ImageSummary
+from pipeline.images.models import ImageSummary
 from pipeline.images.storing_pool import StoringPool
 from pipeline.lake import image_store
 from pipeline.lake.image_records import ImageKey, ImageKind
-from pipeline.lake.image_store import ImageStore
+from pipeline.lake.image_store import CompleteDownload, ImageStore
 from pipeline.lake.lake import Lake
 from pipeline.settings import Settings
-from schemas.timestamps import now_us
 from tests.lake.powerloss import LEDGER, losses, recorded
 from tests.lake.test_power_loss import write
 
@@ -53,14 +51,11 @@ def _store_images(folder: Path) -> None:
         pool.close()
 
 
-def _fetch(store: ImageStore, number: int, batch: int) -> FetchedImage:
+def _fetch(store: ImageStore, number: int, batch: int) -> CompleteDownload:
     body = _body(number)
     file = store.open_file()
     file.write(body)
-    download = file.finish(ImageKey(batch, number, ImageKind.IMAGE))
-    image_type = find_type(body)
-    assert image_type is not None
-    return FetchedImage(download, len(body), image_type, now_us())
+    return file.finish(ImageKey(batch, number, ImageKind.IMAGE), "application/pdf", "pdf")
 
 
 def _read_rows(folder: Path, ledger: bytes) -> list[tuple[str, str]]:

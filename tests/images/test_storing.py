@@ -21,15 +21,17 @@ pytest.importorskip("PIL", reason="the extra is not installed")
 from PIL import Image
 
 from pipeline.errors import ExitCode
-from pipeline.images.storing import FileToStore, StoreResult
 from pipeline.images.storing_pool import StoringPool
-from pipeline.lake.image_store import ImageStore
+from pipeline.lake.image_records import ImageKey, ImageKind
+from pipeline.lake.image_store import CompleteDownload, ImageStore
 from pipeline.lake.layout import LakeLayout
 from tests.images.image_harness import disagreements, limited, scene, stored
 from tests.processes import children_of, ended, started
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from pipeline.images.storing import StoreResult
 
 
 def _picture(color: int) -> bytes:
@@ -38,11 +40,12 @@ def _picture(color: int) -> bytes:
     return target.getvalue()
 
 
-def _download(layout: LakeLayout, name: str, body: bytes) -> FileToStore:
+def _download(layout: LakeLayout, name: str, body: bytes) -> CompleteDownload:
     """A complete download whose body is a JPEG."""
     path = layout.root / "images" / "incoming" / name
     path.write_bytes(body)
-    return FileToStore(path, hashlib.sha256(body).hexdigest(), "image/jpeg", "jpg")
+    key = ImageKey(1, 1, ImageKind.IMAGE)
+    return CompleteDownload(path, key, hashlib.sha256(body).hexdigest(), len(body), "image/jpeg", "jpg", 0)
 
 
 @contextmanager
