@@ -107,7 +107,6 @@ class Settings(BaseSettings):
         description="Maximum request rate. Unset: scanlake adapts the rate to the service.",
         examples=[50.0],
     )
-    max_attempts: int = Field(default=6, ge=1, le=50, description="Maximum attempts of one request.")
     request_timeout_seconds: Seconds = Field(
         default=300, description="Time limit of one request, in seconds, including all attempts."
     )
@@ -123,12 +122,6 @@ class Settings(BaseSettings):
         examples=[100],
     )
 
-    settle_seconds: float = Field(
-        default=30,
-        ge=0,
-        le=_DAY_SECONDS,
-        description="Seconds that the watermark stays behind the service's clock, because the service can commit late.",
-    )
     lookback_seconds: float = Field(
         default=600,
         ge=0,
@@ -139,21 +132,6 @@ class Settings(BaseSettings):
         default=7, ge=0, le=3650, description="Days between verifications, which detect deletions. 0: only on request."
     )
 
-    commit_every_files: int = Field(
-        default=500, ge=1, le=100_000, description="Files per commit. A killed run repeats at most this many files."
-    )
-    commit_every_seconds: Seconds = Field(default=3, description="Maximum time between two commits, in seconds.")
-    publish_every_seconds: Seconds = Field(
-        default=600,
-        description="Time between two publishes during a long run, in seconds; and between two copies of a large "
-        "catalog of tables (above 64 MB) without new rows.",
-    )
-    publish_gb_per_hour: float = Field(
-        default=20,
-        gt=0,
-        le=1_000_000,
-        description="Gigabytes of catalogs that publishing writes in an hour. Syncs beyond it are published later.",
-    )
     catalog: Literal["auto", "tables", "views"] = Field(
         default="auto",
         description='Contents of catalog.duckdb: "tables" (the rows), "views" (it reads the parts, by absolute path), '

@@ -1,4 +1,4 @@
-"""Other values of the product's constants, for commands that tests start as processes of their own."""
+"""Other values of the product's constants, in this process and in commands that tests start as processes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,37 @@ import json
 import os
 import runpy
 import sys
+from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 VARIABLE: Final = "TEST_CONSTANTS"
+_OF_RUNS: Final = {
+    "commit_every_files": "pipeline.sync.crawl_runner.COMMIT_EVERY_FILES",
+    "commit_every_seconds": "pipeline.sync.crawl_runner.COMMIT_EVERY_SECONDS",
+    "publish_every_seconds": "pipeline.sync.run.PUBLISH_EVERY_SECONDS",
+    "max_attempts": "pipeline.client.factory.MAX_ATTEMPTS",
+}
+"""How often a run commits and publishes, and how often it tries a request."""
+
+
+@contextmanager
+def run_constants(values: dict[str, Any]) -> Iterator[None]:
+    """Use the constants of runs among `values` in the block. They are taken out: settings remain."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in _OF_RUNS.keys() & values.keys():
+            patch.setattr(_OF_RUNS[name], values.pop(name))
+        yield
+
+
+def set_run_constants(**values: object) -> dict[str, str]:
+    """Return the environment of a command with other constants of its run."""
+    return set_constants({_OF_RUNS[name]: value for name, value in values.items()})
 
 
 def set_constants(values: Mapping[str, object]) -> dict[str, str]:

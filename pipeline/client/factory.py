@@ -9,7 +9,7 @@ import structlog
 
 from pipeline.client.client import Client
 from pipeline.client.image_client import ImageClient
-from pipeline.client.options import ClientOptions
+from pipeline.client.options import MAX_ATTEMPTS, ClientOptions
 from pipeline.client.rate_limiter import LearnedLimits, RateLimiter
 from pipeline.version import __version__
 
@@ -24,12 +24,14 @@ _MAX_IMAGE_CONCURRENCY: Final = 64  # of one image host
 _log = structlog.get_logger()
 
 
-def create_client(settings: Settings, token: str, *, learned: dict[str, Any] | None = None) -> Client:
+def create_client(
+    settings: Settings, token: str, *, learned: dict[str, Any] | None = None, max_attempts: int | None = None
+) -> Client:
     """Return the client for `settings`. `learned` are the stored limits of an earlier run."""
     options = ClientOptions(
         max_concurrency=_limit_to_open_files(settings.max_concurrency),
         max_requests_per_second=settings.max_requests_per_second,
-        max_attempts=settings.max_attempts,
+        max_attempts=MAX_ATTEMPTS if max_attempts is None else max_attempts,
         total_deadline_seconds=settings.request_timeout_seconds,
         attempt_timeout_seconds=min(_MAX_ATTEMPT_TIMEOUT_SECONDS, settings.request_timeout_seconds),
         token_location=settings.token_location,
@@ -49,7 +51,7 @@ def create_image_client(settings: Settings, token: str) -> ImageClient:
     """Return the client for the images' hosts. It never sends `token`."""
     options = ClientOptions(
         max_concurrency=_limit_to_open_files(_MAX_IMAGE_CONCURRENCY),
-        max_attempts=settings.max_attempts,
+        max_attempts=MAX_ATTEMPTS,
         total_deadline_seconds=settings.request_timeout_seconds,
         attempt_timeout_seconds=min(_MAX_ATTEMPT_TIMEOUT_SECONDS, settings.request_timeout_seconds),
         proxy=settings.proxy,

@@ -11,6 +11,7 @@ from pipeline.urls import normalize_base_url
 
 MIB = 1024**2
 GIB = 1024**3
+MAX_ATTEMPTS = 6  # of one request
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class ClientOptions:
 
     max_concurrency: int = 512
     max_requests_per_second: float | None = None
-    max_attempts: int = 6
+    max_attempts: int = MAX_ATTEMPTS
     total_deadline_seconds: float = 300.0  # for a call with its retries; `Retry-After` pauses are added
     initial_connect_seconds: float = 15.0  # until the service has sent any answer
     connect_timeout_seconds: float = 10.0

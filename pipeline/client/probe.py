@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.factory import create_client
+from pipeline.client.options import MAX_ATTEMPTS
 from pipeline.errors import ServiceUnavailableError
 from schemas.requests import FileQuery
 
@@ -34,9 +35,9 @@ async def probe_service(settings: Settings, token: str, *, is_quick: bool = True
     `is_quick`: with two attempts in at most 30 s, because a person waits; otherwise within the limits of the settings.
     """
     seconds = min(settings.request_timeout_seconds, _QUICK_SECONDS) if is_quick else settings.request_timeout_seconds
-    attempts = _QUICK_ATTEMPTS if is_quick else settings.max_attempts
-    limited = settings.model_copy(update={"max_attempts": attempts, "request_timeout_seconds": seconds})
-    async with create_client(limited, token) as client:
+    attempts = _QUICK_ATTEMPTS if is_quick else MAX_ATTEMPTS
+    limited = settings.model_copy(update={"request_timeout_seconds": seconds})
+    async with create_client(limited, token, max_attempts=attempts) as client:
         started = time.monotonic()
         try:
             async with asyncio.timeout(seconds if is_quick else None):

@@ -101,13 +101,12 @@ def _update_freshness(freshness: dict[str, Any], properties: LakeProperties) -> 
 
 
 def _describe_catalog(properties: LakeProperties) -> dict[str, Any]:
-    """Return the form of the catalog and why, whether it lacks rows, and until when publishing waits."""
-    record, until = properties.catalog, properties.publish_postponed_until
+    """Return the form of the catalog and why, and whether it lacks rows."""
+    record = properties.catalog
     return {
         "form": record["form"] if record else None,
         "reason": record["reason"] if record else None,
         "lacks_rows": properties.has_unpublished_rows,
-        "postponed_until": None if until is None else _to_naive(until),
     }
 
 
@@ -260,11 +259,7 @@ def _catalog_lines(catalog: dict[str, Any] | None, *, is_running: bool) -> list[
     if catalog is None or catalog["form"] is None:
         return []
     lines = [f"catalog.duckdb has {catalog['form']}: {catalog['reason']}."]
-    if catalog["postponed_until"] is not None:
-        lacking = "the newest rows" if catalog["lacks_rows"] else "the newest records"
-        until = format_instant(catalog["postponed_until"])
-        lines.append(f"It lacks {lacking}: the first run after {until} publishes them.")
-    elif catalog["lacks_rows"] and not is_running:  # a publish failed, or its run was killed
+    if catalog["lacks_rows"] and not is_running:  # a publish failed, or its run was killed
         lines.append("It lacks the newest rows: the next sync publishes them.")
     return lines
 

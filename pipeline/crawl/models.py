@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from pipeline.crawl.windows import MAX_SECOND, MIN_SECOND
 from schemas.json_decode import InvalidJsonError, decode_json
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 DetailMode = Literal["changed", "always", "never"]
 Identity = Literal["id", "file_id"]
 
+SETTLE_SECONDS: Final = 30
+"""Seconds that the watermark stays behind the service's clock, because the service can commit late."""
+
 
 @dataclass(frozen=True, slots=True)
 class CrawlOptions:
@@ -30,7 +33,7 @@ class CrawlOptions:
     includes: tuple[Include, ...] = ()
     lang: str | None = None
     identity: Identity = "id"
-    settle_seconds: int = 30
+    settle_seconds: int = SETTLE_SECONDS
     commit_every_files: int = 1_000
     commit_every_seconds: float = 3.0
     workers: int = 64

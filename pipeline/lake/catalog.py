@@ -14,7 +14,6 @@ import structlog
 
 from pipeline.atomic_files import DATABASE_LOG_SUFFIXES, clone_file, sha256_file
 from pipeline.formatting import format_bytes
-from pipeline.lake.catalog_options import HOUR
 from pipeline.lake.catalog_tables import OutdatedCatalogError, build_tables, describe_format, update_tables
 from pipeline.lake.catalog_views import build_views
 from pipeline.lake.duckdb import LARGE_MEMORY_LIMIT
@@ -67,10 +66,7 @@ def write_catalog(
 
     Raises `StorageError`, and `LakeCorruptedError` when a part cannot be read; then the former catalog stays.
     """
-    former, at = ledger.properties.catalog, spec.snapshot.published_at
-    hour_start, hour_bytes = (former["hour_start"], former["hour_bytes"]) if former else (at, 0)
-    if not hour_start <= at < hour_start + HOUR:
-        hour_start, hour_bytes = at, 0
+    former = ledger.properties.catalog
     chosen, reason = choose_form(form, spec.part_bytes, former["form"] if former else None)
     with write_read_only(layout.catalog) as temp:
         with translate_duckdb_errors(str(layout.catalog), reads_parts=chosen == "tables"):
@@ -84,9 +80,7 @@ def write_catalog(
             reason=reason,
             file=_identify_file(temp),
             sha256=sha256_file(temp) if chosen == "views" else None,
-            written_at=at,
-            hour_start=hour_start,
-            hour_bytes=hour_bytes + temp.stat().st_size,
+            written_at=spec.snapshot.published_at,
         )
         # Before the file has its name: a check knows both.
         ledger.set_properties(catalog=record, former_catalog=_find_published(layout, ledger), delta_base=base)

@@ -152,23 +152,16 @@ class Lake:
         complete: bool,
         watermark: int | None,
         rebuild: bool = False,
-        may_wait: bool = False,
     ) -> SnapshotRecord:
         """Publish the ledger's state as a new snapshot, or renew the last one if it has the same rows.
 
         Instants are microseconds. `rebuild`: build the catalog's tables from the parts, although they could be
-        updated. `may_wait`: too much may have been written lately; then the last snapshot is returned, with the
-        watermark, and a later publish includes the rows. Raises `LakeCorruptedError` when a part is missing or has
-        another size; then nothing has changed. Completes a purge that was killed after its commit.
+        updated. Raises `LakeCorruptedError` when a part is missing or has another size; then nothing has changed.
+        Completes a purge that was killed after its commit.
         """
         write_pending_rows(self.layout, self.ledger)  # of a failed run
         check_parts_exist(self.layout, self.ledger.parts())
         last = self.ledger.last_snapshot()
-        if last is not None and may_wait and (until := self._find_postponement(at)) is not None:
-            self.ledger.set_properties(publish_postponed_until=until)
-            if self.ledger.properties.has_unpublished_rows:
-                return replace(last, watermark=watermark)
-            return self._renew(last, complete=complete, watermark=watermark, at=None)
         if last is not None and not self.ledger.properties.has_unpublished_rows:
             record = self._renew(last, complete=complete, watermark=watermark, at=at, rebuild=rebuild)
         else:
@@ -192,28 +185,15 @@ class Lake:
             return self.ledger.next_snapshot()
         return last.snapshot
 
-    def _find_postponement(self, at: int) -> int | None:
-        if self.needs_publish and not self.ledger.has_unpublished_commits():
-            return None  # the lake has moved
-        properties = self.ledger.properties
-        if properties.purge_in_progress is not None or not self.layout.catalog.is_file():
-            return None
-        size = self.layout.catalog.stat().st_size
-        has_new_rows = properties.has_unpublished_rows
-        return self.options.find_postponement(properties.catalog, size, at=at, has_new_rows=has_new_rows)
-
     def _renew(
-        self, last: SnapshotRecord, *, complete: bool, watermark: int | None, at: int | None, rebuild: bool = False
+        self, last: SnapshotRecord, *, complete: bool, watermark: int | None, at: int, rebuild: bool
     ) -> SnapshotRecord:
-        """Give the last snapshot, which has every row, a later watermark; with `at`, write it and the catalog again."""
+        """Write the last snapshot, which has every row, and the catalog again, with a later watermark."""
         record = replace(last, complete=last.complete or complete, watermark=watermark)
         self.ledger.renew_snapshot(record)
-        if at is not None:
-            self.ledger.set_snapshot_hash(record.snapshot, None)  # a check meanwhile must not report damage
-            spec = self._catalog_spec(replace(record, published_at=at))
-            sha256 = catalog.publish(self.layout, self.ledger, spec, form=self.options.form, rebuild=rebuild)
-            self.ledger.set_snapshot_hash(record.snapshot, sha256)
-        self.ledger.end_renewal(record.snapshot, at=at)
+        spec = self._catalog_spec(replace(record, published_at=at))
+        sha256 = catalog.publish(self.layout, self.ledger, spec, form=self.options.form, rebuild=rebuild)
+        self.ledger.end_renewal(record.snapshot, sha256, at=at)
         return record
 
     @property

@@ -290,31 +290,32 @@ class Ledger(LedgerQueries):
         """Record that readers see the snapshot, and the hash of its file."""
         with self.transaction() as db:
             db.execute("UPDATE snapshot SET state = 'published', sha256 = ? WHERE snapshot = ?", (sha256, number))
-            set_properties(db, has_unpublished_rows=False, publish_postponed_until=None, former_catalog=None)
+            set_properties(db, has_unpublished_rows=False, former_catalog=None)
 
     def renew_snapshot(self, record: SnapshotRecord) -> None:
-        """Record a later watermark, and completeness, of the newest snapshot. Its rows are still current."""
+        """Record a later watermark, and completeness, of the newest snapshot, whose file is written again.
+
+        Until `end_renewal` no hash is known: a check meanwhile must not report damage.
+        """
         with self.transaction() as db:
             db.execute(
-                "UPDATE snapshot SET complete = ?, watermark = ? WHERE snapshot = ?",
+                "UPDATE snapshot SET complete = ?, watermark = ?, sha256 = NULL WHERE snapshot = ?",
                 (record.complete, record.watermark, record.snapshot),
             )
 
-    def end_renewal(self, number: int, *, at: int | None) -> None:
-        """Record that the newest snapshot has every commit so far.
+    def end_renewal(self, number: int, sha256: str, *, at: int) -> None:
+        """Record that the newest snapshot has every commit so far, and the hash of its file.
 
-        `at`: its file was written again at that time, so it no longer names the parts that were replaced before.
+        The file was written again at `at`, so it no longer names the parts that were replaced before.
         """
         with self.transaction() as db:
             seq = ledger_writes.next_commit_seq(db) - 1
-            db.execute("UPDATE snapshot SET commit_seq = ? WHERE snapshot = ?", (seq, number))
-            if at is not None:
-                db.execute(
-                    "UPDATE retired_part SET last_snapshot = ?, retired_at = max(retired_at, ?)"
-                    " WHERE last_snapshot = ?",
-                    (number - 1, at, number),
-                )
-                set_properties(db, publish_postponed_until=None, former_catalog=None)
+            db.execute("UPDATE snapshot SET commit_seq = ?, sha256 = ? WHERE snapshot = ?", (seq, sha256, number))
+            db.execute(
+                "UPDATE retired_part SET last_snapshot = ?, retired_at = max(retired_at, ?) WHERE last_snapshot = ?",
+                (number - 1, at, number),
+            )
+            set_properties(db, former_catalog=None)
 
     def set_snapshot_hash(self, number: int, sha256: str | None) -> None:
         """Record the hash of a snapshot's file; None while the file changes."""

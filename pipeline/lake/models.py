@@ -214,8 +214,7 @@ class RunProgress(TypedDict):
 class CatalogRecord(TypedDict):
     """The published catalog: its form and why, its file as inode, size and time of change (nanoseconds).
 
-    `sha256` is None for a catalog of tables, whose blocks have checksums. `hour_bytes` were written to catalogs since
-    `hour_start`; instants are in microseconds.
+    `sha256` is None for a catalog of tables, whose blocks have checksums. `written_at` is in microseconds.
     """
 
     form: Literal["tables", "views"]
@@ -223,8 +222,6 @@ class CatalogRecord(TypedDict):
     file: Sequence[int]
     sha256: str | None
     written_at: int
-    hour_start: int
-    hour_bytes: int
 
 
 class PublishRecord(TypedDict):
@@ -281,7 +278,6 @@ class LakeProperties:
     catalog: CatalogRecord | None = None
     former_catalog: CatalogRecord | None = None  # while a publish is incomplete: the file may still be that one
     has_unpublished_rows: bool = True  # the newest snapshot lacks rows, or has rows that do not count any more
-    publish_postponed_until: int | None = None
     delta_base: DeltaBase | None = None  # None: the catalog must be built from the parts
     published_root: str | None = None  # reader root of the newest catalog
     purge_in_progress: tuple[int, ...] | None = None  # file ids; committed, but the old files may still exist
@@ -341,7 +337,6 @@ class PropertyChanges(TypedDict, total=False):
     catalog: CatalogRecord | None
     former_catalog: CatalogRecord | None
     has_unpublished_rows: bool
-    publish_postponed_until: int | None
     delta_base: DeltaBase | None
     published_root: str
     purge_in_progress: Sequence[int] | None

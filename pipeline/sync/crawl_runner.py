@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from pipeline.progress import Progress
     from pipeline.settings import Settings
 
+COMMIT_EVERY_FILES: Final = 500
+"""Files per commit: a killed run repeats at most as many, or those of the last seconds."""
+COMMIT_EVERY_SECONDS: Final = 3.0
 _PROGRESS_INTERVAL_SECONDS: Final = 0.25
 
 
@@ -33,9 +36,8 @@ def crawl_options(settings: Settings, identity: Identity) -> CrawlOptions:
         includes=settings.includes,
         lang=settings.lang,
         identity=identity,
-        settle_seconds=int(settings.settle_seconds),
-        commit_every_files=settings.commit_every_files,
-        commit_every_seconds=settings.commit_every_seconds,
+        commit_every_files=COMMIT_EVERY_FILES,
+        commit_every_seconds=COMMIT_EVERY_SECONDS,
         workers=settings.max_concurrency,
         max_rejects=settings.max_rejects,
     )

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.client.factory import create_client
+from pipeline.crawl.models import SETTLE_SECONDS
 from pipeline.crawl.windows import ALL_TIME, Window, split_by_timestamps, uncovered_windows
 from pipeline.formatting import pluralize
 from pipeline.lake.folder_checks import require_lake, require_lake_or_empty
@@ -17,6 +18,7 @@ from pipeline.lake.lake_folder import FolderKind
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.sync.crawl_runner import crawl_options
+from pipeline.sync.run import PUBLISH_EVERY_SECONDS
 from pipeline.sync.size_estimate import NO_ESTIMATE, SizeEstimate, estimate_from_lake, estimate_from_sample
 from pipeline.sync.watermark import remove_lookback
 from schemas.requests import FileQuery
@@ -306,7 +308,7 @@ class _Planner:
         if sample.total <= self._page_size:
             return 0
         now = self._client.clock.now_or_local() // SECOND
-        newest = Window(now - int(self._settings.settle_seconds), None)
+        newest = Window(now - SETTLE_SECONDS, None)
         items = [
             item
             for item in sample.items
@@ -351,9 +353,9 @@ class _Planner:
         return CallRate(size.details_per_second, "measured on the sample")
 
     def _estimate_disk(self, size: SizeEstimate, files: int, seconds: float | None) -> DiskEstimate:
-        settings, lake = self._settings, self._lake
-        timed_commits = int((seconds or 0) / settings.commit_every_seconds)
-        commits = max(-(-files // settings.commit_every_files), min(timed_commits, files)) if files else 0
+        lake = self._lake
+        timed_commits = int((seconds or 0) / self._options.commit_every_seconds)
+        commits = max(-(-files // self._options.commit_every_files), min(timed_commits, files)) if files else 0
         is_new = lake.is_first_sync and not lake.files
         new_files = files if lake.is_first_sync else max(0, files - lake.files)
         parts = size.count_bytes(files, commits)
@@ -365,7 +367,7 @@ class _Planner:
 
     def _estimate_catalogs(self, new_bytes: int, seconds: float | None, *, is_new: bool) -> int:
         """Estimate the bytes of the new snapshots and of the catalog's growth; `new_bytes` are those of the parts."""
-        snapshots = 1 + int((seconds or 0) / self._settings.publish_every_seconds)
+        snapshots = 1 + int((seconds or 0) / PUBLISH_EVERY_SECONDS)
         size = snapshots * _SNAPSHOT_BYTES + _EMPTY_SNAPSHOT_BYTES * is_new
         if self._settings.catalog == "views":
             return size + _SNAPSHOT_BYTES * is_new

@@ -6,7 +6,7 @@ import asyncio
 import time
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -35,7 +35,7 @@ from pipeline.sync.target import repair_watermark, target_by_clock, warn_of_cloc
 from pipeline.sync.worker_thread import WorkerThread
 from pipeline.version import __version__
 from schemas.requests import INCLUDES, FileQuery
-from schemas.timestamps import SECOND, format_instant, new_run_id, now_us
+from schemas.timestamps import SECOND, new_run_id, now_us
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from pipeline.progress import Progress
     from pipeline.settings import Settings
 
+PUBLISH_EVERY_SECONDS: Final = 600
+"""Time between two publishes during a long run."""
 _log = structlog.get_logger()
 
 
@@ -210,7 +212,7 @@ class RunSession:
             async def commit() -> None:
                 self.crawls.stats.rejects += len(written.rejects)
                 await self.sink.commit(batch, written, self._count_so_far(), self.crawls.read_progress())
-                if time.monotonic() - self._published <= self.settings.publish_every_seconds:
+                if time.monotonic() - self._published <= PUBLISH_EVERY_SECONDS:
                     return
                 if written.rows_pending:
                     self.sink.is_flush_due = True
@@ -310,11 +312,8 @@ class RunSession:
     def publish(self, *, complete: bool) -> SnapshotRecord:
         """Publish a snapshot of what the ledger has."""
         watermark = self.watermark_us()
-        snapshot = self.lake.publish(self.run_id, at=now_us(), complete=complete, watermark=watermark, may_wait=True)
+        snapshot = self.lake.publish(self.run_id, at=now_us(), complete=complete, watermark=watermark)
         self._published = time.monotonic()
-        if (until := self.ledger.properties.publish_postponed_until) is not None:
-            _log.info("publish.postponed", until=format_instant(until), snapshot=snapshot.snapshot)
-            return snapshot
         _log.info("snapshot.published", snapshot=snapshot.snapshot, files=snapshot.files, complete=complete)
         return snapshot
 

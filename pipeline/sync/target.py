@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from pipeline.client.clock import MAX_AHEAD_SECONDS
+from pipeline.crawl.models import SETTLE_SECONDS
 from pipeline.crawl.windows import remove_span
 from pipeline.sync.watermark import SETTLE_WITHOUT_DATE_SECONDS, fix_target, repair_target
 from schemas.timestamps import SECOND, now_us, to_datetime
@@ -40,7 +41,7 @@ def target_by_clock(clock: ServiceClock, settings: Settings, *, at: float) -> in
     return fix_target(
         None if now is None else now // SECOND,
         now_us() // SECOND,
-        settle_seconds=int(settings.settle_seconds),
+        settle_seconds=SETTLE_SECONDS,
         lookback_seconds=int(settings.lookback_seconds),
     )
 

@@ -24,27 +24,27 @@ def write(text: str, name: str = "scanlake.toml") -> Path:
 
 def test_later_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flag wins over the environment, the environment over the file, the file over the default."""
-    write("max_concurrency = 2\ncommit_every_files = 2\nmax_attempts = 2")
+    write("max_concurrency = 2\nkeep_daily = 2\nkeep_snapshots = 2")
     monkeypatch.setenv("SCANLAKE_MAX_CONCURRENCY", "3")
-    monkeypatch.setenv("SCANLAKE_COMMIT_EVERY_FILES", "3")
+    monkeypatch.setenv("SCANLAKE_KEEP_DAILY", "3")
     settings = load(None, {"max_concurrency": 4, "lang": None})
-    assert (settings.max_concurrency, settings.commit_every_files, settings.max_attempts) == (4, 3, 2)
-    assert settings.settle_seconds == 30
+    assert (settings.max_concurrency, settings.keep_daily, settings.keep_snapshots) == (4, 3, 2)
+    assert settings.lookback_seconds == 600
 
 
 def test_the_variables_of_an_alert_are_not_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command of on_failure can run scanlake: its SCANLAKE_ALERT_* variables are ignored."""
     monkeypatch.setenv("SCANLAKE_ALERT_EVENT", "failed")
-    assert load(None, {}).max_attempts == 6
+    assert load(None, {}).keep_snapshots == 3
 
 
 def test_the_file_is_found_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """--config wins over SCANLAKE_CONFIG, which wins over ./scanlake.toml."""
-    write("max_attempts = 2")
-    assert load(None, {}).max_attempts == 2
-    monkeypatch.setenv("SCANLAKE_CONFIG", str(write("max_attempts = 3", "three.toml")))
-    assert load(None, {}).max_attempts == 3
-    assert load(write("max_attempts = 4", "four.toml"), {}).max_attempts == 4
+    write("keep_snapshots = 2")
+    assert load(None, {}).keep_snapshots == 2
+    monkeypatch.setenv("SCANLAKE_CONFIG", str(write("keep_snapshots = 5", "five.toml")))
+    assert load(None, {}).keep_snapshots == 5
+    assert load(write("keep_snapshots = 4", "four.toml"), {}).keep_snapshots == 4
     with pytest.raises(SettingsError, match=r"gone\.toml: not found"):
         load(Path("gone.toml"), {})
 
@@ -87,8 +87,8 @@ def test_includes_stand_in_the_interfaces_order(
         ('max_concurrency = "many"', r"max_concurrency \(scanlake.toml\) should be a valid integer"),
         ("max_concurrency = 1000000", "less than or equal to 512"),
         ("max_concurrency = 0", "greater than or equal to 1"),
-        ("settle_seconds = -1", "greater than or equal to 0"),
-        ("settle_seconds = nan", "should be a finite number"),
+        ("lookback_seconds = -1", "greater than or equal to 0"),
+        ("lookback_seconds = nan", "should be a finite number"),
         ('fetch_details = "sometimes"', "'changed', 'always' or 'never'"),
         ('includes = ["geocoding"]', "geocoding requires uploads; add uploads"),
         ('includes = ["images"]', "includes .* should be 'uploads'"),
@@ -109,13 +109,13 @@ def test_a_wrong_file_is_one_clear_line(text: str, says: str) -> None:
 
 def test_every_problem_is_named_with_its_origin(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that is wrong is said at once, each with its origin."""
-    write("commit_every_files = -1")
-    monkeypatch.setenv("SCANLAKE_MAX_ATTEMPTS", "none")
+    write("keep_daily = -1")
+    monkeypatch.setenv("SCANLAKE_KEEP_SNAPSHOTS", "none")
     with pytest.raises(SettingsError) as caught:
         load(None, {"max_concurrency": 9999})
     for origin in (
-        "commit_every_files (scanlake.toml)",
-        "SCANLAKE_MAX_ATTEMPTS (environment)",
+        "keep_daily (scanlake.toml)",
+        "SCANLAKE_KEEP_SNAPSHOTS (environment)",
         "--set max_concurrency",
     ):
         assert origin in caught.value.message
@@ -237,7 +237,7 @@ def test_secrets_are_masked(canary: str, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_settings_do_not_change() -> None:
     """Settings are a value: nothing downstream can turn them."""
     with pytest.raises(ValueError, match="frozen"):
-        load(None, {}).max_attempts = 3
+        load(None, {}).keep_snapshots = 3
 
 
 def test_the_example_file_lists_every_setting_with_its_default(pytestconfig: pytest.Config) -> None:

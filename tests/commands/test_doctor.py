@@ -71,7 +71,7 @@ async def test_it_goes_on_after_a_fault(tmp_path: Path) -> None:
     async with Emulator(30) as emulator:
         await synced(emulator, tmp_path / "lake")
         next((tmp_path / "lake" / "parts" / "uploads").glob("0*.parquet")).unlink()
-        (tmp_path / "scanlake.toml").write_text(f'base_url = "{emulator.base_url}"\nmax_attempts = "many"\n')
+        (tmp_path / "scanlake.toml").write_text(f'base_url = "{emulator.base_url}"\nmax_concurrency = "many"\n')
         answer = await called(tmp_path, "doctor", "--json", SCANLAKE_TOKEN="wrong")
     by_check = {each["check"]: each for each in answer.json["findings"] if each["state"] == "error"}
     assert {name: each["exit_code"] for name, each in by_check.items()} == {"settings": 2, "token": 3, "parts": 9}

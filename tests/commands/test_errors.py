@@ -105,7 +105,7 @@ def test_what_is_not_the_service_is_6(main: Main) -> None:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         url = f"http://127.0.0.1:{server.server_port}"
-        answer = main("sync", SCANLAKE_MAX_ATTEMPTS="1", SCANLAKE_BASE_URL=url, SCANLAKE_TOKEN="a-token")
+        answer = main("sync", SCANLAKE_BASE_URL=url, SCANLAKE_TOKEN="a-token")
         server.shutdown()
         thread.join()
     assert answer.code == 6

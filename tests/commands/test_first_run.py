@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.emulator import Emulator
 from tests.commands.cli_process import called, variables
+from tests.constants import set_run_constants
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +25,7 @@ async def test_a_failed_first_run_makes_nothing(tmp_path: Path) -> None:
         refused = await called(tmp_path, "sync", **here | {"SCANLAKE_TOKEN": "another-token-than-its-own"})
         unsynced = await called(tmp_path, "verify", **here)
         emulator.script("html", times=50)
-        page = await called(tmp_path, "sync", **here, SCANLAKE_MAX_ATTEMPTS="1")
+        page = await called(tmp_path, "sync", **here, **set_run_constants(max_attempts=1))
         assert names(tmp_path) == []
     assert (away.code, refused.code, unsynced.code) == (1, 3, 2)
     assert "GET /files at 127.0.0.1:9: no connection (after 6 attempts). Check base_url" in away.err

@@ -102,13 +102,13 @@ def test_it_takes_flags_and_the_environment(tmp_path: Path, canary: str, main: M
     assert made.code == 0, made.err
     assert made.json["token"] == "environment"
     assert names(tmp_path) == ["scanlake.toml"]
-    shown = main("settings", "--json", SCANLAKE_TOKEN=canary, SCANLAKE_MAX_ATTEMPTS="9")
+    shown = main("settings", "--json", SCANLAKE_TOKEN=canary, SCANLAKE_MAX_CONCURRENCY="9")
     settings = shown.json["settings"]
     assert settings["base_url"] == {"value": URL, "origin": "file"}
     assert settings["lake"] == {"value": "data", "origin": "file"}
     assert settings["token"] == {"value": "[secret]", "origin": "environment"}
-    assert settings["max_attempts"] == {"value": 9, "origin": "environment"}
-    assert settings["commit_every_files"] == {"value": 500, "origin": "default"}
+    assert settings["max_concurrency"] == {"value": 9, "origin": "environment"}
+    assert settings["keep_snapshots"] == {"value": 3, "origin": "default"}
     assert set(settings) == set(Settings.model_fields)
     assert canary not in shown.out + shown.err + made.out + made.err
 
@@ -148,11 +148,11 @@ def test_nobody_to_ask(tmp_path: Path, main: Main, monkeypatch: pytest.MonkeyPat
 def test_nothing_is_overwritten_unless_forced(tmp_path: Path, canary: str, main: Main) -> None:
     """A settings file that is there stays as it is; --force writes it anew, whole."""
     config = tmp_path / "scanlake.toml"
-    config.write_text("max_attempts = 3\n")
+    config.write_text("max_concurrency = 3\n")
     refused = main("init", "--set", f"base_url={URL}", SCANLAKE_TOKEN=canary)
     assert refused.code == 2
     assert "--force" in refused.err
-    assert config.read_text() == "max_attempts = 3\n"
+    assert config.read_text() == "max_concurrency = 3\n"
     assert main("init", "--no-test", "--set", f"base_url={URL}", "--force", SCANLAKE_TOKEN=canary).code == 0
     assert tomllib.loads(config.read_text()) == {"base_url": URL, "lake": "lake"}
 

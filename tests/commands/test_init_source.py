@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 URL = "https://east.example"
 ONE = """# Ours, since May.
-max_attempts = 3   # enough
+max_concurrency = 3   # enough
 
 [sources.north]  # the old one
 base_url = "https://north.example"
@@ -50,7 +50,7 @@ def test_a_source_is_added_and_the_rest_stays(tmp_path: Path, canary: str, main:
     assert (tmp_path / "scanlake.toml").is_symlink()
     assert source_names(None) == ["north", "east"]
     east = load(None, {}, source="east")
-    assert (east.base_url, east.lake, east.max_attempts) == (URL, Path("lake-east"), 3)
+    assert (east.base_url, east.lake, east.max_concurrency) == (URL, Path("lake-east"), 3)
 
 
 def test_the_first_source_begins_the_file(tmp_path: Path, canary: str, main: Main) -> None:
@@ -77,7 +77,7 @@ def test_an_index_names_no_new_source(tmp_path: Path, main: Main) -> None:
 async def test_address_and_token_are_tested(tmp_path: Path) -> None:
     """A wrong token leaves the file as it was; a right one is stored, and the source syncs into its own lake."""
     config = tmp_path / "scanlake.toml"
-    config.write_text('max_attempts = 2\n[sources.north]\nbase_url = "https://north.example"\n')
+    config.write_text('max_concurrency = 2\n[sources.north]\nbase_url = "https://north.example"\n')
     former = config.read_text()
     (tmp_path / "east.token").write_text("wrong-token")
     async with Emulator(12, seed=1) as emulator:
@@ -104,7 +104,7 @@ async def test_address_and_token_are_tested(tmp_path: Path) -> None:
         (ONE, ("--source", "North"), "scanlake.toml has a source North already."),
         (ONE, ("--source", "a/b"), "'a/b' is not a valid name of a source"),
         (ONE, ("--source", "0/3"), "--source 0/3: scanlake.toml has 1 source, not 3."),
-        ("max_attempts = 3", ("--source", "0/3"), "--source 0/3: scanlake.toml has no sources. Leave out --source"),
+        ("max_concurrency = 3", ("--source", "0/3"), "--source 0/3: scanlake.toml has no sources. Leave out --source"),
         (ONE, ("--source", "file"), "'file' is not a valid name of a source"),
         (ONE, ("--source", "east", "--lake", "lake"), "--lake lake is the lake of source north."),
         ('base_url = "https://a.example"', ("--source", "east"), "one service without a table, which a source would"),

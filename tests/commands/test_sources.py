@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     Main = Callable[..., Answer]
 
 TWO = """
-max_attempts = 2
+max_concurrency = 2
 lake = "lakes"
 log_file = "run.log"
 [sources.north]
 base_url = "https://north.example"
-max_attempts = 3
+max_concurrency = 3
 [sources.south]
 base_url = "https://south.example"
 lake = "own"
@@ -55,25 +55,25 @@ def test_a_source_has_what_stands_above_and_its_own() -> None:
     write(TWO)
     north, south = (load(None, {}, source=name) for name in ("north", "South"))
     assert source_names(None) == ["north", "south"]
-    assert (north.base_url, north.max_attempts, north.lake) == ("https://north.example", 3, Path("lakes/north"))
-    assert (south.base_url, south.max_attempts, south.lake) == ("https://south.example", 2, Path("own"))
+    assert (north.base_url, north.max_concurrency, north.lake) == ("https://north.example", 3, Path("lakes/north"))
+    assert (south.base_url, south.max_concurrency, south.lake) == ("https://south.example", 2, Path("own"))
     assert (north.log_file, south.log_file) == (Path("run-north.log"), Path("run-south.log"))
     origins = load_layers(None, {"lang": "de"}, source="north")
-    assert [origins.origin(name) for name in ("max_attempts", "lake", "lang", "fetch_details")] == [
+    assert [origins.origin(name) for name in ("max_concurrency", "lake", "lang", "fetch_details")] == [
         *("source", "file", "flag", "default")
     ]
     assert load(None, {"lake": Path("x")}, source="north").lake == Path("x")
-    assert load(None, {"lake": Path("x")}).max_attempts == 2, "--lake needs no source"
+    assert load(None, {"lake": Path("x")}).max_concurrency == 2, "--lake needs no source"
 
 
 def test_the_environment_reaches_a_source_but_not_what_tells_it_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """A variable wins over any table, but for address, lake and token: it cannot mean several services."""
     write(TWO)
-    for name, value in (("MAX_ATTEMPTS", "7"), ("BASE_URL", "https://other.example"), ("LAKE", "elsewhere")):
+    for name, value in (("MAX_CONCURRENCY", "7"), ("BASE_URL", "https://other.example"), ("LAKE", "elsewhere")):
         monkeypatch.setenv(f"SCANLAKE_{name}", value)
     north, south = (load(None, {}, source=name) for name in ("north", "south"))
-    assert (north.max_attempts, north.base_url, north.lake) == (7, "https://north.example", Path("elsewhere/north"))
-    assert (south.max_attempts, south.lake) == (7, Path("own"))
+    assert (north.max_concurrency, north.base_url, north.lake) == (7, "https://north.example", Path("elsewhere/north"))
+    assert (south.max_concurrency, south.lake) == (7, Path("own"))
 
 
 def test_each_source_has_its_token(monkeypatch: pytest.MonkeyPatch, canary: str) -> None:
@@ -109,10 +109,10 @@ def test_one_source_needs_not_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None
     [
         (TWO, "nort", "No source nort in scanlake.toml. Did you mean north"),
         (TWO, "0/2", "No source 0/2 in scanlake.toml"),
-        ("max_attempts = 1", "north", "It has no .sources.NAME. tables"),
+        ("max_concurrency = 1", "north", "It has no .sources.NAME. tables"),
         ('sources = "x"', None, "sources must be tables"),
         ("[sources.a]\nconcurency = 3", "a", "unknown setting sources.a.concurency .*, did you mean max_concurrency"),
-        ("[sources.a]\nmax_attempts = 0", "a", r"sources.a.max_attempts \(scanlake.toml\) should be greater"),
+        ("[sources.a]\nmax_concurrency = 0", "a", r"sources.a.max_concurrency \(scanlake.toml\) should be greater"),
         ('[sources.a]\ntoken = "x"', "a", "the token must not be in a settings file"),
         ("[sources.file]\n", "file", "'file' is not a valid name of a source"),
         ("[sources.memory]\n", "memory", "'memory' is not a valid name of a source"),
@@ -200,7 +200,7 @@ async def test_sigterm_is_passed_on_and_waited_for(tmp_path: Path) -> None:
     """A signal ends every source cleanly: what was whole is committed, and a source not begun is named."""
     slow = Faults(latency_ms=150.0)
     async with Emulator(400, faults=slow) as first, Emulator(400, faults=slow) as second, Emulator(9) as third:
-        tokens = sources(first, second, third, commit_every_seconds="0.2", max_concurrency="2")
+        tokens = sources(first, second, third, max_concurrency="2")
         process = await started(tmp_path, "sync", "--all", "--jobs", "2", "--json", **tokens)
         ledgers = [tmp_path / "lake" / name / "ledger.sqlite" for name in ("s0", "s1")]
         async with asyncio.timeout(200):
@@ -232,7 +232,7 @@ async def test_status_doctor_verify_and_check_take_all_sources(tmp_path: Path) -
     """With --all each command prints one line per source, ends with the most severe code, and has all in its JSON."""
     async with Emulator(20) as north, Emulator(30, seed=5) as south:
         tables = (f'[sources.{name}]\nbase_url = "{each.base_url}"\n' for name, each in (("n", north), ("s", south)))
-        (tmp_path / "scanlake.toml").write_text("max_attempts = 1\n" + "".join(tables), encoding="utf-8")
+        (tmp_path / "scanlake.toml").write_text("request_timeout_seconds = 3\n" + "".join(tables), encoding="utf-8")
         tokens = {"SCANLAKE_TOKEN_N": north.token, "SCANLAKE_TOKEN_S": south.token}
         assert (await called(tmp_path, "sync", "--all", **tokens)).code == 0
         verified = await called(tmp_path, "verify", "--all", "--dry-run", **tokens)
@@ -302,7 +302,7 @@ async def test_all_fetch_their_images(tmp_path: Path) -> None:
     ):
         assert first.images is not None
         assert second.images is not None
-        tokens = sources(first, second, images_after_sync="true", max_attempts="1")
+        tokens = sources(first, second, images_after_sync="true", request_timeout_seconds="3")
         second.images.set_faults(probabilities={"refuse": 1.0})
         done = await called(tmp_path, "sync", "--all", "--json", SCANLAKE_TOKEN="general", **tokens)
         assert done.code == 0, done.err

@@ -22,6 +22,7 @@ from pipeline.emulator import Emulator
 from pipeline.errors import ExitCode, LakeLockedError
 from pipeline.lake.lake import Lake
 from tests.cli.conftest import scanlake
+from tests.constants import set_run_constants
 from tests.dashboard.dashboard_lakes import NOW, ParsedPage, build_lake
 from tests.lake.lake_builder import commit
 from tests.processes import ran
@@ -330,7 +331,7 @@ async def test_failing_and_paused_syncs_need_attention(tmp_path: Path) -> None:
         assert "verdict problems" not in page.read_text()
         emulator.set_faults(outage=True)
         for _ in range(2):
-            assert (await ran(emulator, lake, "sync", "-q", SCANLAKE_MAX_ATTEMPTS="1"))[0] == 1
+            assert (await ran(emulator, lake, "sync", "-q", **set_run_constants(max_attempts=1)))[0] == 1
         await ran(emulator, lake, "dashboard", "--out", str(page))
         assert "The last 2 runs failed: " in page.read_text()
         assert "verdict problems" in page.read_text()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pipeline.emulator.faults import ScriptedFault
 from pipeline.errors import ExitCode
 from tests.conftest import ROOT
-from tests.constants import set_constants
+from tests.constants import set_constants, set_run_constants
 from tests.forkserver import run_command
 from tests.images.image_harness import (
     disagreements,
@@ -114,7 +114,7 @@ async def test_a_host_that_is_down_is_one_line_and_the_next_run_goes_on(tmp_path
     """An image host without answers ends the run with exit code 1; no picture is called failed because of it."""
     async with scene(tmp_path, 25) as here:
         here.host.set_faults(probabilities={"refuse": 1.0})
-        answer = await here.fetch(SCANLAKE_MAX_ATTEMPTS="1")
+        answer = await here.fetch(**set_run_constants(max_attempts=1))
         assert answer.code == ExitCode.FAILED
         assert len(errors_of(answer)) == 1
         assert "image host is down" in errors_of(answer)[0]
@@ -131,7 +131,7 @@ async def test_an_image_that_always_fails_is_failed_and_not_a_host_that_is_down(
         one = ("--where", f"upload_id = {first[1]}")
         for kind in ("500", "cut-length"):
             here.host.set_faults(probabilities={kind: 1.0})
-            answer = await here.fetch(*one, SCANLAKE_MAX_ATTEMPTS="2")
+            answer = await here.fetch(*one, **set_run_constants(max_attempts=2))
             assert (answer.code, errors_of(answer)) == (ExitCode.REJECTS, []), kind
             assert states_of(here.lake) == {"failed": 1}
         here.host.set_faults(probabilities={})
@@ -143,7 +143,7 @@ async def test_a_host_that_recovers_too_late_does_not_hide_what_is_left(tmp_path
     """If a slow answer follows many failures, the run still says that images are left, and the next one takes them."""
     async with scene(tmp_path, 40, slow_ratio=1.0, slow_seconds=0.5) as here:
         here.host.faults.add(ScriptedFault("refuse", times=80, skip=2))
-        answer = await here.fetch(SCANLAKE_MAX_ATTEMPTS="1")
+        answer = await here.fetch(**set_run_constants(max_attempts=1))
         assert answer.code == ExitCode.FAILED
         assert 0 < len(stored(here.lake)) < len(here.truth()) - 20
         assert "left, because the image host is down" in errors_of(answer)[0]
@@ -252,7 +252,7 @@ async def test_a_sync_fetches_images_if_the_settings_say_so(tmp_path: Path) -> N
     """images_after_sync stores the pictures after the sync; an image host that is down fails no sync."""
     async with scene(tmp_path, 10) as here:
         here.host.set_faults(probabilities={"refuse": 1.0})
-        environment = {"SCANLAKE_IMAGES_AFTER_SYNC": "true", "SCANLAKE_MAX_ATTEMPTS": "1"}
+        environment = {"SCANLAKE_IMAGES_AFTER_SYNC": "true", **set_run_constants(max_attempts=1)}
         failed = await here.run("sync", "--json", **environment)
         assert failed.code == ExitCode.OK
         assert failed.json["images"]["exit_code"] == ExitCode.FAILED

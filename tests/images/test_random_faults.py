@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 _RATIOS = ("removed_ratio", "broken_ratio", "html_ratio", "huge_ratio", "slow_ratio")
 _FAULTS = ("refuse", "500", "503", "drop-mid-body", "cut-length", "html")
 _ROUNDS = 4
-_ENVIRONMENT = {"SCANLAKE_MAX_ATTEMPTS": "2", **set_constants({"pipeline.client.image_downloads._MAX_BYTES": 500_000})}
+_ENVIRONMENT = set_constants(
+    {"pipeline.client.factory.MAX_ATTEMPTS": 2, "pipeline.client.image_downloads._MAX_BYTES": 500_000}
+)
 
 
 def _draw(rng: random.Random) -> tuple[dict[str, Any], dict[str, float]]:

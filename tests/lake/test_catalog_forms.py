@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final, Literal
 import duckdb
 import pytest
 
-from pipeline.lake import catalog, catalog_options, catalog_tables
+from pipeline.lake import catalog, catalog_tables
 from pipeline.lake.catalog import is_rebuild_due
 from pipeline.lake.catalog_integrity import damaged_catalogs
-from pipeline.lake.catalog_options import HOUR, CatalogForm, CatalogOptions
+from pipeline.lake.catalog_options import CatalogForm, CatalogOptions
 from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.lake import Lake
 from pipeline.lake.retention import expire_snapshots
@@ -22,7 +22,6 @@ from pipeline.maintenance.compact import is_compaction_due, run_compaction
 from pipeline.settings import Settings
 from schemas.tables import TABLES
 from tests.lake.lake_builder import AT, commit
-from tests.lake.operations import told
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -251,55 +250,16 @@ def test_a_killed_renewal_loses_nothing(tmp_path: Path, monkeypatch: pytest.Monk
         assert _freshness(lake) == (1, True, AT + 9)
 
 
-def test_a_large_catalog_is_not_copied_for_a_watermark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without new rows a large catalog waits for `publish_every_seconds`; the ledger and `status` are exact at once."""
-    monkeypatch.setattr(catalog_options, "_SMALL_BYTES", 0)
-    with _open(tmp_path / "lake") as lake:
-        _fill(lake)
-        _publish(lake)
-        record = lake.publish("run", at=AT + 599_000_000, complete=True, watermark=AT + 5, may_wait=True)
-        assert (record.snapshot, record.watermark, _freshness(lake)[2]) == (1, AT + 5, AT + 1)
-        assert not lake.needs_publish
-        assert lake.ledger.properties.publish_postponed_until == AT + 1 + 600_000_000
-        assert "lacks the newest records" in told(lake.layout.root, "status")
-        commit(lake, {3: 0}, stamp=2)
-        lake.publish("run", at=AT + 599_000_000, complete=True, watermark=AT + 6, may_wait=True)
-        assert _freshness(lake) == (2, True, AT + 6), "new rows do not wait"
-        lake.publish("run", at=AT + 1_200_000_000, complete=True, watermark=AT + 7, may_wait=True)
-        assert _freshness(lake) == (2, True, AT + 7)
-        assert lake.ledger.properties.publish_postponed_until is None
-
-
-def test_publishing_has_a_budget(tmp_path: Path) -> None:
-    """Beyond the bytes of an hour new rows wait, and nothing is lost: status says so, `publish` does not wait."""
-    with Lake(tmp_path / "lake", doing="test", options=CatalogOptions("tables", bytes_per_hour=1)) as lake:
-        _fill(lake)
-        _publish(lake)
-        commit(lake, {3: 0}, stamp=2)
-        record = lake.publish("run", at=AT + 9, complete=True, watermark=AT + 5, may_wait=True)
-        assert (record.snapshot, record.watermark, _freshness(lake)) == (1, AT + 5, (1, True, AT + 1))
-        assert lake.needs_publish
-        assert "lacks the newest rows" in told(lake.layout.root, "status")
-        lake.republish(at=AT + 10)
-        assert _freshness(lake)[0] == 2
-        commit(lake, {4: 0}, stamp=3)
-        lake.publish("run", at=AT + HOUR + 9, complete=True, watermark=AT + 6, may_wait=True)
-        assert _freshness(lake) == (3, True, AT + 6), "the next hour has a budget of its own"
-
-
 @pytest.mark.parametrize("form", ["tables", "views"])
 def test_records_are_published_with_their_time(tmp_path: Path, form: Literal["tables", "views"]) -> None:
     """A publish of records alone takes no snapshot, and readers see when it was."""
     with _open(tmp_path / "lake", form) as lake:
         _fill(lake)
         _publish(lake)
-        lake.republish_records(at=AT + 2 * HOUR)
+        lake.republish_records(at=AT + 2)
         with duckdb.connect(str(lake.layout.catalog), read_only=True) as db:
             shown = db.execute("SELECT snapshot, epoch_us(published_at) FROM meta.freshness").fetchall()
-        assert shown == [(1, AT + 2 * HOUR)]
-        record = lake.ledger.properties.catalog
-        assert record is not None
-        assert record["hour_start"] == AT + 2 * HOUR, "the bytes count in the hour in which they are written"
+        assert shown == [(1, AT + 2)]
         assert not list(damaged_catalogs(lake.layout, lake.ledger))
 
 

@@ -23,6 +23,7 @@ from pipeline.lake.lake_folder import FolderKind
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger_format import APPLICATION_ID
 from tests.commands.cli_process import called, variables
+from tests.constants import set_run_constants
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import told
 from tests.sync.sync_harness import opened, synced
@@ -150,7 +151,7 @@ def silent_service() -> Iterator[Callable[[], int]]:
         server.settimeout(0)
         patch.setenv("SCANLAKE_BASE_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
         patch.setenv("SCANLAKE_TOKEN", "a-token")
-        patch.setenv("SCANLAKE_MAX_ATTEMPTS", "1")
+        patch.setattr("pipeline.client.factory.MAX_ATTEMPTS", 1)
         patch.setenv("SCANLAKE_REQUEST_TIMEOUT_SECONDS", "1")
 
         def count() -> int:
@@ -346,7 +347,7 @@ async def test_a_mistyped_address_binds_no_lake(tmp_path: Path, option: tuple[st
     async with Emulator(20, seed=3) as wrong, Emulator(20, seed=3) as emulator:
         if option:
             await synced(emulator, tmp_path / "lake")
-        mistyped = {"SCANLAKE_TOKEN": "a-token", "SCANLAKE_MAX_ATTEMPTS": "1"}
+        mistyped = {"SCANLAKE_TOKEN": "a-token", **set_run_constants(max_attempts=1)}
         for address in ("http://127.0.0.1:9", f"{emulator.base_url}/wrong"):
             answer = await called(tmp_path, "sync", *option, SCANLAKE_BASE_URL=address, **mistyped)
             assert answer.code != 0

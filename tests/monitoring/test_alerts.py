@@ -24,6 +24,7 @@ from pipeline.monitoring.alerts import Alert, send_alert
 from pipeline.monitoring.outcome import Outcome
 from pipeline.monitoring.run_history import RunStatsFile
 from pipeline.settings import Settings
+from tests.constants import set_run_constants
 from tests.monitoring.watch_harness import Collector, scanlake
 from tests.processes import ended, launched
 
@@ -176,7 +177,11 @@ def test_an_alert_nobody_took_is_sent_again(tmp_path: Path) -> None:
 async def test_a_sync_by_cron_sends_alerts(tmp_path: Path) -> None:
     """A plain sync sends its failure, with its one line as the reason, and the recovery."""
     note = tmp_path / "note"
-    given = {"SCANLAKE_ON_FAILURE": noting(note), "SCANLAKE_LAKE": str(tmp_path / "lake"), "SCANLAKE_MAX_ATTEMPTS": "1"}
+    given = {
+        "SCANLAKE_ON_FAILURE": noting(note),
+        "SCANLAKE_LAKE": str(tmp_path / "lake"),
+        **set_run_constants(max_attempts=1),
+    }
     async with Emulator(5, seed=5) as emulator:
         for token in ("wrong-token=", emulator.token):
             await scanlake(emulator, "sync", "--quiet", SCANLAKE_TOKEN=token, **given)

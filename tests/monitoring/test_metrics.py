@@ -13,6 +13,7 @@ from pathlib import Path
 from pipeline.emulator import Emulator
 from pipeline.monitoring.metrics import METRICS, render_prometheus, write_metrics
 from pipeline.monitoring.run_history import RunStats
+from tests.constants import set_run_constants
 from tests.monitoring.watch_harness import parsed, scanlake
 from tests.processes import ended, started
 
@@ -89,7 +90,7 @@ def test_a_reader_never_sees_half_of_it(tmp_path: Path) -> None:
 async def test_a_sync_by_cron_writes_them(tmp_path: Path) -> None:
     """Every sync writes the file, one that fails as well, and counts go on from process to process."""
     lake, path = tmp_path / "lake", tmp_path / "scanlake.prom"
-    given = {"SCANLAKE_METRICS_FILE": str(path), "SCANLAKE_LAKE": str(lake), "SCANLAKE_MAX_ATTEMPTS": "1"}
+    given = {"SCANLAKE_METRICS_FILE": str(path), "SCANLAKE_LAKE": str(lake), **set_run_constants(max_attempts=1)}
     async with Emulator(40, seed=5) as emulator:
         before = time.time()
         code, _, _ = await scanlake(emulator, "sync", "--quiet", **given)

@@ -30,7 +30,7 @@ from tests.sync.sync_harness import opened, synced
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-QUICK = {"SCANLAKE_MAX_ATTEMPTS": "1", "SCANLAKE_REQUEST_TIMEOUT_SECONDS": "2"}
+QUICK = {"SCANLAKE_REQUEST_TIMEOUT_SECONDS": "2"}
 
 
 def lives(pid: int) -> bool:
@@ -143,7 +143,7 @@ def _runs(metrics: Path) -> float:
 async def test_it_ends_promptly_on_a_signal(tmp_path: Path, number: signal.Signals) -> None:
     """A signal during a run stops that run and the watch; complete batches are in the lake, no process is left."""
     lake = tmp_path / "lake"
-    slow = {"SCANLAKE_MAX_CONCURRENCY": "4", "SCANLAKE_COMMIT_EVERY_FILES": "20", "SCANLAKE_LAKE": str(lake)}
+    slow = {"SCANLAKE_MAX_CONCURRENCY": "4", "SCANLAKE_LAKE": str(lake)}
     async with Emulator(400, seed=5) as emulator:
         emulator.set_faults(latency_ms=50.0)
         process = await started(emulator, "watch", "--every", "1h", "--jitter", "0s", **slow)
@@ -300,7 +300,7 @@ async def test_sources_are_watched_side_by_side(tmp_path: Path) -> None:
     async with Emulator(5, seed=5) as near, Emulator(5, seed=6) as away:
         away.set_faults(outage=True)
         (tmp_path / "scanlake.toml").write_text(
-            f'lake = "lakes"\nmetrics_file = "m.prom"\nmax_attempts = 1\n'
+            f'lake = "lakes"\nmetrics_file = "m.prom"\nrequest_timeout_seconds = 2\n'
             f'[sources.near]\nbase_url = "{near.base_url}"\n[sources.away]\nbase_url = "{away.base_url}"\n'
         )
         environment = {

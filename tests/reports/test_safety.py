@@ -12,6 +12,7 @@ from pipeline.emulator import Emulator, Quirks
 from pipeline.errors import LakeLockedError, ProtocolError, SettingsError, StorageError
 from pipeline.reports.folder import open_job_folder
 from schemas.timestamps import new_run_id
+from tests.constants import set_run_constants
 from tests.processes import ended, ran, started
 from tests.reports.report_harness import (
     SEED,
@@ -270,7 +271,9 @@ async def test_the_token_is_in_no_output(tmp_path: Path, canary: str) -> None:
                 ("report", "--where", "TRUE", "--out", str(tmp_path / "out")),
                 ("share", reference, "--force-new"),
             ):
-                process = await started(emulator, tmp_path / "lake", *command, *log, SCANLAKE_MAX_ATTEMPTS="2")
+                process = await started(
+                    emulator, tmp_path / "lake", *command, *log, **set_run_constants(max_attempts=2)
+                )
                 _, out, err = await ended(process)
                 streams += out + err
         assert emulator.injected_faults["echo-token"]

@@ -32,6 +32,7 @@ from pipeline.progress import NullProgress
 from pipeline.settings import Settings
 from pipeline.sync.sync import TimeRange, sync
 from pipeline.sync.verify import VerifyMode, verify
+from tests.constants import run_constants
 from tests.lake.fault_injection import ProcessKilled
 from tests.oracle import DEFINITIONS, TABLES, differences
 
@@ -56,6 +57,7 @@ STEPS: Final = (
 )
 RESTLESS: Final = 0.6  # seconds at most in which the world changes during a crawl
 RATES: Final = (50, 400, 1500) if "SOAK_EXAMPLES" in os.environ else (50, 400)  # changes a second
+_CONSTANTS: Final = {"max_attempts": 4, "commit_every_files": 25, "commit_every_seconds": 0.2}
 DONE: Final[Counter[str]] = Counter()
 """What all machines of this process did: steps, changes of the world, changes during a crawl, comparisons."""
 
@@ -232,13 +234,13 @@ class LakeMachine(RuleBasedStateMachine):
 
     async def _sync(self, chosen: TimeRange) -> None:
         made = self._settings()
-        with Lake(made.lake, doing="sync") as lake:
+        with run_constants(dict(_CONSTANTS)), Lake(made.lake, doing="sync") as lake:
             await sync(lake, made, self.emulator.token, chosen, NullProgress())
 
     async def _verified(self) -> bool:
         """Run a verify; whether it says that lake and service are equal."""
         made = self._settings()
-        with Lake(made.lake, doing="verify") as lake:
+        with run_constants(dict(_CONSTANTS)), Lake(made.lake, doing="verify") as lake:
             return (
                 await verify(lake, made, self.emulator.token, VerifyMode(accept_deletions=True), NullProgress())
             ).consistent
@@ -248,9 +250,6 @@ class LakeMachine(RuleBasedStateMachine):
             base_url=self.emulator.base_url,
             lake=self.lake,
             max_concurrency=8,
-            max_attempts=4,
-            commit_every_files=25,
-            commit_every_seconds=0.2,
             request_timeout_seconds=5,
         )
 

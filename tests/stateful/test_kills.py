@@ -43,7 +43,6 @@ async def test_eight_thousand_files_and_six_kills(tmp_path: Path, capsys: pytest
     rng = random.Random(SEED)
     moments = sorted(rng.uniform(0.02, 1.0) * FILES for _ in range(KILLS))
     begun = time.monotonic()
-    given = {"commit_every_files": os.environ["SOAK_COMMIT_FILES"]} if "SOAK_COMMIT_FILES" in os.environ else {}
     async with Emulator(FILES, seed=SEED, prerender=True) as emulator:
         for moment in moments:
             process = await started(emulator, tmp_path / "lake")
@@ -55,7 +54,7 @@ async def test_eight_thousand_files_and_six_kills(tmp_path: Path, capsys: pytest
                 with opened(tmp_path / "lake") as db:
                     assert db.execute("SELECT count(*) FROM files").fetchall()[0][0] <= FILES
         killed_after = time.monotonic() - begun
-        assert await (await started(emulator, tmp_path / "lake", **given)).wait() == 0
+        assert await (await started(emulator, tmp_path / "lake")).wait() == 0
         calls = emulator.counts["detail"] / FILES
         with capsys.disabled():
             after = ", ".join(f"{moment:.0f}" for moment in moments)

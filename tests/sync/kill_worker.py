@@ -24,6 +24,7 @@ from pipeline.settings import Settings
 from pipeline.sync import batch_sink
 from pipeline.sync.batch_writer import BatchWriter
 from pipeline.sync.sync import TimeRange, sync
+from tests.constants import run_constants
 from tests.lake.fault_injection import Disk, failing
 
 if TYPE_CHECKING:
@@ -47,13 +48,13 @@ class KillPoint(Disk):
 
 def synced(base_url: str, lake: Path, disk: Disk) -> None:
     """Sync into `lake` until the end, whichever comes first."""
-    settings = Settings(base_url=base_url, lake=lake, max_concurrency=4, commit_every_files=4)
+    settings = Settings(base_url=base_url, lake=lake, max_concurrency=4)
 
     async def run() -> None:
         with Lake(settings.lake, doing="sync") as held:
             await sync(held, settings, os.environ["SCANLAKE_TOKEN"], TimeRange(), NullProgress())
 
-    with failing(disk):
+    with run_constants({"commit_every_files": 4}), failing(disk):
         asyncio.run(run())
 
 

@@ -11,6 +11,7 @@ from pipeline.lake.lake import Lake
 from pipeline.progress import NullProgress
 from pipeline.settings import Settings
 from pipeline.sync.sync import SyncSummary, TimeRange, sync
+from tests.constants import run_constants
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,17 +30,18 @@ async def synced(
     **settings: Any,
 ) -> SyncSummary:
     """Sync the emulator's world into `lake`, as one run of the command would."""
-    made = Settings(base_url=emulator.base_url, lake=lake, **settings)
-    options = CatalogOptions.from_settings(made)
-    with Lake(made.lake, doing="sync", reader_root=made.reader_root, options=options) as held:
-        return await sync(
-            held,
-            made,
-            emulator.token,
-            chosen or TimeRange(),
-            NullProgress(),
-            accept_new_base_url=accept_new_base_url,
-        )
+    with run_constants(settings):
+        made = Settings(base_url=emulator.base_url, lake=lake, **settings)
+        options = CatalogOptions.from_settings(made)
+        with Lake(made.lake, doing="sync", reader_root=made.reader_root, options=options) as held:
+            return await sync(
+                held,
+                made,
+                emulator.token,
+                chosen or TimeRange(),
+                NullProgress(),
+                accept_new_base_url=accept_new_base_url,
+            )
 
 
 def opened(lake: Path) -> duckdb.DuckDBPyConnection:

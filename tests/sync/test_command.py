@@ -17,6 +17,7 @@ import pytest
 
 from pipeline.emulator import Emulator
 from schemas.timestamps import to_datetime
+from tests.constants import set_run_constants
 from tests.oracle import differences
 from tests.processes import ended, ran, started
 from tests.sync.sync_harness import SEED, opened
@@ -97,7 +98,7 @@ async def test_unreachable_service(tmp_path: Path) -> None:
     """A service that cannot be reached exits 1 with one clear line."""
     async with Emulator(1, seed=SEED) as emulator:
         pass
-    code, _, err = await ran(emulator, tmp_path / "lake", "sync", SCANLAKE_MAX_ATTEMPTS="2")
+    code, _, err = await ran(emulator, tmp_path / "lake", "sync", **set_run_constants(max_attempts=2))
     assert code == 1
     assert "no connection" in err.splitlines()[-1]
     assert "Traceback" not in err
@@ -111,7 +112,7 @@ async def test_the_token_is_nowhere(tmp_path: Path, canary: str) -> None:
         for faults in ({}, {"error_ratio": 0.3}, {"outage": True}, {"probabilities": {"echo-token": 0.5}}):
             emulator.set_faults(**faults)
             emulator.world.update(emulator.world.pick_random(5))
-            process = await started(emulator, tmp_path / "lake", "sync", *log, SCANLAKE_MAX_ATTEMPTS="3")
+            process = await started(emulator, tmp_path / "lake", "sync", *log, **set_run_constants(max_attempts=3))
             _, out, err = await ended(process)
             streams += out + err
     assert canary not in streams
@@ -155,7 +156,7 @@ async def test_a_stop_on_request(tmp_path: Path, number: signal.Signals) -> None
     """SIGTERM, Ctrl-C and SIGHUP commit what is whole, exit 130 within ten seconds, and the next run goes on."""
     async with Emulator(600, seed=SEED) as emulator:
         emulator.set_faults(latency_ms=60.0)
-        slow = {"SCANLAKE_MAX_CONCURRENCY": "8", "SCANLAKE_COMMIT_EVERY_FILES": "40"}
+        slow = {"SCANLAKE_MAX_CONCURRENCY": "8", **set_run_constants(commit_every_files=40)}
         process = await started(emulator, tmp_path / "lake", "sync", **slow)
         while emulator.counts["detail"] < 150:
             await asyncio.sleep(0.05)
@@ -177,7 +178,7 @@ async def test_a_stop_on_request(tmp_path: Path, number: signal.Signals) -> None
 async def test_kills(tmp_path: Path) -> None:
     """After kill -9 at several moments the next run repeats only what was not committed, and nothing is lost."""
     files, kills = 900, 4
-    small: Mapping[str, Any] = {"SCANLAKE_COMMIT_EVERY_FILES": "50", "SCANLAKE_MAX_CONCURRENCY": "8"}
+    small: Mapping[str, Any] = {**set_run_constants(commit_every_files=50), "SCANLAKE_MAX_CONCURRENCY": "8"}
     async with Emulator(files, seed=SEED) as emulator:
         emulator.set_faults(latency_ms=20.0)
         for kill in range(1, kills + 1):

@@ -14,6 +14,7 @@ from pipeline.progress import NullProgress
 from pipeline.settings import Settings
 from pipeline.sync.sync import TimeRange, sync
 from pipeline.sync.verify import VerifyMode, verify
+from tests.constants import run_constants
 from tests.sync.sync_harness import SEED
 
 if TYPE_CHECKING:
@@ -44,11 +45,10 @@ def ledger_calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 async def test_no_ledger_call_on_the_event_loop(tmp_path: Path, ledger_calls: dict[str, int]) -> None:
     """A sync and a verify with every kind of difference call the ledger on their threads only."""
     loop_thread = threading.current_thread().name
-    settings_of: dict[str, Any] = {"lake": tmp_path / "lake", "commit_every_files": 20}
     async with Emulator(90, seed=SEED) as emulator:
-        settings = Settings(base_url=emulator.base_url, **settings_of)
+        settings = Settings(base_url=emulator.base_url, lake=tmp_path / "lake")
         for _ in range(2):
-            with Lake(settings.lake, doing="sync") as lake:
+            with run_constants({"commit_every_files": 20}), Lake(settings.lake, doing="sync") as lake:
                 ledger_calls.clear()
                 await sync(lake, settings, emulator.token, TimeRange(), NullProgress())
                 assert ledger_calls

@@ -27,6 +27,7 @@ from pipeline.sync.run import RunSession
 from pipeline.sync.sync import TimeRange, sync
 from pipeline.sync.verify import VerifyMode, verify
 from tests.client.scripted_server import Asked, answer, scripted
+from tests.constants import run_constants, set_run_constants
 from tests.lake.corruption import flip
 from tests.lake.lake_builder import AT, commit
 from tests.oracle import differences
@@ -65,8 +66,8 @@ def service(files: list[dict[str, Any]], broken: dict[int, bytes] | None = None)
 
 async def ran(base: str, lake: Path, **settings: Any) -> Any:
     """One sync of a service that is no emulator."""
-    made = Settings(base_url=base, lake=lake, max_attempts=2, **settings)
-    with Lake(lake, doing="sync") as held:
+    made = Settings(base_url=base, lake=lake, **settings)
+    with run_constants({"max_attempts": 2}), Lake(lake, doing="sync") as held:
         return await sync(held, made, "tokentoken", TimeRange(), NullProgress())
 
 
@@ -220,7 +221,7 @@ async def test_a_stop_that_reaches_every_process(tmp_path: Path) -> None:
         given = {"SCANLAKE_BASE_URL": emulator.base_url, "SCANLAKE_TOKEN": emulator.token, "SCANLAKE_LAKE": str(lake)}
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "pipeline", "sync", "--quiet"),
-            env={**os.environ, **given, "SCANLAKE_COMMIT_EVERY_FILES": "300", "SCANLAKE_MAX_CONCURRENCY": "8"},
+            env={**os.environ, **given, **set_run_constants(commit_every_files=300), "SCANLAKE_MAX_CONCURRENCY": "8"},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,

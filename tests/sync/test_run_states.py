@@ -10,13 +10,14 @@ import sys
 from typing import TYPE_CHECKING
 
 from pipeline.emulator import Emulator
+from tests.constants import set_run_constants
 from tests.processes import ran, started
 from tests.sync.sync_harness import SEED, opened
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_SLOW = {"SCANLAKE_MAX_CONCURRENCY": "8", "SCANLAKE_COMMIT_EVERY_FILES": "40"}
+_SLOW = {"SCANLAKE_MAX_CONCURRENCY": "8", **set_run_constants(commit_every_files=40)}
 
 
 async def test_a_closed_terminal_ends_a_run_in_good_order(tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ async def test_failing_syncs_are_seen(tmp_path: Path) -> None:
         assert (await ran(emulator, lake, "sync", "-q"))[0] == 0
         emulator.set_faults(outage=True)
         for _ in range(2):
-            assert (await ran(emulator, lake, "sync", "-q", SCANLAKE_MAX_ATTEMPTS="1"))[0] == 1
+            assert (await ran(emulator, lake, "sync", "-q", **set_run_constants(max_attempts=1)))[0] == 1
         status = json.loads((await ran(emulator, lake, "status", "--json"))[1])
         assert status["failures"]["count"] == 2
         assert [run["state"] for run in status["runs"]] == ["failed", "failed", "done"]

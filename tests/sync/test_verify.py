@@ -17,6 +17,7 @@ from pipeline.progress import NullProgress
 from pipeline.run_summaries import format_verification
 from pipeline.settings import Settings
 from pipeline.sync.verify import VerifyMode, VerifyResult, verify
+from tests.constants import run_constants
 from tests.oracle import differences
 from tests.processes import ran
 from tests.sync.sync_harness import SEED, opened, synced
@@ -30,9 +31,10 @@ FILES = 300
 
 async def verified(emulator: Emulator, lake: Path, mode: VerifyMode | None = None, **settings: Any) -> VerifyResult:
     """Verify `lake` against the emulator, as one run of the command would."""
-    made = Settings(base_url=emulator.base_url, lake=lake, **settings)
-    with Lake(made.lake, doing="verify") as held:
-        return await verify(held, made, emulator.token, mode or VerifyMode(), NullProgress())
+    with run_constants(settings):
+        made = Settings(base_url=emulator.base_url, lake=lake, **settings)
+        with Lake(made.lake, doing="verify") as held:
+            return await verify(held, made, emulator.token, mode or VerifyMode(), NullProgress())
 
 
 @contextmanager
