@@ -61,11 +61,6 @@ class Settings(BaseSettings):
         default=Path("lake"),
         description="Folder of the lake, by default beside the settings file. Readers open its catalog.duckdb.",
     )
-    reader_root: Path | None = Field(
-        default=None,
-        description="Absolute path of the lake for readers, if it differs from `lake` (a mount on other machines).",
-        examples=["/mnt/lake"],
-    )
     log_file: Path | None = Field(
         default=None,
         description="Log file: JSON lines with tracebacks, mode 600, limited in size.",
@@ -132,11 +127,6 @@ class Settings(BaseSettings):
         default=7, ge=0, le=3650, description="Days between verifications, which detect deletions. 0: only on request."
     )
 
-    catalog: Literal["auto", "tables", "views"] = Field(
-        default="auto",
-        description='Contents of catalog.duckdb: "tables" (the rows), "views" (it reads the parts, by absolute path), '
-        'or "auto" (tables up to 4 GB).',
-    )
     keep_snapshots: int = Field(
         default=3, ge=1, le=10_000, description="Newest snapshots to keep, the current one included."
     )
@@ -252,17 +242,10 @@ class Settings(BaseSettings):
     def _sort_includes(cls, names: tuple[Include, ...]) -> tuple[Include, ...]:
         return tuple(name for name in INCLUDES if name in names)
 
-    @field_validator("lake", "reader_root", mode="before")
+    @field_validator("lake", mode="before")
     @classmethod
     def _check_path_has_no_pattern(cls, path: Any) -> Any:
         return setting_checks.check_path_has_no_pattern(path)
-
-    @field_validator("reader_root")
-    @classmethod
-    def _check_reader_root(cls, reader_root: Path | None) -> Path | None:
-        if reader_root is not None and not reader_root.is_absolute():
-            raise ValueError("must be an absolute path")
-        return reader_root
 
     @field_validator("publish_to")
     @classmethod

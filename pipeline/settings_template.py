@@ -29,7 +29,7 @@ SECTIONS: Final = {
     "fetch_details": "Content",
     "max_concurrency": "Requests",
     "lookback_seconds": "Completeness",
-    "catalog": "Snapshots, retention",
+    "keep_snapshots": "Snapshots, retention",
     "publish_to": "Object storage",
     "images_after_sync": "Images",
     "watch_interval": "Watch",

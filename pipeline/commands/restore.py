@@ -8,7 +8,6 @@ import typer
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
-from pipeline.lake.catalog_options import CatalogOptions
 from pipeline.lake.lake import Lake
 from pipeline.maintenance.backup import backup, fill_folder
 from pipeline.publish.object_store import open_store
@@ -37,13 +36,13 @@ def run(
     """
     settings = context.settings()
     problems: dict[str, str] = {}
-    options, target = CatalogOptions.from_settings(settings), folder or settings.lake
+    target = folder or settings.lake
     if "://" in origin:
         store = open_store(origin)
-        record = fill_folder(target, lambda layout: problems.update(download_backup(store, layout)), options=options)
+        record = fill_folder(target, lambda layout: problems.update(download_backup(store, layout)))
         origin, files, snapshot = store.base_url, record.files, record.snapshot
     else:
-        with Lake(Path(origin), doing="restore", must_exist=True, is_backup=True, options=options) as copied:
+        with Lake(Path(origin), doing="restore", must_exist=True, is_backup=True) as copied:
             result = backup(copied, target, is_restore=True, with_images=True)
         files, snapshot = result.files, result.snapshot
     output = {"folder": str(target), "source": origin, "files": files, "snapshot": snapshot, "images_lost": problems}

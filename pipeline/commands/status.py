@@ -101,13 +101,8 @@ def _update_freshness(freshness: dict[str, Any], properties: LakeProperties) -> 
 
 
 def _describe_catalog(properties: LakeProperties) -> dict[str, Any]:
-    """Return the form of the catalog and why, and whether it lacks rows."""
-    record = properties.catalog
-    return {
-        "form": record["form"] if record else None,
-        "reason": record["reason"] if record else None,
-        "lacks_rows": properties.has_unpublished_rows,
-    }
+    """Return whether the catalog lacks rows."""
+    return {"lacks_rows": properties.has_unpublished_rows}
 
 
 def _describe_publish(properties: LakeProperties) -> dict[str, Any] | None:
@@ -256,12 +251,9 @@ def _state_lines(status: Mapping[str, Any]) -> list[str]:
 
 
 def _catalog_lines(catalog: dict[str, Any] | None, *, is_running: bool) -> list[str]:
-    if catalog is None or catalog["form"] is None:
+    if catalog is None or not catalog["lacks_rows"] or is_running:
         return []
-    lines = [f"catalog.duckdb has {catalog['form']}: {catalog['reason']}."]
-    if catalog["lacks_rows"] and not is_running:  # a publish failed, or its run was killed
-        lines.append("It lacks the newest rows: the next sync publishes them.")
-    return lines
+    return ["catalog.duckdb lacks the newest rows: the next sync publishes them."]  # a publish failed or was killed
 
 
 def _publish_lines(publish: dict[str, Any] | None) -> list[str]:

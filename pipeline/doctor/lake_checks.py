@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
 
-from pipeline.atomic_files import is_temp_file, sha256_file
+from pipeline.atomic_files import is_temp_file
 from pipeline.client.clock import MAX_AHEAD_SECONDS
 from pipeline.doctor.finding import Finding, from_error, ok, problem, warning
 from pipeline.errors import ExitCode, LakeCorruptedError, ScanlakeError, SettingsError
@@ -232,22 +232,17 @@ def _check_catalog(
             yield warning("catalog", "nothing has been published yet", "Run `scanlake sync`.")
         return
     with open_catalog(settings) as db:
-        freshness: dict[str, Any] = fetch_dicts(db, "SELECT snapshot, files, reader_root FROM meta.freshness")[0]
+        freshness: dict[str, Any] = fetch_dicts(db, "SELECT snapshot, files, parts_root FROM meta.freshness")[0]
         files = fetch_dicts(db, "SELECT count(*) AS n FROM main.files")[0]["n"]
-    record = ledger.properties.catalog
-    # A catalog of tables may have been copied: its rows are counted here, and compared by `scanlake check`.
-    sha256 = record["sha256"] if record else None
-    if not is_locked and sha256 and sha256_file(layout.catalog) != sha256:
-        yield problem("catalog", "catalog.duckdb has changed since its publication", _RUN_CHECK_HINT, ExitCode.DAMAGE)
-    elif files != freshness["files"]:
+    if files != freshness["files"]:
         message = f"the catalog has {pluralize(files, 'file')}, but meta.freshness has {freshness['files']:,}"
         yield problem("catalog", message, _RUN_CHECK_HINT, ExitCode.DAMAGE)
-    elif ledger.properties.reader_root is None and not layout.is_same_path(Path(freshness["reader_root"])):
-        message = f"the catalog names parts in {freshness['reader_root']}, but the lake has moved"
+    elif not layout.is_same_path(Path(freshness["parts_root"])):
+        message = f"the catalog names parts in {freshness['parts_root']}, but the lake has moved"
         yield problem("catalog", message, "Run `scanlake sync`.", ExitCode.DAMAGE)
     else:
         files = pluralize(freshness["files"], "file")
-        yield ok("catalog", f"snapshot {freshness['snapshot']}: {files}, read from {freshness['reader_root']}")
+        yield ok("catalog", f"snapshot {freshness['snapshot']}: {files}")
     has_unpublished = ledger.has_unpublished_commits()
     if not is_locked and (has_unpublished or last is None or last.snapshot != freshness["snapshot"]):
         message = "the lake has commits that readers do not see yet"

@@ -10,6 +10,8 @@ import duckdb
 
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.duckdb_errors import describe_damage
+from pipeline.lake.layout import LakeLayout
+from pipeline.lake.ledger_format import refuse_other_formats
 from pipeline.lake.reader import CATALOG, PARTS_FOLDERS, restrict_access, translate_reader_errors
 from pipeline.lake.sql import UTC_NOW_SQL, sql_identifier, sql_literal
 
@@ -44,6 +46,7 @@ def open_all_catalogs(lakes: Mapping[str, Path]) -> Iterator[duckdb.DuckDBPyConn
                 f"Source {name} has no lake at {lake} yet.",
                 hint=f"Run `scanlake sync --source {name}`, or query one of the others with --source.",
             )
+        refuse_other_formats(LakeLayout(lake).ledger)
     with duckdb.connect(":memory:") as connection, tempfile.TemporaryDirectory(prefix="scanlake-") as spill:
         for name, lake in lakes.items():
             _attach(connection, name, (lake / CATALOG).absolute())

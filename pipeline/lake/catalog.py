@@ -1,19 +1,18 @@
 """Catalog: the lake as analysts see it, one DuckDB file that is replaced and never written to.
 
-It has the rows themselves (`catalog_tables`) or, beyond a size, views over the parts (`catalog_views`), with the same
-names, columns and results. Every publish also writes a snapshot, which always has views and so stays small.
+It has the rows themselves (`catalog_tables`). Every publish also writes a snapshot, which has views over the parts
+(`catalog_views`) with the same names, columns and results, and so stays small.
 """
 
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import duckdb
 import structlog
 
 from pipeline.atomic_files import DATABASE_LOG_SUFFIXES, clone_file, sha256_file
-from pipeline.formatting import format_bytes
 from pipeline.lake.catalog_tables import OutdatedCatalogError, build_tables, describe_format, update_tables
 from pipeline.lake.catalog_views import build_views
 from pipeline.lake.duckdb import LARGE_MEMORY_LIMIT
@@ -25,15 +24,11 @@ from pipeline.lake.models import CatalogRecord
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pipeline.lake.catalog_options import CatalogForm
     from pipeline.lake.catalog_sql import CatalogSpec
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
     from pipeline.lake.models import DeltaBase
 
-MAX_TABLES_BYTES: Final = 4 * 1024**3
-"""Bytes of parts up to which `auto` chooses tables. Every publish copies the catalog, which is about as large."""
-_BACK_TO_TABLES_RATIO: Final = 0.8  # of the limit: a lake at the limit must not change its form with every publish
 _MAX_REPLACED_RATIO: Final = 0.2  # rows that updates have deleted or inserted, to all rows
 _MAX_GROWTH: Final = 1.3  # of the bytes of the catalog
 _MIN_ROWS: Final = 10_000  # a catalog of fewer rows is never worth a rebuild
@@ -42,46 +37,27 @@ _WRITABLE: Final = 0o600
 _log = structlog.get_logger()
 
 
-def publish(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, form: CatalogForm, rebuild: bool = False) -> str:
+def publish(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, rebuild: bool = False) -> str:
     """Write a snapshot, or replace it, then replace the published catalog. Return the SHA-256 of the snapshot's file.
 
-    `rebuild`: write all rows of a catalog of tables again, although it could be updated.
+    `rebuild`: write all rows of the catalog again, although it could be updated.
     """
     path = layout.snapshot_path(spec.snapshot.snapshot)
     with write_read_only(path) as temp, translate_duckdb_errors(str(path)):
-        build_views(temp, layout, ledger, spec, is_snapshot=True)
-    write_catalog(layout, ledger, spec, form=form, rebuild=rebuild)
+        build_views(temp, layout, ledger, spec)
+    write_catalog(layout, ledger, spec, rebuild=rebuild)
     return sha256_file(path)
 
 
-def write_catalog(
-    layout: LakeLayout,
-    ledger: Ledger,
-    spec: CatalogSpec,
-    *,
-    form: CatalogForm,
-    rebuild: bool = False,
-) -> None:
+def write_catalog(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, rebuild: bool = False) -> None:
     """Replace the published catalog by one with the ledger's present records.
 
     Raises `StorageError`, and `LakeCorruptedError` when a part cannot be read; then the former catalog stays.
     """
-    former = ledger.properties.catalog
-    chosen, reason = choose_form(form, spec.part_bytes, former["form"] if former else None)
     with write_read_only(layout.catalog) as temp:
-        with translate_duckdb_errors(str(layout.catalog), reads_parts=chosen == "tables"):
-            base = None
-            if chosen == "tables":
-                base = _write_tables(temp, layout, ledger, spec, rebuild=rebuild)
-            else:
-                build_views(temp, layout, ledger, spec, is_snapshot=False)
-        record = CatalogRecord(
-            form=chosen,
-            reason=reason,
-            file=_identify_file(temp),
-            sha256=sha256_file(temp) if chosen == "views" else None,
-            written_at=spec.snapshot.published_at,
-        )
+        with translate_duckdb_errors(str(layout.catalog), reads_parts=True):
+            base = _write_tables(temp, layout, ledger, spec, rebuild=rebuild)
+        record = CatalogRecord(file=_identify_file(temp), written_at=spec.snapshot.published_at)
         # Before the file has its name: a check knows both.
         ledger.set_properties(catalog=record, former_catalog=_find_published(layout, ledger), delta_base=base)
         remove_stale_wal(layout)
@@ -90,18 +66,8 @@ def write_catalog(
     write_readme(layout)
 
 
-def choose_form(setting: CatalogForm, size: int, former: str | None) -> tuple[Literal["tables", "views"], str]:
-    """Return the form of a catalog over parts of `size` bytes, and why it has it. `former`: that of the last one."""
-    if setting != "auto":
-        return setting, f"set by catalog = {setting}"
-    limit = MAX_TABLES_BYTES * (_BACK_TO_TABLES_RATIO if former == "views" else 1)
-    if size <= limit:
-        return "tables", f"the tables have {format_bytes(size)}, at most {format_bytes(limit)}"
-    return "views", f"the tables have {format_bytes(size)}, more than {format_bytes(limit)}"
-
-
 def is_rebuild_due(layout: LakeLayout, ledger: Ledger) -> bool:
-    """Return whether updates have left so much waste in a catalog of tables that it should be written again."""
+    """Return whether updates have left so much waste in the catalog that it should be written again."""
     base = ledger.properties.delta_base
     if base is None or not layout.catalog.is_file():
         return False
@@ -142,7 +108,7 @@ def _identify_file(path: Path) -> list[int]:
 
 
 def _write_tables(temp: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, rebuild: bool) -> DeltaBase:
-    """Write a catalog of tables to `temp`: an updated copy of the published one, or, if that cannot be, a new one."""
+    """Write a catalog to `temp`: an updated copy of the published one, or, if that cannot be, a new one."""
     base = None if rebuild else _find_base(layout, ledger, spec)
     try:
         if base is not None:

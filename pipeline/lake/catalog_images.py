@@ -1,7 +1,7 @@
 """The table `images` of a catalog: the ledger's rows of pictures.
 
-It is in the published catalog alone, in both of its forms, once the lake has a picture. Snapshots do not have it:
-pictures are not versioned. An update writes only the rows that have changed.
+It is in the published catalog alone, once the lake has a picture. Snapshots do not have it: pictures are not
+versioned. An update writes only the rows that have changed.
 """
 
 from __future__ import annotations

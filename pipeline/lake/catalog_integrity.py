@@ -1,13 +1,12 @@
 """Integrity of catalogs: the published one and the kept snapshots, compared with what was published.
 
-A file of views is compared by its hash. A catalog of tables has no hash, because every publish changes a copy of it:
-its blocks have checksums, and its rows are compared with those of the parts that it lists.
+A snapshot is compared by its hash. The catalog has no hash, because every publish changes a copy of it: its blocks have
+checksums, and its rows are compared with those of the parts that it lists.
 """
 
 from __future__ import annotations
 
 from dataclasses import fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
@@ -29,6 +28,7 @@ from schemas.tables import FILES, TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
+    from pathlib import Path
 
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger_queries import LedgerQueries
@@ -55,16 +55,8 @@ def _find_catalog_problem(layout: LakeLayout, ledger: LedgerQueries, last: Snaps
     """Return what is wrong with the published catalog. While a publish is incomplete, it may be of the former one."""
     properties = ledger.properties
     records = [record for record in (properties.catalog, properties.former_catalog) if record is not None]
-    hashes = {last.sha256, *(record["sha256"] for record in records)} - {None}
-    if all(record["form"] == "views" for record in records):
-        return _find_problem_of_views(layout, layout.catalog, hashes)
     if not layout.catalog.is_file():
         return "missing"
-    try:
-        if len({record["form"] for record in records}) > 1 and sha256_file(layout.catalog) in hashes:
-            return None
-    except OSError as error:
-        return describe_os_error(error)
     return _find_problem_of_tables(layout, properties, last, {record["written_at"] for record in records})
 
 
@@ -81,9 +73,9 @@ def _find_problem_of_views(layout: LakeLayout, path: Path, accepted: Collection[
         with open_read_only(path) as db:
             if missing := _find_missing_part(layout, db):
                 return missing
-            ((reader_root,),) = db.execute("SELECT reader_root FROM meta._freshness").fetchall()
-            if reader_root != str(layout.root):
-                redirect_part_paths(db, Path(reader_root), layout.root)
+            ((root,),) = db.execute("SELECT parts_root FROM meta._freshness").fetchall()
+            if root != str(layout.root):
+                redirect_part_paths(db, root, layout.root)
             for table in TABLES:
                 db.execute(f"SELECT count(*) FROM {table.qualified_name}").fetchall()
     except OSError as error:
@@ -113,9 +105,9 @@ def _find_problem_of_tables(
             if missing := _find_missing_part(layout, db):
                 return missing
             ((at,),) = db.execute("SELECT epoch_us(published_at) FROM meta._freshness").fetchall()
-            if at not in published:
+            if published and at not in published:
                 return "shows an earlier publish than the last one" if at < min(published) else "shows another publish"
-            spec = _read_spec(layout, db, last)
+            spec = _read_spec(db, last)
             return _find_damaged_object(db, properties.delta_base) or _find_wrong_table(
                 layout, db, spec, properties.delta_base
             )
@@ -155,21 +147,21 @@ def _find_wrong_table(
     return None
 
 
-def _read_spec(layout: LakeLayout, db: duckdb.DuckDBPyConnection, last: SnapshotRecord) -> CatalogSpec:
+def _read_spec(db: duckdb.DuckDBPyConnection, last: SnapshotRecord) -> CatalogSpec:
     """Return the contents of a catalog by its own list of parts."""
     sql = f"SELECT {_PART_COLUMNS} FROM {PARTS}"
     parts = [Part(*row) for row in db.execute(sql).fetchall()]
     columns = db.execute("SELECT column_name FROM duckdb_columns() WHERE table_name = ?", [FILES.name]).fetchall()
     # All are filtered: the catalog does not list which parts have superseded rows.
     filtered = frozenset(part.name for part in parts)
-    return CatalogSpec(last, parts, filtered, layout.root, has_instances=("instance_file_id",) in columns)
+    return CatalogSpec(last, parts, filtered, has_instances=("instance_file_id",) in columns)
 
 
 def _sum_rows_of_parts(
     layout: LakeLayout, db: duckdb.DuckDBPyConnection, spec: CatalogSpec, table: Table
 ) -> tuple[Any, ...] | None:
     """Return `_sum_rows` of the rows in the parts; None if they cannot be read, which is a finding of its own."""
-    query = f"({select_rows_sql(layout, spec, table, layout.root)})"
+    query = f"({select_rows_sql(layout, spec, table)})"
     try:
         return _sum_rows(db, query)
     except duckdb.Error as error:

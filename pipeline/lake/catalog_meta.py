@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from pipeline.lake.catalog_sql import CatalogSpec
     from pipeline.lake.duckdb import TableWriter
+    from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
     from pipeline.lake.meta_tables import MetaColumn
     from pipeline.lake.view_definitions import View
@@ -64,7 +65,7 @@ def write_superseded_versions(writer: TableWriter, ledger: Ledger) -> None:
     _write_table(writer, SUPERSEDED_VERSIONS, comment, _SUPERSEDED_COLUMNS, ledger.superseded_columns())
 
 
-def write_meta(writer: TableWriter, ledger: Ledger, spec: CatalogSpec) -> None:
+def write_meta(writer: TableWriter, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) -> None:
     """Write the tables of schema `meta`, the list of the parts, and the copy of the ledger's small tables.
 
     `write_dictionary` writes the data dictionary.
@@ -74,7 +75,7 @@ def write_meta(writer: TableWriter, ledger: Ledger, spec: CatalogSpec) -> None:
     _write_table(writer, PARTS, comment, _PART_COLUMNS, part_columns)
     for meta_table in META_TABLES:
         _write_meta_table(writer, meta_table, ledger)
-    _write_freshness(writer, spec, ledger)
+    _write_freshness(writer, layout, ledger, spec)
     embed_ledger(writer, ledger)
 
 
@@ -105,7 +106,7 @@ def _to_arrow_value(value: Any, sql_type: str) -> Any:
     return bool(value) if sql_type == "BOOLEAN" and value is not None else value
 
 
-def _write_freshness(writer: TableWriter, spec: CatalogSpec, ledger: Ledger) -> None:
+def _write_freshness(writer: TableWriter, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) -> None:
     run, properties = ledger.last_run(), ledger.properties
     row: dict[str, Any] = {
         **asdict(spec.snapshot),
@@ -117,7 +118,7 @@ def _write_freshness(writer: TableWriter, spec: CatalogSpec, ledger: Ledger) -> 
         "last_verify_at": properties.last_verify_at,
         "missing_includes": ", ".join(properties.missing_includes) or None,
         "texts_from": properties.texts_from,
-        "reader_root": str(spec.reader_root),
+        "parts_root": str(layout.root),
     }
     stored = [column for column in FRESHNESS_COLUMNS if column[0] in row]
     values = [[row[name]] for name, _, _ in stored]

@@ -19,7 +19,6 @@ from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES, RAW, TABLES,
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     import duckdb
 
@@ -53,7 +52,7 @@ _SQL_TYPES: Final = {arrow: name for name, arrow in ARROW_TYPES.items()} | {pa.b
 
 @dataclass(frozen=True, slots=True)
 class CatalogSpec:
-    """Contents of a catalog: the snapshot that it shows, and the parts, which readers find below `reader_root`.
+    """Contents of a catalog: the snapshot that it shows, and the parts.
 
     `has_instances`: several instances share an id, and `file_id` is the instance's.
     """
@@ -61,12 +60,11 @@ class CatalogSpec:
     snapshot: SnapshotRecord
     parts: Sequence[Part]
     parts_with_superseded_rows: frozenset[str]
-    reader_root: Path
     has_instances: bool = False
 
     @property
     def part_bytes(self) -> int:
-        """Size of the parts of all tables; a catalog of tables is about as large."""
+        """Size of the parts of all tables; the catalog is about as large."""
         return sum(part.bytes for part in self.parts if part.table_name != RAW_TABLE)
 
     def count_rows(self, *, since_seq: int) -> int:
@@ -127,15 +125,15 @@ def create_empty_tables(db: duckdb.DuckDBPyConnection, spec: CatalogSpec) -> Non
         db.execute(f"CREATE TABLE {table.qualified_name} ({columns})")
 
 
-def select_rows_sql(layout: LakeLayout, spec: CatalogSpec, table: Table, root: Path) -> str:
-    """Return the query for the current rows of a table, read from its parts below `root`."""
-    source = _current_rows_sql(layout, spec, table, root)
+def select_rows_sql(layout: LakeLayout, spec: CatalogSpec, table: Table) -> str:
+    """Return the query for the current rows of a table, read from its parts."""
+    source = _current_rows_sql(layout, spec, table)
     if table.name == WORKFLOW_DEFINITIONS.name:
         source += _LAST_SIGHTS_SQL
     return f"SELECT {', '.join(column.selection for column in list_columns(spec, table))} FROM {source}"
 
 
-def _current_rows_sql(layout: LakeLayout, spec: CatalogSpec, table: Table, root: Path) -> str:
+def _current_rows_sql(layout: LakeLayout, spec: CatalogSpec, table: Table) -> str:
     parts = spec.parts_of(table.name)
     with_superseded = spec.parts_with_superseded_rows if table.is_per_file else frozenset()
     dirty = [part for part in parts if part.name in with_superseded]
@@ -143,9 +141,9 @@ def _current_rows_sql(layout: LakeLayout, spec: CatalogSpec, table: Table, root:
     # A union makes joins slow. To filter a few rows without need is cheaper.
     if dirty and sum(part.row_count for part in clean) <= _CLEAN_TO_DIRTY_RATIO * sum(part.row_count for part in dirty):
         clean, dirty = [], parts
-    sources = [f"SELECT * FROM {_read_parts_sql(layout, table.name, clean, root)}"] if clean or not dirty else []
+    sources = [f"SELECT * FROM {_read_parts_sql(layout, table.name, clean)}"] if clean or not dirty else []
     if dirty:
-        sources.append(_filter_superseded_sql(_read_parts_sql(layout, table.name, dirty, root)))
+        sources.append(_filter_superseded_sql(_read_parts_sql(layout, table.name, dirty)))
     return "(" + " UNION ALL BY NAME ".join(sources) + ")"
 
 
@@ -161,7 +159,7 @@ def _filter_superseded_sql(source: str) -> str:
 def select_new_rows_sql(layout: LakeLayout, spec: CatalogSpec, table: Table, *, since_seq: int) -> str:
     """Return the query for the current rows of a table whose files' versions came after a commit."""
     parts = [part for part in spec.parts_of(table.name) if part.last_commit_seq > since_seq]
-    source = f"(SELECT * FROM {_read_parts_sql(layout, table.name, parts, layout.root)}"
+    source = f"(SELECT * FROM {_read_parts_sql(layout, table.name, parts)}"
     source += f" WHERE {COMMIT_SEQ_COLUMN} > {since_seq})"
     selected = ", ".join(column.selection for column in list_columns(spec, table))
     return f"SELECT {selected} FROM ({_filter_superseded_sql(source)})"
@@ -172,21 +170,20 @@ def select_changed_files_sql(layout: LakeLayout, spec: CatalogSpec, *, since_seq
     queries = []
     for table in (FILES, DELETED_FILES):
         parts = [part for part in spec.parts_of(table.name) if part.last_commit_seq > since_seq]
-        source = _read_parts_sql(layout, table.name, parts, layout.root)
+        source = _read_parts_sql(layout, table.name, parts)
         queries.append(f"SELECT file_id FROM {source} WHERE {COMMIT_SEQ_COLUMN} > {since_seq}")
     return " UNION ".join(queries)
 
 
-def _read_parts_sql(layout: LakeLayout, table_name: str, parts: Sequence[Part], root: Path) -> str:
+def _read_parts_sql(layout: LakeLayout, table_name: str, parts: Sequence[Part]) -> str:
     # The empty part is first: it declares every column, and the list must not be empty.
-    names = [layout.part_name(empty_part(layout, table_name)), *(part.name for part in parts)]
-    return sql_read_parquet(root / name for name in names)
+    return sql_read_parquet([empty_part(layout, table_name), *(layout.part_path(part.name) for part in parts)])
 
 
-def select_documents_sql(spec: CatalogSpec) -> str:
+def select_documents_sql(layout: LakeLayout, spec: CatalogSpec) -> str:
     """Return the SQL source of the raw documents."""
     if parts := spec.parts_of(RAW_TABLE):
-        return sql_read_parquet(spec.reader_root / part.name for part in parts)
+        return sql_read_parquet(layout.part_path(part.name) for part in parts)
     return f"(SELECT {', '.join(f'NULL::{_sql_type(field.type)} AS {field.name}' for field in RAW)} WHERE false)"
 
 

@@ -1,4 +1,4 @@
-"""Catalog of tables: one file with the rows themselves, which any DuckDB client opens from anywhere.
+"""The published catalog: one file with the rows themselves, which any DuckDB client opens from anywhere.
 
 It is written as a whole, or as a copy of the last one to which the changes since then are applied. Either way the
 result is a new file, so a reader keeps the catalog that it has open.
@@ -70,7 +70,7 @@ def describe_format(spec: CatalogSpec) -> str:
 def build_tables(
     path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, memory_limit: str = BUILD_MEMORY_LIMIT
 ) -> DeltaBase:
-    """Write a catalog of tables to the new file `path`, from the parts."""
+    """Write a catalog to the new file `path`, from the parts."""
     block_size = MEDIUM_BLOCKS if spec.part_bytes < _MAX_MEDIUM_BYTES else LARGE_BLOCKS
     with create_database(path, spill=layout.spill_dir, block_size=block_size, memory_limit=memory_limit) as db:
         writer = TableWriter(db, exists=False)
@@ -124,7 +124,7 @@ def update_tables(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogS
 
 def _insert_sorted(db: duckdb.DuckDBPyConnection, layout: LakeLayout, spec: CatalogSpec, table: Table) -> int:
     size = sum(estimate_memory(layout.part_path(part.name)) for part in spec.parts_of(table.name))
-    source = select_rows_sql(layout, spec, table, layout.root)
+    source = select_rows_sql(layout, spec, table)
     return sum(_insert(db, table, query) for query in split_sorted_query(db, source, table, size=size))
 
 
@@ -133,7 +133,7 @@ def _replace_rows(
 ) -> int:
     """Replace the rows of the changed files. Return how many rows were deleted or inserted."""
     if not table.is_per_file:  # few rows, and each depends on files that it does not name
-        return _delete(db, table, "") + _insert(db, table, select_rows_sql(layout, spec, table, layout.root))
+        return _delete(db, table, "") + _insert(db, table, select_rows_sql(layout, spec, table))
     condition = f"WHERE file_id IN (SELECT file_id FROM {CHANGED_FILES})"
     rows = sum(part.row_count for part in spec.parts_of(table.name) if part.last_commit_seq > since_seq)
     if not rows:
@@ -163,11 +163,11 @@ def _write_views_and_meta(
     *,
     has_new_table: bool = False,
 ) -> dict[str, str]:
-    bind_to_schema(writer.db, RAW)  # the parts may be at a path that only readers see
-    views = list_views(layout, ledger, select_documents_sql(spec))
+    bind_to_schema(writer.db, RAW)  # a view is bound when it is created: no part is read for it
+    views = list_views(layout, ledger, select_documents_sql(layout, spec))
     hashes = write_views(writer, views, former)
     changed = {name for name in {*hashes, *former} if hashes.get(name) != former.get(name)}
     if has_new_table or changed - {HISTORY.name}:  # the query of that one names the parts, its columns stay
         write_dictionary(writer, spec, views)
-    write_meta(writer, ledger, spec)
+    write_meta(writer, layout, ledger, spec)
     return hashes

@@ -1,18 +1,13 @@
-"""Catalog of views: each table is a view over exact parts. Snapshots have this form, and catalogs beyond a size.
-
-The views name the parts by absolute path, so a reader who has an older catalog open keeps a consistent snapshot.
-"""
+"""Catalog of views: a kept snapshot, in which each table is a view over exact parts, named by absolute path."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.lake.catalog_images import write_image_table
 from pipeline.lake.catalog_meta import write_dictionary, write_meta, write_superseded_versions
 from pipeline.lake.catalog_sql import (
     bind_to_schema,
     create_empty_tables,
-    list_columns,
     select_documents_sql,
     select_rows_sql,
 )
@@ -28,27 +23,19 @@ if TYPE_CHECKING:
     from pipeline.lake.ledger import Ledger
 
 
-def build_views(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, is_snapshot: bool) -> None:
-    """Write a catalog of views to the new file `path`.
-
-    A snapshot has its comments only in its data dictionary, and no pictures.
-    """
+def build_views(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) -> None:
+    """Write a snapshot to the new file `path`. It has its comments only in its data dictionary, and no pictures."""
     with create_database(path) as db:
-        writer = TableWriter(db, exists=False, has_comments=not is_snapshot)
+        writer = TableWriter(db, exists=False, has_comments=False)
         write_superseded_versions(writer, ledger)
         # DuckDB binds a view when it is created: the computed views are bound to empty tables, which go then.
         create_empty_tables(db, spec)
         bind_to_schema(db, RAW)
-        if not is_snapshot:
-            write_image_table(writer, ledger)
-        views = list_views(layout, ledger, select_documents_sql(spec))
+        views = list_views(layout, ledger, select_documents_sql(layout, spec))
         write_views(writer, views, {})
         write_dictionary(writer, spec, views)
         for table in reversed(TABLES):  # workflow_definitions needs workflow_runs, which is still a placeholder then
             bind_to_schema(db, table.arrow)
-            name = table.qualified_name
-            db.execute(f"DROP TABLE {name}")
-            db.execute(f"CREATE VIEW {name} AS {select_rows_sql(layout, spec, table, spec.reader_root)}")
-            comments = [(column.name, column.comment) for column in list_columns(spec, table)]
-            writer.comment("VIEW", name, table.comment, comments)
-        write_meta(writer, ledger, spec)
+            db.execute(f"DROP TABLE {table.qualified_name}")
+            db.execute(f"CREATE VIEW {table.qualified_name} AS {select_rows_sql(layout, spec, table)}")
+        write_meta(writer, layout, ledger, spec)

@@ -144,8 +144,7 @@ class TableWriter:
 def bind_empty_read_parquet(db: duckdb.DuckDBPyConnection, columns: Mapping[str, str]) -> None:
     """Shadow `read_parquet` by a macro that returns no rows of these columns, given as {name: SQL type}.
 
-    DuckDB binds a view when it is created. With the macro it does so although the parts may be at a path that only
-    readers see.
+    DuckDB binds a view when it is created. With the macro it does so without reading a part.
     """
     values = ", ".join(f"NULL::{sql_type} AS {sql_identifier(name)}" for name, sql_type in columns.items())
     macro = f"read_parquet(paths, union_by_name := true) AS TABLE SELECT {values} WHERE false"

@@ -12,7 +12,6 @@ import pyarrow as pa
 from pipeline.atomic_files import fsync_dir
 from pipeline.errors import SettingsError
 from pipeline.lake import catalog, lookups, parts, rebuild, relocate, retention
-from pipeline.lake.catalog_options import CatalogOptions
 from pipeline.lake.catalog_sql import CatalogSpec
 from pipeline.lake.folder_checks import require_lake_or_empty
 from pipeline.lake.integrity import (
@@ -35,10 +34,8 @@ if TYPE_CHECKING:
 
     from pipeline.lake.models import Commit, SnapshotRecord
 
-DEFAULT_OPTIONS: Final = CatalogOptions()
 BACKUP_IN_PROGRESS: Final = "BACKUP_IN_PROGRESS"
 """Name of the file that marks a folder whose backup is running or was killed."""
-_PARTS_TO_PROBE: Final = 20
 
 
 class Lake:
@@ -49,13 +46,11 @@ class Lake:
         root: Path,
         *,
         doing: str,
-        reader_root: Path | None = None,
         must_exist: bool = False,
         check_before_open: bool = False,
         is_backup: bool = False,
-        options: CatalogOptions = DEFAULT_OPTIONS,
     ) -> None:
-        """Prepare the lake in `root`; readers see it under `reader_root`.
+        """Prepare the lake in `root`.
 
         With `check_before_open`, `issues` names what opening repairs. `is_backup`: the mark of an unfinished backup
         stays. Raises `SettingsError` for a folder with other files, `LakeCorruptedError` for one that neither a
@@ -70,12 +65,9 @@ class Lake:
             raise SettingsError(f"No lake at {self.layout.root}.", hint="Run `scanlake sync`, or correct --lake.")
         self.is_new = kind is FolderKind.EMPTY
         self.issues: list[IntegrityIssue] = []
-        self.reader_root = reader_root or self.layout.root
         self._check_before_open = check_before_open
-        self._reader_root_setting = reader_root
         self._doing = doing
         self._is_backup = is_backup
-        self.options = options
         self._stack = ExitStack()
         self.ledger: Ledger
 
@@ -97,8 +89,6 @@ class Lake:
             retention.remove_orphans(self.layout, self.ledger)
             catalog.remove_stale_wal(self.layout)
             write_pending_rows(self.layout, self.ledger)  # of a run that was killed
-            stored = self.ledger.properties.reader_root
-            self.reader_root = self._reader_root_setting or (self.layout.root if stored is None else Path(stored))
             self._stack = stack.pop_all()
         return self
 
@@ -167,12 +157,12 @@ class Lake:
         else:
             record = self.ledger.begin_snapshot(run_id, at, complete=complete, watermark=watermark)
             spec = self._catalog_spec(record)
-            sha256 = catalog.publish(self.layout, self.ledger, spec, form=self.options.form, rebuild=rebuild)
+            sha256 = catalog.publish(self.layout, self.ledger, spec, rebuild=rebuild)
             self.ledger.end_snapshot(record.snapshot, sha256)
         properties = self.ledger.properties
-        if properties.published_root != str(self.reader_root):
-            relocate.relocate_snapshots(self.layout, self.ledger, self.reader_root)
-            self.ledger.set_properties(published_root=str(self.reader_root))
+        if properties.published_root != str(self.layout.root):
+            relocate.relocate_snapshots(self.layout, self.ledger)
+            self.ledger.set_properties(published_root=str(self.layout.root))
         if properties.purge_in_progress is not None:
             retention.finish_purge(self.layout, self.ledger, record.snapshot)
         return record
@@ -192,7 +182,7 @@ class Lake:
         record = replace(last, complete=last.complete or complete, watermark=watermark)
         self.ledger.renew_snapshot(record)
         spec = self._catalog_spec(replace(record, published_at=at))
-        sha256 = catalog.publish(self.layout, self.ledger, spec, form=self.options.form, rebuild=rebuild)
+        sha256 = catalog.publish(self.layout, self.ledger, spec, rebuild=rebuild)
         self.ledger.end_renewal(record.snapshot, sha256, at=at)
         return record
 
@@ -200,24 +190,8 @@ class Lake:
     def needs_publish(self) -> bool:
         """Whether the catalog lacks a commit or names a folder where the lake no longer is."""
         published = self.ledger.properties.published_root
-        if self.ledger.has_unpublished_commits() or published is None or published == str(self.reader_root):
-            return self.ledger.has_unpublished_commits()
-        # Another path to the same folder is good enough until the next publish.
-        return not (self._reader_root_setting is None and self.layout.is_same_path(Path(published)))
-
-    def set_reader_root(self, reader_root: Path) -> None:
-        """Store the path under which readers see the lake, from the next publish on.
-
-        Raises `SettingsError` when that folder has other contents; a folder that does not exist here is accepted.
-        """
-        probed = self.ledger.parts()[:_PARTS_TO_PROBE]
-        missing = [part.name for part in probed if not self.layout.has_part_at(reader_root, part)]
-        if reader_root.exists() and missing:
-            raise SettingsError(
-                f"{reader_root} does not show this lake: it has no {missing[0]}.", hint="Correct --reader-root."
-            )
-        self.reader_root = reader_root
-        self.ledger.set_properties(reader_root=None if reader_root == self.layout.root else str(reader_root))
+        has_moved = published is not None and not self.layout.is_same_path(Path(published))
+        return has_moved or self.ledger.has_unpublished_commits()
 
     def republish(self, *, at: int, rebuild: bool = False) -> SnapshotRecord:
         """Publish the state of the last snapshot again, after its parts or its folder have changed."""
@@ -237,13 +211,13 @@ class Lake:
             self.republish(at=at)
         else:
             spec = self._catalog_spec(replace(last, published_at=at))
-            catalog.write_catalog(self.layout, self.ledger, spec, form=self.options.form)
+            catalog.write_catalog(self.layout, self.ledger, spec)
             self.ledger.set_properties(former_catalog=None)
 
     def _catalog_spec(self, record: SnapshotRecord) -> CatalogSpec:
         superseded = self.ledger.parts_with_superseded_rows()
         has_instances = self.ledger.properties.identity == "file_id"
-        return CatalogSpec(record, self.ledger.parts(), superseded, self.reader_root, has_instances)
+        return CatalogSpec(record, self.ledger.parts(), superseded, has_instances)
 
     def _tombstone_rows(self, commit: Commit) -> pa.Table:
         tombstones = commit.tombstones

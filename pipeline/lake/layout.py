@@ -18,8 +18,6 @@ from pipeline.errors import LakeLockedError, StorageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from pipeline.lake.models import Part
-
 _MAX_NAME_LENGTH: Final = 60
 _MAX_FOLDER_LENGTH: Final = 300
 _PROC_LOCKS: Final = Path("/proc/locks")
@@ -75,11 +73,6 @@ class LakeLayout:
     def is_same_path(self, path: Path) -> bool:
         """Return whether `path` leads to the lake's own folder."""
         return path.exists() and path.samefile(self.root)
-
-    def has_part_at(self, folder: Path, part: Part) -> bool:
-        """Return whether a copy of the lake in `folder` contains the part in its size."""
-        path = folder / part.name
-        return path.is_file() and path.stat().st_size == part.bytes
 
     def folders(self, tables: Iterable[str]) -> list[Path]:
         """Return the folders in the lake's folder."""

@@ -76,7 +76,7 @@ def next_commit_seq(db: sqlite3.Connection) -> int:
 def require_publish(db: sqlite3.Connection, *, same_rows: bool = False) -> None:
     """Skip a commit number, so that the newest catalog is behind the ledger.
 
-    Unless the current rows are the same, a catalog of tables cannot be updated any more: it must be built again.
+    Unless the current rows are the same, the catalog cannot be updated any more: it must be built again.
     """
     set_properties(db, next_commit_seq=next_commit_seq(db) + 1)
     if not same_rows:

@@ -212,15 +212,12 @@ class RunProgress(TypedDict):
 
 
 class CatalogRecord(TypedDict):
-    """The published catalog: its form and why, its file as inode, size and time of change (nanoseconds).
+    """The published catalog: its file as inode, size and time of change (nanoseconds), and when it was written.
 
-    `sha256` is None for a catalog of tables, whose blocks have checksums. `written_at` is in microseconds.
+    `written_at` is in microseconds.
     """
 
-    form: Literal["tables", "views"]
-    reason: str
     file: Sequence[int]
-    sha256: str | None
     written_at: int
 
 
@@ -242,7 +239,7 @@ class PublishRecord(TypedDict):
 
 
 class DeltaBase(TypedDict):
-    """A catalog of tables that can be updated: its last commit, the format of its tables, the hashes of its views.
+    """A catalog that can be updated: its last commit, the format of its tables, the hashes of its views.
 
     `built_rows` and `built_bytes` are its size when it was built; updates have deleted or inserted `replaced_rows`.
     `image_change` is the last change of a picture's row in it.
@@ -274,12 +271,11 @@ class LakeProperties:
     last_verify_at: int | None = None
     deep_position: int = 0  # bucket of files with which the next deep verify begins
     learned_limits: dict[str, Any] | None = None  # rate and concurrency, for the next run's rate limiter
-    reader_root: str | None = None  # as set by the user; None: the lake's folder
     catalog: CatalogRecord | None = None
     former_catalog: CatalogRecord | None = None  # while a publish is incomplete: the file may still be that one
     has_unpublished_rows: bool = True  # the newest snapshot lacks rows, or has rows that do not count any more
     delta_base: DeltaBase | None = None  # None: the catalog must be built from the parts
-    published_root: str | None = None  # reader root of the newest catalog
+    published_root: str | None = None  # folder of the lake when the newest catalog was published
     purge_in_progress: tuple[int, ...] | None = None  # file ids; committed, but the old files may still exist
     purged_pictures: Sequence[str] = ()  # paths below the lake's folder that a purge in progress deletes
     rollback_pause: RollbackPause | None = None
@@ -333,7 +329,6 @@ class PropertyChanges(TypedDict, total=False):
     last_verify_at: int | None
     deep_position: int
     learned_limits: dict[str, Any]
-    reader_root: str | None
     catalog: CatalogRecord | None
     former_catalog: CatalogRecord | None
     has_unpublished_rows: bool

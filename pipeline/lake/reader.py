@@ -7,7 +7,6 @@ import sqlite3
 import tempfile
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import duckdb
@@ -31,6 +30,7 @@ from pipeline.lake.sqlite_errors import translate_sqlite_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from pipeline.settings import Settings
 
@@ -80,19 +80,16 @@ def open_catalog(settings: Settings, *, writes: Path | None = None) -> Iterator[
         raise _open_error(path, error) from error
     with connection, tempfile.TemporaryDirectory(prefix="scanlake-") as spill:
         lake = path.parent
-        reader_root = _reader_root_of(connection, path)
-        parts_root = lake if reader_root is None or _has_own_parts(lake, reader_root) else reader_root
-        if reader_root is not None and parts_root != reader_root:
-            redirect_part_paths(connection, reader_root, parts_root)
-        folders = {root / name for root in (lake, lake.resolve(), parts_root) for name in PARTS_FOLDERS}
+        _redirect_to_own_parts(connection, path)
+        folders = {root / name for root in (lake, lake.resolve()) for name in PARTS_FOLDERS}
         restrict_access(connection, folders | set(filter(None, [writes])), spill)
-        with translate_reader_errors(parts_root):
+        with translate_reader_errors(lake):
             yield connection
 
 
 @contextmanager
-def translate_reader_errors(parts_root: Path) -> Iterator[None]:
-    """Raise the errors of `classify_read_error` for those of DuckDB; parts are read below `parts_root`."""
+def translate_reader_errors(lake: Path) -> Iterator[None]:
+    """Raise the errors of `classify_read_error` for those of DuckDB; parts are read below the folder `lake`."""
     try:
         yield
     except (duckdb.Error, RuntimeError) as error:
@@ -101,11 +98,8 @@ def translate_reader_errors(parts_root: Path) -> Iterator[None]:
         failure = classify_read_error(error) if isinstance(error, duckdb.Error) else None
         if failure is None:
             raise
-        if isinstance(failure, LakeCorruptedError) and not parts_root.is_dir():
-            raise LakeCorruptedError(
-                f"The lake was published under {parts_root}, which does not exist.",
-                hint="If it was moved, run `scanlake sync`.",
-            ) from error
+        if isinstance(failure, LakeCorruptedError) and not (lake / _PARTS).is_dir():
+            raise LakeCorruptedError(f"{lake} has a catalog without parts.", hint="Open the whole lake.") from error
         raise failure from error
 
 
@@ -165,42 +159,29 @@ def fetch_catalog_columns(lake: duckdb.DuckDBPyConnection) -> list[dict[str, Any
     return fetch_dicts(lake, _COLUMNS_SQL)
 
 
-def _reader_root_of(connection: duckdb.DuckDBPyConnection, path: Path) -> Path | None:
-    """Return the folder below which the catalog finds its parts; None if the catalog has no such entry.
+def _redirect_to_own_parts(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
+    """Let the views of a catalog whose lake was moved, copied or mounted elsewhere read the parts beside it.
 
     Raises `SettingsError` if the catalog is another program's.
     """
     try:
-        row = connection.execute(f"SELECT reader_root FROM {FRESHNESS_VIEW}").fetchone()
-    except duckdb.CatalogException as error:
+        row = connection.execute(f"SELECT parts_root FROM {FRESHNESS_VIEW}").fetchone()
+    except (duckdb.CatalogException, duckdb.BinderException) as error:
         raise foreign_catalog_error(path) from error
     except duckdb.Error as error:
         if failure := classify_read_error(error):
             raise failure from error
-        return None
-    return Path(row[0]) if row and row[0] else None
+        raise
+    if row is not None and row[0] != str(path.parent):
+        redirect_part_paths(connection, row[0], path.parent)
 
 
-def _has_own_parts(lake: Path, reader_root: Path) -> bool:
-    """Return whether the parts are in the lake's folder, although the catalog names another one.
-
-    A lake that was moved or copied, or is mounted here under another path, has its own parts beside its catalog.
-    A catalog without parts beside it was copied alone: its parts are below the folder that it names.
-    """
-    if not (lake / _PARTS).is_dir():
-        return False
-    try:
-        return not reader_root.samefile(lake)
-    except OSError:
-        return True
-
-
-def redirect_part_paths(connection: duckdb.DuckDBPyConnection, reader_root: Path, lake: Path) -> None:
+def redirect_part_paths(connection: duckdb.DuckDBPyConnection, former: str, lake: Path) -> None:
     """Shadow the function that the views read with, so that they find their parts in the lake's folder.
 
     Only this connection has the macro. For every other client a moved lake must be published again.
     """
-    old, new = sql_literal(f"{reader_root}/"), sql_literal(f"{lake}/")
+    old, new = sql_literal(f"{former}/"), sql_literal(f"{lake}/")
     paths = f"list_transform(paths, lambda path: replace(path, {old}, {new}))"
     macro = f"read_parquet(paths, union_by_name := true) AS TABLE FROM system.main.parquet_scan({paths},"
     connection.execute(f"CREATE TEMP MACRO {macro} union_by_name := true)")

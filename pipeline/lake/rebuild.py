@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
 
-from pipeline.atomic_files import atomic_write, fsync_file, sha256_file
+from pipeline.atomic_files import atomic_write, fsync_file
 from pipeline.errors import LakeCorruptedError
 from pipeline.lake.duckdb_errors import first_line
 from pipeline.lake.duckdb_files import open_read_only
@@ -136,21 +136,12 @@ def _restore(layout: LakeLayout, ledger: Ledger, db: duckdb.DuckDBPyConnection) 
         target.executemany("UPDATE file_version SET is_stable = 0 WHERE file_id = ?", unstable)
         _restore_retired_parts(target, layout, {part.name for part in parts})
         (number,) = db.execute("SELECT snapshot FROM meta._freshness").fetchall()[0]
-        sha256 = _hash_if_equal(layout.catalog, layout.snapshot_path(number))
-        target.execute("UPDATE snapshot SET state = 'published', sha256 = ? WHERE snapshot = ?", (sha256, number))
+        target.execute("UPDATE snapshot SET state = 'published' WHERE snapshot = ?", (number,))
         # A number is never used twice, not even that of a commit after the last publish.
         used = [int(path.name.partition("-")[0]) for path in list_part_files(layout)]
         seq = max(next_commit_seq(target), *(seq + 1 for seq in used), 1)
         # What is embedded about a catalog is of the one before.
         set_properties(target, next_commit_seq=seq, catalog=None, former_catalog=None, delta_base=None)
-
-
-def _hash_if_equal(path: Path, copy: Path) -> str | None:
-    """Return the hash of a file if its copy is equal."""
-    if not path.is_file() or not copy.is_file():
-        return None
-    sha256 = sha256_file(path)
-    return sha256 if sha256 == sha256_file(copy) else None
 
 
 def _restore_small_tables(target: sqlite3.Connection, db: duckdb.DuckDBPyConnection) -> None:

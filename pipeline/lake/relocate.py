@@ -1,4 +1,4 @@
-"""Relocation of kept snapshots after the lake's folder, as readers see it, has changed.
+"""Relocation of kept snapshots after the lake's folder was moved.
 
 The views of a snapshot name parts by absolute paths. They are rewritten in a copy, which then replaces the snapshot
 by a rename. A reader that has the snapshot open keeps the old file.
@@ -40,45 +40,41 @@ _RAW: Final = {
 _log = structlog.get_logger()
 
 
-def relocate_snapshots(layout: LakeLayout, ledger: Ledger, reader_root: Path) -> int:
-    """Make every kept snapshot read its parts below `reader_root`. Return the number of changed snapshots.
+def relocate_snapshots(layout: LakeLayout, ledger: Ledger) -> None:
+    """Make every kept snapshot read its parts in the lake's folder.
 
     A snapshot that cannot be read stays as it is; `scanlake check` names it.
     """
-    changed = 0
     for number, path in list_snapshots(layout):
         try:
-            former = read_reader_root(path)
-            if former in {None, reader_root}:
+            former = read_parts_root(path)
+            if former == layout.root:
                 continue
             ledger.set_snapshot_hash(number, None)  # a check during the change must not report damage
             status = path.stat()
             with write_read_only(path) as temp:
                 shutil.copyfile(path, temp)
-                _rewrite_views(temp, former, reader_root)
+                _rewrite_views(temp, former, layout.root)
                 os.utime(temp, ns=(status.st_atime_ns, status.st_mtime_ns))  # its retention goes on
         except duckdb.Error as error:
             _log.warning("snapshot.relocation_failed", snapshot=number, error=first_line(error))
             continue
         ledger.set_snapshot_hash(number, sha256_file(path))
-        changed += 1
-    return changed
 
 
-def read_reader_root(path: Path) -> Path | None:
-    """Return the folder below which the catalog at `path` finds its parts; None if it has no such entry."""
+def read_parts_root(path: Path) -> Path:
+    """Return the folder below which the catalog at `path` finds its parts."""
     with open_read_only(path) as db:
-        rows = db.execute("SELECT reader_root FROM meta.freshness").fetchall()
-    return Path(rows[0][0]) if rows and rows[0][0] else None
+        return Path(db.execute("SELECT parts_root FROM meta.freshness").fetchall()[0][0])
 
 
-def _rewrite_views(path: Path, former: Path | None, reader_root: Path) -> None:
-    before, after = (sql_literal(f"{root}/")[:-1] for root in (former, reader_root))
-    rewrite_views(path, lambda sql: sql.replace(before, after), str(reader_root))
+def _rewrite_views(path: Path, former: Path, root: Path) -> None:
+    before, after = (sql_literal(f"{path}/")[:-1] for path in (former, root))
+    rewrite_views(path, lambda sql: sql.replace(before, after), str(root))
 
 
-def rewrite_views(path: Path, rewrite: Callable[[str], str | None], reader_root: str) -> None:
-    """Replace the SQL of the views that name parts, in the catalog at `path`, and record the reader root.
+def rewrite_views(path: Path, rewrite: Callable[[str], str | None], parts_root: str) -> None:
+    """Replace the SQL of the views that name parts, in the catalog at `path`, and record the root of the parts.
 
     `rewrite` returns the new SQL of a view, None for a view to drop. The parts need not exist. Raises `duckdb.Error`.
     """
@@ -101,7 +97,7 @@ def rewrite_views(path: Path, rewrite: Callable[[str], str | None], reader_root:
                 if comment:  # a snapshot has none
                     texts = [(column, text or "") for column, _, text in columns[name]]
                     db.execute(sql_comment("VIEW", f"{schema}.{name}", comment, texts))
-        db.execute("UPDATE meta._freshness SET reader_root = ?", [reader_root])
+        db.execute("UPDATE meta._freshness SET parts_root = ?", [parts_root])
         db.execute("COMMIT")
 
 

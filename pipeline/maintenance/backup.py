@@ -16,7 +16,7 @@ from pipeline.lake.file_names import is_part_path, list_snapshots
 from pipeline.lake.image_copies import copy_pictures, forget_missing_pictures
 from pipeline.lake.image_names import IMAGES
 from pipeline.lake.integrity import check_parts_exist
-from pipeline.lake.lake import BACKUP_IN_PROGRESS, DEFAULT_OPTIONS, Lake
+from pipeline.lake.lake import BACKUP_IN_PROGRESS, Lake
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.lake_readme import README_NAME
 from pipeline.lake.layout import LakeLayout, translate_os_errors, write_read_only
@@ -30,7 +30,6 @@ from schemas.timestamps import now_us
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pipeline.lake.catalog_options import CatalogOptions
     from pipeline.lake.models import SnapshotRecord
 
 # Entries of a killed backup: those of a lake, and the files that SQLite adds to the ledger.
@@ -72,7 +71,6 @@ def backup(
     record = fill_folder(
         folder,
         lambda target: counts.update(_copy_parts_and_ledger(lake, target, link=link, with_images=with_images)),
-        options=lake.options,
         source=lake.layout.root,
         is_update=is_update,
         backup_of=None if is_restore else str(lake.layout.root),
@@ -87,7 +85,6 @@ def fill_folder(
     folder: Path,
     copy_files: Callable[[LakeLayout], object],
     *,
-    options: CatalogOptions = DEFAULT_OPTIONS,
     source: Path | None = None,
     is_update: bool = False,
     backup_of: str | None = None,
@@ -117,7 +114,7 @@ def fill_folder(
                 _remove_partial_backup(target.root)
             target.create_dirs(target.folders(table.name for table in TABLES))
             copy_files(target)
-            record = _publish_copy(target, options, backup_of)
+            record = _publish_copy(target, backup_of)
         except BaseException:
             with suppress(OSError):
                 if not is_update:
@@ -141,13 +138,12 @@ def _is_backup_of(target: LakeLayout, lake: Lake) -> bool:
     return False
 
 
-def _publish_copy(target: LakeLayout, options: CatalogOptions, backup_of: str | None) -> SnapshotRecord:
+def _publish_copy(target: LakeLayout, backup_of: str | None) -> SnapshotRecord:
     """Publish the copied ledger, and remove what an earlier backup in the folder had more."""
     with translate_os_errors(target.root):
         for _, path in list_snapshots(target):
             path.unlink()
-    with Lake(target.root, doing="backup", is_backup=True, options=options) as copied:
-        copied.set_reader_root(target.root)  # the original lake may have another reader root
+    with Lake(target.root, doing="backup", is_backup=True) as copied:
         # Retired parts are not copied.
         copied.ledger.delete_retired([part.name for part in copied.ledger.retired_parts()])
         forget_missing_pictures(target, copied.ledger)
@@ -199,11 +195,12 @@ def _copy_parts_and_ledger(lake: Lake, target: LakeLayout, *, link: bool, with_i
     for part in parts:
         if not is_part_path(part.name):  # of a backup that is restored: it must not lead out of the lake
             raise LakeCorruptedError("The ledger names a file that is no part.", hint="Use another backup.")
-        if lake.layout.has_part_at(target.root, part):
+        copy = target.part_path(part.name)
+        if copy.is_file() and copy.stat().st_size == part.bytes:
             counts["unchanged"] += 1
             continue
         check_part_intact(lake.layout, part)  # damage must not replace the last good copy
-        way = _link_or_copy(lake.layout.part_path(part.name), target.part_path(part.name), link=link)
+        way = _link_or_copy(lake.layout.part_path(part.name), copy, link=link)
         counts[way] += 1
     with translate_os_errors(target.root):
         for table_dir in sorted({target.part_path(part.name).parent for part in parts}):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pipeline.client.probe import probe_service
-from pipeline.lake.catalog_options import CatalogOptions
 from pipeline.lake.lake import Lake
 from pipeline.process import run_async
 
@@ -23,9 +22,7 @@ def open_writable_lake(
     lake = Lake(
         settings.lake,
         doing=doing,
-        reader_root=settings.reader_root,
         must_exist=must_exist,
-        options=CatalogOptions.from_settings(settings),
         **options,
     )
     if token is not None and lake.is_new:

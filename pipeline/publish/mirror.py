@@ -359,8 +359,7 @@ class _Mirror:
             copy = folder / "catalog.duckdb"
             self._write_catalog(local, copy)
             if read_snapshot_number(copy) == snapshot.snapshot:
-                catalog = self._lake.ledger.properties.catalog
-                return copy, catalog["form"] if catalog else "views", None
+                return copy, "tables", None
         views, image_table = folder / "snapshot.duckdb", None
         if images.pictures:
             image_table = publish_image_table(self._lake.ledger, self._store, folder, listed)

@@ -14,7 +14,7 @@ from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.history_views import FILE_VERSIONS
 from pipeline.lake.parts import empty_part
 from pipeline.lake.physical_tables import PARTS
-from pipeline.lake.relocate import read_reader_root, rewrite_views
+from pipeline.lake.relocate import read_parts_root, rewrite_views
 from pipeline.lake.sql import sql_literal
 from pipeline.lake.view_definitions import HISTORY
 from pipeline.publish.target_layout import empty_part_path, to_target_path
@@ -60,7 +60,7 @@ def write_target_catalog(
     Without `documents`, the views of the documents are left out. The target's parts need not exist.
     """
     with translate_duckdb_errors(str(source)):
-        former, hashes = read_reader_root(source), _read_hashes(source)
+        former, hashes = read_parts_root(source), _read_hashes(source)
         clone_file(source, target)
         target.chmod(_WRITABLE)
         rewrite_views(target, _create_rewriter(former, hashes, store, empty_parts, documents=documents), store.base_url)
@@ -88,7 +88,7 @@ def _read_hashes(catalog: Path) -> dict[str, str]:
 
 
 def _create_rewriter(
-    former: Path | None,
+    former: Path,
     hashes: dict[str, str],
     store: ObjectStore,
     empty_parts: dict[str, EmptyPart],

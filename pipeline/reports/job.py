@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import structlog
 
 from pipeline.errors import LakeLockedError, ScanlakeError, SettingsError
-from pipeline.lake.catalog_options import CatalogOptions
 from pipeline.lake.lake import Lake
 from pipeline.lake.request_log import JobState, ReportJob
 from pipeline.progress import NullProgress
@@ -179,13 +178,7 @@ def publish_if_unlocked(settings: Settings, command: str) -> None:
     The publish of the other run includes them, so nothing waits for its lock.
     """
     try:
-        with Lake(
-            settings.lake,
-            doing=command,
-            reader_root=settings.reader_root,
-            must_exist=True,
-            options=CatalogOptions.from_settings(settings),
-        ) as lake:
+        with Lake(settings.lake, doing=command, must_exist=True) as lake:
             lake.republish_records(at=now_us())
     except LakeLockedError as error:
         _log.warning("publish.skipped", reason=error.message, hint="the next publish of a run includes the changes")

@@ -369,8 +369,6 @@ class _Planner:
         """Estimate the bytes of the new snapshots and of the catalog's growth; `new_bytes` are those of the parts."""
         snapshots = 1 + int((seconds or 0) / PUBLISH_EVERY_SECONDS)
         size = snapshots * _SNAPSHOT_BYTES + _EMPTY_SNAPSHOT_BYTES * is_new
-        if self._settings.catalog == "views":
-            return size + _SNAPSHOT_BYTES * is_new
         tables = int(new_bytes * _TABLES_PER_PART_BYTE)
         return size + tables + (_EMPTY_TABLES_BYTES if is_new else _UPDATE_BYTES)
 

@@ -126,21 +126,21 @@ def test_damage_shows_no_value() -> None:
 def test_a_copy_is_read_by_itself(scanlake: Scanlake, lake: Path, tmp_path: Path) -> None:
     """A plain copy of a lake shows its own parts, also while those of the original are there and differ."""
     with duckdb.connect(str(lake / "catalog.duckdb")) as db:
-        db.execute("UPDATE meta.freshness SET reader_root = ?", [str(lake)])
+        db.execute("UPDATE meta.freshness SET parts_root = ?", [str(lake)])
     shutil.copytree(lake, tmp_path / "copy")
     part = lake / "parts" / "files.parquet"
     pq.write_table(pq.read_table(part).slice(0, 1), part)
     question = ("query", "SELECT count(*) AS n FROM files", "--format", "jsonl")
     assert json.loads(scanlake(*question).out) == {"n": 1}
     assert json.loads(scanlake("--lake", "copy", *question).out) == {"n": 3}
-    shutil.rmtree(tmp_path / "copy" / "parts")  # a catalog by itself sends its readers where it was published
-    assert json.loads(scanlake("--lake", "copy", *question).out) == {"n": 1}
+    shutil.rmtree(tmp_path / "copy" / "parts")
+    assert "has a catalog without parts" in scanlake("--lake", "copy", *question).err
 
 
 def test_a_copy_reaches_nothing_of_the_original(scanlake: Scanlake, lake: Path, tmp_path: Path) -> None:
     """SQL on a copy of the lake cannot read the original's files."""
     with duckdb.connect(str(lake / "catalog.duckdb")) as db:
-        db.execute("UPDATE meta.freshness SET reader_root = ?", [str(lake)])
+        db.execute("UPDATE meta.freshness SET parts_root = ?", [str(lake)])
     shutil.copytree(lake, tmp_path / "copy")
     answer = scanlake("--lake", "copy", "query", f"FROM parquet_scan('{lake}/parts/files.parquet')")
     assert answer.code == ExitCode.USAGE
@@ -166,7 +166,7 @@ def open_folder() -> Iterator[Path]:
 def test_no_permission_is_not_damage(closed: str, lake: Path, open_folder: Path) -> None:
     """What a reader may not read ends with 7 and the system's words, not as damage."""
     with duckdb.connect(str(lake / "catalog.duckdb")) as db:
-        db.execute("UPDATE meta.freshness SET reader_root = ?", [str(lake)])
+        db.execute("UPDATE meta.freshness SET parts_root = ?", [str(lake)])
     root = open_folder / "lake"
     shutil.copytree(lake, root)
     command = [*_NOBODY, sys.executable, "-m", "pipeline", "--lake", str(root)]

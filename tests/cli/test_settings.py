@@ -92,7 +92,6 @@ def test_includes_stand_in_the_interfaces_order(
         ('fetch_details = "sometimes"', "'changed', 'always' or 'never'"),
         ('includes = ["geocoding"]', "geocoding requires uploads; add uploads"),
         ('includes = ["images"]', "includes .* should be 'uploads'"),
-        ('reader_root = "relative/path"', "reader_root .* must be an absolute path"),
         ('token = "abc"', "the token must not be in a settings file"),
         ("[sync]\nx = 1", "unknown setting sync"),
         ("a b c", r"not valid TOML \(at line 1, column 3\)"),

@@ -1,4 +1,4 @@
-"""The table `images` of the catalog: its rows, its form, its descriptions, and what an update writes."""
+"""The table `images` of the catalog: its rows, its descriptions, and what an update writes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import duckdb
-import pytest
 
 from pipeline.errors import ExitCode
 from tests.images.image_harness import disagreements, rows_of, scene, stored
@@ -32,22 +31,20 @@ def _recorded(lake: Path) -> list[Any]:
     return sorted(tuple(row[name] for name in _KEYS) for row in rows_of(lake).values())
 
 
-@pytest.mark.parametrize("form", ["tables", "views"])
-async def test_the_table_has_the_rows_of_the_ledger_in_both_forms(tmp_path: Path, form: str) -> None:
+async def test_the_table_has_the_rows_of_the_ledger(tmp_path: Path) -> None:
     """After each run the published table equals the ledger, with later rows for earlier ones; snapshots have none."""
     async with scene(tmp_path, 20, html_ratio=0.2) as here:
-        environment = {"SCANLAKE_CATALOG": form}
-        republish(here.lake, form)  # type: ignore[arg-type]
+        republish(here.lake)
         catalog = here.lake / "catalog.duckdb"
         tables = "SELECT DISTINCT table_name FROM duckdb_columns() WHERE table_name = 'images'"
         assert _query(catalog, tables) == []
-        assert (await here.fetch(**environment)).code == ExitCode.REJECTS
+        assert (await here.fetch()).code == ExitCode.REJECTS
         assert _published(here.lake) == _recorded(here.lake)
         here.host.set_options(html_ratio=0.0)
-        assert (await here.fetch("--retry", "--thumbnails", **environment)).code == ExitCode.OK
+        assert (await here.fetch("--retry", "--thumbnails")).code == ExitCode.OK
         assert _published(here.lake) == _recorded(here.lake)
         assert {row[3] for row in _published(here.lake)} == {"stored"}
-        assert (await here.run("sync", **environment)).code == ExitCode.OK
+        assert (await here.run("sync")).code == ExitCode.OK
         assert _published(here.lake) == _recorded(here.lake)
         for snapshot in (here.lake / "snapshots").iterdir():
             assert _query(snapshot, tables) == []

@@ -11,14 +11,11 @@ from unittest.mock import patch
 import pytest
 
 from pipeline.cli import main
-from pipeline.lake.catalog_options import CatalogOptions
 from pipeline.lake.lake import Lake
 from tests.lake.lake_builder import AT
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from pipeline.lake.catalog_options import CatalogForm
 
 
 def told(lake: Path, *arguments: str, code: int = 0, **environment: str) -> str:
@@ -32,7 +29,7 @@ def told(lake: Path, *arguments: str, code: int = 0, **environment: str) -> str:
     return printed[1] if code else printed[0]
 
 
-def republish(lake: Path, form: CatalogForm = "auto") -> None:
-    """Publish the lake's last state again, as the next sync does after a move or with another form of the catalog."""
-    with Lake(lake, doing="test", options=CatalogOptions(form)) as held:
+def republish(lake: Path) -> None:
+    """Publish the lake's last state again, as the next sync does after a move."""
+    with Lake(lake, doing="test") as held:
         held.republish(at=AT)

@@ -1,6 +1,6 @@
 """A process that publishes lakes and is killed at a step of the publish: `python -m tests.lake.publish_killer`.
 
-It reads lines of JSON with a lake, the form of its catalog, a work and a step. A forked child does the work, and kills
+It reads lines of JSON with a lake, a work and a step. A forked child does the work, and kills
 itself with SIGKILL at the step. The names of the steps that were reached are printed as JSON when the child has ended.
 """
 
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import duckdb
 import pytest
 
-from pipeline.lake.catalog_options import CatalogOptions
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger import Ledger
 from tests.lake.lake_builder import AT, commit
@@ -146,12 +145,12 @@ def counted(steps: Steps) -> Iterator[None]:
 def main() -> None:
     """One child after the other: a child is forked, so that nothing is imported twice."""
     for line in sys.stdin:
-        folder, form, work, number = json.loads(line)
+        folder, work, number = json.loads(line)
         names, result = os.pipe()
         child = os.fork()
         if not child:
             steps = Steps(number, result)
-            with Lake(Path(folder), doing="test", options=CatalogOptions(form)) as lake, counted(steps):
+            with Lake(Path(folder), doing="test") as lake, counted(steps):
                 WORK[work](lake)
             steps.report()
             os._exit(0)

@@ -15,7 +15,6 @@ from pipeline.maintenance.backup import BackupResult, backup
 from pipeline.maintenance.compact import run_compaction
 from pipeline.settings import Settings
 from tests.lake.corruption import checked, flip, grown
-from tests.lake.lake_builder import AT
 from tests.lake.operations import told
 from tests.oracle import differences
 from tests.sync.sync_harness import opened, synced
@@ -47,21 +46,6 @@ async def test_it_opens_by_itself_and_syncs_on(tmp_path: Path, link: bool) -> No
         with opened(folder) as db:
             assert differences(db, emulator.truth()) == []
     assert checked(folder, read_data=True).unknown_files == []
-
-
-async def test_of_a_lake_that_is_read_elsewhere(tmp_path: Path) -> None:
-    """The copy of a lake that readers see under another path is read where the copy lies."""
-    lake, folder, mount = tmp_path / "lake", tmp_path / "backup", tmp_path / "mount"
-    async with grown(lake) as emulator:
-        mount.symlink_to(lake)
-        with Lake(lake, doing="publish") as held:
-            held.set_reader_root(mount)
-            held.republish(at=AT)
-        saved(lake, folder)
-        mount.unlink()
-        shutil.rmtree(lake)
-        with opened(folder) as db:
-            assert differences(db, emulator.truth()) == []
 
 
 async def test_the_two_lakes_do_not_touch(tmp_path: Path) -> None:

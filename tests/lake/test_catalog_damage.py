@@ -14,7 +14,6 @@ import duckdb
 import pytest
 
 from pipeline.cli import main
-from pipeline.lake.catalog_options import CatalogOptions
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger import Ledger
@@ -27,25 +26,20 @@ if TYPE_CHECKING:
 _FILES: Final = 2_000
 _BLOCKS_START: Final = 12_288  # before it are three headers, of 4,096 bytes each
 _NOT_DUCKDB: Final = "cannot be read: The file 'catalog.duckdb' exists, but it is not a valid DuckDB database file"
-_ELSEWHERE: Final = Path("/nowhere/lake")
 
 
 @pytest.fixture(scope="module")
 def lakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with a lake of each form, each with its catalogs of earlier publishes."""
+    """A folder with a lake and its catalogs of earlier publishes."""
     root = tmp_path_factory.mktemp("damage")
-    for form in ("tables", "views"):
-        _grow(root / form, CatalogOptions(form))
-    _grow(root / "elsewhere", CatalogOptions("tables"), reader_root=_ELSEWHERE)
+    _grow(root / "lake")
     yield root
     shutil.rmtree(root)
 
 
-def _grow(root: Path, options: CatalogOptions, reader_root: Path | None = None) -> None:
+def _grow(root: Path) -> None:
     uploads = [{"file_id": key, "id": key, "position": 0} for key in range(1, _FILES + 1)]
-    with Lake(root, doing="test", options=options) as lake:
-        if reader_root is not None:
-            lake.set_reader_root(reader_root)
+    with Lake(root, doing="test") as lake:
         commit(lake, dict.fromkeys(range(1, _FILES + 1), 1), {"uploads": uploads}, stamp=1)
         for stamp, name in ((1, "first"), (2, "second"), (3, "third")):
             if stamp == 2:
@@ -131,7 +125,7 @@ _DAMAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
     ),
     "lost view": (_execute("DROP VIEW devices"), "devices is missing"),
 }
-"""What happens to a catalog of tables, and what `check` says."""
+"""What happens to a catalog, and what `check` says."""
 
 
 def _check(lake: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[object, list[str]]:
@@ -169,30 +163,9 @@ def _assert_found_and_repaired(
 def test_damage_is_found_and_repaired(
     lakes: Path, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A damaged catalog of tables is one line of `check`, which builds it from the parts; then a check is clean."""
-    lake = _copy(lakes / "tables", tmp_path)
+    """A damaged catalog is one line of `check`, which builds it from the parts; then a check is clean."""
+    lake = _copy(lakes / "lake", tmp_path)
     _assert_found_and_repaired(lake, *_DAMAGES[damage], capsys)
-
-
-@pytest.mark.parametrize("damage", sample(["changed rows", "header", "truncated", "missing", "older watermark"], 2))
-def test_damage_to_views_is_found_and_repaired(
-    lakes: Path, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A catalog of views is not what was published when a byte of it differs."""
-    monkeypatch.setenv("SCANLAKE_CATALOG", "views")
-    lake = _copy(lakes / "views", tmp_path)
-    change = _DAMAGES[damage][0] if damage != "changed rows" else _execute("CREATE OR REPLACE VIEW devices AS SELECT 1")
-    message = "missing" if damage == "missing" else "not what was published (sha256 differs)"
-    _assert_found_and_repaired(lake, change, message, capsys)
-
-
-def test_rows_are_compared_though_readers_see_another_path(
-    lakes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Rows are compared with the parts in the lake's folder, also when the views name a path that is not here."""
-    lake = _copy(lakes / "elsewhere", tmp_path)
-    assert _check(lake, capsys)[0] == 0
-    _assert_found_and_repaired(lake, *_DAMAGES["changed rows"], capsys)
 
 
 def _copy(lake: Path, target: Path) -> Path:
@@ -205,7 +178,7 @@ def test_a_file_of_sqlite_is_damage_for_every_reader(
     lakes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Instead of a catalog or a snapshot, a file of SQLite is named in one line, and DuckDB never sees it."""
-    lake = _copy(lakes / "tables", tmp_path)
+    lake = _copy(lakes / "lake", tmp_path)
     for path in (lake / "catalog.duckdb", *(lake / "snapshots").glob("*.duckdb")):
         path.chmod(0o600)
         _replace_by_sqlite(path)
@@ -229,7 +202,7 @@ def test_a_file_of_sqlite_is_damage_for_every_reader(
 
 def test_a_dry_run_finds_what_a_check_finds(lakes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With --dry-run the same line is printed, and nothing in the lake's folder changes."""
-    lake = _copy(lakes / "tables", tmp_path)
+    lake = _copy(lakes / "lake", tmp_path)
     (lake / "catalog.duckdb").chmod(0o600)
     _flip_rows(lake / "catalog.duckdb")
     before = describe(lake)

@@ -14,7 +14,6 @@ import pytest
 
 from pipeline.emulator import Emulator
 from pipeline.errors import ExitCode, StorageError
-from pipeline.lake.catalog_options import CatalogOptions
 from pipeline.lake.integrity import unknown_files
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
@@ -211,7 +210,7 @@ async def test_too_few_files_may_be_open(tmp_path: Path) -> None:
             await synced(emulator, lake)
             assert shown(lake, before) == [True]
         assert ExitCode.STORAGE in ends
-        with Lake(lake, doing="test", options=CatalogOptions("views")) as held:
+        with Lake(lake, doing="test") as held:
             for number in range(120):
                 commit(held, {number % 60: 0})
             held.publish("", at=AT, complete=True, watermark=None)

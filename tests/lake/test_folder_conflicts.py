@@ -28,7 +28,7 @@ from pipeline.sync.verify import VerifyMode, verify
 from tests.lake.corruption import checked, grown, parts
 from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.lake.lake_builder import AT, commit, insert_reject
-from tests.lake.operations import republish, told
+from tests.lake.operations import told
 from tests.lake.test_purge import everything, purged
 from tests.oracle import differences
 from tests.sync.sync_harness import opened, synced
@@ -173,17 +173,6 @@ def test_a_folder_that_is_filled_meanwhile(lake: Path, tmp_path: Path, monkeypat
         run_export(db, tmp_path / "link", PARQUET)
     assert (tmp_path / "link").is_symlink()
     assert pq.read_table(tmp_path / "there" / "files.parquet").num_rows == 2
-
-
-@pytest.mark.parametrize("shape", ["parquet", "csv", "xlsx", "duckdb"])
-def test_an_export_of_parts_that_were_cut_short(lake: Path, tmp_path: Path, shape: str) -> None:
-    """Parts that were cut short are damage, exit 9, in every shape; nothing is left of the export."""
-    republish(lake, "views")
-    cut_short(path for path in parts(lake) if path.parent.name == "uploads")
-    options = ("--format", shape) if shape in {"parquet", "csv"} else ()
-    said = told(lake, "export", str(tmp_path / f"out.{shape}"), *options, code=9)
-    assert "scanlake check" in said
-    assert {path.name for path in tmp_path.iterdir()} == {"lake"}
 
 
 # Parts that are gone

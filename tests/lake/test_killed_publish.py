@@ -9,12 +9,11 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import duckdb
 import pytest
 
-from pipeline.lake.catalog_options import CatalogForm, CatalogOptions
 from pipeline.lake.lake import Lake
 from tests.conftest import ROOT
 from tests.lake.corruption import checked
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    Kill = Callable[[Path, CatalogForm, str, int], list[str]]
+    Kill = Callable[[Path, str, int], list[str]]
 
 _NAMES: Final = (
     "files",
@@ -54,8 +53,8 @@ def kill() -> Iterator[Kill]:
     assert process.stdout is not None
     request, answer = process.stdin, process.stdout
 
-    def kill_publish(lake: Path, form: CatalogForm, work: str, step: int) -> list[str]:
-        request.write(f"{json.dumps([str(lake), form, work, step])}\n")
+    def kill_publish(lake: Path, work: str, step: int) -> list[str]:
+        request.write(f"{json.dumps([str(lake), work, step])}\n")
         request.flush()
         return list(json.loads(answer.readline()))
 
@@ -65,9 +64,9 @@ def kill() -> Iterator[Kill]:
     assert process.returncode == 0
 
 
-def _grow(root: Path, form: CatalogForm) -> None:
+def _grow(root: Path) -> None:
     uploads = [{"file_id": key, "id": key, "position": 0} for key in range(1, 41)]
-    with Lake(root, doing="test", options=CatalogOptions(form)) as lake:
+    with Lake(root, doing="test") as lake:
         commit(lake, dict.fromkeys(range(1, 41), 1), {"uploads": uploads}, stamp=1)
         lake.publish("run", at=AT + 1, complete=True, watermark=AT + 1)
 
@@ -97,26 +96,25 @@ def _choose_steps(names: list[str], *, after: str) -> list[int]:
 
 
 @pytest.mark.parametrize("work", WORK)
-@pytest.mark.parametrize("form", ["tables", "views"])
-def test_a_publish_that_is_killed(tmp_path: Path, form: Literal["tables", "views"], work: str, kill: Kill) -> None:
+def test_a_publish_that_is_killed(tmp_path: Path, work: str, kill: Kill) -> None:
     """Killed at any step of a publish: no reader sees a mixture, check finds no damage, the next publish is whole."""
     lake, grown = tmp_path / "lake", tmp_path / "grown"
     catalog = lake / "catalog.duckdb"
-    _grow(lake, form)
+    _grow(lake)
     former = _read(catalog)
     lake.rename(grown)
     _copy(grown, lake)
-    names = kill(lake, form, work, 0)
+    names = kill(lake, work, 0)
     new = _read(catalog)
-    for step in _choose_steps(names, after="before rename to 000002.duckdb" if form == "tables" else ""):
+    for step in _choose_steps(names, after="before rename to 000002.duckdb"):
         shutil.rmtree(lake)
         _copy(grown, lake)
-        assert kill(lake, form, work, step) == names[:step]
+        assert kill(lake, work, step) == names[:step]
         place = f"step {step}: {names[step - 1]}"
         found = _read(catalog)
         assert found in (former, new), place
         assert checked(lake, mend=False).damage == [], place
-        with Lake(lake, doing="test", options=CatalogOptions(form)) as held:
+        with Lake(lake, doing="test") as held:
             held.publish("run", at=AT + 3, complete=True, watermark=AT + 3)
         assert _read(catalog) == _read(max(lake.glob("snapshots/*"))), place
         assert not [path for path in lake.rglob("*") if ".tmp" in path.name or path.name.endswith(".wal")], place

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
 import pytest
@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pipeline.lake import duckdb as worker
-from pipeline.lake.catalog_options import CatalogOptions
 from pipeline.lake.compaction import compact as fold
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import RunRecord
@@ -46,14 +45,14 @@ class Truth:
 class LakeOfRows(RuleBasedStateMachine):
     """A lake fed with made-up rows, published after every step."""
 
-    @initialize(form=st.sampled_from(["tables", "views"]))
-    def begin(self, form: Literal["tables", "views"]) -> None:
-        """An empty lake, published, in either form of catalog."""
+    @initialize()
+    def begin(self) -> None:
+        """An empty lake, published."""
         self.folder = Path(tempfile.mkdtemp(prefix="rows-"))
         self.patch = pytest.MonkeyPatch()
         for name in ("_MIN_CHUNK_BYTES", "_MAX_CHUNK_BYTES"):
             self.patch.setattr(worker, name, 4_000)  # sorts a few files at a time
-        self.lake = Lake(self.folder / "lake", doing="test", options=CatalogOptions(form))
+        self.lake = Lake(self.folder / "lake", doing="test")
         self.lake.__enter__()
         self.settings = Settings(lake=self.folder / "lake", keep_snapshots=4, retention_hours=0)
         self.truth = Truth()

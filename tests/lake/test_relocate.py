@@ -1,4 +1,4 @@
-"""A lake that is moved, or that readers see under another path."""
+"""A lake that is moved."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import shutil
 import subprocess
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import duckdb
 import pytest
 
-from pipeline.errors import SettingsError
-from pipeline.lake.catalog_options import CatalogOptions
 from pipeline.lake.lake import Lake
 from pipeline.maintenance.compact import run_compaction as compact
 from pipeline.settings import Settings
@@ -21,9 +19,6 @@ from tests.lake.corruption import checked
 from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import republish, told
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 CLIENT: Final = Path(__file__).resolve().parents[2] / ".venv" / "bin" / "duckdb"
 COUNT: Final = "SELECT count(*) AS n FROM files"
@@ -48,20 +43,9 @@ def test_a_moved_lake(lake: Path) -> None:
     """A lake whose folder was moved answers every client at once."""
     moved = lake.rename(lake.with_name("it's moved"))
     assert count(moved / "catalog.duckdb") == 2
-    assert told(moved, "query", COUNT, "--format", "csv").split() == ['"n"', "2"]
-
-
-def test_a_moved_lake_of_views(lake: Path) -> None:
-    """A lake of views whose folder was moved answers `query` at once, and every client after the next publish."""
-    republish(lake, "views")
-    moved = lake.rename(lake.with_name("it's moved"))
-    with pytest.raises(duckdb.IOException):
-        count(moved / "catalog.duckdb")
-    assert told(moved, "query", COUNT, "--format", "csv").split() == ['"n"', "2"]
-    republish(moved, "views")
-    assert count(moved / "catalog.duckdb") == 2
-    assert told(moved, "query", COUNT, "--format", "csv").split() == ['"n"', "2"]
-    assert told(moved, "changes", "--since", "1").startswith("0 added")  # also of snapshots made before
+    documents = "SELECT count(*) AS n FROM file_history"
+    assert told(moved, "query", documents, "--format", "csv").split() == ['"n"', "2"]
+    assert told(moved, "changes", "--since", "1").startswith("0 added")
 
 
 def test_snapshots_move_along(lake: Path) -> None:
@@ -126,7 +110,7 @@ def test_a_killed_publish_moves_the_rest_next_time(lake: Path) -> None:
             assert not held.needs_publish
         for path in (moved / "snapshots").glob("*.duckdb"):
             with duckdb.connect(str(path), read_only=True) as db:
-                assert db.execute("SELECT reader_root FROM meta.freshness").fetchall() == [(str(moved),)]
+                assert db.execute("SELECT parts_root FROM meta.freshness").fetchall() == [(str(moved),)]
         if not disk.struck:
             break
     assert 25 < at < 190
@@ -148,58 +132,3 @@ def test_another_spelling_is_no_move(lake: Path) -> None:
     link.symlink_to(lake)
     with Lake(link, doing="look") as held:
         assert not held.needs_publish
-
-
-def read_from(lake: Path, reader_root: Path) -> None:
-    """Publish the lake for readers that see it under another path."""
-    with Lake(lake, doing="test") as held:
-        held.set_reader_root(reader_root)
-        held.republish(at=AT)
-
-
-def test_a_reader_root_is_remembered(lake: Path) -> None:
-    """Readers see the lake under the reader_root, later publishes keep it, and naming the lake's own folder ends it."""
-    mount = lake.with_name("mount")
-    mount.symlink_to(lake)
-    read_from(lake, mount)
-    with duckdb.connect(str(mount / "catalog.duckdb"), read_only=True) as db:
-        assert db.execute("SELECT reader_root FROM meta.freshness").fetchall() == [(str(mount),)]
-        assert db.execute("SELECT count(*) FROM duckdb_views() WHERE sql LIKE ?", [f"%{lake}/%"]).fetchall() == [(0,)]
-    with Lake(lake, doing="test") as held:
-        assert not held.needs_publish
-        commit(held, {3: 0}, gone=[1])
-        held.publish("", at=AT, complete=True, watermark=None)
-        assert held.reader_root == mount
-    assert told(lake, "query", COUNT, "--format", "csv").split() == ['"n"', "2"]
-    read_from(lake, lake)
-    mount.unlink()
-    assert count(lake / "catalog.duckdb") == 2
-
-
-def test_a_reader_root_out_of_sight(lake: Path) -> None:
-    """A reader_root that this machine does not see is believed: the lake goes on, and `query` finds the parts here."""
-    read_from(lake, Path("/mnt/elsewhere/lake"))
-    with Lake(lake, doing="test", options=CatalogOptions("views")) as held:
-        commit(held, {1: 1}, gone=[2])
-        held.publish("", at=AT, complete=True, watermark=None)
-    assert told(lake, "query", COUNT, "--format", "csv").split() == ['"n"', "1"]
-    with pytest.raises(duckdb.IOException, match="/mnt/elsewhere/lake"):
-        count(lake / "catalog.duckdb")
-
-
-def test_parts_that_are_nowhere(lake: Path) -> None:
-    """Where the parts are neither under the reader_root nor in the lake's folder, one line says what to do."""
-    read_from(lake, Path("/mnt/elsewhere/lake"))
-    republish(lake, "views")
-    (lake / "parts").rename(lake / "away")
-    assert "scanlake sync" in told(lake, "query", COUNT, code=9)
-
-
-@pytest.mark.parametrize("make", [lambda path: path.mkdir(), lambda path: path.touch()])
-def test_a_wrong_reader_root_is_refused(lake: Path, make: Callable[[Path], object]) -> None:
-    """A reader_root where something else lies is refused, and readers keep what they have."""
-    other = lake.with_name("other")
-    make(other)
-    with Lake(lake, doing="publish") as held, pytest.raises(SettingsError, match="does not show this lake"):
-        held.set_reader_root(other)
-    assert count(lake / "catalog.duckdb") == 2

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 
-from pipeline.lake.catalog_options import CatalogOptions
 from pipeline.lake.lake import Lake
 from pipeline.progress import NullProgress
 from pipeline.settings import Settings
@@ -32,8 +31,7 @@ async def synced(
     """Sync the emulator's world into `lake`, as one run of the command would."""
     with run_constants(settings):
         made = Settings(base_url=emulator.base_url, lake=lake, **settings)
-        options = CatalogOptions.from_settings(made)
-        with Lake(made.lake, doing="sync", reader_root=made.reader_root, options=options) as held:
+        with Lake(made.lake, doing="sync") as held:
             return await sync(
                 held,
                 made,

@@ -1,4 +1,4 @@
-"""The two forms of the catalog: tables that are updated from publish to publish, and views over the parts."""
+"""The catalog, whose tables are updated from publish to publish, and the snapshots, which are views over the parts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import duckdb
 import pytest
@@ -14,13 +14,11 @@ import pytest
 from pipeline.lake import catalog, catalog_tables
 from pipeline.lake.catalog import is_rebuild_due
 from pipeline.lake.catalog_integrity import damaged_catalogs
-from pipeline.lake.catalog_options import CatalogForm, CatalogOptions
 from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.lake import Lake
 from pipeline.lake.retention import expire_snapshots
 from pipeline.maintenance.compact import is_compaction_due, run_compaction
 from pipeline.settings import Settings
-from schemas.tables import TABLES
 from tests.lake.lake_builder import AT, commit
 
 if TYPE_CHECKING:
@@ -31,8 +29,8 @@ if TYPE_CHECKING:
 _HOSTILE: Final = ("DELETE FROM files WHERE file_id = 1", "UPDATE files SET snap_count = 7 WHERE file_id = 2")
 
 
-def _open(root: Path, form: CatalogForm = "tables") -> Lake:
-    return Lake(root, doing="test", options=CatalogOptions(form))
+def _open(root: Path) -> Lake:
+    return Lake(root, doing="test")
 
 
 def _fill(lake: Lake, *, files: int = 40, stamp: int = 1, first_upload: int = 0) -> None:
@@ -68,24 +66,15 @@ def _columns(path: Path) -> list[tuple[object, ...]]:
         ).fetchall()
 
 
-def test_both_forms_show_the_same(tmp_path: Path) -> None:
-    """Tables and views have the same names, columns, comments and rows; snapshots have no comments."""
-    forms: tuple[Literal["tables", "views"], ...] = ("tables", "views")
-    for form in forms:
-        with _open(tmp_path / form, form) as lake:
-            _fill(lake)
-            commit(lake, {3: 0, 4: 2}, gone=[7, 8], stamp=2)
-            _publish(lake)
-        with duckdb.connect(str(tmp_path / form / "catalog.duckdb"), read_only=True) as db:
-            tables = {row[0] for row in db.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
-            assert {table.name for table in TABLES} <= tables if form == "tables" else "files" not in tables
-    paths = [tmp_path / form / "catalog.duckdb" for form in forms]
-    paths += [tmp_path / form / "snapshots" / "000001.duckdb" for form in forms]
-    for path in paths[1:]:
-        with_comments = path.name == "catalog.duckdb"
-        assert _columns(path) == [row if with_comments else (*row[:-1], None) for row in _columns(paths[0])]
-        shown, expected = _rows(path), _rows(paths[0])
-        assert {name for name in shown if shown[name] != expected[name]} <= {"physical.parts"}
+def test_catalog_and_snapshot_show_the_same(tmp_path: Path) -> None:
+    """Tables and views have the same names, columns and rows; a snapshot has no comments."""
+    with _open(tmp_path) as lake:
+        _fill(lake)
+        commit(lake, {3: 0, 4: 2}, gone=[7, 8], stamp=2)
+        _publish(lake)
+    catalog, snapshot = tmp_path / "catalog.duckdb", tmp_path / "snapshots" / "000001.duckdb"
+    assert _columns(snapshot) == [(*row[:-1], None) for row in _columns(catalog)]
+    assert _rows(snapshot) == _rows(catalog)
 
 
 def test_an_update_changes_the_rows_of_changed_files_only(tmp_path: Path) -> None:
@@ -167,22 +156,6 @@ def test_a_catalog_that_cannot_be_updated_is_built(
         assert _rows(path) == _rows(max(lake.layout.root.glob("snapshots/*")))
 
 
-def test_the_size_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`auto` is tables up to a size and views beyond it; it goes back to tables only well below."""
-    with _open(tmp_path / "lake", "auto") as lake:
-        _fill(lake)
-        _publish(lake)
-        size = sum(part.bytes for part in lake.ledger.parts() if part.table_name != "raw")
-        for limit, form in ((size, "tables"), (size - 1, "views"), (size, "views"), (int(size / 0.7), "tables")):
-            monkeypatch.setattr(catalog, "MAX_TABLES_BYTES", limit)
-            _publish(lake)
-            record = lake.ledger.properties.catalog
-            assert record is not None
-            assert (record["form"], "the tables have" in record["reason"]) == (form, True)
-            with duckdb.connect(str(lake.layout.catalog), read_only=True) as db:
-                assert db.execute("SELECT count(*) FROM files").fetchall() == [(40,)]
-
-
 def test_waste_is_removed(tmp_path: Path) -> None:
     """When updates have deleted or inserted a fifth of the rows, a compaction is due, which builds the tables again."""
     with _open(tmp_path / "lake") as lake:
@@ -214,10 +187,9 @@ def _freshness(lake: Lake) -> tuple[object, ...]:
         return db.execute("SELECT snapshot, complete, epoch_us(watermark) FROM meta.freshness").fetchall()[0]
 
 
-@pytest.mark.parametrize("form", ["tables", "views"])
-def test_a_later_watermark_makes_no_snapshot(tmp_path: Path, form: Literal["tables", "views"]) -> None:
+def test_a_later_watermark_makes_no_snapshot(tmp_path: Path) -> None:
     """A publish without new rows renews the newest snapshot; so does one after a compaction. None is pushed out."""
-    with _open(tmp_path / "lake", form) as lake:
+    with _open(tmp_path / "lake") as lake:
         settings = Settings(lake=tmp_path / "lake", keep_snapshots=1, retention_hours=0)
         _fill(lake)
         lake.publish("run", at=AT, complete=False, watermark=None)
@@ -250,10 +222,9 @@ def test_a_killed_renewal_loses_nothing(tmp_path: Path, monkeypatch: pytest.Monk
         assert _freshness(lake) == (1, True, AT + 9)
 
 
-@pytest.mark.parametrize("form", ["tables", "views"])
-def test_records_are_published_with_their_time(tmp_path: Path, form: Literal["tables", "views"]) -> None:
+def test_records_are_published_with_their_time(tmp_path: Path) -> None:
     """A publish of records alone takes no snapshot, and readers see when it was."""
-    with _open(tmp_path / "lake", form) as lake:
+    with _open(tmp_path / "lake") as lake:
         _fill(lake)
         _publish(lake)
         lake.republish_records(at=AT + 2)
