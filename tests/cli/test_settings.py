@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from pipeline.config import load, parse_settings
 from pipeline.errors import SettingsError
 from pipeline.settings import Settings, load_token, require_base_url
+from pipeline.settings_template import render_settings_file
 from schemas.requests import INCLUDES
 
 
@@ -243,6 +244,7 @@ def test_the_example_file_lists_every_setting_with_its_default(pytestconfig: pyt
     """configs/scanlake.toml documents each setting, as it stands is a valid file, and its examples load."""
     example = pytestconfig.rootpath / "configs" / "scanlake.toml"
     text = example.read_text(encoding="utf-8")
+    assert text == render_settings_file({}), "run `make docs`"
     assert tomllib.loads(text) == {}
     examples = [line[1:] for line in text.splitlines() if line.startswith("#") and line[1:2].isalpha()]
     shown: dict[str, Any] = tomllib.loads("\n".join(examples))

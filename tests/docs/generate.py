@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from pipeline import cli
 from pipeline.settings import PREFIX, Settings
-from pipeline.settings_template import SECTIONS
+from pipeline.settings_template import SECTIONS, render_settings_file
 from tests.docs.diagram import draw_diagram
 from tests.docs.json_page import format_json_page
 
@@ -152,8 +152,10 @@ def _escape(text: str) -> str:
 PAGES: Final = {"settings.md": _settings, "cli.md": _commands, "json.md": format_json_page}
 
 PICTURE: Final = DOCS / "images" / "tables.svg"
+TEMPLATE: Final = DOCS.parent / "configs" / "scanlake.toml"
 
 if __name__ == "__main__":
     for page in PAGES:
         (DOCS / page).write_text(render(page), encoding="utf-8")
     PICTURE.write_text(draw_diagram(), encoding="utf-8")
+    TEMPLATE.write_text(render_settings_file({}), encoding="utf-8")
