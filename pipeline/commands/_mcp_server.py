@@ -10,10 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from pipeline.commands._limited_process import QueryLimits, run_for_object, run_query
 from pipeline.context import CommandContext, require_catalog
 from pipeline.errors import BugError, ScanlakeError, SettingsError, to_scanlake_error
 from pipeline.logs import log_traceback, to_one_line
+from pipeline.query_process import QueryLimits, run_for_object, run_query
 from pipeline.stop_signals import STOP_SIGNALS
 from pipeline.version import __version__
 

@@ -13,7 +13,6 @@ from typing import Annotated, Final
 import typer
 
 from pipeline import logs
-from pipeline.commands._limited_process import write_query_csv
 from pipeline.config import load_all_sources, per_source_path
 from pipeline.context import CommandContext
 from pipeline.dashboard.browse.catalog_access import CatalogAccess
@@ -32,6 +31,7 @@ from pipeline.lake.live_state import read_live_state
 from pipeline.lake.reader import CATALOG, run_interruptibly
 from pipeline.monitoring.failures import find_failures
 from pipeline.publish_after_run import read_publish_record
+from pipeline.query_process import write_query_csv
 from pipeline.settings import Settings
 from pipeline.sources import name_source, refuse_options_of_one_source
 from schemas.timestamps import to_datetime

@@ -8,12 +8,12 @@ from typing import Annotated, Final
 
 import typer
 
-from pipeline.commands._completeness import warn_if_incomplete
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
-from pipeline.lake.export import FILE_FORMATS, ExportFormat, plan_export, run_export
+from pipeline.lake.export import FILE_FORMATS, plan_export, run_export
 from pipeline.lake.lake_folder import require_outside_lakes
-from pipeline.lake.reader import open_catalog, run_interruptibly
+from pipeline.lake.reader import open_catalog, run_interruptibly, warn_if_incomplete
+from pipeline.output_formats import OutputFormat, format_option
 
 GROUP: Final = "Use the data"
 
@@ -23,11 +23,12 @@ class ExportedTables:
     """The place of an export, its format, and the rows by table."""
 
     out: Path
-    format: ExportFormat
+    format: OutputFormat
     rows: Mapping[str, int]
 
 
 RESULT: Final = ExportedTables
+_FORMATS: Final = (OutputFormat.PARQUET, OutputFormat.CSV, *FILE_FORMATS.values())
 
 
 def run(
@@ -37,8 +38,8 @@ def run(
         Path, typer.Argument(metavar="FOLDER|FILE", help="New or empty folder, or a new file .xlsx or .duckdb.")
     ],
     output_format: Annotated[
-        ExportFormat | None,
-        typer.Option("--format", metavar="FORMAT", help="Of a folder: parquet or csv. Default: parquet."),
+        OutputFormat | None,
+        format_option(*_FORMATS, text="Of a folder: parquet or csv. Default: parquet."),
     ] = None,
     tables: Annotated[
         str | None, typer.Option(metavar="A,B", help="Tables or views to export. Default: all tables.")
@@ -71,12 +72,12 @@ def run(
     return context.print_result(ExportedTables(target.absolute(), chosen, counts), text)
 
 
-def _choose_format(target: Path, typed: ExportFormat | None) -> ExportFormat:
+def _choose_format(target: Path, typed: OutputFormat | None) -> OutputFormat:
     """Return the format that the name means, otherwise the typed one. Raises `SettingsError` if they differ."""
     by_name = FILE_FORMATS.get(target.suffix.lower())
     if by_name is not None and typed in {None, by_name}:
         return by_name
     if by_name is None and typed not in FILE_FORMATS.values():
-        return typed or ExportFormat.PARQUET
+        return typed or OutputFormat.PARQUET
     hint = "Use a name that ends in .xlsx or .duckdb for one file, and --format parquet or csv for a folder."
     raise SettingsError(f"{target.name} and --format {typed} exclude each other.", hint=hint)

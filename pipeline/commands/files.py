@@ -15,14 +15,14 @@ from rich.console import Console
 from pipeline.client.client import Client
 from pipeline.client.factory import create_client
 from pipeline.commands._file_tables import COLLECTIONS, SCALARS, build_list_table, list_children, render_text, to_cell
-from pipeline.commands._output_file import open_output, resolve_output
-from pipeline.commands._time_bounds import parse_bound, parse_range
 from pipeline.context import CommandContext
 from pipeline.csv_rows import format_csv_row
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import pluralize
+from pipeline.output_file import open_output, resolve_output
 from pipeline.process import run_async
 from pipeline.settings import require_base_url
+from pipeline.time_bounds import parse_bound, parse_range
 from schemas.json_decode import decode_json
 from schemas.requests import INCLUDES, MAX_LIMIT, MAX_LIMIT_WITH_INCLUDES, FileQuery
 from schemas.value_types import encode_json

@@ -5,7 +5,6 @@ from typing import Annotated, Final
 
 import typer
 
-from pipeline.commands._completeness import warn_if_incomplete
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import format_bytes, pluralize
@@ -14,7 +13,7 @@ from pipeline.lake.folder_checks import require_lake
 from pipeline.lake.handover import ExportedImages
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.layout import LakeLayout
-from pipeline.lake.reader import open_catalog, run_interruptibly
+from pipeline.lake.reader import open_catalog, run_interruptibly, warn_if_incomplete
 
 GROUP: Final = "Fetch data"
 RESULT: Final = ExportedImages

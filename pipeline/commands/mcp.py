@@ -6,10 +6,10 @@ from typing import Annotated, Final
 
 import typer
 
-from pipeline.commands._limited_process import QueryLimits
 from pipeline.commands._mcp_server import LakeTools, check_mcp_installed, serve
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
+from pipeline.query_process import QueryLimits
 
 GROUP: Final = "Use the data"
 

@@ -11,7 +11,6 @@ import typer
 
 from pipeline.client.factory import create_client
 from pipeline.command_options import Excludes
-from pipeline.commands._completeness import warn_if_incomplete
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError, refuse_unreadable
 from pipeline.formatting import format_bytes, pluralize
@@ -20,7 +19,7 @@ from pipeline.lake.folder_checks import require_lake
 from pipeline.lake.handover import ExportedImages
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.layout import LakeLayout
-from pipeline.lake.reader import open_catalog, open_ledger_readonly, run_interruptibly
+from pipeline.lake.reader import open_catalog, open_ledger_readonly, run_interruptibly, warn_if_incomplete
 from pipeline.lake.request_log import ReportJobFile, open_request_log
 from pipeline.logs import to_one_line
 from pipeline.process import run_async

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from pipeline.commands._completion import complete_snapshots
+from pipeline.completion import complete_snapshots
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize

@@ -9,7 +9,6 @@ import typer
 
 from pipeline.child_commands import run_maintenance
 from pipeline.command_options import Excludes
-from pipeline.commands._time_bounds import parse_range
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
@@ -24,6 +23,7 @@ from pipeline.settings import Settings, require_base_url
 from pipeline.sync.regular_verify import VerifyStopped, verify_if_due
 from pipeline.sync.sync import TimeRange, sync
 from pipeline.sync.verify import VerifyResult
+from pipeline.time_bounds import parse_range
 
 GROUP: Final = "Fetch data"
 

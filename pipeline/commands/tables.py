@@ -2,23 +2,19 @@
 
 import difflib
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table as Grid
-from rich.text import Text
 
-from pipeline.commands._completion import complete_tables
-from pipeline.commands._dbt_sources import format_dbt_sources
+from pipeline.completion import complete_tables
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
-from pipeline.formatting import escape_controls
+from pipeline.lake.dbt_sources import format_dbt_sources
 from pipeline.lake.reader import fetch_catalog_columns, fetch_dicts, has_catalog, open_catalog
+from pipeline.output_formats import OutputFormat, format_option
+from pipeline.text_tables import format_table
 from schemas.references import find_reference
 from schemas.tables import TABLES, Table
 
@@ -28,26 +24,42 @@ if TYPE_CHECKING:
 GROUP: Final = "Use the data"
 
 
-class TablesFormat(StrEnum):
-    """Output formats of the tables."""
+@dataclass(frozen=True, slots=True)
+class DescribedColumn:
+    """A column; `refers_to` is the TABLE.COLUMN that it joins."""
 
-    TABLE = "table"
-    DBT = "dbt"
+    name: str
+    type: str
+    comment: str
+    is_key: bool
+    is_nullable: bool
+    refers_to: str | None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class DescribedTable:
-    """A table or view as the catalog has it; each column has a name, a type, a comment and what it refers to."""
+    """A table or view; `tie_break` is the column that separates rows with equal keys, `rows` needs a lake."""
 
     name: str
     comment: str
-    columns: list[dict[str, Any]]
+    columns: Sequence[DescribedColumn]
+    rows: int | None = None
+    key: Sequence[str] = ()
+    tie_break: str | None = None
+    parent: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class DataDictionary:
+    """The declared tables, and with a lake its views and the tables of meta."""
+
+    tables: Sequence[DescribedTable]
+    views: Sequence[DescribedTable]
+
+
+RESULT: Final = DataDictionary
 _BY_LABEL: Final = {table.name if table.schema == "main" else table.qualified_name: table for table in TABLES}
 _TIE_BREAK: Final = "position"
-_WIDE_COLUMNS: Final = 80
-"""Narrower terminals show each text below its name: beside it, a text would have a few words per line."""
 
 
 def run(
@@ -60,77 +72,83 @@ def run(
         ),
     ] = None,
     output_format: Annotated[
-        TablesFormat, typer.Option("--format", help="A table, or a sources file of dbt with every table.")
-    ] = TablesFormat.TABLE,
+        OutputFormat,
+        format_option(OutputFormat.TABLE, OutputFormat.DBT, text="A table, or a sources file of dbt with every table."),
+    ] = OutputFormat.TABLE,
 ) -> ExitCode:
     """List the tables, or describe one.
 
     Works without a lake. With a lake it also lists the views and the tables of meta. All TIMESTAMP values are UTC: use
     utc_now() for the current time.
     """
-    if output_format is TablesFormat.DBT:
+    if output_format is OutputFormat.DBT:
         if name is not None or context.as_json:
             raise SettingsError("--format dbt describes all tables.", hint="Leave out NAME and --json.")
         sys.stdout.write(format_dbt_sources())
         return ExitCode.OK
     settings = context.settings()
-    name = None if name is None else name.removeprefix("main.")
-    declared = {label: table for label, table in _BY_LABEL.items() if name in {None, label}}
-    counts: dict[str, int] = {}
     catalog: dict[str, DescribedTable] = {}
     if has_catalog(settings):
         with open_catalog(settings) as lake:
-            counts = {
-                label: fetch_dicts(lake, f"SELECT count(*) AS n FROM {table.qualified_name}")[0]["n"]
-                for label, table in declared.items()
-            }
             catalog = _describe_catalog(lake)
-    others = {label: table for label, table in catalog.items() if label not in _BY_LABEL}
-    if name is not None and not declared and name not in others:
-        raise _unknown_table(name, [*_BY_LABEL, *others], has_lake=has_catalog(settings))
-    selected = [table for table in others.values() if name in {None, table.name}]
-    if context.as_json:
-        tables = [_to_json(label, _columns(label, catalog), counts.get(label)) for label in declared]
-        context.print_json({"tables": tables, "views": [asdict(table) for table in selected]})
-    elif name is None:
-        _print_list(context.console(), counts, selected)
-    elif declared:
-        _print_table(context.console(), name, _columns(name, catalog), counts.get(name))
-    else:
-        other = others[name]
-        columns = [(column["name"], column["type"], column["comment"]) for column in other.columns]
-        _print_columns(context.console(), f"{other.name}: {other.comment}", columns)
-    return ExitCode.OK
+    tables = [_describe_table(label, table, catalog.get(label)) for label, table in _BY_LABEL.items()]
+    views = [table for label, table in catalog.items() if label not in _BY_LABEL]
+    if name is None:
+        return context.print_result(DataDictionary(tables, views), _format_list(tables, views))
+    name = name.removeprefix("main.")
+    by_name = {table.name: table for table in (*tables, *views)}
+    if name not in by_name:
+        raise _unknown_table(name, list(by_name), has_lake=has_catalog(settings))
+    selected = DataDictionary(*([table for table in group if table.name == name] for group in (tables, views)))
+    return context.print_result(selected, _format_one(by_name[name]))
 
 
 def _describe_catalog(lake: "duckdb.DuckDBPyConnection") -> dict[str, DescribedTable]:
-    """Return the tables and views of the catalog by name, those of meta as meta.NAME."""
-    tables: dict[str, DescribedTable] = {}
+    """Return the tables and views of the catalog by name, those of meta as meta.NAME; counts of the declared tables."""
+    columns: dict[str, list[DescribedColumn]] = {}
+    comments: dict[str, str] = {}
     for row in fetch_catalog_columns(lake):
-        column = {"name": row["column_name"], "type": row["data_type"], "comment": row["column_comment"]}
-        column["refers_to"] = find_reference(row["name"], row["column_name"])
-        tables.setdefault(row["name"], DescribedTable(row["name"], row["comment"], [])).columns.append(column)
-    return tables
+        reference = find_reference(row["name"], row["column_name"])
+        column = DescribedColumn(
+            row["column_name"],
+            row["data_type"],
+            row["column_comment"],
+            is_key=False,
+            is_nullable=True,
+            refers_to=reference,
+        )
+        columns.setdefault(row["name"], []).append(column)
+        comments[row["name"]] = row["comment"]
+    return {label: DescribedTable(label, comments[label], columns[label], _count(lake, label)) for label in columns}
 
 
-def _columns(label: str, catalog: dict[str, DescribedTable]) -> list[dict[str, Any]]:
-    """Return the columns of a declared table: those of the catalog if there is one, otherwise all declared ones."""
-    table = _BY_LABEL[label]
-    declared: dict[str, dict[str, Any]] = {
-        column.name: {
-            "name": column.name,
-            "type": column.kind.sql,
-            "comment": column.comment,
-            "is_key": column.name in table.key,
-            "is_nullable": column.nullable,
-            "refers_to": find_reference(table.name, column.name),
-        }
+def _count(lake: "duckdb.DuckDBPyConnection", label: str) -> int | None:
+    table = _BY_LABEL.get(label)
+    if table is None:
+        return None
+    rows: int = fetch_dicts(lake, f"SELECT count(*) AS n FROM {table.qualified_name}")[0]["n"]
+    return rows
+
+
+def _describe_table(label: str, table: Table, published: DescribedTable | None) -> DescribedTable:
+    """Return a declared table, with the columns of the catalog if there is one: it adds computed columns."""
+    declared: Mapping[str, DescribedColumn] = {
+        column.name: DescribedColumn(
+            column.name,
+            column.kind.sql,
+            column.comment,
+            is_key=column.name in table.key,
+            is_nullable=column.nullable,
+            refers_to=find_reference(table.name, column.name),
+        )
         for column in table.columns
     }
-    if label not in catalog:
-        return list(declared.values())
-    computed = {"is_key": False, "is_nullable": True}  # what the catalog adds, such as the last sight of a definition
-    return [declared.get(column["name"], column | computed) for column in catalog[label].columns]
+    columns = list(declared.values())
+    if published is not None:
+        columns = [declared.get(column.name, column) for column in published.columns]
+    tie_break = _TIE_BREAK if _TIE_BREAK in declared else None
+    rows = None if published is None else published.rows
+    return DescribedTable(label, table.comment, columns, rows, table.key, tie_break, table.parent or None)
 
 
 def _unknown_table(name: str, known: list[str], *, has_lake: bool) -> SettingsError:
@@ -140,57 +158,29 @@ def _unknown_table(name: str, known: list[str], *, has_lake: bool) -> SettingsEr
     return SettingsError(f"No table {name}.{question}", hint=f"Run `scanlake tables` to list the tables.{limit}")
 
 
-def _tie_break(table: Table) -> str | None:
-    """Return the column that separates rows with equal keys, if the table has one."""
-    return next((column.name for column in table.columns if column.name == _TIE_BREAK), None)
+def _format_list(tables: Sequence[DescribedTable], views: Sequence[DescribedTable]) -> str:
+    if any(table.rows is not None for table in tables):
+        rows = [(table.name, f"{table.rows:,}", table.comment) for table in tables]
+        text = format_table(("table", "rows", "contents"), rows, wraps={"contents"})
+    else:
+        text = format_table(
+            ("table", "contents"), [(table.name, table.comment) for table in tables], wraps={"contents"}
+        )
+    if views:
+        others = [(view.name, view.comment) for view in views]
+        text += "\n" + format_table(("view, or table of meta", "contents"), others, wraps={"contents"})
+    return text
 
 
-def _to_json(label: str, columns: list[dict[str, Any]], count: int | None) -> dict[str, Any]:
-    table = _BY_LABEL[label]
-    head = {"name": label, "comment": table.comment, "rows": count, "key": list(table.key)}
-    return head | {"tie_break": _tie_break(table), "parent": table.parent or None, "columns": columns}
-
-
-def _print_list(console: Console, counts: dict[str, int], others: list[DescribedTable]) -> None:
-    has_counts = bool(counts)
+def _format_one(table: DescribedTable) -> str:
+    text = f"{table.name}: {table.comment}"
+    text += "\n" if table.rows is None else f" {table.rows:,} rows.\n"
+    if table.key:
+        tie_break = f", then {table.tie_break}" if table.tie_break else ""
+        parent = f" Parent: {table.parent}." if table.parent else ""
+        text += f"Key: {', '.join(table.key)}{tie_break}.{parent}\n"
     rows = [
-        (label, *([f"{counts[label]:,}"] if has_counts else []), table.comment) for label, table in _BY_LABEL.items()
+        (column.name, column.type + ("" if column.is_nullable else " NOT NULL"), column.comment)
+        for column in table.columns
     ]
-    _print_grid(console, ("table", *(["rows"] if has_counts else []), "contents"), rows)
-    if others:
-        console.print()
-        _print_grid(console, ("view, or table of meta", "contents"), [(other.name, other.comment) for other in others])
-
-
-def _print_table(console: Console, label: str, columns: list[dict[str, Any]], count: int | None) -> None:
-    table = _BY_LABEL[label]
-    rows = "" if count is None else f" {count:,} rows."
-    tie_break = f", then {_tie_break(table)}" if _tie_break(table) else ""
-    parent = f" Parent: {table.parent}." if table.parent else ""
-    heading = f"{label}: {table.comment}{rows}\nKey: {', '.join(table.key)}{tie_break}.{parent}"
-    types = [column["type"] + ("" if column["is_nullable"] else " NOT NULL") for column in columns]
-    cells = [(column["name"], kind, column["comment"]) for column, kind in zip(columns, types, strict=True)]
-    _print_columns(console, heading, cells)
-
-
-def _print_columns(console: Console, heading: str, columns: list[tuple[str, str, str]]) -> None:
-    console.print(Text(heading))
-    _print_grid(console, ("column", "type", "meaning"), columns)
-
-
-def _print_grid(console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows whose last cell is a text: beside the other cells, or below them on a narrow terminal."""
-    lines = [[escape_controls(cell) for cell in row] for row in rows]
-    if console.width < _WIDE_COLUMNS:
-        console.print(Text(", ".join(headings), style="bold"))
-        for *cells, text in lines:
-            console.print(Text("  ".join(cells)))
-            console.print(Padding(Text(text), (0, 0, 0, 4)))
-        return
-    grid = Grid(box=None)
-    for heading in headings:
-        is_text = heading == headings[-1]
-        grid.add_column(heading, justify="right" if heading == "rows" else "left", no_wrap=not is_text)
-    for cells in lines:
-        grid.add_row(*map(Text, cells))
-    console.print(grid)
+    return text + format_table(("column", "type", "meaning"), rows, wraps={"type", "meaning"})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 import duckdb
@@ -14,6 +13,7 @@ from pipeline.errors import SettingsError
 from pipeline.lake.export_folder import staging_path
 from pipeline.lake.sql import UTC_NOW_SQL, sql_comment, sql_escape_formula, sql_identifier, sql_literal
 from pipeline.lake.xlsx import check_xlsx_installed, write_workbook
+from pipeline.output_formats import OutputFormat
 from schemas.tables import BY_NAME, TABLES
 
 if TYPE_CHECKING:
@@ -29,16 +29,7 @@ _BATCH_ROWS: Final = 20_000
 _MAX_PARTITIONS: Final = 1_000
 
 
-class ExportFormat(StrEnum):
-    """Format of the files."""
-
-    PARQUET = "parquet"
-    CSV = "csv"
-    XLSX = "xlsx"
-    DUCKDB = "duckdb"
-
-
-FILE_FORMATS: Final = {".xlsx": ExportFormat.XLSX, ".duckdb": ExportFormat.DUCKDB}
+FILE_FORMATS: Final = {".xlsx": OutputFormat.XLSX, ".duckdb": OutputFormat.DUCKDB}
 """Formats of one file, by the extension of its name."""
 
 
@@ -49,7 +40,7 @@ class ExportPlan:
     Without `escape_formulas` CSV has text exactly as the lake does.
     """
 
-    format: ExportFormat
+    format: OutputFormat
     tables: tuple[str, ...]
     partition_by: str | None = None
     escape_formulas: bool = True
@@ -57,14 +48,14 @@ class ExportPlan:
 
 def plan_export(
     db: duckdb.DuckDBPyConnection,
-    format_: ExportFormat,
+    format_: OutputFormat,
     tables: Sequence[str],
     partition_by: str | None,
     *,
     escape_formulas: bool,
 ) -> ExportPlan:
     """Check the options against the open catalog. Raises `SettingsError`."""
-    if format_ is ExportFormat.XLSX:
+    if format_ is OutputFormat.XLSX:
         check_xlsx_installed()
     columns = db.execute("SELECT table_name, column_name FROM duckdb_columns() WHERE schema_name = 'main'").fetchall()
     exportable = {name for name, _ in columns if not name.startswith("_")} | {table.name for table in TABLES}
@@ -102,9 +93,9 @@ def run_export(db: duckdb.DuckDBPyConnection, target: Path, plan: ExportPlan) ->
     `db` has the catalog open read-only, so the export is of one snapshot, also if another is published meanwhile.
     """
     with staging_path(target) as path:
-        if plan.format is ExportFormat.DUCKDB:
+        if plan.format is OutputFormat.DUCKDB:
             return _write_database(db, path, plan)
-        if plan.format is ExportFormat.XLSX:
+        if plan.format is OutputFormat.XLSX:
             return write_workbook(db, path, {name: source_of(name) for name in plan.tables})
         path.mkdir()
         return {name: _write_files(db, path, name, plan) for name in plan.tables}
@@ -125,7 +116,7 @@ def _write_files(db: duckdb.DuckDBPyConnection, folder: Path, name: str, plan: E
     """Write one file, or a folder of files if the table has the column that splits it. Return the rows."""
     table = source_of(name)
     columns = _columns_of(db, table)
-    is_csv = plan.format is ExportFormat.CSV
+    is_csv = plan.format is OutputFormat.CSV
     escape = is_csv and plan.escape_formulas
     partition_by = escape_formula(plan.partition_by or "") if escape else plan.partition_by or ""
     selected = ", ".join(_column_sql(column, sql_type, escape=escape) for column, sql_type in columns)

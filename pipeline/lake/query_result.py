@@ -1,21 +1,31 @@
-"""Rows of a query's result: streamed, as text, and as CSV that a spreadsheet reads without running it."""
+"""A query's result in every format, streamed row by row. Each writer returns the number of rows."""
 
 from __future__ import annotations
 
+import json
 import re
+import sys
+from itertools import islice
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import duckdb
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.parquet
 
 from pipeline.csv_rows import escape_formula
 from pipeline.lake.sql import sql_escape_formula, sql_identifier
+from pipeline.lake.xlsx import is_excel_type, write_result_workbook
+from pipeline.text_tables import format_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-BATCH_ROWS: Final = 20_000
+_BATCH_ROWS: Final = 20_000
+_TABLE_ROWS: Final = 1_000
+_NOT_FINITE: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|(-?(?:NaN|Infinity))')
+"""A string of JSON, or a number that DuckDB writes although JSON has none."""
+_INSTANT_TYPE: Final = re.compile(r"TIMESTAMP[^\[]*")
 _PLAIN_TYPE: Final = re.compile(
     r"U?(HUGE|BIG|SMALL|TINY)?INT|U?INTEGER|BOOLEAN|DECIMAL\(\d+,\d+\)|DOUBLE|FLOAT|DATE|TIME(STAMP)?\b[^\[]*|UUID"
 )
@@ -23,6 +33,79 @@ _PLAIN_TYPE: Final = re.compile(
 _CSV_TYPES: Final = frozenset(
     {"BIGINT", "INTEGER", "SMALLINT", "TINYINT", "BOOLEAN", "DOUBLE", "VARCHAR", "TIMESTAMP", "DATE"}
 )
+
+
+def write_table(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
+    """Write the first rows as an aligned table."""
+    rows = iter_rows(_cast_to_text(result, frozenset()))
+    first_rows = list(islice(rows, _TABLE_ROWS))
+    note = ", the first rows of more; use --format for all rows" if next(rows, None) is not None else ""
+    is_screen = target is sys.stdout.buffer and sys.stdout.isatty()
+    text = format_table(result.columns, first_rows, null="NULL", unit="row", note=note, is_screen=is_screen)
+    target.write(text.encode("utf-8", "backslashreplace"))
+    return len(first_rows)
+
+
+def write_json(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
+    """Write one JSON object with `columns`, `rows` and `count`, a line for each row."""
+    columns = [{"name": name, "type": str(kind)} for name, kind in zip(result.columns, result.types, strict=True)]
+    target.write(b'{"columns": ' + json.dumps(columns).encode() + b', "rows": [')
+    count = 0
+    for line in _json_rows(result):
+        target.write((b",\n" if count else b"\n") + line)
+        count += 1
+    target.write(b'\n], "count": %d, "ok": true, "exit_code": 0}\n' % count)
+    return count
+
+
+def write_jsonl(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
+    """Write each row as a JSON object on a line of its own."""
+    count = 0
+    for line in _json_rows(result):
+        target.write(line + b"\n")
+        count += 1
+    return count
+
+
+def _json_rows(result: duckdb.DuckDBPyRelation) -> Iterator[bytes]:
+    """Yield each row as a JSON object; instants are ISO-8601 in UTC."""
+    columns = (
+        f"{_to_iso(index, str(kind))} AS {sql_identifier(name)}"
+        for index, (name, kind) in enumerate(zip(result.columns, result.types, strict=True), start=1)
+    )
+    # The alias is a name that no column has: to_json(x) would take a column x instead of the row.
+    row = sql_identifier("scanlake row")
+    named = result.project(", ".join(columns)).set_alias("scanlake row")
+    for (line,) in iter_rows(named.project(f"to_json({row})::VARCHAR AS line")):
+        text = line.encode()
+        yield _NOT_FINITE.sub(_quote_number, text) if b"NaN" in text or b"Infinity" in text else text
+
+
+def _to_iso(index: int, kind: str) -> str:
+    """Return the SQL of a column, an instant as text in ISO-8601; the type with a zone shows UTC."""
+    if not _INSTANT_TYPE.fullmatch(kind):
+        return f"#{index}"
+    instant = f"CAST(#{index} AS TIMESTAMP)" if "ZONE" in kind else f"#{index}"
+    text = f"CAST({instant} AS VARCHAR)"
+    return f"CASE WHEN isfinite({instant}) THEN replace({text}, ' ', 'T') || 'Z' ELSE {text} END"
+
+
+def _quote_number(match: re.Match[bytes]) -> bytes:
+    return match[0] if match[1] is None else b'"' + match[1] + b'"'
+
+
+def write_parquet(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
+    """Write the rows as Parquet."""
+    reader = result.to_arrow_reader(_BATCH_ROWS)
+    with pyarrow.parquet.ParquetWriter(target, reader.schema, compression="zstd") as writer:
+        return _copy_batches(reader, writer)
+
+
+def write_xlsx(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
+    """Write the rows as a workbook with one sheet."""
+    columns = [(name, str(kind)) for name, kind in zip(result.columns, result.types, strict=True)]
+    unchanged = frozenset(kind for _, kind in columns if is_excel_type(kind))
+    return write_result_workbook(target, columns, iter_rows(_cast_to_text(result, unchanged)))
 
 
 def write_csv(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
@@ -37,12 +120,12 @@ def write_csv(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
 
 def write_exact_csv(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
     """Write the rows as CSV with their values unchanged, and return their number."""
-    reader = cast_to_text(result, _CSV_TYPES).to_arrow_reader(BATCH_ROWS)
+    reader = _cast_to_text(result, _CSV_TYPES).to_arrow_reader(_BATCH_ROWS)
     with pyarrow.csv.CSVWriter(target, reader.schema) as writer:
-        return copy_batches(reader, writer)
+        return _copy_batches(reader, writer)
 
 
-def copy_batches(reader: pa.RecordBatchReader, writer: Any) -> int:
+def _copy_batches(reader: pa.RecordBatchReader, writer: Any) -> int:
     """Pass every batch to a writer of Arrow, and return the number of rows."""
     count = 0
     for batch in _batches(reader):
@@ -64,11 +147,11 @@ def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
 
 def iter_rows(result: duckdb.DuckDBPyRelation) -> Iterator[tuple[Any, ...]]:
     """Yield the rows one by one. Raises `duckdb.Error` if the query fails while they are read."""
-    for batch in _batches(result.to_arrow_reader(BATCH_ROWS)):
+    for batch in _batches(result.to_arrow_reader(_BATCH_ROWS)):
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
-def cast_to_text(result: duckdb.DuckDBPyRelation, unchanged_types: frozenset[str]) -> duckdb.DuckDBPyRelation:
+def _cast_to_text(result: duckdb.DuckDBPyRelation, unchanged_types: frozenset[str]) -> duckdb.DuckDBPyRelation:
     """Return the rows with every column cast to DuckDB's text, except for columns of `unchanged_types`."""
     columns = (
         f"#{index}" if str(kind) in unchanged_types else f"CAST(#{index} AS VARCHAR)"

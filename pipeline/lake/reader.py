@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import duckdb
+import structlog
 
 from pipeline.errors import LakeCorruptedError, RunInterrupted, ScanlakeError
 from pipeline.lake.duckdb_errors import (
@@ -39,6 +40,7 @@ _PARTS: Final = "parts"
 PARTS_FOLDERS: Final = (_PARTS, "raw")
 """What the views read. Nothing else of the lake's folder is readable with SQL: a token file may be kept in it."""
 
+_log = structlog.get_logger()
 _INTERRUPT_INTERVAL_SECONDS: Final = 0.05
 _Result = TypeVar("_Result")
 _COLUMNS_SQL: Final = """
@@ -103,19 +105,20 @@ def translate_reader_errors(lake: Path) -> Iterator[None]:
         raise failure from error
 
 
-def describe_incomplete(connection: duckdb.DuckDBPyConnection) -> str | None:
-    """Return why the snapshot lacks files that the service had; None if it has all, or if nothing is known.
-
-    Of several sources the reason is that of the first one that lacks files, and names it.
-    """
+def warn_if_incomplete(connection: duckdb.DuckDBPyConnection) -> None:
+    """Warn if the published snapshot lacks files that the service had; of several sources, the first that does."""
     with suppress(duckdb.Error, LakeCorruptedError):
         for row in fetch_dicts(connection, f"FROM {FRESHNESS_VIEW}"):
-            snapshot = f"Snapshot {row['snapshot']}" + (f" of {row['source']}" if "source" in row else "")
             if row["watermark"] is None:
-                return f"{snapshot} is incomplete: the first sync has not finished."
-            if not row["complete"]:
-                return f"{snapshot} was published during a run: some of the newest changes are missing."
-    return None
+                lacks = "is incomplete: the first sync has not finished."
+            elif not row["complete"]:
+                lacks = "was published during a run: some of the newest changes are missing."
+            else:
+                continue
+            of_source = f" of {row['source']}" if "source" in row else ""
+            reason = f"Snapshot {row['snapshot']}{of_source} {lacks}"
+            _log.warning("snapshot.incomplete", reason=reason, hint="Run `scanlake status`.")
+            return
 
 
 def run_interruptibly(connection: duckdb.DuckDBPyConnection, work: Callable[[], _Result]) -> _Result:

@@ -19,7 +19,7 @@ LAYERS: Final = (
     {"__main__"},
     {"cli"},
     {"commands", "api"},
-    {"sources", "run_summaries", "publish_after_run"},
+    {"sources", "run_summaries", "publish_after_run", "completion", "output_file", "query_process"},
     {"context"},
     {
         *("sync", "maintenance", "reports", "shares", "doctor", "monitoring", "dashboard", "publish"),
@@ -29,8 +29,8 @@ LAYERS: Final = (
     {"client", "lake"},
     {"flatten"},
     {"worker_process"},
-    {"child_commands", "config", "process", "settings_template"},
-    {"progress", "logs", "settings", "global_options", "command_options"},
+    {"child_commands", "config", "process", "settings_template", "text_tables"},
+    {"progress", "logs", "settings", "global_options", "command_options", "output_formats", "time_bounds"},
     {"setting_checks"},
     {
         "errors",

@@ -16,10 +16,10 @@ import duckdb
 import pytest
 
 from pipeline.commands import _mcp_server
-from pipeline.commands._limited_process import QueryLimits
 from pipeline.commands._mcp_server import LakeTools
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError, TimeLimitReachedError
+from pipeline.query_process import QueryLimits
 from pipeline.settings import Settings
 from tests.conftest import ROOT
 from tests.logging_reset import logging_as_before

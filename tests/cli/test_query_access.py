@@ -127,11 +127,28 @@ def test_only_numbers_and_dates_keep_a_sign_in_csv(scanlake: Scanlake, lake: Pat
     assert answer.out.splitlines()[1] == '-1,-2,"-1.50",-2.5,"\'-1 day","[-1]"'
 
 
+@pytest.mark.usefixtures("lake")
+def test_instants_in_json_are_iso_8601(scanlake: Scanlake) -> None:
+    """JSON has every column of instants with T and Z, with the digits that it has; other columns are unchanged."""
+    sql = (
+        "SELECT TIMESTAMP '2024-01-01 10:00:00' AS a, TIMESTAMP '2024-01-01 10:00:00.5' AS b,"
+        " 'infinity'::TIMESTAMP AS c, TIMESTAMPTZ '2024-01-01 10:00:00+02' AS d, NULL::TIMESTAMP AS e,"
+        " DATE '2024-01-01' AS f, TIMESTAMP_NS '2024-01-01 10:00:00.123456789' AS g"
+    )
+    answer = scanlake("query", sql, "--json")
+    assert answer.code == 0, answer.err
+    (row,) = json.loads(answer.out)["rows"]
+    assert (row["a"], row["b"], row["c"]) == ("2024-01-01T10:00:00Z", "2024-01-01T10:00:00.5Z", "infinity")
+    assert (row["d"], row["e"], row["f"]) == ("2024-01-01T08:00:00Z", None, "2024-01-01")
+    assert row["g"] == "2024-01-01T10:00:00.123456789Z"
+
+
 def test_parquet_to_a_file(scanlake: Scanlake, lake: Path, tmp_path: Path) -> None:
     """The ending of --out chooses the format; Parquet is typed and exact, and --json says what was written."""
     assert lake.exists()
     answer = scanlake("query", FILES, "--out", "answer.parquet", "--json")
-    assert json.loads(answer.out) == {"out": "answer.parquet", "format": "parquet", "rows": 3}
+    written = {"out": "answer.parquet", "format": "parquet", "rows": 3}
+    assert json.loads(answer.out) == {"ok": True, "exit_code": 0} | written
     table = pq.read_table(tmp_path / "answer.parquet")
     assert table["scan_code"].to_pylist() == ["a", "", HOSTILE]
     assert str(table.schema.field("updated_at").type) == "timestamp[us]"
@@ -276,7 +293,8 @@ def test_tables_know_views_and_meta(scanlake: Scanlake, lake: Path) -> None:
         db.execute("CREATE TABLE main._parts (name VARCHAR)")
     (view,) = json.loads(scanlake("tables", "main.damage_by_month", "--json").out)["views"]
     assert (view["name"], view["comment"]) == ("damage_by_month", "Damage, month by month.")
-    assert view["columns"][0] == {"name": "n", "type": "BIGINT", "comment": "How many.", "refers_to": None}
+    column = {"name": "n", "type": "BIGINT", "comment": "How many.", "refers_to": None}
+    assert view["columns"][0] == column | {"is_key": False, "is_nullable": True}
     assert [column["name"] for column in view["columns"]] == ["n", "scan_code"]
     told = scanlake("tables", "meta.runs").out
     assert "meta.runs: One row a run." in told

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import yaml
 
-from pipeline.commands._dbt_sources import format_dbt_sources
+from pipeline.lake.dbt_sources import format_dbt_sources
 from schemas.tables import TABLES
 
 

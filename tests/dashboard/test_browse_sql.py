@@ -14,11 +14,11 @@ from urllib.parse import urlencode, urlsplit
 import duckdb
 import pytest
 
-from pipeline.commands._limited_process import write_query_csv
 from pipeline.context import CommandContext
 from pipeline.dashboard.browse.catalog_access import CatalogAccess, read_query
 from pipeline.dashboard.browse.sql_view import DOCUMENTED_QUERIES, MAX_ROWS
 from pipeline.errors import SettingsError, TimeLimitReachedError
+from pipeline.query_process import write_query_csv
 from pipeline.settings import Settings
 from tests.cli.conftest import scanlake
 from tests.dashboard.browse_client import Visitor, open_browse, table_rows

@@ -15,8 +15,9 @@ import pytest
 
 from pipeline.errors import SettingsError
 from pipeline.lake import export, xlsx
-from pipeline.lake.export import ExportFormat, ExportPlan, run_export
+from pipeline.lake.export import ExportPlan, run_export
 from pipeline.lake.lake import Lake
+from pipeline.output_formats import OutputFormat
 from schemas.tables import TABLES
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import told
@@ -43,7 +44,7 @@ def lake(tmp_path: Path) -> Path:
     return tmp_path / "lake"
 
 
-def exported(lake: Path, target: Path, shape: ExportFormat, *tables: str, raw: bool = False) -> dict[str, int]:
+def exported(lake: Path, target: Path, shape: OutputFormat, *tables: str, raw: bool = False) -> dict[str, int]:
     """Export as the command does, but for its confinement."""
     with duckdb.connect(str(lake / "catalog.duckdb"), read_only=True) as db:
         return run_export(db, target, ExportPlan(shape, tables or ("files", "uploads"), escape_formulas=not raw))
@@ -51,7 +52,7 @@ def exported(lake: Path, target: Path, shape: ExportFormat, *tables: str, raw: b
 
 def test_parquet_is_exact(lake: Path, tmp_path: Path) -> None:
     """Parquet files hold every value as the lake does."""
-    assert exported(lake, tmp_path / "out", ExportFormat.PARQUET) == {"files": 1, "uploads": len(TEXTS)}
+    assert exported(lake, tmp_path / "out", OutputFormat.PARQUET) == {"files": 1, "uploads": len(TEXTS)}
     rows = pq.read_table(tmp_path / "out" / "uploads.parquet").to_pylist()
     assert tuple(row["comment"] for row in rows) == TEXTS
     assert {row["file_id"] for row in rows} == {2**53 + 1}
@@ -61,7 +62,7 @@ def test_parquet_is_exact(lake: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("raw", [False, True])
 def test_csv_is_guarded(lake: Path, tmp_path: Path, raw: bool) -> None:  # noqa: FBT001
     """CSV text that a spreadsheet would run has a ' before it, numbers do not; --no-formula-escape leaves it."""
-    exported(lake, tmp_path / "out", ExportFormat.CSV, raw=raw)
+    exported(lake, tmp_path / "out", OutputFormat.CSV, raw=raw)
     with (tmp_path / "out" / "uploads.csv").open(encoding="utf-8", newline="") as content:
         rows = list(csv.DictReader(content))
     wanted = [("'" + text if text in FORMULAS and not raw else text) or "" for text in TEXTS]
@@ -77,7 +78,7 @@ def unescaped(text: str) -> str:
 
 def test_a_workbook(lake: Path, tmp_path: Path) -> None:
     """A workbook has a sheet a table; text is never a formula, and numbers too great for a spreadsheet are text."""
-    exported(lake, tmp_path / "out", ExportFormat.XLSX)
+    exported(lake, tmp_path / "out", OutputFormat.XLSX)
     with zipfile.ZipFile(tmp_path / "out") as book:
         assert book.testzip() is None
         sheets = [sheet.get("name") for sheet in ET.fromstring(book.read("xl/workbook.xml")).iter(f"{NS}sheet")]  # noqa: S314
@@ -110,13 +111,13 @@ def test_a_sheet_that_is_too_long(lake: Path, tmp_path: Path, monkeypatch: pytes
     """A table with more rows than a sheet holds is refused, and nothing is left."""
     monkeypatch.setattr(xlsx, "MAX_SHEET_ROWS", 3)
     with pytest.raises(SettingsError, match="more rows than a sheet"):
-        exported(lake, tmp_path / "out", ExportFormat.XLSX)
+        exported(lake, tmp_path / "out", OutputFormat.XLSX)
     assert not list(tmp_path.glob("out*"))
 
 
 def test_a_database_to_mail(lake: Path, tmp_path: Path) -> None:
     """One file with real tables and comments, which needs the lake no more."""
-    exported(lake, tmp_path / "out", ExportFormat.DUCKDB)
+    exported(lake, tmp_path / "out", OutputFormat.DUCKDB)
     lake.rename(tmp_path / "gone")
     with duckdb.connect(str(tmp_path / "out"), read_only=True) as db:
         assert tuple(text for (text,) in db.execute("SELECT comment FROM uploads ORDER BY id").fetchall()) == TEXTS
@@ -153,7 +154,7 @@ def test_one_snapshot(lake: Path, tmp_path: Path) -> None:
         with Lake(lake, doing="test") as made:
             commit(made, {5: 0})
             made.publish("", at=AT, complete=True, watermark=AT)
-        assert run_export(db, tmp_path / "out", ExportPlan(ExportFormat.PARQUET, ("files",))) == {"files": 1}
+        assert run_export(db, tmp_path / "out", ExportPlan(OutputFormat.PARQUET, ("files",))) == {"files": 1}
 
 
 # Workbooks for people
@@ -176,7 +177,7 @@ def _date_styles(path: Path) -> set[str]:
 
 def test_a_workbook_has_dates_and_a_heading_that_stays(lake: Path, tmp_path: Path) -> None:
     """Times are Excel's own dates, the heading is frozen and has a filter over all rows, columns fit what they show."""
-    exported(lake, tmp_path / "out", ExportFormat.XLSX, "files")
+    exported(lake, tmp_path / "out", OutputFormat.XLSX, "files")
     book = tmp_path / "out"
     sheet = _sheet(book)
     (pane,) = sheet.iter(f"{NS}pane")
@@ -246,7 +247,7 @@ def test_the_format_follows_the_name(lake: Path, tmp_path: Path) -> None:
 def test_a_database_to_mail_has_views(lake: Path, tmp_path: Path) -> None:
     """An exported database has the views over its tables and the dictionary of what it has; none reads the lake."""
     told(lake, "export", str(tmp_path / "all.duckdb"))
-    exported(lake, tmp_path / "two.duckdb", ExportFormat.DUCKDB, "files", "uploads")
+    exported(lake, tmp_path / "two.duckdb", OutputFormat.DUCKDB, "files", "uploads")
     lake.rename(tmp_path / "gone")
     views = {}
     for name in ("all", "two"):

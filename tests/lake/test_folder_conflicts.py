@@ -17,11 +17,12 @@ import pytest
 
 from pipeline.errors import LakeCorruptedError, LakeLockedError, SettingsError, StorageError
 from pipeline.lake import export
-from pipeline.lake.export import ExportFormat, ExportPlan, run_export
+from pipeline.lake.export import ExportPlan, run_export
 from pipeline.lake.integrity import missing_or_resized_parts
 from pipeline.lake.lake import BACKUP_IN_PROGRESS, Lake
 from pipeline.lake.models import RunRecord
 from pipeline.maintenance.backup import backup
+from pipeline.output_formats import OutputFormat
 from pipeline.progress import NullProgress
 from pipeline.settings import Settings
 from pipeline.sync.verify import VerifyMode, verify
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-PARQUET = ExportPlan(ExportFormat.PARQUET, ("files", "uploads"))
+PARQUET = ExportPlan(OutputFormat.PARQUET, ("files", "uploads"))
 
 
 def made_in(lake: Path) -> Path:
