@@ -167,7 +167,7 @@ async def asked(port: int, request: str) -> str:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:
         return ""
-    writer.write(f"{request} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    writer.write(f"{request} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
     answer = await reader.read()
     writer.close()
     return answer.decode()
