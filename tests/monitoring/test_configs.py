@@ -74,8 +74,6 @@ def test_the_calls_are_found() -> None:
         "scanlake-watch.service": ["watch"],
         "cronjob.yaml": ["sync"],
         "lake.yaml": [],
-        "sources.yaml": ["sync"],
-        "sources-watch.yaml": ["watch", "watch", "watch"],
         "watch.yaml": ["watch", "watch", "watch"],
     }
     with pytest.raises(Exception, match="No such option"):
@@ -126,7 +124,7 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", ["watch.yaml", "cronjob.yaml", "sources.yaml", "sources-watch.yaml"])
+@pytest.mark.parametrize("name", ["watch.yaml", "cronjob.yaml"])
 def test_the_pods_are_hardened(name: str) -> None:
     """Pods run as nobody in particular, write nowhere but their volumes, and have limits; the token is a file."""
     text = (CONFIGS / "kubernetes" / name).read_text(encoding="utf-8")
@@ -139,21 +137,15 @@ def test_the_pods_are_hardened(name: str) -> None:
     assert "\t" not in text
 
 
-@pytest.mark.parametrize("name", ["sources.yaml", "sources-watch.yaml"])
-def test_each_index_is_one_source(name: str, tmp_path: Path) -> None:
-    """Every number marked COUNT is that of the sources in the settings file, and each index has a lake of its own."""
-    folder = CONFIGS / "kubernetes"
-    lines = (folder / "sources.yaml").read_text(encoding="utf-8").splitlines()
+def test_a_cron_job_is_one_source(tmp_path: Path) -> None:
+    """The source of the job is one of the settings file, and each has a lake and a token of its own."""
+    text = (CONFIGS / "kubernetes" / "cronjob.yaml").read_text(encoding="utf-8")
+    lines = text.splitlines()
     start = lines.index("  scanlake.toml: |") + 1
-    settings = "\n".join(line[4:] for line in lines[start : lines.index("---")])
     path = tmp_path / "scanlake.toml"
-    path.write_text(settings, encoding="utf-8")
-    names = source_names(path)
-    marked = [line for line in (folder / name).read_text(encoding="utf-8").splitlines() if "# COUNT" in line]
-    assert len(marked) == {"sources.yaml": 3, "sources-watch.yaml": 2}[name]
-    for line in marked:
-        found = re.search(r"INDEX\)?/(\d+)|: (\d+)  #", line)
-        assert found is not None
-        assert int(found[1] or found[2]) == len(names)
-    lakes = [load(path, {}, source=f"{index}/{len(names)}").lake for index in range(len(names))]
-    assert lakes == [Path("/lake") / name for name in names]
+    path.write_text("\n".join(line[4:] for line in lines[start : lines.index("---")]), encoding="utf-8")
+    settings = {name: load(path, {}, source=name) for name in source_names(path)}
+    assert [each.lake for each in settings.values()] == [Path("/lake") / name for name in settings]
+    assert len({each.token_file for each in settings.values()}) == len(settings) == 2
+    [arguments] = commands_of(text)
+    assert arguments[arguments.index("--source") + 1] in settings
