@@ -34,7 +34,7 @@ ALERT_VARIABLE_PREFIX: Final = "SCANLAKE_ALERT_"
 """Start of the variables of an `on_failure` command, which may run scanlake. They are not settings either."""
 
 _GLOBAL_OPTIONS: Final = frozenset({"lake", "log_file"})  # settings that are also global options
-_PATH_SETTINGS: Final = ("lake", "token_file", "log_file", "liveness_file", "metrics_file")
+_PATH_SETTINGS: Final = ("lake", "token_file", "log_file", "metrics_file")
 _PER_SOURCE_SETTINGS: Final = frozenset({"base_url", "token_file", "lake", "log_file"})
 _SOURCE_NAME_RE: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _SOURCE_NAME_HINT: Final = "Use letters, digits, - and _, with a letter first."

@@ -39,13 +39,6 @@ def check_path_has_no_pattern(path: Any) -> Any:
     return path
 
 
-def check_duration(text: str) -> str:
-    """Return a duration unchanged."""
-    if not re.fullmatch(r"(\d+(\.\d+)?[smhd])+", text):
-        raise ValueError("must be a duration: 90s, 15m, 6h or 1d")
-    return text
-
-
 def check_command(command: str) -> str:
     """Return a command unchanged."""
     try:

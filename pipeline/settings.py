@@ -183,14 +183,6 @@ class Settings(BaseSettings):
         examples=[500_000_000_000],
     )
 
-    watch_interval: str = Field(
-        default="15m", description="Time between two syncs of `scanlake watch`: 90s, 15m, 6h, 1d."
-    )
-    liveness_file: Path | None = Field(
-        default=None,
-        description="Heartbeat file of `scanlake watch`, JSON, updated every 10 seconds.",
-        examples=["/run/scanlake/liveness.json"],
-    )
     metrics_file: Path | None = Field(
         default=None,
         description="Metrics file in Prometheus text format, written after every sync. "
@@ -203,16 +195,11 @@ class Settings(BaseSettings):
         "It receives variables SCANLAKE_ALERT_*.",
         examples=["/usr/local/bin/page-operator scanlake"],
     )
-    on_failure_webhook: SecretStr | None = Field(
+    notify_url: SecretStr | None = Field(
         default=None,
-        description="Webhook that receives the same alerts as JSON. Must be https, except on this machine.",
-        examples=["https://chat.example/hooks/scanlake"],
-    )
-    on_success_webhook: SecretStr | None = Field(
-        default=None,
-        description="URL that is requested (POST) after every successful sync, for a monitor that alerts when the "
-        "requests stop. Must be https, except on this machine.",
-        examples=["https://monitor.example/ping/1234"],
+        description="URL that receives (POST) the same alerts and every success as JSON. Must be https, except on "
+        "this machine.",
+        examples=["https://monitor.example/hooks/scanlake"],
     )
 
     @classmethod
@@ -252,11 +239,6 @@ class Settings(BaseSettings):
     def _check_publish_to(cls, url: str | None) -> str | None:
         return None if url is None else parse_store_url(url)
 
-    @field_validator("watch_interval")
-    @classmethod
-    def _check_watch_interval(cls, text: str) -> str:
-        return setting_checks.check_duration(text)
-
     @field_validator("proxy")
     @classmethod
     def _check_proxy(cls, url: str | None) -> str | None:
@@ -267,11 +249,11 @@ class Settings(BaseSettings):
     def _check_on_failure(cls, command: str | None) -> str | None:
         return None if command is None else setting_checks.check_command(command)
 
-    @field_validator("on_failure_webhook", "on_success_webhook")
+    @field_validator("notify_url")
     @classmethod
-    def _check_webhook(cls, url: SecretStr | None) -> SecretStr | None:
+    def _check_notify_url(cls, url: SecretStr | None) -> SecretStr | None:
         if url is not None:
-            validate_url(url.get_secret_value().partition("?")[0])  # a webhook can have a query
+            validate_url(url.get_secret_value().partition("?")[0])  # it can have a query
         return url
 
     @model_validator(mode="after")

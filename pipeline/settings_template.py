@@ -32,7 +32,7 @@ SECTIONS: Final = {
     "keep_snapshots": "Snapshots, retention",
     "publish_to": "Object storage",
     "images_after_sync": "Images",
-    "watch_interval": "Watch",
+    "metrics_file": "Monitoring",
 }
 """Section titles, by the first setting of each section, in the order of `Settings`."""
 

@@ -14,8 +14,9 @@ from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
 from pipeline.maintenance.compact import is_compaction_due
 from pipeline.maintenance.writable_lake import open_writable_lake
-from pipeline.monitoring.after_run import LakeBefore, RunResult, lake_stats, measure_delta, monitored_run
+from pipeline.monitoring.after_run import LakeBefore, lake_stats, measure_delta, monitored_run
 from pipeline.monitoring.killed_runs import record_killed_sync
+from pipeline.monitoring.run_result import RunResult
 from pipeline.process import run_async
 from pipeline.publish_after_run import publish_in_subprocess
 from pipeline.run_summaries import format_sync_summary, format_verification

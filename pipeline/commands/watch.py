@@ -13,13 +13,12 @@ import typer
 from pipeline.config import source_names
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError, most_severe
-from pipeline.monitoring.after_run import metric_labels
 from pipeline.monitoring.liveness import liveness_problem
-from pipeline.monitoring.metrics import render_prometheus
+from pipeline.monitoring.metrics import lake_labels, render_prometheus
 from pipeline.monitoring.metrics_server import serve_metrics
 from pipeline.monitoring.run_history import RunStatsFile
 from pipeline.monitoring.schedule import Schedule, parse_duration
-from pipeline.monitoring.scheduler import COMMAND, WatchConfig, Watcher, run_watchers
+from pipeline.monitoring.scheduler import COMMAND, Watcher, run_watchers
 from pipeline.monitoring.systemd import SystemdNotifier
 from pipeline.process import run_async
 from pipeline.settings import TOKEN_VARIABLE, Settings, require_base_url
@@ -31,18 +30,16 @@ GROUP: Final = "Fetch data"
 def run(
     context: CommandContext,
     *,
-    every: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help="Time between two syncs: 90s, 15m, 6h, 1d. Default: watch_interval."),
-    ] = None,
+    every: Annotated[str, typer.Option(metavar="DURATION", help="Time between two syncs: 90s, 15m, 6h, 1d.")] = "15m",
     jitter: Annotated[
         str | None,
         typer.Option(
             metavar="DURATION", help="Maximum random shift of a sync's start. Default: a tenth of the interval."
         ),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Run one sync and return its exit code.")] = False,
-    max_runs: Annotated[int | None, typer.Option(min=1, help="Stop after this number of syncs.")] = None,
+    max_runs: Annotated[
+        int | None, typer.Option(min=1, help="Stop after this number of syncs, with the exit code of the last one.")
+    ] = None,
     all_sources: Annotated[
         bool, typer.Option("--all", help="Watch every source in the settings file, each with its own schedule.")
     ] = False,
@@ -52,6 +49,9 @@ def run(
     metrics_address: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Address of --metrics-port; 0.0.0.0 for all interfaces.")
     ] = "127.0.0.1",
+    liveness: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a heartbeat to this file every 10 seconds, as JSON.")
+    ] = None,
     check_liveness: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Probe: exit with 0 if the watch that writes FILE is alive, otherwise 1."),
@@ -72,38 +72,33 @@ def run(
         return _check_liveness(context, check_liveness, max_age)
     if max_age is not None:
         raise SettingsError("--max-age requires --check-liveness.", hint="Add --check-liveness FILE.")
-    configs = []
+    interval = parse_duration("--every", every, minimum=1)
+    schedule = Schedule.from_interval(interval, None if jitter is None else parse_duration("--jitter", jitter))
+    watchers = []
     for source in _select_sources(context, all_sources=all_sources):
         source_context = replace(context, source=source)
         load = partial(_load_settings, source_context)
-        settings = load()  # also with --every: a wrong setting of any source ends `watch` before it starts
-        interval, name = (every, "--every") if every else (settings.watch_interval, "watch_interval")
-        schedule = Schedule.from_interval(
-            parse_duration(name, interval, minimum=1), None if jitter is None else parse_duration("--jitter", jitter)
-        )
+        load()  # a wrong setting of any source ends `watch` before it starts
         argv = [sys.executable, "-m", "pipeline", "--json", *source_context.to_argv(), COMMAND]
-        configs.append(WatchConfig(source or "", argv, load, schedule, 1 if once else max_runs, all_sources))
-    liveness_file = configs[0].load_settings().liveness_file  # one file per process
-    watching = run_watchers(configs, SystemdNotifier.from_environment(os.environ), liveness_file)
+        watchers.append(Watcher(source or "", argv, load, schedule, max_runs, never_gives_up=all_sources))
+    watching = run_watchers(watchers, SystemdNotifier.from_environment(os.environ), liveness)
     if metrics_port is not None:
-        watching = _serve_metrics_while(watching, configs, metrics_address, metrics_port)
-    watchers = run_async(watching)
+        watching = _serve_metrics_while(watching, watchers, metrics_address, metrics_port)
+    run_async(watching)
     return _print_result(context, watchers)
 
 
 async def _serve_metrics_while(
-    watching: Coroutine[Any, Any, list[Watcher]], configs: Sequence[WatchConfig], address: str, port: int
-) -> list[Watcher]:
-    lakes = [(config.load_settings(), config.source) for config in configs]
+    watching: Coroutine[Any, Any, None], watchers: Sequence[Watcher], address: str, port: int
+) -> None:
+    lakes = [(watcher.load_settings().lake, watcher.source) for watcher in watchers]
 
     def render() -> str:
-        return render_prometheus(
-            *((RunStatsFile(settings.lake).last, metric_labels(settings, source)) for settings, source in lakes)
-        )
+        return render_prometheus(*((RunStatsFile(lake).last, lake_labels(lake, source)) for lake, source in lakes))
 
     try:
         async with serve_metrics(address, port, render):
-            return await watching
+            await watching
     finally:
         watching.close()
 
@@ -128,18 +123,18 @@ def _load_settings(context: CommandContext) -> Settings:
     return settings
 
 
-def _print_result(context: CommandContext, watchers: list[Watcher]) -> ExitCode:
+def _print_result(context: CommandContext, watchers: Sequence[Watcher]) -> ExitCode:
     if context.as_json:
         sources = [
             {
-                "source": watcher.config.source,
+                "source": watcher.source,
                 "runs": watcher.runs,
-                "exit_code": watcher.last_outcome and watcher.last_outcome.code,
+                "exit_code": watcher.last_run and watcher.last_run.code,
             }
             for watcher in watchers
         ]
         context.print_json({"sources": sources})
-    return most_severe(watcher.last_outcome.code for watcher in watchers if watcher.last_outcome is not None)
+    return most_severe(watcher.last_run.code for watcher in watchers if watcher.last_run is not None)
 
 
 def _check_liveness(context: CommandContext, path: Path, max_age: str | None) -> ExitCode:

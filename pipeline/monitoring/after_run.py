@@ -6,134 +6,96 @@
 from __future__ import annotations
 
 import os
-import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pipeline.errors import ExitCode, StorageError, to_scanlake_error
+from pipeline.errors import ExitCode, to_scanlake_error
 from pipeline.lake.lake_folder import find_enclosing_lake
-from pipeline.lake.layout import LakeLayout
-from pipeline.lake.ledger_format import LedgerIdentity, identify_ledger
 from pipeline.logs import to_one_line
-from pipeline.monitoring.alerts import build_alert, is_configured, send_alert, send_ping
+from pipeline.monitoring.alerts import Alert, has_receiver, send_alert
 from pipeline.monitoring.child_process import is_watched
-from pipeline.monitoring.metrics import write_metrics
-from pipeline.monitoring.outcome import Outcome, OutcomeKind
+from pipeline.monitoring.metrics import lake_labels, write_metrics
 from pipeline.monitoring.run_history import RunStatsFile
+from pipeline.monitoring.run_result import RunOutcome, RunResult
+from pipeline.process import ThreadRun
 from pipeline.progress import CrawlProgress
 from schemas.timestamps import format_instant
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Iterator
 
     from pipeline.lake.lake import Lake
-    from pipeline.monitoring.alerts import AlertEvent
     from pipeline.monitoring.run_history import RunStats
     from pipeline.progress import ProgressState
     from pipeline.settings import Settings
 
-_FAILED_KINDS: Final = frozenset({OutcomeKind.FAILED, OutcomeKind.NEEDS_ATTENTION})
 _MAX_REASONS: Final = 20
-_MAX_INCONSISTENT_VERIFICATIONS: Final = 2
+_MAX_INCONSISTENT_VERIFICATIONS: Final = 2  # in one they can differ by chance
 _INCONSISTENT_REASON: Final = "Lake and service differ in several verifications; see meta.verifications."
 _NOT_PUBLISHED_REASON: Final = "The sync succeeded, but the object storage does not have it."
 
 
-@dataclass(slots=True)
-class RunResult:
-    """The result of a command's run: its exit code, and the object that --json prints."""
-
-    code: ExitCode = ExitCode.OK
-    result: dict[str, Any] = field(default_factory=dict)
-
-
 @contextmanager
 def monitored_run(settings: Settings, command: str, source: str = "") -> Iterator[RunResult]:
-    """Record the result of a run and send metrics and alerts; under `watch` the parent does this."""
-    result, started_at = RunResult(), time.time()
-    reason = error_type = ""
+    """Yield the result to fill in. At its end record it, with metrics and alerts; under `watch` the parent does."""
+    result = RunResult(command, settings.lake, source)
     try:
         yield result
     except BaseException as error:
         failure = to_scanlake_error(error)
-        reason, error_type = to_one_line(f"{failure.message} {failure.hint}"), type(failure).__name__
-        result.code = failure.exit_code
+        result.code, result.error_type = failure.exit_code, type(failure).__name__
+        result.reason = to_one_line(f"{failure.message} {failure.hint}")
         raise
     finally:
-        if (_has_receiver(settings) or _is_lake(settings.lake)) and not is_watched():
-            seconds = max(0.0, time.time() - started_at)
-            lake, code = settings.lake, result.code
-            outcome = Outcome(command, lake, code, reason, started_at, seconds, result.result, error_type)
-            record_run(settings, RunStatsFile(lake), outcome, source)
+        result.seconds = max(0.0, (datetime.now(UTC) - result.started_at).total_seconds())
+        if not is_watched():
+            ThreadRun(lambda: record_run(settings, RunStatsFile(settings.lake), result)).wait()
 
 
-def _has_receiver(settings: Settings) -> bool:
-    """Return whether metrics, alerts or pings of a run go anywhere."""
-    return bool(is_configured(settings) or settings.on_success_webhook or settings.metrics_file)
-
-
-def _is_lake(folder: Path) -> bool:
-    with suppress(StorageError):
-        return identify_ledger(LakeLayout(folder.absolute()).ledger) is LedgerIdentity.LEDGER
-    return False
-
-
-def record_run(
-    settings: Settings,
-    history: RunStatsFile,
-    outcome: Outcome,
-    source: str = "",
-    *,
-    stop: threading.Event | None = None,
-) -> RunStats:
-    """Add the run to the statistics, write metrics, send alerts. Failures to do so are logged, not raised."""
-    if is_configured(settings) and find_enclosing_lake(settings.lake) is None:
+async def record_run(settings: Settings, history: RunStatsFile, result: RunResult) -> RunStats:
+    """Add the run to the statistics, write metrics, send an alert. Failures to do so are logged, not raised."""
+    if has_receiver(settings) and find_enclosing_lake(settings.lake) is None:
         # An alert is sent once per kind of failure, also if the first sync has failed and made no lake.
         with suppress(OSError):
             settings.lake.mkdir(parents=True, exist_ok=True)
     with history.update() as stats:
-        stats.add_run(outcome)
-        if _is_lasting_inconsistency(outcome, stats):
-            outcome = replace(outcome, code=ExitCode.REJECTS, reason=_INCONSISTENT_REASON)
-            # The run itself succeeded: its earlier failures have ended.
-            stats.alerted_exit_codes = [code for code in stats.alerted_exit_codes if code == ExitCode.REJECTS]
-        elif outcome.kind is OutcomeKind.DONE and (problem := (outcome.result.get("publish") or {}).get("problem")):
-            outcome = replace(outcome, code=ExitCode.PUBLISH, reason=f"{_NOT_PUBLISHED_REASON} {problem}")
-            stats.alerted_exit_codes = [code for code in stats.alerted_exit_codes if code == ExitCode.PUBLISH]
-        event = _alert_event(outcome, stats) if is_configured(settings) else None
-    labels = metric_labels(settings, source)
+        stats.add_run(result)
+        alert = _choose_alert(result, stats)
     if settings.metrics_file is not None:
-        write_metrics(settings.metrics_file, stats, labels)
-    if outcome.kind is OutcomeKind.DONE:
-        send_ping(settings, stop=stop)
-    if event is not None and send_alert(settings, build_alert(event, outcome, source), stop=stop):
+        write_metrics(settings.metrics_file, stats, lake_labels(result.lake, result.source))
+    if alert is not None and await send_alert(settings, alert, result) and alert.event != "succeeded":
         with history.update() as stats:
-            stats.alerted_exit_codes = [*stats.alerted_exit_codes, outcome.code] if event == "failed" else []
+            stats.alerted_exit_codes = [*stats.alerted_exit_codes, alert.exit_code] if alert.event == "failed" else []
     return stats
 
 
-def metric_labels(settings: Settings, source: str) -> dict[str, str]:
-    """Return the labels of a lake's metrics: the source, or the folder of a lake without one."""
-    return {"source": source} if source else {"lake": str(settings.lake.absolute())}
+def _choose_alert(result: RunResult, stats: RunStats) -> Alert | None:
+    """Return the alert about a run: "failed" once per exit code, "recovered" for the first success after one."""
+    problem = _find_problem(result, stats)
+    if problem is not None:
+        code, reason = problem
+        if result.outcome is RunOutcome.DONE:  # the run itself succeeded: its earlier failures have ended
+            stats.alerted_exit_codes = [each for each in stats.alerted_exit_codes if each == code]
+        return None if code in stats.alerted_exit_codes else Alert("failed", code, reason)
+    if result.outcome is not RunOutcome.DONE:
+        return None
+    return Alert("recovered" if stats.alerted_exit_codes else "succeeded", result.code)
 
 
-def _alert_event(outcome: Outcome, stats: RunStats) -> AlertEvent | None:
-    """Return "failed" for an exit code without an alert so far, "recovered" for the first success after one."""
-    if outcome.kind in _FAILED_KINDS or _is_lasting_inconsistency(outcome, stats):
-        return None if outcome.code in stats.alerted_exit_codes else "failed"
-    return "recovered" if outcome.kind is OutcomeKind.DONE and stats.alerted_exit_codes else None
-
-
-def _is_lasting_inconsistency(outcome: Outcome, stats: RunStats) -> bool:
-    """Return whether a run succeeded, yet lake and service differ in the last verifications.
-
-    In one verification they can differ by chance. The alert has the exit code REJECTS, whatever code the run has.
-    """
-    return outcome.kind is OutcomeKind.DONE and stats.inconsistent_verifications >= _MAX_INCONSISTENT_VERIFICATIONS
+def _find_problem(result: RunResult, stats: RunStats) -> tuple[int, str] | None:
+    """Return exit code and reason of a failure, or of a problem that a successful run leaves."""
+    if result.has_failed:
+        return result.code, result.reason
+    if result.outcome is RunOutcome.DONE:
+        if stats.inconsistent_verifications >= _MAX_INCONSISTENT_VERIFICATIONS:
+            return ExitCode.REJECTS, _INCONSISTENT_REASON
+        if problem := (result.result.get("publish") or {}).get("problem"):
+            return ExitCode.PUBLISH, f"{_NOT_PUBLISHED_REASON} {problem}"
+    return None
 
 
 # Figures of a run and its lake: from the ledger, without opening the catalog

@@ -6,23 +6,24 @@ import asyncio
 import json
 import os
 import signal
-import time
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from pipeline.errors import ExitCode
 from pipeline.logs import to_one_line
-from pipeline.monitoring.outcome import Outcome, OutcomeKind, describe_exit
+from pipeline.monitoring.run_result import RunOutcome
 from pipeline.monitoring.systemd import SYSTEMD_VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
+
+    from pipeline.monitoring.run_result import RunResult
 
 STOP_GRACE_SECONDS: Final = 8.0  # for a run that is asked to stop, to commit its complete batches
 _PARENT_VARIABLE: Final = "WATCHED_BY_SCANLAKE"  # not SCANLAKE_...: those are settings
 _REPEATED: Final = "`scanlake watch` repeats it."
 _MAX_OUTPUT_BYTES: Final = 4_000_000
+_SIGNAL_EXIT_CODE_BASE: Final = 128  # a shell adds this to the number of the signal that ended a process
 
 
 def is_watched() -> bool:
@@ -30,12 +31,11 @@ def is_watched() -> bool:
     return os.environ.get(_PARENT_VARIABLE) == str(os.getppid())
 
 
-async def run_child(argv: Sequence[str], *, command: str, lake: Path) -> Outcome:
-    """Run the command to its end and read one JSON object from its stdout.
+async def run_child(argv: Sequence[str], run: RunResult) -> RunResult:
+    """Run the command to its end, and return `run` with its exit code, error and the JSON object on its stdout.
 
     On cancellation send SIGTERM and wait; after `STOP_GRACE_SECONDS` kill the process with all its children.
     """
-    started_at, started_monotonic = time.time(), time.monotonic()
     environment = {name: value for name, value in os.environ.items() if name not in SYSTEMD_VARIABLES}
     process = await asyncio.create_subprocess_exec(
         *argv,
@@ -52,18 +52,29 @@ async def run_child(argv: Sequence[str], *, command: str, lake: Path) -> Outcome
         raise
     finally:
         _kill_group(process.pid)
-    code, reason = describe_exit(command, process.returncode or 0)
-    result = parse_json_object(stdout[-_MAX_OUTPUT_BYTES:])
-    error_type = str(result.get("error_type") or "")
-    if not reason and "error" in result:
+    run.seconds = (datetime.now(UTC) - run.started_at).total_seconds()
+    run.result = parse_json_object(stdout[-_MAX_OUTPUT_BYTES:])
+    run.error_type = str(run.result.get("error_type") or "")
+    run.code, run.reason = describe_exit(run.command, process.returncode or 0)
+    if not run.reason and "error" in run.result:
         # The hint of a failure that usually passes is to run the command again, which `watch` does.
-        is_repeated = Outcome(command, lake, code, error_type=error_type).kind is OutcomeKind.FAILED
-        hint = _REPEATED if is_repeated else result.get("hint") or ""
-        reason = to_one_line(f"{result['error']} {hint}")
-    if not reason and code not in {ExitCode.OK, ExitCode.REJECTS}:
-        reason = f"{command} ended with exit code {code}"
-    seconds = time.monotonic() - started_monotonic
-    return Outcome(command, lake, code, reason, started_at, seconds, result, error_type)
+        hint = _REPEATED if run.outcome is RunOutcome.FAILED else run.result.get("hint") or ""
+        run.reason = to_one_line(f"{run.result['error']} {hint}")
+    elif not run.reason and run.has_failed:
+        run.reason = f"{run.command} ended with exit code {run.code}"
+    return run
+
+
+def describe_exit(command: str, returncode: int) -> tuple[int, str]:
+    """Return the exit code of a process as a shell has it, and the reason if a signal ended it."""
+    if returncode >= 0:
+        return returncode, ""
+    try:
+        name = signal.Signals(-returncode).name
+    except ValueError:
+        name = f"signal {-returncode}"
+    cause = " The system kills processes when memory is short." if -returncode == signal.SIGKILL else ""
+    return _SIGNAL_EXIT_CODE_BASE - returncode, f"{command} was killed by {name}.{cause}"
 
 
 def parse_json_object(text: bytes | str) -> dict[str, Any]:

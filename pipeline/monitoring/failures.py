@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pipeline.formatting import pluralize
 from pipeline.logs import to_one_line
 from pipeline.monitoring.run_history import RunStatsFile
-from schemas.timestamps import SECOND
+from schemas.timestamps import from_datetime
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,8 @@ def find_failures(lake: Path, state: LiveState) -> Failures | None:
     """Return the failures since the last run that ended well; None without one."""
     recorded = state.failures
     stats = RunStatsFile(lake).last
-    is_counted = stats.failures > 0 and (stats.last_ended or 0) * SECOND > state.last_success_at
+    ended_at = 0 if stats.last_ended is None else from_datetime(stats.last_ended)
+    is_counted = stats.failures > 0 and ended_at > state.last_success_at
     count = max(len(recorded), stats.failures if is_counted else 0)
     if not count:
         return None

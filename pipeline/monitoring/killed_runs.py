@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 from pipeline.lake.live_state import read_live_state
 from pipeline.monitoring.after_run import record_run
-from pipeline.monitoring.outcome import Outcome
 from pipeline.monitoring.run_history import RunStatsFile
-from schemas.timestamps import SECOND, format_instant
+from pipeline.monitoring.run_result import RunResult
+from pipeline.process import ThreadRun
+from schemas.timestamps import format_instant, to_datetime
 
 if TYPE_CHECKING:
     from pipeline.settings import Settings
@@ -26,10 +27,10 @@ def record_killed_sync(settings: Settings, source: str = "") -> None:
     last = next(iter(state.runs), None) if state is not None else None
     if last is None or last.command != _COMMAND or last.state != "interrupted":
         return
-    history, started_at = RunStatsFile(settings.lake), last.started_at / SECOND
+    history, started_at = RunStatsFile(settings.lake), to_datetime(last.started_at)
     if history.last.last_ended is not None and history.last.last_ended >= started_at:
         return
     reason = f"The sync of {format_instant(last.started_at)} was killed, or the machine stopped."
-    result = {"run_id": last.run_id}
-    outcome = Outcome(_COMMAND, settings.lake, _KILLED_CODE, reason, started_at, result=result)
-    record_run(settings, history, outcome, source)
+    result = RunResult(_COMMAND, settings.lake, source, _KILLED_CODE, reason, started_at=started_at)
+    result.result = {"run_id": last.run_id}
+    ThreadRun(lambda: record_run(settings, history, result)).wait()

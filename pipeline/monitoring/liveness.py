@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import structlog
+import msgspec
 
 from pipeline.formatting import format_duration
 from pipeline.monitoring.metrics import write_or_warn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
 HEARTBEAT_SECONDS: Final = 10.0
@@ -22,38 +19,30 @@ MAX_HEARTBEAT_AGE_SECONDS: Final = 60.0
 STOPPED: Final = "stopped"
 """State of a watch that has ended. Its process writes it last."""
 
-_log = structlog.get_logger()
-
 
 @dataclass(slots=True)
 class WatchState:
-    """The state of one watch. Instants are seconds since 1970."""
+    """The state of one watch."""
 
     state: str = "starting"
-    last_success: float | None = None
-    next_run: float | None = None
+    last_success: datetime | None = None
+    next_run: datetime | None = None
     failures: int = 0
     reason: str = ""
 
 
 @dataclass(slots=True)
-class LivenessFile:
-    """The states of all watches of one process, by source name; the key is empty for a watch without a source."""
+class Liveness:
+    """The states of all watches of one process by source, and the time of its last heartbeat."""
 
-    states: dict[str, WatchState] = field(default_factory=dict)
-    _is_failing: bool = False
+    at: datetime
+    sources: dict[str, WatchState]
 
-    def write(self, path: Path) -> None:
-        """Write a heartbeat with all states to the file. Log the first of several failures, and the recovery."""
-        content: dict[str, Any] = {"at": _format_instant(time.time())}
-        if set(self.states) == {""}:
-            content |= _to_json(self.states[""])
-        else:
-            content["sources"] = {name: _to_json(state) for name, state in self.states.items()}
-        written = write_or_warn(path, json.dumps(content) + "\n", subject="liveness", has_warned=self._is_failing)
-        if written and self._is_failing:
-            _log.info("liveness.write_recovered", path=str(path))
-        self._is_failing = not written
+    def write(self, path: Path, *, has_warned: bool = False) -> bool:
+        """Write a heartbeat with all states to the file; return whether it was written. Warn once of a failure."""
+        self.at = datetime.now(UTC)
+        text = msgspec.json.encode(self).decode()
+        return write_or_warn(path, f"{text}\n", subject="liveness", has_warned=has_warned)
 
 
 def liveness_problem(path: Path, *, max_age: float | None) -> str | None:
@@ -62,49 +51,32 @@ def liveness_problem(path: Path, *, max_age: float | None) -> str | None:
     With `max_age` the last success of each source must be at most so many seconds old, too.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        heartbeat_age = time.time() - _parse_instant(content["at"])
-        states: Mapping[str, Any] = content.get("sources") or {"": content}
-        has_stopped = all(state.get("state") == STOPPED for state in states.values())
-        successes = {name: state.get("last_success") for name, state in states.items()}
-        ages = {name: None if at is None else time.time() - _parse_instant(at) for name, at in successes.items()}
+        liveness = msgspec.json.decode(path.read_bytes(), type=Liveness)
     except OSError as error:
         return f"{path}: {error.strerror}."
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except msgspec.DecodeError:
         return f"{path}: not a liveness file."
-    if has_stopped:
-        return f"{path}: the watch has stopped."
-    if heartbeat_age > MAX_HEARTBEAT_AGE_SECONDS:
-        return f"{path}: no heartbeat for {format_duration(round(heartbeat_age))}."
-    return None if max_age is None else _find_old_success(path, ages, max_age)
+    problem = None
+    if all(state.state == STOPPED for state in liveness.sources.values()):
+        problem = "the watch has stopped."
+    elif _age(liveness.at) > MAX_HEARTBEAT_AGE_SECONDS:
+        problem = f"no heartbeat for {format_duration(round(_age(liveness.at)))}."
+    elif max_age is not None:
+        problem = _find_old_success(liveness, max_age)
+    return None if problem is None else f"{path}: {problem}"
 
 
-def _find_old_success(path: Path, ages: Mapping[str, float | None], max_age: float) -> str | None:
-    """Return the first source whose last success is older than `max_age` seconds, as a sentence."""
-    for name, age in ages.items():
+def _find_old_success(liveness: Liveness, max_age: float) -> str | None:
+    """Return the first source whose last success is older than `max_age` seconds, as a clause."""
+    for name, state in liveness.sources.items():
         source = f" of {name}" if name else ""
-        if age is None:
-            return f"{path}: no success{source} yet."
+        if state.last_success is None:
+            return f"no success{source} yet."
+        age = _age(state.last_success)
         if age > max_age:
-            return (
-                f"{path}: last success{source} {format_duration(round(age))} ago; --max-age is"
-                f" {format_duration(max_age)}."
-            )
+            return f"last success{source} {format_duration(round(age))} ago; --max-age is {format_duration(max_age)}."
     return None
 
 
-def _to_json(state: WatchState) -> dict[str, Any]:
-    instants = {"last_success": _format_instant(state.last_success), "next_run": _format_instant(state.next_run)}
-    return asdict(state) | instants
-
-
-def _format_instant(seconds: float | None) -> str | None:
-    return (
-        None
-        if seconds is None
-        else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    )
-
-
-def _parse_instant(instant: str) -> float:
-    return datetime.fromisoformat(instant).timestamp()
+def _age(moment: datetime) -> float:
+    return (datetime.now(UTC) - moment).total_seconds()

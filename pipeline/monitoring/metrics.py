@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import structlog
 
@@ -15,12 +15,10 @@ from pipeline.atomic_files import write_file
 from pipeline.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from pipeline.monitoring.run_history import RunStats
-
-    Samples = Iterator[tuple[Mapping[str, str], float]]
 
 _WORLD_READABLE: Final = 0o644
 _log = structlog.get_logger()
@@ -28,79 +26,78 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric: its name, its meaning, and its samples as (labels, value)."""
+    """A metric: its name, its meaning, and where `RunStats` has its value, or its values by `label`."""
 
     name: str
     help: str
-    samples: Callable[[RunStats], Samples]
+    place: str
+    label: str = ""
 
     @property
     def kind(self) -> Literal["gauge", "counter"]:
         """Its type in Prometheus, which the name shows."""
         return "counter" if self.name.endswith("_total") else "gauge"
 
-
-def _read_field(name: str) -> Callable[[RunStats], Samples]:
-    """Return a function that yields a field as one sample without labels, or nothing for an unknown value."""
-    return lambda stats: _yield_known(getattr(stats, name))
-
-
-def _read_lake(name: str) -> Callable[[RunStats], Samples]:
-    return lambda stats: _yield_known(stats.lake.get(name))
-
-
-def _read_publish(name: str) -> Callable[[RunStats], Samples]:
-    return lambda stats: _yield_known(stats.publish.get(name))
+    def read(self, stats: RunStats) -> list[tuple[Mapping[str, str], float]]:
+        """Return its samples as (labels, value); none for an unknown value."""
+        part, _, key = self.place.partition(".")
+        value = getattr(stats, part)
+        if key:
+            value = value.get(key)
+        if self.label:
+            return [({self.label: key}, count) for key, count in sorted(value.items())]
+        return [] if value is None else [({}, _to_number(value))]
 
 
-def _read_lake_instant(name: str) -> Callable[[RunStats], Samples]:
-    def read(stats: RunStats) -> Samples:
-        value = stats.lake.get(name)
-        return _yield_known(datetime.fromisoformat(value).timestamp() if isinstance(value, str) else value)
-
-    return read
-
-
-def _read_counts(name: str, label: str) -> Callable[[RunStats], Samples]:
-    return lambda stats: (({label: key}, float(count)) for key, count in sorted(getattr(stats, name).items()))
-
-
-def _yield_known(value: float | None) -> Samples:
-    if value is not None:
-        yield {}, float(value)
+def _to_number(value: Any) -> float:
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value)
+    return value.timestamp() if isinstance(value, datetime) else float(value)
 
 
 METRICS: Final = (
-    Metric("scanlake_last_success_timestamp_seconds", "End of the last successful run.", _read_field("last_success")),
-    Metric("scanlake_last_run_timestamp_seconds", "End of the last run, successful or not.", _read_field("last_ended")),
-    Metric("scanlake_last_run_exit_code", "Exit code of the last run.", _read_field("last_code")),
-    Metric("scanlake_last_run_duration_seconds", "Duration of the last run.", _read_field("last_seconds")),
-    Metric("scanlake_consecutive_failures", "Failed runs since the last successful one.", _read_field("failures")),
-    Metric("scanlake_runs_total", "Runs by exit code.", _read_counts("runs", "exit_code")),
-    Metric("scanlake_run_seconds_total", "Duration of all runs.", _read_field("seconds")),
-    Metric("scanlake_watermark_timestamp_seconds", "Everything updated before this instant is in the lake.",
-           _read_lake_instant("watermark")),
-    Metric("scanlake_files", "Files in the lake.", _read_lake("files")),
-    Metric("scanlake_deleted_files", "Files that the service no longer has.", _read_lake("deleted_files")),
-    Metric("scanlake_rejects", "Documents and files that are rejected at present.", _read_lake("rejects")),
-    Metric("scanlake_snapshot", "Number of the published snapshot.", _read_lake("snapshot")),
-    Metric("scanlake_publish_failures", "Failed publishes to object storage since the last successful one.",
-           _read_publish("failures")),
-    Metric("scanlake_last_publish_timestamp_seconds", "Last successful publish to object storage.",
-           _read_publish("published_at")),
-    Metric("scanlake_lake_size_bytes", "Size of the lake's folder.", _read_lake("bytes")),
-    Metric("scanlake_last_verify_timestamp_seconds", "Last comparison with the service's full list.",
-           _read_lake_instant("verified_at")),
-    Metric("scanlake_last_verify_consistent", "1 if that comparison found no difference.",
-           _read_lake("verified_consistent")),
-    Metric("scanlake_files_fetched_total", "Files that successful runs fetched.", _read_field("fetched")),
-    Metric("scanlake_requests_total", "API calls of successful runs.", _read_counts("requests", "kind")),
-    Metric("scanlake_retries_total", "Retries of successful runs.", _read_field("retries")),
-    Metric("scanlake_throttled_total", "Responses 429 to successful runs.", _read_field("throttled")),
-    Metric("scanlake_learned_requests_per_second", "Rate limit of the service, as learned; absent: none met.",
-           _read_lake("rate")),
-    Metric("scanlake_learned_concurrency", "Concurrency learned from the service.", _read_lake("concurrency")),
-)  # fmt: skip
+    Metric("scanlake_last_success_timestamp_seconds", "End of the last successful run.", "last_success"),
+    Metric("scanlake_last_run_timestamp_seconds", "End of the last run, successful or not.", "last_ended"),
+    Metric("scanlake_last_run_exit_code", "Exit code of the last run.", "last_code"),
+    Metric("scanlake_last_run_duration_seconds", "Duration of the last run.", "last_seconds"),
+    Metric("scanlake_consecutive_failures", "Failed runs since the last successful one.", "failures"),
+    Metric("scanlake_runs_total", "Runs by exit code.", "runs", "exit_code"),
+    Metric("scanlake_run_seconds_total", "Duration of all runs.", "seconds"),
+    Metric(
+        "scanlake_watermark_timestamp_seconds",
+        "Everything updated before this instant is in the lake.",
+        "lake.watermark",
+    ),
+    Metric("scanlake_files", "Files in the lake.", "lake.files"),
+    Metric("scanlake_deleted_files", "Files that the service no longer has.", "lake.deleted_files"),
+    Metric("scanlake_rejects", "Documents and files that are rejected at present.", "lake.rejects"),
+    Metric("scanlake_snapshot", "Number of the published snapshot.", "lake.snapshot"),
+    Metric(
+        "scanlake_publish_failures",
+        "Failed publishes to object storage since the last successful one.",
+        "publish.failures",
+    ),
+    Metric(
+        "scanlake_last_publish_timestamp_seconds", "Last successful publish to object storage.", "publish.published_at"
+    ),
+    Metric("scanlake_lake_size_bytes", "Size of the lake's folder.", "lake.bytes"),
+    Metric(
+        "scanlake_last_verify_timestamp_seconds",
+        "Last comparison with the service's full list.",
+        "lake.verified_at",
+    ),
+    Metric("scanlake_last_verify_consistent", "1 if that comparison found no difference.", "lake.verified_consistent"),
+    Metric("scanlake_files_fetched_total", "Files that successful runs fetched.", "fetched"),
+    Metric("scanlake_requests_total", "API calls of successful runs.", "requests", "kind"),
+    Metric("scanlake_retries_total", "Retries of successful runs.", "retries"),
+    Metric("scanlake_throttled_total", "Responses 429 to successful runs.", "throttled"),
+    Metric(
+        "scanlake_learned_requests_per_second",
+        "Rate limit of the service, as learned; absent: none met.",
+        "lake.rate",
+    ),
+    Metric("scanlake_learned_concurrency", "Concurrency learned from the service.", "lake.concurrency"),
+)
 
 
 def render_prometheus(*lakes: tuple[RunStats, Mapping[str, str]]) -> str:
@@ -108,11 +105,16 @@ def render_prometheus(*lakes: tuple[RunStats, Mapping[str, str]]) -> str:
     lines = ["# HELP scanlake_build_info The version of scanlake.", "# TYPE scanlake_build_info gauge"]
     lines += [f"scanlake_build_info{_format_labels({**labels, 'version': __version__})} 1" for _, labels in lakes]
     for metric in METRICS:
-        samples = [({**labels, **own}, value) for stats, labels in lakes for own, value in metric.samples(stats)]
+        samples = [({**labels, **own}, value) for stats, labels in lakes for own, value in metric.read(stats)]
         if samples:
             lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}"]
             lines += [f"{metric.name}{_format_labels(own)} {_format_value(value)}" for own, value in samples]
     return "\n".join(lines) + "\n"
+
+
+def lake_labels(lake: Path, source: str) -> dict[str, str]:
+    """Return the labels of a lake's metrics: the source, or the folder of a lake without one."""
+    return {"source": source} if source else {"lake": str(lake.absolute())}
 
 
 def write_metrics(path: Path, stats: RunStats, labels: Mapping[str, str]) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from datetime import datetime  # noqa: TC003 - msgspec reads the annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -18,11 +19,13 @@ from pipeline.atomic_files import lock_file
 from pipeline.errors import StorageError
 from pipeline.lake.lake_folder import FolderKind, classify_folder
 from pipeline.lake.layout import LakeLayout
-from pipeline.monitoring.outcome import Outcome, OutcomeKind
+from pipeline.monitoring.run_result import RunOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    from pipeline.monitoring.run_result import RunResult
 
 FILE_NAME: Final = "run_stats.json"
 _PADDING_BYTES: Final = 8192  # the file is padded to a multiple, so that it rarely grows
@@ -32,7 +35,7 @@ _log = structlog.get_logger()
 
 @dataclass(slots=True)
 class RunStats:
-    """Counts since the file exists, and the last values. Instants are seconds since 1970."""
+    """Counts since the file exists, and the last values."""
 
     runs: dict[str, int] = field(default_factory=dict)  # by exit code
     requests: dict[str, int] = field(default_factory=dict)  # by kind
@@ -41,9 +44,9 @@ class RunStats:
     fetched: int = 0
     seconds: float = 0.0
     last_code: int | None = None
-    last_ended: float | None = None
+    last_ended: datetime | None = None
     last_seconds: float = 0.0
-    last_success: float | None = None
+    last_success: datetime | None = None
     lake: dict[str, Any] = field(default_factory=dict)  # see `lake_stats`
     publish: dict[str, Any] = field(default_factory=dict)  # the last to object storage, as `sync --json` has it
     failures: int = 0  # consecutive
@@ -51,18 +54,18 @@ class RunStats:
     inconsistent_verifications: int = 0  # consecutive
     alerted_exit_codes: list[int] = field(default_factory=list)  # since the last success
 
-    def add_run(self, outcome: Outcome) -> None:
+    def add_run(self, result: RunResult) -> None:
         """Count a run."""
-        code = str(outcome.code)
+        code = str(int(result.code))
         self.runs[code] = self.runs.get(code, 0) + 1
-        self.last_code, self.last_ended, self.last_seconds = outcome.code, outcome.ended_at, outcome.seconds
-        self.seconds += outcome.seconds
-        if outcome.kind is OutcomeKind.DONE:
-            self.failures, self.reason, self.last_success = 0, "", outcome.ended_at
-            self._add_figures(outcome.result)
-        elif outcome.kind in {OutcomeKind.FAILED, OutcomeKind.NEEDS_ATTENTION}:
+        self.last_code, self.last_ended, self.last_seconds = result.code, result.ended_at, result.seconds
+        self.seconds += result.seconds
+        if result.outcome is RunOutcome.DONE:
+            self.failures, self.reason, self.last_success = 0, "", result.ended_at
+            self._add_figures(result.result)
+        elif result.has_failed:
             self.failures += 1
-            self.reason = outcome.reason
+            self.reason = result.reason
 
     def _add_figures(self, result: Mapping[str, Any]) -> None:
         for part in (result, result.get("verify") or {}):
@@ -94,7 +97,7 @@ class RunStatsFile:
         with ExitStack() as stack:
             handle = self._lock(stack)
             stored = None if handle is None else _read(handle)
-            self.last = replace(stored or self.last)
+            self.last = stored or self.last
             yield self.last
             if handle is not None:
                 _write(handle, self.last, self._path)

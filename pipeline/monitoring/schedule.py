@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from pipeline.errors import SettingsError
 from pipeline.formatting import UNIT_SECONDS, format_duration
-from pipeline.monitoring.outcome import OutcomeKind
+from pipeline.monitoring.run_result import RunOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,22 +56,22 @@ class Schedule:
         """Return the seconds before the first run."""
         return self.random() * min(self.jitter, _MAX_INITIAL_DELAY_SECONDS)
 
-    def next_delay(self, kind: OutcomeKind, consecutive: int, *, run_seconds: float) -> float:
+    def next_delay(self, outcome: RunOutcome, consecutive: int, *, run_seconds: float) -> float:
         """Return the seconds until the next run.
 
         `consecutive` counts the runs in a row with this outcome. The delay after failures doubles from run to run,
         up to an hour; it starts shorter than a long interval, and grows longer than a short one.
         """
         doubled = 2.0 ** min(consecutive - 1, 16)
-        match kind:
-            case OutcomeKind.LOCKED:
+        match outcome:
+            case RunOutcome.LOCKED:
                 first, maximum = _LOCKED_POLL_SECONDS
                 return self._add_jitter(min(first * doubled, maximum, self.every))
-            case OutcomeKind.FAILED:
+            case RunOutcome.FAILED:
                 first, maximum = _FAILED_BACKOFF_SECONDS
                 maximum = min(max(maximum, self.every), _MAX_BACKOFF_SECONDS)
                 return self._add_jitter(min(min(first, self.every) * doubled, maximum))
-            case OutcomeKind.NEEDS_ATTENTION:
+            case RunOutcome.NEEDS_ATTENTION:
                 first = min(_ATTENTION_BACKOFF_SECONDS, self.every)
                 return self._add_jitter(min(first * doubled, _MAX_BACKOFF_SECONDS))
             case _:

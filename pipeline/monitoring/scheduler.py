@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -15,15 +14,14 @@ from pipeline.errors import ExitCode, ScanlakeError
 from pipeline.formatting import format_duration
 from pipeline.monitoring.after_run import record_run
 from pipeline.monitoring.child_process import run_child
-from pipeline.monitoring.liveness import HEARTBEAT_SECONDS, STOPPED, LivenessFile, WatchState
-from pipeline.monitoring.outcome import OutcomeKind
+from pipeline.monitoring.liveness import HEARTBEAT_SECONDS, STOPPED, Liveness, WatchState
 from pipeline.monitoring.run_history import RunStatsFile
+from pipeline.monitoring.run_result import RunOutcome, RunResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from pipeline.monitoring.outcome import Outcome
     from pipeline.monitoring.schedule import Schedule
     from pipeline.monitoring.systemd import SystemdNotifier
     from pipeline.settings import Settings
@@ -31,17 +29,20 @@ if TYPE_CHECKING:
 COMMAND: Final = "sync"
 _FATAL: Final = frozenset({int(ExitCode.USAGE), int(ExitCode.AUTH)})
 _STATES: Final = {
-    OutcomeKind.LOCKED: "waiting for another run",
-    OutcomeKind.PAUSED: "paused by a rollback",
-    OutcomeKind.FAILED: "backing off",
-    OutcomeKind.NEEDS_ATTENTION: "backing off",
+    RunOutcome.LOCKED: "waiting for another run",
+    RunOutcome.PAUSED: "paused by a rollback",
+    RunOutcome.FAILED: "backing off",
+    RunOutcome.NEEDS_ATTENTION: "backing off",
 }
 _log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class WatchConfig:
-    """The configuration of one watch. `argv` is one run; `load_settings` reads the settings before each run."""
+@dataclass(slots=True)
+class Watcher:
+    """The watch of one lake. `argv` is one run; `load_settings` reads the settings before each run.
+
+    `on_change` is called after each change of `state`.
+    """
 
     source: str
     argv: Sequence[str]
@@ -49,21 +50,12 @@ class WatchConfig:
     schedule: Schedule
     max_runs: int | None = None  # None: until stopped
     never_gives_up: bool = False  # the same process watches other lakes
-
-
-@dataclass(slots=True)
-class Watcher:
-    """The watch of one lake. It calls `on_change` after each change of `state`."""
-
-    config: WatchConfig
-    state: WatchState
-    on_change: Callable[[], None]
+    state: WatchState = field(default_factory=WatchState)
+    on_change: Callable[[], None] = lambda: None
     runs: int = 0
-    last_outcome: Outcome | None = None
+    last_run: RunResult | None = None
     _consecutive: int = 0
-    _previous_kind: OutcomeKind | None = None
     _has_synced: bool = False
-    _stop: threading.Event = field(default_factory=threading.Event)
 
     async def run(self) -> int:
         """Run until stopped.
@@ -72,123 +64,100 @@ class Watcher:
         lake that this watch has not synced before. A lake that it has synced is retried with a long back-off: the
         operator may correct the file that caused the error.
         """
-        config = self.config
-        settings = config.load_settings()
+        settings = self.load_settings()
         history = RunStatsFile(settings.lake)
         self.state.last_success = history.last.last_success
-        try:
-            if config.max_runs != 1:
-                await self._sleep("waiting", config.schedule.initial_delay())
-            while True:
-                settings = self._reload_settings(settings)
-                outcome = await self._run_once(settings, history)
-                kind = outcome.kind
-                if kind is not OutcomeKind.LOCKED:
-                    self.runs += 1
-                if self._should_give_up(outcome):
-                    _log.error("watch.ended", **self._source_field, exit_code=outcome.code, reason=outcome.reason)
-                    return outcome.code
-                if config.max_runs is not None and self.runs >= config.max_runs:
-                    return outcome.code
-                delay = config.schedule.next_delay(kind, self._consecutive, run_seconds=outcome.seconds)
-                self._log_outcome(outcome, delay)
-                await self._sleep(_STATES.get(kind, "waiting"), delay)
-        finally:
-            self._stop.set()
+        if self.max_runs != 1:
+            await self._sleep("waiting", self.schedule.initial_delay())
+        while True:
+            with suppress(ScanlakeError):  # the run reports it
+                settings = self.load_settings()  # and reopen the log file, which a run may have rotated
+            result = await self._run_once(settings, history)
+            is_fatal = result.outcome is RunOutcome.NEEDS_ATTENTION and result.code in _FATAL
+            if is_fatal and not self._has_synced and not self.never_gives_up:
+                _log.error("watch.ended", **self._source_field, exit_code=result.code, reason=result.reason)
+                return result.code
+            if self.max_runs is not None and self.runs >= self.max_runs:
+                return result.code
+            delay = self.schedule.next_delay(result.outcome, self._consecutive, run_seconds=result.seconds)
+            self._log_result(result, delay)
+            await self._sleep(_STATES.get(result.outcome, "waiting"), delay)
 
-    def _should_give_up(self, outcome: Outcome) -> bool:
-        is_fatal = outcome.kind is OutcomeKind.NEEDS_ATTENTION and outcome.code in _FATAL
-        return is_fatal and not self._has_synced and not self.config.never_gives_up
-
-    async def _run_once(self, settings: Settings, history: RunStatsFile) -> Outcome:
-        self.state.state, self.state.next_run = "running", None
-        self.on_change()
-        outcome = await run_child(self.config.argv, command=COMMAND, lake=settings.lake)
-        self.last_outcome = outcome
-        kind = outcome.kind
-        self._consecutive = self._consecutive + 1 if kind is self._previous_kind else 1
-        self._previous_kind = kind
-        self._has_synced |= kind in {OutcomeKind.DONE, OutcomeKind.PAUSED}
-        stats = await asyncio.to_thread(record_run, settings, history, outcome, self.config.source, stop=self._stop)
+    async def _run_once(self, settings: Settings, history: RunStatsFile) -> RunResult:
+        self._set_state("running")
+        result = await run_child(self.argv, RunResult(COMMAND, settings.lake, self.source))
+        is_same = self.last_run is not None and self.last_run.outcome is result.outcome
+        self._consecutive = self._consecutive + 1 if is_same else 1
+        self.last_run = result
+        self.runs += result.outcome is not RunOutcome.LOCKED
+        self._has_synced |= result.outcome in {RunOutcome.DONE, RunOutcome.PAUSED}
+        stats = await record_run(settings, history, result)
         self.state.last_success = stats.last_success
         self.state.failures, self.state.reason = stats.failures, stats.reason
-        return outcome
-
-    def _reload_settings(self, previous: Settings) -> Settings:
-        """Return the present settings; loading also reopens the log file, which a run may have rotated."""
-        try:
-            return self.config.load_settings()
-        except ScanlakeError:
-            return previous  # the run reports the error
+        return result
 
     async def _sleep(self, state: str, seconds: float) -> None:
-        self.state.state, self.state.next_run = state, time.time() + seconds
-        self.on_change()
+        self._set_state(state, datetime.now(UTC) + timedelta(seconds=seconds))
         await asyncio.sleep(seconds)
+
+    def _set_state(self, state: str, next_run: datetime | None = None) -> None:
+        self.state.state, self.state.next_run = state, next_run
+        self.on_change()
 
     @property
     def _source_field(self) -> dict[str, str]:
-        return {"source": self.config.source} if self.config.source else {}
+        return {"source": self.source} if self.source else {}
 
-    def _log_outcome(self, outcome: Outcome, delay: float) -> None:
-        fields = {**self._source_field, "seconds": round(outcome.seconds, 1), "next": format_duration(delay)}
-        match outcome.kind:
-            case OutcomeKind.DONE:
+    def _log_result(self, result: RunResult, delay: float) -> None:
+        fields = {**self._source_field, "seconds": round(result.seconds, 1), "next": format_duration(delay)}
+        match result.outcome:
+            case RunOutcome.DONE:
                 names = ("files_stored", "rejects", "watermark")
-                counts = {name: outcome.result[name] for name in names if name in outcome.result}
+                counts = {name: result.result[name] for name in names if name in result.result}
                 _log.info("watch.synced", **counts, **fields)
-            case OutcomeKind.LOCKED:
-                _log.info("watch.lake_locked", reason=outcome.reason, **fields)
-            case OutcomeKind.PAUSED | OutcomeKind.STOPPED:
-                _log.info("watch.skipped", reason=outcome.reason, **fields)
+            case RunOutcome.LOCKED:
+                _log.info("watch.lake_locked", reason=result.reason, **fields)
+            case RunOutcome.PAUSED | RunOutcome.STOPPED:
+                _log.info("watch.skipped", reason=result.reason, **fields)
             case _:
-                _log.warning("watch.failed", exit_code=outcome.code, consecutive=self._consecutive, **fields)
+                _log.warning("watch.failed", exit_code=result.code, consecutive=self._consecutive, **fields)
 
 
-# All watches of a process
-
-
-async def run_watchers(
-    configs: Sequence[WatchConfig], notifier: SystemdNotifier, liveness_file: Path | None
-) -> list[Watcher]:
-    """Run all watches concurrently and send heartbeats to systemd and the liveness file."""
-    liveness = LivenessFile()
+async def run_watchers(watchers: Sequence[Watcher], notifier: SystemdNotifier, liveness_file: Path | None) -> None:
+    """Run all watches of a process concurrently and send heartbeats to systemd and the liveness file."""
+    liveness = Liveness(datetime.now(UTC), {watcher.source: watcher.state for watcher in watchers})
+    has_warned = False
 
     def send_heartbeat() -> None:
+        nonlocal has_warned
         if liveness_file is not None:
-            liveness.write(liveness_file)
+            has_warned = not liveness.write(liveness_file, has_warned=has_warned)
         notifier.notify(status=_format_status(liveness), WATCHDOG="1")
 
-    watchers = []
-    for config in configs:
-        liveness.states[config.source] = WatchState()
-        watchers.append(Watcher(config, liveness.states[config.source], send_heartbeat))
+    async def repeat_heartbeat() -> None:
+        interval = min(HEARTBEAT_SECONDS, (notifier.watchdog_seconds or HEARTBEAT_SECONDS) / 3)
+        while True:
+            send_heartbeat()
+            await asyncio.sleep(interval)
+
     notifier.notify(READY="1", status="starting")
-    interval = min(HEARTBEAT_SECONDS, (notifier.watchdog_seconds or HEARTBEAT_SECONDS) / 3)
-    heartbeat = asyncio.create_task(_repeat_heartbeat(send_heartbeat, interval))
+    heartbeat = asyncio.create_task(repeat_heartbeat())
     try:
         async with asyncio.TaskGroup() as group:
             for watcher in watchers:
+                watcher.on_change = send_heartbeat
                 group.create_task(watcher.run())
     finally:
         notifier.notify(STOPPING="1", status="stopping")
         heartbeat.cancel()
-        for state in liveness.states.values():
+        for state in liveness.sources.values():
             state.state, state.next_run = STOPPED, None
-        with suppress(OSError):
-            send_heartbeat()
-    return watchers
-
-
-async def _repeat_heartbeat(send_heartbeat: Callable[[], None], interval: float) -> None:
-    while True:
         send_heartbeat()
-        await asyncio.sleep(interval)
 
 
-def _format_status(liveness: LivenessFile) -> str:
+def _format_status(liveness: Liveness) -> str:
     texts = []
-    for name, state in liveness.states.items():
+    for name, state in liveness.sources.items():
         text = f"{name}: {state.state}" if name else state.state
         if state.failures:
             text += f", {state.failures} consecutive failures: {state.reason}"

@@ -1,12 +1,12 @@
-"""Alerts by command and webhook: once per kind of failure, and once after the recovery."""
+"""Alerts by command and URL: once per kind of failure, once after the recovery; successes go to the URL."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shlex
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,15 @@ from pipeline.errors import SettingsError
 from pipeline.monitoring import alerts
 from pipeline.monitoring.after_run import record_run
 from pipeline.monitoring.alerts import Alert, send_alert
-from pipeline.monitoring.outcome import Outcome
 from pipeline.monitoring.run_history import RunStatsFile
+from pipeline.monitoring.run_result import RunResult
 from pipeline.settings import Settings
 from tests.constants import set_run_constants
 from tests.monitoring.watch_harness import Collector, scanlake
 from tests.processes import ended, launched
 
-ALERT = Alert("failed", "the service is away", 1, "sync", "/lake", "r1")
+ALERT = Alert("failed", 1, "the service is away")
+RESULT = RunResult("sync", Path("/lake"), code=1, result={"run_id": "r1"})
 NOTE = "import os, json, sys; open(sys.argv[1], 'a').write(json.dumps(dict(os.environ)) + '\\n')"
 
 
@@ -42,7 +43,7 @@ def test_a_command_gets_the_alert_in_variables(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("SCANLAKE_TOKEN", canary)
     monkeypatch.setenv("SCANLAKE_TOKEN_NORTH", canary)
     note = tmp_path / "it's; $(touch here)"
-    assert send_alert(Settings(on_failure=noting(note)), ALERT)
+    assert asyncio.run(send_alert(Settings(on_failure=noting(note)), ALERT, RESULT))
     [told] = note.read_text(encoding="utf-8").splitlines()
     assert '"SCANLAKE_ALERT_EVENT": "failed"' in told
     assert '"SCANLAKE_ALERT_REASON": "the service is away"' in told
@@ -51,13 +52,13 @@ def test_a_command_gets_the_alert_in_variables(tmp_path: Path, monkeypatch: pyte
     assert [each.name for each in tmp_path.iterdir()] == [note.name]
 
 
-def test_a_webhook_gets_the_alert_as_json(canary: str) -> None:
-    """The webhook gets one object by POST, and only an answer of 2xx counts."""
+async def test_a_url_gets_the_alert_as_json(canary: str) -> None:
+    """The URL gets one object by POST, and only an answer of 2xx counts."""
     with Collector().serving() as hook:
-        settings = Settings(on_failure_webhook=SecretStr(f"{hook.url}/hooks/x?key=7"))
-        assert send_alert(settings, ALERT)
+        settings = Settings(notify_url=SecretStr(f"{hook.url}/hooks/x?key=7"))
+        assert await send_alert(settings, ALERT, RESULT)
         hook.status = 500
-        assert not send_alert(settings, ALERT)
+        assert not await send_alert(settings, ALERT, RESULT)
     assert [path for path, _, _ in hook.taken] == ["/hooks/x?key=7"] * 2
     assert hook.bodies[0] == {
         "text": "scanlake sync of /lake failed: the service is away", "event": "failed", "exit_code": 1, "run_id": "r1",
@@ -66,25 +67,25 @@ def test_a_webhook_gets_the_alert_as_json(canary: str) -> None:
     assert canary not in str(hook.taken)
 
 
-def test_a_redirect_is_not_followed() -> None:
+async def test_a_redirect_is_not_followed() -> None:
     """A redirect counts as a failure, and its target gets nothing."""
     with Collector().serving() as other, Collector(307, {"Location": f"{other.url}/take"}).serving() as hook:
         with capture_logs() as events:
-            assert not send_alert(Settings(on_failure_webhook=SecretStr(hook.url)), ALERT)
+            assert not await send_alert(Settings(notify_url=SecretStr(hook.url)), ALERT, RESULT)
         assert other.taken == []
-    assert events[0]["reason"] == "on_failure_webhook: HTTP 307"
+    assert events[0]["reason"] == "notify_url: HTTP 307"
     assert hook.url not in str(events)
 
 
-def test_nobody_is_waited_for_long(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A command or webhook that does not end is given up, with all that the command has started."""
+async def test_nobody_is_waited_for_long(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A command or receiver that does not end is given up, with all that the command has started."""
     monkeypatch.setattr(alerts, "COMMAND_SECONDS", 0.3)
     monkeypatch.setattr(alerts, "POST_SECONDS", 0.3)
     pid = tmp_path / "pid"
     hanging = shlex.join(["sh", "-c", f"sleep 60 & echo $! > {pid}; wait"])
     began = time.monotonic()
     with Collector(silent=True).serving() as hook, capture_logs() as events:
-        assert not send_alert(Settings(on_failure=hanging, on_failure_webhook=SecretStr(hook.url)), ALERT)
+        assert not await send_alert(Settings(on_failure=hanging, notify_url=SecretStr(hook.url)), ALERT, RESULT)
         assert time.monotonic() - began < 60
     assert [event["event"] for event in events] == ["alert.failed"] * 2
     assert not _lives(int(pid.read_text(encoding="utf-8")))
@@ -97,80 +98,84 @@ def _lives(pid: int) -> bool:
         return False
 
 
-def test_a_watch_that_ends_waits_for_no_alert() -> None:
-    """A stop request ends a running alert early."""
-    stop = threading.Event()
-    threading.Timer(0.2, stop.set).start()
-    began = time.monotonic()
-    assert not send_alert(Settings(on_failure="sleep 60"), ALERT, stop=stop)
-    assert time.monotonic() - began < 60
+async def test_a_watch_that_ends_waits_for_no_alert(tmp_path: Path) -> None:
+    """A stop request ends a running alert early, with all that its command has started."""
+    pid = tmp_path / "pid"
+    hanging = shlex.join(["sh", "-c", f"sleep 60 & echo $! > {pid}; wait"])
+    alert = asyncio.create_task(send_alert(Settings(on_failure=hanging), ALERT, RESULT))
+    while not (pid.exists() and pid.read_text()):
+        await asyncio.sleep(0.02)
+    alert.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await alert
+    assert not _lives(int(pid.read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize("command", ["/no/such/command", "false"])
-def test_an_alert_that_fails_is_logged(command: str) -> None:
+async def test_an_alert_that_fails_is_logged(command: str) -> None:
     """A failed alert is a warning in the log, and changes nothing else."""
     with capture_logs() as events:
-        assert not send_alert(Settings(on_failure=command), ALERT)
+        assert not await send_alert(Settings(on_failure=command), ALERT, RESULT)
     assert events[0]["event"] == "alert.failed"
 
 
-def test_one_alert_per_failure_and_one_after_recovery(tmp_path: Path) -> None:
-    """Each kind of failure is sent once, the recovery once; locked and paused lakes are not sent."""
+async def test_one_alert_per_failure_and_one_after_recovery(tmp_path: Path) -> None:
+    """Each kind of failure is sent once, the recovery once, other successes each; locked and paused lakes are not."""
+    note, lake = tmp_path / "note", tmp_path / "lake"
     with Collector().serving() as hook:
-        settings = Settings(lake=tmp_path, on_failure_webhook=SecretStr(hook.url))
+        settings = Settings(lake=lake, notify_url=SecretStr(hook.url), on_failure=noting(note))
 
-        def run(code: int, error_type: str = "") -> None:
-            outcome = Outcome("sync", tmp_path, code, "why", error_type=error_type)
-            record_run(settings, RunStatsFile(tmp_path), outcome)
+        async def run(code: int, error_type: str = "") -> None:
+            result = RunResult("sync", lake, code=code, reason="why", error_type=error_type)
+            await record_run(settings, RunStatsFile(lake), result)
 
         for code in (0, 5, 1, 1, 5, 3, 1, 0, 0, 4, 7, 130, 4, 0):
-            run(code)
-        run(2, "LakePausedError")
+            await run(code)
+        await run(2, "LakePausedError")
         told = [(body["event"], body["exit_code"]) for body in hook.bodies]
-    assert told == [("failed", 1), ("failed", 3), ("recovered", 0), ("failed", 7), ("recovered", 4)]
+    alerts = [("failed", 1), ("failed", 3), ("recovered", 0), ("failed", 7), ("recovered", 4)]
+    assert [each for each in told if each[0] != "succeeded"] == alerts
+    assert [place for place, each in enumerate(told) if each[0] == "succeeded"] == [0, 4, 5, 8]
+    assert hook.bodies[0]["text"] == f"scanlake sync of {lake} succeeded"
+    commands = [json.loads(line) for line in note.read_text(encoding="utf-8").splitlines()]
+    assert [each["SCANLAKE_ALERT_EVENT"] for each in commands] == [event for event, _ in alerts]
 
 
-def test_a_monitor_is_pinged_after_every_success(tmp_path: Path) -> None:
-    """A monitor for silence is requested after a run that succeeded, with rejects or not, and after no other."""
-    with Collector().serving() as hook:
-        settings = Settings(lake=tmp_path, on_success_webhook=SecretStr(f"{hook.url}/ping/1?secret=2"))
-        for code in (0, 1, 5, 4, 130):
-            record_run(settings, RunStatsFile(tmp_path), Outcome("sync", tmp_path, code, "why"))
-    assert [path for path, _, _ in hook.taken] == ["/ping/1?secret=2"] * 2
-
-
-def test_a_lasting_difference_is_one_failure(tmp_path: Path) -> None:
+async def test_a_lasting_difference_is_one_failure(tmp_path: Path) -> None:
     """Lake and service that differ twice are one alert with exit code 4; other failures are sent as usual."""
     differ, agree = {"verify": {"consistent": False}}, {"verify": {"consistent": True}}
     with Collector().serving() as hook:
-        settings = Settings(lake=tmp_path, on_failure_webhook=SecretStr(hook.url))
+        settings = Settings(lake=tmp_path, notify_url=SecretStr(hook.url))
 
-        def run(code: int, result: dict[str, Any] | None = None) -> list[tuple[str, int, str]]:
+        async def run(code: int, result: dict[str, Any] | None = None) -> list[tuple[str, int, str]]:
             before = len(hook.bodies)
             reason = "why" if code not in {0, 4} else ""
-            record_run(settings, RunStatsFile(tmp_path), Outcome("sync", tmp_path, code, reason, result=result or {}))
-            return [(body["event"], body["exit_code"], body["reason"]) for body in hook.bodies[before:]]
+            run = RunResult("sync", tmp_path, code=code, reason=reason, result=result or {})
+            await record_run(settings, RunStatsFile(tmp_path), run)
+            told = [(body["event"], body["exit_code"], body["reason"]) for body in hook.bodies[before:]]
+            return [each for each in told if each[0] != "succeeded"]
 
         lasting = ("failed", 4, "Lake and service differ in several verifications; see meta.verifications.")
-        assert run(4, differ) == []
-        assert run(1) == [("failed", 1, "why")]
-        assert run(4, differ) == [lasting]
+        assert await run(4, differ) == []
+        assert await run(1) == [("failed", 1, "why")]
+        assert await run(4, differ) == [lasting]
         for code in (0, 5, 130, 4, 0):
-            assert run(code) == []
-        assert run(1) == [("failed", 1, "why")]
-        assert run(0) == []
-        assert run(1) == [("failed", 1, "why")]
-        assert run(0, agree) == [("recovered", 0, "")]
-        assert run(0, agree) == []
+            assert await run(code) == []
+        assert await run(1) == [("failed", 1, "why")]
+        assert await run(0) == []
+        assert await run(1) == [("failed", 1, "why")]
+        assert await run(0, agree) == [("recovered", 0, "")]
+        assert await run(0, agree) == []
 
 
-def test_an_alert_nobody_took_is_sent_again(tmp_path: Path) -> None:
-    """While the webhook is away too, each failing run tries again; what came through is not repeated."""
+async def test_an_alert_nobody_took_is_sent_again(tmp_path: Path) -> None:
+    """While the receiver is away too, each failing run tries again; what came through is not repeated."""
     with Collector(503).serving() as hook:
-        settings = Settings(lake=tmp_path, on_failure_webhook=SecretStr(hook.url))
+        settings = Settings(lake=tmp_path, notify_url=SecretStr(hook.url))
         for status in (503, 503, 200, 200):
             hook.status = status
-            record_run(settings, RunStatsFile(tmp_path), Outcome("sync", tmp_path, 1, "away"))
+            result = RunResult("sync", tmp_path, code=1, reason="away")
+            await record_run(settings, RunStatsFile(tmp_path), result)
         assert len(hook.taken) == 3
 
 
@@ -200,7 +205,7 @@ async def test_a_killed_sync_is_told_by_the_next(tmp_path: Path) -> None:
             emulator.set_faults(latency_ms=30.0)
             given = {
                 "SCANLAKE_LAKE": str(lake),
-                "SCANLAKE_ON_FAILURE_WEBHOOK": hook.url,
+                "SCANLAKE_NOTIFY_URL": hook.url,
                 "SCANLAKE_MAX_CONCURRENCY": "4",
             }
             process = await launched(emulator, "sync", **given)
@@ -214,7 +219,8 @@ async def test_a_killed_sync_is_told_by_the_next(tmp_path: Path) -> None:
             for _ in range(2):
                 code, _, err = await scanlake(emulator, "sync", **given)
                 assert code == 0, err
-    assert [(body["event"], body["exit_code"]) for body in hook.bodies] == [("failed", 137), ("recovered", 0)]
+    told = [(body["event"], body["exit_code"]) for body in hook.bodies]
+    assert told == [("failed", 137), ("recovered", 0), ("succeeded", 0)]
     assert "was killed, or the machine stopped" in hook.bodies[0]["reason"]
     stats = RunStatsFile(lake).last
     assert (stats.runs, stats.failures) == ({"137": 1, "0": 2}, 0)
@@ -225,18 +231,13 @@ async def test_a_killed_sync_is_told_by_the_next(tmp_path: Path) -> None:
     [
         ("on_failure", "mail 'to", "is not a command: no closing quotation"),
         ("on_failure", " ", "must be a command"),
-        ("on_failure_webhook", "http://chat.example/hook", "must be https"),
-        ("on_failure_webhook", "ftp://chat.example/", "must look like https://"),
-        ("watch_interval", "15", "must be a duration"),
+        ("notify_url", "http://chat.example/hook", "must be https"),
+        ("notify_url", "ftp://chat.example/", "must look like https://"),
     ],
 )
 def test_wrong_settings_say_what_is_wrong(setting: str, value: str, says: str) -> None:
     """A setting that cannot work is refused before the first run, without showing it."""
     with pytest.raises(SettingsError, match=says) as caught:
         load(None, {setting: value})
-    assert (
-        value.strip() == ""
-        or value not in caught.value.message.replace("watch_interval must", "")
-        or setting == "watch_interval"
-    )
+    assert value.strip() == "" or value not in caught.value.message
     assert os.environ.get("SCANLAKE_TOKEN") is None

@@ -109,7 +109,7 @@ def test_the_compose_file_runs_this_image() -> None:
     assert settings["token_file"] == f"/run/secrets/{watch['secrets'][0]}"
     marker, program, *probe = watch["healthcheck"]["test"]
     assert (marker, [program]) == ("CMD", json.loads(argument("ENTRYPOINT")))
-    assert settings["liveness_file"] == probe[-1]
+    assert watch["command"][watch["command"].index("--liveness") + 1] == probe[-1]
     for command in (watch["command"], probe):  # a usage error would come before the missing settings and file
         done = subprocess.run([sys.executable, "-m", "pipeline", *command], capture_output=True, text=True, check=False)
         assert re.search("base_url is required|No such file", done.stderr), done.stderr

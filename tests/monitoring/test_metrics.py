@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pipeline.emulator import Emulator
@@ -21,11 +22,11 @@ FULL = RunStats(
     runs={"0": 3, "1": 2},
     requests={"list": 4, "detail": 10},
     last_code=1,
-    last_ended=1_795_000_000.25,
-    last_success=1_794_999_000.0,
+    last_ended=datetime.fromtimestamp(1_795_000_000.25, UTC),
+    last_success=datetime.fromtimestamp(1_794_999_000, UTC),
     lake={
-        "files": 7, "deleted_files": 1, "rejects": 2, "snapshot": 4, "watermark": 1_794_998_970.0, "bytes": 123_456,
-        "verified_at": 1_794_000_000.5, "verified_consistent": True, "rate": 49.5, "concurrency": 32,
+        "files": 7, "deleted_files": 1, "rejects": 2, "snapshot": 4, "watermark": "2026-11-18T12:09:30Z",
+        "bytes": 123_456, "verified_at": 1_794_000_000.5, "verified_consistent": True, "rate": 49.5, "concurrency": 32,
     },
     publish={"failures": 2, "published_at": 1_794_000_000.5},
 )  # fmt: skip

@@ -5,16 +5,18 @@ from __future__ import annotations
 import multiprocessing
 import resource
 import signal
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from pipeline.lake.ledger import Ledger
-from pipeline.monitoring.outcome import Outcome
 from pipeline.monitoring.run_history import FILE_NAME, RunStatsFile
+from pipeline.monitoring.run_result import RunResult
 from tests.lake.corruption import exhausted_descriptors
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+STARTED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 WENT_WELL = {"requests": {"list": 2, "detail": 5}, "retries": 1, "files_stored": 5, "lake": {"files": 9}}
 
 
@@ -24,7 +26,9 @@ def count(lake: Path, *codes: int) -> None:
     for code in codes:
         told = {} if code else WENT_WELL
         with memory.update() as record:
-            record.add_run(Outcome("sync", lake, code, "why", started_at=100.0, seconds=2.0, result=told))
+            record.add_run(
+                RunResult("sync", lake, code=code, reason="why", result=told, started_at=STARTED_AT, seconds=2.0)
+            )
 
 
 def test_counts_go_on_from_process_to_process(tmp_path: Path) -> None:
@@ -33,7 +37,12 @@ def test_counts_go_on_from_process_to_process(tmp_path: Path) -> None:
     count(tmp_path, 1, 5)
     record = RunStatsFile(tmp_path).last
     assert record.runs == {"0": 1, "1": 2, "5": 1}
-    assert (record.failures, record.reason, record.last_code, record.last_success) == (2, "why", 5, 102.0)
+    assert (record.failures, record.reason, record.last_code, record.last_success) == (
+        2,
+        "why",
+        5,
+        STARTED_AT + timedelta(seconds=2),
+    )
     assert (record.requests, record.lake) == ({"list": 2, "detail": 5}, {"files": 9})
     count(tmp_path, 0)
     record = RunStatsFile(tmp_path).last
@@ -81,7 +90,7 @@ def test_without_a_folder_the_process_remembers_by_itself(tmp_path: Path) -> Non
     memory = RunStatsFile(tmp_path / "none")
     for _ in range(2):
         with memory.update() as record:
-            record.add_run(Outcome("sync", tmp_path, 7, "why"))
+            record.add_run(RunResult("sync", tmp_path, code=7, reason="why"))
     assert memory.last.failures == 2
     assert not list(tmp_path.iterdir())
 
@@ -91,6 +100,6 @@ def test_a_folder_that_cannot_be_judged_costs_the_file_alone(tmp_path: Path) -> 
     Ledger(tmp_path / "ledger.sqlite").close()
     memory = RunStatsFile(tmp_path)
     with exhausted_descriptors(), memory.update() as record:
-        record.add_run(Outcome("sync", tmp_path, 7, "why"))
+        record.add_run(RunResult("sync", tmp_path, code=7, reason="why"))
     assert memory.last.failures == 1
     assert not (tmp_path / FILE_NAME).exists()

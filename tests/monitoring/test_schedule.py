@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.errors import SettingsError
 from pipeline.formatting import format_duration
-from pipeline.monitoring.outcome import OutcomeKind
+from pipeline.monitoring.run_result import RunOutcome
 from pipeline.monitoring.schedule import Schedule, parse_duration
 
 QUARTER = 900.0
@@ -55,14 +55,14 @@ def test_a_fleet_does_not_meet() -> None:
     """Runs begin up to a tenth of the interval earlier or later, counted from the last beginning."""
     chances = iter((0.0, 0.5, 1.0))
     table = Schedule(QUARTER, 90, lambda: next(chances))
-    assert [table.next_delay(OutcomeKind.DONE, 1, run_seconds=60) for _ in range(3)] == [750, 840, 930]
+    assert [table.next_delay(RunOutcome.DONE, 1, run_seconds=60) for _ in range(3)] == [750, 840, 930]
     assert Schedule.from_interval(QUARTER).jitter == 90
     assert Schedule.from_interval(60.0, 600.0).jitter == 60
 
 
 def test_a_run_longer_than_the_interval_is_followed_at_once() -> None:
     """What took longer than the interval leaves no negative pause."""
-    assert Schedule.from_interval(QUARTER).next_delay(OutcomeKind.DONE, 1, run_seconds=4000) == 0
+    assert Schedule.from_interval(QUARTER).next_delay(RunOutcome.DONE, 1, run_seconds=4000) == 0
 
 
 def test_the_first_run_waits_a_moment() -> None:
@@ -72,19 +72,19 @@ def test_the_first_run_waits_a_moment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("every", "kind", "pauses"),
+    ("every", "outcome", "pauses"),
     [
-        (QUARTER, OutcomeKind.FAILED, [30, 60, 120, 240, 480, 900, 900]),
-        (86_400.0, OutcomeKind.FAILED, [30, 60, 120, 240, 480, 960, 1920, 3600, 3600]),
-        (1.0, OutcomeKind.FAILED, [1, 2, 4, 8]),
-        (QUARTER, OutcomeKind.NEEDS_ATTENTION, [300, 600, 1200, 2400, 3600, 3600]),
-        (QUARTER, OutcomeKind.LOCKED, [5, 10, 20, 40, 60, 60]),
-        (1.0, OutcomeKind.LOCKED, [1, 1]),
+        (QUARTER, RunOutcome.FAILED, [30, 60, 120, 240, 480, 900, 900]),
+        (86_400.0, RunOutcome.FAILED, [30, 60, 120, 240, 480, 960, 1920, 3600, 3600]),
+        (1.0, RunOutcome.FAILED, [1, 2, 4, 8]),
+        (QUARTER, RunOutcome.NEEDS_ATTENTION, [300, 600, 1200, 2400, 3600, 3600]),
+        (QUARTER, RunOutcome.LOCKED, [5, 10, 20, 40, 60, 60]),
+        (1.0, RunOutcome.LOCKED, [1, 1]),
     ],
 )
-def test_failures_are_repeated_at_growing_intervals(every: float, kind: OutcomeKind, pauses: list[float]) -> None:
+def test_failures_are_repeated_at_growing_intervals(every: float, outcome: RunOutcome, pauses: list[float]) -> None:
     """Pauses double from failure to failure, up to a quarter or an hour; with chance, never below half of that."""
     late, early = Schedule(every, 0, lambda: 1.0), Schedule(every, 0, lambda: 0.0)
-    assert [late.next_delay(kind, number, run_seconds=9) for number in range(1, len(pauses) + 1)] == pauses
-    assert early.next_delay(kind, 3, run_seconds=9) == late.next_delay(kind, 3, run_seconds=9) / 2
-    assert late.next_delay(kind, 10_000, run_seconds=9) <= 3600
+    assert [late.next_delay(outcome, number, run_seconds=9) for number in range(1, len(pauses) + 1)] == pauses
+    assert early.next_delay(outcome, 3, run_seconds=9) == late.next_delay(outcome, 3, run_seconds=9) / 2
+    assert late.next_delay(outcome, 10_000, run_seconds=9) <= 3600

@@ -166,17 +166,17 @@ async def test_a_lake_that_is_held_is_waited_for(tmp_path: Path) -> None:
     """A run that another one holds up is no failure: it is tried again until its turn comes, and nobody is told."""
     lake = tmp_path / "lake"
     with Collector().serving() as hook:
-        given = {"SCANLAKE_LAKE": str(lake), "SCANLAKE_ON_FAILURE_WEBHOOK": hook.url}
+        given = {"SCANLAKE_LAKE": str(lake), "SCANLAKE_NOTIFY_URL": hook.url}
         async with Emulator(5, seed=5) as emulator:
             await synced(emulator, lake)
             with lock_lake(LakeLayout(lake), "a test"):
-                process = await started(emulator, "watch", "--every", "1s", "--once", "--json", **given)
+                process = await started(emulator, "watch", "--every", "1s", "--max-runs", "1", "--json", **given)
                 await until(lambda: _counted(lake).get("5", 0) >= 1)
             code, out, err = await ended(process)
     assert code == 0
     assert json.loads(out) == {"sources": [{"source": "", "runs": 1, "exit_code": 0}]}
     assert "watch.lake_locked" in err
-    assert hook.taken == []
+    assert [body["event"] for body in hook.bodies] == ["succeeded"]
 
 
 def _counted(lake: Path) -> dict[str, int]:
@@ -207,17 +207,21 @@ async def test_a_token_that_is_changed_heals(tmp_path: Path) -> None:
             token.chmod(0o600)
             given = {
                 "SCANLAKE_LAKE": str(tmp_path / "lake"), "SCANLAKE_METRICS_FILE": str(metrics),
-                "SCANLAKE_ON_FAILURE_WEBHOOK": hook.url, "SCANLAKE_TOKEN_FILE": str(token), "SCANLAKE_TOKEN": "",
+                "SCANLAKE_NOTIFY_URL": hook.url, "SCANLAKE_TOKEN_FILE": str(token), "SCANLAKE_TOKEN": "",
             }  # fmt: skip
             process = await started(emulator, "watch", "--every", "1s", **given)
             await until(lambda: metric(metrics, "scanlake_runs_total", exit_code="0"))
             token.write_text("not-the-token")
             await until(lambda: metric(metrics, "scanlake_runs_total", exit_code="3"))
             token.write_text(emulator.token)
-            await until(lambda: len(hook.taken) == 2)
+            await until(lambda: ("recovered", 0) in _told(hook))
             process.terminate()
             await ended(process)
-    assert [(body["event"], body["exit_code"]) for body in hook.bodies] == [("failed", 3), ("recovered", 0)]
+    assert [each for each in _told(hook) if each[0] != "succeeded"] == [("failed", 3), ("recovered", 0)]
+
+
+def _told(hook: Collector) -> list[tuple[str, int]]:
+    return [(body["event"], body["exit_code"]) for body in hook.bodies]
 
 
 async def test_a_killed_run_is_told(tmp_path: Path) -> None:
@@ -228,7 +232,7 @@ async def test_a_killed_run_is_told(tmp_path: Path) -> None:
             emulator.set_faults(latency_ms=30.0)
             given = {
                 "SCANLAKE_LAKE": str(lake),
-                "SCANLAKE_ON_FAILURE_WEBHOOK": hook.url,
+                "SCANLAKE_NOTIFY_URL": hook.url,
                 "SCANLAKE_MAX_CONCURRENCY": "4",
             }
             process = await started(emulator, "watch", "--every", "1s", "--max-runs", "2", **given)
@@ -239,7 +243,7 @@ async def test_a_killed_run_is_told(tmp_path: Path) -> None:
             emulator.set_faults(latency_ms=0.0)
             code, _, err = await ended(process)
     assert code == 0, err
-    assert [(body["event"], body["exit_code"]) for body in hook.bodies] == [("failed", 137), ("recovered", 0)]
+    assert _told(hook) == [("failed", 137), ("recovered", 0)]
     assert "SIGKILL" in hook.bodies[0]["reason"]
 
 
@@ -250,7 +254,7 @@ async def test_a_rollback_pauses_it(tmp_path: Path) -> None:
         await synced(emulator, lake)
         with Lake(lake, doing="rollback") as open_lake:
             roll_back(open_lake, 2, run=RunRecord("r-1", "rollback", "0", time.time_ns() // 1000, state="done"))
-        given = {"SCANLAKE_LAKE": str(lake), "SCANLAKE_ON_FAILURE_WEBHOOK": hook.url}
+        given = {"SCANLAKE_LAKE": str(lake), "SCANLAKE_NOTIFY_URL": hook.url}
         process = await started(emulator, "watch", "--every", "1s", **given)
         await until(lambda: _counted(lake).get("2", 0) >= 1)
         with Lake(lake, doing="unpause") as open_lake:
@@ -258,7 +262,7 @@ async def test_a_rollback_pauses_it(tmp_path: Path) -> None:
         await until(lambda: _counted(lake).get("0", 0) >= 1)
         process.terminate()
         await ended(process)
-    assert hook.taken == []
+    assert {event for event, _ in _told(hook)} <= {"succeeded"}
 
 
 @asynccontextmanager
@@ -304,10 +308,9 @@ async def test_sources_are_watched_side_by_side(tmp_path: Path) -> None:
             f'[sources.near]\nbase_url = "{near.base_url}"\n[sources.away]\nbase_url = "{away.base_url}"\n'
         )
         environment = {
-            "SCANLAKE_BASE_URL": "", "SCANLAKE_LIVENESS_FILE": str(live),
-            "SCANLAKE_TOKEN_NEAR": near.token, "SCANLAKE_TOKEN_AWAY": away.token,
+            "SCANLAKE_BASE_URL": "", "SCANLAKE_TOKEN_NEAR": near.token, "SCANLAKE_TOKEN_AWAY": away.token
         }  # fmt: skip
-        process = await started(near, "watch", "--all", "--every", "1s", **environment)
+        process = await started(near, "watch", "--all", "--every", "1s", "--liveness", str(live), **environment)
         away_file, near_file = tmp_path / "m-away.prom", tmp_path / "m-near.prom"
         await until(lambda: metric(away_file, "scanlake_runs_total", exit_code="1", source="away"))
         await until(lambda: metric(near_file, "scanlake_runs_total", exit_code="0", source="near"))
@@ -325,17 +328,17 @@ async def test_one_token_is_not_sent_to_several_services(tmp_path: Path) -> None
     """With --all SCANLAKE_TOKEN is no source's own: a source without a token of its own is a mistake, told at once."""
     async with Emulator(5, seed=5) as emulator:
         (tmp_path / "scanlake.toml").write_text(f'[sources.north]\nbase_url = "{emulator.base_url}"\n')
-        code, _, err = await scanlake(emulator, "watch", "--all", "--once", SCANLAKE_BASE_URL="")
+        code, _, err = await scanlake(emulator, "watch", "--all", SCANLAKE_BASE_URL="")
         assert emulator.requests == 0
     assert code == 2
     assert "SCANLAKE_TOKEN_NORTH" in err
 
 
 def test_the_watch_itself_is_light() -> None:
-    """The process that waits imports neither database nor client: only its runs do."""
+    """The process that waits imports no database: only its runs do."""
     program = "import sys, pipeline.commands.watch; print(*sys.modules)"
     seen = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"duckdb", "pyarrow", "aiohttp", "tenacity"} & set(seen)
+    assert not {"duckdb", "pyarrow", "tenacity"} & set(seen)
 
 
 @pytest.mark.parametrize(
@@ -363,9 +366,10 @@ async def test_the_token_is_nowhere(tmp_path: Path, canary: str) -> None:
     async with Emulator(60, seed=5, token=canary) as emulator:
         emulator.set_faults(latency_ms=50.0)
         process = await started(
-            emulator, "watch", "--every", "1s", "--once", "-v", "--log-file", str(tmp_path / "log"),
+            emulator, "watch", "--every", "1s", "--max-runs", "1", "-v", "--log-file", str(tmp_path / "log"),
+            *("--liveness", str(tmp_path / "live")),
             SCANLAKE_LAKE=str(tmp_path / "lake"), SCANLAKE_METRICS_FILE=str(tmp_path / "m.prom"),
-            SCANLAKE_LIVENESS_FILE=str(tmp_path / "live"), SCANLAKE_MAX_CONCURRENCY="4",
+            SCANLAKE_MAX_CONCURRENCY="4",
         )  # fmt: skip
         await until(lambda: emulator.counts["detail"] > 5)
         lines = [seen_of(each, "cmdline") for each in (process.pid, *children_of(process.pid))]

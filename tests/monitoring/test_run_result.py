@@ -1,4 +1,4 @@
-"""Outcomes of runs: exit codes, errors and their meaning."""
+"""Results of runs: exit codes, errors and their meaning."""
 
 from __future__ import annotations
 
@@ -17,36 +17,38 @@ from pipeline.errors import (
     SettingsError,
     to_scanlake_error,
 )
-from pipeline.monitoring.outcome import Outcome, OutcomeKind, describe_exit
+from pipeline.monitoring.child_process import describe_exit
+from pipeline.monitoring.run_result import RunOutcome, RunResult
 
 
 @pytest.mark.parametrize(
-    ("code", "kind"),
+    ("code", "outcome"),
     [
-        (0, OutcomeKind.DONE),
-        (4, OutcomeKind.DONE),
-        (1, OutcomeKind.FAILED),
-        (6, OutcomeKind.FAILED),
-        (7, OutcomeKind.FAILED),
-        (70, OutcomeKind.FAILED),
-        (137, OutcomeKind.FAILED),
-        (255, OutcomeKind.FAILED),
-        (2, OutcomeKind.NEEDS_ATTENTION),
-        (3, OutcomeKind.NEEDS_ATTENTION),
-        (9, OutcomeKind.NEEDS_ATTENTION),
-        (5, OutcomeKind.LOCKED),
-        (130, OutcomeKind.STOPPED),
+        (0, RunOutcome.DONE),
+        (4, RunOutcome.DONE),
+        (1, RunOutcome.FAILED),
+        (6, RunOutcome.FAILED),
+        (7, RunOutcome.FAILED),
+        (70, RunOutcome.FAILED),
+        (137, RunOutcome.FAILED),
+        (255, RunOutcome.FAILED),
+        (2, RunOutcome.NEEDS_ATTENTION),
+        (3, RunOutcome.NEEDS_ATTENTION),
+        (9, RunOutcome.NEEDS_ATTENTION),
+        (5, RunOutcome.LOCKED),
+        (130, RunOutcome.STOPPED),
     ],
 )
-def test_every_exit_code_has_a_kind(code: int, kind: OutcomeKind) -> None:
+def test_every_exit_code_has_an_outcome(code: int, outcome: RunOutcome) -> None:
     """Exit codes distinguish temporary failures, failures that need the operator, and no failure."""
-    assert Outcome("sync", Path("lake"), code).kind is kind
+    assert RunResult("sync", Path("lake"), code=code).outcome is outcome
 
 
 def test_a_paused_lake_is_no_failure() -> None:
     """The type of the error, not its text, says that syncing is paused."""
-    assert Outcome("sync", Path("lake"), 2, "any text", error_type=LakePausedError.__name__).kind is OutcomeKind.PAUSED
-    assert Outcome("sync", Path("lake"), 2, "syncing is paused").kind is OutcomeKind.NEEDS_ATTENTION
+    paused = RunResult("sync", Path("lake"), code=2, error_type=LakePausedError.__name__)
+    assert paused.outcome is RunOutcome.PAUSED
+    assert RunResult("sync", Path("lake"), code=2, reason="syncing is paused").outcome is RunOutcome.NEEDS_ATTENTION
 
 
 def _after_storage_error() -> RuntimeError:
