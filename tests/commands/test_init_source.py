@@ -66,7 +66,7 @@ def test_the_first_source_begins_the_file(tmp_path: Path, canary: str, main: Mai
 
 
 def test_an_index_names_no_new_source(tmp_path: Path, main: Main) -> None:
-    """INDEX/COUNT selects a source of the file; without a file one line says that a new source needs a name."""
+    """A name selects a source of the file; without a file one line says that a new source needs a name."""
     made = main("init", "--source", "0/3", "--no-test", "--set", f"base_url={URL}")
     assert made.err == (
         "scanlake: --source 0/3: a new source needs a name. Use letters, digits, - and _, with a letter first.\n"
