@@ -79,7 +79,7 @@ def _choose_alert(result: RunResult, stats: RunStats) -> Alert | None:
     if problem is not None:
         code, reason = problem
         if result.outcome is RunOutcome.DONE:  # the run itself succeeded: its earlier failures have ended
-            stats.alerted_exit_codes = [each for each in stats.alerted_exit_codes if each == code]
+            stats.alerted_exit_codes = [alerted for alerted in stats.alerted_exit_codes if alerted == code]
         return None if code in stats.alerted_exit_codes else Alert("failed", code, reason)
     if result.outcome is not RunOutcome.DONE:
         return None

@@ -26,11 +26,11 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric: its name, its meaning, and where `RunStats` has its value, or its values by `label`."""
+    """A metric: its name, its meaning, and the path of its value in `RunStats`, or of its values by `label`."""
 
     name: str
     help: str
-    place: str
+    path: str
     label: str = ""
 
     @property
@@ -40,7 +40,7 @@ class Metric:
 
     def read(self, stats: RunStats) -> list[tuple[Mapping[str, str], float]]:
         """Return its samples as (labels, value); none for an unknown value."""
-        part, _, key = self.place.partition(".")
+        part, _, key = self.path.partition(".")
         value = getattr(stats, part)
         if key:
             value = value.get(key)
