@@ -137,28 +137,6 @@ def load_environment(base_url: str) -> Settings:
     return SettingsLayers(None, None, layers).settings()
 
 
-def load_new_source(config: Path, name: str, values: Mapping[str, Any]) -> tuple[Settings, dict[str, Path]]:
-    """Return the settings of a source that the file lacks, with `values` in its table, and the lakes of the others.
-
-    The file need not exist. Raises `SettingsError` if it has the source, or describes one service without a table.
-    """
-    top, tables = _from_file(config) if config.exists() else ({}, {})
-    if name.lower() in map(str.lower, tables):
-        raise SettingsError(f"{config} has a source {name} already.", hint="Use another name for --source.")
-    if not tables and "base_url" in top:
-        raise SettingsError(
-            f"{config} describes one service without a table, which a source would replace.",
-            hint="Write a line [sources.NAME] above its base_url, token_file and lake, then run the command again.",
-        )
-    _validate_source_tables({table: {} for table in (*tables, name)}, config)
-    environment = _from_environment([*tables, name])
-    shared = {key: value for key, value in environment.items() if key not in _PER_SOURCE_SETTINGS | {"token"}}
-    general = Path(environment.get("lake", top.get("lake", _default_lake(config))))
-    lakes = {table: Path(own.get("lake", general / table)) for table, own in tables.items()}
-    layers = (("file", {**top, "lake": general}), ("environment", shared), ("source", values))
-    return SettingsLayers(config, name, layers).settings(), lakes
-
-
 def source_names(config: Path | None) -> list[str]:
     """Return the sources in the order of the settings file; empty without sources or without a file."""
     return list(_from_file(_config_path(config))[1])

@@ -6,6 +6,7 @@ import ssl
 from typing import Final
 
 NETWORK_HINT: Final = "Check base_url, the firewall and the proxy."
+NO_TLS_HINT: Final = "Use the port for https. Only on this machine base_url may begin with http://."
 _CA_HINT: Final = "Set SSL_CERT_FILE to the certificates of your own authority, or have the certificate replaced."
 _CERTIFICATES: Final = {
     9: ("is not valid yet", "Check this machine's clock, or ask the service's owner to replace the certificate."),
@@ -39,6 +40,6 @@ def describe_tls_error(error: ssl.SSLError) -> tuple[str, str]:
         message = "the service supports only an old TLS version (scanlake needs TLS 1.2 or later)"
         return message, "Ask the service's owner to enable TLS 1.2 or later."
     if reason in _NOT_TLS_REASONS:
-        return "the port of base_url does not speak TLS", "Check the port in base_url."
+        return "the port of base_url does not speak TLS", NO_TLS_HINT
     detail = reason.replace("_", " ").lower() or "no reason given"
     return f"the TLS handshake failed: {detail}", NETWORK_HINT

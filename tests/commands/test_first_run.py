@@ -64,7 +64,9 @@ async def test_https_to_a_port_without_tls(tmp_path: Path) -> None:
         answer = await called(tmp_path, "sync", SCANLAKE_BASE_URL=address, SCANLAKE_TOKEN=emulator.token)
     port = emulator.base_url.rpartition(":")[2]
     problem = f"GET /files at 127.0.0.1:{port}: TLS: the port of base_url does not speak TLS (after 1 attempt)."
-    assert answer.lines == [f"scanlake: {problem} Check the port in base_url."]
+    assert answer.lines == [
+        f"scanlake: {problem} Use the port for https. Only on this machine base_url may begin with http://."
+    ]
     assert names(tmp_path) == []
 
 

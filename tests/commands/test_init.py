@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pipeline.commands.init import validate_address, validate_pasted_token
 from pipeline.emulator import Emulator
+from pipeline.errors import SettingsError
 from pipeline.settings import Settings
 from pipeline.settings_template import render_settings_file
 from tests.commands.cli_process import called
@@ -82,17 +84,18 @@ def test_a_wrong_answer_is_asked_again(tmp_path: Path) -> None:
     process = subprocess.run(
         [sys.executable, "-c", _ASKED_TWICE], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300
     )
-    assert "must look like https://" in process.stderr
+    assert "no address. Type https:// and the host" in process.stderr
+    assert "must be https; http is for this machine (127.0.0.1) only. Type https://service.example." in process.stderr
     assert process.stdout == URL
 
 
 _ASKED_TWICE = f"""
 import sys
 from pipeline.commands import init
-answers = iter(["service.example", "{URL}"])
+answers = iter(["nothing", "http://service.example", "{URL}"])
 init.typer.prompt = lambda *_, **__: next(answers)
 sys.stdin.isatty = lambda: True
-sys.stdout.write(init._prompt_base_url())
+sys.stdout.write(init._prompt("Address", "base_url", init.validate_address))
 """
 
 
@@ -138,10 +141,10 @@ def test_nobody_to_ask(tmp_path: Path, main: Main, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     missing = main("init")
     assert (missing.code, missing.err.count("\n")) == (2, 1)
-    assert "--base-url" in missing.err
+    assert "SCANLAKE_BASE_URL or --set base_url=URL" in missing.err
     missing = main("init", "--set", f"base_url={URL}")
     assert (missing.code, missing.err.count("\n")) == (2, 1)
-    assert "SCANLAKE_TOKEN or --token-file" in missing.err
+    assert "SCANLAKE_TOKEN or --set token_file=FILE" in missing.err
     assert names(tmp_path) == []
 
 
@@ -157,7 +160,9 @@ def test_nothing_is_overwritten_unless_forced(tmp_path: Path, canary: str, main:
     assert tomllib.loads(config.read_text()) == {"base_url": URL, "lake": "lake"}
 
 
-@pytest.mark.parametrize("wrong", ["http://service.example", "service.example", "https://u:p@service.example"])
+@pytest.mark.parametrize(
+    "wrong", ["http://service.example", "service", "https://u:p@service.example", "ftp://service.example"]
+)
 def test_a_wrong_address_writes_nothing(wrong: str, tmp_path: Path, canary: str, main: Main) -> None:
     """An address that cannot be used is refused before anything is written, and not repeated."""
     refused = main("init", "--set", f"base_url={wrong}", SCANLAKE_TOKEN=canary)
@@ -170,33 +175,82 @@ async def test_address_and_token_are_tested(tmp_path: Path, canary: str) -> None
     """On a terminal a wrong address and a wrong token are named and prompted again, and /api/v2 is cut off."""
     async with Emulator(files=3, token=canary) as emulator:
         answers = [
-            ("Address", "service.example"),
+            ("Address", "service"),
             ("Address", "http://127.0.0.1:9"),
             ("Token", "not-the-token-of-this-service"),
-            ("Address", f"{emulator.base_url}/api/v2"),
-            ("Token", canary),
+            ("Address", f" '{emulator.base_url}/api/v2/files?limit=1' "),
+            ("Token", f'"{canary}" '),
         ]
         code, shown = await asyncio.to_thread(typed, tmp_path, answers, "init")
     assert code == 0, shown
     assert "flag" not in shown
-    assert "base_url must look like https://service.example." in shown
+    assert "Type https:// and the host: https://service.example." in shown
+    assert "GET http://127.0.0.1:9/api/v2/files ..." in shown
     assert "GET /files at 127.0.0.1:9: no connection" in shown
     assert "HTTP 401" in shown
     assert "the service has accepted the token; it has 3 files" in shown
     assert tomllib.loads((tmp_path / "scanlake.toml").read_text())["base_url"] == emulator.base_url
 
 
-def test_what_was_typed_can_be_kept(tmp_path: Path, canary: str) -> None:
-    """An address that fails is offered again, and after the third failed test the answers can be written untested."""
+def test_an_address_that_fails_is_offered_again(tmp_path: Path, canary: str) -> None:
+    """After the third failed test nothing is written, and the hint says how to write the answers untested."""
     away = "http://127.0.0.1:9"
     answers = [("Address", away), ("Token", canary), (f"Address of the service [{away}]", ""), ("Address", "")]
-    code, shown = typed(tmp_path, [*answers, ("untested? [y/N]", "n")], "init")
+    code, shown = typed(tmp_path, answers, "init")
     assert (code, names(tmp_path)) == (1, []), shown
-    assert shown.count("127.0.0.1:9: no connection") == 4
-    code, shown = typed(tmp_path, [*answers, ("untested? [y/N]", "y")], "init")
-    assert (code, names(tmp_path)) == (0, ["scanlake.toml", "token"]), shown
-    assert tomllib.loads((tmp_path / "scanlake.toml").read_text())["base_url"] == away
-    assert "the service has accepted" not in shown
+    assert shown.count("127.0.0.1:9: no connection") == 3
+    assert "or write the files untested with --no-test." in shown
+
+
+@pytest.mark.parametrize(
+    ("pasted", "expected"),
+    [
+        ("https://service.example/api/v2/files?limit=1", "https://service.example"),
+        ("https://service.example/api/v2/files/123?token=abc#x", "https://service.example"),
+        ("'https://service.example/'", "https://service.example"),
+        ("<https://service.example/tenant/api/v2/>", "https://service.example/tenant"),
+        (" service.example ", "https://service.example"),
+        ("service.example:8443/api/v2", "https://service.example:8443"),
+        ("localhost:8765", "http://localhost:8765"),
+        ("HTTPS://Service.Example", "https://service.example"),
+        ("[::1]:8765", "http://[::1]:8765"),
+    ],
+)
+def test_pasted_addresses_are_taken(pasted: str, expected: str) -> None:
+    """What a browser or a document shows of the API is cut to the base URL."""
+    assert validate_address(pasted) == expected
+
+
+def test_pasted_tokens_are_taken() -> None:
+    """Quotes, blanks and a prefix are cut; what is no token is named with what to type."""
+    for pasted in (" abc+/= ", '"abc+/="', "Bearer abc+/=", "token=abc+/="):
+        assert validate_pasted_token(pasted) == "abc+/="
+    with pytest.raises(SettingsError, match="white space") as raised:
+        validate_pasted_token("two words")
+    assert "Use the bare token" in str(raised.value.hint)
+
+
+@pytest.mark.parametrize("answers", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["silent", "http"])
+async def test_https_at_a_plain_port_is_named_within_seconds(tmp_path: Path, canary: str, answers: bytes) -> None:
+    """A server without TLS, also one that waits for more, is named with what to type."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(10)
+        writer.write(answers)
+        if not answers:
+            await reader.read()  # until the client gives up
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        begun = time.monotonic()
+        answer = await called(tmp_path, "init", "--set", f"base_url={url}", SCANLAKE_TOKEN=canary)
+    assert answer.code == 1
+    assert f"GET {url}/api/v2/files ..." in answer.err
+    assert "TLS" in answer.err
+    assert "Only on this machine base_url may begin with http://" in answer.err
+    assert time.monotonic() - begun < 20
+    assert names(tmp_path) == []
 
 
 async def test_given_values_that_fail_write_nothing(tmp_path: Path, canary: str) -> None:
