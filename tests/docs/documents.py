@@ -19,7 +19,7 @@ _LINK: Final = re.compile(r"\]\(([^)\s]+)\)")
 _TITLE: Final = re.compile(r"^#{1,4} (.+)$", re.MULTILINE)
 _OPERATORS: Final = frozenset({"|", "||", "&&", "&", ";", "(", ")", "<", ">"})
 PROMPT: Final = "$ "
-GENERATED: Final = frozenset({"docs/cli.md", "docs/json.md", "docs/settings.md"})
+GENERATED: Final = frozenset({"docs/cli.md", "docs/json.md"})
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,13 @@ def render(page: str) -> str:
     return f"{head}{MARKER}\n{PAGES[page]()}\n{MARKER}{tail}"
 
 
-# docs/settings.md
+# docs/cli.md: settings
 
 
 def _settings() -> str:
     lines = [
+        "## All settings",
+        "",
         f"The environment variable of a setting is its name in capitals after `{PREFIX}`: `{PREFIX}MAX_CONCURRENCY`",
         "for `max_concurrency`. `--set NAME=VALUE` gives a setting to one command: `--set max_concurrency=8`.",
         "The section",
@@ -43,7 +45,7 @@ def _settings() -> str:
     ]
     for name, field in Settings.model_fields.items():
         if name in SECTIONS:
-            lines += ["", f"## {SECTIONS[name]}", "", "| setting | type | default | meaning |", "|---|---|---|---|"]
+            lines += ["", f"### {SECTIONS[name]}", "", "| setting | type | default | meaning |", "|---|---|---|---|"]
         cells = (f"`{name}`", _type_text(field), _default_text(field), field.description or "")
         lines.append(f"| {' | '.join(map(_escape, cells))} |")
     return "\n".join(lines) + "\n"
@@ -68,7 +70,7 @@ def _default_text(field: FieldInfo) -> str:
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-# docs/cli.md
+# docs/cli.md: commands
 
 
 def _commands() -> str:
@@ -149,7 +151,7 @@ def _escape(text: str) -> str:
     return text.replace("|", r"\|").replace("*", r"\*")
 
 
-PAGES: Final = {"settings.md": _settings, "cli.md": _commands, "json.md": format_json_page}
+PAGES: Final = {"cli.md": lambda: f"{_commands()}\n{_settings()}", "json.md": format_json_page}
 
 PICTURE: Final = DOCS / "images" / "tables.svg"
 TEMPLATE: Final = DOCS.parent / "configs" / "scanlake.toml"
