@@ -136,16 +136,20 @@ async def _show_workflow(service: _Service, folder: Path, files: int) -> str:
 
 def _suggest_commands(lake: Path) -> list[list[str]]:
     """Return commands that run as printed, also if the installation is not on the PATH."""
-    programs = os.path.relpath(Path(sys.executable).parent)  # .venv/bin after `make demo`
-    scanlake, duckdb, python = (
-        name if shutil.which(name) else f"{programs}/{name}" for name in ("scanlake", "duckdb", "python")
-    )
+    scanlake, duckdb, python = map(_find_program, ("scanlake", "duckdb", "python"))
     catalog = str(lake / "catalog.duckdb")
     return [
         [scanlake, "--lake", str(lake), "query", "FROM meta.freshness"],
         [duckdb, "-readonly", catalog],
         [python, "-c", f"import duckdb; duckdb.connect({catalog!r}, read_only=True).sql('FROM files').show()"],
     ]
+
+
+def _find_program(name: str) -> str:
+    """Return the path of a program of this installation, or its name if the PATH leads to it: others lack DuckDB."""
+    program = Path(sys.executable).with_name(name)
+    is_first = not program.exists() or Path(shutil.which(name) or "").parent == program.parent
+    return name if is_first else os.path.relpath(program)  # .venv/bin/NAME after `make demo`
 
 
 def _print(line: str) -> None:
