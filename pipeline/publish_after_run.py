@@ -1,6 +1,7 @@
 """Publishing to object storage after another command, in a process of its own, and its result."""
 
-from typing import Any
+from dataclasses import dataclass
+from datetime import datetime
 
 from pipeline.child_commands import run_maintenance
 from pipeline.context import CommandContext
@@ -10,14 +11,22 @@ from pipeline.lake.models import LakeProperties, PublishRecord
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.process import run_async
 from pipeline.settings import Settings
-from schemas.timestamps import SECOND
+from schemas.timestamps import to_datetime
 
 
-def publish_in_subprocess(context: CommandContext, settings: Settings, target: str | None = None) -> dict[str, Any]:
-    """Publish the lake to `target`, by default `publish_to`. Return what `--json` shows; a failure is logged.
+@dataclass(frozen=True, slots=True)
+class PublishOutcome:
+    """A publish after another command. `problem` is None if the target has everything."""
 
-    Instants are seconds since 1970; `problem` is None if the target has everything.
-    """
+    target: str | None
+    snapshot: int | None
+    published_at: datetime | None
+    problem: str | None
+    failures: int
+
+
+def publish_in_subprocess(context: CommandContext, settings: Settings, target: str | None = None) -> PublishOutcome:
+    """Publish the lake to `target`, by default `publish_to`. A failure is logged."""
     before = read_publish_record(settings)
     url = target or settings.publish_to
     child = run_async(run_maintenance(context.child_argv("publish", *(["--to", url] if url else []))))
@@ -25,16 +34,10 @@ def publish_in_subprocess(context: CommandContext, settings: Settings, target: s
     if record is None or record == before:  # it recorded nothing: settings are wrong, or another run holds the lake
         is_done = child.code in {ExitCode.OK, ExitCode.LOCKED}
         problem = None if is_done else child.message or f"Exit code {child.code}."
-        failures = (before["failures"] if before else 0) + (problem is not None)
-        return {"target": url, "snapshot": None, "published_at": None, "problem": problem, "failures": failures}
+        return PublishOutcome(url, None, None, problem, (before["failures"] if before else 0) + (problem is not None))
     at = record["published_at"]
-    return {
-        "target": record["target"],
-        "snapshot": record["snapshot"],
-        "published_at": None if at is None else at / SECOND,
-        "problem": record["problem"],
-        "failures": record["failures"],
-    }
+    published_at = None if at is None else to_datetime(at)
+    return PublishOutcome(record["target"], record["snapshot"], published_at, record["problem"], record["failures"])
 
 
 def read_publish_record(settings: Settings) -> PublishRecord | None:

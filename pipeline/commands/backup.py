@@ -1,7 +1,6 @@
 """`scanlake backup`: a copy of the lake in a folder or on object storage, brought up to date by the next backup."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -10,15 +9,15 @@ import typer
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import format_bytes, pluralize
-from pipeline.maintenance.backup import BackupResult, backup
 from pipeline.maintenance.writable_lake import open_writable_lake
+from pipeline.publish.folder_backup import BackupResult, backup
 from pipeline.publish.object_store import open_store
-from pipeline.publish.remote_backup import RemoteBackupResult, upload_backup
-from pipeline.settings import Settings
+from pipeline.publish.remote_backup import upload_backup
 from schemas.timestamps import now_us
 
 GROUP: Final = "Maintain the lake"
 FOLDER_PER_SOURCE: Final = "folder"
+RESULT: Final = BackupResult
 
 
 def run(
@@ -54,40 +53,22 @@ def run(
     the most severe one.
     """
     settings = context.settings()
-    if "://" in folder:
-        return _back_up_to_store(context, settings, folder, link=link, with_images=with_images)
-    with open_writable_lake(settings, "backup", is_backup=True) as lake:
-        result = backup(lake, Path(folder), link=link, with_images=with_images)
-    counts = f"{result.copied:,} copied, {result.linked:,} linked, {result.unchanged:,} unchanged"
-    return _print_result(context, result, result.folder, counts)
-
-
-def _back_up_to_store(
-    context: CommandContext, settings: Settings, url: str, *, link: bool, with_images: bool
-) -> ExitCode:
-    if link:
+    store = open_store(folder) if "://" in folder else None
+    if store is not None and link:
         raise SettingsError("--link requires a folder.", hint="Leave out --link: a backup to a URL copies every part.")
-    store = open_store(url)
     with open_writable_lake(settings, "backup", is_backup=True) as lake:
-        result = upload_backup(lake, store, at=now_us(), with_images=with_images)
-    counts = f"{result.uploaded:,} uploaded ({format_bytes(result.uploaded_bytes)}), {result.deleted:,} deleted"
-    if result.images:
-        new = f"{result.images_uploaded:,} new ({format_bytes(result.images_uploaded_bytes)})"
-        counts += f"; {pluralize(result.images, 'image')}, {new}"
-    return _print_result(context, result, result.target, counts)
-
-
-def _print_result(
-    context: CommandContext, result: BackupResult | RemoteBackupResult, target: str, counts: str
-) -> ExitCode:
-    size = f"{pluralize(result.files, 'file')} in {pluralize(result.parts, 'part')} ({format_bytes(result.bytes)})"
-    context.print_result(asdict(result), f"{size} to {target}: {counts}\n")
-    return ExitCode.OK
+        if store is None:
+            result = backup(lake, Path(folder), link=link, with_images=with_images)
+        else:
+            result = upload_backup(lake, store, at=now_us(), with_images=with_images)
+    copied = f"{pluralize(result.copied, 'part')} copied" + (f", {result.linked:,} linked" if link else "")
+    images = f"; {pluralize(result.images, 'image')}, {result.images_copied:,} copied" if result.images else ""
+    text = f"{pluralize(result.files, 'file')} in {pluralize(result.parts, 'part')} ({format_bytes(result.bytes)})"
+    return context.print_result(result, f"{text} to {result.target}: {copied}{images}\n")
 
 
 def describe_source(result: Mapping[str, Any]) -> str:
     """Return the line of a source from its JSON object."""
-    target = result.get("folder", result.get("target"))
     parts = f"{pluralize(result['files'], 'file')} in {pluralize(result['parts'], 'part')}"
-    images = f" and {pluralize(result['images'], 'image')}" if result.get("images") else ""
-    return f"{parts} ({format_bytes(result['bytes'])}){images} to {target}"
+    images = f" and {pluralize(result['images'], 'image')}" if result["images"] else ""
+    return f"{parts} ({format_bytes(result['bytes'])}){images} to {result['target']}"

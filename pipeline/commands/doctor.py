@@ -77,7 +77,7 @@ def _check_target(settings: Settings) -> Iterator[Finding]:
     try:
         store = open_store(settings.publish_to)
         store.probe()
-        record = read_latest(store, lake_id=read_lake_id(settings)).record
+        record, _ = read_latest(store, lake_id=read_lake_id(settings))
     except ScanlakeError as error:
         yield from_error("target", error)
         return

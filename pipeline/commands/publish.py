@@ -1,7 +1,7 @@
 """`scanlake publish`: copy the lake to object storage, as a mirror and as Iceberg tables."""
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from dataclasses import dataclass
+from typing import Annotated, Final
 
 import typer
 
@@ -9,15 +9,23 @@ from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import format_bytes, pluralize
 from pipeline.maintenance.writable_lake import open_writable_lake
-from pipeline.publish.iceberg import has_iceberg_tables, list_iceberg_files, publish_iceberg_tables
+from pipeline.publish.iceberg import IcebergResult, has_iceberg_tables, list_iceberg_files, publish_iceberg_tables
 from pipeline.publish.mirror import MirrorOptions, MirrorResult, mirror_lake
 from pipeline.publish.object_store import open_store
 from schemas.timestamps import now_us
 
-if TYPE_CHECKING:
-    from pipeline.publish.iceberg_publish import IcebergResult
-
 GROUP: Final = "Maintain the lake"
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedLake:
+    """What was published: to a mirror, and to Iceberg tables."""
+
+    mirror: MirrorResult | None
+    iceberg: IcebergResult | None
+
+
+RESULT: Final = PublishedLake
 
 
 def run(
@@ -27,7 +35,10 @@ def run(
         str | None, typer.Option(metavar="URL", help="Target: s3://, gs://, az:// or file://. Default: publish_to.")
     ] = None,
     iceberg: Annotated[
-        bool, typer.Option("--iceberg", help="Publish Iceberg tables; without --to, nothing else.")
+        bool,
+        typer.Option(
+            "--iceberg", help="Also publish Iceberg tables over the same parts; without a target, these alone."
+        ),
     ] = False,
     with_images: Annotated[
         bool, typer.Option("--with-images", help="Also copy the images that the lake has, as publish_images does.")
@@ -51,12 +62,9 @@ def run(
     settings = context.settings()
     target = to or settings.publish_to
     with_iceberg = iceberg or has_iceberg_tables(settings)
-    if target is None and not with_iceberg:
+    if target is None and (with_images or not with_iceberg):
         raise SettingsError("No target to publish to.", hint="Add --to URL, or set publish_to.")
-    is_mirrored = target is not None and (to is not None or not iceberg)
-    if with_images and not is_mirrored:
-        raise SettingsError("--with-images requires --to.", hint="Add --to URL.")
-    store = open_store(target) if target is not None and is_mirrored else None
+    store = None if target is None else open_store(target)
     result = tables = None
     with open_writable_lake(settings, "publish") as lake:
         if lake.needs_publish or lake.ledger.properties.purge_in_progress is not None:  # of a run that was killed
@@ -67,19 +75,11 @@ def run(
             result = mirror_lake(lake, store, mirror_options, at=now_us(), number=snapshot, protected=protected)
         if with_iceberg:
             tables = publish_iceberg_tables(lake, settings, at=now_us(), location=target, number=snapshot)
-    output: dict[str, Any] = {}
-    text = ""
-    if result is not None:
-        output |= asdict(result)
-        text += _format_mirror(result)
-    if tables is not None:
-        output["iceberg"] = asdict(tables)
-        text += _format_tables(tables)
-    context.print_result(output, text)
-    return ExitCode.OK
+    text = (_format_mirror(result) if result else "") + (_format_tables(tables) if tables else "")
+    return context.print_result(PublishedLake(result, tables), text)
 
 
-def _format_tables(result: "IcebergResult") -> str:
+def _format_tables(result: IcebergResult) -> str:
     text = f"snapshot {result.snapshot}: {result.tables} Iceberg tables, tag {result.tag}: "
     parts = f"{pluralize(result.parts_added, 'part')} added, {result.parts_removed:,} removed"
     deletes = f"{pluralize(result.rows_deleted, 'row')} struck out"

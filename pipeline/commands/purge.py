@@ -64,7 +64,7 @@ def run(
     record = read_publish_record(settings)
     if (target := settings.publish_to or (record["target"] if record else None)) is not None:
         output["publish"] = published = publish_in_subprocess(context, settings, target)
-        is_erased = published["problem"] is None and published["snapshot"] == result.snapshot
+        is_erased = published.problem is None and published.snapshot == result.snapshot
         code = ExitCode.OK if is_erased else ExitCode.PUBLISH
         state = "erased" if is_erased else f"NOT ERASED; run `scanlake publish --to {target}`"
         text += f"{target}: {state}\n"

@@ -1,5 +1,7 @@
 """`scanlake restore`: a lake from a backup in a folder or on object storage."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -9,11 +11,25 @@ from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
 from pipeline.lake.lake import Lake
-from pipeline.maintenance.backup import backup, fill_folder
+from pipeline.publish.folder_backup import fill_folder, restore_backup
 from pipeline.publish.object_store import open_store
 from pipeline.publish.remote_backup import download_backup
 
 GROUP: Final = "Maintain the lake"
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredLake:
+    """A restored lake. `images_lost` are missing or damaged in the backup, by path, with the reason."""
+
+    folder: Path
+    origin: str
+    files: int
+    snapshot: int
+    images_lost: Mapping[str, str]
+
+
+RESULT: Final = RestoredLake
 
 
 def run(
@@ -35,20 +51,18 @@ def run(
     code 9: the next `scanlake images` fetches it.
     """
     settings = context.settings()
-    problems: dict[str, str] = {}
+    lost: dict[str, str] = {}
     target = folder or settings.lake
     if "://" in origin:
         store = open_store(origin)
-        record = fill_folder(target, lambda layout: problems.update(download_backup(store, layout)))
-        origin, files, snapshot = store.base_url, record.files, record.snapshot
+        record = fill_folder(target, lambda layout: lost.update(download_backup(store, layout)))
+        origin = store.base_url
     else:
         with Lake(Path(origin), doing="restore", must_exist=True, is_backup=True) as copied:
-            result = backup(copied, target, is_restore=True, with_images=True)
-        files, snapshot = result.files, result.snapshot
-    output = {"folder": str(target), "source": origin, "files": files, "snapshot": snapshot, "images_lost": problems}
-    text = f"{pluralize(files, 'file')} restored to {target}: snapshot {snapshot}; run `scanlake sync`\n"
-    if problems:
-        text += "".join(f"{path}: {problem}\n" for path, problem in sorted(problems.items()))
-        text += f"{pluralize(len(problems), 'image')} missing or damaged in the backup; run `scanlake images`\n"
-    context.print_result(output, text)
-    return ExitCode.DAMAGE if problems else ExitCode.OK
+            record = restore_backup(copied, target)
+    result = RestoredLake(target, origin, record.files, record.snapshot, lost)
+    text = f"{pluralize(result.files, 'file')} restored to {target}: snapshot {result.snapshot}; run `scanlake sync`\n"
+    if lost:
+        text += "".join(f"{path}: {problem}\n" for path, problem in sorted(lost.items()))
+        text += f"{pluralize(len(lost), 'image')} missing or damaged in the backup; run `scanlake images`\n"
+    return context.print_result(result, text, ExitCode.DAMAGE if lost else ExitCode.OK)

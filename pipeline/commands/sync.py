@@ -19,6 +19,7 @@ from pipeline.monitoring.killed_runs import record_killed_sync
 from pipeline.monitoring.run_result import RunResult
 from pipeline.process import run_async
 from pipeline.publish_after_run import publish_in_subprocess
+from pipeline.results import to_json_value
 from pipeline.run_summaries import format_sync_summary, format_verification
 from pipeline.settings import Settings, require_base_url
 from pipeline.sync.regular_verify import VerifyStopped, verify_if_due
@@ -87,13 +88,13 @@ def _sync(
     if compaction_due:
         run_async(run_maintenance(context.child_argv("compact")))
     if settings.publish_after_sync:
-        result.result["publish"] = publish_in_subprocess(context, settings)
+        result.result["publish"] = to_json_value(publish_in_subprocess(context, settings))
     if settings.images_after_sync:
         child = run_async(run_maintenance(context.child_argv("images")))
         result.result["images"] = {"exit_code": child.code, "problem": child.message or None}
         if settings.publish_after_sync and settings.publish_images:
             # Again: images may take hours, and the tables must not wait for them.
-            result.result["publish"] = publish_in_subprocess(context, settings)
+            result.result["publish"] = to_json_value(publish_in_subprocess(context, settings))
     if verification:
         result.result["verify"] = verification.as_json()
     if context.as_json:

@@ -14,6 +14,7 @@ from pipeline.lake.image_records import ImageState, forget_images, iter_images
 from pipeline.lake.layout import translate_os_errors, write_read_only
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from pipeline.lake.layout import LakeLayout
@@ -23,13 +24,15 @@ if TYPE_CHECKING:
 _BATCH_ROWS: Final = 10_000
 
 
-def copy_pictures(layout: LakeLayout, ledger: LedgerQueries, target: LakeLayout, *, link: bool) -> None:
+def copy_pictures(layout: LakeLayout, ledger: LedgerQueries, target: LakeLayout, *, link: bool) -> tuple[int, int]:
     """Copy the pictures that the target lacks, by name, and delete those that no row has any more.
 
-    Each is compared with its hash first. Raises `LakeCorruptedError` for a damaged one.
+    Each is compared with its hash first. Returns the number of pictures, and of those that the target lacked. Raises
+    `LakeCorruptedError` for a damaged one.
     """
     folders: set[Path] = set()
     named: set[str] = set()
+    copied = 0
     for records in iter_images(ledger):
         for record in records:
             if record.state is not ImageState.STORED or record.path is None or record.path in named:
@@ -46,32 +49,36 @@ def copy_pictures(layout: LakeLayout, ledger: LedgerQueries, target: LakeLayout,
                 )
             target.create_dirs([copy.parent.parent, copy.parent])
             folders.add(copy.parent)
-            _link_or_copy(source, copy, link=link)
+            link_or_copy(source, copy, link=link)
+            copied += 1
     for folder in sorted(folders):
         fsync_dir(folder)
     with translate_os_errors(target.root):
         for path in target.root.glob(f"{IMAGES}/??/*"):
             if target.part_name(path) not in named:
                 path.unlink(missing_ok=True)
+    return len(named), copied
 
 
-def _link_or_copy(source: Path, copy: Path, *, link: bool) -> None:
+def link_or_copy(source: Path, copy: Path, *, link: bool) -> bool:
+    """Copy a file, or link it if `link` and the file system can; return whether it was linked."""
     with translate_os_errors(copy):
         if link:
-            with suppress(OSError):  # another file system, or one without links
+            with suppress(OSError):  # another file system, or one without links; the copy raises any other disk error
                 os.link(source, copy)
-                return
+                return True
         with write_read_only(copy) as temp:
             shutil.copyfile(source, temp)
+    return False
 
 
-def forget_missing_pictures(layout: LakeLayout, ledger: Ledger) -> None:
-    """Delete the rows of pictures that a copy of a lake does not have: its next run fetches them."""
+def forget_missing_pictures(ledger: Ledger, is_missing: Callable[[str], bool]) -> None:
+    """Delete the rows of pictures that a copy of a lake does not have, by their paths: its next run fetches them."""
     missing = [
         record.key
         for records in iter_images(ledger)
         for record in records
-        if record.path is not None and not (layout.root / record.path).is_file()
+        if record.path is not None and is_missing(record.path)
     ]
     if missing:
         forget_images(ledger, missing)

@@ -64,7 +64,7 @@ def check_published(lake: Lake, store: ObjectStore, *, read_data: bool) -> Publi
     Objects are compared by size, with `read_data` by SHA-256; each is then downloaded. Rows are compared as the views
     on the target show them. Raises `SettingsError` if nothing is published or another lake is, and `PublishError`.
     """
-    record = read_latest(store, lake_id=lake.ledger.properties.lake_id).record
+    record, _ = read_latest(store, lake_id=lake.ledger.properties.lake_id)
     if record is None:
         raise SettingsError(
             f"{store.base_url} has no published lake.", hint=f"Run `scanlake publish --to {store.base_url}`."

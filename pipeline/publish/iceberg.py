@@ -6,6 +6,7 @@ pyiceberg takes most of a second of processor time to import. So it is imported 
 from __future__ import annotations
 
 import importlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 from uuid import uuid4
 
@@ -16,11 +17,44 @@ from schemas.timestamps import SECOND
 if TYPE_CHECKING:
     from pipeline.lake.lake import Lake
     from pipeline.lake.models import PublishRecord
-    from pipeline.publish.iceberg_publish import IcebergResult
     from pipeline.publish.store_contract import ObjectStore
     from pipeline.settings import Settings
 
 _LIBRARIES: Final = frozenset({"pyiceberg", "sqlalchemy", "obstore"})
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergResult:
+    """A publish to Iceberg tables.
+
+    `changed` are tables with a new snapshot; others only got the tag. `bytes` are those of metadata and delete files,
+    beside the parts.
+    """
+
+    snapshot: int
+    tag: str
+    tables: int
+    changed: int
+    parts_added: int
+    parts_removed: int
+    parts_uploaded: int
+    delete_files: int
+    rows_deleted: int
+    bytes: int
+    deleted: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionOptions:
+    """What a sweep may delete: files from `before` or, after a purge, from before `purged_at`; seconds since 1970.
+
+    `part_names` are the file names of the parts that the lake still has.
+    """
+
+    before: float
+    purged_at: float | None
+    part_names: frozenset[str]
 
 
 def has_iceberg_tables(settings: Settings) -> bool:
@@ -54,7 +88,7 @@ def publish_iceberg_tables(
         lake.ledger.set_properties(lake_id=uuid4().hex)
     publish = _import("iceberg_publish")
     purged_at = lake.ledger.last_purge_at()
-    retention = publish.RetentionOptions(
+    retention = RetentionOptions(
         before=at / SECOND - settings.retention_hours * 3600,
         purged_at=None if purged_at is None else purged_at / SECOND,
         part_names=frozenset(name.rpartition("/")[2] for name in lake.ledger.part_names()),

@@ -9,7 +9,6 @@ one object decides. Glue, and REST without that endpoint, commit table by table,
 from __future__ import annotations
 
 import gzip
-import json
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -22,11 +21,12 @@ from pyiceberg.table.update import update_table_metadata
 from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
-from pipeline.errors import PublishConflictError, PublishError
+from pipeline.errors import PublishConflictError
 from pipeline.publish.iceberg_errors import translate_catalog_errors
 from pipeline.publish.iceberg_format import new_metadata
 from pipeline.publish.iceberg_owner import CatalogId
 from pipeline.publish.iceberg_updates import require_unchanged
+from pipeline.publish.store_records import FORMAT, encode_record, read_record
 from schemas.tables import FILES, SYNCS
 
 if TYPE_CHECKING:
@@ -78,6 +78,11 @@ class TableCommit:
         return update_table_metadata(self.state.metadata, self.updates, metadata_location=former)
 
 
+@dataclass(frozen=True, slots=True)
+class _Pointer:
+    tables: dict[str, str]
+
+
 class IcebergCatalog(ABC):
     """A catalog of the tables of one lake. Its methods raise `PublishError`."""
 
@@ -121,14 +126,14 @@ class StoreTables(IcebergCatalog):
         self._version: str | None = None
 
     def load(self, names: Iterable[str]) -> dict[str, TableState]:
-        stored = self._store.read_versioned(POINTER)
-        self._locations, self._version = ({}, None) if stored is None else (_read_pointer(stored[0]), stored[1])
+        pointer, self._version = read_record(self._store, POINTER, _Pointer)
+        self._locations = {} if pointer is None else pointer.tables
         return {name: _load_state(self.io, name, self._locations[name]) for name in names if name in self._locations}
 
     def commit(self, commits: Sequence[TableCommit], note: Mapping[str, object]) -> None:
         locations = self._locations | {commit.state.name: self._write_metadata(commit) for commit in commits}
-        pointer = {"format": 1, **note, "tables": dict(sorted(locations.items()))}
-        self._version = self._store.swap(POINTER, json.dumps(pointer, indent=1).encode(), self._version)
+        pointer = {"format": FORMAT, **note, "tables": dict(sorted(locations.items()))}
+        self._version = self._store.swap(POINTER, encode_record(pointer), self._version)
         self._locations = locations
 
 
@@ -233,13 +238,6 @@ class SqlTables(CatalogTables):
             IcebergTables.catalog_name == self._catalog.name,
             IcebergTables.table_namespace == self._namespace,
         )
-
-
-def _read_pointer(content: bytes) -> dict[str, str]:
-    try:
-        return {str(name): str(location) for name, location in json.loads(content)["tables"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PublishError(f"{POINTER} is not an object of scanlake.", hint="Use another target.") from error
 
 
 def _load_state(io: StoreFileIO, name: str, location: str) -> TableState:

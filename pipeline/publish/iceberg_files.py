@@ -48,6 +48,10 @@ class StoreFileIO(FileIO):
         store = self._stores[base_url] = open_store(base_url)
         return store, location[len(base_url) + 1 :]
 
+    def open_root(self, location: str) -> ObjectStore:
+        """Return the store below a location."""
+        return self._stores.get(location) or open_store(location)
+
     def new_input(self, location: str) -> StoredInput:
         return StoredInput(location, *self.find_object(location))
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
-from pipeline.errors import PublishError, SettingsError
+from pipeline.errors import SettingsError
+from pipeline.publish.store_records import FORMAT, encode_record, read_record, refuse_other_lake, require_lake
 from pipeline.publish.target_layout import LATEST, OWNER
 
 if TYPE_CHECKING:
@@ -52,61 +51,23 @@ class LocationOwner:
 
     lake_id: str
     catalog: CatalogId
-    format: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class _LatestLake:
-    lake_id: str
+    format: int = FORMAT
 
 
 def claim_locations(io: StoreFileIO, roots: Iterable[str], owner: LocationOwner) -> None:
     """Make `owner` the owner of each location (a URL), if it has none. Raises `SettingsError` if another has it."""
     for root in sorted(roots):
-        store, path = io.find_object(f"{root}/{OWNER}")
-        stored = store.read_versioned(path)
-        if stored is None:
-            _check_mirror(io, root, owner.lake_id)
-            if store.create(path, msgspec.json.format(msgspec.json.encode(owner), indent=1)):
+        store = io.open_root(root)
+        existing, _ = read_record(store, OWNER, LocationOwner)
+        if existing is None:
+            require_lake(store, LATEST, owner.lake_id, "the mirror")  # its sweep deletes unknown parts
+            if store.create(OWNER, encode_record(owner)):
                 continue
-            stored = store.read_versioned(path)
-        if stored is not None and (existing := read_owner(stored[0], root)) != owner:
-            raise _refuse(root, existing, owner)
-
-
-def read_owner(content: bytes, root: str) -> LocationOwner:
-    """Return the owner that an object names. Raises `PublishError` if it is not an object of scanlake."""
-    try:
-        return msgspec.json.decode(content, type=LocationOwner)
-    except msgspec.DecodeError as error:
-        raise PublishError(f"{root}/{OWNER} is not an object of scanlake.", hint="Use another location.") from error
-
-
-def _check_mirror(io: StoreFileIO, root: str, lake_id: str) -> None:
-    """Raise `SettingsError` if the location has the mirror of another lake, whose sweep deletes unknown parts."""
-    store, path = io.find_object(f"{root}/{LATEST}")
-    stored = store.read_versioned(path)
-    if stored is None:
-        return
-    try:
-        mirrored = msgspec.json.decode(stored[0], type=_LatestLake).lake_id
-    except msgspec.DecodeError as error:
-        raise PublishError(f"{root}/{LATEST} is not an object of scanlake.", hint="Use another location.") from error
-    if mirrored != lake_id:
-        raise SettingsError(
-            f"{root} has the mirror of another lake ({mirrored[:8]}, not {lake_id[:8]}).",
-            hint="Use another iceberg_location; each lake needs its own.",
-        )
-
-
-def _refuse(root: str, existing: LocationOwner, owner: LocationOwner) -> SettingsError:
-    if existing.lake_id != owner.lake_id:
-        return SettingsError(
-            f"{root} has the Iceberg tables of another lake ({existing.lake_id[:8]}, not {owner.lake_id[:8]}).",
-            hint="Use another iceberg_location; each lake needs its own.",
-        )
-    named = f"{existing.catalog.catalog}, namespace {existing.catalog.namespace or '-'}"
-    return SettingsError(
-        f"{root} has the Iceberg tables of another catalog ({named}).",
-        hint=f"Use another iceberg_location; if only the catalog's address has changed, delete {OWNER} there.",
-    )
+            existing, _ = read_record(store, OWNER, LocationOwner)
+        if existing is not None and existing != owner:
+            refuse_other_lake(store, existing.lake_id, owner.lake_id, "Iceberg tables")
+            named = f"{existing.catalog.catalog}, namespace {existing.catalog.namespace or '-'}"
+            raise SettingsError(
+                f"{root} has the Iceberg tables of another catalog ({named}).",
+                hint=f"Use another iceberg_location; if only the catalog's address has changed, delete {OWNER} there.",
+            )

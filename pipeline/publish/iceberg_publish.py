@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pipeline.errors import SettingsError
+from pipeline.publish.iceberg import IcebergResult
 from pipeline.publish.iceberg_owner import LocationOwner, claim_locations
 from pipeline.publish.iceberg_retention import sweep_tables
 from pipeline.publish.iceberg_schema import LAKE_PROPERTY, table_properties, to_iceberg_schema
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from pipeline.lake.layout import LakeLayout
+    from pipeline.publish.iceberg import RetentionOptions
     from pipeline.publish.iceberg_catalogs import IcebergCatalog, TableState
     from pipeline.publish.iceberg_stage import StagedTable
 
@@ -32,40 +33,6 @@ _TABLES_SIDE_BY_SIDE: Final = 8
 _SWEEP_INTERVAL: Final = 8
 _PURGE_SWEEP_SECONDS: Final = 7 * 24 * 3600
 _CLOCK_SKEW_SECONDS: Final = 600  # between the store and this machine
-
-
-@dataclass(frozen=True, slots=True)
-class IcebergResult:
-    """Result of a publish to Iceberg tables; the object that `--json` prints.
-
-    `changed` are tables with a new snapshot; others only got the tag. `bytes` are those of metadata and delete files,
-    beside the parts.
-    """
-
-    snapshot: int
-    tag: str
-    tables: int
-    changed: int
-    parts_added: int
-    parts_removed: int
-    parts_uploaded: int
-    delete_files: int
-    rows_deleted: int
-    bytes: int
-    deleted: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class RetentionOptions:
-    """What a sweep may delete: files from `before` or, after a purge, from before `purged_at`; seconds since 1970.
-
-    `part_names` are the file names of the parts that the lake still has.
-    """
-
-    before: float
-    purged_at: float | None
-    part_names: frozenset[str]
 
 
 def publish_iceberg(

@@ -6,17 +6,22 @@ A store and the ledger are compared in chunks, by the first digits of the hashes
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pipeline.errors import LakeCorruptedError, StorageError
+from pipeline.atomic_files import READ_ONLY, fsync_dir, fsync_file, sha256_file
+from pipeline.errors import LakeCorruptedError, PublishError, StorageError
+from pipeline.formatting import pluralize
 from pipeline.lake.image_names import IMAGES, is_image_path
 from pipeline.lake.image_records import read_images_of, read_totals
-from pipeline.publish.uploads import UPLOADS_SIDE_BY_SIDE, PendingUpload, create_object, find_difference
+from pipeline.lake.layout import translate_os_errors
+from pipeline.publish.uploads import PendingUpload, create_object, find_difference, run_side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from pipeline.lake.lake import Lake
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger_queries import LedgerQueries
     from pipeline.publish.store_contract import ObjectStore, StoredObject
@@ -72,12 +77,6 @@ def has_other_images(layout: LakeLayout, ledger: LedgerQueries, store: ObjectSto
     return any(chunk.unnamed for chunk in compare_images(layout, ledger, store))
 
 
-def read_pictures(layout: LakeLayout, ledger: LedgerQueries) -> Iterator[dict[str, PendingPicture]]:
-    """Yield the stored pictures of a lake, by path, chunk by chunk."""
-    for prefix in _choose_prefixes(ledger):
-        yield _read_pictures(layout, ledger, prefix)
-
-
 def _choose_prefixes(ledger: LedgerQueries) -> Sequence[str]:
     return ("",) if read_totals(ledger).pictures <= _ONE_LIST else _FOLDERS
 
@@ -121,33 +120,95 @@ def _read_pictures(layout: LakeLayout, ledger: LedgerQueries, prefix: str) -> di
     return pictures
 
 
-class ImageUploads(NamedTuple):
-    """Result of an upload of pictures. `problems` has a text for each that could not be uploaded, by path."""
+@dataclass(slots=True)
+class ImagesOnStore:
+    """The images of a store beside those of the lake.
 
-    uploaded: int
-    uploaded_bytes: int
-    problems: dict[str, str]
-
-
-def upload_pictures(store: ObjectStore, pictures: Sequence[PendingPicture]) -> ImageUploads:
-    """Create the objects, many side by side. One picture that is missing or damaged does not stop the others.
-
-    Raises `PublishError`.
+    `absent` are the paths of those that it lacks, `unnamed` the objects that the lake no longer has. `problems` are
+    texts about images that could not be uploaded.
     """
 
-    def create(picture: PendingPicture) -> str | None:
-        try:
-            create_object(store, picture)
-        except (LakeCorruptedError, StorageError) as error:
-            return error.message
-        return None
+    pictures: int = 0
+    uploaded: int = 0
+    uploaded_bytes: int = 0
+    absent: set[str] = field(default_factory=set)
+    unnamed: list[StoredObject] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
-    with ThreadPoolExecutor(UPLOADS_SIDE_BY_SIDE) as pool:
-        try:
-            results = list(pool.map(create, pictures))
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
+    def require_whole(self) -> None:
+        """Raise `LakeCorruptedError` if images of the lake are missing or damaged."""
+        if self.problems:
+            raise LakeCorruptedError(
+                f"{pluralize(len(self.problems), 'image')} could not be uploaded: {self.problems[0].rstrip('.')}.",
+                hint="Everything else was. Run `scanlake images --verify` and `scanlake images`, then run this again.",
+            )
+
+
+def upload_images(lake: Lake, store: ObjectStore, *, upload: bool) -> ImagesOnStore:
+    """Compare the images of a store with the lake, and with `upload` create those that it lacks, many side by side.
+
+    An object of another size is replaced: its name is the hash of what it should have. An image that is missing or
+    damaged in the lake is a problem of the result: it does not stop the others. Raises `PublishError`.
+    """
+    result = ImagesOnStore()
+    for chunk in compare_images(lake.layout, lake.ledger, store):
+        damaged = [path for path, _ in chunk.list_differences()]
+        missing = [*chunk.missing, *(chunk.pictures[path] for path in damaged)]
+        result.absent.update(picture.path for picture in missing)
+        result.unnamed += chunk.unnamed
+        if upload:
+            store.delete(damaged)
+            for picture, problem in zip(missing, run_side_by_side(partial(_create, store), missing), strict=True):
+                if problem is not None:
+                    result.problems.append(problem)
+                    continue
+                result.absent.remove(picture.path)
+                result.uploaded += 1
+                result.uploaded_bytes += picture.bytes
+        result.pictures += len(chunk.pictures)
+    result.pictures -= len(result.absent)
+    return result
+
+
+def _create(store: ObjectStore, picture: PendingPicture) -> str | None:
+    """Create the object of a picture; return why it cannot be, None if it is there."""
+    try:
+        create_object(store, picture)
+    except (LakeCorruptedError, StorageError) as error:
+        return error.message
+    return None
+
+
+def download_images(store: ObjectStore, layout: LakeLayout, ledger: LedgerQueries) -> dict[str, str]:
+    """Write the images that the ledger names to an empty lake.
+
+    Returns those that are missing or damaged in the store, by path, with the reason. Raises `PublishError`.
+    """
+    problems: dict[str, str] = {}
+    for prefix in _choose_prefixes(ledger):
+        pictures = _read_pictures(layout, ledger, prefix)
+        folders = {picture.file.parent for picture in pictures.values()}
+        layout.create_dirs({folder.parent for folder in folders} | folders)
+        results = run_side_by_side(partial(_download, store), pictures.values())
+        problems |= {path: problem for path, problem in zip(pictures, results, strict=True) if problem is not None}
+        with translate_os_errors(layout.root):
+            for folder in sorted(folders):
+                fsync_dir(folder)
+    return problems
+
+
+def _download(store: ObjectStore, picture: PendingPicture) -> str | None:
+    """Write one image; return why the store does not have it, None if it has."""
+    try:
+        store.download(picture.path, picture.file)
+    except PublishError:
+        if store.head(picture.path) is not None:
             raise
-    problems = {item.path: problem for item, problem in zip(pictures, results, strict=True) if problem is not None}
-    sizes = [picture.bytes for picture in pictures if picture.path not in problems]
-    return ImageUploads(len(sizes), sum(sizes), problems)
+        return "missing"
+    with translate_os_errors(picture.file):
+        if sha256_file(picture.file) != picture.sha256:
+            picture.file.unlink()
+            return "damaged"
+        fsync_file(picture.file)
+        picture.file.chmod(READ_ONLY)
+    return None

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from pipeline.errors import PublishError, SettingsError
+from pipeline.publish.store_records import FORMAT, read_record, refuse_other_lake
 from pipeline.publish.target_layout import LATEST
 
 if TYPE_CHECKING:
     from pipeline.publish.store_contract import ObjectStore
-
-FORMAT: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,40 +70,13 @@ class LatestRecord:
         return (*self.earlier, self.current)
 
 
-class VersionedLatest(NamedTuple):
-    """The record on a target with the version that a swap compares; both None on a new target."""
-
-    record: LatestRecord | None
-    version: str | None
-
-
-def read_latest(store: ObjectStore, *, lake_id: str | None) -> VersionedLatest:
-    """Return the record of a target.
+def read_latest(store: ObjectStore, *, lake_id: str | None) -> tuple[LatestRecord | None, str | None]:
+    """Return the record of a target and the version that a swap compares; None for both on a new target.
 
     Raises `SettingsError` if the target has another lake than `lake_id` (None: any), or a newer scanlake wrote it, and
     `PublishError` if it cannot be read.
     """
-    stored = store.read_versioned(LATEST)
-    if stored is None:
-        return VersionedLatest(None, None)
-    content, version = stored
-    try:
-        written_format = msgspec.json.decode(content, type=dict[str, Any]).get("format")
-        if isinstance(written_format, int) and written_format > FORMAT:
-            raise SettingsError(f"{store.url(LATEST)} is of a newer scanlake.", hint="Update scanlake.")
-        record = msgspec.json.decode(content, type=LatestRecord)
-    except msgspec.DecodeError as error:
-        raise PublishError(
-            f"{store.url(LATEST)} is not a record of scanlake.", hint="Use another target, or delete the object."
-        ) from error
-    if lake_id is not None and record.lake_id != lake_id:
-        raise SettingsError(
-            f"{store.base_url} has another lake ({record.lake_id[:8]}, not {lake_id[:8]}).",
-            hint="Use another target; each lake needs its own.",
-        )
-    return VersionedLatest(record, version)
-
-
-def encode_latest(record: LatestRecord) -> bytes:
-    """Return the record as JSON, one field per line."""
-    return msgspec.json.format(msgspec.json.encode(record), indent=1)
+    record, version = read_record(store, LATEST, LatestRecord)
+    if record is not None and lake_id is not None:
+        refuse_other_lake(store, record.lake_id, lake_id, "the mirror")
+    return record, version

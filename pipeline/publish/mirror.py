@@ -22,11 +22,16 @@ from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.snapshots import read_snapshot, require_snapshot
-from pipeline.publish.iceberg_owner import read_owner
-from pipeline.publish.image_objects import has_other_images, list_without_images
+from pipeline.publish.image_objects import ImagesOnStore, has_other_images, list_without_images, upload_images
 from pipeline.publish.image_table import add_image_view, publish_image_table
-from pipeline.publish.latest import LatestRecord, PublishedCatalog, PublishedSnapshot, encode_latest, read_latest
-from pipeline.publish.mirror_images import MirroredImages, mirror_images
+from pipeline.publish.latest import (
+    LatestRecord,
+    PublishedCatalog,
+    PublishedImages,
+    PublishedSnapshot,
+    read_latest,
+)
+from pipeline.publish.store_records import encode_record, require_lake
 from pipeline.publish.target_catalog import list_empty_parts, read_snapshot_number, write_target_catalog
 from pipeline.publish.target_layout import CATALOG, FOLDERS, LATEST, OBJECTS, OWNER, snapshot_path, to_target_path
 from pipeline.publish.target_retention import select_remaining, sweep_target
@@ -40,7 +45,6 @@ if TYPE_CHECKING:
     from pipeline.lake.lake import Lake
     from pipeline.lake.models import PublishRecord, SnapshotRecord
     from pipeline.lake.snapshots import SnapshotContents
-    from pipeline.publish.latest import VersionedLatest
     from pipeline.publish.store_contract import ObjectStore, StoredObject
     from pipeline.settings import Settings
 
@@ -65,7 +69,7 @@ class MirrorOptions:
 
 @dataclass(frozen=True, slots=True)
 class MirrorResult:
-    """Result of a publish; the object that `--json` prints. `changed` is False if the target had everything.
+    """A publish to a mirror. `changed` is false if the target had everything.
 
     `images` counts the pictures on the target, None if it has none; `images_uploaded` are the new ones.
     """
@@ -155,40 +159,44 @@ class _Mirror:
 
     def publish(
         self, last: SnapshotRecord, number: int, protected: Collection[str]
-    ) -> tuple[MirrorResult, MirroredImages]:
+    ) -> tuple[MirrorResult, ImagesOnStore]:
         """Make the target show snapshot `number`; `last` is the lake's newest."""
         # The catalog's version first: who replaces the catalog after this is noticed before anything is swapped.
         catalog = self._store.head(CATALOG)
-        latest = read_latest(self._store, lake_id=self._lake_id)
-        if latest.record is None:
+        former, version = read_latest(self._store, lake_id=self._lake_id)
+        if former is None:
             self._store.probe()
-        elif self._is_current(latest.record, last, number):
-            return self._to_result(latest.record, changed=False), MirroredImages()
+        elif self._is_current(former, last, number):
+            return self._to_result(former, changed=False), ImagesOnStore()
         source = require_snapshot(self._lake.layout, number)
         contents = read_snapshot(source)
-        has_images = latest.record is not None and latest.record.images is not None
+        has_images = former is not None and former.images is not None
         listed, has_images = list_without_images(self._store, OBJECTS, FOLDERS, has_images=has_images)
-        if OWNER in listed:
-            self._check_owner()
-        if has_images and latest.record is None:
+        if OWNER in listed:  # a sweep would delete the parts of another lake
+            require_lake(self._store, OWNER, self._lake_id, "Iceberg tables")
+        if has_images and former is None:
             self._refuse_other_images()
         uploads = self._list_uploads(contents, listed)
         upload_all(self._store, uploads)
-        images = MirroredImages()
+        images = ImagesOnStore()
         if has_images or self._options.images:
-            images = mirror_images(self._lake, self._store, upload=self._options.images)
+            images = upload_images(self._lake, self._store, upload=self._options.images)
         with self._work_folder() as folder:
-            snapshot = self._publish_snapshot(folder, source, contents, latest, listed)
+            snapshot = self._publish_snapshot(folder, source, contents, former, listed)
             file, form, image_table = self._choose_catalog(folder, snapshot, last, listed, images)
             published = self._swap_catalog(file, form, catalog, is_newest=snapshot.snapshot == last.snapshot)
         purged_at = self._lake.ledger.last_purge_at()
-        earlier = latest.record.snapshots if latest.record is not None else ()
+        earlier = former.snapshots if former is not None else ()
         rules = self._options.retention
         remaining = select_remaining(earlier, snapshot, rules, now_us=self._at, purged_at=purged_at)
-        iceberg = latest.record.iceberg if latest.record is not None else None
-        described = images.describe(latest.record, self._at if self._options.images else None)
+        iceberg = former.iceberg if former is not None else None
+        described = None
+        if images.pictures:
+            whole_at = former.images.whole_at if former and former.images else 0
+            is_whole = self._options.images and not images.problems
+            described = PublishedImages(images.pictures, self._at if is_whole else whole_at)
         record = LatestRecord(self._lake_id, snapshot, published, remaining, iceberg, described, scanlake=__version__)
-        self._store.swap(LATEST, encode_latest(record), latest.version)
+        self._store.swap(LATEST, encode_record(record), version)
         deleted = sweep_target(
             self._lake,
             self._store,
@@ -213,15 +221,6 @@ class _Mirror:
             images_uploaded_bytes=images.uploaded_bytes,
         )
         return result, images
-
-    def _check_owner(self) -> None:
-        """Raise `SettingsError` if the Iceberg tables of another lake are there, whose parts a sweep would delete."""
-        owner = read_owner(self._store.read(OWNER), self._store.base_url)
-        if owner.lake_id != self._lake_id:
-            raise SettingsError(
-                f"{self._store.base_url} has Iceberg tables of another lake ({owner.lake_id[:8]}).",
-                hint="Use another target; each lake needs its own.",
-            )
 
     def _refuse_other_images(self) -> None:
         """Raise `SettingsError` if images that the lake does not name are there, which a sweep would delete."""
@@ -291,7 +290,7 @@ class _Mirror:
         folder: Path,
         source: Path,
         contents: SnapshotContents,
-        latest: VersionedLatest,
+        former: LatestRecord | None,
         listed: Mapping[str, StoredObject],
     ) -> PublishedSnapshot:
         """Create the snapshot's catalog unless the target has it; write it to `folder` in any case."""
@@ -313,7 +312,7 @@ class _Mirror:
             sha256=sha256_file(file),
             documents=documents,
         )
-        earlier = latest.record.snapshots if latest.record is not None else ()
+        earlier = former.snapshots if former is not None else ()
         stored = next((item for item in earlier if item.snapshot == number), None)
         if path not in listed and self._store.create(path, file, sha256=new.sha256):
             return new
@@ -348,7 +347,7 @@ class _Mirror:
         snapshot: PublishedSnapshot,
         last: SnapshotRecord,
         listed: Collection[str],
-        images: MirroredImages,
+        images: ImagesOnStore,
     ) -> tuple[Path, str, str | None]:
         """Return the next catalog of the target, its form, and the object of its table of images if it has one.
 

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
-import msgspec
-
 from pipeline.atomic_files import READ_ONLY, fsync_dir, fsync_file, sha256_file, temp_name
-from pipeline.errors import LakeCorruptedError, PublishError, SettingsError
+from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.file_names import is_part_name, is_part_path
+from pipeline.lake.image_copies import forget_missing_pictures
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.ledger import Ledger
-from pipeline.publish.backup_images import (
-    BackedUpImages,
-    back_up_images,
+from pipeline.publish.folder_backup import BackupResult
+from pipeline.publish.image_objects import (
+    ImagesOnStore,
     download_images,
-    forget_absent_images,
+    has_other_images,
+    list_without_images,
+    upload_images,
 )
-from pipeline.publish.image_objects import has_other_images, list_without_images
+from pipeline.publish.store_records import FORMAT, encode_record, read_record, refuse_other_lake
 from pipeline.publish.target_layout import PROBE_PREFIX, RAW_PREFIX
-from pipeline.publish.uploads import UPLOADS_SIDE_BY_SIDE, PendingUpload, upload_all
+from pipeline.publish.uploads import PendingUpload, run_side_by_side, upload_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from pipeline.publish.store_contract import ObjectStore
 
 RECORD: Final = "backup.json"
-_FORMAT: Final = 1
 _LEDGERS: Final = "ledgers"
 _PARTS: Final = "parts"
 _FOLDERS: Final = (RAW_PREFIX, _PARTS, _LEDGERS, PROBE_PREFIX)
@@ -54,26 +53,10 @@ class BackupRecord:
     ledger_sha256: str
     backed_up_at: int
     images: int = 0
-    format: int = _FORMAT
+    format: int = FORMAT
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteBackupResult:
-    """Result of a backup; the object that `--json` prints."""
-
-    target: str
-    files: int
-    parts: int
-    bytes: int
-    uploaded: int
-    uploaded_bytes: int
-    deleted: int
-    images: int
-    images_uploaded: int
-    images_uploaded_bytes: int
-
-
-def upload_backup(lake: Lake, store: ObjectStore, *, at: int, with_images: bool = False) -> RemoteBackupResult:
+def upload_backup(lake: Lake, store: ObjectStore, *, at: int, with_images: bool = False) -> BackupResult:
     """Back up the locked lake below the store's URL, at `at` (microseconds). What is there is not uploaded again.
 
     The former backup is valid until `backup.json` is swapped; then parts that only it names are deleted, and images
@@ -84,12 +67,12 @@ def upload_backup(lake: Lake, store: ObjectStore, *, at: int, with_images: bool 
     parts = lake.ledger.parts()
     check_parts_exist(lake.layout, parts)
     lake_id = lake.ledger.get_lake_id()
-    former = _read_record(store)
+    former, version = read_record(store, RECORD, BackupRecord)
     if former is None:
         store.probe()
-    elif former[0].lake_id != lake_id:
-        raise SettingsError(f"{store.base_url} has the backup of another lake.", hint="Use another target.")
-    has_images = former is not None and former[0].images > 0
+    else:
+        refuse_other_lake(store, former.lake_id, lake_id, "the backup")
+    has_images = former is not None and former.images > 0
     listed, has_images = list_without_images(store, (), _FOLDERS, has_images=has_images)
     has_others = has_images and former is None and has_other_images(lake.layout, lake.ledger, store)
     if former is None and (has_others or any(not _is_own(path) for path in listed)):
@@ -100,30 +83,28 @@ def upload_backup(lake: Lake, store: ObjectStore, *, at: int, with_images: bool 
         if _object_path(part) not in listed
     ]
     upload_all(store, missing)
-    images = BackedUpImages()
+    images = ImagesOnStore()
     if has_images or with_images:
-        images = back_up_images(lake, store, upload=with_images)
+        images = upload_images(lake, store, upload=with_images)
     record = _upload_ledger(lake, store, lake_id, at, images)
-    store.swap(RECORD, msgspec.json.format(msgspec.json.encode(record), indent=1), former[1] if former else None)
+    store.swap(RECORD, encode_record(record), version)
     names = {_object_path(part) for part in parts} | {RECORD, record.ledger}
     expired = [path for path in listed if path not in names and _is_own(path)]
-    store.delete([*expired, *images.unnamed])
+    store.delete([*expired, *(item.path for item in images.unnamed)])
     images.require_whole()
-    return RemoteBackupResult(
+    return BackupResult(
         store.base_url,
         record.files,
         len(parts),
         sum(part.bytes for part in parts),
-        len(missing),
-        sum(item.bytes for item in missing),
-        len(expired) + len(images.unnamed),
-        images.pictures,
-        images.uploaded,
-        images.uploaded_bytes,
+        copied=len(missing),
+        linked=0,
+        images=images.pictures if with_images else None,
+        images_copied=images.uploaded,
     )
 
 
-def _upload_ledger(lake: Lake, store: ObjectStore, lake_id: str, at: int, images: BackedUpImages) -> BackupRecord:
+def _upload_ledger(lake: Lake, store: ObjectStore, lake_id: str, at: int, images: ImagesOnStore) -> BackupRecord:
     """Upload a copy of the ledger, without the rows of images that the backup does not have."""
     copy = lake.layout.spill_dir / f"backup-{uuid4().hex}.sqlite"
     with translate_os_errors(copy):
@@ -131,7 +112,7 @@ def _upload_ledger(lake: Lake, store: ObjectStore, lake_id: str, at: int, images
     try:
         lake.ledger.copy_to(copy)
         with closing(Ledger(copy)) as copied:
-            forget_absent_images(copied, images.absent)
+            forget_missing_pictures(copied, images.absent.__contains__)
         sha256, path = sha256_file(copy), f"{_LEDGERS}/{uuid4().hex}.sqlite"
         store.create(path, copy, sha256=sha256)
     finally:
@@ -143,14 +124,12 @@ def _upload_ledger(lake: Lake, store: ObjectStore, lake_id: str, at: int, images
 def download_backup(store: ObjectStore, layout: LakeLayout) -> dict[str, str]:
     """Write the parts and images, then the ledger, of the backup below the store's URL to the folders of an empty lake.
 
-    Returns the images that are missing or damaged in the backup, by path, with the reason: the ledger has no rows of
-    them, and `scanlake images` fetches them again. Raises `SettingsError` if there is no backup, `LakeCorruptedError`
-    if another object differs from what was written.
+    Returns the images that are missing or damaged in the backup, by path, with the reason. Raises `SettingsError` if
+    there is no backup, `LakeCorruptedError` if another object differs from what was written.
     """
-    stored = _read_record(store)
-    if stored is None:
+    record, _ = read_record(store, RECORD, BackupRecord)
+    if record is None:
         raise SettingsError(f"{store.base_url} has no backup.", hint="Correct the URL.")
-    record = stored[0]
     copy = layout.root / temp_name(layout.ledger.name)
     _download(store, record.ledger, copy, record.ledger_sha256)
     with closing(Ledger(copy)) as ledger:
@@ -161,13 +140,7 @@ def download_backup(store: ObjectStore, layout: LakeLayout) -> dict[str, str]:
     def download_part(part: Part) -> None:
         _download(store, _object_path(part), layout.part_path(part.name), part.sha256)
 
-    with ThreadPoolExecutor(UPLOADS_SIDE_BY_SIDE) as pool:
-        try:
-            for _ in pool.map(download_part, parts):
-                pass
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+    run_side_by_side(download_part, parts)
     problems = {}
     if record.images:
         with closing(Ledger(copy)) as ledger:
@@ -188,19 +161,6 @@ def _download(store: ObjectStore, path: str, file: Path, sha256: str) -> None:
         fsync_file(file)
         if is_part_name(file.name):
             file.chmod(READ_ONLY)
-
-
-def _read_record(store: ObjectStore) -> tuple[BackupRecord, str] | None:
-    stored = store.read_versioned(RECORD)
-    if stored is None:
-        return None
-    try:
-        record = msgspec.json.decode(stored[0], type=BackupRecord)
-    except msgspec.DecodeError as error:
-        raise PublishError(f"{store.url(RECORD)} is not a record of scanlake.", hint="Use another target.") from error
-    if record.format > _FORMAT:
-        raise SettingsError(f"{store.url(RECORD)} is of a newer scanlake.", hint="Update scanlake.")
-    return record, stored[1]
 
 
 def _object_path(part: Part) -> str:

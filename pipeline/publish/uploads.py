@@ -5,19 +5,20 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from pipeline.atomic_files import sha256_file
 from pipeline.errors import LakeCorruptedError, PublishError, StorageError
 from pipeline.lake.layout import translate_os_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from pipeline.publish.store_contract import ObjectStore, StoredObject
 
-UPLOADS_SIDE_BY_SIDE: Final = 16
+T = TypeVar("T")
+R = TypeVar("R")
 _ATTEMPTS: Final = 5
 _PAUSE_SECONDS: Final = 0.1
 
@@ -32,14 +33,19 @@ class PendingUpload:
     sha256: str
 
 
-def upload_all(store: ObjectStore, uploads: Sequence[PendingUpload]) -> int:
+def upload_all(store: ObjectStore, uploads: Iterable[PendingUpload]) -> int:
     """Create the objects, many side by side; return how many did not exist. One that exists must be the same.
 
     Raises `LakeCorruptedError` for a damaged file, `StorageError` for another object of the name, and `PublishError`.
     """
-    with ThreadPoolExecutor(UPLOADS_SIDE_BY_SIDE) as pool:
+    return sum(run_side_by_side(lambda upload: create_object(store, upload), uploads))
+
+
+def run_side_by_side(function: Callable[[T], R], items: Iterable[T], *, threads: int = 16) -> list[R]:
+    """Return the function's results in the order of the items. The first error ends the run."""
+    with ThreadPoolExecutor(threads) as pool:
         try:
-            return sum(pool.map(lambda upload: create_object(store, upload), uploads))
+            return list(pool.map(function, items))
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise

@@ -11,8 +11,8 @@ import pytest
 from pipeline.cli import main
 from pipeline.errors import SettingsError, StorageError
 from pipeline.lake.lake import Lake
-from pipeline.maintenance.backup import BackupResult, backup
 from pipeline.maintenance.compact import run_compaction
+from pipeline.publish.folder_backup import BackupResult, backup
 from pipeline.settings import Settings
 from tests.lake.corruption import checked, flip, grown
 from tests.lake.operations import told
@@ -108,7 +108,7 @@ async def test_a_later_backup_copies_only_what_is_new(tmp_path: Path) -> None:
         emulator.world.update(emulator.world.pick_random(5))
         await synced(emulator, lake)
         second = saved(lake, folder)
-        assert (first.unchanged, second.unchanged) == (0, first.parts)
+        assert (first.copied, second.copied) == (first.parts, second.parts - first.parts)
         assert 0 < second.copied < first.parts
         with Lake(lake, doing="compact") as held:
             run_compaction(held, Settings(lake=lake), everything=True)
@@ -121,7 +121,7 @@ async def test_a_later_backup_copies_only_what_is_new(tmp_path: Path) -> None:
         with opened(restored) as db:
             assert differences(db, emulator.truth()) == []
         await synced(emulator, restored)
-        assert saved(lake, folder).unchanged == third.parts, "a restore leaves the backup as it was"
+        assert saved(lake, folder).copied == 0, "a restore leaves the backup as it was"
         assert saved(restored, folder.with_name("another")).parts >= third.parts
         await synced(emulator, folder)
         with pytest.raises(SettingsError, match="no backup of this lake"):

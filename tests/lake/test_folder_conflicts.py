@@ -21,9 +21,9 @@ from pipeline.lake.export import ExportPlan, run_export
 from pipeline.lake.integrity import missing_or_resized_parts
 from pipeline.lake.lake import BACKUP_IN_PROGRESS, Lake
 from pipeline.lake.models import RunRecord
-from pipeline.maintenance.backup import backup
 from pipeline.output_formats import OutputFormat
 from pipeline.progress import NullProgress
+from pipeline.publish.folder_backup import backup
 from pipeline.settings import Settings
 from pipeline.sync.verify import VerifyMode, verify
 from tests.lake.corruption import checked, grown, parts
@@ -345,7 +345,7 @@ def test_a_backup_killed_for_good(lake: Path, tmp_path: Path) -> None:
     """A backup whose process dies by SIGKILL in the middle is replaced; one that is at work is not."""
     folder = tmp_path / "backup"
     code = (
-        "import sys, time, pipeline.maintenance.backup as copying\n"
+        "import sys, time, pipeline.publish.folder_backup as copying\n"
         "real = copying.fsync_dir\n"
         "copying.fsync_dir = lambda path: (print('there', flush=True), time.sleep(60))\n"
         "from pipeline.cli import main\n"

@@ -28,7 +28,7 @@ FULL = RunStats(
         "files": 7, "deleted_files": 1, "rejects": 2, "snapshot": 4, "watermark": "2026-11-18T12:09:30Z",
         "bytes": 123_456, "verified_at": 1_794_000_000.5, "verified_consistent": True, "rate": 49.5, "concurrency": 32,
     },
-    publish={"failures": 2, "published_at": 1_794_000_000.5},
+    publish={"failures": 2, "published_at": "2026-11-06T21:20:00.500000Z"},
 )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ def published(lake: Path, store: ObjectStore, options: MirrorOptions = ALL_KEPT,
 
 def latest(store: ObjectStore) -> LatestRecord:
     """What readers start from."""
-    record = read_latest(store, lake_id=None).record
+    record, _ = read_latest(store, lake_id=None)
     assert record is not None
     return record
 

@@ -10,9 +10,10 @@ import pytest
 
 from pipeline.errors import PublishError, SettingsError
 from pipeline.lake.layout import LakeLayout
+from pipeline.publish.iceberg import RetentionOptions
 from pipeline.publish.iceberg_connection import connect_catalog
 from pipeline.publish.iceberg_owner import CatalogId
-from pipeline.publish.iceberg_publish import RetentionOptions, publish_iceberg
+from pipeline.publish.iceberg_publish import publish_iceberg
 from pipeline.publish.target_layout import OWNER
 from tests.lake.lake_builder import AT
 from tests.lake.operations import told
@@ -56,7 +57,7 @@ def test_two_lakes_in_two_namespaces_never_share_a_location(tmp_path: Path) -> N
     catalog = connect_sql(tmp_path, "target", "one")
     publish(one, catalog, first)
     before = stored_files(tmp_path / "target")
-    with pytest.raises(SettingsError, match=r"has the Iceberg tables of another lake \(01234567, not ffffffff\)"):
+    with pytest.raises(SettingsError, match=r"has Iceberg tables of another lake \(01234567, not ffffffff\)"):
         publish(two, connect_sql(tmp_path, "target", "two"), other, OTHER_ID)
     assert stored_files(tmp_path / "target") == before
     own = connect_sql(tmp_path, "own", "two")
@@ -138,7 +139,7 @@ def test_only_one_of_two_claims_holds(tmp_path: Path) -> None:
     assert [item.path for item in store.list()] == [OWNER]
     foreign = StoppingStore()
     foreign.create(OWNER, b"other")
-    with pytest.raises(PublishError, match="is not an object of scanlake"):
+    with pytest.raises(PublishError, match="is not a record of scanlake"):
         publish(history, connect_catalog(URL, store=foreign), number)
 
 

@@ -18,10 +18,11 @@ import pytest
 from pipeline.atomic_files import sha256_file
 from pipeline.errors import PublishConflictError, SettingsError, StorageError
 from pipeline.lake.layout import LakeLayout
+from pipeline.publish.iceberg import IcebergResult, RetentionOptions
 from pipeline.publish.iceberg_catalogs import StoreTables
 from pipeline.publish.iceberg_connection import connect_catalog
 from pipeline.publish.iceberg_format import read_files
-from pipeline.publish.iceberg_publish import IcebergResult, RetentionOptions, publish_iceberg
+from pipeline.publish.iceberg_publish import publish_iceberg
 from pipeline.publish.iceberg_retention import list_table_files
 from pipeline.publish.target_layout import to_target_path
 from tests.lake.lake_builder import AT

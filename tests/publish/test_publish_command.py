@@ -17,8 +17,8 @@ from pipeline.emulator import Emulator
 from pipeline.errors import ExitCode
 from pipeline.lake.lake import Lake
 from pipeline.monitoring.run_history import RunStatsFile
-from pipeline.publish.latest import encode_latest
 from pipeline.publish.object_store import open_store
+from pipeline.publish.store_records import encode_record
 from pipeline.publish.target_layout import is_part_path, remove_hash, to_unhashed_path
 from tests.lake.lake_builder import commit
 from tests.lake.lake_copies import grow_once
@@ -57,7 +57,7 @@ async def finished(emulator: Emulator, lake: Path, *arguments: str, **environmen
 def test_publish_to_s3(lake: Path, s3_url: str, tmp_path: Path) -> None:
     """The command uploads once, then has nothing to do; an earlier snapshot is one more publish."""
     store = open_store(s3_url)
-    first = json.loads(told(lake, "publish", "--to", s3_url, "--json"))
+    first = json.loads(told(lake, "publish", "--to", s3_url, "--json"))["mirror"]
     assert (first["changed"], first["target"]) == (True, s3_url)
     assert "nothing to publish" in told(lake, "publish", "--to", s3_url)
     assert all_differing(lake, store, tmp_path / "copy") == []
@@ -75,7 +75,7 @@ def test_publish_to_s3(lake: Path, s3_url: str, tmp_path: Path) -> None:
 def test_publish_with_the_setting(lake: Path, tmp_path: Path) -> None:
     """Without options the command publishes to `publish_to`."""
     url = f"file://{tmp_path}/target"
-    result = json.loads(told(lake, "publish", "--json", SCANLAKE_PUBLISH_TO=url))
+    result = json.loads(told(lake, "publish", "--json", SCANLAKE_PUBLISH_TO=url))["mirror"]
     assert result["target"] == url
     assert all_differing(lake, open_store(url), tmp_path / "copy") == []
 
@@ -228,7 +228,7 @@ async def test_one_lake_of_many(tmp_path: Path) -> None:
         for name in ("one", "two"):
             await synced(emulator, tmp_path / name)
     told(tmp_path / "one", "publish", "--to", url)
-    assert "has another lake" in told(tmp_path / "two", "publish", "--to", url, code=2)
+    assert "has the mirror of another lake" in told(tmp_path / "two", "publish", "--to", url, code=2)
 
 
 def test_check_published(lake: Path, s3_url: str) -> None:
@@ -279,7 +279,7 @@ def test_check_published_compares_rows(lake: Path, tmp_path: Path) -> None:
         found = store.read_versioned("latest.json")
         assert found is not None
         changed = replace(record, catalog=replace(record.catalog, sha256=sha256_file(catalog)))
-        store.swap("latest.json", encode_latest(changed), found[1])
+        store.swap("latest.json", encode_record(changed), found[1])
         (line,) = _checked(lake)
         assert line.startswith("catalog.duckdb, uploads: ")
         assert problem in line

@@ -25,11 +25,12 @@ from pipeline.errors import (
 from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.lake import Lake
 from pipeline.lake.purge import purge
-from pipeline.maintenance.backup import backup
 from pipeline.maintenance.compact import run_compaction
 from pipeline.publish.cloud_store import CloudStore
-from pipeline.publish.latest import PublishedSnapshot, encode_latest
+from pipeline.publish.folder_backup import backup
+from pipeline.publish.latest import PublishedSnapshot
 from pipeline.publish.mirror import MirrorOptions
+from pipeline.publish.store_records import encode_record
 from pipeline.publish.target_layout import LATEST, is_part_path, remove_hash, to_target_path, to_unhashed_path
 from pipeline.publish.target_retention import select_remaining
 from pipeline.settings import Settings
@@ -208,7 +209,7 @@ async def test_another_lake_is_refused(tmp_path: Path) -> None:
         await synced(emulator, second)
     published(first, store)
     before = [(item.path, item.version) for item in store.list()]
-    with pytest.raises(SettingsError, match="has another lake"):
+    with pytest.raises(SettingsError, match="has the mirror of another lake"):
         published(second, store)
     assert [(item.path, item.version) for item in store.list()] == before
 
@@ -222,7 +223,7 @@ async def test_a_newer_record_is_refused(tmp_path: Path) -> None:
     record = latest(store)
     found = store.read_versioned(LATEST)
     assert found is not None
-    version = store.swap(LATEST, encode_latest(replace(record, format=99)), found[1])
+    version = store.swap(LATEST, encode_record(replace(record, format=99)), found[1])
     with pytest.raises(SettingsError, match="newer scanlake"):
         published(lake, store)
     store.swap(LATEST, b"[]", version)

@@ -36,7 +36,8 @@ def _images_at(url: str) -> dict[str, bytes]:
 async def _publish(here: Scene, url: str, *arguments: str, **environment: str) -> dict[str, Any]:
     answer = await here.run("publish", "--to", url, "--json", *arguments, **environment)
     assert answer.code == ExitCode.OK, answer.lines
-    return answer.json
+    mirror: dict[str, Any] = answer.json["mirror"]
+    return mirror
 
 
 async def test_readers_find_each_image_by_its_path(tmp_path: Path) -> None:

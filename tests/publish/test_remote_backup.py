@@ -11,9 +11,9 @@ from obstore.store import MemoryStore
 from pipeline.errors import LakeCorruptedError, PublishConflictError, PublishError, SettingsError
 from pipeline.lake.lake import Lake
 from pipeline.lake.purge import purge
-from pipeline.maintenance.backup import fill_folder
 from pipeline.publish.cloud_store import CloudStore
-from pipeline.publish.remote_backup import RECORD, RemoteBackupResult, download_backup, upload_backup
+from pipeline.publish.folder_backup import BackupResult, fill_folder
+from pipeline.publish.remote_backup import RECORD, download_backup, upload_backup
 from schemas.timestamps import now_us
 from tests.lake.corruption import checked, grown
 from tests.lake.operations import told
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pipeline.publish.object_store import ObjectStore
 
 
-def backed_up(lake: Path, store: ObjectStore) -> RemoteBackupResult:
+def backed_up(lake: Path, store: ObjectStore) -> BackupResult:
     """Back up as the command does."""
     with Lake(lake, doing="backup", is_backup=True) as held:
         return upload_backup(held, store, at=now_us())
@@ -45,12 +45,12 @@ async def test_a_backup_becomes_a_lake_again(store: ObjectStore, tmp_path: Path)
     lake, folder = tmp_path / "lake", tmp_path / "restored"
     async with grown(lake, files=20) as emulator:
         first = backed_up(lake, store)
-        assert first.uploaded == first.parts > 5
-        assert backed_up(lake, store).uploaded == 0
+        assert first.copied == first.parts > 5
+        assert backed_up(lake, store).copied == 0
         emulator.world.update(emulator.world.pick_random(3))
         await synced(emulator, lake)
         second = backed_up(lake, store)
-        assert 0 < second.uploaded < second.parts
+        assert 0 < second.copied < second.parts
         shutil.rmtree(lake)
         restored(store, folder)
         with opened(folder) as db:
@@ -58,10 +58,12 @@ async def test_a_backup_becomes_a_lake_again(store: ObjectStore, tmp_path: Path)
         assert checked(folder, read_data=True).damage == []
         emulator.world.update(changed := emulator.world.pick_random(3))
         assert (await synced(emulator, folder)).details_fetched == len(set(changed))
-        assert backed_up(folder, store).uploaded > 0
+        assert backed_up(folder, store).copied > 0
+        before = {item.path for item in store.list()}
         with Lake(folder, doing="purge") as held:
             purge(held, emulator.world.pick_random(1), by="tester", at=now_us(), mark="abcdef")
-        assert backed_up(folder, store).deleted > 0
+        backed_up(folder, store)
+        assert before - {item.path for item in store.list()}, "objects with the file are deleted"
         with Lake(folder, doing="look") as held:
             count = len(held.ledger.parts())
         assert len(list(store.list())) == count + 2  # the ledger and the record
@@ -135,7 +137,7 @@ async def test_the_commands(tmp_path: Path) -> None:
     async with grown(lake, files=5, rounds=0):
         pass
     assert told(lake, "backup", url).startswith("5 files in ")
-    assert ": 0 uploaded" in told(lake, "backup", url)
+    assert ": 0 parts copied" in told(lake, "backup", url)
     assert "--link requires a folder" in told(lake, "backup", url, "--link", code=2)
     assert "object store" in told(lake, "backup", "ftp://x/y", code=2)
     text = told(lake, "restore", url, str(tmp_path / "again"))

@@ -23,7 +23,7 @@ from tests.publish.iceberg_reading import load_tables
 from tests.soak_publish.pinned import connect
 
 if TYPE_CHECKING:
-    from pipeline.publish.iceberg_publish import IcebergResult
+    from pipeline.publish.iceberg import IcebergResult
     from pipeline.settings import Settings
 
 MAX_BYTES: Final = 200_000

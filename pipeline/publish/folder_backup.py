@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
@@ -13,13 +12,13 @@ from typing import TYPE_CHECKING, Final
 from pipeline.atomic_files import FileLockedError, atomic_write, fsync_dir, is_temp_file, lock_file
 from pipeline.errors import LakeCorruptedError, LakeLockedError, ScanlakeError, SettingsError
 from pipeline.lake.file_names import is_part_path, list_snapshots
-from pipeline.lake.image_copies import copy_pictures, forget_missing_pictures
+from pipeline.lake.image_copies import copy_pictures, forget_missing_pictures, link_or_copy
 from pipeline.lake.image_names import IMAGES
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.lake import BACKUP_IN_PROGRESS, Lake
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.lake_readme import README_NAME
-from pipeline.lake.layout import LakeLayout, translate_os_errors, write_read_only
+from pipeline.lake.layout import LakeLayout, translate_os_errors
 from pipeline.lake.ledger_format import LedgerIdentity, identify_ledger
 from pipeline.lake.parts import check_part_intact
 from pipeline.lake.reader import open_ledger_readonly
@@ -41,44 +40,52 @@ _BACKUP_ENTRIES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class BackupResult:
-    """Result of a backup; the object that `--json` prints. `unchanged` parts were in the folder before."""
+    """A backup: what the lake has, and what of it the target lacked before. `images` is null without --with-images."""
 
-    folder: str
+    target: str
     files: int
     parts: int
     bytes: int
-    linked: int
     copied: int
-    unchanged: int
-    snapshot: int
+    linked: int
+    images: int | None
+    images_copied: int
 
 
-def backup(
-    lake: Lake, folder: Path, *, link: bool = False, is_restore: bool = False, with_images: bool = False
-) -> BackupResult:
+def backup(lake: Lake, folder: Path, *, link: bool = False, with_images: bool = False) -> BackupResult:
     """Copy the locked lake into an empty `folder`, or bring an earlier backup of this lake in `folder` up to date.
 
-    With `link` the parts are hard links where the file system allows. With `is_restore` the copy is no backup. Without
-    `with_images` the copy has no rows of pictures that it does not have.
+    With `link` the parts are hard links where the file system allows. Without `with_images` the copy has no rows of
+    pictures that it does not have.
     Raises `SettingsError` for a folder with other files, `LakeLockedError` while another backup writes to the folder,
     and `LakeCorruptedError` if a part is missing or damaged. The ledger is copied after the parts: an incomplete copy
     without it is no lake, and an earlier backup stays whole until then. Earlier snapshots are not copied: they name
     the parts of the original lake.
     """
-    check_parts_exist(lake.layout, lake.ledger.parts())
-    is_update = not is_restore and _is_backup_of(LakeLayout(folder.absolute()), lake)
+    parts = lake.ledger.parts()
+    check_parts_exist(lake.layout, parts)
     counts = Counter[str]()
     record = fill_folder(
         folder,
         lambda target: counts.update(_copy_parts_and_ledger(lake, target, link=link, with_images=with_images)),
         source=lake.layout.root,
-        is_update=is_update,
-        backup_of=None if is_restore else str(lake.layout.root),
+        is_update=_is_backup_of(LakeLayout(folder.absolute()), lake),
+        backup_of=str(lake.layout.root),
     )
-    parts = lake.ledger.parts()
+    images = counts["images"] if with_images else None
     size = sum(part.bytes for part in parts)
-    linked, copied, unchanged = (counts[way] for way in ("linked", "copied", "unchanged"))
-    return BackupResult(str(folder), record.files, len(parts), size, linked, copied, unchanged, record.snapshot)
+    added = (counts["copied"], counts["linked"], images, counts["images_copied"])
+    return BackupResult(str(folder), record.files, len(parts), size, *added)
+
+
+def restore_backup(lake: Lake, folder: Path) -> SnapshotRecord:
+    """Copy a locked backup into an empty `folder`, as a lake. Raises the errors of `backup`."""
+    check_parts_exist(lake.layout, lake.ledger.parts())
+    return fill_folder(
+        folder,
+        lambda target: _copy_parts_and_ledger(lake, target, link=False, with_images=True),
+        source=lake.layout.root,
+    )
 
 
 def fill_folder(
@@ -146,7 +153,7 @@ def _publish_copy(target: LakeLayout, backup_of: str | None) -> SnapshotRecord:
     with Lake(target.root, doing="backup", is_backup=True) as copied:
         # Retired parts are not copied.
         copied.ledger.delete_retired([part.name for part in copied.ledger.retired_parts()])
-        forget_missing_pictures(target, copied.ledger)
+        forget_missing_pictures(copied.ledger, lambda path: not (target.root / path).is_file())
         record = copied.republish(at=now_us(), rebuild=True)
         remove_orphans(target, copied.ledger)
         copied.ledger.set_properties(backup_of=backup_of)
@@ -190,35 +197,22 @@ def _remove_partial_backup(folder: Path) -> None:
 
 
 def _copy_parts_and_ledger(lake: Lake, target: LakeLayout, *, link: bool, with_images: bool) -> Counter[str]:
-    """Copy the parts that the target lacks, then the ledger. Return the number of parts by the way they were copied."""
+    """Copy the parts and images that the target lacks, then the ledger. Return the numbers of `BackupResult`."""
     parts, counts = lake.ledger.parts(), Counter[str]()
     for part in parts:
         if not is_part_path(part.name):  # of a backup that is restored: it must not lead out of the lake
             raise LakeCorruptedError("The ledger names a file that is no part.", hint="Use another backup.")
         copy = target.part_path(part.name)
         if copy.is_file() and copy.stat().st_size == part.bytes:
-            counts["unchanged"] += 1
             continue
         check_part_intact(lake.layout, part)  # damage must not replace the last good copy
-        way = _link_or_copy(lake.layout.part_path(part.name), copy, link=link)
-        counts[way] += 1
+        is_linked = link_or_copy(lake.layout.part_path(part.name), copy, link=link)
+        counts["linked" if is_linked else "copied"] += 1
     with translate_os_errors(target.root):
         for table_dir in sorted({target.part_path(part.name).parent for part in parts}):
             fsync_dir(table_dir)
         if with_images:
-            copy_pictures(lake.layout, lake.ledger, target, link=link)
+            counts["images"], counts["images_copied"] = copy_pictures(lake.layout, lake.ledger, target, link=link)
         with atomic_write(target.ledger) as temp:
             lake.ledger.copy_to(temp)
     return counts
-
-
-def _link_or_copy(source: Path, target: Path, *, link: bool) -> str:
-    """Copy a part, or link it if `link` and the file system can. Return "linked" or "copied"."""
-    with translate_os_errors(target):
-        if link:
-            with suppress(OSError):  # another file system, or one without links; the copy raises any other disk error
-                os.link(source, target)
-                return "linked"
-        with write_read_only(target) as temp:
-            shutil.copyfile(source, temp)
-    return "copied"

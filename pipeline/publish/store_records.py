@@ -1,0 +1,66 @@
+"""Records on a store: JSON objects that name the lake to which a place belongs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+
+from pipeline.errors import PublishError, SettingsError
+
+if TYPE_CHECKING:
+    from pipeline.publish.store_contract import ObjectStore
+
+FORMAT: Final = 1
+"""Format of all records."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    lake_id: str
+
+
+def read_record(store: ObjectStore, path: str, kind: type[T]) -> tuple[T, str] | tuple[None, None]:
+    """Return a record and the version that a swap compares; None for both if there is none.
+
+    Raises `SettingsError` if a newer scanlake wrote it, and `PublishError` if it cannot be read.
+    """
+    stored = store.read_versioned(path)
+    if stored is None:
+        return None, None
+    content, version = stored
+    try:
+        if msgspec.json.decode(content, type=_Format).format > FORMAT:
+            raise SettingsError(f"{store.url(path)} is of a newer scanlake.", hint="Update scanlake.")
+        return msgspec.json.decode(content, type=kind), version
+    except msgspec.DecodeError as error:
+        hint = "Use another target, or delete the object."
+        raise PublishError(f"{store.url(path)} is not a record of scanlake.", hint=hint) from error
+
+
+def encode_record(record: object) -> bytes:
+    """Return a record as JSON, one field per line."""
+    return msgspec.json.format(msgspec.json.encode(record), indent=1)
+
+
+def require_lake(store: ObjectStore, path: str, lake_id: str, content: str) -> None:
+    """Raise `SettingsError` if the record at `path` names another lake. `content` is what the record is of."""
+    owner, _ = read_record(store, path, _Owner)
+    if owner is not None:
+        refuse_other_lake(store, owner.lake_id, lake_id, content)
+
+
+def refuse_other_lake(store: ObjectStore, owner_id: str, lake_id: str, content: str) -> None:
+    """Raise `SettingsError` unless the owner of a place is the lake."""
+    if owner_id != lake_id:
+        raise SettingsError(
+            f"{store.base_url} has {content} of another lake ({owner_id[:8]}, not {lake_id[:8]}).",
+            hint="Use another target; each lake needs its own.",
+        )
