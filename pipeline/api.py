@@ -30,7 +30,7 @@ from pipeline.lake.user_query import check_query, translate_query_errors
 from pipeline.logs import configure_library, register_secrets
 from pipeline.maintenance.compact import is_compaction_due
 from pipeline.maintenance.writable_lake import open_writable_lake
-from pipeline.monitoring.after_run import lake_stats, monitored_run
+from pipeline.monitoring.after_run import LakeStats, monitored_run
 from pipeline.monitoring.killed_runs import record_killed_sync
 from pipeline.process import ThreadRun
 from pipeline.progress import NullProgress
@@ -166,7 +166,7 @@ class _SyncWork:
             verification = await verify_if_due(lake, settings, self.token, summary, progress)
             must_compact = is_compaction_due(lake)
             result = SyncResult(summary, None if isinstance(verification, VerifyStopped) else verification)
-            monitored.result = asdict(summary) | {"lake": lake_stats(lake)}
+            monitored.result = asdict(summary) | {"lake": asdict(LakeStats.read_from(lake))}
             if verification:
                 monitored.result["verify"] = verification.as_json()
             monitored.code = ExitCode.OK if result.is_complete else ExitCode.REJECTS

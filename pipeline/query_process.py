@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import IO, TYPE_CHECKING, Any, Final
 
+from pipeline.child_commands import parse_json_object
 from pipeline.errors import LakeLockedError, ScanlakeError, SettingsError, TimeLimitReachedError
 from pipeline.formatting import format_bytes, pluralize
-from pipeline.monitoring.child_process import parse_json_object
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

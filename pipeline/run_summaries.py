@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pipeline.formatting import format_bytes, pluralize
 from pipeline.logs import to_one_line
@@ -11,9 +11,9 @@ from pipeline.progress import format_rate
 from schemas.timestamps import format_instant
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from pipeline.monitoring.after_run import RunDelta
+    from pipeline.monitoring.after_run import LakeStats, RunDelta
     from pipeline.sync.sync import SyncSummary
     from pipeline.sync.verify import VerifyResult
 
@@ -22,10 +22,8 @@ _MAX_REASONS: Final = 5
 _MAX_NAMED_IDS: Final = 10
 
 
-def format_sync_summary(
-    summary: SyncSummary, delta: RunDelta, lake: Mapping[str, Any], *, is_partial: bool = False
-) -> str:
-    """Return the closing lines of a sync; `lake` is the result of `lake_stats`. `is_partial`: of a chosen range."""
+def format_sync_summary(summary: SyncSummary, delta: RunDelta, lake: LakeStats, *, is_partial: bool = False) -> str:
+    """Return the closing lines of a sync. `is_partial`: of a chosen range."""
     rate = summary.files_stored / summary.seconds if summary.seconds else 0.0
     requests = summary.requests
     new = f" ({delta.added:,} new)" if delta.added else ""
@@ -46,7 +44,7 @@ def format_sync_summary(
         "calls": ", ".join(calls),
         "rate": ", ".join(format_rate(delta.max_requests_per_second, delta.concurrency, delta.limited_by)),
         "rejects": _format_rejects(summary, delta),
-        "lake": f"snapshot {summary.snapshot}, {pluralize(lake['files'] or 0, 'file')}, {format_bytes(lake['bytes'])}",
+        "lake": f"snapshot {summary.snapshot}, {pluralize(lake.files or 0, 'file')}, {format_bytes(lake.bytes)}",
         "next": _suggest_next_step(summary, delta, lake, is_partial=is_partial),
     }
     return "".join(f"{name:<9}  {text}\n" for name, text in lines.items() if text)
@@ -60,7 +58,7 @@ def _format_rejects(summary: SyncSummary, delta: RunDelta) -> str:
     return "; ".join([f"{summary.rejects:,}", *reasons, *([pluralize(more, "other reason")] if more > 0 else [])])
 
 
-def _suggest_next_step(summary: SyncSummary, delta: RunDelta, lake: Mapping[str, Any], *, is_partial: bool) -> str:
+def _suggest_next_step(summary: SyncSummary, delta: RunDelta, lake: LakeStats, *, is_partial: bool) -> str:
     if summary.state == "stopped":
         left = "" if summary.files_left is None else f", about {pluralize(summary.files_left, 'file')} left"
         return f"stopped at max_duration_seconds{left}: the next sync continues"
@@ -70,7 +68,7 @@ def _suggest_next_step(summary: SyncSummary, delta: RunDelta, lake: Mapping[str,
         return "run `scanlake sync` again: part of the list was not consistent"
     if summary.rejects:
         return 'scanlake query "FROM meta.rejects" lists the rejects; every run retries them'
-    if lake["verified_at"] is None and not delta.added:
+    if lake.verified_at is None and not delta.added:
         return "scanlake verify detects deleted files; a sync cannot"
     return "scanlake status, or open catalog.duckdb read-only"
 

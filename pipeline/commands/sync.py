@@ -14,7 +14,7 @@ from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
 from pipeline.maintenance.compact import is_compaction_due
 from pipeline.maintenance.writable_lake import open_writable_lake
-from pipeline.monitoring.after_run import LakeBefore, lake_stats, measure_delta, monitored_run
+from pipeline.monitoring.after_run import LakeBefore, LakeStats, measure_delta, monitored_run
 from pipeline.monitoring.killed_runs import record_killed_sync
 from pipeline.monitoring.run_result import RunResult
 from pipeline.process import run_async
@@ -81,10 +81,10 @@ def _sync(
         delta = measure_delta(lake, before, run_id=summary.run_id, stored=stored, last=progress.last)
         if prints_summary:
             is_partial = time_range.is_explicit and not time_range.full
-            sys.stdout.write(format_sync_summary(summary, delta, lake_stats(lake), is_partial=is_partial))
+            sys.stdout.write(format_sync_summary(summary, delta, LakeStats.read_from(lake), is_partial=is_partial))
         verification = run_async(verify_if_due(lake, settings, token, summary, progress))
         compaction_due = is_compaction_due(lake)
-        result.result = asdict(summary) | {"delta": asdict(delta), "lake": lake_stats(lake)}
+        result.result = asdict(summary) | {"delta": asdict(delta), "lake": asdict(LakeStats.read_from(lake))}
     if compaction_due:
         run_async(run_maintenance(context.child_argv("compact")))
     if settings.publish_after_sync:

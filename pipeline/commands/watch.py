@@ -3,13 +3,14 @@
 import os
 import sys
 from collections.abc import Coroutine, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
+from pipeline.command_options import Excludes, Requires
 from pipeline.config import source_names
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError, most_severe
@@ -25,6 +26,30 @@ from pipeline.settings import TOKEN_VARIABLE, Settings, require_base_url
 from pipeline.sources import refuse_options_of_one_source
 
 GROUP: Final = "Fetch data"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRuns:
+    """The number of runs of a source, and the exit code of the last one; the name is empty without sources."""
+
+    source: str
+    runs: int
+    exit_code: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class WatchResult:
+    """The JSON object of a watch that has ended by itself."""
+
+    sources: tuple[SourceRuns, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LivenessResult:
+    """The JSON object of the probe: whether the watch is alive, otherwise the reason."""
+
+    alive: bool
+    reason: str | None
 
 
 def run(
@@ -47,7 +72,9 @@ def run(
         int | None, typer.Option(min=0, max=65_535, help="Serve the metrics under /metrics on this port.")
     ] = None,
     metrics_address: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Address of --metrics-port; 0.0.0.0 for all interfaces.")
+        str,
+        typer.Option(metavar="ADDRESS", help="Address of --metrics-port; 0.0.0.0 for all interfaces."),
+        Requires("--metrics-port"),
     ] = "127.0.0.1",
     liveness: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a heartbeat to this file every 10 seconds, as JSON.")
@@ -55,10 +82,12 @@ def run(
     check_liveness: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Probe: exit with 0 if the watch that writes FILE is alive, otherwise 1."),
+        Excludes("--every", "--jitter", "--max-runs", "--all", "--metrics-port", "--liveness"),
     ] = None,
     max_age: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="With --check-liveness: maximum age of the last successful sync."),
+        typer.Option(metavar="DURATION", help="Maximum age of the last successful sync, for the probe."),
+        Requires("--check-liveness"),
     ] = None,
 ) -> ExitCode:
     """Run a sync at every interval, unattended.
@@ -70,8 +99,6 @@ def run(
     context = replace(context, logs_steps=True)
     if check_liveness is not None:
         return _check_liveness(context, check_liveness, max_age)
-    if max_age is not None:
-        raise SettingsError("--max-age requires --check-liveness.", hint="Add --check-liveness FILE.")
     interval = parse_duration("--every", every, minimum=1)
     schedule = Schedule.from_interval(interval, None if jitter is None else parse_duration("--jitter", jitter))
     watchers = []
@@ -79,13 +106,15 @@ def run(
         source_context = replace(context, source=source)
         load = partial(_load_settings, source_context)
         load()  # a wrong setting of any source ends `watch` before it starts
-        argv = [sys.executable, "-m", "pipeline", "--json", *source_context.to_argv(), COMMAND]
+        argv = ["--json", *source_context.to_argv(), COMMAND]
         watchers.append(Watcher(source or "", argv, load, schedule, max_runs, never_gives_up=all_sources))
     watching = run_watchers(watchers, SystemdNotifier.from_environment(os.environ), liveness)
     if metrics_port is not None:
         watching = _serve_metrics_while(watching, watchers, metrics_address, metrics_port)
     run_async(watching)
-    return _print_result(context, watchers)
+    sources = tuple(SourceRuns(watcher.source, watcher.runs, watcher.last_code) for watcher in watchers)
+    code = most_severe(source.exit_code for source in sources if source.exit_code is not None)
+    return context.print_result(WatchResult(sources), code=code)
 
 
 async def _serve_metrics_while(
@@ -123,24 +152,9 @@ def _load_settings(context: CommandContext) -> Settings:
     return settings
 
 
-def _print_result(context: CommandContext, watchers: Sequence[Watcher]) -> ExitCode:
-    if context.as_json:
-        sources = [
-            {
-                "source": watcher.source,
-                "runs": watcher.runs,
-                "exit_code": watcher.last_run and watcher.last_run.code,
-            }
-            for watcher in watchers
-        ]
-        context.print_json({"sources": sources})
-    return most_severe(watcher.last_run.code for watcher in watchers if watcher.last_run is not None)
-
-
 def _check_liveness(context: CommandContext, path: Path, max_age: str | None) -> ExitCode:
     problem = liveness_problem(path, max_age=None if max_age is None else parse_duration("--max-age", max_age))
-    if context.as_json:
-        context.print_json({"alive": problem is None, "reason": problem})
-    elif problem is not None:
+    if problem is not None and not context.as_json:
         sys.stderr.write(f"scanlake: {problem}\n")
-    return ExitCode.OK if problem is None else ExitCode.FAILED
+    code = ExitCode.OK if problem is None else ExitCode.FAILED
+    return context.print_result(LivenessResult(problem is None, problem), code=code)

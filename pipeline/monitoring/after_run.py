@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pipeline.errors import ExitCode, to_scanlake_error
 from pipeline.lake.lake_folder import find_enclosing_lake
@@ -23,7 +23,7 @@ from pipeline.monitoring.run_history import RunStatsFile
 from pipeline.monitoring.run_result import RunOutcome, RunResult
 from pipeline.process import ThreadRun
 from pipeline.progress import CrawlProgress
-from schemas.timestamps import format_instant
+from schemas.timestamps import to_datetime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -147,29 +147,43 @@ def measure_delta(lake: Lake, before: LakeBefore, *, run_id: str, stored: int, l
     )
 
 
-def lake_stats(lake: Lake) -> dict[str, Any]:
-    """Return the figures of a locked lake: files, rejects, bytes, the last verification, the learned limits.
+@dataclass(frozen=True, slots=True)
+class LakeStats:
+    """The figures of a lake: files, rejects, bytes, the last verification, the learned limits; None: unknown."""
 
-    Instants are ISO-8601 text in UTC; unknown values are None.
-    """
-    ledger = lake.ledger
-    snapshot = ledger.last_snapshot()
-    reasons = ledger.count_rejects()
-    verification = ledger.last_verification()
-    limits = ledger.properties.learned_limits or {}
-    return {
-        "files": None if snapshot is None else snapshot.files,
-        "deleted_files": ledger.count_deleted_files(),
-        "rejects": sum(reasons.values()),
-        "rejects_by_reason": dict(islice(reasons.items(), _MAX_REASONS)),
-        "snapshot": None if snapshot is None else snapshot.snapshot,
-        "watermark": None if snapshot is None or snapshot.watermark is None else format_instant(snapshot.watermark),
-        "bytes": folder_bytes(lake.layout.root),
-        "verified_at": None if verification is None else format_instant(verification.verified_at),
-        "verified_consistent": None if verification is None else verification.consistent,
-        "rate": limits.get("rate"),
-        "concurrency": limits.get("concurrency"),
-    }
+    files: int | None
+    deleted_files: int
+    rejects: int
+    rejects_by_reason: dict[str, int]
+    snapshot: int | None
+    watermark: datetime | None
+    bytes: int
+    verified_at: datetime | None
+    verified_consistent: bool | None
+    rate: float | None
+    concurrency: int | None
+
+    @classmethod
+    def read_from(cls, lake: Lake) -> LakeStats:
+        """Return the figures of a locked lake."""
+        ledger = lake.ledger
+        snapshot, verification = ledger.last_snapshot(), ledger.last_verification()
+        watermark = None if snapshot is None else snapshot.watermark
+        reasons = ledger.count_rejects()
+        limits = ledger.properties.learned_limits or {}
+        return cls(
+            files=None if snapshot is None else snapshot.files,
+            deleted_files=ledger.count_deleted_files(),
+            rejects=sum(reasons.values()),
+            rejects_by_reason=dict(islice(reasons.items(), _MAX_REASONS)),
+            snapshot=None if snapshot is None else snapshot.snapshot,
+            watermark=None if watermark is None else to_datetime(watermark),
+            bytes=folder_bytes(lake.layout.root),
+            verified_at=None if verification is None else to_datetime(verification.verified_at),
+            verified_consistent=None if verification is None else verification.consistent,
+            rate=limits.get("rate"),
+            concurrency=limits.get("concurrency"),
+        )
 
 
 def folder_bytes(folder: Path) -> int:

@@ -47,7 +47,7 @@ class RunStats:
     last_ended: datetime | None = None
     last_seconds: float = 0.0
     last_success: datetime | None = None
-    lake: dict[str, Any] = field(default_factory=dict)  # see `lake_stats`
+    lake: dict[str, Any] = field(default_factory=dict)  # see `LakeStats`
     publish: dict[str, Any] = field(default_factory=dict)  # the last to object storage, as `sync --json` has it
     failures: int = 0  # consecutive
     reason: str = ""  # of the last failure

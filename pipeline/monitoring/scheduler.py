@@ -105,6 +105,11 @@ class Watcher:
         self.on_change()
 
     @property
+    def last_code(self) -> int | None:
+        """Exit code of the last run; None before the first one has ended."""
+        return None if self.last_run is None else self.last_run.code
+
+    @property
     def _source_field(self) -> dict[str, str]:
         return {"source": self.source} if self.source else {}
 
