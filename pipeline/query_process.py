@@ -1,4 +1,4 @@
-"""One of scanlake's own commands in a process of its own, with limits of time and size: for `mcp` and the dashboard.
+"""One of scanlake's own commands in a process of its own, with limits of time and size: for `mcp` and `serve`.
 
 DuckDB cannot interrupt the computation of one huge value (seen with 2.0: `SELECT list_sum(range(300000000))`). A
 process ends in any case, and gives back its memory and its temporary files.

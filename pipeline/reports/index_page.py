@@ -6,41 +6,20 @@ Each page is self-contained; the template escapes every text.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
-
-from pipeline.formatting import escape_control_characters, format_csp_hash, pluralize
 from pipeline.reports.image_folder import describe_images
+from pipeline.templates.rendering import build_policy, read_script, render
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pipeline.reports.models import Manifest, ManifestFile
 
-_STYLE: Final = files("pipeline.reports").joinpath("index.css").read_text(encoding="utf-8")
-_SCRIPT: Final = files("pipeline.reports").joinpath("index.js").read_text(encoding="utf-8")
-_POLICY: Final = f"default-src 'none'; style-src '{format_csp_hash(_STYLE)}'; script-src '{format_csp_hash(_SCRIPT)}'"
-
-
-def _escape_controls(value: Any) -> Any:
-    """Return what the template shows of a value: HTML has no controls, not even escaped ones."""
-    return escape_control_characters(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-_ENVIRONMENT: Final = Environment(
-    autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_escape_controls
-)
-_ENVIRONMENT.filters["pluralize"] = pluralize
-_TEMPLATE: Final = _ENVIRONMENT.from_string(
-    files("pipeline.reports").joinpath("index.html.jinja").read_text(encoding="utf-8")
-)
-
-
 PAGE_NAME: Final = "index.html"
 _FILES_PER_PAGE: Final = 2_000
+_SCRIPT: Final = read_script("report_index.js")
+_POLICY: Final = build_policy(_SCRIPT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +52,8 @@ def render_pages(manifest: Manifest) -> dict[str, str]:
         "pages": pages,
         "pdf_pages": {pdf.pdf: pdf.pages for pdf in manifest.pdfs},
         "has_groups": any(file.group is not None for file in manifest.files),
-        "policy": _POLICY,
-        "style": Markup(_STYLE),  # noqa: S704 - files of this package, and the policy holds their hashes
-        "script": Markup(_SCRIPT),  # noqa: S704
     }
-    return {page.name: _TEMPLATE.render(context, page=page) for page in pages}
+    return {page.name: render("report_index.html.jinja", _POLICY, _SCRIPT, **context, page=page) for page in pages}
 
 
 def _list_facts(manifest: Manifest) -> list[tuple[str, str]]:

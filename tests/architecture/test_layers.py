@@ -22,14 +22,14 @@ LAYERS: Final = (
     {"sources", "run_summaries", "publish_after_run", "completion", "output_file", "query_process"},
     {"context"},
     {
-        *("sync", "maintenance", "reports", "shares", "doctor", "monitoring", "dashboard", "publish"),
+        *("sync", "maintenance", "reports", "shares", "doctor", "monitoring", "pages", "publish"),
         "images",
     },
     {"crawl"},
     {"client", "lake"},
     {"flatten"},
     {"worker_process"},
-    {"child_commands", "config", "process", "settings_template", "text_tables"},
+    {"child_commands", "config", "process", "settings_template", "templates", "text_tables"},
     {"progress", "logs", "settings", "global_options", "command_options", "output_formats", "time_bounds"},
     {"setting_checks"},
     {

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _NOBODY: Final = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 READERS: Final = {
     "status": ("status", "--json"),
-    "dashboard": ("dashboard", "--out", "page.html"),
+    "serve": ("serve", "--write", "page.html"),
     "query": ("query", "SELECT * FROM files, uploads", "--format", "jsonl"),
     "export": ("export", "out", "--format", "csv"),
 }

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import duckdb
 import pytest
 
-from pipeline.dashboard.browse.sql_view import DOCUMENTED_QUERIES
 from pipeline.lake.user_query import TABLE_FUNCTIONS
+from pipeline.pages.sql_view import DOCUMENTED_QUERIES
 from schemas.tables import TABLES
 from tests.commands.cli_process import called
 from tests.docs import documents
@@ -61,7 +61,9 @@ def test_there_are_twelve() -> None:
 def test_the_browse_page_offers_the_same() -> None:
     """The SQL page has every query of this page that reads one catalog, under its question."""
     found = re.findall(r"^\*\*\d+\. (.+?)\*\*.*?^```sql\n(.*?)^```", documents.QUERIES.text, re.MULTILINE | re.DOTALL)
-    assert [(title, query.strip()) for title, query in found if "ATTACH" not in query] == list(DOCUMENTED_QUERIES)
+    assert [(title, query.strip()) for title, query in found if "ATTACH" not in query] == list(
+        DOCUMENTED_QUERIES.items()
+    )
 
 
 @pytest.mark.parametrize("number", range(1, 13))

@@ -316,7 +316,7 @@ def test_no_output_goes_into_a_lake(tmp_path: Path, own: bool) -> None:  # noqa:
             ("backup", new),
             ("report", "--ids", "ids", "--out", new),
             ("query", "SELECT 1", "--out", file, "--format", "csv"),
-            ("dashboard", "--out", file),
+            ("serve", "--write", file),
         ):
             Path("ids").write_text("11\n")
             message = told(lake, *arguments, code=2, **environment)
@@ -361,7 +361,7 @@ async def test_a_mistyped_address_binds_no_lake(tmp_path: Path, option: tuple[st
 
 
 @pytest.mark.parametrize(
-    "command", ["sync", "status", "tables", "query SELECT 1", "check", "check --dry-run", "snapshots", "dashboard"]
+    "command", ["sync", "status", "tables", "query SELECT 1", "check", "check --dry-run", "snapshots", "serve"]
 )
 @pytest.mark.parametrize("is_database", [True, False])
 async def test_a_foreign_catalog_is_no_lake(tmp_path: Path, command: str, is_database: bool) -> None:  # noqa: FBT001

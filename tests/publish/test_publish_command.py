@@ -166,7 +166,7 @@ async def test_publish_after_sync(tmp_path: Path) -> None:
         assert alerts.read_text() == "failed 8\n"
         assert RunStatsFile(lake).last.failures == 0
         page = tmp_path / "page.html"
-        told(lake, "dashboard", "--out", str(page))
+        told(lake, "serve", "--write", str(page))
         assert "failed 2 times" in page.read_text()
         target.unlink()
         answer = await finished(emulator, lake, "sync", "--json", **settings)
@@ -175,7 +175,7 @@ async def test_publish_after_sync(tmp_path: Path) -> None:
     assert f'scanlake_publish_failures{{lake="{lake}"}} 0\n' in metrics.read_text()
     assert "scanlake_last_publish_timestamp_seconds" in metrics.read_text()
     assert all_differing(lake, open_store(f"file://{target}"), tmp_path / "copy") == []
-    told(lake, "dashboard", "--out", str(page), "--force")
+    told(lake, "serve", "--write", str(page))
     assert f"file://{target} has snapshot" in page.read_text()
 
 

@@ -27,7 +27,7 @@ from pipeline.reports.index_page import render_pages
 from pipeline.reports.manifest import format_csv
 from pipeline.reports.models import Manifest, ManifestCounts, ManifestDeletions, ManifestFile
 from pipeline.reports.signing import sign
-from tests.dashboard.dashboard_lakes import ParsedPage
+from tests.pages.page_lakes import ParsedPage
 from tests.processes import ended, ran, started
 from tests.reports.report_harness import (
     EVERY_FILE,

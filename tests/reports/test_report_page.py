@@ -10,7 +10,7 @@ from pipeline.emulator import Emulator
 from pipeline.errors import SettingsError
 from pipeline.reports.batches import validate_name_pattern
 from pipeline.reports.index_page import render_pages
-from tests.dashboard.conftest import browser, chromium
+from tests.pages.conftest import browser, chromium
 from tests.processes import ran
 from tests.reports.report_harness import SEED, Selection, check_folder, read_manifest, run_report, sync_lists
 from tests.reports.test_report_folder import make_manifest
@@ -18,7 +18,7 @@ from tests.reports.test_report_folder import make_manifest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.dashboard.browser import Tab
+    from tests.pages.browser import Tab
 
 __all__ = ["browser", "chromium"]
 

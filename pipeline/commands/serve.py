@@ -1,0 +1,206 @@
+"""`scanlake serve`: a lake in the browser, or its dashboard as one self-contained file."""
+
+import asyncio
+import stat
+import sys
+import webbrowser
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Final
+
+import typer
+
+from pipeline.atomic_files import write_file
+from pipeline.command_options import Excludes
+from pipeline.context import CommandContext
+from pipeline.errors import ExitCode, SettingsError, StorageError
+from pipeline.lake.lake_folder import require_outside_lakes
+from pipeline.lake.live_state import LiveState, read_live_state
+from pipeline.lake.models import RunRecord
+from pipeline.lake.reader import CATALOG, run_interruptibly
+from pipeline.monitoring.failures import find_failures
+from pipeline.pages.catalog_access import CatalogAccess
+from pipeline.pages.dashboard import GENERATOR, LedgerState, load_dashboard, render_dashboard
+from pipeline.pages.server import CachedPage
+from pipeline.pages.server import serve as serve_pages
+from pipeline.pages.site import BrowseSite
+from pipeline.publish_after_run import read_publish_record
+from pipeline.query_process import write_query_csv
+from pipeline.settings import Settings
+from schemas.timestamps import to_datetime
+
+GROUP: Final = "Use the data"
+
+_MAX_RUNS: Final = 50  # on the dashboard
+_MAX_CSV_BYTES: Final = 1_000_000_000
+_CSV_SECONDS: Final = 60.0
+_HEAD_BYTES: Final = 2_000  # of a page; they include the generator field
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenPage:
+    """The file of the dashboard."""
+
+    path: Path
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPages:
+    """The address of the served pages, with the key to the rows."""
+
+    address: str
+
+
+RESULT: Final = ServedPages | WrittenPage
+
+
+def run(
+    context: CommandContext,
+    *,
+    write: Annotated[Path | None, typer.Option(help="Write the dashboard to this file and end.")] = None,
+    port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="Port on 127.0.0.1; 0 uses a free port."), Excludes("--write")
+    ] = 8787,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the dashboard in the browser.")] = False,
+) -> ExitCode:
+    """Show the lake in the browser, or write its dashboard as one HTML file.
+
+    The pages are the dashboard, tables, one file and SQL, served on 127.0.0.1 only. They show the published snapshot
+    and the runs until now, make no calls to the service and do not disturb runs. The printed address has the key to
+    the rows; all users of this machine can read the dashboard itself.
+
+    --write writes the dashboard to a file instead. The file needs no network and can be mailed. It contains
+    references, names of fields and questions, and errors, but no answers, links or documents.
+    """
+    settings = context.settings()
+    if write is None:
+        return _serve(context, settings, port, open_browser=open_browser)
+    target = write.absolute()
+    require_outside_lakes(target, f"--write {target}", settings.lake)
+    _check_writable(target)
+    page = _render(settings, CatalogAccess(settings), None).encode("utf-8")
+    try:
+        write_file(target, page)
+    except OSError as error:
+        raise StorageError.from_errno(str(target), error.errno) from error
+    if open_browser:
+        webbrowser.open(target.as_uri())
+    return context.print_result(WrittenPage(target, len(page)), f"{target}: {len(page):,} bytes\n")
+
+
+def _serve(context: CommandContext, settings: Settings, port: int, *, open_browser: bool) -> ExitCode:
+    def announce(url: str) -> None:
+        context.print_result(ServedPages(url), f"{url} shows the lake. Press Ctrl-C to stop.\n")
+        sys.stdout.flush()
+        if open_browser:
+            _open_with_key(url, folder)
+
+    access = CatalogAccess(settings)
+    page = CachedPage(
+        settings.lake.absolute() / CATALOG,
+        partial(_render, settings, access),
+        lambda: _version_of(read_live_state(settings.lake, runs=1)),
+    )
+    # A download has a process of its own: in this one, it would hold up every other page.
+    write_csv = partial(write_query_csv, context, size=_MAX_CSV_BYTES, seconds=_CSV_SECONDS)
+    site = BrowseSite(access, settings.lake.resolve().name, lambda: _read_source(settings), write_csv)
+    with TemporaryDirectory(prefix="scanlake-") as temporary:
+        folder = Path(temporary)
+        asyncio.run(serve_pages(page, site, port, announce))
+    return ExitCode.OK
+
+
+def _open_with_key(url: str, folder: Path) -> None:
+    """Open an address in the browser by way of a file: all users of the machine see the arguments of a process."""
+    file = folder / "open.html"
+    file.write_text(f'<meta http-equiv="refresh" content="0; url={url}">', encoding="utf-8")
+    webbrowser.open(file.as_uri())
+
+
+# The file
+
+
+def _check_writable(target: Path) -> None:
+    """Raise `SettingsError` if `target` is a folder, a device, or a file that is not a dashboard."""
+    try:
+        mode = target.lstat().st_mode
+    except FileNotFoundError:
+        if not target.parent.is_dir():
+            raise SettingsError(f"{target.parent} is not a folder.", hint="Create it, or correct --write.") from None
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)) or target.is_dir():
+        raise SettingsError(f"{target} is not a file.", hint="Use another file with --write.")
+    if not _is_dashboard(target):
+        hint = "Use another file with --write, or delete this one."
+        raise SettingsError(f"{target} exists and is not a dashboard of scanlake.", hint=hint)
+
+
+def _is_dashboard(target: Path) -> bool:
+    try:
+        with target.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError:
+        return False
+    return head.startswith(b"<!doctype html>") and f'name="generator" content="{GENERATOR} '.encode() in head
+
+
+# What the dashboard shows
+
+
+def _render(settings: Settings, access: CatalogAccess, version: str | None) -> str:
+    """Return the dashboard, from the catalog and the ledger; with a `version` it is live."""
+    ledger = _read_ledger(settings)
+    name = settings.lake.resolve().name
+    with access.open() as lake:
+        data = run_interruptibly(lake, lambda: load_dashboard(lake, name, datetime.now(UTC), ledger))
+    return render_dashboard(data, version)
+
+
+def _read_ledger(settings: Settings) -> LedgerState:
+    ledger = LedgerState(source=_read_source(settings))
+    if (record := read_publish_record(settings)) is not None:
+        at = record["published_at"]
+        ledger = replace(
+            ledger,
+            target=record["target"],
+            target_snapshot=record["snapshot"],
+            target_published_at=None if at is None else to_datetime(at).replace(tzinfo=None),
+            target_problem=record["problem"],
+            target_failures=record["failures"],
+        )
+    state = read_live_state(settings.lake, runs=_MAX_RUNS)
+    if state is None:
+        return ledger
+    failures, pause = find_failures(settings.lake, state), state.properties.rollback_pause
+    return replace(
+        ledger,
+        runs=[_to_row(record) for record in state.runs[:_MAX_RUNS]],
+        failing=None if failures is None else str(failures),
+        paused_at=None if pause is None else pause["to"],
+    )
+
+
+def _to_row(record: RunRecord) -> tuple[object, ...]:
+    """Return a run as a row of the table `shown_runs`."""
+    started_at = to_datetime(record.started_at).replace(tzinfo=None)
+    calls = record.requests_list + record.requests_detail
+    return (record.run_id, record.command, record.state, started_at, record.seconds, record.files_stored, calls,
+            record.rejects, record.error)  # fmt: skip
+
+
+def _read_source(settings: Settings) -> str | None:
+    """Return the address of the service whose files the lake has."""
+    state = read_live_state(settings.lake, runs=0)
+    return (None if state is None else state.properties.source) or settings.base_url
+
+
+def _version_of(state: LiveState | None) -> str:
+    """Return a text that changes when the dashboard must show other runs or another pause."""
+    if state is None:
+        return ""
+    newest = state.runs[0] if state.runs else None
+    return f"-{newest and newest.run_id}-{newest and newest.state}-{state.properties.rollback_pause is not None}"

@@ -1,1 +1,0 @@
-"""The dashboard: one self-contained page with the state of a lake."""

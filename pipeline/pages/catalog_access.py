@@ -1,0 +1,197 @@
+"""The served catalog: one connection at a time, opened for one page, with limits of time and rows."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import duckdb
+
+from pipeline.errors import LakeLockedError, ScanlakeError, SettingsError
+from pipeline.formatting import format_instant
+from pipeline.lake.query_result import iter_rows
+from pipeline.lake.reader import fetch_catalog_columns, fetch_dicts, open_catalog
+from pipeline.lake.sql import sql_identifier
+from pipeline.lake.user_query import check_query, strip_trailing_semicolon, translate_query_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from pipeline.settings import Settings
+
+    Query = list[tuple[str, str]]
+    """The parameters of an address, without what HTML and SQL cannot contain."""
+
+_PAGE_SECONDS: Final = 10.0
+_MAX_VALUE_CHARS: Final = 2_000  # a link of an image is shorter
+_NUMBER_TYPES: Final = ("BIGINT", "INTEGER", "DOUBLE", "DECIMAL", "HUGEINT", "SMALLINT", "UBIGINT", "FLOAT")
+_INTERRUPT_SECONDS: Final = 0.05
+_STOP_SECONDS: Final = 3.0
+_STUCK_HINT: Final = "Wait for its end, or stop scanlake serve with Ctrl-C and start it again."
+_QUERY_HINT: Final = "Correct the query. The page Tables lists the tables and columns."
+_TITLE: Final = re.compile(r"^-- (.+)\n", re.MULTILINE)
+_Result = TypeVar("_Result")
+
+
+class NothingFoundError(ScanlakeError):
+    """A page's table or file does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrowsedTable:
+    """A table or view, those of meta as meta.NAME. `columns` are name to (type, comment)."""
+
+    name: str
+    contents: str
+    columns: dict[str, tuple[str, str]]
+
+    @property
+    def sql_name(self) -> str:
+        """The quoted name."""
+        return ".".join(map(sql_identifier, self.name.split(".", 1) if self.name.startswith("meta.") else [self.name]))
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRows:
+    """Rows of a query as text; None is NULL.
+
+    `columns` are the names, and whether they are numbers. `has_more`: the query has more rows than these.
+    """
+
+    columns: tuple[tuple[str, bool], ...]
+    rows: tuple[tuple[str | None, ...], ...]
+    has_more: bool
+
+    @property
+    def dicts(self) -> list[dict[str, str | None]]:
+        """The rows of one of the pages' own queries, by column."""
+        return [{name: value for (name, _), value in zip(self.columns, row, strict=True)} for row in self.rows]
+
+
+@dataclass(frozen=True, slots=True)
+class BrowsePage:
+    """A page: its template, the heading, and the values of the template."""
+
+    template: str
+    heading: str
+    values: Mapping[str, Any]
+
+
+class CatalogAccess:
+    """Opens the newest catalog for one caller at a time: DuckDB shares one locked instance per file and process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._lock = threading.Lock()
+        self._is_stopped = False
+        self._abandoned: Future[Any] | None = None
+
+    def stop(self) -> None:
+        """End what is running, and refuse what comes."""
+        self._is_stopped = True
+
+    @contextmanager
+    def open(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """Open the catalog as `open_catalog` does, when no other caller has it open.
+
+        Raises `LakeLockedError` while a query runs that could not be stopped.
+        """
+        while not self._lock.acquire(timeout=_INTERRUPT_SECONDS):
+            if self._is_stopped or (self._abandoned is not None and not self._abandoned.done()):
+                raise LakeLockedError("An earlier query cannot be stopped, and still runs.", hint=_STUCK_HINT)
+        try:
+            with open_catalog(self.settings) as lake:
+                yield lake
+        finally:
+            self._lock.release()
+
+    def read(self, work: Callable[[duckdb.DuckDBPyConnection], _Result], seconds: float = _PAGE_SECONDS) -> _Result:
+        """Return the result of `work` on the newest catalog. Raises `SettingsError` if it takes longer.
+
+        DuckDB does not interrupt the computation of one value. So the work has a thread of its own, which is left
+        alone then and does not keep the process from its end.
+        """
+        opened: list[duckdb.DuckDBPyConnection] = []
+        result: Future[_Result] = Future()
+
+        def run() -> None:
+            try:
+                with self.open() as lake:
+                    opened.append(lake)
+                    value = work(lake)
+            except BaseException as error:  # noqa: BLE001 - it is raised in the other thread
+                result.set_exception(error)
+            else:
+                result.set_result(value)
+
+        threading.Thread(target=run, name="browse", daemon=True).start()
+        end = None
+        while not self._is_stopped and (end is None or time.monotonic() < end):
+            if wait([result], timeout=_INTERRUPT_SECONDS).done:
+                return result.result()
+            if opened and end is None:
+                end = time.monotonic() + seconds
+        end = time.monotonic() + _STOP_SECONDS
+        while not result.done() and time.monotonic() < end:
+            with suppress(duckdb.Error):  # it has just been closed
+                for lake in opened:  # repeatedly, because an interrupt between two statements has no effect
+                    lake.interrupt()
+            wait([result], timeout=_INTERRUPT_SECONDS)
+        if not result.done():
+            self._abandoned = result
+            raise SettingsError(f"The query took more than {seconds:.0f} s and cannot be stopped.", hint=_STUCK_HINT)
+        raise SettingsError(
+            f"The query took more than {seconds:.0f} s and was stopped.",
+            hint="Read fewer rows, or run it with `scanlake query`, which has no limit.",
+        )
+
+
+def read_queries(name: str) -> dict[str, str]:
+    """Return the queries of a file of this package by the comment above each."""
+    text = files("pipeline.pages").joinpath(name).read_text(encoding="utf-8")
+    _, *parts = _TITLE.split(text)
+    return {title: query.strip() for title, query in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def describe_snapshot(lake: duckdb.DuckDBPyConnection) -> str:
+    """Return which snapshot a page shows."""
+    fresh = fetch_dicts(lake, "SELECT snapshot, complete, watermark FROM meta.freshness")[0]
+    if fresh["watermark"] is None:
+        return f"Snapshot {fresh['snapshot']} is incomplete: the first sync has not finished."
+    text = f"Snapshot {fresh['snapshot']} has everything updated before {format_instant(fresh['watermark'])}"
+    return f"{text}." if fresh["complete"] else f"{text}, and a part of what a run has fetched since."
+
+
+def list_catalog_tables(lake: duckdb.DuckDBPyConnection) -> dict[str, BrowsedTable]:
+    """Return the tables and views of the catalog by name."""
+    tables: dict[str, BrowsedTable] = {}
+    for row in fetch_catalog_columns(lake):
+        table = tables.setdefault(row["name"], BrowsedTable(row["name"], row["comment"], {}))
+        table.columns[row["column_name"]] = (row["data_type"], row["column_comment"])
+    return tables
+
+
+def read_query(lake: duckdb.DuckDBPyConnection, query: str, max_rows: int) -> QueryRows:
+    """Return the first rows of a query that a user may write. Raises `SettingsError` if it is wrong or not allowed."""
+    with translate_query_errors(_QUERY_HINT):
+        query = strip_trailing_semicolon(query)
+        if not query.strip():
+            raise SettingsError("The query is empty.", hint=_QUERY_HINT)
+        check_query(lake, query)
+        result = lake.sql(query)
+        columns = tuple((name, _is_number(str(kind))) for name, kind in zip(result.columns, result.types, strict=True))
+        texts = ", ".join(
+            f"left(CAST(#{index} AS VARCHAR), {_MAX_VALUE_CHARS}) AS c{index}" for index, _ in enumerate(columns, 1)
+        )
+        rows = tuple(iter_rows(result.limit(max_rows + 1).project(texts)))
+    return QueryRows(columns, rows[:max_rows], len(rows) > max_rows)
+
+
+def _is_number(sql_type: str) -> bool:
+    return sql_type.startswith(_NUMBER_TYPES) and not sql_type.endswith("]")

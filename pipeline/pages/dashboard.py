@@ -1,0 +1,127 @@
+"""The dashboard: one HTML page without external resources, of the panels' rows; its policy forbids them, too."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+from datetime import UTC, datetime
+from importlib.resources import files
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final
+
+import duckdb
+
+from pipeline.lake.reader import fetch_dicts
+from pipeline.pages.charts import Chart, build_charts
+from pipeline.pages.panels import PANELS
+from pipeline.templates.rendering import build_policy, read_script, render
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.pages.panels import Panel
+
+    Rows = list[dict[str, Any]]
+
+GENERATOR: Final = "scanlake serve"
+"""The start of the generator field, by which scanlake recognises its own pages."""
+
+_POLL_SECONDS: Final = 3
+_NUMERIC_TEXTS: Final = frozenset({"Files", "Rate", "Size"})
+_LEDGER_TABLE: Final = """
+    CREATE TEMP TABLE ledger AS
+    SELECT ?::TIMESTAMP AS now, ?::VARCHAR AS failing, ?::BIGINT AS paused_at, ?::VARCHAR AS source,
+           ?::VARCHAR AS target, ?::BIGINT AS target_snapshot, ?::TIMESTAMP AS target_published_at,
+           ?::VARCHAR AS target_problem, ?::BIGINT AS target_failures"""
+_SETUP: Final = files("pipeline.pages").joinpath("dashboard.sql").read_text(encoding="utf-8")
+_SCRIPT: Final = read_script("dashboard.js")
+_OWN_RULES: Final = ("img-src data:", "base-uri 'none'", "form-action 'none'")
+_FILE_POLICY: Final = build_policy(_SCRIPT, *_OWN_RULES)
+LIVE_POLICY: Final = build_policy(_SCRIPT, "connect-src 'self'", *_OWN_RULES)
+"""The policy of a served page, which may also poll its server."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerState:
+    """What the ledger knows beyond the catalog, which it is ahead of.
+
+    `runs` are rows of `shown_runs`; None: those of the catalog. `failing` has the reason why the last runs failed,
+    `paused_at` the snapshot of a rollback. `target` is the object storage, with the last publish there.
+    """
+
+    runs: Sequence[tuple[Any, ...]] | None = None
+    failing: str | None = None
+    paused_at: int | None = None
+    source: str | None = None
+    target: str | None = None
+    target_snapshot: int | None = None
+    target_published_at: datetime | None = None
+    target_problem: str | None = None
+    target_failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FilledPanel:
+    """A panel with its rows and those of the table of its values."""
+
+    panel: Panel
+    rows: Rows
+    details: Rows
+
+    @property
+    def charts(self) -> list[Chart]:
+        """The charts, if the panel has any."""
+        return build_charts(self.panel.key, self.panel.kind, self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    """All that is on the page, from one snapshot. `page` is the row of the table `page`; `now` is naive UTC."""
+
+    lake: str
+    page: dict[str, Any]
+    problems: Rows
+    tiles: Rows
+    panels: tuple[FilledPanel, ...]
+
+    @property
+    def sections(self) -> list[tuple[str, list[FilledPanel]]]:
+        """The panels by section."""
+        return [(key, list(panels)) for key, panels in groupby(self.panels, key=lambda filled: filled.panel.key)]
+
+
+def load_dashboard(
+    lake: duckdb.DuckDBPyConnection, name: str, now: datetime, ledger: LedgerState | None = None
+) -> Dashboard:
+    """Return the values of the snapshot that the connection sees; ages are relative to the aware `now`."""
+    _create_tables(lake, now.astimezone(UTC).replace(tzinfo=None), ledger or LedgerState())
+    (page,), problems, tiles = (fetch_dicts(lake, f"FROM {table}") for table in ("page", "problems", "tiles"))
+    return Dashboard(name, page, problems, tiles, tuple(_fill_panel(lake, panel) for panel in PANELS))
+
+
+def _create_tables(lake: duckdb.DuckDBPyConnection, now: datetime, ledger: LedgerState) -> None:
+    lake.execute(_LEDGER_TABLE, (now, *astuple(ledger)[1:]))
+    for statement in duckdb.extract_statements(_SETUP):
+        fetch_dicts(lake, statement.query)
+    if ledger.runs is not None:
+        lake.execute("DELETE FROM shown_runs")
+        for run in ledger.runs:
+            lake.execute("INSERT INTO shown_runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", run)
+
+
+def _fill_panel(lake: duckdb.DuckDBPyConnection, panel: Panel) -> FilledPanel:
+    rows = fetch_dicts(lake, panel.sql)
+    details = fetch_dicts(lake, panel.details_sql) if rows and panel.details_sql else rows
+    return FilledPanel(panel, rows, details if panel.details else [])
+
+
+def render_dashboard(data: Dashboard, version: str | None = None) -> str:
+    """Return the page as HTML. With a `version` it is live: it polls /version and reloads when that changes."""
+    policy = _FILE_POLICY if version is None else LIVE_POLICY
+    about = {"live_version": version, "poll_seconds": _POLL_SECONDS, "generator": GENERATOR}
+    return render("dashboard.html.jinja", policy, _SCRIPT, data=data, columns_of=_columns_of, **about)
+
+
+def _columns_of(rows: Rows) -> dict[str, bool]:
+    """Return the columns of a table, and whether they are numbers: those are on the right."""
+    names = [name for name in rows[0] if name[:1].isupper()]
+    return {name: name in _NUMERIC_TEXTS or any(isinstance(row[name], int | float) for row in rows) for name in names}

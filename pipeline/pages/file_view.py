@@ -1,0 +1,76 @@
+"""The page of one file: its time line, uploads with their images, forms, fields and workflow runs."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+from pipeline.lake.catalog_images import IMAGES_TABLE
+from pipeline.lake.reader import fetch_dicts
+from pipeline.lake.sql import sql_literal
+from pipeline.pages.catalog_access import BrowsePage, NothingFoundError, list_catalog_tables, read_queries, read_query
+from pipeline.pages.stored_images import read_images
+from schemas.tables import TABLES
+
+if TYPE_CHECKING:
+    import duckdb
+
+    from pipeline.pages.catalog_access import QueryRows
+
+_MAX_ROWS: Final = 200
+"""Rows of a section. The links at the end of the page lead to all rows."""
+
+_QUERIES: Final = read_queries("file.sql")
+_EVENTS_VIEW: Final = "file_events"
+_SECTIONS: Final = {
+    "fields": "Fields",
+    "runs": "Workflow runs",
+    "locations": "Locations",
+    "events": "Closing, reopening, new references",
+}
+
+
+def find_file(lake: duckdb.DuckDBPyConnection, text: str) -> BrowsePage:
+    """Return the page of the file with this reference or id; a list of them if there are several."""
+    matches = read_query(lake, _QUERIES["matches"].format(text=sql_literal(text)), _MAX_ROWS)
+    if not matches.rows:
+        raise NothingFoundError(f"No file has the reference or id {text}.", hint="Filter the table files for a part.")
+    if len(matches.rows) == 1:
+        return build_file_page(lake, int(matches.rows[0][0] or 0))
+    return BrowsePage("browse_files.html.jinja", f"Files {text}", {"matches": matches})
+
+
+def build_file_page(lake: duckdb.DuckDBPyConnection, file_id: int) -> BrowsePage:
+    """Return the page of a file, also of a deleted one. Raises `NothingFoundError` if the lake has never had it."""
+    rows = fetch_dicts(lake, _QUERIES["facts"].format(file_id=file_id))
+    if not rows:
+        raise NothingFoundError(f"No file {file_id} in the lake.", hint="Look for it by its reference.")
+    facts = {name: str(value) for name, value in rows[0].items() if value is not None}
+    heading = f"File {facts.get('Reference') or file_id}"
+    if "Deletion detected" in facts:
+        return BrowsePage("browse_deleted.html.jinja", heading, {"facts": facts})
+
+    def read(name: str) -> QueryRows:
+        return read_query(lake, _QUERIES[name].format(file_id=file_id), _MAX_ROWS)
+
+    tables, answers = list_catalog_tables(lake), read("answers")
+    has_events = _EVENTS_VIEW in tables  # a catalog without its documents has no history
+    names = [table.name for table in TABLES if table.is_per_file and table.schema == "main"]
+    values = {
+        "file_id": file_id,
+        "facts": facts,
+        "images": read_images(lake, file_id),
+        "timeline": read("timeline"),
+        "uploads": read("uploads"),
+        "answers": answers,
+        "forms": _group_answers(answers),
+        "sections": [(key, name, read(key)) for key, name in _SECTIONS.items() if key != "events" or has_events],
+        "tables": [*names, IMAGES_TABLE] if IMAGES_TABLE in tables else names,
+    }
+    return BrowsePage("browse_file.html.jinja", heading, values)
+
+
+def _group_answers(answers: QueryRows) -> list[tuple[str | None, list[dict[str, str | None]]]]:
+    """Return the answers of each form with its title; a form without answers has none."""
+    groups = groupby(answers.dicts, key=lambda row: (row["position"], row["title"]))
+    return [(title, [row for row in rows if row["label"] is not None]) for (_, title), rows in groups]

@@ -1,0 +1,158 @@
+"""Requests for browse pages to responses. GET only: no request changes anything."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from typing import IO, TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from pipeline.errors import LakeLockedError, SettingsError, TimeLimitReachedError, to_scanlake_error
+from pipeline.pages.catalog_access import BrowsePage, NothingFoundError, describe_snapshot
+from pipeline.pages.file_view import build_file_page, find_file
+from pipeline.pages.sql_view import build_sql_page, check_length, run_sql_page
+from pipeline.pages.stored_images import find_image, read_image
+from pipeline.pages.table_view import build_rows_page, build_tables_page
+from pipeline.templates.rendering import build_policy, render
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    import duckdb
+    from yarl import URL
+
+    from pipeline.errors import ScanlakeError
+    from pipeline.pages.catalog_access import CatalogAccess, Query
+
+    WriteCsv = Callable[[str, IO[bytes]], Awaitable[None]]
+    """Writes the result of a query, or raises `ScanlakeError`. It runs beside the pages, without their catalog."""
+
+ROOT: Final = "/browse"
+HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Server": "scanlake",
+}
+"""Headers of every response."""
+
+_TABLE_PATH: Final = f"{ROOT}/table/"
+_FILE_PATH: Final = f"{ROOT}/file"
+_SQL_PATH: Final = f"{ROOT}/sql"
+_CSV_PATH: Final = f"{ROOT}/csv"
+_IMAGE_PATH: Final = f"{ROOT}/image/"
+_POLICY: Final = build_policy("", "img-src 'self' data:", "base-uri 'none'", "form-action 'self'")
+_HEADERS: Final = {**HEADERS, "Content-Security-Policy": f"{_POLICY}; frame-ancestors 'none'"}
+_CSV_HEADERS: Final = {
+    **_HEADERS,
+    "Content-Type": "text/csv; charset=utf-8; header=present",
+    "Content-Disposition": 'attachment; filename="result.csv"',
+}
+_MAX_CSV_DOWNLOADS: Final = 3
+_BUSY: Final = 503
+_RETRY_SECONDS: Final = "5"
+_MAX_ID: Final = 2**63 - 1
+_MAX_ID_DIGITS: Final = 19
+
+
+class BrowseSite:
+    """The pages below /browse. `source` is the address of the service, as far as it is known."""
+
+    def __init__(
+        self, access: CatalogAccess, lake: str, read_source: Callable[[], str | None], write_csv: WriteCsv
+    ) -> None:
+        self.access = access
+        self._write_csv = write_csv
+        self._csv_downloads = 0
+        self._lake = lake
+        self._read_source = read_source
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Return the response to a GET or HEAD request. Every failure becomes a response here."""
+        path = _clean(unquote(request.path))
+        query = [(name, _clean(value)) for name, value in request.query.items()]
+        try:
+            if path == _CSV_PATH:
+                return await self._send_csv(request, dict(query).get("sql", ""))
+            if path.startswith(_IMAGE_PATH):
+                return await asyncio.to_thread(self._build_image_response, path.removeprefix(_IMAGE_PATH))
+            return await asyncio.to_thread(self._build_page_response, path, request.rel_url, query)
+        except ConnectionError:  # the browser does not wait for the response
+            raise
+        except Exception as error:  # noqa: BLE001 - every failure is one line
+            return self._build_failure(to_scanlake_error(error), path, dict(query))
+
+    def _build_page_response(self, path: str, url: URL, query: Query) -> web.Response:
+        page, snapshot = self.access.read(lambda lake: (build_page(lake, path, url, query), describe_snapshot(lake)))
+        return self._render(page, path, snapshot)
+
+    def _build_image_response(self, sha256: str) -> web.Response:
+        image = self.access.read(lambda lake: find_image(lake, sha256))
+        return web.Response(body=read_image(self.access.settings.lake, image), headers={**_HEADERS, **image.headers})
+
+    def _build_failure(self, error: ScanlakeError, path: str, values: dict[str, str]) -> web.Response:
+        """Return the error: 404, 400 for what is wrong with the request, 503 for what may work later."""
+        status = 404 if isinstance(error, NothingFoundError) else _BUSY
+        status = 400 if isinstance(error, SettingsError | TimeLimitReachedError) else status
+        headers = _HEADERS if status != _BUSY else {**_HEADERS, "Retry-After": _RETRY_SECONDS}
+        if path.startswith((_CSV_PATH, _IMAGE_PATH)):
+            return web.Response(status=status, text=f"{error.message} {error.hint}\n", headers=headers)
+        if path == _SQL_PATH and status == 400:
+            return self._render(build_sql_page(values.get("sql", ""), error=error), path, "", status, headers)
+        heading = "Not found" if status == 404 else "Error"
+        page = BrowsePage("browse_error.html.jinja", heading, {"error": error})
+        return self._render(page, path, "", status, headers)
+
+    def _render(
+        self, page: BrowsePage, path: str, snapshot: str, status: int = 200, headers: dict[str, str] = _HEADERS
+    ) -> web.Response:
+        frame: dict[str, Any] = {
+            "heading": page.heading,
+            "lake": self._lake,
+            "source": self._read_source(),
+            "snapshot": snapshot,
+        }
+        text = render(page.template, _POLICY, **frame, current=path, **page.values)
+        return web.Response(status=status, text=text, content_type="text/html", charset="utf-8", headers=headers)
+
+    async def _send_csv(self, request: web.BaseRequest, sql: str) -> web.StreamResponse:
+        if self._csv_downloads >= _MAX_CSV_DOWNLOADS:
+            raise LakeLockedError("Other results are being written.", hint="Wait for their end.")
+        check_length(sql)
+        self._csv_downloads += 1
+        try:
+            with tempfile.NamedTemporaryFile(suffix=".csv") as file:
+                await self._write_csv(sql, file)
+                file.flush()
+                response = web.FileResponse(file.name, headers=_CSV_HEADERS)
+                await response.prepare(request)  # this sends it
+                return response
+        finally:
+            self._csv_downloads -= 1
+
+
+def build_page(lake: duckdb.DuckDBPyConnection, path: str, url: URL, query: Query) -> BrowsePage:
+    """Return the page of an address. Raises `NothingFoundError` for one that no page links to."""
+    values = dict(query)
+    if path == ROOT:
+        return build_tables_page(lake)
+    if path.startswith(_TABLE_PATH):
+        return build_rows_page(lake, path.removeprefix(_TABLE_PATH), url, query)
+    if path == _SQL_PATH:
+        return run_sql_page(lake, values.get("sql", ""))
+    if path == _FILE_PATH and "q" in values:
+        return find_file(lake, values["q"].strip())
+    number = values.get("id", "")
+    if path == _FILE_PATH and number.isdecimal() and len(number) <= _MAX_ID_DIGITS and int(number) <= _MAX_ID:
+        return build_file_page(lake, int(number))
+    raise NothingFoundError("No such page.", hint="The page Tables leads to all others.")
+
+
+def _clean(text: str) -> str:
+    """Return the text without what HTML and SQL cannot contain."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "").replace("\r\n", "\n")

@@ -1,0 +1,130 @@
+"""The pages of the tables: the list of all, and the rows of one with filters, order and paging."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pipeline.errors import SettingsError
+from pipeline.lake.catalog_images import IMAGES_TABLE
+from pipeline.lake.sql import sql_identifier, sql_literal
+from pipeline.pages.catalog_access import BrowsePage, NothingFoundError, list_catalog_tables, read_query
+from schemas.tables import TABLES
+
+if TYPE_CHECKING:
+    import duckdb
+    from yarl import URL
+
+    from pipeline.pages.catalog_access import BrowsedTable, Query
+
+ROWS_PER_PAGE: Final = 50
+_MAX_FILTERS: Final = 8
+_MAX_VALUE_CHARS: Final = 200
+_MAX_PAGE_DIGITS: Final = 8
+_HINT: Final = "Open the table from the page Tables again."
+_COMPARISONS: Final = {"is": "=", "from": ">=", "to": "<="}
+_OPERATORS: Final = {"is": "is", "contains": "contains", "from": "at least", "to": "at most"}
+_NO_FILTER: Final = ("", "is", "")  # `is` without a value means no value
+_DECLARED: Final = {table.name if table.schema == "main" else table.qualified_name: table for table in TABLES}
+_TIE_BREAKS: Final = ("position", "submit_position")
+_VIEW_ORDER_COLUMNS: Final = 6
+
+
+def build_tables_page(lake: duckdb.DuckDBPyConnection) -> BrowsePage:
+    """Return the list of all tables and views, with the number of rows of the tables."""
+    tables = list_catalog_tables(lake)
+    main = [name for name in (*_DECLARED, IMAGES_TABLE) if name in tables and not name.startswith("meta.")]
+    views = [name for name in tables if name not in main and not name.startswith("meta.")]
+    groups = {
+        "Tables": [(tables[name], _count_rows(lake, tables[name], "")) for name in main],
+        "Views": [(tables[name], None) for name in views],
+        "About the lake": [(table, None) for name, table in tables.items() if name.startswith("meta.")],
+    }
+    return BrowsePage("browse_tables.html.jinja", "Tables", {"groups": groups})
+
+
+def build_rows_page(lake: duckdb.DuckDBPyConnection, name: str, url: URL, query: Query) -> BrowsePage:
+    """Return a page of a table's rows, with links to others. `query` are the cleaned parameters of `url`.
+
+    Raises `SettingsError` for a wrong filter, and `NothingFoundError`.
+    """
+    table = list_catalog_tables(lake).get(name)
+    if table is None:
+        raise NothingFoundError(f"No table {name}.", hint="The page Tables lists all.")
+    filters, page = _read_filters(query), _read_page(dict(query).get("page", "1"))
+    sort, is_descending = dict(query).get("sort", ""), dict(query).get("desc") == "1"
+    conditions = " AND ".join(_to_condition(table, *entry) for entry in filters)
+    where = f" WHERE {conditions}" if conditions else ""
+    count, first = _count_rows(lake, table, where), (page - 1) * ROWS_PER_PAGE
+    sql = f"SELECT * FROM {table.sql_name}{where} ORDER BY {_order(table, sort, is_descending=is_descending)}"
+    sorted_url = url.without_query_params("page", "desc")
+    reversed_url = sorted_url if is_descending else sorted_url.update_query(desc="1")
+    values = {
+        "table": table,
+        "filters": filters,
+        "shown_filters": [*filters, _NO_FILTER][:_MAX_FILTERS],
+        "operators": _OPERATORS,
+        "max_chars": _MAX_VALUE_CHARS,
+        "sort": sort,
+        "is_descending": is_descending,
+        "count": count,
+        "first": first,
+        "last": min(first + ROWS_PER_PAGE, count),
+        "previous": url.update_query(page=page - 1),
+        "next": url.update_query(page=page + 1),
+        "result": read_query(lake, f"{sql} LIMIT {ROWS_PER_PAGE} OFFSET {first}", ROWS_PER_PAGE),
+        "sql": sql,
+        "sort_links": {column: sorted_url.update_query(sort=column) for column in table.columns} | {sort: reversed_url},
+    }
+    return BrowsePage("browse_rows.html.jinja", name, values)
+
+
+def _read_filters(query: Query) -> list[tuple[str, str, str]]:
+    """Return the filters of an address. Raises `SettingsError` for what no page links to."""
+    columns, ops, texts = ([value for name, value in query if name == key] for key in ("column", "op", "value"))
+    if not len(columns) == len(ops) == len(texts) <= _MAX_FILTERS + 1:
+        message = f"A filter has a column, a comparison and a value, at most {_MAX_FILTERS} times."
+        raise SettingsError(message, hint=_HINT)
+    return [entry for entry in zip(columns, ops, texts, strict=True) if entry[0]]
+
+
+def _read_page(text: str) -> int:
+    if not (text.isdecimal() and len(text) <= _MAX_PAGE_DIGITS and int(text)):
+        raise SettingsError(f"Page {text}: no such page.", hint=_HINT)
+    return int(text)
+
+
+def _to_condition(table: BrowsedTable, column: str, op: str, text: str) -> str:
+    """Return a filter in SQL. Raises `SettingsError` for a comparison or column that does not exist."""
+    subject, value = _quote_column(table, column), sql_literal(text[:_MAX_VALUE_CHARS])
+    if op == "contains":
+        return f"contains(lower({subject}::VARCHAR), lower({value}))"
+    if op not in _COMPARISONS:
+        raise SettingsError(f"No comparison {op}.", hint=_HINT)
+    if op == "is" and not text:
+        return f"coalesce({subject}::VARCHAR, '') = ''"
+    sql_type, _ = table.columns[column]
+    typed = value if sql_type in {"VARCHAR", "JSON"} else f"{value}::{sql_type}"
+    return f"{subject} {_COMPARISONS[op]} {typed}"
+
+
+def _count_rows(lake: duckdb.DuckDBPyConnection, table: BrowsedTable, where: str) -> int:
+    count = read_query(lake, f"SELECT count(*) FROM {table.sql_name}{where}", 1).rows[0][0]
+    return int(count or 0)
+
+
+def _quote_column(table: BrowsedTable, name: str) -> str:
+    if name not in table.columns:
+        raise SettingsError(f"No column {name}.", hint=_HINT)
+    return sql_identifier(name)
+
+
+def _order(table: BrowsedTable, sort: str, *, is_descending: bool) -> str:
+    """Return an order in which pages neither repeat nor omit a row of a table."""
+    declared = _DECLARED.get(table.name)
+    names = list(table.columns)[:_VIEW_ORDER_COLUMNS]
+    if declared is not None:
+        names = [*declared.key, *(name for name in _TIE_BREAKS if name in table.columns)]
+    order = [sql_identifier(name) for name in names if name != sort]
+    if sort:
+        order.insert(0, f"{_quote_column(table, sort)} {'DESC' if is_descending else 'ASC'} NULLS LAST")
+    return ", ".join(order)

@@ -1,0 +1,1 @@
+"""HTML of all pages: one environment, one base template, one stylesheet."""

@@ -1,0 +1,136 @@
+"""Lakes for the page: build_populated_lake by the emulator, made of rows, empty. And what the page shows of them."""
+
+from __future__ import annotations
+
+from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any, Final
+
+from pipeline.emulator import Emulator, Quirks
+from pipeline.errors import AuthenticationError
+from pipeline.lake.lake import Lake
+from pipeline.lake.reader import open_catalog
+from pipeline.pages.dashboard import load_dashboard, render_dashboard
+from pipeline.progress import NullProgress
+from pipeline.settings import Settings
+from pipeline.sync.verify import VerifyMode, verify
+from tests.lake.lake_builder import commit
+from tests.sync.sync_harness import opened, synced
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    import duckdb
+
+    from pipeline.pages.dashboard import Dashboard, LedgerState
+
+NOW: Final = datetime(2026, 11, 21, 7, tzinfo=UTC)
+HOSTILE: Final = (
+    "</title><script>document.title='broken'</script>\"'<img src=https://evil.example/x>\u202eRTL\x00\x1b[31m"
+)
+_EMPTY: Final = frozenset({"meta", "link", "img", "br", "input"})
+
+
+async def build_populated_lake(folder: Path) -> list[dict[str, Any]]:
+    """Build a lake with a history: syncs, changes, a failed run, deletions, a verify. Return the service's truth."""
+    quirks = Quirks(times="micros-z", extra_keys="many")
+    async with Emulator(300, seed=5, quirks=quirks) as emulator:
+        await synced(emulator, folder)
+        emulator.world.update(emulator.world.pick_random(20))
+        emulator.world.create(9)
+        await synced(emulator, folder)
+        emulator.set_faults(revoked=True)
+        with suppress(AuthenticationError):
+            await synced(emulator, folder)
+        emulator.set_faults(revoked=False)
+        emulator.world.delete(emulator.world.pick_random(7))
+        settings = Settings(base_url=emulator.base_url, lake=folder)
+        with Lake(folder, doing="verify") as lake:
+            assert (await verify(lake, settings, emulator.token, VerifyMode(), NullProgress())).consistent
+        await synced(emulator, folder)
+        return list(emulator.truth())
+
+
+def build_lake(
+    folder: Path, files: Mapping[int, int] | None = None, rows: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
+) -> None:
+    """A lake made of rows: files as {file_id: snap_count}, children by table."""
+    at = int(NOW.timestamp() * 1_000_000)
+    with Lake(folder, doing="the test") as lake:
+        if files:
+            commit(lake, files, rows)
+        lake.publish("r1", at=at, complete=True, watermark=at)
+
+
+def load_data(folder: Path, now: datetime = NOW, ledger: LedgerState | None = None) -> Dashboard:
+    """What the page would show of the lake."""
+    with open_catalog(Settings(lake=folder)) as lake:
+        return load_dashboard(lake, folder.name, now, ledger)
+
+
+@contextmanager
+def open_page_macros(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """The catalog with the macros of the panels."""
+    with open_catalog(Settings(lake=folder)) as lake:
+        load_dashboard(lake, folder.name, NOW)
+        yield lake
+
+
+def rows_of(data: Dashboard, key: str, number: int = 0) -> list[dict[str, Any]]:
+    """The rows of a section's panel."""
+    return [filled for filled in data.panels if filled.panel.key == key][number].rows
+
+
+def details_of(data: Dashboard, key: str) -> list[dict[str, Any]]:
+    """The rows of the table of values below a section's first panel."""
+    return next(filled for filled in data.panels if filled.panel.key == key).details
+
+
+def page_of(folder: Path, now: datetime = NOW) -> str:
+    """The lake's page."""
+    return render_dashboard(load_data(folder, now))
+
+
+def asked(folder: Path, sql: str) -> list[tuple[Any, ...]]:
+    """The answer of the catalog itself."""
+    with closing(opened(folder)) as db:
+        return db.execute(sql).fetchall()
+
+
+class ParsedPage(HTMLParser):
+    """A page as a strict reader finds it: its elements, and its text without style and script."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self._open: list[str] = []
+        self.feed(page)
+        self.close()
+        assert not self._open, f"left open: {self._open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note the element."""
+        self.tags.append((tag, dict(attrs)))
+        if tag not in _EMPTY:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        """Elements end in the order in which they nest."""
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        """Note the text."""
+        if self._open and self._open[-1] not in {"style", "script"} and data.strip():
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        """All text, in order."""
+        return " ".join(self.words)
+
+    def values(self, attribute: str) -> list[str]:
+        """Every value of an attribute."""
+        return [attributes[attribute] or "" for _, attributes in self.tags if attribute in attributes]

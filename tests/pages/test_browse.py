@@ -1,0 +1,274 @@
+"""The browse pages over real HTTP: who may read them, what they show, and what no value and no query can do."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlencode, urlsplit
+
+import pytest
+
+from pipeline.pages.table_view import ROWS_PER_PAGE
+from tests.pages.browse_client import Visitor, open_browse, table_rows
+from tests.pages.page_lakes import HOSTILE, NOW, ParsedPage, asked, build_lake
+from tests.pages.test_command import asked as call
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.pages.conftest import PopulatedLake
+
+
+# Access
+
+
+def test_only_the_printed_address_opens_the_rows(small_lake: Path) -> None:
+    """Without the key there are no rows; the printed address gives a cookie that no script and no other site has."""
+    with open_browse(small_lake) as (visitor, _):
+        port, parts = visitor.port, urlsplit(visitor.address)
+        for path in (
+            "/browse",
+            "/browse/table/files",
+            "/browse/file?id=7",
+            "/browse/sql?sql=FROM+files",
+            "/browse/csv",
+        ):
+            for cookie in (
+                "",
+                f"scanlake-{port}=",
+                f"scanlake-{port}=wrong",
+                visitor.cookie[:-1],
+                f"x{visitor.cookie}",
+            ):
+                status, _, text = call(port, path, Cookie=cookie)
+                assert (status, "key" in text, "<" in text) == (403, True, False), (path, cookie)
+        assert call(port, "/browse?key=wrong")[0] == 403
+        status, headers, text = call(port, f"/?{parts.query}")
+        assert (status, headers["Location"], text) == (303, "/", "")
+        assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(headers["Set-Cookie"].split("; ")[1:])
+        assert call(port, f"/browse/sql?{parts.query}")[1]["Location"] == "/browse/sql"
+        assert visitor.get("/browse")[0] == 200
+        assert parts.query.removeprefix("key=") not in visitor.get("/browse")[2] + visitor.get("/")[2]
+
+
+def test_every_other_host_and_method_is_refused(small_lake: Path) -> None:
+    """The cookie does not help a request under another name, and nothing is written to."""
+    with open_browse(small_lake) as (visitor, _):
+        for host in ("evil.example", f"evil.example:{visitor.port}", f"127.0.0.1:{visitor.port + 1}"):
+            assert call(visitor.port, "/browse", Host=host, Cookie=visitor.cookie)[0] == 421
+        for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+            assert call(visitor.port, "/browse/sql?sql=FROM+files", method, Cookie=visitor.cookie)[0] == 405
+        assert call(visitor.port, "/browse", "HEAD", Cookie=visitor.cookie)[::2] == (200, "")
+
+
+def test_the_policy_allows_one_style_and_nothing_else(visitor: Visitor) -> None:
+    """No script and no other address; forms and pictures are of this server."""
+    _, headers, text = visitor.get("/browse")
+    assert re.sub(r"'sha256-[^']+'", "HASH", headers["Content-Security-Policy"]) == (
+        "default-src 'none'; style-src HASH; img-src 'self' data:; base-uri 'none'; form-action 'self';"
+        " frame-ancestors 'none'"
+    )
+    assert headers["Referrer-Policy"] == "no-referrer"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert {tag for tag, _ in ParsedPage(text).tags} & {"script", "img", "iframe"} == set()
+
+
+# Tables
+
+
+def test_every_link_of_every_page_leads_somewhere(visitor: Visitor, populated_lake: PopulatedLake) -> None:
+    """From the overview, all tables, the first page of each, a file and the documented queries are reached."""
+    assert "/browse" in ParsedPage(visitor.get("/")[2]).values("href")
+    ((tables,),) = asked(populated_lake.folder, "SELECT count(DISTINCT table_name) FROM meta.data_dictionary")
+    file_id = populated_lake.truth[0]["id"]
+    pages = ["/browse", "/browse/sql", f"/browse/file?id={file_id}"]
+    targets = {href for page in pages for href in ParsedPage(visitor.get(page)[2]).values("href")}
+    own = sorted(href for href in targets if href.startswith("/"))
+    assert len(own) > tables > 0
+    for href in own:
+        status, _, text = visitor.get(href)
+        assert status == 200, (href, text[-600:])
+
+
+def test_tables_are_listed_with_their_rows(visitor: Visitor, populated_lake: PopulatedLake) -> None:
+    """The list has the service's address, the snapshot and the number of rows of each table."""
+    text = visitor.get("/browse")[2]
+    for name in ("files", "uploads", "deleted_files"):
+        ((count,),) = asked(populated_lake.folder, f"SELECT count(*) FROM {name}")
+        assert f'<a href="/browse/table/{name}">{name}</a></td><td>{count:,}</td>' in text
+    read = ParsedPage(text).text
+    assert re.search(r"files of http://127\.0\.0\.1:\d+", read)
+    assert re.search(r"Snapshot \d+ has everything updated before", read)
+    assert {"fields_wide", "meta.runs"} <= set(read.split())
+
+
+@pytest.mark.parametrize(("sort", "desc"), [("", ""), ("closed", ""), ("updated_at", "1"), ("scan_code", "")])
+def test_the_pages_of_a_table_have_each_row_once(
+    visitor: Visitor, populated_lake: PopulatedLake, sort: str, desc: str
+) -> None:
+    """Page after page shows all rows in order, none twice, also where the sorted values are equal."""
+    ids: list[int] = []
+    for page in range(1, 20):
+        parameters = urlencode({"sort": sort, "desc": desc, "page": page})
+        status, _, text = visitor.get(f"/browse/table/files?{parameters}")
+        assert status == 200
+        if "No rows." in text:
+            break
+        ids += [int(row[0]) for row in table_rows(text)]
+        assert len(ids) <= page * ROWS_PER_PAGE
+    order = f"{sort} {'DESC' if desc else 'ASC'} NULLS LAST, file_id" if sort else "file_id"
+    assert ids == [row[0] for row in asked(populated_lake.folder, f"SELECT file_id FROM files ORDER BY {order}")]
+
+
+@pytest.mark.parametrize(
+    ("table", "filters", "where"),
+    [
+        ("files", [("closed", "is", "true")], "closed"),
+        ("files", [("scan_code", "contains", "sc0")], "scan_code ILIKE '%sc0%'"),
+        ("files", [("scan_code", "contains", "'%_")], "false"),
+        ("files", [("file_id", "from", "0"), ("updated_at", "to", "2024-06-01")], "updated_at <= '2024-06-01'"),
+        ("uploads", [("damage_type_desc", "is", "")], "damage_type_desc IS NULL"),
+        ("uploads", [("has_damage", "is", ""), ("id", "from", "1")], "has_damage IS NULL"),
+        ("uploads", [("", "is", "ignored"), ("has_damage", "is", "true")], "has_damage"),
+        ("meta.runs", [("state", "is", "failed")], "state = 'failed'"),
+    ],
+)
+def test_filters_select_as_sql_does(
+    visitor: Visitor, populated_lake: PopulatedLake, table: str, filters: list[tuple[str, str, str]], where: str
+) -> None:
+    """A filtered table has as many rows as the condition in SQL, and so has its CSV."""
+    query = urlencode([pair for column, op, value in filters for pair in
+                       (("column", column), ("op", op), ("value", value))])  # fmt: skip
+    text = visitor.get(f"/browse/table/{table}?{query}")[2]
+    ((expected,),) = asked(populated_lake.folder, f"SELECT count(*) FROM {table} WHERE {where}")
+    found = re.search(r"Rows 1 to [\d,]+ of ([\d,]+)|>(0) rows<", text)
+    assert found
+    assert int((found[1] or found[2]).replace(",", "")) == expected
+    (csv,) = [href for href in ParsedPage(text).values("href") if href.startswith("/browse/csv?")]
+    assert len(visitor.get(csv)[2].splitlines()) == expected + 1
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "says"),
+    [
+        ("/browse/table/nope", 404, "No table nope."),
+        ("/browse/table/_parts", 404, "No table _parts."),
+        ("/browse/table/physical.parts", 404, "No table physical.parts."),
+        ("/browse/table/files?sort=nope", 400, "No column nope."),
+        ("/browse/table/files?column=nope&op=is&value=1", 400, "No column nope."),
+        ("/browse/table/files?column=file_id&op=like&value=1", 400, "No comparison like."),
+        ("/browse/table/files?column=file_id&op=not&value=1", 400, "No comparison not."),
+        ("/browse/table/files?column=file_id&op=is", 400, "A filter has a column"),
+        ("/browse/table/files?column=file_id&op=is&value=x", 400, "Could not convert"),
+        ("/browse/table/files?page=0", 400, "Page 0: no such page."),
+        ("/browse/table/files?page=x", 400, "Page x: no such page."),
+        ("/browse/file?id=1", 404, "No file 1 in the lake."),
+        ("/browse/file?id=99999999999999999999999", 404, "No such page."),
+        ("/browse/table/files?page=" + "9" * 5_000, 400, "Open the table from the page Tables again."),
+        ("/browse/file?id=" + "9" * 5_000, 404, "No such page."),
+        ("/browse/file?q=NOPE", 404, "No file has the reference or id NOPE."),
+        ("/browse/x", 404, "No such page."),
+        ("/browse/%00%ff/..", 404, "No such page."),
+        ("/browse/sql?sql=" + "x" * 4_001, 400, "more than 4,000 characters"),
+        ("/browse/csv?sql=" + "x" * 4_001, 400, "more than 4,000 characters"),
+        ("/browse/csv", 400, "The query is empty."),
+        ("/browse/csv?sql=SELECT+x", 400, "x"),
+    ],
+)
+def test_a_wrong_address_is_one_line(visitor: Visitor, path: str, status: int, says: str) -> None:
+    """What no page links to has its status and one line that says what is wrong, without a traceback."""
+    code, _, text = visitor.get(path)
+    assert code == status
+    assert says in text
+    assert "Traceback" not in text
+
+
+# One file
+
+
+def test_a_file_has_all_it_consists_of(visitor: Visitor, populated_lake: PopulatedLake) -> None:
+    """The page of a file links to every image, and has each field, answer, location and run."""
+    folder = populated_lake.folder
+    ((file_id, reference),) = asked(
+        folder,
+        "SELECT file_id, scan_code FROM file_summary WHERE uploads > 0 AND form_submits > 0 AND workflow_runs > 0"
+        " ORDER BY uploads DESC, file_id LIMIT 1",
+    )
+    text = visitor.get(f"/browse/file?q={file_id}")[2]
+    read = ParsedPage(text)
+    assert f"File {reference}" in read.text
+    urls = [url for (url,) in asked(folder, f"SELECT image_url FROM uploads WHERE file_id = {file_id}") if url]
+    assert urls
+    assert set(urls) <= set(read.values("href"))
+    names = (("form_answers", "label"), ("locations", "location"), ("workflow_progress", "workflow"),
+             ("fields", "name"), ("fields", "value"))  # fmt: skip
+    texts = [
+        row
+        for table, column in names
+        for row in asked(folder, f"SELECT {column} FROM {table} WHERE file_id = {file_id}")
+    ]
+    assert len(texts) > 5
+    for (value,) in texts:
+        assert value is None or " ".join(value.split()) in read.text
+    times = re.findall(r'<time datetime="([^"]+)">', text)
+    assert times == sorted(times)
+    assert len(times) >= len(urls) + 2
+
+
+def test_references_lead_to_their_files(visitor: Visitor, populated_lake: PopulatedLake) -> None:
+    """A reference opens its file, one of several files lists them, and a deleted file says that it was deleted."""
+    folder = populated_lake.folder
+    sql = "SELECT scan_code, min(file_id), count(*) FROM files GROUP BY ALL HAVING count(*) {} ORDER BY ALL LIMIT 1"
+    ((reference, file_id, _),) = asked(folder, sql.format("= 1"))
+    page = ParsedPage(visitor.get(f"/browse/file?q={quote(reference)}")[2]).text
+    assert f"File {reference}" in page
+    assert str(file_id) in page
+    ((reference, _, count),) = asked(folder, sql.format("> 1"))
+    text = visitor.get(f"/browse/file?q={quote(reference)}")[2]
+    assert f"{count} files." in text
+    assert len(table_rows(text)) == count
+    ((deleted,),) = asked(folder, "SELECT file_id FROM deleted_files ORDER BY ALL LIMIT 1")
+    assert "The service deleted this file." in visitor.get(f"/browse/file?id={deleted}")[2]
+
+
+def test_hostile_values_are_text(tmp_path: Path) -> None:
+    """Markup, script addresses and direction signs in any value of a file become neither elements nor links."""
+    at = NOW.replace(tzinfo=None)
+    script = "javascript:alert(1)//https://x"
+    build_lake(
+        tmp_path / "lake",
+        {7: 1},
+        {
+            "uploads": [
+                {"file_id": 7, "id": 1, "position": 0, "upload_type": HOSTILE, "comment": HOSTILE, "created_at": at,
+                 "image_url": script, "image_thumb": 'https://a.example/"><script>alert(1)</script>'},
+                {"file_id": 7, "id": 2, "position": 1, "image_url": "data:text/html,x", "device_nick": "https://"},
+                {"file_id": 7, "id": 3, "position": 2, "image_url": "https://a.example/?a=1&b=<script>'\""},
+            ],
+            "fields": [{"file_id": 7, "field_id": 1, "position": 0, "name": HOSTILE, "value": HOSTILE}],
+            "form_submits": [{"file_id": 7, "id": "a", "form_id": 1, "position": 0, "title": HOSTILE}],
+            "form_answers": [{"file_id": 7, "form_submit_id": "a", "form_id": 1, "position": 0, "submit_position": 0,
+                              "label": HOSTILE, "value": HOSTILE}],
+            "locations": [{"file_id": 7, "id": 1, "position": 0, "location": HOSTILE}],
+        },
+    )  # fmt: skip
+    value = quote(HOSTILE.replace("\0", ""))
+    with open_browse(tmp_path / "lake") as (visitor, _):
+        for path in (
+            "/browse", "/browse/file?id=7", "/browse/table/uploads", "/browse/table/fields",
+            "/browse/table/fields_wide", f"/browse/table/{value}", f"/browse/file?q={value}",
+            f"/browse/table/fields?column=name&op=is&value={value}",
+            f"/browse/sql?sql={value}", f"/browse/sql?sql=SELECT+name+AS+%22{value.replace('%22', '')}%22+FROM+fields",
+            f"/browse/table/fields?sort={value}", f"/browse/table/fields?column={value}&op={value}&value={value}",
+        ):  # fmt: skip
+            text = visitor.get(path)[2]
+            read = ParsedPage(text)
+            assert {tag for tag, _ in read.tags} & {"script", "img"} == set(), path
+            assert not [name for _, attributes in read.tags for name in attributes if name.startswith("on")], path
+            assert {urlsplit(href).scheme for href in read.values("href")} <= {"", "data", "https"}, path
+            assert [href for href in read.values("href") if href.startswith("data")] == ["data:,"], path
+            visible = re.sub(r"<textarea.*?</textarea>", "", text, flags=re.DOTALL)
+            titles = " ".join(read.values("title") + read.values("aria-label"))
+            assert not {"\u202e", "\x1b"} & set(ParsedPage(visible).text + titles), path
+        links = [href for href in ParsedPage(visitor.get("/browse/file?id=7")[2]).values("href") if "example" in href]
+        assert set(links) == {'https://a.example/"><script>alert(1)</script>', "https://a.example/?a=1&b=<script>'\""}

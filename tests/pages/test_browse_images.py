@@ -1,0 +1,169 @@
+"""Copies of images on the browse pages: shown from the store by hash, and never anything else."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pytest
+
+from tests.pages.browse_client import Visitor, open_browse
+from tests.pages.page_lakes import NOW, ParsedPage, build_lake
+from tests.pages.test_command import asked as call
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+JPEG = b"\xff\xd8 a picture \xff\xd9"
+THUMB = b"\xff\xd8 a small one \xff\xd9"
+PAGE = b"<script>alert(1)</script>"
+_COLUMNS = (
+    "file_id BIGINT, upload_id VARCHAR, kind VARCHAR, state VARCHAR, sha256 VARCHAR, bytes BIGINT, mime VARCHAR,"
+    " width INTEGER, height INTEGER, taken_at TIMESTAMP, latitude DOUBLE, longitude DOUBLE, fetched_at TIMESTAMP,"
+    " reason VARCHAR, path VARCHAR"
+)
+
+
+def _hash(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
+def _copy(lake: Path, upload: int, body: bytes, mime: str = "image/jpeg", **values: Any) -> dict[str, Any]:
+    """Store a copy, and return its row."""
+    sha256 = _hash(body)
+    path = f"images/{sha256[:2]}/{sha256[2:]}.jpg"
+    (lake / path).parent.mkdir(parents=True, exist_ok=True)
+    (lake / path).write_bytes(body)
+    row = {"file_id": 7, "upload_id": str(upload), "kind": "image", "state": "stored", "sha256": sha256, "mime": mime,
+           "bytes": len(body), "path": path}  # fmt: skip
+    return {**row, **values}
+
+
+def _publish_images(lake: Path, rows: list[dict[str, Any]]) -> None:
+    """Put the table of images into the published catalog."""
+    (lake / "catalog.duckdb").chmod(0o644)
+    with duckdb.connect(str(lake / "catalog.duckdb")) as db:
+        db.execute(f"CREATE OR REPLACE TABLE images ({_COLUMNS})")
+        for row in rows:
+            marks = ", ".join("?" * len(row))
+            db.execute(f"INSERT INTO images ({', '.join(row)}) VALUES ({marks})", list(row.values()))
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    """A lake with one file of four uploads."""
+    uploads = [
+        {
+            "file_id": 7,
+            "id": n,
+            "position": n,
+            "image_url": f"https://a.example/{n}",
+            "created_at": NOW.replace(tzinfo=None),
+        }
+        for n in range(1, 5)
+    ]
+    build_lake(tmp_path / "lake", {7: 1}, {"uploads": uploads})
+    return tmp_path / "lake"
+
+
+@pytest.fixture
+def shown(lake: Path) -> Iterator[Visitor]:
+    """A visitor of pages with copies: full and thumbnail, full alone, a PDF, and one that was not found."""
+    rows = [
+        _copy(lake, 1, JPEG),
+        _copy(lake, 1, THUMB, kind="thumbnail"),
+        _copy(lake, 2, JPEG + b"2", "image/png"),
+        _copy(lake, 3, b"%PDF-", "application/pdf"),
+        {"file_id": 7, "upload_id": "4", "kind": "image", "state": "not_found", "reason": "<b>no picture</b>"},
+    ]
+    _publish_images(lake, rows)
+    with open_browse(lake) as (visitor, _):
+        yield visitor
+
+
+def _images_of(page: str) -> list[str]:
+    return [str(attributes["src"]) for tag, attributes in ParsedPage(page).tags if tag == "img"]
+
+
+def test_a_file_shows_its_copies_from_the_store(shown: Visitor) -> None:
+    """Thumbnails come from the page's own server; a copy replaces the links to the service, also in the time line."""
+    status, _, text = shown.get("/browse/file?id=7")
+    assert status == 200
+    assert _images_of(text) == [f"/browse/image/{_hash(THUMB)}", f"/browse/image/{_hash(JPEG + b'2')}"]
+    links = ParsedPage(text).values("href")
+    assert [href for href in links if href.startswith("https:")] == ["https://a.example/4"] * 2
+    copies = {href for href in links if href.startswith("/browse/image/")}
+    assert copies == {f"/browse/image/{_hash(body)}" for body in (JPEG, JPEG + b"2", b"%PDF-")}
+    assert "not found: <b>no picture</b>" in ParsedPage(text).text
+    assert "/browse/table/images?column=file_id&op=is&value=7" in links
+    for body, mime in ((JPEG, "image/jpeg"), (THUMB, "image/jpeg"), (JPEG + b"2", "image/png")):
+        status, headers, received = shown.get_bytes(f"/browse/image/{_hash(body)}")
+        assert (status, headers["Content-Type"], received) == (200, mime, body)
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert "Content-Disposition" not in headers
+
+
+def test_the_table_of_images_is_listed_with_its_rows(shown: Visitor) -> None:
+    """It is a table like all others, with a count, and its rows can be read."""
+    assert '<a href="/browse/table/images">images</a></td><td>5</td>' in shown.get("/browse")[2]
+    status, _, text = shown.get("/browse/table/images?column=state&op=is&value=stored")
+    assert (status, "Rows 1 to 4 of 4" in text) == (200, True)
+
+
+def test_a_copy_is_found_without_its_page(shown: Visitor) -> None:
+    """The address of a copy works in a server that has shown no page; HEAD has no body."""
+    assert shown.get_bytes(f"/browse/image/{_hash(JPEG)}")[::2] == (200, JPEG)
+    path = f"/browse/image/{_hash(THUMB)}"
+    assert call(shown.port, path, "HEAD", Cookie=shown.cookie)[::2] == (200, "")
+
+
+def test_a_pdf_is_a_download(shown: Visitor) -> None:
+    """A type that could run in the origin of the pages is never shown there."""
+    status, headers, body = shown.get_bytes(f"/browse/image/{_hash(b'%PDF-')}")
+    assert (status, headers["Content-Type"], body) == (200, "application/pdf", b"%PDF-")
+    assert headers["Content-Disposition"] == f'attachment; filename="{_hash(b"%PDF-")}.pdf"'
+
+
+def test_copies_need_the_key(shown: Visitor) -> None:
+    """Without the cookie of the printed address there is no picture, and no other host gets one."""
+    path = f"/browse/image/{_hash(JPEG)}"
+    assert call(shown.port, path)[0] == 403
+    assert call(shown.port, path, Host="evil.example", Cookie=shown.cookie)[0] == 421
+
+
+@pytest.mark.parametrize("mime", ["text/html", "image/svg+xml", "image/jpeg\r\nX-Own: 1", "IMAGE/JPEG", ""])
+def test_no_other_type_is_inline(lake: Path, mime: str) -> None:
+    """Whatever the table says, only four types are shown; the others are downloads of bytes."""
+    _publish_images(lake, [_copy(lake, 1, PAGE, mime)])
+    with open_browse(lake) as (visitor, _):
+        assert _images_of(visitor.get("/browse/file?id=7")[2]) == []
+        status, headers, _ = visitor.get_bytes(f"/browse/image/{_hash(PAGE)}")
+        assert (status, headers["Content-Type"]) == (200, "application/octet-stream")
+        assert headers["Content-Disposition"].startswith("attachment; ")
+        assert "sandbox" in headers["Content-Security-Policy"]
+        assert "X-Own" not in headers
+
+
+def test_only_what_the_table_names_is_read(lake: Path) -> None:
+    """No path of the address or the table leads out of the store, and no other bytes than those of the hash."""
+    secret = lake.parent / "token"
+    secret.write_bytes(b"secret")
+    outside, linked, changed = (_copy(lake, n, body) for n, body in ((1, b"1"), (2, b"2"), (3, b"3")))
+    outside |= {"path": "images/../../token", "sha256": _hash(b"secret")}
+    (lake / linked["path"]).unlink()
+    (lake / linked["path"]).symlink_to(secret)
+    linked["sha256"] = "b" * 64
+    (lake / changed["path"]).write_bytes(b"4")
+    unnamed = _copy(lake, 4, b"unnamed")
+    _publish_images(lake, [outside, linked, changed, {**unnamed, "state": "failed"}])
+    with open_browse(lake) as (visitor, _):
+        for _ in range(2):  # with and without the page of the file
+            for name in (outside["sha256"], linked["sha256"], unnamed["sha256"], "A" * 64, "a" * 63, "../../token",
+                         "%2e%2e/token", unnamed["path"], "", "x' OR 1=1 --"):  # fmt: skip
+                status, _, body = visitor.get_bytes(f"/browse/image/{name.replace(' ', '%20')}")
+                assert (status, b"secret" in body) == (404, False), name
+            status, _, body = visitor.get_bytes(f"/browse/image/{changed['sha256']}")
+            assert (status, b"not the one that was downloaded" in body) == (503, True)
+            assert visitor.get("/browse/file?id=7")[0] == 200
