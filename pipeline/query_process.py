@@ -31,7 +31,9 @@ _CHUNK_BYTES: Final = 1 << 18
 _CPU_MARGIN_SECONDS: Final = 30
 _MAX_SAFE_INTEGER: Final = 2**53 - 1
 _ASK_FOR_LESS: Final = "Ask for less: filter, aggregate, or select fewer columns."
-_ERROR_TYPES: Final = {error.__name__: error for error in (LakeLockedError, SettingsError)}
+_ERROR_TYPES: Final[dict[int, type[ScanlakeError]]] = {
+    error.exit_code: error for error in (LakeLockedError, SettingsError)
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class _Command:
         assert process.stderr is not None  # noqa: S101
         self.stdin, self.stdout = process.stdin, process.stdout
         self.warning: str | None = None
-        self._failure: ScanlakeError | None = None
+        self._failure: tuple[str, str] | None = None
         self._process = process
         self._log = asyncio.create_task(self._read_log(process.stderr))
 
@@ -67,10 +69,9 @@ class _Command:
         """Wait for its end. Raises `ScanlakeError` with its error and hint if it failed."""
         code = await self._process.wait()
         await self._log
-        if self._failure is not None:
-            raise self._failure
         if code:
-            raise ScanlakeError(f"The command ended with {code} and without a message.", hint=_ASK_FOR_LESS)
+            message, hint = self._failure or (f"The command ended with {code} and without a message.", _ASK_FOR_LESS)
+            raise _ERROR_TYPES.get(code, ScanlakeError)(message, hint=hint)
 
     async def kill(self) -> None:
         """End it now, and wait for its end."""
@@ -86,8 +87,7 @@ class _Command:
         async for line in stderr:
             event = parse_json_object(line)
             if event.get("event") == "command.failed":
-                error_type = _ERROR_TYPES.get(str(event["error_type"]), ScanlakeError)
-                self._failure = error_type(str(event["error"]), hint=str(event["hint"]))
+                self._failure = str(event["error"]), str(event["hint"])
             elif event.get("event") == "snapshot.incomplete":
                 self.warning = str(event["reason"])
             else:

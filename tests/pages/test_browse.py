@@ -173,6 +173,9 @@ def test_filters_select_as_sql_does(
         ("/browse/csv?sql=" + "x" * 4_001, 400, "more than 4,000 characters"),
         ("/browse/csv", 400, "The query is empty."),
         ("/browse/csv?sql=SELECT+x", 400, "x"),
+        ("/browse/csv?sql=SELEC+1", 400, "syntax error"),
+        ("/browse/csv?sql=COPY+files+TO+%27x%27", 400, "COPY: a query reads tables only."),
+        ("/browse/csv?sql=FROM+read_text(%27/etc/passwd%27)", 400, "read_text(): a query reads tables only."),
     ],
 )
 def test_a_wrong_address_is_one_line(visitor: Visitor, path: str, status: int, says: str) -> None:
