@@ -9,18 +9,19 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import structlog
-from rich.console import Console
-from rich.progress import BarColumn, ProgressColumn, SpinnerColumn
-from rich.progress import Progress as RichProgress
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
 from rich.text import Text
 
 from pipeline.formatting import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from rich.console import RenderableType
-    from rich.progress import Task
 
 LOG_INTERVAL_SECONDS: Final = 10.0
 _REFRESH_PER_SECOND: Final = 4
@@ -32,8 +33,6 @@ _LIMIT_LABELS: Final = {
     "ceiling": "max_concurrency",
 }
 """What limits the rate: the rate limiter's reasons, and the words on the screen."""
-_OMIT_WHEN_ZERO: Final = frozenset({"relisted", "windows_known", "paused_seconds", "throttled", "concurrency"})
-"""Fields that the log omits while they are zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +171,7 @@ def find_live_console() -> Console | None:
 
 
 class LogProgress(Progress):
-    """Logs `run.progress` every ten seconds, and once at the end."""
+    """Logs `run.progress` every ten seconds, and once at the end; a field that is zero or unknown is omitted."""
 
     def __init__(self) -> None:
         self._log = structlog.get_logger()
@@ -198,89 +197,62 @@ class LogProgress(Progress):
     def _write(self) -> None:
         if self._pending is not None:
             state, total = self._pending
-            fields = asdict(state) | {"total": total}
-            known = {
-                name: round(value, 1) if isinstance(value, float) else value
-                for name, value in fields.items()
-                if value is not None and value != "" and (value or name not in _OMIT_WHEN_ZERO)
-            }
-            self._log.info("run.progress", **known)
+            fields = {name: value for name, value in (asdict(state) | {"total": total}).items() if value}
+            rounded = {name: round(value, 1) if isinstance(value, float) else value for name, value in fields.items()}
+            self._log.info("run.progress", **rounded)
         self._pending = None
         self._next_at = time.monotonic() + LOG_INTERVAL_SECONDS
 
 
 class LiveProgress(Progress):
-    """Shows a few lines at the bottom of the terminal; log lines scroll by above them."""
+    """Shows a bar and a few lines at the bottom of the terminal; log lines scroll by above them."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._display: _StatusDisplay | None = None
+        self._spinner = Spinner("dots" if console.encoding.startswith("utf") else "line")
+        self._live: Live | None = None
+        self._total: int | None = None
+        self._started_at = 0.0
 
     def start(self, total: int | None = None) -> None:
         """Begin the run."""
         self.stop()
-        self.last = None
-        self._display = _StatusDisplay(self._console, total)
-        self._display.start()
-
-    def update(self, state: ProgressState, total: int | None = None) -> None:
-        """Keep the present state for the next refresh."""
-        self.last = state
-        if self._display is not None:
-            self._display.state = state
-            self._display.total = self._display.total if total is None else total
-
-    def stop(self) -> None:
-        """Remove the lines."""
-        if self._display is not None:
-            self._display.stop()
-            self._display = None
-        sys.stderr.flush()
-
-
-class _StatusDisplay(RichProgress):
-    """A bar with the first status line, and the other status lines below it, at the terminal's present width."""
-
-    def __init__(self, console: Console, total: int | None) -> None:
-        self.state: ProgressState | None = None
-        self.total = total
-        self._started = time.monotonic()
-        self._bar = BarColumn(complete_style="green", finished_style="green", pulse_style="green")
-        super().__init__(
-            SpinnerColumn("dots" if console.encoding.startswith("utf") else "line"),
-            self._bar,
-            _StatusColumn(),
-            console=console,
+        self.last, self._total, self._started_at = None, total, time.monotonic()
+        self._live = Live(
+            get_renderable=self._render,
+            console=self._console,
             transient=True,
             refresh_per_second=_REFRESH_PER_SECOND,
             redirect_stdout=False,  # stdout belongs to the command's result
         )
-        self.add_task("", total=total)
+        self._live.start()
 
-    def get_renderables(self) -> Iterable[RenderableType]:
-        """Yield the lines with the phrases that fit."""
-        if not self.tasks:
-            return
-        width = self.console.width - 1
-        lines = self.state.status_lines() if self.state is not None else (["starting"],)
-        self._bar.bar_width = bar_width = min(max(width // 4, _BAR_WIDTH_RANGE[0]), _BAR_WIDTH_RANGE[1])
-        done = self.state.done if self.state is not None else 0
-        percent = [f"{min(100 * done // self.total, 100)}%"] if self.total else []
-        remaining = [f"{self.total - done:,} to go"] if self.total and done < self.total else []
-        elapsed = f"{format_duration(int(time.monotonic() - self._started))} elapsed"
+    def update(self, state: ProgressState, total: int | None = None) -> None:
+        """Keep the present state for the next refresh."""
+        self.last = state
+        self._total = self._total if total is None else total
+
+    def stop(self) -> None:
+        """Remove the lines."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        sys.stderr.flush()
+
+    def _render(self) -> RenderableType:
+        """Return the lines with the phrases that fit the terminal's present width."""
+        width, total = self._console.width - 1, self._total
+        bar_width = min(max(width // 4, _BAR_WIDTH_RANGE[0]), _BAR_WIDTH_RANGE[1])
+        done, lines = (0, (["starting"],)) if self.last is None else (self.last.done, self.last.status_lines())
+        percent = [f"{min(100 * done // total, 100)}%"] if total else []
+        remaining = [f"{total - done:,} to go"] if total and done < total else []
+        elapsed = f"{format_duration(int(time.monotonic() - self._started_at))} elapsed"
         first = join_to_width([*percent, *lines[0], elapsed, *remaining], width - bar_width - 4)
-        self.update(self.task_ids[0], total=self.total, completed=min(done, self.total or done), description=first)
-        yield self.make_tasks_table(self.tasks)
-        for line in filter(None, lines[1:]):
-            yield Text(f"  {join_to_width(line, width - 2)}", no_wrap=True, overflow="crop")
-
-
-class _StatusColumn(ProgressColumn):
-    """The description, uncoloured and on one line."""
-
-    def render(self, task: Task) -> Text:
-        """Return the description."""
-        return Text(task.description, no_wrap=True, overflow="crop")
+        bar = ProgressBar(total, min(done, total or done), bar_width, pulse=not total, complete_style="green")
+        grid = Table.grid(padding=(0, 1))
+        grid.add_row(self._spinner, bar, Text(first, no_wrap=True))
+        others = (f"  {join_to_width(line, width - 2)}" for line in lines[1:] if line)
+        return Group(grid, *(Text(line, no_wrap=True, overflow="crop") for line in others))
 
 
 @dataclass(slots=True)
