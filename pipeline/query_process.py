@@ -1,7 +1,7 @@
-"""One of scanlake's own commands in a process of its own, with limits of time and size: for `mcp` and `serve`.
+"""`scanlake query` and other commands in a process of their own, with limits: for `mcp` and `serve`.
 
 DuckDB cannot interrupt the computation of one huge value (seen with 2.0: `SELECT list_sum(range(300000000))`). A
-process ends in any case, and gives back its memory and its temporary files.
+process ends in any case, and gives back its memory and its temporary files. It does not get the token.
 """
 
 from __future__ import annotations
@@ -9,26 +9,25 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import resource
-import sys
 import tempfile
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from pipeline.child_commands import parse_json_object
+from pipeline.child_commands import ChildLimits, parse_json_object, start_command, write_line
 from pipeline.errors import LakeLockedError, ScanlakeError, SettingsError, TimeLimitReachedError
 from pipeline.formatting import format_bytes, pluralize
+from pipeline.global_options import tokens_in_environment
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from pipeline.child_commands import RunningCommand
     from pipeline.context import CommandContext
 
-_OWN_OUTPUT_BYTES: Final = 64_000_000
+_OBJECT_BYTES: Final = 64_000_000
 _CHUNK_BYTES: Final = 1 << 18
-_CPU_MARGIN_SECONDS: Final = 30
 _MAX_SAFE_INTEGER: Final = 2**53 - 1
 _ASK_FOR_LESS: Final = "Ask for less: filter, aggregate, or select fewer columns."
 _ERROR_TYPES: Final[dict[int, type[ScanlakeError]]] = {
@@ -48,15 +47,12 @@ class QueryLimits:
 class _Command:
     """A running command, and what it has logged: error and hint if it failed, a warning of an incomplete lake."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdin is not None  # noqa: S101 - all are pipes
-        assert process.stdout is not None  # noqa: S101
-        assert process.stderr is not None  # noqa: S101
-        self.stdin, self.stdout = process.stdin, process.stdout
+    def __init__(self, child: RunningCommand) -> None:
+        self.stdin, self.stdout = child.stdin, child.stdout
         self.warning: str | None = None
         self._failure: tuple[str, str] | None = None
-        self._process = process
-        self._log = asyncio.create_task(self._read_log(process.stderr))
+        self._child = child
+        self._log = asyncio.create_task(self._read_log())
 
     async def send(self, text: str) -> None:
         """Write the whole standard input."""
@@ -67,37 +63,34 @@ class _Command:
 
     async def finish(self) -> None:
         """Wait for its end. Raises `ScanlakeError` with its error and hint if it failed."""
-        code = await self._process.wait()
+        code = await self._child.process.wait()
         await self._log
+        if self._failure is not None:
+            error, hint = self._failure
+            raise _ERROR_TYPES.get(code, ScanlakeError)(error, hint=hint)
         if code:
-            message, hint = self._failure or (f"The command ended with {code} and without a message.", _ASK_FOR_LESS)
-            raise _ERROR_TYPES.get(code, ScanlakeError)(message, hint=hint)
+            raise ScanlakeError(f"The command ended with {code} and without a message.", hint=_ASK_FOR_LESS)
 
     async def kill(self) -> None:
-        """End it now, and wait for its end."""
-        with suppress(ProcessLookupError):
-            self._process.kill()
-        while await self.stdout.read(_OWN_OUTPUT_BYTES):  # asyncio closes a pipe once it is empty
-            pass
-        await self._process.wait()
+        """End it now, and wait for the end of its log."""
+        self._child.kill()
         await self._log
 
-    async def _read_log(self, stderr: asyncio.StreamReader) -> None:
+    async def _read_log(self) -> None:
         """Keep the events of interest; the others go to this process's own stderr."""
-        async for line in stderr:
+        async for line in self._child.stderr:
             event = parse_json_object(line)
             if event.get("event") == "command.failed":
                 self._failure = str(event["error"]), str(event["hint"])
             elif event.get("event") == "snapshot.incomplete":
                 self.warning = str(event["reason"])
             else:
-                sys.stderr.write(line.decode(errors="replace"))
-                sys.stderr.flush()
+                write_line(line.decode(errors="replace").rstrip("\n"))
 
 
 async def run_for_object(context: CommandContext, *arguments: str, seconds: float) -> dict[str, Any]:
     """Run a command and return its JSON object. Raises `ScanlakeError` with its error if it fails."""
-    async with _start(context, arguments, seconds, _OWN_OUTPUT_BYTES) as command:
+    async with _start(context, arguments, seconds, _OBJECT_BYTES) as command:
         command.stdin.close()
         output = await command.stdout.read()
         await command.finish()
@@ -183,32 +176,18 @@ async def _start(
     context: CommandContext, arguments: tuple[str, ...], seconds: float, line_bytes: int, *, as_json: bool = True
 ) -> AsyncIterator[_Command]:
     """Start a command on the lake of the context. It is killed at the end of the block, or after `seconds`."""
-    pipe = asyncio.subprocess.PIPE
-    options = [*(["--json"] if as_json else []), *replace(context, log_json=True).to_argv()]
+    argv = [*(["--json"] if as_json else []), *replace(context, log_json=True).to_argv(), *arguments]
+    tokens = tokens_in_environment()
     with tempfile.TemporaryDirectory(prefix="scanlake-") as spill:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "pipeline", *options, *arguments),
-            env={**os.environ, "TMPDIR": spill},
-            stdin=pipe,
-            stdout=pipe,
-            stderr=pipe,
-            limit=line_bytes,
-        )
-        _limit_processor_time(process.pid, seconds)
-        command = _Command(process)
+        variables = {name: value for name, value in os.environ.items() if value not in tokens} | {"TMPDIR": spill}
+        limits = ChildLimits(seconds=seconds, line_bytes=line_bytes)
         try:
-            async with asyncio.timeout(seconds):
-                yield command
+            async with start_command(argv, limits=limits, variables=variables) as child:
+                command = _Command(child)
+                try:
+                    yield command
+                finally:
+                    await command.kill()
         except TimeoutError:
             message = f"It was stopped at the time limit of {seconds:g} seconds."
             raise TimeLimitReachedError(message, hint=_ASK_FOR_LESS) from None
-        finally:
-            await command.kill()
-
-
-def _limit_processor_time(pid: int, seconds: float) -> None:
-    """Let the system end the process if this one was killed and cannot."""
-    if hasattr(resource, "prlimit"):  # Linux
-        limit = round((seconds + _CPU_MARGIN_SECONDS) * (os.cpu_count() or 1))
-        with suppress(ProcessLookupError):
-            resource.prlimit(pid, resource.RLIMIT_CPU, (limit, limit))

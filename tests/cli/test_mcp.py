@@ -10,17 +10,16 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
 import pytest
 
-from pipeline.commands import _mcp_server
-from pipeline.commands._mcp_server import LakeTools
+from pipeline.commands import mcp
 from pipeline.context import CommandContext
-from pipeline.errors import ExitCode, ScanlakeError, SettingsError, TimeLimitReachedError
+from pipeline.errors import ExitCode, SettingsError
 from pipeline.query_process import QueryLimits
-from pipeline.settings import Settings
 from tests.conftest import ROOT
 from tests.logging_reset import logging_as_before
 
@@ -32,21 +31,43 @@ if TYPE_CHECKING:
 
 _HAS_MCP: Final = importlib.util.find_spec("mcp") is not None
 needs_mcp: Final = pytest.mark.skipif(not _HAS_MCP, reason="the optional library mcp is not installed")
+
+
+def _tool_error() -> type[Exception]:
+    from mcp.server.mcpserver.exceptions import ToolError  # noqa: PLC0415 - optional
+
+    return ToolError
+
+
 _WITHOUT_INTERRUPT: Final = "SELECT list_sum(range(2000000000))"
 """DuckDB computes it as one value, and does not look whether it is interrupted."""
 
 
+@dataclass(frozen=True)
+class Tools:
+    """The tools of a server on a lake, called in this process."""
+
+    server: Any
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> Any:
+        """Return the structured result of a tool."""
+        return (await self.server.call_tool(name, arguments)).structured_content
+
+
+def make_tools(lake: Path, rows: int = 2, size: int = 2_000, seconds: float = 120) -> Tools:
+    """Return the tools on a lake with limits."""
+    return Tools(mcp.create_server(CommandContext(lake=lake), QueryLimits(rows, size, seconds)))
+
+
 @pytest.fixture
-def tools(lake: Path) -> Iterator[LakeTools]:
+def tools(lake: Path) -> Iterator[Tools]:
     """The tools on the lake, with a limit of two rows."""
     with logging_as_before():
-        context = CommandContext(lake=lake)
-        yield LakeTools(context, Settings(lake=lake), QueryLimits(rows=2, size=2_000, seconds=120))
+        yield make_tools(lake)
 
 
-async def test_the_tools_describe_tables_and_state(
-    tools: LakeTools, lake: Path, scanlake: Callable[..., Answer]
-) -> None:
+@needs_mcp
+async def test_the_tools_describe_tables_and_state(tools: Tools, lake: Path, scanlake: Callable[..., Answer]) -> None:
     """list_tables has every table without columns, describe_table its columns, and status what the command prints."""
     listed = await tools.call("list_tables", {})
     files = next(table for table in listed["tables"] if table["name"] == "files")
@@ -61,7 +82,8 @@ async def test_the_tools_describe_tables_and_state(
     assert await tools.call("status", {}) == printed
 
 
-async def test_a_result_is_cut_at_its_limits(tools: LakeTools) -> None:
+@needs_mcp
+async def test_a_result_is_cut_at_its_limits(tools: Tools) -> None:
     """A result has lists of values; with too many rows or bytes it is cut and says so, and otherwise it is whole."""
     whole = await tools.call("query", {"sql": "SELECT 1 AS a, 'x' AS a, NULL AS b UNION ALL SELECT 2, 'y', 3;"})
     assert whole["rows"] == [[1, "x", None], [2, "y", 3]]
@@ -77,18 +99,19 @@ async def test_a_result_is_cut_at_its_limits(tools: LakeTools) -> None:
     assert "at most 2.0 kB" in huge["notes"][0]
 
 
-async def test_numbers_are_those_that_every_client_reads_unchanged(tools: LakeTools) -> None:
+@needs_mcp
+@pytest.mark.usefixtures("tools")
+async def test_numbers_are_those_that_every_client_reads_unchanged(lake: Path) -> None:
     """A number that JavaScript would round, such as a large id, is text; so is one that JSON does not have."""
     sql = """SELECT 9007199254740991 AS a, 9007199254852067 AS b, -9007199254852067 AS c, 0.1::DECIMAL(3, 2) AS d,
              12345678901234567890.123456789::DECIMAL(38, 9) AS e, 1 / 3::DOUBLE AS f, 'nan'::DOUBLE AS g"""
-    (row,) = (await LakeTools(tools.context, tools.settings, QueryLimits(2, 20_000, 120)).call("query", {"sql": sql}))[
-        "rows"
-    ]
+    (row,) = (await make_tools(lake, size=20_000).call("query", {"sql": sql}))["rows"]
     exact = ["9007199254852067", "-9007199254852067", 0.1, "12345678901234567890.123456789", 1 / 3, "NaN"]
     assert row == [9007199254740991, *exact]
 
 
-async def test_a_query_on_an_incomplete_lake_says_so(tools: LakeTools, lake: Path) -> None:
+@needs_mcp
+async def test_a_query_on_an_incomplete_lake_says_so(tools: Tools, lake: Path) -> None:
     """The warning that `scanlake query` writes to stderr is a note of the result."""
     with duckdb.connect(str(lake / "catalog.duckdb")) as db:
         db.execute("UPDATE meta.freshness SET complete = false")
@@ -96,6 +119,7 @@ async def test_a_query_on_an_incomplete_lake_says_so(tools: LakeTools, lake: Pat
     assert "was published during a run" in result["notes"][0]
 
 
+@needs_mcp
 @pytest.mark.parametrize(
     ("name", "arguments", "problem"),
     [
@@ -105,48 +129,49 @@ async def test_a_query_on_an_incomplete_lake_says_so(tools: LakeTools, lake: Pat
         ("query", {"sql": "FROM read_text('/etc/passwd')"}, "a query reads tables only"),
         ("query", {"sql": f"SELECT '{'x' * 3_000}'"}, "The names of the columns are too long"),
         ("query", {"sql": "-- nothing"}, "Parser Error|required|empty|statement"),
-        ("query", {"sql": 7}, "The argument sql is missing"),
-        ("query", {}, "The argument sql is missing"),
+        ("query", {"sql": 7}, "valid string"),
+        ("query", {}, "Field required"),
         ("describe_table", {"name": "upload"}, "Did you mean uploads"),
         ("describe_table", {"name": "--help"}, "No table --help"),
         ("describe_table", {"name": "--lake=/elsewhere"}, "No table --lake=/elsewhere"),
-        ("drop_table", {"name": "files"}, "No tool drop_table"),
+        ("drop_table", {"name": "files"}, "Unknown tool: drop_table"),
     ],
 )
-async def test_a_wrong_call_is_refused(tools: LakeTools, name: str, arguments: dict[str, Any], problem: str) -> None:
+async def test_a_wrong_call_is_refused(tools: Tools, name: str, arguments: dict[str, Any], problem: str) -> None:
     """What a tool cannot do is an error with the reason, and no option of the command can be slipped in."""
-    with pytest.raises(ScanlakeError, match=problem):
+    with pytest.raises(_tool_error(), match=problem):
         await tools.call(name, arguments)
 
 
-async def test_a_query_ends_at_its_time_limit(
-    tools: LakeTools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@needs_mcp
+async def test_a_query_ends_at_its_time_limit(tools: Tools, lake: Path, tmp_path: Path) -> None:
     """A query that DuckDB cannot interrupt is killed with its temporary files, and the next one is answered."""
     folder = tmp_path / "temporary"
     folder.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(folder))
-    slow = LakeTools(tools.context, tools.settings, QueryLimits(2, 2_000, 5))
-    with pytest.raises(TimeLimitReachedError, match="stopped at the time limit of 5 seconds"):
-        await slow.call("query", {"sql": _WITHOUT_INTERRUPT})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tempfile.tempdir", str(folder))
+        with pytest.raises(_tool_error(), match="stopped at the time limit of 5 seconds"):
+            await make_tools(lake, seconds=5).call("query", {"sql": _WITHOUT_INTERRUPT})
     assert list(folder.iterdir()) == []
     assert (await tools.call("query", {"sql": "SELECT 42"}))["rows"] == [[42]]
 
 
+@needs_mcp
+@pytest.mark.usefixtures("tools")
 async def test_a_missing_lake_is_named(tmp_path: Path) -> None:
     """Every tool says that there is no lake, and where it was looked for."""
-    lake = tmp_path / "nowhere"
-    tools = LakeTools(CommandContext(lake=lake), Settings(lake=lake), QueryLimits(1, 1, 1))
+    tools = make_tools(tmp_path / "nowhere", 1, 1, 1)
+    arguments = {"describe_table": {"name": "files"}, "query": {"sql": "SELECT 1"}}
     for name in ("list_tables", "describe_table", "query", "status"):
-        with pytest.raises(SettingsError, match=r"No lake .*nowhere"):
-            await tools.call(name, {"sql": "SELECT 1", "name": "files"})
+        with pytest.raises(_tool_error(), match=r"No lake .*nowhere"):
+            await tools.call(name, arguments.get(name, {}))
 
 
 def test_the_library_is_named(monkeypatch: pytest.MonkeyPatch, scanlake: Callable[..., Answer]) -> None:
     """Without the library the hint names it, and --json is refused: stdout belongs to the client."""
-    monkeypatch.setattr(_mcp_server, "_is_installed", False)
+    monkeypatch.setattr(mcp, "_is_installed", False)
     with pytest.raises(SettingsError) as refused:
-        _mcp_server.check_mcp_installed()
+        mcp.run(CommandContext())
     assert refused.value.hint == "Run `pip install mcp`."
     assert scanlake("mcp", "--json").code == ExitCode.USAGE
 
@@ -165,6 +190,13 @@ def _environment() -> dict[str, str]:
 
 def _times(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+_CLIENT: Final = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "0"}}
+_START: Final[list[dict[str, Any]]] = [
+    {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": _CLIENT},
+    {"jsonrpc": "2.0", "method": "notifications/initialized"},
+]
 
 
 @needs_mcp
@@ -202,13 +234,8 @@ def test_the_server_ends_with_its_query(lake: Path, tmp_path: Path, ending: sign
     """The end of input and a signal end the server at once with 0, also during a query, whose process ends too."""
     folder = tmp_path / "temporary"
     folder.mkdir()
-    start = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "0"}}
     query = {"name": "query", "arguments": {"sql": _WITHOUT_INTERRUPT}}
-    messages = [
-        {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": start},
-        {"jsonrpc": "2.0", "method": "notifications/initialized"},
-        {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": query},
-    ]
+    messages = [*_START, {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": query}]
     with subprocess.Popen(
         [sys.executable, "-m", "pipeline", "mcp", "--lake", str(lake), "--timeout", "600"],
         env={**_environment(), "TMPDIR": str(folder)},
@@ -231,3 +258,29 @@ def test_the_server_ends_with_its_query(lake: Path, tmp_path: Path, ending: sign
         finally:
             process.kill()
     assert list(folder.iterdir()) == []
+
+
+@needs_mcp
+def test_half_a_surrogate_pair_is_answered(lake: Path, tmp_path: Path) -> None:
+    """A request with a text that is no Unicode gets an answer, as do the requests after it."""
+    queries = ["SELECT '\ud83d' AS half", "SELECT '\U0001f600' AS pair"]
+    calls = [
+        {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": {"name": "query", "arguments": {"sql": sql}}}
+        for number, sql in enumerate(queries, start=2)
+    ]
+    with subprocess.Popen(
+        [sys.executable, "-m", "pipeline", "mcp", "--lake", str(lake)],
+        env={**_environment(), "TMPDIR": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("".join(f"{line}\n" for line in map(json.dumps, [*_START, *calls])))
+        process.stdin.flush()
+        answers = {answer["id"]: answer for answer in (json.loads(process.stdout.readline()) for _ in range(3))}
+        process.stdin.close()
+        assert process.wait(60) == 0
+    assert answers[2]["result"]["structuredContent"]["rows"] == [["\ufffd"]]
+    assert answers[3]["result"]["structuredContent"]["rows"] == [["\U0001f600"]]

@@ -14,7 +14,6 @@ from typer.main import get_command
 
 import pipeline
 from pipeline import cli
-from pipeline.commands._mcp_server import TOOLS
 from pipeline.config import load_all_sources
 from pipeline.errors import ExitCode
 from pipeline.lake.catalog_images import IMAGE_COLUMNS, IMAGES_TABLE
@@ -52,7 +51,7 @@ _EXTERNAL_NAMES: Final = frozenset(
         "exit_code",  # a label of scanlake_runs_total
         *("query_table", "read_parquet"),  # DuckDB's, as the next ones
         *TABLE_FUNCTIONS,
-        *TOOLS,
+        *("list_tables", "describe_table"),  # tools of `scanlake mcp`
         *OrderState,
         *ImageState,
         *(metric.name for metric in METRICS),
