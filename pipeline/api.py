@@ -34,6 +34,7 @@ from pipeline.monitoring.after_run import LakeStats, monitored_run
 from pipeline.monitoring.killed_runs import record_killed_sync
 from pipeline.process import ThreadRun
 from pipeline.progress import NullProgress
+from pipeline.results import to_json_value
 from pipeline.settings import Settings, load_token, require_base_url
 from pipeline.sync.regular_verify import VerifyStopped, verify_if_due
 from pipeline.sync.sync import TimeRange, sync
@@ -166,9 +167,10 @@ class _SyncWork:
             verification = await verify_if_due(lake, settings, self.token, summary, progress)
             must_compact = is_compaction_due(lake)
             result = SyncResult(summary, None if isinstance(verification, VerifyStopped) else verification)
-            monitored.result = asdict(summary) | {"lake": asdict(LakeStats.read_from(lake))}
+            values: dict[str, Any] = asdict(summary) | {"lake": LakeStats.read_from(lake)}
             if verification:
-                monitored.result["verify"] = verification.as_json()
+                values["verify"] = verification if isinstance(verification, VerifyStopped) else verification.report()
+            monitored.result = to_json_value(values)
             monitored.code = ExitCode.OK if result.is_complete else ExitCode.REJECTS
         if must_compact:
             source = ["--source", self.source] if self.source else []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from pipeline.formatting import format_bytes, pluralize
 from pipeline.logs import to_one_line
 from pipeline.progress import format_rate
+from pipeline.results import format_json_instant
 from schemas.timestamps import format_instant
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def format_sync_summary(summary: SyncSummary, delta: RunDelta, lake: LakeStats, 
     ]
     calls += [f"{delta.throttled:,} throttled (429)"] if delta.throttled else []
     lines = {
-        "watermark": f"{summary.watermark}: everything updated before it is in the lake"
+        "watermark": f"{format_json_instant(summary.watermark)}: everything updated before it is in the lake"
         if summary.watermark
         else "none yet: only a part of the files is in the lake",
         "files": ", ".join(files),

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Final
 
 import typer
@@ -14,20 +14,42 @@ from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
 from pipeline.maintenance.compact import is_compaction_due
 from pipeline.maintenance.writable_lake import open_writable_lake
-from pipeline.monitoring.after_run import LakeBefore, LakeStats, measure_delta, monitored_run
+from pipeline.monitoring.after_run import LakeBefore, LakeStats, RunDelta, measure_delta, monitored_run
 from pipeline.monitoring.killed_runs import record_killed_sync
 from pipeline.monitoring.run_result import RunResult
 from pipeline.process import run_async
-from pipeline.publish_after_run import publish_in_subprocess
+from pipeline.publish_after_run import PublishOutcome, publish_in_subprocess
 from pipeline.results import to_json_value
 from pipeline.run_summaries import format_sync_summary, format_verification
 from pipeline.settings import Settings, require_base_url
 from pipeline.sync.regular_verify import VerifyStopped, verify_if_due
-from pipeline.sync.sync import TimeRange, sync
-from pipeline.sync.verify import VerifyResult
+from pipeline.sync.sync import SyncSummary, TimeRange, sync
+from pipeline.sync.verify import VerifyReport, VerifyResult
 from pipeline.time_bounds import parse_range
 
 GROUP: Final = "Fetch data"
+
+
+@dataclass(frozen=True, slots=True)
+class ImagesOutcome:
+    """The download of images after a sync; `problem` is None if all are stored."""
+
+    exit_code: int
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncOutcome(SyncSummary):
+    """A sync, the lake after it, and what followed: publish, images and verify are None if they were not due."""
+
+    delta: RunDelta
+    lake: LakeStats
+    publish: PublishOutcome | None = None
+    images: ImagesOutcome | None = None
+    verify: VerifyReport | VerifyStopped | None = None
+
+
+RESULT: Final = SyncOutcome
 
 
 def run(
@@ -83,31 +105,44 @@ def _sync(
             is_partial = time_range.is_explicit and not time_range.full
             sys.stdout.write(format_sync_summary(summary, delta, LakeStats.read_from(lake), is_partial=is_partial))
         verification = run_async(verify_if_due(lake, settings, token, summary, progress))
-        compaction_due = is_compaction_due(lake)
-        result.result = asdict(summary) | {"delta": asdict(delta), "lake": asdict(LakeStats.read_from(lake))}
-    if compaction_due:
+        must_compact, stats = is_compaction_due(lake), LakeStats.read_from(lake)
+    values = {field.name: getattr(summary, field.name) for field in fields(summary)}
+    verified = verification.report() if isinstance(verification, VerifyResult) else verification
+    outcome = replace(
+        SyncOutcome(**values, delta=delta, lake=stats, verify=verified),
+        **_run_followers(context, settings, must_compact=must_compact),
+    )
+    result.result = to_json_value(outcome)
+    text = _format_verify(settings, verification, prints_summary=prints_summary)
+    is_consistent = not isinstance(verification, VerifyResult) or verification.consistent
+    code = ExitCode.OK if is_consistent and not summary.rejects else ExitCode.REJECTS
+    return context.print_result(outcome, text, code)
+
+
+def _run_followers(context: CommandContext, settings: Settings, *, must_compact: bool) -> dict[str, Any]:
+    """Run the commands that follow a sync, each in a process of its own; return their results by field."""
+    results: dict[str, Any] = {}
+    if must_compact:
         run_async(run_maintenance(context.child_argv("compact")))
     if settings.publish_after_sync:
-        result.result["publish"] = to_json_value(publish_in_subprocess(context, settings))
+        results["publish"] = publish_in_subprocess(context, settings)
     if settings.images_after_sync:
         child = run_async(run_maintenance(context.child_argv("images")))
-        result.result["images"] = {"exit_code": child.code, "problem": child.message or None}
+        results["images"] = ImagesOutcome(child.code, child.message or None)
         if settings.publish_after_sync and settings.publish_images:
             # Again: images may take hours, and the tables must not wait for them.
-            result.result["publish"] = to_json_value(publish_in_subprocess(context, settings))
-    if verification:
-        result.result["verify"] = verification.as_json()
-    if context.as_json:
-        context.print_json(result.result)
-    elif isinstance(verification, VerifyStopped):
-        if prints_summary:
-            sys.stdout.write("verify     stopped at max_duration_seconds: the next sync does it again\n")
-    elif verification and (prints_summary or not verification.consistent):
-        sys.stdout.write(
-            f"verify (due every {settings.verify_every_days:g} days):\n{format_verification(verification)}"
-        )
-    is_consistent = not isinstance(verification, VerifyResult) or verification.consistent
-    return ExitCode.OK if is_consistent and not summary.rejects else ExitCode.REJECTS
+            results["publish"] = publish_in_subprocess(context, settings)
+    return results
+
+
+def _format_verify(
+    settings: Settings, verification: VerifyResult | VerifyStopped | None, *, prints_summary: bool
+) -> str:
+    if isinstance(verification, VerifyStopped) and prints_summary:
+        return "verify     stopped at max_duration_seconds: the next sync does it again\n"
+    if isinstance(verification, VerifyResult) and (prints_summary or not verification.consistent):
+        return f"verify (due every {settings.verify_every_days:g} days):\n{format_verification(verification)}"
+    return ""
 
 
 def describe_source(result: Mapping[str, Any]) -> str:

@@ -51,8 +51,8 @@ def run(
     )
     with open_writable_lake(settings, "verify") as lake:
         result = run_async(verify(lake, settings, token, mode, context.progress()))
-    context.print_result(result.as_json(), format_verification(result))
-    return ExitCode.OK if result.consistent else ExitCode.REJECTS
+    code = ExitCode.OK if result.consistent else ExitCode.REJECTS
+    return context.print_result(result.report(), format_verification(result), code)
 
 
 def describe_source(result: Mapping[str, Any]) -> str:

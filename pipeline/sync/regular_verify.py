@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.errors import TimeLimitReachedError
 from pipeline.sync.verify import VerifyMode, VerifyResult, verify
@@ -20,11 +20,8 @@ if TYPE_CHECKING:
 class VerifyStopped:
     """A regular verify that ended at `max_duration_seconds`: a planned stop, without a result."""
 
-    message: str
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the stop as a plain dict."""
-        return {"state": "stopped", "error": self.message}
+    error: str
+    state: str = "stopped"
 
 
 def is_due(lake: Lake, settings: Settings) -> bool:

@@ -16,6 +16,7 @@ from schemas.timestamps import SECOND, to_datetime
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import datetime
 
     from pipeline.lake.lake import Lake
     from pipeline.lake.models import SnapshotRecord
@@ -48,7 +49,7 @@ class SyncSummary:
     run_id: str
     state: str
     files_left: int | None
-    watermark: str | None
+    watermark: datetime | None
     files_listed: int
     files_stored: int
     details_fetched: int
@@ -140,7 +141,7 @@ def _summarize(run: RunSession, snapshot: SnapshotRecord, state: str, files_left
         run_id=run.run_id,
         state=state,
         files_left=files_left,
-        watermark=None if snapshot.watermark is None else f"{to_datetime(snapshot.watermark):%Y-%m-%dT%H:%M:%SZ}",
+        watermark=None if snapshot.watermark is None else to_datetime(snapshot.watermark).replace(microsecond=0),
         files_listed=record.files_listed,
         files_stored=record.files_stored,
         details_fetched=record.details_fetched,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -35,10 +35,11 @@ from pipeline.sync.refetches import read_refetch_requests
 from pipeline.sync.run import open_run
 from schemas.file_versions import Tombstone, same_content
 from schemas.requests import MAX_LIMIT
-from schemas.timestamps import SECOND
+from schemas.timestamps import SECOND, to_datetime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from datetime import datetime
 
     from pipeline.crawl.models import CommitBatch
     from pipeline.lake.lake import Lake
@@ -89,18 +90,45 @@ class VerifyResult:
         """Whether lake and service agree (after the repair, unless the mode was check only)."""
         return self.verification.consistent
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the result as a plain dict."""
-        return asdict(self.verification) | {
-            "ids": json.loads(self.verification.ids),
-            "requests": self.requests,
-            "seconds": self.seconds,
-            "snapshot": self.snapshot,
-            "missing_includes": list(self.missing_includes),
-            "rejects": self.rejects,
-            "untimed": self.untimed,
-            "uncompared": self.uncompared,
-        }
+    def report(self) -> VerifyReport:
+        """Return the result with named instants and ids, as `--json` prints it."""
+        record = self.verification
+        values = asdict(record) | {name: getattr(self, name) for name in _RESULT_FIELDS}
+        at, mark = record.verified_at, record.watermark
+        instants = {"verified_at": to_datetime(at), "watermark": None if mark is None else to_datetime(mark)}
+        return VerifyReport(**values | instants | {"ids": json.loads(record.ids)})
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """A verification: counts of files, the first ids of each kind of difference, and the calls that it took."""
+
+    run_id: str
+    verified_at: datetime
+    mode: str
+    consistent: bool
+    watermark: datetime | None
+    files_in_service: int
+    files_in_lake: int
+    missing: int
+    stale: int
+    deleted: int
+    unlisted: int
+    changed_meanwhile: int
+    details_checked: int
+    details_differing: int
+    unproven_windows: int
+    ids: Mapping[str, Sequence[int]]
+    requests: Mapping[str, int]
+    seconds: float
+    snapshot: int
+    missing_includes: Sequence[str]
+    rejects: int
+    untimed: int
+    uncompared: int
+
+
+_RESULT_FIELDS: Final = (*("requests", "seconds", "snapshot", "missing_includes", "rejects", "untimed", "uncompared"),)
 
 
 async def verify(lake: Lake, settings: Settings, token: str, mode: VerifyMode, progress: Progress) -> VerifyResult:

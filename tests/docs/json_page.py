@@ -20,6 +20,9 @@ _WORDS: Final = {
     Any: "any value", object: "any value", NoneType: "`null`",
 }  # fmt: skip
 
+_NAMES: Final = {"datetime": datetime, "Mapping": Mapping, "Sequence": Sequence, "Path": Path}
+"""Names that modules import for type checking only."""
+
 
 def format_json_page() -> str:
     """Return a section for each command with a table of keys and types."""
@@ -50,7 +53,7 @@ def _first_line(result_type: Any) -> str:
 
 def _rows(kind: Any, prefix: str) -> Iterator[tuple[str, str]]:
     """Yield key and type of each field of a dataclass, and of the dataclasses in it."""
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, localns=_NAMES)
     for field in fields(kind):
         key = f"{prefix}{field.name}"
         yield key, _describe(hints[field.name])

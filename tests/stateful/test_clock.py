@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 import pytest
@@ -61,7 +60,7 @@ async def test_a_wrong_local_clock_costs_nothing(tmp_path: Path) -> None:
             summary = await synced(emulator, tmp_path / "lake")
             # A `Date` has whole seconds, and the monotonic clock carries it on while the service's stands still here.
             assert summary.watermark is not None
-            watermark = datetime.fromisoformat(summary.watermark).timestamp()
+            watermark = summary.watermark.timestamp()
             assert min(began, latest) - SETTLE - 1 <= watermark <= began - SETTLE + 10
             emulator.world.update(emulator.world.pick_random(5))
             emulator.world.create(2)
