@@ -12,6 +12,7 @@ import hashlib
 import json
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime  # noqa: TC003 - the JSON page reads the types
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -24,7 +25,7 @@ from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.request_log import ShareRecord, ShareState
 from schemas.json_decode import decode_json
 from schemas.requests import FileQuery, ShareRequest
-from schemas.timestamps import format_instant, parse_instant, to_datetime
+from schemas.timestamps import parse_instant, to_datetime
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -50,7 +51,7 @@ class ShareOutcome:
     reference: str
     state: ShareState
     share_url: str | None = None
-    expires: str | None = None
+    expires: datetime | None = None
     customer_reference: str | None = None
     email: str | None = None
     dl: str | None = None
@@ -247,6 +248,6 @@ def _read_reference(item: ListItem) -> str | None:
 
 
 def _to_outcome(record: ShareRecord) -> ShareOutcome:
-    expires = None if record.expires_at is None else format_instant(record.expires_at)
+    expires = None if record.expires_at is None else to_datetime(record.expires_at)
     link = (record.reference, record.state, record.share_url, expires)
     return ShareOutcome(*link, record.customer_reference, record.email, record.dl, record.error)

@@ -23,7 +23,7 @@ from pipeline.lake.reader import open_catalog, open_ledger_readonly, run_interru
 from pipeline.lake.request_log import ReportJobFile, open_request_log
 from pipeline.logs import to_one_line
 from pipeline.process import run_async
-from pipeline.reports.batches import make_batches, pdf_stem, validate_name_pattern
+from pipeline.reports.batches import make_batches, name_pdf
 from pipeline.reports.image_folder import describe_images
 from pipeline.reports.job import JobResult, publish_if_unlocked, run_job
 from pipeline.reports.models import CatalogState, JobOptions, Manifest, ManifestFile
@@ -133,14 +133,6 @@ def run(
     datetime_format: Annotated[
         str | None, _content_option(help="Pattern of dates, for example Y-m-d H:i:s. Default: the service's.")
     ] = None,
-    name: Annotated[
-        str | None,
-        _content_option(
-            metavar="PATTERN",
-            help="Names of the PDFs, with {batch}, {group}, {count} and, with --per-file, {reference}."
-            " Default: report-{batch}, or {group}-{batch}.",
-        ),
-    ] = None,
     with_images: Annotated[
         bool, _content_option("--with-images", help="Also the images of the files that the lake has.")
     ] = False,
@@ -169,7 +161,6 @@ def run(
     options = JobOptions(
         service=require_base_url(settings),
         selection=selection.to_json(),
-        name=validate_name_pattern(name, grouped=group_by is not None or per_file, per_file=per_file),
         template=template,
         locale=locale,
         timezone=timezone,
@@ -280,7 +271,7 @@ def _print_plan(
 ) -> ExitCode:
     batches = make_batches(selected, options.max_batch_files)
     _print_unorderable(selected)
-    pdfs = [PlannedPdf(f"{pdf_stem(options.name, batch)}.pdf", len(batch.files), batch.group_name) for batch in batches]
+    pdfs = [PlannedPdf(name_pdf(batch), len(batch.files), batch.group_name) for batch in batches]
     orders = len(pdfs)
     seconds = None if mean_seconds is None else round(mean_seconds * max(1, orders / MAX_OUTSTANDING_REPORTS), 1)
     plan = ReportPlan(len(selected), sum(file.reason is not None for file in selected), orders, seconds, pdfs)

@@ -4,29 +4,30 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields
-from enum import StrEnum
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from pipeline.client.client import Client
 from pipeline.client.factory import create_client
+from pipeline.command_options import Excludes, Requires
 from pipeline.context import CommandContext
 from pipeline.csv_rows import format_csv_row
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError, refuse_unreadable
-from pipeline.formatting import escape_controls, pluralize
+from pipeline.formatting import pluralize
 from pipeline.lake.folder_checks import require_lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import open_catalog, run_interruptibly
 from pipeline.lake.request_log import ShareState, open_request_log
+from pipeline.output_formats import OutputFormat, choose_format, format_option
 from pipeline.process import run_async
 from pipeline.reports.job import publish_if_unlocked
 from pipeline.reports.selection import select_references
+from pipeline.results import format_json_instant
 from pipeline.settings import Settings, require_base_url
 from pipeline.shares import (
     FIELDS,
@@ -37,33 +38,42 @@ from pipeline.shares import (
     lock_shares,
     read_share_csv,
 )
+from pipeline.text_tables import format_table
 from schemas.requests import ShareRequest
 from schemas.timestamps import now_us
 
 GROUP: Final = "Use the data"
 
 _COLUMNS: Final = tuple(field.name for field in fields(ShareOutcome))
+_FORMATS: Final = (OutputFormat.TABLE, OutputFormat.CSV, OutputFormat.JSON)
 _selection_option = partial(typer.Option, rich_help_panel="Files")
 _link_option = partial(typer.Option, rich_help_panel="Share link")
 _run_option = partial(typer.Option, rich_help_panel="Run")
 
 
-class ShareFormat(StrEnum):
-    """Output format of the links."""
+@dataclass(frozen=True, slots=True)
+class CreatedShares:
+    """The links, and how many there are of each state."""
 
-    TABLE = "table"
-    CSV = "csv"
-    JSON = "json"
+    shares: list[ShareOutcome]
+    counts: dict[str, int]
+
+
+RESULT: Final = CreatedShares
 
 
 def run(
     call: CommandContext,
     *,
     reference: Annotated[
-        list[str] | None, typer.Argument(metavar="REF...", help="References of the files to share.")
+        list[str] | None,
+        typer.Argument(metavar="REF...", help="References of the files to share."),
+        Excludes("--where", "--file"),
     ] = None,
     where: Annotated[
-        str | None, _selection_option(metavar="SQL", help="Share files by a condition on the table files.")
+        str | None,
+        _selection_option(metavar="SQL", help="Share files by a condition on the table files."),
+        Excludes("--file"),
     ] = None,
     file: Annotated[
         Path | None, _selection_option(metavar="CSV", help=f"Share the rows of a CSV: {', '.join(FIELDS)}.")
@@ -86,11 +96,15 @@ def run(
     send_email: Annotated[
         bool, _run_option("--send-email", help="E-mail the recipients (default: no e-mail).")
     ] = False,
-    yes: Annotated[bool, _run_option("--yes", help="Send e-mails without confirmation.")] = False,
+    yes: Annotated[
+        bool, _run_option("--yes", help="Send e-mails without confirmation."), Requires("--send-email")
+    ] = False,
     force_new: Annotated[
         bool, _run_option("--force-new", help="Create a link even if a link is valid or unknown.")
     ] = False,
-    format_: Annotated[ShareFormat, _run_option("--format", help="Output format.")] = ShareFormat.TABLE,
+    output_format: Annotated[
+        OutputFormat | None, format_option(*_FORMATS, text="Output format. Default: table.")
+    ] = None,
 ) -> ExitCode:
     """Create share links to files, by default without e-mail.
 
@@ -99,6 +113,7 @@ def run(
 
     Exit codes: 0 every link exists, 4 some failed or are unknown, 1 the service failed, 3 token refused.
     """
+    chosen = choose_format(output_format, None, _FORMATS, as_json=call.as_json)
     settings = call.settings()
     base_url = require_base_url(settings)
     defaults = {
@@ -127,9 +142,7 @@ def run(
                 publish_if_unlocked(settings, "share")
             raise
         publish_if_unlocked(settings, "share")
-    _print_result(call, share_run.outcomes, format_, send_email=send_email)
-    is_complete = all(outcome.state in {ShareState.CREATED, ShareState.REUSED} for outcome in share_run.outcomes)
-    return ExitCode.OK if is_complete else ExitCode.REJECTS
+    return _print_result(call, share_run.outcomes, chosen, send_email=send_email)
 
 
 async def _create_shares(client: Client, share_run: ShareRun, requests: Sequence[ShareRequest]) -> None:
@@ -144,11 +157,8 @@ def _collect_shares(
     file: Path | None,
     defaults: dict[str, Any],
 ) -> list[dict[str, Any]]:
-    if sum(bool(option) for option in (references, where, file)) != 1:
-        raise SettingsError(
-            "No files are selected, or more than one option selects files.",
-            hint="Use references, or --where, or --file.",
-        )
+    if not references and where is None and file is None:
+        raise SettingsError("No files are selected.", hint="Use references, or --where, or --file.")
     if file is not None:
         with (
             refuse_unreadable(f"--file {file}", hint="Use a CSV file in UTF-8."),
@@ -178,25 +188,30 @@ def _confirm(requests: Sequence[ShareRequest], *, yes: bool) -> None:
 
 
 def _print_result(
-    call: CommandContext, outcomes: Sequence[ShareOutcome], format_: ShareFormat, *, send_email: bool
-) -> None:
-    counts = Counter(outcome.state for outcome in outcomes)
-    if call.as_json or format_ is ShareFormat.JSON:
-        call.print_json({"shares": [asdict(outcome) for outcome in outcomes], "counts": dict(counts)})
-    elif format_ is ShareFormat.CSV:
-        sys.stdout.write(_format_csv(outcomes))
-    elif outcomes:
+    call: CommandContext, outcomes: list[ShareOutcome], chosen: OutputFormat, *, send_email: bool
+) -> ExitCode:
+    counts = Counter(str(outcome.state) for outcome in outcomes)
+    is_complete = counts.keys() <= {ShareState.CREATED, ShareState.REUSED}
+    text = _format_csv(outcomes)
+    if chosen is OutputFormat.TABLE:
         columns = [name for name in _COLUMNS if any(getattr(outcome, name) for outcome in outcomes)]
-        table = Table(*columns, box=None)
-        for outcome in outcomes:
-            table.add_row(*(Text(escape_controls(getattr(outcome, name) or ""), overflow="fold") for name in columns))
-        call.console().print(table)
-        summary = ", ".join(f"{count:,} {state}" for state, count in counts.items())
+        rows = ([_to_cell(getattr(outcome, name)) or "" for name in columns] for outcome in outcomes)
+        text = format_table(columns, rows, wraps=columns)
+        text += ", ".join(f"{count:,} {state}" for state, count in counts.items())
         if not send_email and any(outcome.email or outcome.dl for outcome in outcomes):
-            summary += "; no e-mail was sent: that needs --send-email"
-        call.console().print(Text(summary, "dim"))
+            text += "; no e-mail was sent: that needs --send-email"
+        text += "\n"
+    result = CreatedShares(outcomes, dict(counts))
+    code = ExitCode.OK if is_complete else ExitCode.REJECTS
+    if chosen is OutputFormat.JSON:
+        call = replace(call, as_json=True)
+    return call.print_result(result, text, code)
 
 
 def _format_csv(outcomes: Sequence[ShareOutcome]) -> str:
-    rows = ([getattr(outcome, name) for name in _COLUMNS] for outcome in outcomes)
+    rows = ([_to_cell(getattr(outcome, name)) for name in _COLUMNS] for outcome in outcomes)
     return "".join(map(format_csv_row, (_COLUMNS, *rows)))
+
+
+def _to_cell(value: Any) -> str | None:
+    return format_json_instant(value) if isinstance(value, datetime) else value

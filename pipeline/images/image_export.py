@@ -21,7 +21,7 @@ from pipeline.atomic_files import (
 )
 from pipeline.csv_rows import format_csv_row
 from pipeline.errors import LakeLockedError, SettingsError
-from pipeline.lake.file_names import RESERVED_NAMES, cut_text, safe_filename
+from pipeline.lake.file_names import to_safe_part
 from pipeline.lake.handover import MANIFEST, NO_LINK, SUMS, ExportedImages, format_sums, parse_sums
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.reader import fetch_dicts
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 MARKER: Final = ".scanlake-images"
 _OWN_NAMES: Final = frozenset({MANIFEST.casefold(), SUMS.casefold()})
 _MARKER_TEXT: Final = "An export of images; the next export may replace it.\n"
-_MAX_PART_BYTES: Final = 150  # of 255: a number, the extension and the name of a temporary file need room
-_MAX_PART_CHARACTERS: Final = 100
 _COLUMNS: Final = (
     *("name", "file_id", "reference", "upload_id", "kind", "upload_type", "state", "reason", "sha256", "bytes"),
     *("mime", "width", "height", "taken_at", "latitude", "longitude", "fetched_at"),
@@ -202,9 +200,8 @@ def choose_name(row: Row, extension: str, used: set[str]) -> str:
 
 
 def _to_safe_part(text: str) -> str:
-    name = cut_text(safe_filename(text), _MAX_PART_CHARACTERS, _MAX_PART_BYTES).strip(".- ")
-    is_reserved = name.partition(".")[0].upper() in RESERVED_NAMES or name.casefold() in _OWN_NAMES
-    return f"_{name}" if is_reserved else name
+    name = to_safe_part(text)
+    return f"_{name}" if name.casefold() in _OWN_NAMES else name
 
 
 def _check_targets(folder: Path, names: Iterable[str], former: Iterable[str]) -> None:

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 _PART_FOLDER_RE: Final = re.compile(r"raw|parts/\w+", re.ASCII)
 _PART_NAME_RE: Final = re.compile(r"\d{12}-[0-9a-f]{6}(-\d{4})?\.parquet")
-RESERVED_NAMES: Final = frozenset(  # of Windows, with every suffix
+_MAX_PART_BYTES: Final = 150  # of 255: a number, the extension and the name of a temporary file need room
+_MAX_PART_CHARACTERS: Final = 100
+_RESERVED_NAMES: Final = frozenset(  # of Windows, with every suffix
     ["CON", "PRN", "AUX", "NUL", *(f"{name}{number}" for name in ("COM", "LPT") for number in "0123456789¹²³")]
 )
 _SNAPSHOT_NAME_RE: Final = re.compile(r"\d{6,}\.duckdb")
@@ -46,19 +48,13 @@ def list_snapshots(layout: LakeLayout) -> list[tuple[int, Path]]:
     return sorted((int(path.stem), path) for path in files)
 
 
-def cut_text(text: str, max_characters: int, max_bytes: int) -> str:
-    """Return the start of the text that fits, without half a character."""
-    return text[:max_characters].encode()[:max_bytes].decode("utf-8", "ignore")
+def to_safe_part(text: str) -> str:
+    """Return the text as a part of a path that is valid on every system; empty if nothing is left.
 
-
-def safe_filename(text: str) -> str:
-    """Return the text as part of a file name that is valid on every system: letters of any script are kept."""
+    Letters of any script stay. The part is short, not hidden, and no device of Windows.
+    """
     composed = unicodedata.normalize("NFC", text)
     name = "".join(char if unicodedata.category(char)[0] in "LMN" or char in "._-" else "_" for char in composed)
-    return re.sub(r"\.{2,}", "_", re.sub("__+", "_", name))
-
-
-def safe_ascii_filename(text: str) -> str:
-    """Return the text as part of a file name of ASCII letters, digits, `-`, `_` and `.`."""
-    ascii_text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
-    return re.sub(r"\.{2,}", "_", re.sub(r"[^A-Za-z0-9._-]+", "_", ascii_text))
+    name = re.sub(r"\.{2,}", "_", re.sub("__+", "_", name))
+    name = name[:_MAX_PART_CHARACTERS].encode()[:_MAX_PART_BYTES].decode("utf-8", "ignore").strip(".- ")
+    return f"_{name}" if name.partition(".")[0].upper() in _RESERVED_NAMES else name

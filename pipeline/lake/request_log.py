@@ -250,13 +250,13 @@ class RequestLog:
         return self._ledger.select(ReportOrderRecord, "report_order WHERE job = ? ORDER BY batch, attempt", (job,))
 
     def record_order(
-        self, job: str, batch: ReportBatch, stem: str, at: int, confirmed: Mapping[int, FileConfirmation]
+        self, job: str, batch: ReportBatch, at: int, confirmed: Mapping[int, FileConfirmation]
     ) -> ReportOrderRecord:
-        """Record an order before it is sent, with the confirmation of its files. Its name: `stem`, job and attempt."""
+        """Record an order before it is sent, with the confirmation of its files."""
         with self._ledger.transaction() as db:
             sql = "SELECT coalesce(max(attempt), 0) + 1 FROM report_order WHERE job = ? AND batch = ?"
             attempt = int(db.execute(sql, (job, batch.batch)).fetchone()[0])
-            name = f"{stem}-{job}-{attempt}"
+            name = f"report-{batch.label}-{job}-{attempt}"
             order = ReportOrderRecord(batch.batch, attempt, name, OrderState.PENDING, len(batch.files), at)
             insert(db, "report_order", {"job": job, **asdict(order)})
             db.executemany(

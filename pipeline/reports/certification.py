@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from pipeline.lake.request_log import FileConfirmation, OrderState
-from pipeline.reports.confirmation import FileUnconfirmed
+from pipeline.reports.confirmation import FileAbsence, FileUnconfirmed
 from pipeline.reports.page_text import PageFindings, read_pages
-from pipeline.reports.proof import find_doubts
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from pipeline.lake.request_log import ReportBatch, ReportJobFile, ReportOrderRecord
     from pipeline.reports.confirmation import Confirmation, FileConfirmer
-    from pipeline.reports.proof import Doubt
     from pipeline.reports.run_state import ReportRunState
 
 _log = structlog.get_logger()
@@ -34,6 +33,22 @@ _EVERY_SECONDS: Final = 300.0  # saved PDFs are certified at least so often whil
 _MAX_ORDERS: Final = 4  # of one batch in one run; then every file in doubt fails by name, before one last order
 _WITH_PDF: Final = frozenset({OrderState.SAVED, OrderState.DELIVERED})
 _HINT: Final = "the batch is ordered again without the files that fail"
+
+
+class DoubtKind(Enum):
+    """Why a file may not be in its PDF. The value: how often its batch is ordered again before the file fails."""
+
+    DELETED = 0
+    NOT_SHOWN = 1
+    CHANGED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A file that may not be in its PDF."""
+
+    kind: DoubtKind
+    reason: str
 
 
 class Certifier:
@@ -78,12 +93,12 @@ class Certifier:
         if not orders:
             return []
         files = await asyncio.to_thread(self._read_files, {order.batch for order in orders})
-        ids = [file.file_id for order in orders for file in files[order.batch] if file.file_id is not None]
+        ids = [file_id for order in orders for file_id in files[order.batch]]
         after = await self._confirmer.confirm(ids, since=now_us())
         findings = {}
         for order in orders:
             path = self._state.folder.path / (order.pdf or "")
-            findings[order.batch] = await asyncio.to_thread(read_pages, path, files[order.batch])
+            findings[order.batch] = await asyncio.to_thread(read_pages, path, [*files[order.batch].values()])
         self.shows_references |= any(pages.count for pages in findings.values())
         duplicates = self._find_duplicates({batch: pages.count or 0 for batch, pages in findings.items()})
         again = [
@@ -111,17 +126,17 @@ class Certifier:
                 duplicates |= set(batches) - ({best} if references_found.get(best) else set())
         return duplicates
 
-    def _read_files(self, batches: set[int]) -> dict[int, list[ReportJobFile]]:
-        files: dict[int, list[ReportJobFile]] = defaultdict(list)
+    def _read_files(self, batches: set[int]) -> dict[int, dict[int, ReportJobFile]]:
+        files: dict[int, dict[int, ReportJobFile]] = defaultdict(dict)
         for file in self._state.request_log.files(self._state.job):
-            if file.batch in batches:
-                files[file.batch].append(file)
+            if file.batch in batches and file.file_id is not None:
+                files[file.batch][file.file_id] = file
         return files
 
     async def _certify_order(
         self,
         order: ReportOrderRecord,
-        files: Sequence[ReportJobFile],
+        files: Mapping[int, ReportJobFile],
         after: Mapping[int, Confirmation],
         pages: PageFindings,
         *,
@@ -129,17 +144,21 @@ class Certifier:
     ) -> ReportBatch | None:
         """Record the result of one PDF. Return its batch if it must be ordered again."""
         order = replace(order, references_found=pages.count)
-        results = {file.file_id: after[file.file_id] for file in files if file.file_id is not None}
-        doubts = find_doubts(files, after, pages, shows_references=self.shows_references, is_duplicate=is_duplicate)
+        on_pages = pages.on_pages if self.shows_references else {}
+        doubts = {}
+        for file_id, file in files.items():
+            doubt = _find_doubt(file, after[file_id], on_pages=on_pages.get(file_id), is_duplicate=is_duplicate)
+            if doubt is not None:
+                doubts[file_id] = doubt
         if doubts:
             return await self._supersede(order, doubts)
+        results = {file_id: after[file_id] for file_id in files}
         unconfirmed = [result.problem for result in results.values() if isinstance(result, FileUnconfirmed)]
         if unconfirmed:
             error = f"{len(unconfirmed)} files not confirmed after the report was saved: {unconfirmed[0]}"
             await self._state.update(order, state=OrderState.SAVED, error=error)
             return None
         confirmed = {file_id: result for file_id, result in results.items() if isinstance(result, FileConfirmation)}
-        on_pages = pages.on_pages if self.shows_references else {}
         delivered = await asyncio.to_thread(
             self._state.request_log.deliver, self._state.job, order, now_us(), confirmed, on_pages
         )
@@ -177,3 +196,20 @@ class Certifier:
         state.set_batch(remaining)
         state.replace_order(superseded)
         return remaining if remaining.files else None
+
+
+def _find_doubt(file: ReportJobFile, after: Confirmation, *, on_pages: bool | None, is_duplicate: bool) -> Doubt | None:
+    """Return why a file may not be in its PDF; `is_duplicate`: the PDF, or its URL, is that of other files, too."""
+    if isinstance(after, FileAbsence):
+        return Doubt(DoubtKind.DELETED, f"not in the service after its report was made ({after.answer})")
+    if isinstance(after, FileConfirmation):
+        if on_pages is False:
+            return Doubt(DoubtKind.NOT_SHOWN, "not shown on the pages of its PDF, which show other files")
+        # The two calls of a service may name different update times.
+        is_comparable = file.confirmed_before_by == after.call and None not in {file.updated_before, after.updated_at}
+        if on_pages is None and is_comparable and file.updated_before != after.updated_at:
+            problem = "changed in the service while its report was made, and the PDF does not show references"
+            return Doubt(DoubtKind.CHANGED, problem)
+    if is_duplicate:
+        return Doubt(DoubtKind.NOT_SHOWN, "its PDF is the same document as the PDF of other files")
+    return None

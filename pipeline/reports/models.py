@@ -18,7 +18,6 @@ class JobOptions:
 
     service: str
     selection: dict[str, Any]
-    name: str
     template: int | None = None
     locale: str | None = None
     timezone: str | None = None

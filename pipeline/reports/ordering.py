@@ -17,7 +17,6 @@ import structlog
 from pipeline.client.errors import OutcomeUnknownError, RequestRejectedError, RetriesExhaustedError
 from pipeline.errors import AuthenticationError, ScanlakeError, ServiceUnavailableError, SettingsError
 from pipeline.lake.request_log import FileConfirmation, OrderState
-from pipeline.reports.batches import order_stem
 from pipeline.reports.confirmation import FileAbsence
 from schemas.requests import ReportRequest
 from schemas.timestamps import SECOND, now_us
@@ -121,8 +120,7 @@ class BatchOrderer:
     async def _order(self, batch: ReportBatch, confirmed: Mapping[int, FileConfirmation]) -> ReportOrderRecord:
         """Order once. The ledger records the order before it is sent and the outcome after it."""
         state = self._state
-        stem = order_stem(state.options.name, batch)
-        order = await asyncio.to_thread(state.request_log.record_order, state.job, batch, stem, now_us(), confirmed)
+        order = await asyncio.to_thread(state.request_log.record_order, state.job, batch, now_us(), confirmed)
         request = ReportRequest(
             files=batch.files,
             template=state.options.template,

@@ -13,7 +13,7 @@ from pipeline.client.downloads import ReportNotReady
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.errors import ProtocolError
 from pipeline.lake.request_log import OrderState
-from pipeline.reports.batches import pdf_stem
+from pipeline.reports.batches import name_pdf
 from pipeline.reports.run_state import order_age_seconds
 from schemas.timestamps import now_us
 
@@ -57,7 +57,7 @@ class ReportPoller:
     async def poll_once(self, batch: ReportBatch, order: ReportOrderRecord) -> str | None:
         """Request the report once. Return why it is not ready; None if it is saved or failed."""
         state = self._state
-        name = f"{pdf_stem(state.options.name, batch)}.pdf"
+        name = name_pdf(batch)
         state.polls += 1
         state.update_progress()
         with state.folder.temp_file(name) as file:

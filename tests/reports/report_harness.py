@@ -76,9 +76,7 @@ async def run_report(
         with open_catalog(settings) as db:
             return select_files(db, selection)
 
-    job_options = JobOptions(
-        **{"service": emulator.base_url, "selection": selection.to_json(), "name": "report-{batch}", **options}
-    )
+    job_options = JobOptions(**{"service": emulator.base_url, "selection": selection.to_json(), **options})
     with open_request_log(LakeLayout(lake)) as request_log:
         return await run_job(
             client or quick_client(emulator),

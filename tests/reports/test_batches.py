@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import SettingsError
 from pipeline.lake.request_log import ReportBatch, ReportJobFile
-from pipeline.reports.batches import make_batches, order_stem, pdf_stem, validate_name_pattern
+from pipeline.reports.batches import make_batches, name_pdf
 from pipeline.reports.selection import Selection, read_ids
 
 NAMES = st.text(max_size=80) | st.sampled_from(["../../.ssh/x", "/etc/x", "C:\\x", "CON", "\0", "a\nb", ".", "\u202e"])
@@ -42,22 +42,19 @@ def test_groups_stay_apart_and_each_file_has_one_batch(groups: list[int], unknow
     assert all({by_id[file_id] for file_id in batch.files} == {batch.group_name} for batch in batches)
 
 
-@given(NAMES, st.text(alphabet="abc./\\ -{}", max_size=40), st.integers(1, 99999))
-def test_names_stay_in_the_folder(group: str, text: str, number: int) -> None:
-    """For every group and pattern a name is visible, of limited length, has no separator, and contains its batch."""
-    label = f"{number:04}ab"
-    try:
-        pattern = validate_name_pattern("{group}" + text, grouped=True)
-    except SettingsError:
-        return
-    name = pdf_stem(pattern, ReportBatch(number, label, group, split=False, files=(1,)))
+def _name(group: str | None, number: int = 1, suffix: str = "") -> str:
+    return name_pdf(ReportBatch(number, f"{number:04}{suffix}", group, split=False, files=(1,)))
+
+
+@given(NAMES, st.integers(1, 99999))
+def test_names_stay_in_the_folder(group: str, number: int) -> None:
+    """For every group a name is visible, of limited length, has no separator, and contains its batch."""
+    name = _name(group, number, "ab")
     assert all(unicodedata.category(char)[0] in "LMN" or char in "._-" for char in name)
     assert name[0] not in ".-"
     assert len(name.encode()) < 210
-    assert label in name
+    assert name.endswith(f"-{number:04}ab.pdf")
     assert ".." not in name
-    ascii_name = order_stem(pattern, ReportBatch(number, label, group, split=False, files=(1,)))
-    assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,209}", ascii_name)
 
 
 @pytest.mark.parametrize("count", [1, 9_999, 10_000, 100_001])
@@ -85,11 +82,9 @@ def test_labels_sort_in_the_order_of_the_batches(count: int) -> None:
 )
 def test_groups_of_any_script_are_readable(group: str, start: str) -> None:
     """Letters of every script stay in the name; separators, control and direction characters do not."""
-    batch = ReportBatch(1, "0001", group, split=False, files=(1,))
-    name = pdf_stem(validate_name_pattern(None, grouped=True), batch)
+    name = _name(group)
     assert name.startswith(start), name
-    assert len(f"{name}.pdf.damaged-99".encode()) < 255
-    assert order_stem("{group}-{batch}", batch).isascii()
+    assert len(f"{name}.damaged-99".encode()) < 255
 
 
 DEVICES = {"con", "prn", "aux", "nul", "conin$", "conout$", "clock$"} | {
@@ -108,36 +103,21 @@ def is_legal_on_windows(name: str) -> bool:
     return not (is_device or re.search(r"[<>:\"/\\|?*\x00-\x1f\x7f]", name) or name.endswith((".", " ")))
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    ["{group}-{batch}", "{group}", "{group}.{batch}", "{batch}.{group}", "con.{batch}", "{group}{count}", "aux"],
-)
-def test_names_are_legal_on_windows(pattern: str) -> None:
-    """No group and no pattern gives a device's name, a reserved character, or a dot or blank at the end."""
+def test_names_are_legal_on_windows() -> None:
+    """No group gives a device's name, a reserved character, or a dot or blank at the end."""
     for number, group in enumerate(ODD_GROUPS, 1):
-        batch = ReportBatch(number, f"{number:04}", group, split=False, files=(1,))
-        for make in (pdf_stem, order_stem):
-            stem = make(validate_name_pattern(pattern, grouped=True), batch)
-            assert is_legal_on_windows(f"{stem}.pdf"), stem
-            assert is_legal_on_windows(stem), stem
-            assert f"{number:04}" in stem
+        assert is_legal_on_windows(_name(group, number)), group
 
 
-@given(NAMES | st.sampled_from(ODD_GROUPS), st.text(alphabet='conaux1\u00b9. :*"-', max_size=12), st.booleans())
-def test_any_name_is_legal_on_windows(group: str, text: str, is_first: bool) -> None:  # noqa: FBT001
-    """Whatever group and pattern are, the names can be copied to Windows."""
-    pattern = validate_name_pattern(f"{{group}}{text}" if is_first else f"{text}{{group}}", grouped=True)
-    assert is_legal_on_windows(f"{pdf_stem(pattern, ReportBatch(1, '0001', group, split=False, files=(1,)))}.pdf")
+@given(NAMES | st.sampled_from(ODD_GROUPS))
+def test_any_name_is_legal_on_windows(group: str) -> None:
+    """Whatever the group is, the names can be copied to Windows."""
+    assert is_legal_on_windows(_name(group))
 
 
-def test_name_patterns() -> None:
-    """The batch is always part of the name; unknown fields are refused."""
-    assert validate_name_pattern(None, grouped=False) == "report-{batch}"
-    assert validate_name_pattern("audit", grouped=False) == "audit-{batch}"
-    for wrong in ("{reference}", "{batch.__class__}", "{batch", "batch}"):
-        with pytest.raises(SettingsError, match="--name"):
-            validate_name_pattern(wrong, grouped=False)
-    assert validate_name_pattern("x {reference}", grouped=True, per_file=True) == "x {group}-{batch}"
+def test_a_pdf_without_a_group_is_a_report() -> None:
+    """The batch is always part of the name."""
+    assert _name(None) == "report-0001.pdf"
 
 
 @given(st.integers(1, 5), st.integers(1, 12))

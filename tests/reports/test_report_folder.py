@@ -115,9 +115,7 @@ async def test_files_that_cannot_be_ordered_are_named_before_the_first_order(tmp
 
 async def test_groups_are_never_mixed(tmp_path: Path) -> None:
     """With --group-by each PDF has the files of one group, and its name begins with the group."""
-    out = await make_folder(
-        tmp_path, files=250, selection=Selection("where", sql="TRUE", group_by="closed"), name="{group}-{batch}"
-    )
+    out = await make_folder(tmp_path, files=250, selection=Selection("where", sql="TRUE", group_by="closed"))
     manifest = read_manifest(out)
     by_pdf: dict[str, set[str]] = {}
     for file in manifest["files"]:

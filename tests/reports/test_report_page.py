@@ -8,7 +8,6 @@ import pytest
 
 from pipeline.emulator import Emulator
 from pipeline.errors import SettingsError
-from pipeline.reports.batches import validate_name_pattern
 from pipeline.reports.index_page import render_pages
 from tests.pages.conftest import browser, chromium
 from tests.processes import ran
@@ -66,9 +65,8 @@ async def test_one_pdf_for_each_file(tmp_path: Path) -> None:
     async with Emulator(6, seed=SEED) as emulator:
         await sync_lists(emulator, tmp_path / "lake")
         selection = Selection("where", sql="TRUE", per_file=True)
-        pattern = validate_name_pattern("{reference}", grouped=True, per_file=True)
         about: dict[str, Any] = {"title": "Audit", "purpose": "Insurance", "requested_by": "J. Doe"}
-        await run_report(emulator, tmp_path / "lake", tmp_path / "out", selection, name=pattern, **about)
+        await run_report(emulator, tmp_path / "lake", tmp_path / "out", selection, **about)
         manifest = read_manifest(tmp_path / "out")
         assert len(check_folder(tmp_path / "out")) == 6
         assert {pdf["files"] for pdf in manifest["pdfs"]} == {1}
@@ -76,22 +74,16 @@ async def test_one_pdf_for_each_file(tmp_path: Path) -> None:
         assert {name: manifest[name] for name in about} == about
         assert not about.keys() & manifest["settings"].keys()
         with pytest.raises(SettingsError, match="another title"):
-            await run_report(
-                emulator, tmp_path / "lake", tmp_path / "out", selection, name=pattern, **{**about, "title": "Other"}
-            )
+            await run_report(emulator, tmp_path / "lake", tmp_path / "out", selection, **{**about, "title": "Other"})
 
 
 async def test_the_command_refuses_what_does_not_fit(tmp_path: Path) -> None:
-    """{reference} needs --per-file, which excludes --group-by; the dry run lists one PDF for each file."""
+    """--per-file excludes --group-by; the dry run lists one PDF for each file."""
     async with Emulator(3, seed=SEED) as emulator:
         await sync_lists(emulator, tmp_path / "lake")
         command = ("report", "--where", "TRUE", "--out", str(tmp_path / "out"))
-        for options, says in (
-            (("--name", "{reference}"), "Add --per-file, or omit {reference}."),
-            (("--per-file", "--group-by", "closed"), "--per-file and --group-by exclude each other"),
-        ):
-            code, _, err = await ran(emulator, tmp_path / "lake", *command, *options)
-            assert (code, says in err) == (2, True)
+        code, _, err = await ran(emulator, tmp_path / "lake", *command, "--per-file", "--group-by", "closed")
+        assert (code, "--per-file and --group-by exclude each other" in err) == (2, True)
         code, out, _ = await ran(emulator, tmp_path / "lake", *command, "--per-file", "--dry-run")
         assert code == 0
         assert "3 files in 3 PDFs" in out
