@@ -6,7 +6,6 @@
     |-- AuthenticationError           3   get a valid token
     |-- ServiceUnavailableError       1   run again later; nothing is lost
     |-- TimeLimitReachedError         1   run again; max_duration_seconds has ended it
-    |-- MissingFileError              4   correct the id; or the file was deleted
     |-- OutOfMemoryError              1   allow more memory
     |-- LakeLockedError               5   wait for the other run
     |-- ProtocolError                 6   check base_url; the service may have changed
@@ -135,13 +134,6 @@ class TimeLimitReachedError(ScanlakeError):
     """The run has lasted `max_duration_seconds`. A sync ends well then."""
 
     default_hint = "Run the command again: it continues with the files that are not committed yet."
-
-
-class MissingFileError(ScanlakeError):
-    """The service does not have the file."""
-
-    exit_code = ExitCode.REJECTS
-    default_hint = "Correct the id; the service may have deleted the file."
 
 
 class PublishError(ScanlakeError):

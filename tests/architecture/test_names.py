@@ -41,7 +41,6 @@ FORBIDDEN_PHRASES: Final = (
 )  # fmt: skip
 
 ALLOWED: Final[dict[str, frozenset[str]]] = {
-    "pipeline/commands/_file_tables.py": frozenset({"fold"}),  # a value of rich
     "pipeline/commands/share.py": frozenset({"fold"}),  # a value of rich
     "pipeline/text_tables.py": frozenset({"fold"}),  # a value of rich
 }

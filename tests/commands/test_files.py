@@ -1,4 +1,4 @@
-"""The service's own search on the real command line."""
+"""Files of the service on the real command line: by reference, by id and by its search."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def find_ids(emulator: Emulator, folder: Path, *arguments: str) -> set[int
 
 
 async def test_each_condition_finds_what_the_service_finds(tmp_path: Path) -> None:
-    """Reference, part of a reference, closed, open and custom fields select exactly the matching files."""
+    """Part of a reference, closed, open and custom fields select exactly the matching files."""
     async with Emulator(150, seed=SEED) as emulator:
         truth = list(emulator.truth())
         reference = truth[3]["scan_code"]
@@ -49,9 +49,6 @@ async def test_each_condition_finds_what_the_service_finds(tmp_path: Path) -> No
         def matching(is_match: Callable[[dict[str, Any]], bool]) -> set[int]:
             return {file["id"] for file in truth if is_match(file)}
 
-        assert await find_ids(emulator, tmp_path, "--reference", reference) == matching(
-            lambda file: file["scan_code"] == reference
-        )
         assert await find_ids(emulator, tmp_path, "--find", part) == matching(
             lambda file: part in file["scan_code"].lower()
         )
@@ -95,10 +92,10 @@ async def test_limit_bounds_what_is_shown_and_says_that_there_is_more(tmp_path: 
             emulator.reset()
             answer = await called(tmp_path, "files", "--limit", str(limit), "--format", "json", **variables(emulator))
             found = answer.json
-            assert len({file["id"] for file in found["files"]}) == found["shown"] == min(limit, 330)
-            assert found["more"] == (limit < 330)
+            assert len({file["id"] for file in found["files"]}) == len(found["files"]) == min(limit, 330)
+            assert (found["ok"], found["has_more"], found["total"]) == (True, limit < 330, 330)
             assert emulator.counts["list"] == calls
-            said = f"{limit} of 330 files are shown; --limit N shows more."
+            said = f"{limit} of 330 files are shown, and there are more; --limit N shows more."
             assert (said in answer.err) == (limit < 330)
         answer = await called(tmp_path, "files", **variables(emulator))
         assert "50 files" in answer.out
@@ -109,9 +106,9 @@ async def test_a_service_without_counts_says_only_that_there_is_more(tmp_path: P
     """A service that names no total still shows the limit's worth and that there are more."""
     async with Emulator(90, seed=SEED, quirks=make_quirks("sparse")) as emulator:
         answer = await called(tmp_path, "files", "--limit", "60", "--format", "json", **variables(emulator))
-    assert answer.json["shown"] == 60
-    assert (answer.json["total"], answer.json["more"]) == (None, True)
-    assert "60 files shown, and there are more" in answer.err
+    assert len(answer.json["files"]) == 60
+    assert (answer.json["total"], answer.json["has_more"]) == (None, True)
+    assert "60 files are shown, and there are more" in answer.err
 
 
 async def test_json_has_the_files_as_sent(tmp_path: Path) -> None:
@@ -130,18 +127,16 @@ async def test_json_has_the_files_as_sent(tmp_path: Path) -> None:
 async def test_csv_has_one_exact_row_for_each_file(tmp_path: Path) -> None:
     """CSV read back has the service's values: exact ids, instants to the microsecond, empty for null."""
     async with Emulator(60, seed=SEED, quirks=make_quirks(settings={"precision": "micros"})) as emulator:
-        out = tmp_path / "found.csv"
-        arguments = ("-o", str(out), "--include", "uploads", "--json")
+        arguments = ("--format", "csv", "--include", "uploads")
         answer = await called(tmp_path, "files", *arguments, **variables(emulator))
         truth = {str(file["id"]): file for file in emulator.truth()}
-    assert answer.json == {"out": str(out), "format": "csv", "files": 50}
-    rows = list(csv.DictReader(io.StringIO(out.read_text(encoding="utf-8"))))
+    rows = list(csv.DictReader(io.StringIO(answer.out)))
     assert len(rows) == 50
     for row in rows:
         file = truth[row["id"]]
         assert row["scan_code"] == file["scan_code"]
         assert parse_instant(row["updated_at"]) == file["updated"]
-        assert row["closed"] == ("true" if file["item"]["closed"] else "false")
+        assert row["closed"] == str(file["item"]["closed"])
         assert row["uploads"] == str(len(file["item"]["uploads"]))
         assert row["recent_snap_id"] == str(file["item"]["recent_snap_id"] or "")
 
@@ -213,15 +208,16 @@ async def test_a_refused_search_names_the_parameter(tmp_path: Path) -> None:
         (("--field", "blue"), "--field is not ID=VALUE"),
         (("--field", "seven=blue"), "--field is not ID=VALUE"),
         (("--field", "7=a", "--field", "7=b"), "--field 7 is given twice"),
-        (("--reference", ""), "--reference: String should have at least 1 character"),
+        (("",), "A reference is empty"),
+        (("A", "--open"), "FILES and --open exclude each other"),
+        (("7", "--limit", "3"), "FILES and --limit exclude each other"),
         (("--include", "images"), "'images' is not one of"),
         (("--include", "geocoding"), "--include geocoding requires uploads"),
         (("--limit", "0"), "--limit"),
         (("--limit", "many"), "--limit"),
         (("--json", "--format", "csv"), "--json and another --format exclude each other"),
         (("--refrence", "A"), "--refrence"),
-        (("stray",), "stray"),
-        (("-o", "missing/x.csv"), "folder missing does not exist"),
+        (("--format", "xlsx"), "'xlsx' is not one of table, csv, json"),
     ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_sent(arguments: tuple[str, ...], says: str, main: Main) -> None:
@@ -234,6 +230,73 @@ def test_a_mistake_is_one_line_and_nothing_is_sent(arguments: tuple[str, ...], s
 
 def test_a_reference_of_any_length_can_be_searched(main: Main) -> None:
     """The 255 characters of `/share` are no limit of the search: the request is sent, and fails for its address."""
-    answer = main("files", "--reference", "A" * 300, **REACHABLE, SCANLAKE_REQUEST_TIMEOUT_SECONDS="1")
+    answer = main("files", "A" * 300, **REACHABLE, SCANLAKE_REQUEST_TIMEOUT_SECONDS="1")
     assert answer.code == 1
     assert "no connection" in answer.err
+
+
+# By reference and by id
+
+
+async def test_references_and_ids_are_found_together(tmp_path: Path) -> None:
+    """A number is an id, another text a reference; what the service does not have is named, with exit code 4."""
+    async with Emulator(150, seed=SEED) as emulator:
+        truth = list(emulator.truth())
+        reference, one = truth[3]["scan_code"], truth[7]
+        expected = {file["id"] for file in truth if file["scan_code"] == reference} | {one["id"]}
+        arguments = (reference, str(one["id"]), "--include", "uploads")
+        answer = await called(tmp_path, "files", *arguments, "--json", **variables(emulator))
+        assert (answer.code, answer.err) == (0, "")
+        by_id = {file["id"]: file for file in answer.json["files"]}
+        assert by_id.keys() == expected
+        assert by_id[one["id"]] == one["detail"]
+        assert (answer.json["total"], answer.json["missing"]) == (len(expected), [])
+        listed = await called(tmp_path, "files", reference, **variables(emulator))
+        assert f"{len(expected) - 1} file" in listed.out
+        partly = await called(tmp_path, "files", "5", "NO-SUCH", str(one["id"]), "--json", **variables(emulator))
+    assert (partly.code, partly.json["ok"], partly.json["missing"]) == (4, False, ["5", "NO-SUCH"])
+    assert [file["id"] for file in partly.json["files"]] == [one["id"]]
+    assert partly.lines == [
+        "scanlake: 5: the service does not have the file.",
+        "scanlake: NO-SUCH: the service does not have the file.",
+    ]
+    assert not (tmp_path / "lake").exists()
+
+
+async def test_the_children_of_one_id_are_sections(tmp_path: Path) -> None:
+    """On the screen a file is its own values and its children, without image links."""
+    quirks = make_quirks(settings={"detail_forms": "yes"})
+    async with Emulator(60, seed=29, quirks=quirks) as emulator:
+        keys = ("uploads", "fields", "locations", "form_submits", "workflow_runs")
+        file = next(file for file in emulator.truth() if all(file["detail"].get(key) for key in keys))
+        answer = await called(tmp_path, "files", str(file["id"]), **variables(emulator))
+    assert answer.code == 0
+    detail = file["detail"]
+    assert file["scan_code"] in answer.out
+    for key in keys:
+        assert f"{key} ({len(detail[key])})" in answer.out
+    for key in ("uploads", "fields", "locations", "workflow_runs"):
+        assert all(str(child.get("field_id", child["id"])) in answer.out for child in detail[key])
+    assert "https://" not in answer.out
+
+
+@pytest.mark.parametrize("not_found", ["404", "empty", "data-null", "envelope-300"])
+async def test_a_file_that_the_service_does_not_have_is_4(tmp_path: Path, not_found: str) -> None:
+    """A deleted or unknown id is one clear line and exit code 4, however the service says so."""
+    async with Emulator(20, seed=29, quirks=make_quirks(settings={"not_found": not_found})) as emulator:
+        answer = await called(tmp_path, "files", "5", "--json", **variables(emulator))
+    assert (answer.code, answer.json["exit_code"]) == (4, 4)
+    assert answer.lines == ["scanlake: 5: the service does not have the file."]
+
+
+async def test_lang_selects_the_language(tmp_path: Path) -> None:
+    """The setting `lang` is sent with the call, and its texts are shown."""
+    async with Emulator(60, seed=29) as emulator:
+        record = next(
+            record
+            for record in emulator.world.records.values()
+            if emulator.documents.build_detail(record, "de") != emulator.documents.build_detail(record)
+        )
+        arguments = (str(record.id), "--set", "lang=de", "--json")
+        answer = await called(tmp_path, "files", *arguments, **variables(emulator))
+        assert answer.json["files"] == [emulator.documents.build_detail(record, "de")]

@@ -25,7 +25,7 @@ def shape(text: str) -> list[str]:
 async def test_searches_print_the_documented_output(tmp_path: Path) -> None:
     """Each command that has its output in the document prints these lines; a long output may go on."""
     shown = [step for step in SEARCH.steps if step.output]
-    assert len(shown) == 4
+    assert len(shown) == 5
     async with Emulator(FILES, seed=0) as emulator:
         for step in shown:
             answer = await called(tmp_path, *step.command.split()[1:], **variables(emulator))

@@ -1,0 +1,103 @@
+"""Files of the service as text. A value that does not fit its type is shown as sent: no file is refused for one."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
+
+from pipeline.csv_rows import format_csv_row
+from pipeline.formatting import format_minute, pluralize
+from pipeline.text_tables import format_pairs, format_table
+from schemas.timestamps import parse_instant, to_datetime
+from schemas.value_types import encode_json
+from schemas.wire import File, kind_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    Document = Mapping[str, Any]
+
+CHILDREN: Final = {
+    "uploads": "uploads",
+    "forms": "form_submits",
+    "fields": "fields",
+    "locations": "locations",
+    "workflows": "workflow_runs",
+}
+"""Keys of a file by the include that requests them."""
+
+_VALUES: Final = tuple(name for name in File.model_fields if kind_of(File, name) is not None)
+_SECTIONS: Final = {
+    "uploads": ("id", "upload_type", "scan_date_time", "damage_type_desc", "document_type_desc", "comment"),
+    "fields": ("field_id", "name", "value", "snap_id"),
+    "locations": ("id", "location"),
+    "form_submits": ("id", "form_id", "title"),
+    "workflow_runs": ("id", "workflow_id", "created_at", "completed_at", "deleted_at"),
+}
+_INSTANTS: Final = ("_at", "_date_time")
+_STATES: Final[Mapping[object, str]] = {0: "open", "0": "open", 1: "closed", "1": "closed"}
+
+
+def format_files(files: Sequence[Document], children: Sequence[str]) -> str:
+    """Return a line for each file, which counts the `children`."""
+    contents = "contents" if children else "created (UTC)"
+    rows = []
+    for file in files:
+        counts = [pluralize(count, _singular(key)) for key in children if (count := len(_list_children(file, key)))]
+        rows.append(
+            (
+                _format_value("id", file.get("id")),
+                _format_value("scan_code", file.get("scan_code")),
+                _format_value("closed", file.get("closed")),
+                (", ".join(counts) or None) if children else _format_value("created_at", file.get("created_at")),
+                _format_value("updated_at", file.get("updated_at")),
+            )
+        )
+    columns = ("id", "scan_code", "state", contents, "updated (UTC)")
+    return format_table(columns, rows, wraps={"scan_code", "contents"}, unit="file")
+
+
+def format_csv(files: Iterable[Document], children: Sequence[str]) -> str:
+    """Return CSV with the values of the files as sent, and the numbers of their `children`."""
+    lines = [format_csv_row([*_VALUES, *children])]
+    for file in files:
+        counts = [len(_list_children(file, key)) for key in children]
+        lines.append(format_csv_row([*(_to_cell(file.get(key)) for key in _VALUES), *counts]))
+    return "".join(lines)
+
+
+def format_file(file: Document) -> str:
+    """Return a file: its own values, then its children in sections, without links."""
+    values = [(key, _format_value(key, file[key])) for key in _VALUES if file.get(key) is not None]
+    sections = [f"file {_format_value('id', file.get('id'))}\n{format_pairs(values)}"]
+    for key, columns in _SECTIONS.items():
+        if children := _list_children(file, key):
+            used = [column for column in columns if any(child.get(column) not in {None, ""} for child in children)]
+            rows = [[_format_value(column, child.get(column)) for column in used] for child in children]
+            sections.append(f"{key} ({len(children)})\n{format_table(used, rows, wraps=used)}")
+    return "\n".join(sections)
+
+
+def _singular(key: str) -> str:
+    return {include: key for key, include in CHILDREN.items()}[key].removesuffix("s")
+
+
+def _list_children(document: Document, key: str) -> list[dict[str, Any]]:
+    """Return the children of a file or run under `key` that are objects."""
+    sent = document.get(key)
+    return [child for child in sent if isinstance(child, dict)] if isinstance(sent, list) else []
+
+
+def _format_value(key: str, value: object) -> str | None:
+    if value is None:
+        return None
+    if key == "closed" and isinstance(value, int | str) and value in _STATES:
+        return _STATES[value]
+    if key.endswith(_INSTANTS) and (instant := parse_instant(value)) is not None:
+        return format_minute(to_datetime(instant))
+    return value if isinstance(value, str) else encode_json(value)
+
+
+def _to_cell(value: object) -> object:
+    is_plain = value is None or (isinstance(value, str | int | Decimal) and not isinstance(value, bool))
+    return value if is_plain else encode_json(value)
