@@ -12,9 +12,10 @@ from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.process import run_async
 from pipeline.run_summaries import format_verification
 from pipeline.settings import require_base_url
-from pipeline.sync.verify import VerifyMode, verify
+from pipeline.sync.verify import VerifyMode, VerifyReport, verify
 
 GROUP: Final = "Fetch data"
+RESULT: Final = VerifyReport
 
 
 def run(
