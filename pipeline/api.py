@@ -175,7 +175,9 @@ class _SyncWork:
         if must_compact:
             source = ["--source", self.source] if self.source else []
             config = ["--config", str(self.config)] if self.config else []
-            await run_maintenance(["--quiet", *config, *source, "--lake", str(settings.lake), "compact"])
+            await run_maintenance(
+                ["--quiet", *config, *source, "--lake", str(settings.lake), "rebuild", "--small-parts"]
+            )
         return result
 
 

@@ -2,7 +2,7 @@
 
     ScanlakeError                   exit  what to do
     |-- SettingsError                 2   correct the settings
-    |   `-- LakePausedError           2   run `scanlake unpause`
+    |   `-- LakePausedError           2   run `scanlake rollback --undo`
     |-- AuthenticationError           3   get a valid token
     |-- ServiceUnavailableError       1   run again later; nothing is lost
     |-- TimeLimitReachedError         1   run again; max_duration_seconds has ended it
@@ -112,9 +112,9 @@ class SettingsError(ScanlakeError):
 
 
 class LakePausedError(SettingsError):
-    """The lake was rolled back, and syncing is paused until `scanlake unpause`."""
+    """The lake was rolled back, and syncing is paused until `scanlake rollback --undo`."""
 
-    default_hint = "Run `scanlake unpause`."
+    default_hint = "Run `scanlake rollback --undo`."
 
 
 class AuthenticationError(ScanlakeError):

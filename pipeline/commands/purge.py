@@ -4,22 +4,33 @@ import getpass
 import os
 import secrets
 import socket
-import sys
-from dataclasses import asdict
+from dataclasses import dataclass
 from typing import Annotated, Final
 
 import typer
 
 from pipeline.context import CommandContext
-from pipeline.errors import ExitCode, SettingsError
+from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
 from pipeline.lake.purge import MAX_FILE_ID, PurgePlan, PurgeResult, plan_purge, purge
 from pipeline.logs import to_one_line
 from pipeline.maintenance.writable_lake import open_writable_lake
-from pipeline.publish_after_run import publish_in_subprocess, read_publish_record
+from pipeline.publish_after_run import PublishOutcome, publish_in_subprocess, read_publish_record
+from pipeline.terminal_prompt import require_confirmation
 from schemas.timestamps import now_us
 
+
+@dataclass(frozen=True, slots=True)
+class Erasure:
+    """The erased files, who requested it, and the publish that erased them on object storage."""
+
+    erased: PurgeResult
+    requested_by: str
+    publish: PublishOutcome | None = None
+
+
 GROUP: Final = "Maintain the lake"
+RESULT: Final = PurgePlan | Erasure
 
 _MAX_LINES: Final = 20
 
@@ -54,32 +65,22 @@ def run(
     with open_writable_lake(settings, "purge") as lake:
         plan = plan_purge(lake, file_ids)
     if dry_run:
-        context.print_result({**asdict(plan), "erased": False}, _format_plan(plan) + "nothing was erased\n")
-        return ExitCode.OK
+        return context.print_result(plan, _format_plan(plan) + "nothing was erased\n")
     if plan.files and not yes:
-        _confirm(plan)
+        files = pluralize(len(plan.files), "file")
+        refusal = f"Erasing {files} cannot be undone. Nothing was erased."
+        require_confirmation(_format_plan(plan), f"Erase {files}? This cannot be undone.", refusal=refusal)
     with open_writable_lake(settings, "purge") as lake:
         result = purge(lake, file_ids, by=requester, at=now_us(), mark=secrets.token_hex(3))
-    output, text, code = {**asdict(result), "requested_by": requester}, _format_result(result), ExitCode.OK
+    text, code, published = _format_result(result), ExitCode.OK, None
     record = read_publish_record(settings)
     if (target := settings.publish_to or (record["target"] if record else None)) is not None:
-        output["publish"] = published = publish_in_subprocess(context, settings, target)
+        published = publish_in_subprocess(context, settings, target)
         is_erased = published.problem is None and published.snapshot == result.snapshot
         code = ExitCode.OK if is_erased else ExitCode.PUBLISH
         state = "erased" if is_erased else f"NOT ERASED; run `scanlake publish --to {target}`"
         text += f"{target}: {state}\n"
-    context.print_result(output, text)
-    return code
-
-
-def _confirm(plan: PurgePlan) -> None:
-    """Show what would be erased and ask. Scripts use --yes. Raises `SettingsError` unless the answer is yes."""
-    files = pluralize(len(plan.files), "file")
-    if not sys.stdin.isatty():
-        raise SettingsError(f"Erasing {files} cannot be undone. Nothing was erased.", hint="Add --yes to erase.")
-    sys.stderr.write(_format_plan(plan))
-    if not typer.confirm(f"Erase {files}? This cannot be undone.", err=True):
-        raise SettingsError("Nothing was erased.", hint="Answer y, or add --yes, to erase.")
+    return context.print_result(Erasure(result, requester, published), text, code)
 
 
 def _format_plan(plan: PurgePlan) -> str:

@@ -1,53 +1,109 @@
-"""`scanlake rollback`: publish an earlier snapshot again, and pause syncs."""
+"""`scanlake rollback`: publish an earlier snapshot again and pause syncs, or allow them again."""
 
-from typing import Annotated, Any, Final
+from collections import Counter
+from dataclasses import dataclass
+from typing import Annotated, Final
 
 import typer
 
+from pipeline.command_options import Excludes
 from pipeline.completion import complete_snapshots
 from pipeline.context import CommandContext
-from pipeline.errors import ExitCode
+from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import pluralize
+from pipeline.lake.lake import Lake
 from pipeline.lake.models import RunRecord
-from pipeline.lake.snapshots import roll_back
+from pipeline.lake.snapshots import (
+    SnapshotContents,
+    clear_pause,
+    diff_snapshots,
+    read_restorable,
+    read_snapshot,
+    roll_back,
+)
 from pipeline.maintenance.writable_lake import open_writable_lake
-from pipeline.publish_after_run import publish_in_subprocess
+from pipeline.publish_after_run import PublishOutcome, publish_in_subprocess
+from pipeline.terminal_prompt import require_confirmation
 from pipeline.version import __version__
 from schemas.timestamps import new_run_id, now_us
 
+
+@dataclass(frozen=True, slots=True)
+class RollbackResult:
+    """The new snapshot with the content of an earlier one, and its publish to object storage."""
+
+    rolled_back_to: int
+    snapshot: int
+    files: int
+    publish: PublishOutcome | None
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackUndone:
+    """Syncs are allowed: the snapshot that the lake was rolled back to; None if it was not."""
+
+    was_rolled_back_to: int | None
+
+
 GROUP: Final = "Maintain the lake"
+RESULT: Final = RollbackResult | RollbackUndone
 
 
 def run(
     context: CommandContext,
     *,
     number: Annotated[
-        int,
+        int | None,
         typer.Argument(
-            metavar="N",
+            metavar="[N]",
             min=1,
             help="Number of the snapshot (see `scanlake snapshots`).",
             autocompletion=complete_snapshots,
         ),
-    ],
+    ] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Allow syncs again.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Roll back without confirmation."), Excludes("--undo")] = False,
 ) -> ExitCode:
-    """Publish an earlier snapshot again and pause syncs.
+    """Publish an earlier snapshot again and pause syncs, or allow them again.
 
-    Publishes the content and the watermark of the snapshot as a new snapshot. Later parts stay for retention_hours,
-    so a rollback can be rolled back. Syncs are refused until `scanlake unpause`, because the next sync could repeat
-    the mistake.
+    Shows what the lake would lose and asks. Without a terminal, --yes is required. The content and the watermark of
+    the snapshot become a new snapshot. Later parts stay for retention_hours, so a rollback can be rolled back.
+
+    Syncs are refused until `scanlake rollback --undo`, because the next sync could repeat the mistake. After that, the
+    next sync fetches what changed since the watermark of the restored snapshot, and verifies the lake unless
+    verify_every_days is 0: the lake has the current state of the service again.
     """
+    if undo is (number is not None):
+        raise SettingsError("A rollback needs the number of a snapshot, or --undo.", hint="Run `scanlake snapshots`.")
     settings = context.settings()
-    at = now_us()
-    run_record = RunRecord(new_run_id(), "rollback", __version__, at, state="done", ended_at=at)
     with open_writable_lake(settings, "rollback") as lake:
-        published = roll_back(lake, number, run=run_record)
+        if number is None:
+            pause = clear_pause(lake.ledger)
+            text = f"syncs are allowed again, from snapshot {pause['to']}; run `scanlake sync`\n" if pause else ""
+            return context.print_result(RollbackUndone(pause["to"] if pause else None), text or "nothing to undo\n")
+        contents = read_restorable(lake, number)
+        if not yes:
+            refusal = f"A rollback to snapshot {number} changes what readers see. Nothing was changed."
+            require_confirmation(_describe_loss(lake, contents), f"Roll back to snapshot {number}?", refusal=refusal)
+        at = now_us()
+        run_record = RunRecord(new_run_id(), "rollback", __version__, at, state="done", ended_at=at)
+        published = roll_back(lake, contents, run=run_record)
     text = (
         f"snapshot {published.snapshot} has the content of snapshot {number}: {pluralize(published.files, 'file')}\n"
-        "syncs are paused; run `scanlake unpause` to allow them\n"
+        "syncs are paused; run `scanlake rollback --undo` to allow them\n"
     )
-    output: dict[str, Any] = {"rolled_back_to": number, "snapshot": published.snapshot, "files": published.files}
-    if settings.publish_after_sync:
-        output["publish"] = publish_in_subprocess(context, settings)
-    context.print_result(output, text)
-    return ExitCode.OK
+    outcome = publish_in_subprocess(context, settings) if settings.publish_after_sync else None
+    return context.print_result(RollbackResult(number, published.snapshot, published.files, outcome), text)
+
+
+def _describe_loss(lake: Lake, contents: SnapshotContents) -> str:
+    """Return what readers would not see any more after a rollback."""
+    counts = Counter(
+        change.change for change in diff_snapshots(lake.layout, contents, read_snapshot(lake.layout.catalog))
+    )
+    state = "" if contents.complete else "It is incomplete: it was published during a run.\n"
+    return (
+        f"{state}{pluralize(counts['added'], 'file')} that came in later would disappear,"
+        f" {pluralize(counts['changed'], 'file')} would have an earlier version,"
+        f" {pluralize(counts['deleted'], 'deleted file')} would return.\n"
+    )

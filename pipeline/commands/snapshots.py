@@ -2,7 +2,10 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Final, Literal
 
 from rich.table import Table
 from rich.text import Text
@@ -17,11 +20,36 @@ from pipeline.lake.reader import fetch_dicts, open_catalog
 from pipeline.lake.snapshots import missing_parts, read_snapshot
 from schemas.timestamps import from_datetime
 
-GROUP: Final = "Maintain the lake"
-
 _WIDE_COLUMNS: Final = 110
 _NARROW_COLUMNS: Final = 6  # the first ones fit on any terminal
 _UNKEPT: Final = "until the next sync"
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotStatus:
+    """A snapshot; of one that is kept also the size of its parts, its file, and why it is kept."""
+
+    snapshot: int
+    published_at: datetime
+    run_id: str
+    watermark: datetime | None
+    complete: bool
+    files: int
+    state: Literal["kept", "incomplete", "damaged", "deleted"] = "deleted"
+    bytes: int | None = None
+    path: Path | None = None
+    kept_as: Sequence[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotList:
+    """All snapshots, the oldest first."""
+
+    snapshots: Sequence[SnapshotStatus]
+
+
+GROUP: Final = "Maintain the lake"
+RESULT: Final = SnapshotList
 
 
 def run(context: CommandContext) -> ExitCode:
@@ -41,51 +69,51 @@ def run(context: CommandContext) -> ExitCode:
         SnapshotTime(row["snapshot"], from_datetime(row["published_at"])) for row in rows if row["snapshot"] in paths
     ]
     kept_as = select_kept(times, RetentionRules.from_settings(settings), now=time.time())
+    snapshots = []
     for row in rows:
-        path = paths.get(row["snapshot"])
-        row.update({"state": "deleted", "bytes": None} if path is None else _snapshot_state(layout, row["snapshot"]))
-        row["path"] = None if path is None else str(path)
-        row["kept_as"] = None if path is None else kept_as.get(row["snapshot"], ())
-    if context.as_json:
-        context.print_json({"snapshots": rows})
-        return ExitCode.OK
+        path, reasons = paths.get(row["snapshot"]), kept_as.get(row["snapshot"], ())
+        details = {} if path is None else _read_state(layout, path) | {"path": path, "kept_as": reasons}
+        snapshots.append(SnapshotStatus(**row | details))
+    if not context.as_json:
+        _print_table(context, snapshots)
+    return context.print_result(SnapshotList(snapshots))
+
+
+def _read_state(layout: LakeLayout, path: Path) -> dict[str, object]:
+    try:
+        snapshot = read_snapshot(path)
+    except LakeCorruptedError:
+        return {"state": "damaged"}
+    return {"state": "incomplete" if missing_parts(layout, snapshot) else "kept", "bytes": snapshot.bytes}
+
+
+def _print_table(context: CommandContext, snapshots: Sequence[SnapshotStatus]) -> None:
     console = context.console()
     headings = ("snapshot", "published (UTC)", "files", "state", "kept as", "size", "", "watermark (UTC)", "run")
     column_count = _NARROW_COLUMNS if console.width < _WIDE_COLUMNS else len(headings)
     grid = Table(*headings[:column_count], box=None)
-    existing = [row for row in rows if row["path"] is not None]
-    for row in existing:
-        grid.add_row(*map(Text, _format_row(row)[:column_count]))
+    existing = [snapshot for snapshot in snapshots if snapshot.path is not None]
+    for snapshot in existing:
+        grid.add_row(*map(Text, _format_row(snapshot)[:column_count]))
     console.print(grid)
-    if deleted := len(rows) - len(existing):
+    if deleted := len(snapshots) - len(existing):
         console.print(Text(f"{pluralize(deleted, 'snapshot')} deleted; --json lists them"))
-    return ExitCode.OK
 
 
-def _snapshot_state(layout: LakeLayout, number: int) -> dict[str, Any]:
-    try:
-        snapshot = read_snapshot(layout.snapshot_path(number))
-    except LakeCorruptedError:
-        return {"state": "damaged", "bytes": None}
-    return {"state": "incomplete" if missing_parts(layout, snapshot) else "kept", "bytes": snapshot.bytes}
-
-
-def _format_row(row: dict[str, Any]) -> list[str]:
+def _format_row(snapshot: SnapshotStatus) -> list[str]:
     return [
-        str(row["snapshot"]),
-        f"{row['published_at']:%Y-%m-%d %H:%M:%S}",
-        f"{row['files']:,}",
-        row["state"],
-        _format_reasons(row["kept_as"]),
-        UNKNOWN if row["bytes"] is None else format_bytes(row["bytes"]),
-        "" if row["complete"] else "during a run",
-        "-" if row["watermark"] is None else f"{row['watermark']:%Y-%m-%d %H:%M:%S}",
-        row["run_id"],
+        str(snapshot.snapshot),
+        f"{snapshot.published_at:%Y-%m-%d %H:%M:%S}",
+        f"{snapshot.files:,}",
+        snapshot.state,
+        _format_reasons(snapshot.kept_as or ()),
+        UNKNOWN if snapshot.bytes is None else format_bytes(snapshot.bytes),
+        "" if snapshot.complete else "during a run",
+        "-" if snapshot.watermark is None else f"{snapshot.watermark:%Y-%m-%d %H:%M:%S}",
+        snapshot.run_id,
     ]
 
 
-def _format_reasons(reasons: Sequence[str] | None) -> str:
+def _format_reasons(reasons: Sequence[str]) -> str:
     """Return why a snapshot stays: the current one is always among the newest."""
-    if reasons is None:
-        return ""
     return ", ".join(reason for reason in reasons if not (reason == "newest" and "current" in reasons)) or _UNKEPT

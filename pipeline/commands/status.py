@@ -239,7 +239,9 @@ def _state_lines(status: Mapping[str, Any]) -> list[str]:
         reason = interrupted["reason"].rstrip(".")
         lines.append(f"Interrupted: the last run ({interrupted['command']}) did not finish: {reason}.")
     if (pause := status["paused"]) is not None:
-        lines.append(f"Paused: the lake was rolled back to snapshot {pause['to']}; `scanlake unpause` allows syncs.")
+        lines.append(
+            f"Paused: the lake was rolled back to snapshot {pause['to']}; `scanlake rollback --undo` allows syncs."
+        )
     if (run := status["running"]) is not None:
         counts = [f"{run['files_listed']:,} listed", f"{run['files_stored']:,} fetched"]
         if run["total"] is not None:

@@ -123,7 +123,7 @@ def _run_followers(context: CommandContext, settings: Settings, *, must_compact:
     """Run the commands that follow a sync, each in a process of its own; return their results by field."""
     results: dict[str, Any] = {}
     if must_compact:
-        run_async(run_maintenance(context.child_argv("compact")))
+        run_async(run_maintenance(context.child_argv("rebuild", "--small-parts")))
     if settings.publish_after_sync:
         results["publish"] = publish_in_subprocess(context, settings)
     if settings.images_after_sync:

@@ -155,7 +155,7 @@ def _check_ledger(ledger: LedgerReader, settings: Settings, *, is_locked: bool) 
     yield from _check_source(properties, settings)
     if (pause := properties.rollback_pause) is not None:
         message = f"syncs are paused: the lake was rolled back to snapshot {pause['to']}"
-        yield warning("paused", message, "Run `scanlake unpause` to allow syncs.")
+        yield warning("paused", message, "Run `scanlake rollback --undo` to allow syncs.")
     if not is_locked and (file_ids := properties.purge_in_progress):
         files = pluralize(len(file_ids), "file")
         message = f"a purge of {files} was not finished: their documents may still be on disk"

@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from pipeline.lake.catalog_images import IMAGE_COLUMNS, IMAGE_KEY, IMAGES_TABLE
 from pipeline.lake.catalog_sql import ARROW_TYPES, list_columns
+from pipeline.lake.ledger_rebuild import embed_ledger
 from pipeline.lake.meta_tables import FRESHNESS_COLUMNS, META_TABLES, MetaTable
 from pipeline.lake.physical_tables import PARTS, PHYSICAL_SCHEMA, SUPERSEDED_VERSIONS
-from pipeline.lake.rebuild import embed_ledger
 from pipeline.lake.view_definitions import HISTORY
 from schemas.references import find_reference
 from schemas.tables import COMMIT_SEQ_COLUMN, TABLES

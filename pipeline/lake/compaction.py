@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,7 +31,7 @@ from pipeline.lake.sql import sql_literal, sql_read_parquet
 from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, RAW
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     import duckdb
@@ -65,47 +65,17 @@ class PartGroup:
     superseded: int
 
 
-@dataclass(frozen=True, slots=True)
-class CompactionResult:
-    """Counts of a compaction; the object that `--json` prints."""
-
-    part_groups: int
-    parts_before: int
-    parts_after: int
-    bytes_before: int
-    bytes_after: int
-    superseded: int
-
-
-class TableCompactor(Protocol):
-    """Writes the parts that replace those of a range of commits, given by table. The ledger does not name them yet."""
-
-    def __call__(
-        self,
-        layout: LakeLayout,
-        ledger: Ledger,
-        parts: Mapping[str, Sequence[Part]],
-        *,
-        seqs: tuple[int, int],
-        name_suffix: str,
-    ) -> Iterable[Part]:
-        """Yield the new parts: the rows that are not superseded, sorted by file. Raises `LakeCorruptedError`."""
-        ...
-
-
 def list_part_groups(ledger: Ledger) -> list[PartGroup]:
     """Return the lake's part groups, oldest first. Their ranges of commits never overlap."""
     return [PartGroup(*group) for group in ledger.part_groups(without=RAW_TABLE)]
 
 
-def select_for_compaction(groups: Sequence[PartGroup], *, full: bool = False) -> Sequence[PartGroup]:
+def select_for_compaction(groups: Sequence[PartGroup]) -> Sequence[PartGroup]:
     """Return the newest groups that are to be compacted, contiguous; none while compaction is not due.
 
     An older group is taken only when the younger ones together have half its files. So the number of times that a
     row is rewritten grows with the logarithm of the lake's size, not with its age.
     """
-    if full:
-        return groups if len(groups) > 1 or any(group.superseded for group in groups) else ()
     if sum(group.superseded for group in groups) > MAX_SUPERSEDED_RATIO * sum(group.files for group in groups):
         return groups
     if len(groups) <= MAX_GROUPS:
@@ -120,107 +90,65 @@ def select_for_compaction(groups: Sequence[PartGroup], *, full: bool = False) ->
 
 
 def compact(
-    layout: LakeLayout,
-    ledger: Ledger,
-    *,
-    now: int,
-    name_suffix: str,
-    full: bool = False,
-    keep_raw_versions: int | None = None,
-    compactor: TableCompactor | None = None,
-) -> CompactionResult | None:
-    """Compact the groups that are due, or all with `full`. Return None if nothing was to be done.
+    layout: LakeLayout, ledger: Ledger, *, now: int, name_suffix: str, keep_raw_versions: int | None = None
+) -> bool:
+    """Compact the groups that are due. Return whether anything was to be done.
 
     `now` is in microseconds. `keep_raw_versions` is the number of versions of each file whose documents are kept;
-    None keeps all. `compactor` writes the new parts of the tables; this process does by default.
+    None keeps all.
     """
-    groups = select_for_compaction(list_part_groups(ledger), full=full)
+    groups = select_for_compaction(list_part_groups(ledger))
     seqs = (groups[0].first_commit_seq, groups[-1].last_commit_seq) if groups else (0, -1)
     try:
-        old, new = _replace_tables(layout, ledger, seqs, name_suffix, compactor or compact_tables)
+        old, new = _replace_tables(layout, ledger, seqs, name_suffix)
         expired: Mapping[str, set[_Version]] = {}
         if keep_raw_versions is not None:
             expired = find_expired_documents(layout, ledger, keep_raw_versions, compacted_seqs=seqs)
         small, merged = _merge_small_raw_parts(layout, ledger, expired, name_suffix)
         others = [part for part in ledger.parts() if part.table_name == RAW_TABLE and part not in small]
-        dirty, rewritten = _drop_expired_documents(layout, others, expired, name_suffix, full=full)
+        dirty, rewritten = _drop_expired_documents(layout, others, expired, name_suffix)
     finally:
         shutil.rmtree(layout.spill_dir, ignore_errors=True)
     old, new = [*old, *small, *dirty], [*new, *merged, *rewritten]
-    if not old:
-        return None
-    superseded = ledger.replace_parts(old, new, superseded_span=seqs, at=now, same_rows=True)
-    sizes = (sum(part.bytes for part in old), sum(part.bytes for part in new))
-    return CompactionResult(len(groups), len(old), len(new), *sizes, superseded)
+    if old:
+        ledger.replace_parts(old, new, superseded_span=seqs, at=now, same_rows=True)
+    return bool(old)
 
 
 # Tables
 
 
-def _replace_tables(
-    layout: LakeLayout, ledger: Ledger, seqs: tuple[int, int], name_suffix: str, compactor: TableCompactor
-) -> _Replacement:
-    """Merge the parts of a range of commits."""
+def _replace_tables(layout: LakeLayout, ledger: Ledger, seqs: tuple[int, int], name_suffix: str) -> _Replacement:
+    """Merge the parts of a range of commits, one table after the other."""
     by_table: defaultdict[str, list[Part]] = defaultdict(list)
     for part in ledger.parts():
         if part.table_name != RAW_TABLE and seqs[0] <= part.first_commit_seq <= part.last_commit_seq <= seqs[1]:
             by_table[part.table_name].append(part)
-    new = list(compactor(layout, ledger, by_table, seqs=seqs, name_suffix=name_suffix))
+    columns = [pa.array(column, pa.int64()) for column in ledger.superseded_columns(seqs)]
+    superseded = pa.table(columns, names=["file_id", COMMIT_SEQ_COLUMN])
+    new: list[Part] = []
+    for name, parts in by_table.items():
+        table, folder = BY_NAME[name], layout.table_dir(name)
+        for part in parts:
+            check_part_intact(layout, part)
+        paths = [empty_part(layout, name), *(layout.part_path(part.name) for part in parts)]
+        with open_worker_connection(layout.spill_dir) as db:
+            batches = _read_live_batches(db, table, paths, superseded)
+            new += write_parts(layout, folder, name, batches, table.arrow, seqs=seqs, name_suffix=name_suffix)
     return [part for parts in by_table.values() for part in parts], new
 
 
-def compact_tables(
-    layout: LakeLayout,
-    ledger: Ledger,
-    parts: Mapping[str, Sequence[Part]],
-    *,
-    seqs: tuple[int, int],
-    name_suffix: str,
-) -> Iterator[Part]:
-    """Merge the parts of each table in this process, one table after the other."""
-    superseded = list_superseded(ledger, seqs)
-    for name, own in parts.items():
-        table = BY_NAME[name]
-        for part in own:
-            check_part_intact(layout, part)
-        paths = [empty_part(layout, name), *(layout.part_path(part.name) for part in own)]
-        with open_worker_connection(layout.spill_dir) as db:
-            size = sum(map(estimate_memory, paths))
-            batches = read_live_batches(db, table, paths, superseded, size=size)
-            folder = layout.table_dir(name)
-            yield from write_parts(layout, folder, name, batches, table.arrow, seqs=seqs, name_suffix=name_suffix)
-
-
-def list_superseded(ledger: Ledger, seqs: tuple[int, int]) -> pa.Table:
-    """Return the superseded versions of a range of commits, with the columns file_id and _seq."""
-    columns = [pa.array(column, pa.int64()) for column in ledger.superseded_columns(seqs)]
-    return pa.table(columns, names=["file_id", COMMIT_SEQ_COLUMN])
-
-
-def read_live_batches(
-    db: duckdb.DuckDBPyConnection,
-    table: Table,
-    paths: Sequence[Path],
-    superseded: pa.Table,
-    *,
-    size: int,
-    bounds: tuple[int | None, int | None] = (None, None),
+def _read_live_batches(
+    db: duckdb.DuckDBPyConnection, table: Table, paths: Sequence[Path], superseded: pa.Table
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of parts that are not superseded, sorted by file. Use a connection once.
-
-    The first of `paths` is an empty part. `size` estimates the bytes of the rows in memory. Of a table with a row per
-    file, only files from the first bound to before the second one are read.
-    """
+    """Yield the rows of parts that are not superseded, sorted by file. Use a connection once."""
     columns = ", ".join(f'part."{name}"' for name in table.arrow.names)
     source = f"SELECT {columns} FROM {sql_read_parquet(paths)} AS part"
     if table.is_per_file:
         db.register("incoming", superseded)
         db.execute("CREATE TABLE superseded AS FROM incoming")
         source += f" ANTI JOIN superseded USING (file_id, {COMMIT_SEQ_COLUMN})"
-        low, high = bounds
-        conditions = [f"file_id >= {low}"] * (low is not None) + [f"file_id < {high}"] * (high is not None)
-        source += f" WHERE {' AND '.join(conditions)}" if conditions else ""
-    yield from read_sorted_batches(db, source, table, size=size)
+    yield from read_sorted_batches(db, source, table, size=sum(map(estimate_memory, paths)))
 
 
 # Raw documents
@@ -242,11 +170,10 @@ def _merge_small_raw_parts(
 
 
 def _drop_expired_documents(
-    layout: LakeLayout, parts: Sequence[Part], expired: Mapping[str, set[_Version]], name_suffix: str, *, full: bool
+    layout: LakeLayout, parts: Sequence[Part], expired: Mapping[str, set[_Version]], name_suffix: str
 ) -> _Replacement:
-    """Rewrite the raw parts in which enough documents have expired; with `full` every part with one."""
-    max_ratio = 0.0 if full else _MAX_EXPIRED_RATIO
-    dirty = [part for part in parts if len(expired.get(part.name, ())) > max_ratio * part.row_count]
+    """Rewrite the raw parts in which enough documents have expired."""
+    dirty = [part for part in parts if len(expired.get(part.name, ())) > _MAX_EXPIRED_RATIO * part.row_count]
     new: list[Part] = []
     for number, part in enumerate(dirty, 1):
         new += _rewrite_raw_parts(layout, [part], expired, f"{name_suffix}-{number:04d}")
@@ -294,7 +221,7 @@ def find_expired_documents(
     """Return the documents beyond the newest `keep` versions of each file, by part, as (file_id, commit_seq).
 
     The current version of a file never expires. Nor does a superseded one while a part contains its rows, because
-    replay and `scanlake check` build rows from documents; `compacted_seqs` is the range of commits whose superseded
+    a rebuild makes rows from documents; `compacted_seqs` is the range of commits whose superseded
     rows this compaction removes.
     """
     paths = {str(layout.part_path(part.name)): part.name for part in ledger.parts() if part.table_name == RAW_TABLE}

@@ -88,7 +88,7 @@ def classify_read_error(error: duckdb.Error) -> ScanlakeError | None:
     if os.strerror(errno.EMFILE) in message:
         return StorageError(
             "The lake cannot be read: too many open files.",
-            hint="Allow the process more of them (`ulimit -n 1024`), or run `scanlake compact`.",
+            hint="Allow the process more of them (`ulimit -n 1024`), or run `scanlake rebuild`.",
         )
     path = _PATH_RE.search(message)
     number = next((number for number in _ACCESS_ERRNOS if os.strerror(number) in message), None)

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from pipeline.atomic_files import fsync_dir
 from pipeline.errors import SettingsError
-from pipeline.lake import catalog, lookups, parts, rebuild, relocate, retention
+from pipeline.lake import catalog, ledger_rebuild, lookups, parts, relocate, retention
 from pipeline.lake.catalog_sql import CatalogSpec
 from pipeline.lake.folder_checks import require_lake_or_empty
 from pipeline.lake.integrity import (
@@ -60,7 +60,7 @@ class Lake:
         identity = identify_ledger(self.layout.ledger)
         kind = require_lake_or_empty(self.layout, identity)
         if kind is FolderKind.LAKE_WITHOUT_LEDGER:
-            rebuild.find_newest_catalog(self.layout, describe_ledger(self.layout.ledger, identity))
+            ledger_rebuild.find_newest_catalog(self.layout, describe_ledger(self.layout.ledger, identity))
         if must_exist and kind is FolderKind.EMPTY:
             raise SettingsError(f"No lake at {self.layout.root}.", hint="Run `scanlake sync`, or correct --lake.")
         self.is_new = kind is FolderKind.EMPTY
@@ -100,12 +100,12 @@ class Lake:
     def _repair_before_open(self) -> None:
         ledger = self.layout.ledger
         self.issues += move_wrong_kinds(self.layout, find_wrong_kinds(self.layout, with_parts=self._check_before_open))
-        if rebuild.is_ledger_missing(self.layout):
+        if ledger_rebuild.is_ledger_missing(self.layout):
             problem: str | None = describe_ledger(ledger, LedgerIdentity.NEW)
         else:
             problem = integrity_problem(ledger) if self._check_before_open and ledger.exists() else None
         if problem is not None:
-            rebuild.rebuild_ledger(self.layout, problem)
+            ledger_rebuild.rebuild_ledger(self.layout, problem)
             repaired = "rebuilt from the newest catalog"
             self.issues.append(IntegrityIssue(ledger.name, problem, "the ledger", repaired=repaired))
         if self._check_before_open:

@@ -220,13 +220,6 @@ class Ledger(LedgerQueries):
             require_publish(db, same_rows=same_rows)
         return deleted.rowcount
 
-    def update_part(self, name: str, *, row_count: int, size: int, sha256: str) -> None:
-        """Change the recorded contents of a part that was written again under its name."""
-        sql = "UPDATE part SET row_count = ?, bytes = ?, sha256 = ? WHERE name = ?"
-        with self.transaction() as db:
-            db.execute(sql, (row_count, size, sha256, name))
-            require_publish(db)
-
     def correct_part(self, name: str, *, size: int, sha256: str) -> None:
         """Change the recorded size and hash of a part to those in the catalog."""
         with self.transaction() as db:

@@ -90,15 +90,6 @@ class LedgerQueries(ABC):
         source = f"{files} ORDER BY file_id LIMIT 1 OFFSET ?"
         return [record for position in positions for record in self.select(FileVersionRecord, source, (position,))]
 
-    def file_ids_of_commit(self, seq: int, file_ids: Sequence[int]) -> set[int]:
-        """Return those of the files whose rows of this commit are in the parts: current ones and superseded ones."""
-        marks = _marks(file_ids)
-        sql = (
-            f"SELECT file_id FROM file_version WHERE commit_seq = ? AND file_id IN ({marks})"
-            f" UNION SELECT file_id FROM superseded_version WHERE commit_seq = ? AND file_id IN ({marks})"
-        )
-        return set(self._column(sql, (seq, *file_ids, seq, *file_ids)))
-
     def count_file_versions(self) -> int:
         """Return the number of files that the lake has ever had, with deleted ones."""
         return self.count("SELECT count(*) FROM file_version")
@@ -248,7 +239,7 @@ class LedgerQueries(ABC):
     def retired_parts(self) -> list[RetiredPart]:
         """Return the retired parts, oldest first.
 
-        A part is retired before the next catalog exists, by a full compaction or a killed run. Until then readers
+        A part is retired before the next catalog exists, by a rebuild or a killed run. Until then readers
         still open the former one, so the retention of the part begins with that catalog.
         """
         rows = self.query(

@@ -10,7 +10,7 @@ import structlog
 from pipeline.flatten.flatten import flatten
 from pipeline.lake.duckdb_errors import first_line
 from pipeline.lake.parts import RAW_TABLE
-from pipeline.lake.raw_documents import DefinitionIndex, iter_raw_versions
+from pipeline.lake.raw_documents import DefinitionIndex, iter_commits, iter_raw_batches
 from pipeline.lake.row_buffer import RowBuffer
 from schemas.tables import FILES
 from schemas.timestamps import now_us
@@ -37,7 +37,7 @@ def write_pending_rows(layout: LakeLayout, ledger: Ledger) -> None:
     flattened: set[tuple[int, int]] = set()
     for part in raw:
         try:
-            for commit in iter_raw_versions(layout, [part], lambda _, file_ids: file_ids):
+            for commit in (commit for batch in iter_raw_batches(layout, [part]) for commit in iter_commits(batch)):
                 flat = flatten(
                     commit.versions,
                     run_id=commit.run_id,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,15 +13,13 @@ from schemas.file_versions import FileVersion
 from schemas.tables import COMMIT_SEQ_COLUMN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
     from pipeline.lake.models import Part
 
 _DOCUMENTS_PER_BATCH: Final = 500
-
-VersionFilter: TypeAlias = Callable[[int, Sequence[int]], Collection[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +29,6 @@ class RawCommit:
     run_id: str
     seq: int
     versions: tuple[FileVersion, ...]
-
-
-def iter_raw_versions(layout: LakeLayout, parts: Sequence[Part], version_filter: VersionFilter) -> Iterator[RawCommit]:
-    """Yield the versions in raw parts for which `version_filter(seq, file_ids)` returns the file, by commit.
-
-    Raises OSError or `pa.ArrowException` for a damaged part.
-    """
-    for batch in iter_raw_batches(layout, parts):
-        for commit in iter_commits(batch):
-            selected = version_filter(commit.seq, [version.file_id for version in commit.versions])
-            versions = tuple(version for version in commit.versions if version.file_id in selected)
-            if versions:
-                yield RawCommit(commit.run_id, commit.seq, versions)
 
 
 def iter_raw_batches(layout: LakeLayout, parts: Sequence[Part]) -> Iterator[pa.RecordBatch]:

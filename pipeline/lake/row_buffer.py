@@ -31,9 +31,12 @@ _WRITER_THREADS: Final = 4  # each waits for the disk twice
 class RowBuffer:
     """The pending rows of consecutive commits of one run. They are lost with the process; their documents are not."""
 
-    def __init__(self, layout: LakeLayout) -> None:
-        """Create an empty buffer for the parts of a lake."""
-        self._layout = layout
+    def __init__(self, layout: LakeLayout, *, max_files: int = _MAX_FILES, span: tuple[int, int] | None = None) -> None:
+        """Create an empty buffer for the parts of a lake. `span`: all parts have these commits, not those of the rows.
+
+        It is full with `max_files` files.
+        """
+        self._layout, self._max_files, self._span = layout, max_files, span
         self._tables: dict[str, _TableBuffer] = {}
         self._run_id = ""
         self._seqs: list[int] = []
@@ -47,7 +50,7 @@ class RowBuffer:
     @property
     def is_full(self) -> bool:
         """Whether the rows are enough for parts."""
-        return self._files >= _MAX_FILES
+        return self._files >= self._max_files
 
     def add(self, tables: Mapping[str, pa.Table], *, run_id: str, seq: int) -> None:
         """Add the rows of a commit, by table. Commits come in order; a commit may come in pieces."""
@@ -66,7 +69,7 @@ class RowBuffer:
         self._tables, self._seqs, self._files = {}, [], 0
         if not tables:
             return ()
-        span = (seqs[0], seqs[-1])
+        span = self._span or (seqs[0], seqs[-1])
 
         def write_table(name: str) -> Part:
             target = self._layout.table_dir(name) / f"{span[1]:012d}-{run_id.rpartition('-')[2]}-0000.parquet"

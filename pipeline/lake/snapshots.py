@@ -247,7 +247,7 @@ def check_not_paused(ledger: Ledger) -> None:
     if (pause := ledger.properties.rollback_pause) is not None:
         raise LakePausedError(
             f"The lake was rolled back to snapshot {pause['to']}, and syncing is paused.",
-            hint="Correct the cause of the rollback, then run `scanlake unpause`.",
+            hint="Correct the cause of the rollback, then run `scanlake rollback --undo`.",
         )
 
 
@@ -258,10 +258,10 @@ def clear_pause(ledger: Ledger) -> RollbackPause | None:
     return pause
 
 
-def roll_back(lake: Lake, number: int, *, run: RunRecord) -> SnapshotRecord:
-    """Publish the contents of snapshot `number` as a new snapshot, and pause syncing.
+def read_restorable(lake: Lake, number: int) -> SnapshotContents:
+    """Return the contents of a snapshot for `roll_back`.
 
-    Raises `SettingsError` when that snapshot, or one of its parts, is not kept; then nothing has changed.
+    Raises `SettingsError` when that snapshot, or one of its parts, is not kept.
     """
     layout, ledger = lake.layout, lake.ledger
     properties = ledger.properties
@@ -281,6 +281,12 @@ def roll_back(lake: Lake, number: int, *, run: RunRecord) -> SnapshotRecord:
             f"Snapshot {number} has another key of files (see meta.schema_drift).",
             hint="Open its file for reading, or use a later snapshot.",
         )
+    return contents
+
+
+def roll_back(lake: Lake, contents: SnapshotContents, *, run: RunRecord) -> SnapshotRecord:
+    """Publish the contents of an earlier snapshot as a new snapshot, and pause syncing."""
+    layout, ledger = lake.layout, lake.ledger
     with _open_memory_db() as snapshot_db:
         _create_version_table(snapshot_db, layout, contents, "versions")
         definitions = snapshot_db.execute(
@@ -294,7 +300,7 @@ def roll_back(lake: Lake, number: int, *, run: RunRecord) -> SnapshotRecord:
             insert_all(db, "definition", ("hash", "commit_seq"), definitions)
             _restore_coverage(db, contents)
             ledger_writes.require_publish(db)
-            set_properties(db, rollback_pause={"to": number, "snapshot": ledger.next_snapshot()})
+            set_properties(db, rollback_pause={"to": contents.snapshot, "snapshot": ledger.next_snapshot()})
             insert(db, "run", asdict(run))
     record = lake.publish(run.run_id, at=run.started_at, complete=contents.complete, watermark=contents.watermark)
     ledger.update_run(run.run_id, snapshot=record.snapshot)

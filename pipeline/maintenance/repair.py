@@ -7,25 +7,29 @@ are in meta.rejects.
 
 from __future__ import annotations
 
+import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import pyarrow.parquet as pq
 
 from pipeline.errors import LakeCorruptedError
-from pipeline.lake import integrity
+from pipeline.lake import integrity, lookups
 from pipeline.lake.catalog_integrity import damaged_catalogs
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.image_integrity import check_images
 from pipeline.lake.integrity import IntegrityIssue
 from pipeline.lake.layout import lock_lake_for_reading, translate_os_errors
+from pipeline.lake.models import RunRecord
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.lake.sqlite_errors import REBUILD_HINT
-from pipeline.maintenance.rebuild_parts import PartRebuilder
+from pipeline.maintenance.rebuild import rebuild
+from pipeline.version import __version__
 from schemas.tables import COMMIT_SEQ_COLUMN
-from schemas.timestamps import now_us
+from schemas.timestamps import new_run_id, now_us
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
     RecordedParts = Mapping[str, RecordedPart]
 
 _MAX_LISTED_IDS: Final = 1_000
+_RAW_LOST_REASON: Final = "the document in raw/ was damaged; the next sync fetches the file again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,25 +238,36 @@ def _repair_parts(lake: Lake, damage: PartDamage) -> dict[str, str]:
     repairs: dict[str, str] = {}
     for part, recorded in damage.wrong_entries:
         lake.ledger.correct_part(part.name, size=recorded.bytes, sha256=recorded.sha256)
-    rebuilder = PartRebuilder(lake, damage.intact_raw_parts)
-    rebuilt: set[tuple[str, tuple[int, int]]] = set()
-    incomplete: set[int] = set()
+    damaged_rows = set()
     for damaged in damage.parts:
-        part, lost = damaged.part, damaged.files & damage.files_without_raw
+        part, has_lost = damaged.part, bool(damaged.files & damage.files_without_raw)
         if part.table_name == RAW_TABLE:
             lake.ledger.replace_parts([part], [], superseded_span=(0, -1), at=now_us())
             repairs[part.name] = "removed; the next sync fetches its files again"
-            continue
-        if (part.table_name, part.span) not in rebuilt:
-            rebuilt.add((part.table_name, part.span))
-            incomplete |= lost
-            rebuilder.rebuild(part)
-        repairs[part.name] = "partly rebuilt from raw/" if lost else "rebuilt from raw/"
+        else:
+            damaged_rows.add(part.name)
+            repairs[part.name] = "partly rebuilt from raw/" if has_lost else "rebuilt from raw/"
     if damage.files_without_raw:
-        rebuilder.queue_refetch(damage.files_without_raw, incomplete=incomplete)
+        incomplete = set(damage.files_without_raw) if damaged_rows else set()
+        queue_refetch(lake, damage.files_without_raw, incomplete=incomplete)
+    if damaged_rows:
+        rebuild(lake, damaged=damaged_rows)
     if lake.ledger.has_unpublished_commits():
         lake.republish(at=now_us())
     return repairs
+
+
+def queue_refetch(lake: Lake, file_ids: Iterable[int], *, incomplete: set[int]) -> None:
+    """Queue files for the next sync. `incomplete` ones lost rows, so they leave every table until then."""
+    ledger, now, run_id = lake.ledger, now_us(), new_run_id()
+    ledger.begin_run(RunRecord(run_id, "check", __version__, now, state="done", ended_at=now))
+    commit_seqs = dict(ledger.file_commit_seqs())
+    seqs = {file_id: commit_seqs[file_id] for file_id in sorted(file_ids)}
+    references: dict[int, str | None] = {}
+    with suppress(LakeCorruptedError):  # the part with the references may be damaged too
+        references = lookups.read_references(lake.layout, ledger, seqs)
+    documents = {key: json.dumps({"id": key, "scan_code": references.get(key)}).encode() for key in seqs}
+    ledger.queue_refetch(documents, incomplete=incomplete, reason=_RAW_LOST_REASON, run_id=run_id, at=now)
 
 
 def _repair_catalogs(lake: Lake, catalogs: Sequence[IntegrityIssue]) -> int:

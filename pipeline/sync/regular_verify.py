@@ -11,6 +11,7 @@ from schemas.timestamps import DAY, now_us
 
 if TYPE_CHECKING:
     from pipeline.lake.lake import Lake
+    from pipeline.lake.ledger_queries import LedgerQueries
     from pipeline.progress import Progress
     from pipeline.settings import Settings
     from pipeline.sync.sync import SyncSummary
@@ -24,9 +25,9 @@ class VerifyStopped:
     state: str = "stopped"
 
 
-def is_due(lake: Lake, settings: Settings) -> bool:
+def is_due(ledger: LedgerQueries, settings: Settings) -> bool:
     """Return whether the last verify, or the first sync, was more than `verify_every_days` ago."""
-    last = lake.ledger.properties.verified_or_synced_at
+    last = ledger.properties.verified_or_synced_at
     days = settings.verify_every_days
     return bool(days) and last is not None and abs(now_us() - last) >= days * DAY  # a wrong clock may have set it
 
@@ -38,7 +39,7 @@ async def verify_if_due(
 
     At `max_duration_seconds` the verify stops and stays due for the next sync. Raises a `ScanlakeError`.
     """
-    if summary.state != "done" or not is_due(lake, settings):
+    if summary.state != "done" or not is_due(lake.ledger, settings):
         return None
     try:
         return await verify(lake, settings, token, VerifyMode(), progress)

@@ -31,7 +31,7 @@ LAYERS: Final = (
     {"worker_process"},
     {"child_commands", "config", "process", "settings_template", "templates", "text_tables"},
     {"progress", "logs", "settings", "global_options", "command_options", "output_formats", "time_bounds"},
-    {"setting_checks"},
+    {"setting_checks", "terminal_prompt"},
     {
         "errors",
         "version",

@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 from pyiceberg.catalog.sql import SqlCatalog
 
 from pipeline.lake.lake import Lake
-from pipeline.maintenance.compact import run_compaction
 from pipeline.publish.iceberg_connection import connect_catalog
 from pipeline.publish.iceberg_publish import publish_iceberg
 from pipeline.settings import Settings
 from tests.bench.lake import UPLOADS, Grown, publish
+from tests.lake.operations import compact_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,7 @@ def measure(folder: Path, rows: int = ROWS) -> dict[str, float]:
     grown = Grown(folder / "lake", files)
     with Lake(grown.root, doing="bench") as lake:
         grown.first_sync(lake)
-        run_compaction(lake, Settings(lake=grown.root), everything=True)
+        compact_all(lake, Settings(lake=grown.root))
         publish(lake)
         layout, first = lake.layout, lake.next_snapshot
         base = pq.read_table(

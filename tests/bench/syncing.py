@@ -42,12 +42,12 @@ def first_and_later(folder: Path, files: int) -> dict[str, float]:
 
 
 def memory(folder: Path, files: int) -> dict[str, float]:
-    """Peak memory of a first sync, a verify and a replay of five times as many files, over that of so many."""
+    """Peak memory of a first sync, a verify and a rebuild of five times as many files, over that of so many."""
     found: dict[str, float] = {}
     few: dict[str, Ran] = {}
     for times in (1, 5):
         with service(files * times, "--prerender") as emulated:
-            for command in ("sync", "verify", "replay"):
+            for command in ("sync", "verify", "rebuild"):
                 ran = scanlake(emulated, folder / f"memory-{times}", command)
                 before = few.setdefault(command, ran)
                 found[f"{command} of five times the files, MB"] = ran.mb

@@ -58,11 +58,11 @@ async def test_check_counts_and_knows_what_scanlake_kept(tmp_path: Path) -> None
 def test_maintenance_that_meets_another_run_is_deferred(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """While another run holds the lake maintenance is deferred without a warning; any other failure is one."""
     with Lake(tmp_path / "lake", doing="test"), capture_logs() as events:
-        run_async(run_maintenance(["compact", "--lake", str(tmp_path / "lake")]))
+        run_async(run_maintenance(["rebuild", "--lake", str(tmp_path / "lake")]))
     assert [(event["event"], event["log_level"]) for event in events] == [("maintenance.deferred", "info")]
     assert capfd.readouterr().err == ""
     with capture_logs() as events:
-        run_async(run_maintenance(["compact", "--lake", str(tmp_path / "none")]))
+        run_async(run_maintenance(["rebuild", "--lake", str(tmp_path / "none")]))
     assert [(event["event"], event["log_level"]) for event in events] == [("maintenance.failed", "warning")]
     assert "scanlake: " in capfd.readouterr().err
 

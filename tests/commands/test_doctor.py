@@ -243,8 +243,8 @@ async def test_the_health_of_the_lake(tmp_path: Path) -> None:
         settings = Settings(base_url=emulator.base_url, lake=tmp_path / "lake")
     layout = LakeLayout(settings.lake)
     assert {each.state for each in lake_checks.check_lake(settings)} == {"ok"}
-    with lock_lake(layout, "compact"):
-        assert "locked by compact" in found(lake_checks.check_lake(settings))["lock"][0].message
+    with lock_lake(layout, "compaction"):
+        assert "locked by compaction" in found(lake_checks.check_lake(settings))["lock"][0].message
     elsewhere = settings.model_copy(update={"base_url": "https://service.example", "lang": "de"})
     assert [each.exit_code for each in found(lake_checks.check_lake(elsewhere))["source"]] == [2, 2]
     (layout.root / "raw" / "000000000009-abcdef.parquet").write_bytes(b"left")

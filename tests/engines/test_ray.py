@@ -1,10 +1,9 @@
-"""Replay and compaction on a real Ray cluster: a head and two nodes on loopback, and one of them killed."""
+"""A rebuild on a real Ray cluster: a head and two nodes on loopback, and one of them killed."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import socket
 import subprocess
 import tempfile
@@ -17,13 +16,11 @@ import pytest
 
 from pipeline.emulator import Emulator
 from pipeline.lake.lake import Lake
-from pipeline.maintenance.replay import replay
-from tests.bench.lake import Grown, publish
+from pipeline.maintenance.rebuild import rebuild
 from tests.engines.ray_cluster import HEAD, RayCluster, children_of
 from tests.engines.ray_environment import INSTALL, PYTHON
 from tests.lake.corruption import checked, grown
-from tests.lake.test_compact_tasks import compact, list_differences, sweep
-from tests.lake.test_replay import rows
+from tests.lake.test_rebuild import rows
 from tests.sync.sync_harness import synced
 
 if TYPE_CHECKING:
@@ -31,16 +28,15 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason=f"needs Ray: run `{INSTALL}`")
 
-COMPACT: Final = ("compact", "--full")
 _START_SECONDS: Final = 120.0
 
 
 class Cluster(RayCluster):
-    """A cluster on which lakes are replayed and compacted."""
+    """A cluster on which lakes are rebuilt."""
 
-    def begin(self, lake: Path, *command: str) -> subprocess.Popen[str]:
-        """Begin a command on the cluster, by default a replay."""
-        arguments = [*(command or ("replay",)), "--on", "ray", "--json", "--lake", str(lake)]
+    def begin(self, lake: Path) -> subprocess.Popen[str]:
+        """Begin a rebuild on the cluster."""
+        arguments = ["rebuild", "--on", "ray", "--json", "--lake", str(lake)]
         return subprocess.Popen(
             [str(PYTHON), "-m", "pipeline", *arguments],
             env=self.environment,
@@ -50,9 +46,9 @@ class Cluster(RayCluster):
             cwd=lake.parent,
         )
 
-    def run(self, lake: Path, *command: str) -> dict[str, Any]:
-        """Run a command on the cluster, by default a replay. Return the result."""
-        process = self.begin(lake, *command)
+    def run(self, lake: Path) -> dict[str, Any]:
+        """Rebuild on the cluster. Return the result."""
+        process = self.begin(lake)
         out, err = process.communicate(timeout=300)
         assert process.returncode == 0, out + err
         result: dict[str, Any] = json.loads(out)
@@ -70,12 +66,12 @@ def cluster() -> Iterator[Cluster]:
             cluster.stop()
 
 
-async def test_the_rows_are_those_of_a_local_replay(cluster: Cluster, tmp_path: Path) -> None:
-    """After changes and deletions, a replay on two nodes gives every table row by row, and syncs go on."""
+async def test_the_rows_are_those_of_a_local_rebuild(cluster: Cluster, tmp_path: Path) -> None:
+    """After changes and deletions, a rebuild on two nodes gives every table row by row, and syncs go on."""
     lake = tmp_path / "lake"
     async with grown(lake) as emulator:
-        with Lake(lake, doing="replay") as held:
-            local = replay(held)
+        with Lake(lake, doing="rebuild") as held:
+            local = rebuild(held)
         before = rows(lake)
         done = await asyncio.to_thread(cluster.run, lake)
         assert rows(lake) == before
@@ -86,7 +82,7 @@ async def test_the_rows_are_those_of_a_local_replay(cluster: Cluster, tmp_path: 
 
 
 async def big_lake(lake: Path) -> dict[str, list[str]]:
-    """Sync a lake whose replay has several tasks, and return its rows."""
+    """Sync a lake whose rebuild has several tasks, and return its rows."""
     async with Emulator(6_000, seed=3) as emulator:
         await synced(emulator, lake, commit_every_files=2_000)
     return rows(lake)
@@ -129,8 +125,8 @@ async def test_a_node_that_dies_costs_nothing(cluster: Cluster, tmp_path: Path) 
     assert checked(lake, read_data=True).damage == []
 
 
-async def test_a_replay_that_dies_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
-    """The replay's own process is killed while a node flattens: the lake is as it was, and the next replay works."""
+async def test_a_rebuild_that_dies_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    """The rebuild's own process is killed while a node flattens: the lake is as it was, and the next rebuild works."""
     lake = tmp_path / "lake"
     before = await big_lake(lake)
     parts = registered_parts(lake)
@@ -141,7 +137,6 @@ async def test_a_replay_that_dies_leaves_nothing(cluster: Cluster, tmp_path: Pat
     assert registered_parts(lake) == parts
     assert rows(lake) == before
     assert checked(lake, read_data=True).damage == []
-    assert not (lake / "spill").exists()
     done = await asyncio.to_thread(cluster.run, lake)
     assert done["files"] == 6_000
     assert rows(lake) == before
@@ -153,66 +148,7 @@ def registered_parts(lake: Path) -> list[str]:
         return sorted(part.name for part in held.ledger.parts())
 
 
-@pytest.fixture(scope="module")
-def many_parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a lake whose tasks take long enough to be killed: 600,000 rows in many parts, some superseded."""
-    lake = tmp_path_factory.mktemp("many-parts") / "lake"
-    grown_lake = Grown(lake, 60_000)
-    with Lake(lake, doing="sync") as held:
-        grown_lake.first_sync(held)
-        held.commit(grown_lake.new_commit(held, grown_lake.some(1_000)))
-        publish(held)
-    return lake
-
-
-async def test_a_compaction_equals_the_local_one_although_a_node_dies(
-    cluster: Cluster, tmp_path: Path, many_parts: Path
-) -> None:
-    """A node is killed while it compacts: every part has the rows of a local compaction, and the catalog too."""
-    lake, local = (shutil.copytree(many_parts, tmp_path / name) for name in ("lake", "local"))
-    before = rows(lake)
-    done = compact(local)
-    process = cluster.begin(lake, *COMPACT)
-    node = await asyncio.to_thread(wait_for_task, cluster, process)
-    cluster.kill_node(node)
-    out, err = await asyncio.to_thread(process.communicate, timeout=300)
-    cluster.start_node(node)
-    assert process.returncode == 0, out + err
-    assert json.loads(out)["compacted"]["parts_before"] == done.parts_before
-    assert rows(lake) == before
-    sweep(lake)
-    sweep(local)
-    assert list_differences(lake, local) == []
-    assert checked(lake, read_data=True).damage == []
-
-
-async def test_a_compaction_that_dies_registers_nothing(cluster: Cluster, tmp_path: Path, many_parts: Path) -> None:
-    """The compaction's own process is killed while a node compacts: the lake is as it was, and the next one works."""
-    lake = shutil.copytree(many_parts, tmp_path / "lake")
-    before = rows(lake)
-    parts, files = registered_parts(lake), count_files(lake)
-    process = cluster.begin(lake, *COMPACT)
-    await asyncio.to_thread(wait_for_task, cluster, process)
-    process.kill()
-    process.communicate()
-    assert registered_parts(lake) == parts
-    assert count_files(lake) == files
-    assert rows(lake) == before
-    done = await asyncio.to_thread(cluster.run, lake, *COMPACT)
-    assert done["compacted"]["parts_after"] < len(parts)
-    assert rows(lake) == before
-    assert checked(lake, read_data=True).damage == []
-
-
-def count_files(lake: Path) -> int:
-    """Return the number of files below the folder of the parts."""
-    return len(list(lake.glob("parts/*/*")))
-
-
-@pytest.mark.parametrize("command", [("replay",), COMPACT])
-async def test_a_cluster_that_is_not_there_is_one_line(
-    cluster: Cluster, tmp_path: Path, command: tuple[str, ...]
-) -> None:
+async def test_a_cluster_that_is_not_there_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
     """An address without a cluster ends the command with one line, and the lake is as it was."""
     lake = tmp_path / "lake"
     async with grown(lake, rounds=0):
@@ -221,7 +157,7 @@ async def test_a_cluster_that_is_not_there_is_one_line(
         free.bind((HEAD, 0))
         nobody = f"{HEAD}:{free.getsockname()[1]}"
     environment = {**cluster.environment, "RAY_ADDRESS": nobody}
-    arguments = [str(PYTHON), "-m", "pipeline", *command, "--on", "ray", "--lake", str(lake)]
+    arguments = [str(PYTHON), "-m", "pipeline", "rebuild", "--on", "ray", "--lake", str(lake)]
     done = await asyncio.to_thread(
         subprocess.run, arguments, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import BytesIO, TextIOWrapper
 from typing import TYPE_CHECKING
 from unittest.mock import patch
@@ -11,11 +11,16 @@ from unittest.mock import patch
 import pytest
 
 from pipeline.cli import main
+from pipeline.lake import compaction
 from pipeline.lake.lake import Lake
+from pipeline.maintenance.compact import run_compaction
 from tests.lake.lake_builder import AT
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from pipeline.settings import Settings
 
 
 def told(lake: Path, *arguments: str, code: int = 0, **environment: str) -> str:
@@ -27,6 +32,29 @@ def told(lake: Path, *arguments: str, code: int = 0, **environment: str) -> str:
     printed = [stream.buffer.getvalue().decode() for stream in (out, err)]
     assert ended.value.code == code, printed
     return printed[1] if code else printed[0]
+
+
+def compact_all(lake: Lake, settings: Settings) -> bool:
+    """Compact an open lake and publish, although it is not due."""
+    with _everything_due(lake):
+        return run_compaction(lake, settings)
+
+
+def merge_all(lake: Lake, number: int) -> None:
+    """Write all rows of an open lake into new parts, without a publish."""
+    with _everything_due(lake):
+        compaction.compact(lake.layout, lake.ledger, now=AT, name_suffix=f"{number:06x}")
+
+
+@contextmanager
+def _everything_due(lake: Lake) -> Iterator[None]:
+    """Let all part groups be compacted, and all documents that have expired go."""
+    groups = compaction.list_part_groups(lake.ledger)
+    with pytest.MonkeyPatch.context() as patch:
+        if len(groups) > 1 or any(group.superseded for group in groups):
+            patch.setattr(compaction, "MAX_SUPERSEDED_RATIO", -1)
+        patch.setattr(compaction, "_MAX_EXPIRED_RATIO", 0)
+        yield
 
 
 def republish(lake: Path) -> None:

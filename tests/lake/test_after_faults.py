@@ -17,13 +17,12 @@ from pipeline.errors import LakeCorruptedError
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger import Ledger
-from pipeline.maintenance.compact import run_compaction
 from pipeline.settings import Settings
 from tests.conftest import ROOT
 from tests.forkserver import run_command
 from tests.lake.corruption import checked, grown
 from tests.lake.lake_builder import AT, commit
-from tests.lake.operations import told
+from tests.lake.operations import compact_all, told
 from tests.lake.test_folder_conflicts import made_in
 from tests.lake.test_folders import describe
 from tests.oracle import differences
@@ -250,7 +249,7 @@ def test_a_full_disk_is_not_damage(tmp_path: Path, killed: bool) -> None:  # noq
         kill_with_log(lake)
     results = {}
     publish = f"publish --to file://{tmp_path}/target"
-    for command in ("doctor --json", publish, "check", "check --dry-run", "compact --full", "purge 11"):
+    for command in ("doctor --json", publish, "check", "check --dry-run", "rebuild", "purge 11"):
         arguments = [*command.split(), "--lake", str(lake)]
         answer = run_command(arguments, cwd=tmp_path, env=os.environ, limits={"RLIMIT_FSIZE": 0})
         results[command] = answer.code
@@ -303,8 +302,8 @@ async def test_yesterdays_files_over_todays(
             emulator.world.create(2)
             await synced(emulator, lake)
         if compacted:
-            with Lake(lake, doing="compact") as held:
-                run_compaction(held, Settings(lake=lake), everything=True)
+            with Lake(lake, doing="compaction") as held:
+                compact_all(held, Settings(lake=lake))
         for name in names.split():
             for path in yesterday.glob(name):
                 if path.is_dir():

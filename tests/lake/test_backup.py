@@ -11,11 +11,10 @@ import pytest
 from pipeline.cli import main
 from pipeline.errors import SettingsError, StorageError
 from pipeline.lake.lake import Lake
-from pipeline.maintenance.compact import run_compaction
 from pipeline.publish.folder_backup import BackupResult, backup
 from pipeline.settings import Settings
 from tests.lake.corruption import checked, flip, grown
-from tests.lake.operations import told
+from tests.lake.operations import compact_all, told
 from tests.oracle import differences
 from tests.sync.sync_harness import opened, synced
 
@@ -110,8 +109,8 @@ async def test_a_later_backup_copies_only_what_is_new(tmp_path: Path) -> None:
         second = saved(lake, folder)
         assert (first.copied, second.copied) == (first.parts, second.parts - first.parts)
         assert 0 < second.copied < first.parts
-        with Lake(lake, doing="compact") as held:
-            run_compaction(held, Settings(lake=lake), everything=True)
+        with Lake(lake, doing="compaction") as held:
+            compact_all(held, Settings(lake=lake))
         third = saved(lake, folder)
         assert third.parts < second.parts
         files = {path.relative_to(folder).as_posix() for path in folder.rglob("0*.parquet")}

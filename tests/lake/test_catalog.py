@@ -20,6 +20,7 @@ from pipeline.lake.retention import expire_snapshots
 from pipeline.maintenance.compact import is_compaction_due, run_compaction
 from pipeline.settings import Settings
 from tests.lake.lake_builder import AT, commit
+from tests.lake.operations import compact_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -198,7 +199,7 @@ def test_a_later_watermark_makes_no_snapshot(tmp_path: Path) -> None:
         assert (_freshness(lake), _snapshots(lake)) == ((1, True, AT + 5), ["000001"])
         commit(lake, {3: 0}, stamp=2)
         _publish(lake, 6)
-        run_compaction(lake, settings, everything=True)
+        compact_all(lake, settings)
         _publish(lake, 7)
         assert (_freshness(lake), _snapshots(lake)) == ((2, True, AT + 7), ["000002"])
         assert not list(damaged_catalogs(lake.layout, lake.ledger))

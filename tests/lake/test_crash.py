@@ -18,11 +18,11 @@ from pipeline.lake.integrity import unknown_files
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger import Ledger
-from pipeline.maintenance.compact import run_compaction as compact
 from pipeline.settings import Settings
 from tests.forkserver import run_command
 from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.lake.lake_builder import AT, commit
+from tests.lake.operations import compact_all
 from tests.oracle import differences
 from tests.sync.sync_harness import SEED, opened, synced
 
@@ -116,8 +116,8 @@ async def test_every_file_operation_of_a_compaction(tmp_path: Path, error: int |
             await synced(emulator, lake, keep_snapshots=1, retention_hours=0)
             with failing(Disk(at, error)) as disk:
                 try:
-                    with Lake(lake, doing="compact") as held:
-                        compact(held, Settings(lake=lake, keep_snapshots=1, retention_hours=0), everything=True)
+                    with Lake(lake, doing="compaction") as held:
+                        compact_all(held, Settings(lake=lake, keep_snapshots=1, retention_hours=0))
                 except ProcessKilled:
                     assert error is None
                 except StorageError:
@@ -215,7 +215,7 @@ async def test_too_few_files_may_be_open(tmp_path: Path) -> None:
                 commit(held, {number % 60: 0})
             held.publish("", at=AT, complete=True, watermark=None)
         question = ("query", "SELECT count(*), max(scan_code) FROM files", "--lake", str(lake))
-        for arguments in (question, ("compact", "--full", "--lake", str(lake))):
+        for arguments in (question, ("rebuild", "--small-parts", "--lake", str(lake))):
             ends = [await short_of_files(limit, *arguments, emulator=emulator) for limit in (40, 20)]
             assert ExitCode.STORAGE in ends
     assert litter(lake) == []

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 async def test_compaction_names_a_damaged_part(tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compaction that cannot read a part ends with exit code 9 and names it; it does not blame the disk."""
     monkeypatch.setattr(compaction, "_MIN_MERGED_RAW_PARTS", 2)
+    monkeypatch.setattr(compaction, "MAX_SUPERSEDED_RATIO", -1)
     lake = tmp_path / "lake"
     async with grown(lake):
         pass
     damaged = min((lake / folder).glob("0*.parquet"))
     flip(damaged)
-    message = told(lake, "compact", "--full", code=9)
+    message = told(lake, "rebuild", "--small-parts", code=9)
     assert f"{folder}/{damaged.name}" in message
     assert "Run `scanlake check`" in message
 
@@ -39,7 +40,7 @@ async def test_a_rollback_brings_no_damaged_part_back(tmp_path: Path) -> None:
     assert checked(lake).damage
     with opened(lake) as db:
         before = db.execute("SELECT count(*) FROM uploads").fetchall()
-    message = told(lake, "rollback", str(number), code=2)
+    message = told(lake, "rollback", str(number), "--yes", code=2)
     assert f"Snapshot {number} cannot be restored: raw/" in message
     with opened(lake) as db:
         assert db.execute("SELECT count(*) FROM uploads").fetchall() == before

@@ -37,12 +37,11 @@ COMMANDS: Final = {
     "plan": (),
     "share": ("REF1",),
     "report": ("--reference", "REF1", "--out", "pdfs"),
-    "compact": (),
     "publish": ("--to", "file:///nowhere/target"),
     "check": (),
     "purge": ("1",),
-    "replay": (),
-    "unpause": (),
+    "rebuild": (),
+    "rollback": ("1", "--yes"),
     "backup": ("copy",),
 }
 

@@ -15,11 +15,11 @@ import pytest
 from pipeline.cli import main
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
-from pipeline.maintenance.compact import run_compaction as compact
 from pipeline.progress import NullProgress
 from pipeline.settings import Settings
 from pipeline.sync.verify import VerifyMode, verify
 from tests.lake.corruption import checked, flip, grown, parts
+from tests.lake.operations import compact_all
 from tests.oracle import differences
 from tests.sync.sync_harness import SEED, opened, synced
 
@@ -33,8 +33,8 @@ async def test_a_whole_lake_is_whole(tmp_path: Path) -> None:
     async with grown(lake):
         pass
     assert checked(lake, read_data=True).damage == []
-    with Lake(lake, doing="compact") as held:
-        compact(held, Settings(lake=lake), everything=True)
+    with Lake(lake, doing="compaction") as held:
+        compact_all(held, Settings(lake=lake))
     found = checked(lake, read_data=True)
     assert (found.damage, found.unknown_files, found.refetch) == ([], [], [])
 
@@ -80,8 +80,8 @@ async def test_a_damaged_base_part_is_folded_again(tmp_path: Path) -> None:
     """A part that many commits were folded into is rebuilt with just the versions that it held, sorted."""
     lake = tmp_path / "lake"
     async with grown(lake) as emulator:
-        with Lake(lake, doing="compact") as held:
-            compact(held, Settings(lake=lake), everything=True)
+        with Lake(lake, doing="compaction") as held:
+            compact_all(held, Settings(lake=lake))
         emulator.world.update(emulator.world.pick_random(6))
         await synced(emulator, lake)
         truth = list(emulator.truth())
@@ -254,8 +254,8 @@ async def test_parts_of_earlier_snapshots(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     async with grown(lake) as emulator:
         old = {path.name for path in parts(lake) if path.parent.name == "uploads"}
-        with Lake(lake, doing="compact") as held:
-            compact(held, Settings(lake=lake), everything=True)
+        with Lake(lake, doing="compaction") as held:
+            compact_all(held, Settings(lake=lake))
         before = len(list((lake / "snapshots").iterdir()))
         flip(lake / "parts" / "uploads" / min(old))
         found = checked(lake)

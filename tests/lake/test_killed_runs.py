@@ -54,7 +54,7 @@ def test_a_run_without_a_process_is_not_running(tmp_path: Path) -> None:
     assert "interrupted" in told(lake, "status")
     with lock_lake_for_reading(LakeLayout(lake)):
         assert read_state(lake)[0] == "interrupted", "a check that only reads is not the run"
-    with lock_lake(LakeLayout(lake), "compact"):
+    with lock_lake(LakeLayout(lake), "compaction"):
         note = json.loads((lake / "LOCK").read_text())
         (lake / "LOCK").write_text(json.dumps({**note, "since": "2100-01-01T00:00:00Z"}))
         assert read_state(lake)[0] == "interrupted", "another process has held the lock since"
@@ -124,11 +124,11 @@ def test_a_lock_for_reading_is_not_of_the_last_run(tmp_path: Path) -> None:
     lake = made_in(tmp_path / "lake")
     note = (lake / "LOCK").read_bytes()
     with lock_lake_for_reading(LakeLayout(lake)):
-        message = told(lake, "compact", code=5)
+        message = told(lake, "rebuild", code=5)
         assert f"Another run holds the lake: check --dry-run, which reads, pid {os.getpid()}." in message
         assert describe_lock_owner(LakeLayout(lake)).startswith("check --dry-run")
     assert (lake / "LOCK").read_bytes() == note
-    told(lake, "compact")
+    told(lake, "rebuild", "--small-parts")
 
 
 def test_a_lock_that_cannot_be_seen_is_not_free(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_lock_that_cannot_be_seen_is_not_free(tmp_path: Path) -> None:
 # Stopped writers
 
 
-@pytest.mark.parametrize("command", sample(["sync", "compact", "publish", "check", "replay", "purge"], 2))
+@pytest.mark.parametrize("command", sample(["sync", "publish", "check", "rebuild", "purge"], 2))
 async def test_no_second_run_while_a_writer_is_stopped(tmp_path: Path, command: str) -> None:
     """While a stopped process holds the lake every other run is refused with exit 5; then the first one ends well."""
     lake = tmp_path / "lake"

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.cli import main
 from pipeline.errors import ExitCode, LakeCorruptedError, SettingsError
-from pipeline.lake import rebuild
+from pipeline.lake import ledger_rebuild
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger import Ledger
@@ -71,7 +71,7 @@ def test_another_format_is_refused(
 
 def test_a_lost_ledger_of_another_format_is_not_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The catalog knows the format, too."""
-    monkeypatch.setattr(rebuild, "FORMAT", FORMAT + 1)
+    monkeypatch.setattr(ledger_rebuild, "FORMAT", FORMAT + 1)
     publish_one_file(tmp_path / "lake")
     (tmp_path / "lake" / "ledger.sqlite").unlink()
     with pytest.raises(SettingsError, match=f"format {FORMAT + 1};"), Lake(tmp_path / "lake", doing="test"):

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pipeline.lake import duckdb as worker
-from pipeline.lake.compaction import compact as fold
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import RunRecord
-from pipeline.lake.snapshots import clear_pause, roll_back
+from pipeline.lake.snapshots import clear_pause, read_restorable, roll_back
 from pipeline.maintenance.compact import run_compaction as compact
 from pipeline.settings import Settings
 from tests.lake.lake_builder import AT, commit, counted
+from tests.lake.operations import compact_all, merge_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,7 +95,7 @@ class LakeOfRows(RuleBasedStateMachine):
         if later is not None:
             self.commit_files(later, publishes=False)
             if compacts:
-                fold(self.lake.layout, self.lake.ledger, now=AT, name_suffix=f"{self.stamp:06x}", full=True)
+                merge_all(self.lake, self.stamp)
         self.commit_files(counts, gone - counts.keys(), workflow)
 
     def commit_files(
@@ -135,7 +135,7 @@ class LakeOfRows(RuleBasedStateMachine):
     def compact(self, *, everything: bool) -> None:
         """Parts are folded, and old snapshots and parts go."""
         before = self.lake.ledger.next_snapshot()
-        compact(self.lake, self.settings, everything=everything)
+        (compact_all if everything else compact)(self.lake, self.settings)
         if self.lake.ledger.next_snapshot() > before:
             self.past[before] = copy.deepcopy(self.truth)
 
@@ -148,7 +148,7 @@ class LakeOfRows(RuleBasedStateMachine):
     def go_back_to(self, number: int) -> None:
         """Go back to a snapshot."""
         run_id = f"20261121T000000Z-f{self.lake.ledger.next_snapshot():05x}"
-        record = roll_back(self.lake, number, run=RunRecord(run_id, "rollback", "0", AT))
+        record = roll_back(self.lake, read_restorable(self.lake, number), run=RunRecord(run_id, "rollback", "0", AT))
         assert record.watermark == self.watermark_of(number)
         assert self.lake.ledger.coverage() == ((None, (record.watermark or 0) // 1_000_000),)
         clear_pause(self.lake.ledger)

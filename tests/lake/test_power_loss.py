@@ -19,6 +19,7 @@ from pipeline.maintenance.compact import run_compaction as compact
 from pipeline.settings import Settings
 from tests.lake.corruption import checked
 from tests.lake.lake_builder import AT, commit
+from tests.lake.operations import compact_all
 from tests.lake.powerloss import Entry, Log, Tree, losses, recorded
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def work(lake: Path) -> None:
             if number == 1:
                 held.publish("", at=AT + 10, complete=True, watermark=AT)
                 held.republish_records(at=AT + 11)
-            compact(held, made, everything=number == 1)
+            (compact_all if number == 1 else compact)(held, made)
     with Lake(lake, doing="purge") as held:
         purge(held, [2], by="test", at=AT + 20, mark="abcdef")
 

@@ -21,15 +21,14 @@ from pipeline.errors import SettingsError
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import RunRecord
 from pipeline.lake.purge import purge
-from pipeline.lake.snapshots import roll_back
-from pipeline.maintenance.compact import run_compaction as compact
+from pipeline.lake.snapshots import read_restorable, roll_back
 from pipeline.progress import NullProgress
 from pipeline.settings import Settings
 from pipeline.sync.verify import VerifyMode, verify
 from tests.lake.corruption import checked, grown
 from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.lake.lake_builder import AT, insert_reject
-from tests.lake.operations import told
+from tests.lake.operations import compact_all, told
 from tests.oracle import differences
 from tests.sync.sync_harness import opened, synced
 
@@ -91,8 +90,8 @@ async def test_nothing_of_it_is_found(tmp_path: Path, folded: bool) -> None:  # 
         await synced(emulator, lake)
         words += secrets_of(emulator, file_id)
         if folded:
-            with Lake(lake, doing="compact") as held:
-                compact(held, Settings(lake=lake), everything=True)
+            with Lake(lake, doing="compaction") as held:
+                compact_all(held, Settings(lake=lake))
         with closing(sqlite3.connect(lake / "ledger.sqlite")) as db:
             reject = f'{{"scan_code": "{words[0]}"}}'.encode()
             insert_reject(db, file_id, reject)
@@ -166,7 +165,7 @@ async def test_no_rollback_behind_a_purge(tmp_path: Path) -> None:
     with Lake(lake, doing="rollback") as held:
         run = RunRecord("20260101T000000Z-abcdef", "rollback", "0", AT)
         with pytest.raises(SettingsError, match="A purge was killed"):
-            roll_back(held, 1, run=run)
+            roll_back(held, read_restorable(held, 1), run=run)
         held.republish(at=AT)
         assert held.ledger.properties.purge_in_progress is None
     assert [word for word in words if word in everything(lake)] == []

@@ -14,11 +14,11 @@ from pipeline.lake import compaction
 from pipeline.lake import duckdb as worker
 from pipeline.lake.compaction import find_expired_documents
 from pipeline.lake.lake import Lake
-from pipeline.maintenance.compact import run_compaction as compact
-from pipeline.maintenance.replay import replay
+from pipeline.maintenance.rebuild import rebuild
 from pipeline.settings import Settings
 from tests.lake.corruption import checked
 from tests.lake.lake_builder import AT, commit
+from tests.lake.operations import compact_all
 from tests.oracle import differences
 from tests.sync.sync_harness import SEED, opened, synced
 
@@ -62,13 +62,13 @@ def test_the_newest_versions_stay(
     commit(held, {4: 0})
     held.publish("", at=AT, complete=True, watermark=None)
     before = documents(lake / "catalog.duckdb")
-    assert compact(held, made, everything=True)
+    assert compact_all(held, made)
     last = COMMITS if keep is None else keep
     wanted = {key: seqs[-last:] for key, seqs in before.items()}
     assert documents(lake / "catalog.duckdb") == wanted
     assert documents(lake / "snapshots" / "000001.duckdb") == earlier
-    assert replay(held).files == 3
-    assert compact(held, made, everything=True) is None
+    assert rebuild(held).files == 3
+    assert not compact_all(held, made)
     held.__exit__(None, None, None)
     assert checked(lake, read_data=True).damage == []
 
@@ -98,12 +98,12 @@ async def test_a_sync_with_one_version_kept(tmp_path: Path) -> None:
         for _ in range(4):
             await synced(emulator, lake)
             emulator.world.update(emulator.world.pick_random(12))
-            with Lake(lake, doing="compact") as held:
-                compact(held, made, everything=True)
+            with Lake(lake, doing="compaction") as held:
+                compact_all(held, made)
         await synced(emulator, lake)
-        with Lake(lake, doing="compact") as held:
-            compact(held, made, everything=True)
-            replay(held)
+        with Lake(lake, doing="compaction") as held:
+            compact_all(held, made)
+            rebuild(held)
         with opened(lake) as db:
             assert differences(db, emulator.truth()) == []
             assert db.execute("SELECT count(*), count(DISTINCT file_id) FROM file_history").fetchall() == [(25, 25)]
@@ -124,7 +124,7 @@ def test_sorting_goes_a_range_of_files_at_a_time(tmp_path: Path, monkeypatch: py
             ]
             commit(held, dict.fromkeys(keys, 2), {"uploads": wide})
         commit(held, {5: 0})
-        assert compact(held, Settings(lake=lake), everything=True)
+        assert compact_all(held, Settings(lake=lake))
         parts = [part for part in held.ledger.parts() if part.table_name == "uploads"]
     read = [pq.read_table(lake / part.name, columns=["file_id", "position"]).to_pylist() for part in parts]
     rows = [(row["file_id"], row["position"]) for part in read for row in part]

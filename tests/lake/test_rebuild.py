@@ -1,166 +1,257 @@
-"""A lost ledger is rebuilt from the newest catalog."""
+"""A rebuild makes every table again from the documents, without the service."""
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
-from typing import TYPE_CHECKING, Any, Final
+import json
+import pickle
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
-from pipeline.errors import LakeCorruptedError
+from pipeline.cli import main
+from pipeline.errors import LakeCorruptedError, ScanlakeError
+from pipeline.flatten import flatten as flattening
+from pipeline.lake import catalog_meta, catalog_sql, catalog_tables, catalog_views, parts, views
 from pipeline.lake.lake import Lake
-from pipeline.maintenance.compact import run_compaction as compact
+from pipeline.lake.view_definitions import WORKFLOWS
+from pipeline.maintenance import ray_tasks
+from pipeline.maintenance import rebuild as rebuild_module
+from pipeline.maintenance.rebuild import FlattenedRows, FlattenTask, RebuildResult, rebuild
 from pipeline.progress import NullProgress
 from pipeline.settings import Settings
 from pipeline.sync.verify import VerifyMode, verify
+from schemas import tables
 from tests.lake.corruption import checked, grown
-from tests.lake.lake_builder import insert_reject
+from tests.lake.fault_injection import Disk, ProcessKilled, failing
+from tests.lake.operations import compact_all
 from tests.oracle import differences
 from tests.sync.sync_harness import opened, synced
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from pipeline.emulator import Emulator
+    from schemas.tables import Table
 
 
-def ledger(lake: Path, sql: str) -> list[tuple[Any, ...]]:
-    """What the ledger answers."""
-    with closing(sqlite3.connect(lake / "ledger.sqlite")) as db:
-        return db.execute(sql).fetchall()
+def rebuilt(lake: Path) -> RebuildResult:
+    """Rebuild as the command does."""
+    with Lake(lake, doing="rebuild") as held:
+        return rebuild(held)
 
 
-async def proven(emulator: Emulator, lake: Path, *, deep: float = 0.0) -> tuple[bool, int]:
-    """Whether a verify finds lake and service equal without healing, and how many details it found different."""
-    made = Settings(base_url=emulator.base_url, lake=lake)
-    with Lake(lake, doing="verify") as held:
-        proof = await verify(held, made, emulator.token, VerifyMode(deep=deep), NullProgress())
-    found = proof.verification
-    return proof.consistent and not (found.missing or found.stale or found.deleted), found.details_differing
+def rows(lake: Path) -> dict[str, list[str]]:
+    """Every row of every table, `_seq` left out."""
+    with opened(lake) as db:
+        return {
+            table.name: sorted(map(str, db.execute(f"SELECT * FROM {table.qualified_name}").fetchall()))
+            for table in tables.TABLES
+        }
 
 
-OF_ONE_FILE: Final = ("next_commit_seq", "learned_limits", "catalog", "delta_base", "has_unpublished_rows")
-"""Properties that a rebuilt ledger need not have as they were: its catalog is published again."""
-
-
-async def test_a_lost_ledger_comes_back_as_it_was(tmp_path: Path) -> None:
-    """Opening a lake without its ledger rebuilds it, versions, coverage and facts; the next sync fetches nothing."""
+@pytest.mark.parametrize("folded", [False, True])
+async def test_every_row_is_the_same(tmp_path: Path, folded: bool) -> None:  # noqa: FBT001
+    """After changes, deletions and compactions a rebuild gives every table row for row, without one request."""
     lake = tmp_path / "lake"
     async with grown(lake) as emulator:
         emulator.world.delete(emulator.world.pick_random(2))
-        assert (await proven(emulator, lake))[1] == 0
-        with Lake(lake, doing="compact") as held:
-            compact(held, Settings(lake=lake), everything=True)
+        made = Settings(base_url=emulator.base_url, lake=lake)
+        with Lake(lake, doing="verify") as held:
+            await verify(held, made, emulator.token, VerifyMode(), NullProgress())
+        if folded:
+            with Lake(lake, doing="compaction") as held:
+                compact_all(held, Settings(lake=lake))
         emulator.world.update(emulator.world.pick_random(4))
         await synced(emulator, lake)
-        files = (
-            "SELECT file_id, commit_seq, deleted, updated_at, digest, fetch_signature, is_stable, instance_id, run_id"
-        )
-        questions = (
-            f"{files} FROM file_version WHERE NOT deleted ORDER BY 1",
-            "SELECT file_id, commit_seq FROM file_version WHERE deleted ORDER BY 1",
-            "SELECT * FROM coverage ORDER BY 1",
-            f"SELECT * FROM lake_property WHERE name NOT IN {OF_ONE_FILE} ORDER BY 1",
-            "SELECT * FROM part ORDER BY 1",
-            "SELECT * FROM superseded_version ORDER BY 1, 2",
-            "SELECT name FROM retired_part ORDER BY 1",
-            "SELECT * FROM definition ORDER BY 1",
-            "SELECT run_id, state FROM run ORDER BY 1",
-        )
-        before = [ledger(lake, question) for question in questions]
-        (seq,) = ledger(lake, "SELECT value FROM lake_property WHERE name = 'next_commit_seq'")[0]
-        (lake / "ledger.sqlite").unlink()
-        with Lake(lake, doing="sync"):
-            pass
-        for question, rows in zip(questions, before, strict=True):
-            assert ledger(lake, question) == rows, question
-        assert int(ledger(lake, "SELECT value FROM lake_property WHERE name = 'next_commit_seq'")[0][0]) >= int(seq)
-        summary = await synced(emulator, lake)
-        assert summary.details_fetched == 0
-        assert await proven(emulator, lake, deep=1) == (True, 0)
+        before, requests = rows(lake), emulator.requests
+        done = rebuilt(lake)
+        assert emulator.requests == requests
+        assert rows(lake) == before
+        assert len(before["deleted_files"]) == 2
+        assert done.files == len(before["files"])
         with opened(lake) as db:
             assert differences(db, emulator.truth()) == []
-    assert checked(lake, read_data=True).damage == []
-
-
-async def test_what_was_committed_after_the_last_publish_is_fetched_again(tmp_path: Path) -> None:
-    """Commits that no catalog shows are lost with the ledger; just their files come again, under new numbers."""
-    lake = tmp_path / "lake"
-    async with grown(lake) as emulator:
-        catalog = (lake / "catalog.duckdb").read_bytes()
-        emulator.world.update(changed := emulator.world.pick_random(5))
+            assert db.execute("SELECT count(*) FROM physical.superseded_versions").fetchall() == [(0,)]
+        assert (await synced(emulator, lake)).details_fetched == 0
+        emulator.world.update(emulator.world.pick_random(4))
         await synced(emulator, lake)
-        last = max(int(path.name[:12]) for path in lake.glob("raw/*"))
-        (lake / "ledger.sqlite").unlink()
-        (lake / "catalog.duckdb").unlink()
-        max((lake / "snapshots").iterdir()).unlink()
-        (lake / "catalog.duckdb").write_bytes(catalog)
-        summary = await synced(emulator, lake)
-        assert summary.details_fetched == len(set(changed))
-        assert min(int(path.name[:12]) for path in lake.glob("raw/*") if int(path.name[:12]) >= last) > last
         with opened(lake) as db:
             assert differences(db, emulator.truth()) == []
     assert checked(lake, read_data=True).damage == []
 
 
-async def test_rejects_and_orders_survive(tmp_path: Path) -> None:
-    """Whatever small table the ledger has is carried by the catalog, documents byte for byte."""
+@pytest.mark.parametrize(("name", "column"), [("uploads", "comment"), ("workflow_definitions", "type")])
+async def test_a_column_declared_later_is_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, column: str
+) -> None:
+    """A lake written by a version that did not know a column shows it empty, and filled after a rebuild."""
     lake = tmp_path / "lake"
-    async with grown(lake, rounds=0):
-        pass
-    with closing(sqlite3.connect(lake / "ledger.sqlite")) as db:
-        insert_reject(db, None, b"\xff\x00\xfe")
-        db.execute("INSERT INTO report_job VALUES ('j', 'f', '{}', '{}', 1, NULL, 'open')")
-        db.commit()
+    known = tables.BY_NAME[name]
+    columns = tuple(each for each in known.columns if each.name != column)
+    with monkeypatch.context() as patch:
+        _declare(patch, replace(known, columns=columns))
+        async with grown(lake, rounds=1) as emulator:
+            truth = list(emulator.truth())
+    with opened(lake) as db:
+        assert column not in {row[0] for row in db.execute(f"DESCRIBE {name}").fetchall()}
     with Lake(lake, doing="publish") as held:
         held.republish(at=1)
-    (lake / "ledger.sqlite").unlink()
-    with Lake(lake, doing="sync"):
-        pass
-    assert ledger(lake, "SELECT document FROM reject") == [(b"\xff\x00\xfe",)]
-    assert ledger(lake, "SELECT job, state FROM report_job") == [("j", "open")]
+    with opened(lake) as db:
+        assert db.execute(f"SELECT count({column}) FROM {name}").fetchall() == [(0,)]
+    rebuilt(lake)
+    with opened(lake) as db:
+        assert differences(db, truth) == []
+        assert db.execute(f"SELECT count({column}) > 0 FROM {name}").fetchall() == [(True,)]
 
 
-@pytest.mark.parametrize("damage", ["head", "middle", "empty", "text"])
-async def test_a_damaged_ledger_is_moved_aside(tmp_path: Path, damage: str) -> None:
-    """A damaged ledger stops a sync with exit 9; check names it, keeps it under another name, and rebuilds it."""
+def _declare(patch: pytest.MonkeyPatch, table: Table) -> None:
+    declared = tuple(table if each.name == table.name else each for each in tables.TABLES)
+    for module in (tables, catalog_meta, catalog_sql, catalog_tables, catalog_views, parts, rebuild_module):
+        if hasattr(module, "TABLES"):
+            patch.setattr(module, "TABLES", declared)
+        if hasattr(module, "BY_NAME"):
+            patch.setattr(module, "BY_NAME", {each.name: each for each in declared})
+    if hasattr(catalog_sql, table.name.upper()):
+        patch.setattr(catalog_sql, table.name.upper(), table)
+    if table.name == "workflow_definitions":
+        listed = ", ".join(f'"{column.name}"' for column in table.columns)
+        latest = WORKFLOWS.sql.partition(" FROM ")[2]
+        patch.setattr(views, "WORKFLOWS", replace(WORKFLOWS, columns=(), sql=f"SELECT {listed} FROM {latest}"))
+    patch.setattr(flattening, "_FLATTENED", tuple(each for each in declared if each.from_wire))
+
+
+async def test_gaps_in_raw_are_refused(tmp_path: Path) -> None:
+    """Where raw documents are missing or damaged a rebuild changes nothing and sends to `scanlake check`."""
     lake = tmp_path / "lake"
-    async with grown(lake, rounds=1) as emulator:
-        path = lake / "ledger.sqlite"
-        content = bytearray(path.read_bytes())
-        if damage == "head":
-            content[:4096] = bytes(4096)
-        elif damage == "middle":
-            content[8192:] = b"\xa5" * (len(content) - 8192)
-        path.write_bytes({"empty": b"", "text": b"not a ledger\n" * 500}.get(damage, bytes(content)))
-        if damage == "empty":
-            with pytest.raises(LakeCorruptedError, match="empty"):
-                checked(lake, mend=False)
-        else:
-            with pytest.raises(LakeCorruptedError, match=r"ledger\.sqlite") as told:
-                await synced(emulator, lake)
-            assert told.value.exit_code == 9
-            with pytest.raises(LakeCorruptedError, match=r"ledger\.sqlite"):
-                checked(lake, mend=False)
-        first = checked(lake).damage[0]
-        assert first.subject == "ledger.sqlite"
-        assert first.repaired == "rebuilt from the newest catalog"
-        assert len(list(lake.glob("ledger.sqlite.damaged-*Z"))) == 1
-        summary = await synced(emulator, lake)
-        assert summary.details_fetched == 0
-        with opened(lake) as db:
-            assert differences(db, emulator.truth()) == []
+    async with grown(lake, rounds=1):
+        pass
+    before = rows(lake)
+    raw = min((lake / "raw").iterdir())
+    raw.chmod(0o644)
+    raw.write_bytes(raw.read_bytes()[:-3] + b"PAR")
+    with pytest.raises(LakeCorruptedError):
+        rebuilt(lake)
+    assert checked(lake).refetch
+    with pytest.raises(LakeCorruptedError, match="has the documents of"):
+        rebuilt(lake)
+    assert rows(lake) == before
 
 
-async def test_without_any_catalog_nothing_is_touched(tmp_path: Path) -> None:
-    """With parts but neither ledger nor catalog the lake is refused, and no part is swept away."""
+async def test_a_killed_rebuild_changes_nothing(tmp_path: Path) -> None:
+    """Killed anywhere, a rebuild leaves the tables as they were or as they are to be, which is the same."""
     lake = tmp_path / "lake"
-    async with grown(lake, rounds=0):
+    async with grown(lake, files=8, rounds=1):
         pass
-    for path in [lake / "ledger.sqlite", lake / "catalog.duckdb", *(lake / "snapshots").iterdir()]:
-        path.unlink()
-    before = sorted(lake.rglob("*"))
-    with pytest.raises(LakeCorruptedError), Lake(lake, doing="sync"):
-        pass
-    assert sorted(lake.rglob("*")) == before
+    before, killed = rows(lake), 0
+    for at in range(12, 400, 12):
+        with failing(Disk(at, None)) as disk:
+            try:
+                rebuilt(lake)
+            except ProcessKilled:
+                killed += 1
+        assert rows(lake) == before, f"torn at {at}"
+        if not disk.struck:
+            break
+    assert killed > 3
+    assert checked(lake, read_data=True).unknown_files == []
+
+
+async def test_memory_does_not_grow_with_the_lake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A rebuild holds a batch of documents at a time, however many there are."""
+    lake, peaks = tmp_path / "lake", []
+    for files in (100, 400):
+        async with grown(lake / str(files), files=files, rounds=0):
+            pass
+        tracemalloc.start()
+        rebuilt(lake / str(files))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.5 * peaks[0] + 2_000_000
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main(["rebuild", "--json", "--lake", str(lake / "100")])
+    assert ended.value.code == 0
+    assert json.loads(capsys.readouterr().out)["files"] == 100
+
+
+def run_elsewhere(tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
+    """Run tasks out of order in threads, each one twice, as a cluster may after a lost worker.
+
+    Each task and each result crosses a border of processes.
+    """
+    waiting = [pickle.dumps(task) for task in tasks]
+    assert len(waiting) > 3
+
+    def run(task: bytes) -> bytes:
+        return pickle.dumps(pickle.loads(task).run())  # noqa: S301 - this test's own bytes
+
+    with ThreadPoolExecutor(4) as pool:
+        first = [pool.submit(run, task) for task in reversed(waiting)]
+        again = [pool.submit(run, task) for task in waiting]
+        for lost, result in zip(reversed(first), again, strict=True):
+            assert lost.result() == result.result()
+            yield pickle.loads(result.result())  # noqa: S301
+
+
+async def test_tasks_elsewhere_give_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks that run elsewhere, in any order and more than once, give every table row by row."""
+    lake = tmp_path / "lake"
+    async with grown(lake) as emulator:
+        emulator.world.delete(emulator.world.pick_random(2))
+        made = Settings(base_url=emulator.base_url, lake=lake)
+        with Lake(lake, doing="verify") as held:
+            await verify(held, made, emulator.token, VerifyMode(), NullProgress())
+    local = rebuilt(lake)
+    before = rows(lake)
+    monkeypatch.setattr(rebuild_module, "_TASK_FILES", 7)
+    with Lake(lake, doing="rebuild") as held:
+        done = rebuild(held, run_elsewhere)
+    assert rows(lake) == before
+    assert (done.files, done.rows, done.parts_after) == (local.files, local.rows, local.parts_after)
+    assert checked(lake, read_data=True).damage == []
+
+
+def run_and_fail(tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
+    """Fail after the first task."""
+    yield next(tasks).run()
+    raise ScanlakeError("Ray (ray): the cluster is gone.")
+
+
+async def test_a_cluster_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a failure in the middle the lake has the parts and rows of before."""
+    lake = tmp_path / "lake"
+    async with grown(lake):
+        before = rows(lake)
+    monkeypatch.setattr(rebuild_module, "_TASK_FILES", 7)
+    with Lake(lake, doing="rebuild") as held:
+        parts_before = held.ledger.parts()
+        with pytest.raises(ScanlakeError, match="the cluster is gone"):
+            rebuild(held, run_and_fail)
+        assert held.ledger.parts() == parts_before
+    assert rows(lake) == before
+    assert checked(lake, read_data=True).damage == []
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("dask", "--on dask: unknown kind of cluster."),
+        ("ray://", "--on ray://: no address."),
+        ("rayon", "--on rayon: unknown kind of cluster."),
+        ("ray", "--on ray needs the library ray."),
+    ],
+)
+def test_an_unusable_cluster_is_one_line(
+    target: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A cluster of another kind, an empty address and a missing library are refused with what to do."""
+    monkeypatch.setattr(ray_tasks, "ray", None)
+    with pytest.raises(SystemExit) as ended:
+        main(["rebuild", "--on", target])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert says in told
+    assert "ray://HOST:PORT" in told or "pip install 'ray[client]'" in told

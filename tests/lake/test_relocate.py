@@ -75,7 +75,7 @@ def test_snapshots_move_along(lake: Path) -> None:
         done = subprocess.run([CLIENT, "-readonly", str(path), views], capture_output=True, text=True, check=False)
         assert done.stderr == ""
     assert json.loads(told(moved, "check", "--json", "--read-data"))["ok"]
-    told(moved, "rollback", "2")
+    told(moved, "rollback", "2", "--yes")
     assert count(moved / "catalog.duckdb") == 2
 
 
@@ -120,7 +120,7 @@ def test_a_killed_publish_moves_the_rest_next_time(lake: Path) -> None:
 def test_any_run_notices_a_move(lake: Path) -> None:
     """A run on a lake that was moved publishes it anew, also when there is nothing else to do."""
     moved = lake.rename(lake.with_name("moved"))
-    with Lake(moved, doing="compact") as held:
+    with Lake(moved, doing="compaction") as held:
         assert compact(held, Settings(lake=moved)) is None
         assert not held.needs_publish
     assert count(moved / "catalog.duckdb") == 2

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from pipeline.lake.compaction import compact
 from pipeline.lake.file_names import list_part_files, list_snapshots
 from pipeline.lake.kept_snapshots import RetentionRules, SnapshotTime, select_kept
 from pipeline.lake.lake import Lake
@@ -20,7 +19,7 @@ from pipeline.lake.retention import expire_snapshots
 from pipeline.lake.snapshots import missing_parts, read_snapshot
 from schemas.timestamps import SECOND, from_datetime, now_us, to_datetime
 from tests.lake.lake_builder import AT, commit
-from tests.lake.operations import told
+from tests.lake.operations import merge_all, told
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,11 +80,6 @@ def test_more_to_keep_deletes_nothing(history: list[SnapshotTime], rules: Retent
     assert set(select_kept(history, plain, now=_NOW)) <= set(select_kept(history, rules, now=_NOW))
 
 
-def _compact(lake: Lake, number: int) -> None:
-    """Write all rows into new parts, so that every snapshot has its own."""
-    compact(lake.layout, lake.ledger, now=AT, name_suffix=f"{number:06x}", full=True)
-
-
 def test_the_state_of_the_retention_time_ago_is_kept(tmp_path: Path) -> None:
     """A snapshot goes when its successor is older than the retention time: until then it was what readers saw."""
     now, hour = now_us(), 3_600 * SECOND
@@ -104,7 +98,7 @@ def test_the_newest_of_days_and_months_can_be_read_and_purged(tmp_path: Path) ->
     with Lake(lake, doing="test") as made:
         for number, days in enumerate((0, 0.1, 20, 20.1, 40, 40.1), 1):
             commit(made, {9: number, number: 0})
-            _compact(made, number)
+            merge_all(made, number)
             made.publish("", at=int(october + days * day), complete=True, watermark=AT)
         rules = RetentionRules(newest=1, seconds=0, daily=2, monthly=3)
         expire_snapshots(made.layout, made.ledger, rules, now=october / SECOND + 41 * 86_400)
@@ -143,7 +137,7 @@ def test_parts_stay_while_a_kept_snapshot_cannot_be_read(tmp_path: Path) -> None
     with Lake(lake, doing="test") as made:
         for number in range(1, 5):
             commit(made, {number: 0})
-            _compact(made, number)
+            merge_all(made, number)
             made.publish("", at=AT + number // 3 * 40 * day, complete=True, watermark=AT)
         between = {part.name for part in read_snapshot(made.layout.snapshot_path(3)).parts}
         path = made.layout.snapshot_path(2)

@@ -69,12 +69,11 @@ def test_rows_keep_their_order(
     assert start == len(sent)
 
 
-def test_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_full(tmp_path: Path) -> None:
     """The buffer is full after so many files, and empty after a write."""
-    monkeypatch.setattr(row_buffer, "_MAX_FILES", 5)
     layout = LakeLayout(tmp_path)
     layout.create_dirs(layout.folders(table.name for table in TABLES))
-    buffer = RowBuffer(layout)
+    buffer = RowBuffer(layout, max_files=5)
     found = []
     for seq, file_ids in enumerate(([1, 2, 3], [4, 5]), 1):
         buffer.add(make_tables(file_ids, seq), run_id=RUN, seq=seq)

@@ -14,8 +14,7 @@ from pipeline.emulator import Emulator
 from pipeline.errors import SettingsError
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import RunRecord
-from pipeline.lake.snapshots import clear_pause, diff_snapshots, read_snapshot, roll_back
-from pipeline.maintenance.compact import run_compaction as compact
+from pipeline.lake.snapshots import clear_pause, diff_snapshots, read_restorable, read_snapshot, roll_back
 from pipeline.progress import NullProgress
 from pipeline.settings import Settings
 from pipeline.sync.regular_verify import is_due
@@ -24,7 +23,7 @@ from pipeline.sync.verify import VerifyMode, verify
 from schemas.timestamps import SECOND, now_us, to_datetime
 from tests import oracle
 from tests.lake.lake_builder import commit
-from tests.lake.operations import told
+from tests.lake.operations import compact_all, told
 from tests.sync.sync_harness import SEED, opened, synced
 
 if TYPE_CHECKING:
@@ -42,12 +41,12 @@ def rolled_back(lake: Path, number: int) -> SnapshotRecord:
     """Roll back as the command does."""
     with Lake(lake, doing="rollback") as held:
         run_id = f"r-{held.ledger.next_snapshot():06x}"
-        return roll_back(held, number, run=RunRecord(run_id, "rollback", "0", AT, state="done"))
+        return roll_back(held, read_restorable(held, number), run=RunRecord(run_id, "rollback", "0", AT, state="done"))
 
 
-def unpaused(lake: Path) -> None:
-    """Unpause as the command does."""
-    with Lake(lake, doing="unpause") as held:
+def undo_rollback(lake: Path) -> None:
+    """Allow syncs again as the command does."""
+    with Lake(lake, doing="rollback") as held:
         clear_pause(held.ledger)
 
 
@@ -55,7 +54,7 @@ async def verified(emulator: Emulator, lake: Path) -> None:
     """Verify as the command does, when it is due."""
     made = Settings(base_url=emulator.base_url, lake=lake)
     with Lake(lake, doing="verify") as held:
-        assert is_due(held, made)
+        assert is_due(held.ledger, made)
         assert (await verify(held, made, emulator.token, VerifyMode(accept_deletions=True), NullProgress())).consistent
 
 
@@ -81,16 +80,16 @@ async def test_time_travel(tmp_path: Path) -> None:
             emulator.world.update(emulator.world.pick_random(20))
             emulator.world.create(2)
             await synced(emulator, lake)
-        with Lake(lake, doing="compact") as held:
-            assert compact(held, Settings(lake=lake), everything=True)
+        with Lake(lake, doing="compaction") as held:
+            assert compact_all(held, Settings(lake=lake))
         with duckdb.connect(str(lake / "snapshots" / f"{number:06d}.duckdb"), read_only=True) as db:
             assert differences(db, then) == []
         with opened(lake) as db:
             assert differences(db, emulator.truth()) == []
 
 
-async def test_rollback_and_unpause(tmp_path: Path) -> None:
-    """A rollback shows what was, under a new number and the old watermark; syncs wait for unpause, then converge."""
+async def test_rollback_and_undo(tmp_path: Path) -> None:
+    """A rollback shows what was, under a new number; syncs wait until it is undone, then converge."""
     lake = tmp_path / "lake"
     async with Emulator(80, seed=SEED) as emulator:
         await synced(emulator, lake)
@@ -104,9 +103,9 @@ async def test_rollback_and_unpause(tmp_path: Path) -> None:
             emulator.world.delete(emulator.world.pick_random(3))
             emulator.world.clock.advance(900)
             await synced(emulator, lake)
-        with Lake(lake, doing="compact") as held:
+        with Lake(lake, doing="compaction") as held:
             before = held.ledger.next_commit_seq()
-            assert compact(held, Settings(lake=lake), everything=True)
+            assert compact_all(held, Settings(lake=lake))
         record = rolled_back(lake, number)
         assert record.snapshot > number
         with opened(lake) as db:
@@ -115,11 +114,11 @@ async def test_rollback_and_unpause(tmp_path: Path) -> None:
         requests = emulator.requests
         with pytest.raises(SettingsError, match=f"rolled back to snapshot {number}") as refused:
             await synced(emulator, lake)
-        assert "scanlake unpause" in refused.value.hint
+        assert "scanlake rollback --undo" in refused.value.hint
         with pytest.raises(SettingsError, match="rolled back"):
             await verified(emulator, lake)
         assert emulator.requests == requests
-        unpaused(lake)
+        undo_rollback(lake)
         await synced(emulator, lake)
         await verified(emulator, lake)
         with opened(lake) as db:
@@ -141,7 +140,7 @@ async def test_what_a_rollback_keeps_is_not_fetched_again(tmp_path: Path) -> Non
         emulator.world.update(emulator.world.pick_random(7))
         await synced(emulator, lake)
         rolled_back(lake, number)
-        unpaused(lake)
+        undo_rollback(lake)
         emulator.reset()
         await synced(emulator, lake)
         assert emulator.counts["detail"] == 7
@@ -166,7 +165,7 @@ async def test_late_commits_come_back(tmp_path: Path) -> None:
             proof = await verify(held, made, emulator.token, VerifyMode(), NullProgress())
         assert proof.verification.missing == 1
         rolled_back(lake, number)
-        unpaused(lake)
+        undo_rollback(lake)
         await synced(emulator, lake)
         with opened(lake) as db:
             assert differences(db, emulator.truth()) == []
@@ -202,7 +201,7 @@ async def test_definitions_go_back_too(tmp_path: Path) -> None:
         number = snapshot_of(lake)
         await synced(emulator, lake, FULL)
         rolled_back(lake, number)
-        unpaused(lake)
+        undo_rollback(lake)
         await synced(emulator, lake, FULL)
         with opened(lake) as db:
             assert oracle.differences(db, emulator.truth()) == []
@@ -216,8 +215,8 @@ async def test_refused_when_parts_are_gone(tmp_path: Path) -> None:
         number = snapshot_of(lake)
         emulator.world.update(emulator.world.pick_random(5))
         await synced(emulator, lake)
-        with Lake(lake, doing="compact") as held:
-            assert compact(held, Settings(lake=lake), everything=True)
+        with Lake(lake, doing="compaction") as held:
+            assert compact_all(held, Settings(lake=lake))
         (lake / read_snapshot(lake / "snapshots" / f"{number:06d}.duckdb").parts[0].name).unlink()
         with pytest.raises(SettingsError, match=f"Snapshot {number} cannot be restored"):
             rolled_back(lake, number)
@@ -260,7 +259,7 @@ async def test_changes_between_snapshots(tmp_path: Path) -> None:
 
 
 def test_the_verbs(tmp_path: Path) -> None:
-    """snapshots, changes, rollback and unpause tell people and programs what there is and what they did."""
+    """snapshots, changes and rollback tell people and programs what there is and what they did."""
     lake = tmp_path / "lake"
 
     async def grow() -> None:
@@ -283,11 +282,11 @@ def test_the_verbs(tmp_path: Path) -> None:
     assert lines[0] == "change,file_id,scan_code,updated_at,columns"
     assert lines[1].startswith(f"added,{found['files'][0]['file_id']},")
     assert "1 added, 0 changed, 0 deleted" in told(lake, "changes", "--since", number)
-    assert json.loads(told(lake, "rollback", number, "--json"))["files"] == 32
+    assert json.loads(told(lake, "rollback", number, "--yes", "--json"))["files"] == 32
     refused = told(lake, "sync", "--set", "base_url=http://127.0.0.1:1", code=2, SCANLAKE_TOKEN="t")
-    assert "scanlake unpause" in refused
-    assert f"from snapshot {number}" in told(lake, "unpause")
-    assert "were not paused" in told(lake, "unpause")
+    assert "scanlake rollback --undo" in refused
+    assert f"from snapshot {number}" in told(lake, "rollback", "--undo")
+    assert told(lake, "rollback", "--undo") == "nothing to undo\n"
 
 
 def _change_of(lake: Path, *options: str) -> list[dict[str, Any]]:

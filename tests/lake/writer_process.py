@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from pipeline.lake.lake import Lake
-from pipeline.maintenance.compact import run_compaction as compact
+from pipeline.maintenance.compact import run_compaction
 from pipeline.settings import Settings
 from tests.lake.lake_builder import commit
+from tests.lake.operations import compact_all
 
 GRACE_SECONDS: Final = 4.0
 FILES: Final = 40
@@ -34,7 +35,7 @@ def scribble(folder: Path, seed: int) -> None:
             commit(lake, files, {"uploads": uploads}, gone=gone)
             publish(lake)
             if rng.random() < 0.2:
-                compact(lake, made, everything=rng.random() < 0.3)
+                (compact_all if rng.random() < 0.3 else run_compaction)(lake, made)
 
 
 def publish(lake: Lake) -> None:

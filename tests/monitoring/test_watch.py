@@ -21,7 +21,7 @@ from pipeline.emulator import Emulator
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout, lock_lake
 from pipeline.lake.models import RunRecord
-from pipeline.lake.snapshots import clear_pause, roll_back
+from pipeline.lake.snapshots import clear_pause, read_restorable, roll_back
 from tests.monitoring.watch_harness import Collector, parsed, scanlake
 from tests.processes import children_of, ended
 from tests.processes import launched as started
@@ -253,11 +253,12 @@ async def test_a_rollback_pauses_it(tmp_path: Path) -> None:
     async with Emulator(5, seed=5) as emulator, _hooked() as hook:
         await synced(emulator, lake)
         with Lake(lake, doing="rollback") as open_lake:
-            roll_back(open_lake, 2, run=RunRecord("r-1", "rollback", "0", time.time_ns() // 1000, state="done"))
+            run = RunRecord("r-1", "rollback", "0", time.time_ns() // 1000, state="done")
+            roll_back(open_lake, read_restorable(open_lake, 2), run=run)
         given = {"SCANLAKE_LAKE": str(lake), "SCANLAKE_NOTIFY_URL": hook.url}
         process = await started(emulator, "watch", "--every", "1s", **given)
         await until(lambda: _counted(lake).get("2", 0) >= 1)
-        with Lake(lake, doing="unpause") as open_lake:
+        with Lake(lake, doing="rollback") as open_lake:
             clear_pause(open_lake.ledger)
         await until(lambda: _counted(lake).get("0", 0) >= 1)
         process.terminate()

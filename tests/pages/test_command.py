@@ -339,9 +339,9 @@ async def test_failing_and_paused_syncs_need_attention(tmp_path: Path) -> None:
         await ran(emulator, lake, "serve", "--write", str(page))
         assert "The last 2 runs failed: " in page.read_text()
         assert "verdict problems" in page.read_text()
-        assert (await ran(emulator, lake, "rollback", "1"))[0] == 0
+        assert (await ran(emulator, lake, "rollback", "1", "--yes"))[0] == 0
         await ran(emulator, lake, "serve", "--write", str(page))
         assert "Syncs are paused: the lake was rolled back to snapshot 1." in page.read_text()
         shown = (await ran(emulator, lake, "status"))[1]
-    assert "Paused: the lake was rolled back to snapshot 1; `scanlake unpause` allows syncs." in shown
+    assert "Paused: the lake was rolled back to snapshot 1; `scanlake rollback --undo` allows syncs." in shown
     assert "Not verified since the last rollback" in shown, shown

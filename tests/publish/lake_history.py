@@ -11,11 +11,11 @@ import duckdb
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import RunRecord
 from pipeline.lake.purge import purge
-from pipeline.lake.snapshots import clear_pause, roll_back
-from pipeline.maintenance.compact import run_compaction
+from pipeline.lake.snapshots import clear_pause, read_restorable, roll_back
 from pipeline.settings import Settings
 from schemas.tables import TABLES
 from tests.lake.lake_builder import AT, commit
+from tests.lake.operations import compact_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,8 +49,8 @@ class History:
 
     def compact(self) -> int:
         """Compact everything; the newest snapshot is renewed."""
-        with Lake(self.root, doing="compact") as lake:
-            run_compaction(lake, Settings(lake=self.root, keep_snapshots=50), everything=True)
+        with Lake(self.root, doing="compaction") as lake:
+            compact_all(lake, Settings(lake=self.root, keep_snapshots=50))
             return self._last(lake)
 
     def purge(self, *file_ids: int) -> int:
@@ -62,7 +62,9 @@ class History:
         """Publish the contents of a snapshot again, and let later syncs run."""
         with Lake(self.root, doing="rollback") as lake:
             run_id = f"20261121T000000Z-{lake.ledger.next_snapshot():06x}"
-            record = roll_back(lake, number, run=RunRecord(run_id, "rollback", "0", AT, state="done"))
+            record = roll_back(
+                lake, read_restorable(lake, number), run=RunRecord(run_id, "rollback", "0", AT, state="done")
+            )
             clear_pause(lake.ledger)
             return record.snapshot
 

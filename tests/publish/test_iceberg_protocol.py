@@ -26,7 +26,6 @@ from pipeline.publish.iceberg_publish import publish_iceberg
 from pipeline.publish.iceberg_retention import list_table_files
 from pipeline.publish.target_layout import to_target_path
 from tests.lake.lake_builder import AT
-from tests.lake.test_part_field_ids import remove_field_ids
 from tests.publish.iceberg_reading import NAMES, load_tables, reader
 from tests.publish.lake_history import LAKE_ID, History, list_differences
 from tests.publish.stopping_store import URL, PublisherStopped, StoppingStore
@@ -216,17 +215,6 @@ def test_written_bytes_do_not_grow_with_the_table(tmp_path: Path) -> None:
         catalog = connect_store(catalog._store)  # type: ignore[attr-defined]
         sizes.append(publish(history.root, catalog, number).bytes)
     assert sizes[1] < 1.1 * sizes[0]
-
-
-def test_parts_without_field_ids_are_published(tmp_path: Path) -> None:
-    """Parts of earlier versions have their columns by the name mapping, beside newer parts."""
-    history = History(tmp_path / "lake")
-    history.sync(FILES)
-    remove_field_ids(history.root)
-    number = history.sync({3: 1, 60: 2})
-    catalog = connect_store(StoppingStore())
-    publish(history.root, catalog, number)
-    assert list_differences(history.root, number, reader(catalog)) == []
 
 
 def test_tables_of_another_lake_are_refused(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.purge import purge
-from pipeline.maintenance.compact import run_compaction
 from pipeline.publish.cloud_store import CloudStore
 from pipeline.publish.object_store import open_store
 from pipeline.settings import Settings
 from schemas.timestamps import now_us
-from tests.lake.test_snapshots import rolled_back, unpaused, verified
+from tests.lake.operations import compact_all
+from tests.lake.test_snapshots import rolled_back, undo_rollback, verified
 from tests.publish.target_reading import all_differing, published
 from tests.sync.sync_harness import SEED, synced
 
@@ -52,13 +52,13 @@ async def test_every_snapshot_equals_the_lake(s3_url: str, tmp_path: Path) -> No
             held.ledger.set_properties(last_verify_at=None, unverified_since=1)
         await verified(emulator, lake)
         publish()
-        with Lake(lake, doing="compact") as held:
-            run_compaction(held, Settings(lake=lake, keep_snapshots=100), everything=True)
+        with Lake(lake, doing="compaction") as held:
+            compact_all(held, Settings(lake=lake, keep_snapshots=100))
         assert all(result.uploaded > 5 for result in publish())
         assert compare() == []
         rolled_back(lake, 2)
         publish()
-        unpaused(lake)
+        undo_rollback(lake)
         await synced(emulator, lake, keep_snapshots=100)
         publish()
         kept = sorted(dict(list_snapshots(LakeLayout(lake))))

@@ -186,7 +186,7 @@ async def test_purge_and_rollback_are_published(lake: Path, s3_url: str, tmp_pat
     with Lake(lake, doing="look") as held:
         first, second = [file_id for file_id, _ in held.ledger.iter_files()][:2]
     async with Emulator(1, seed=SEED) as emulator:
-        answer = await finished(emulator, lake, "rollback", "2", "--json", **environment,
+        answer = await finished(emulator, lake, "rollback", "2", "--yes", "--json", **environment,
                                 SCANLAKE_PUBLISH_TO=s3_url, SCANLAKE_PUBLISH_AFTER_SYNC="true")  # fmt: skip
         assert answer.json["publish"]["snapshot"] == latest(store).current.snapshot == answer.json["snapshot"]
         answer = await finished(emulator, lake, "purge", str(first), "--yes", "--json", **environment)

@@ -25,7 +25,6 @@ from pipeline.errors import (
 from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.lake import Lake
 from pipeline.lake.purge import purge
-from pipeline.maintenance.compact import run_compaction
 from pipeline.publish.cloud_store import CloudStore
 from pipeline.publish.folder_backup import backup
 from pipeline.publish.latest import PublishedSnapshot
@@ -37,6 +36,7 @@ from pipeline.settings import Settings
 from schemas.timestamps import SECOND, now_us
 from tests.lake.corruption import flip, grown, parts
 from tests.lake.lake_copies import LakeCopies
+from tests.lake.operations import compact_all
 from tests.publish.target_reading import all_differing, attached, copied, latest, published
 from tests.soaking import sample
 from tests.sync.sync_harness import SEED, synced
@@ -320,8 +320,8 @@ async def test_retention_on_the_target(tmp_path: Path, monkeypatch: pytest.Monke
             await synced(emulator, lake, keep_snapshots=1, retention_hours=0)
             published(lake, store, options)
             # The lake's own snapshot is renewed and names the new parts; the published one goes on naming the old ones.
-            with Lake(lake, doing="compact") as held:
-                run_compaction(held, Settings(lake=lake, keep_snapshots=1, retention_hours=0), everything=True)
+            with Lake(lake, doing="compaction") as held:
+                compact_all(held, Settings(lake=lake, keep_snapshots=1, retention_hours=0))
             store.create("tables/files/data/000000000001-aaaaaa-0123456789ab.parquet", b"orphan")
             store.create("tables/files/data/of-another-program.parquet", b"other")
         emulator.world.update(emulator.world.pick_random(8))

@@ -16,9 +16,9 @@ from pipeline.config import load
 from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.lake import Lake
 from pipeline.lake.retention import expire_snapshots
-from pipeline.maintenance.compact import run_compaction
 from pipeline.publish.iceberg import publish_iceberg_tables
 from tests.bench.lake import CHANGED, UPLOADS, Grown, publish
+from tests.lake.operations import compact_all
 from tests.publish.iceberg_reading import load_tables
 from tests.soak_publish.pinned import connect
 
@@ -68,7 +68,7 @@ def main(folder: Path, uploads: int) -> int:
     started = time.monotonic()
     with Lake(folder, doing="soak") as lake:
         grown.first_sync(lake)
-        run_compaction(lake, settings, everything=True)
+        compact_all(lake, settings)
         publish(lake)
         print(f"  grown in {time.monotonic() - started:.0f} s", flush=True)
         first, wall, _ = publish_tables(lake, settings)

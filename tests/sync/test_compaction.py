@@ -12,8 +12,8 @@ from pipeline.emulator import Emulator
 from pipeline.lake import compaction
 from pipeline.lake.compaction import PartGroup
 from pipeline.lake.lake import Lake
-from pipeline.maintenance.compact import run_compaction as compact
 from pipeline.settings import Settings
+from tests.lake.operations import compact_all
 from tests.oracle import differences
 from tests.sync.sync_harness import SEED, opened, synced
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def compacted(lake: Path, *, everything: bool = False, **settings: object) -> compaction.CompactionResult | None:
-    """Compact as the command does."""
-    with Lake(lake, doing="compact") as held:
-        return compact(held, Settings(lake=lake, **settings), everything=everything)  # type: ignore[arg-type]
+def compacted(lake: Path) -> bool:
+    """Compact everything."""
+    with Lake(lake, doing="compaction") as held:
+        return compact_all(held, Settings(lake=lake))
 
 
 async def test_nothing_changes_for_readers(tmp_path: Path) -> None:
@@ -41,8 +41,7 @@ async def test_nothing_changes_for_readers(tmp_path: Path) -> None:
         with opened(lake) as db:
             before = db.execute(parts).fetchall()[0][0]
             assert db.execute("SELECT count(*) FROM physical.superseded_versions").fetchall()[0][0] > 50
-        done = compacted(lake, everything=True)
-        assert done is not None
+        assert compacted(lake)
         with opened(lake) as db:
             assert differences(db, truth) == []
             assert db.execute("SELECT count(*) FROM physical.superseded_versions").fetchall() == [(0,)]
@@ -51,8 +50,8 @@ async def test_nothing_changes_for_readers(tmp_path: Path) -> None:
         await synced(emulator, lake)
         with opened(lake) as db:
             assert differences(db, emulator.truth()) == []
-    assert compacted(lake, everything=True) is not None
-    assert compacted(lake, everything=True) is None
+    assert compacted(lake)
+    assert not compacted(lake)
 
 
 async def test_a_base_part_is_sorted_and_checksummed(tmp_path: Path) -> None:
@@ -60,7 +59,7 @@ async def test_a_base_part_is_sorted_and_checksummed(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     async with Emulator(60, seed=SEED) as emulator:
         await synced(emulator, lake, commit_every_files=10)
-    compacted(lake, everything=True)
+    compacted(lake)
     (part,) = (path for path in (lake / "parts" / "uploads").glob("*-0000.parquet"))
     rows = pq.read_table(part, page_checksum_verification=True)
     ids = rows.column("file_id").to_pylist()
@@ -74,7 +73,7 @@ async def test_readers_keep_replaced_parts_for_their_grace(tmp_path: Path) -> No
     async with Emulator(40, seed=SEED) as emulator:
         await synced(emulator, lake, commit_every_files=10)
         held = duckdb.connect(str(max(lake.glob("snapshots/*.duckdb"))), read_only=True)
-        compacted(lake, everything=True)
+        compacted(lake)
         assert held.execute("SELECT count(*) FROM files").fetchall() == [(40,)]
         held.close()
         await synced(emulator, lake, keep_snapshots=1, retention_hours=0)

@@ -1,0 +1,275 @@
+"""Rebuild: make all tables again from the documents, without a call to the service.
+
+Documents travel to tasks, which flatten them here or on a cluster; rows come back in the same order. Memory is bounded
+by a task and the rows of one part per table. The new parts are registered in one transaction.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.errors import LakeCorruptedError, SettingsError
+from pipeline.flatten.flatten import flatten
+from pipeline.lake.parts import RAW_TABLE
+from pipeline.lake.raw_documents import DefinitionIndex, iter_commits, iter_raw_batches
+from pipeline.lake.row_buffer import RowBuffer
+from schemas.tables import (
+    BY_NAME,
+    COMMIT_SEQ_COLUMN,
+    DELETED_FILES,
+    MISFITS,
+    WORKFLOW_DEFINITION_STEPS,
+    WORKFLOW_DEFINITIONS,
+)
+from schemas.timestamps import now_us
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.lake.lake import Lake
+    from pipeline.lake.ledger import Ledger
+    from pipeline.lake.models import Part
+
+_TASK_FILES: Final = 2_000  # 0.2 seconds of work; a cluster needs some milliseconds for a task
+_TASK_BYTES: Final = 32 * 1024**2  # of documents, decoded; only a single batch can exceed it
+_FILES_PER_PART: Final = 50_000
+_DEFINITIONS: Final = frozenset({WORKFLOW_DEFINITIONS.name, WORKFLOW_DEFINITION_STEPS.name})
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildResult:
+    """Result of a rebuild."""
+
+    files: int
+    rows: int
+    parts_before: int
+    parts_after: int
+    seconds: float
+    snapshot: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlattenedRows:
+    """Result of a task: rows by table, the number of versions, and the files whose documents cannot be read."""
+
+    tables: dict[str, pa.Table]
+    files: int
+    rejects: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FlattenTask:
+    """Documents to flatten, and what all of them have in common; see `flatten`. It can be pickled, and repeated."""
+
+    documents: pa.Table
+    known_definitions: frozenset[str]
+    texts_from_list: bool
+
+    def run(self) -> FlattenedRows:
+        """Return the rows of every table, in the order of the documents."""
+        tables: dict[str, list[pa.Table]] = {}
+        rejects: list[int | None] = []
+        for batch in self.documents.to_batches():
+            for commit in iter_commits(batch):
+                flat = flatten(
+                    commit.versions,
+                    run_id=commit.run_id,
+                    seq=commit.seq,
+                    known_definitions=self.known_definitions,
+                    texts_from_list=self.texts_from_list,
+                )
+                rejects += [reject.file_id for reject in flat.rejects]
+                for name, rows in flat.tables.items():
+                    tables.setdefault(name, []).append(rows)
+        joined = {name: pa.concat_tables(rows) for name, rows in tables.items()}
+        return FlattenedRows(joined, self.documents.num_rows, tuple(rejects))
+
+
+RunTasks: TypeAlias = Callable[[Iterator[FlattenTask]], Iterable[FlattenedRows]]
+"""Runs tasks, here or on a cluster, and yields their results in their order."""
+
+
+def run_here(tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
+    """Run the tasks in this process, one after the other."""
+    return map(FlattenTask.run, tasks)
+
+
+def rebuild(lake: Lake, run_tasks: RunTasks = run_here, *, damaged: Collection[str] = ()) -> RebuildResult:
+    """Write the rows of all tables again as new parts, and publish them in a new snapshot.
+
+    `damaged` are names of parts that must not be read: the ledger alone knows their tombstones then, and definitions
+    without a document are lost. Raises `LakeCorruptedError` if raw/ has gaps; then nothing has changed.
+    """
+    started, ledger = time.monotonic(), lake.ledger
+    parts = ledger.parts()
+    old = [part for part in parts if part.table_name != RAW_TABLE]
+    if not old:
+        raise SettingsError("The lake is empty.", hint="Run `scanlake sync` first.")
+    raw = [part for part in parts if part.table_name == RAW_TABLE]
+    span = (min(part.first_commit_seq for part in old), max(part.last_commit_seq for part in old))
+    rows = _RowWriter(RowBuffer(lake.layout, max_files=_FILES_PER_PART, span=span))
+    definitions = DefinitionIndex(ledger)
+    files = 0
+    try:
+        for flat in run_tasks(_list_tasks(lake, raw, rows, definitions)):
+            if flat.rejects:
+                raise LakeCorruptedError(
+                    f"The documents of {len(flat.rejects):,} files cannot be read, for example {flat.rejects[0]}.",
+                    hint="Nothing was changed. Run `scanlake check`.",
+                )
+            rows.add(flat.tables)
+            files += flat.files
+        _check_file_count(ledger, files)
+        intact = [part for part in old if part.name not in damaged]
+        for name, rows_of_table in _read_rows_without_documents(lake, intact, definitions):
+            rows.add({name: rows_of_table})
+        new = rows.finish()
+    except (OSError, pa.ArrowException) as error:
+        raise LakeCorruptedError("raw/ cannot be read. Nothing was changed.") from error
+    if lost := definitions.all.keys() - definitions.written:
+        ledger.delete_definitions(sorted(lost))  # the next file with one of them brings it again
+    ledger.replace_parts(old, new, superseded_span=span, at=now_us())
+    snapshot = lake.republish(at=now_us())
+    return RebuildResult(
+        files=files,
+        rows=sum(part.row_count for part in new),
+        parts_before=len(old),
+        parts_after=len(new),
+        seconds=round(time.monotonic() - started, 3),
+        snapshot=snapshot.snapshot,
+    )
+
+
+class _RowWriter:
+    """Writes rows to parts as they come."""
+
+    def __init__(self, buffer: RowBuffer) -> None:
+        self._buffer = buffer
+        self._parts: list[Part] = []
+
+    def add(self, tables: dict[str, pa.Table]) -> None:
+        if tables := {name: rows for name, rows in tables.items() if rows.num_rows}:
+            # Each set of parts has a name of its own.
+            self._buffer.add(tables, run_id=f"rebuild-{secrets.token_hex(3)}", seq=0)
+        if self._buffer.is_full:
+            self._parts += self._buffer.write()
+
+    def finish(self) -> list[Part]:
+        return [*self._parts, *self._buffer.write()]
+
+
+def _list_tasks(
+    lake: Lake, raw: Sequence[Part], rows: _RowWriter, definitions: DefinitionIndex
+) -> Iterator[FlattenTask]:
+    """Yield the documents of the current versions.
+
+    A definition belongs to the first commit that contains it, in whichever version of a file. What is known then
+    depends on the commits before, so the few commits with definitions are flattened here for them.
+    """
+    known = frozenset(definitions.all)
+    texts_from_list = lake.ledger.properties.texts_from == "list"
+    pending: list[pa.RecordBatch] = []
+    for batch in iter_raw_batches(lake.layout, raw):
+        current = _select_current(lake.ledger, batch)
+        if not definitions.seqs.isdisjoint(batch.column(COMMIT_SEQ_COLUMN).unique().to_pylist()):
+            _add_definitions(batch, current, rows, definitions)
+        pending.append(batch.filter(current))
+        if sum(part.num_rows for part in pending) >= _TASK_FILES or sum(part.nbytes for part in pending) >= _TASK_BYTES:
+            yield FlattenTask(pa.Table.from_batches(pending), known, texts_from_list)
+            pending = []
+    if pending:
+        yield FlattenTask(pa.Table.from_batches(pending), known, texts_from_list)
+
+
+def _select_current(ledger: Ledger, batch: pa.RecordBatch) -> pa.BooleanArray:
+    """Return for each version whether it is the current one of its file."""
+    ids, seqs = batch.column("file_id").to_pylist(), batch.column(COMMIT_SEQ_COLUMN).to_pylist()
+    versions = ledger.file_versions(ids)
+    pairs = ((versions.get(file_id), seq) for file_id, seq in zip(ids, seqs, strict=True))
+    return pa.array([v is not None and v.commit_seq == seq and not v.deleted for v, seq in pairs], pa.bool_())
+
+
+def _add_definitions(
+    batch: pa.RecordBatch, current: pa.BooleanArray, rows: _RowWriter, definitions: DefinitionIndex
+) -> None:
+    """Add the definitions that were new in the commits of a batch, and the misfits that came with them."""
+    current_ids = batch.column("file_id").filter(current)
+    for commit in iter_commits(batch):
+        if commit.seq not in definitions.seqs:
+            continue
+        known = definitions.select_known(commit.seq)
+        flat = flatten(commit.versions, run_id=commit.run_id, seq=commit.seq, known_definitions=known)
+        definitions.written |= flat.definitions
+        rows.add({name: flat.tables[name] for name in _DEFINITIONS & flat.tables.keys()})
+        if (misfits := flat.tables.get(MISFITS.name)) is not None:
+            is_of_definition = pc.is_in(misfits["table_name"], pa.array(sorted(_DEFINITIONS)))
+            remaining = pc.and_(pc.is_in(misfits["file_id"], current_ids), is_of_definition)
+            rows.add({MISFITS.name: misfits.filter(remaining)})
+
+
+def _check_file_count(ledger: Ledger, files: int) -> None:
+    expected = ledger.count_files()
+    if files != expected:
+        raise LakeCorruptedError(
+            f"raw/ has the documents of {files:,} of {expected:,} files. Nothing was changed.",
+            hint="Run `scanlake check --read-data`, then `scanlake sync` to fetch the missing ones.",
+        )
+
+
+def _read_rows_without_documents(
+    lake: Lake, parts: Sequence[Part], definitions: DefinitionIndex
+) -> Iterator[tuple[str, pa.Table]]:
+    """Yield the rows that no document makes: tombstones, and definitions whose document no longer exists."""
+    tombstones = {file.file_id: file for file in lake.ledger.deleted_files()}
+    lost = pa.array(sorted(definitions.all.keys() - definitions.written), pa.string())
+    for part in parts:
+        if part.table_name in _DEFINITIONS and len(lost):
+            table = _read_part(lake, part)
+            is_kept = pc.is_in(table["_definition_hash"], lost)
+            definitions.written |= set(table["_definition_hash"].filter(is_kept).to_pylist())
+            yield part.table_name, table.filter(is_kept)
+        elif part.table_name == DELETED_FILES.name:
+            table = _read_part(lake, part)
+            pairs = zip(table["file_id"].to_pylist(), table[COMMIT_SEQ_COLUMN].to_pylist(), strict=True)
+            is_kept = [file_id in tombstones and tombstones[file_id].commit_seq == seq for file_id, seq in pairs]
+            remaining = table.filter(pa.array(is_kept, pa.bool_()))
+            for file_id in remaining["file_id"].to_pylist():
+                del tombstones[file_id]
+            yield part.table_name, remaining
+    if tombstones:
+        yield (
+            DELETED_FILES.name,
+            pa.Table.from_pylist(
+                [
+                    {
+                        "file_id": file.file_id,
+                        "updated_at": file.updated_at,
+                        "deletion_detected_at": file.detected_at,
+                        "evidence": "lost with a damaged part",
+                        "_fetched_at": file.detected_at,
+                        "_run_id": file.run_id,
+                        COMMIT_SEQ_COLUMN: file.commit_seq,
+                    }
+                    for file in tombstones.values()
+                ],
+                schema=DELETED_FILES.arrow,
+            ),
+        )
+
+
+def _read_part(lake: Lake, part: Part) -> pa.Table:
+    """Return the rows of a part with the columns that its table has now."""
+    table = pq.read_table(lake.layout.part_path(part.name))
+    schema = BY_NAME[part.table_name].arrow
+    columns = [
+        table[field.name] if field.name in table.column_names else pa.nulls(len(table), field.type) for field in schema
+    ]
+    return pa.table(columns, names=schema.names).cast(schema)

@@ -1,0 +1,166 @@
+"""A lost ledger is rebuilt from the newest catalog."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from pipeline.errors import LakeCorruptedError
+from pipeline.lake.lake import Lake
+from pipeline.progress import NullProgress
+from pipeline.settings import Settings
+from pipeline.sync.verify import VerifyMode, verify
+from tests.lake.corruption import checked, grown
+from tests.lake.lake_builder import insert_reject
+from tests.lake.operations import compact_all
+from tests.oracle import differences
+from tests.sync.sync_harness import opened, synced
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pipeline.emulator import Emulator
+
+
+def ledger(lake: Path, sql: str) -> list[tuple[Any, ...]]:
+    """What the ledger answers."""
+    with closing(sqlite3.connect(lake / "ledger.sqlite")) as db:
+        return db.execute(sql).fetchall()
+
+
+async def proven(emulator: Emulator, lake: Path, *, deep: float = 0.0) -> tuple[bool, int]:
+    """Whether a verify finds lake and service equal without healing, and how many details it found different."""
+    made = Settings(base_url=emulator.base_url, lake=lake)
+    with Lake(lake, doing="verify") as held:
+        proof = await verify(held, made, emulator.token, VerifyMode(deep=deep), NullProgress())
+    found = proof.verification
+    return proof.consistent and not (found.missing or found.stale or found.deleted), found.details_differing
+
+
+OF_ONE_FILE: Final = ("next_commit_seq", "learned_limits", "catalog", "delta_base", "has_unpublished_rows")
+"""Properties that a rebuilt ledger need not have as they were: its catalog is published again."""
+
+
+async def test_a_lost_ledger_comes_back_as_it_was(tmp_path: Path) -> None:
+    """Opening a lake without its ledger rebuilds it, versions, coverage and facts; the next sync fetches nothing."""
+    lake = tmp_path / "lake"
+    async with grown(lake) as emulator:
+        emulator.world.delete(emulator.world.pick_random(2))
+        assert (await proven(emulator, lake))[1] == 0
+        with Lake(lake, doing="compaction") as held:
+            compact_all(held, Settings(lake=lake))
+        emulator.world.update(emulator.world.pick_random(4))
+        await synced(emulator, lake)
+        files = (
+            "SELECT file_id, commit_seq, deleted, updated_at, digest, fetch_signature, is_stable, instance_id, run_id"
+        )
+        questions = (
+            f"{files} FROM file_version WHERE NOT deleted ORDER BY 1",
+            "SELECT file_id, commit_seq FROM file_version WHERE deleted ORDER BY 1",
+            "SELECT * FROM coverage ORDER BY 1",
+            f"SELECT * FROM lake_property WHERE name NOT IN {OF_ONE_FILE} ORDER BY 1",
+            "SELECT * FROM part ORDER BY 1",
+            "SELECT * FROM superseded_version ORDER BY 1, 2",
+            "SELECT name FROM retired_part ORDER BY 1",
+            "SELECT * FROM definition ORDER BY 1",
+            "SELECT run_id, state FROM run ORDER BY 1",
+        )
+        before = [ledger(lake, question) for question in questions]
+        (seq,) = ledger(lake, "SELECT value FROM lake_property WHERE name = 'next_commit_seq'")[0]
+        (lake / "ledger.sqlite").unlink()
+        with Lake(lake, doing="sync"):
+            pass
+        for question, rows in zip(questions, before, strict=True):
+            assert ledger(lake, question) == rows, question
+        assert int(ledger(lake, "SELECT value FROM lake_property WHERE name = 'next_commit_seq'")[0][0]) >= int(seq)
+        summary = await synced(emulator, lake)
+        assert summary.details_fetched == 0
+        assert await proven(emulator, lake, deep=1) == (True, 0)
+        with opened(lake) as db:
+            assert differences(db, emulator.truth()) == []
+    assert checked(lake, read_data=True).damage == []
+
+
+async def test_what_was_committed_after_the_last_publish_is_fetched_again(tmp_path: Path) -> None:
+    """Commits that no catalog shows are lost with the ledger; just their files come again, under new numbers."""
+    lake = tmp_path / "lake"
+    async with grown(lake) as emulator:
+        catalog = (lake / "catalog.duckdb").read_bytes()
+        emulator.world.update(changed := emulator.world.pick_random(5))
+        await synced(emulator, lake)
+        last = max(int(path.name[:12]) for path in lake.glob("raw/*"))
+        (lake / "ledger.sqlite").unlink()
+        (lake / "catalog.duckdb").unlink()
+        max((lake / "snapshots").iterdir()).unlink()
+        (lake / "catalog.duckdb").write_bytes(catalog)
+        summary = await synced(emulator, lake)
+        assert summary.details_fetched == len(set(changed))
+        assert min(int(path.name[:12]) for path in lake.glob("raw/*") if int(path.name[:12]) >= last) > last
+        with opened(lake) as db:
+            assert differences(db, emulator.truth()) == []
+    assert checked(lake, read_data=True).damage == []
+
+
+async def test_rejects_and_orders_survive(tmp_path: Path) -> None:
+    """Whatever small table the ledger has is carried by the catalog, documents byte for byte."""
+    lake = tmp_path / "lake"
+    async with grown(lake, rounds=0):
+        pass
+    with closing(sqlite3.connect(lake / "ledger.sqlite")) as db:
+        insert_reject(db, None, b"\xff\x00\xfe")
+        db.execute("INSERT INTO report_job VALUES ('j', 'f', '{}', '{}', 1, NULL, 'open')")
+        db.commit()
+    with Lake(lake, doing="publish") as held:
+        held.republish(at=1)
+    (lake / "ledger.sqlite").unlink()
+    with Lake(lake, doing="sync"):
+        pass
+    assert ledger(lake, "SELECT document FROM reject") == [(b"\xff\x00\xfe",)]
+    assert ledger(lake, "SELECT job, state FROM report_job") == [("j", "open")]
+
+
+@pytest.mark.parametrize("damage", ["head", "middle", "empty", "text"])
+async def test_a_damaged_ledger_is_moved_aside(tmp_path: Path, damage: str) -> None:
+    """A damaged ledger stops a sync with exit 9; check names it, keeps it under another name, and rebuilds it."""
+    lake = tmp_path / "lake"
+    async with grown(lake, rounds=1) as emulator:
+        path = lake / "ledger.sqlite"
+        content = bytearray(path.read_bytes())
+        if damage == "head":
+            content[:4096] = bytes(4096)
+        elif damage == "middle":
+            content[8192:] = b"\xa5" * (len(content) - 8192)
+        path.write_bytes({"empty": b"", "text": b"not a ledger\n" * 500}.get(damage, bytes(content)))
+        if damage == "empty":
+            with pytest.raises(LakeCorruptedError, match="empty"):
+                checked(lake, mend=False)
+        else:
+            with pytest.raises(LakeCorruptedError, match=r"ledger\.sqlite") as told:
+                await synced(emulator, lake)
+            assert told.value.exit_code == 9
+            with pytest.raises(LakeCorruptedError, match=r"ledger\.sqlite"):
+                checked(lake, mend=False)
+        first = checked(lake).damage[0]
+        assert first.subject == "ledger.sqlite"
+        assert first.repaired == "rebuilt from the newest catalog"
+        assert len(list(lake.glob("ledger.sqlite.damaged-*Z"))) == 1
+        summary = await synced(emulator, lake)
+        assert summary.details_fetched == 0
+        with opened(lake) as db:
+            assert differences(db, emulator.truth()) == []
+
+
+async def test_without_any_catalog_nothing_is_touched(tmp_path: Path) -> None:
+    """With parts but neither ledger nor catalog the lake is refused, and no part is swept away."""
+    lake = tmp_path / "lake"
+    async with grown(lake, rounds=0):
+        pass
+    for path in [lake / "ledger.sqlite", lake / "catalog.duckdb", *(lake / "snapshots").iterdir()]:
+        path.unlink()
+    before = sorted(lake.rglob("*"))
+    with pytest.raises(LakeCorruptedError), Lake(lake, doing="sync"):
+        pass
+    assert sorted(lake.rglob("*")) == before
