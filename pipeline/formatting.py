@@ -18,21 +18,11 @@ UNKNOWN: Final = "-"
 
 UNIT_SECONDS: Final = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 
-_MAX_NAME_CHARS: Final = 90
 _TERMINAL_SEQUENCE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROL: Final = re.compile(
     r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 _BYTE_UNITS: Final = ("bytes", "kB", "MB", "GB", "TB", "PB")
-
-
-def display_name(text: str | None) -> str:
-    """Return a name from the data, shortened to a readable length."""
-    if text is None:
-        return "(none)"
-    if not text.strip():
-        return "(empty)"
-    return truncate(text, _MAX_NAME_CHARS)
 
 
 def truncate(text: str, max_chars: int = 240) -> str:
@@ -72,18 +62,6 @@ def pluralize(number: int, singular: str, plural: str = "") -> str:
 def format_decimal(number: float) -> str:
     """Return a number with two significant digits below 10, and none after the point above."""
     return f"{number:,.0f}" if abs(number) >= 10 or number == int(number) else f"{number:.2g}"
-
-
-def format_percent(part: float, total: float) -> str:
-    """Return a percentage. Only exactly nothing is `0 %`, only exactly all is `100 %`."""
-    if not total:
-        return UNKNOWN
-    percent = 100 * part / total
-    if 0 < percent < 0.1:
-        return "< 0.1 %"
-    if 99.9 < percent < 100:
-        return "> 99.9 %"
-    return f"{percent:.0f} %" if percent in {0, 100} else f"{percent:.1f} %"
 
 
 def format_bytes(number: float) -> str:
