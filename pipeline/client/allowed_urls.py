@@ -8,7 +8,7 @@ import re
 import socket
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urljoin, urlsplit, urlunsplit
+from urllib.parse import urljoin, urlsplit
 
 from pipeline.errors import ProtocolError
 from pipeline.urls import Address, is_loopback, join_host_port, normalize_host, parse_address
@@ -96,30 +96,8 @@ def origin(url: str) -> Origin:
         raise ProtocolError(f"The service named a URL that {problem}.") from None
 
 
-def _replace_origin(url: str, scheme: str, host: str, port: int) -> str:
-    """Return the URL with the origin that was checked: the HTTP library must not read it in another way."""
-    return urlunsplit(urlsplit(url)._replace(scheme=scheme, netloc=_format_host(scheme, host, port)))
-
-
 def _format_host(scheme: str, host: str, port: int) -> str:
     return join_host_port(host, None if port == _PORTS[scheme] else port)
-
-
-def resolve_redirect(base: str, current: str, location: str | None) -> str | None:
-    """Return the target of a redirect, None if it leaves the service (scheme, host and port of `base`)."""
-    if not location or not location.isprintable() or "\\" in location:
-        return None
-    try:
-        target = urljoin(current, location)
-        target_origin = origin(target)
-        return _replace_origin(target, *target_origin) if target_origin == origin(base) else None
-    except (ProtocolError, ValueError):
-        return None
-
-
-def is_login_redirect(location: str) -> bool:
-    """Return whether a redirect leads to a sign-in page: the service does not accept the token."""
-    return any(part in {"login", "signin", "sign-in", "auth"} for part in urlsplit(location).path.split("/"))
 
 
 def resolve_named_url(url: str, base: str, subject: str) -> tuple[str, Origin]:

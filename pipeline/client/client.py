@@ -15,16 +15,14 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from pipeline.client.allowed_urls import is_login_redirect, origin, resolve_redirect
+from pipeline.client.allowed_urls import origin
 from pipeline.client.body_reader import BodyReader
 from pipeline.client.calls import ApiCall, CallRunner, RequestStats
 from pipeline.client.clock import ServiceClock
 from pipeline.client.downloader import (
-    MAX_REDIRECTS,
     SPARE_CONNECTIONS,
     Credentials,
     Downloader,
-    add_token,
     create_session,
 )
 from pipeline.client.downloads import DownloadedReport, PdfDownload, ReportNotReady
@@ -47,7 +45,6 @@ from pipeline.client.rate_limiter import RateLimiter
 from pipeline.client.retry import RetryPolicy, TimeSource
 from pipeline.client.search import iter_items, iter_pages
 from pipeline.client.token_redactor import TokenRedactor
-from pipeline.errors import AuthenticationError, ProtocolError
 from pipeline.urls import API_PREFIX
 
 if TYPE_CHECKING:
@@ -243,44 +240,27 @@ class Client:
         return URL(f"{url}?{'&'.join(part for part in (query, self._token_query) if part)}", encoded=True)
 
     async def _send(self, call: ApiCall[Any]) -> Response:
-        """Send a request, follow redirects within the service, and return the response without the token."""
+        """Send a request, and return the response without the token. No redirect is followed."""
         if self._session is None:
             raise RuntimeError(_NOT_OPEN)
-        url = call.url
-        for _ in range(MAX_REDIRECTS + 1):
-            try:
-                async with self._session.request(
-                    call.method,
-                    url,
-                    data=call.body,
-                    headers=_JSON_HEADERS if call.body else None,
-                    timeout=self._timeout_of(call),
-                    allow_redirects=False,
-                ) as answer:
-                    status, headers = answer.status, answer.headers
-                    body = await self._body_reader.read_body(answer)
-            except AIOHTTP_EXCEPTIONS as error:
-                attempt_error = map_aiohttp_exception(error)
-            else:
-                self.clock.observe(headers.get("Date"))
-                if not 300 <= status < 400:
-                    return Response(status, headers, self._redactor.redact_body(body, error=status >= 300))
-                url = self._redirect(call, status, str(url), headers.get("Location"))
-                continue
-            raise attempt_error  # outside of the handler, so that aiohttp's exception is not its context
-        raise ProtocolError(f"{call.label}: redirected more than {MAX_REDIRECTS} times.")
+        try:
+            async with self._session.request(
+                call.method,
+                call.url,
+                data=call.body,
+                headers=_JSON_HEADERS if call.body else None,
+                timeout=self._timeout_of(call),
+                allow_redirects=False,
+            ) as answer:
+                status, headers = answer.status, answer.headers
+                body = await self._body_reader.read_body(answer)
+        except AIOHTTP_EXCEPTIONS as error:
+            attempt_error = map_aiohttp_exception(error)
+        else:
+            self.clock.observe(headers.get("Date"))
+            return Response(status, headers, self._redactor.redact_body(body, error=status >= 300))
+        raise attempt_error  # outside of the handler, so that aiohttp's exception is not its context
 
     def _timeout_of(self, call: ApiCall[Any]) -> aiohttp.ClientTimeout:
         total_seconds = call.timeout_seconds or self.options.attempt_timeout_seconds
         return _create_timeout(total_seconds, self.options.first_connect_seconds)
-
-    def _redirect(self, call: ApiCall[Any], status: int, current: str, location: str | None) -> URL:
-        target = resolve_redirect(self._base_url, current, location)
-        if status not in {301, 302, 303, 307, 308} or target is None or not call.is_idempotent:
-            raise ProtocolError(
-                f"{call.label}: redirected (HTTP {status}) to another address.",
-                hint="Check base_url: the service may have moved, or may need https.",
-            )
-        if is_login_redirect(target):
-            raise AuthenticationError(f"{call.label}: redirected to a sign-in page.")
-        return add_token(target.partition("#")[0], self._token_query)

@@ -33,6 +33,7 @@ _BOM: Final = b"\xef\xbb\xbf"
 _ABSENT: Final = msgspec.Raw(b"")
 _MAX_EMPTY_BODY_BYTES: Final = 1_000
 _FILE_KEYS: Final = {"scan_code", "created_at", "updated_at", "uploads", "form_submits"}
+_SIGN_IN: Final = re.compile(r"/(login|signin|sign-in|auth)([/?#]|$)")
 _EMPTY_VALUES: Final = {b"", b"null", b"[]", b"{}"}
 
 
@@ -294,7 +295,10 @@ def raise_for_status(response: Response, label: str) -> None:
         retry_after = parse_retry_after(response.header("Retry-After"), date=response.header("Date"))
         raise ThrottledError(status, retry_after, describe_status(status, response.body))
     if 300 <= status < 400:
-        raise ProtocolError(f"{label}: redirected (HTTP {status}) to another address.")
+        if _SIGN_IN.search(response.header("Location") or ""):
+            raise AuthenticationError(f"{label}: redirected to a sign-in page.")
+        hint = "Check base_url: the service may have moved, or may need https."
+        raise ProtocolError(f"{label}: redirected (HTTP {status}) to another address.", hint=hint)
     if status in {408, 425}:
         raise _status_error(response)
 

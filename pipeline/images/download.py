@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from pipeline.client.downloader import Link
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.factory import create_client, create_image_client
 from pipeline.client.image_downloads import DownloadedImage, ImageAnswer, InvalidLink, RefusedImage
@@ -25,7 +24,6 @@ from pipeline.progress import ImageProgress, RateEstimator
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
-    from pipeline.client.allowed_urls import Origin
     from pipeline.client.image_client import ImageClient
     from pipeline.crawl.models import Identity
     from pipeline.images.image_writer import ImageWriter
@@ -45,33 +43,6 @@ _ABSENCES: Final = frozenset({429, 502, 503, 504})  # the host, or what is in fr
 _log = structlog.get_logger()
 
 
-@dataclass(slots=True)
-class _HostState:
-    """What a run knows of an image host. Its failures wait for a success: of a host that is down they prove nothing.
-
-    `has_answered`: it works, whatever it answered. `skipped` counts images that were not asked for while it was down.
-    """
-
-    has_answered: bool = False
-    is_down: bool = False
-    skipped: int = 0
-    last_problem: str = ""
-    failures: list[ImageRecord] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class _FailedDownload:
-    """Every attempt of a download failed."""
-
-    host: _HostState
-    error: RetriesExhaustedError
-
-    @property
-    def is_of_image(self) -> bool:
-        """Whether the failure is this image's, and not that of a host without answers."""
-        return self.error.kind in _ANSWERS or (self.error.status or 0) not in {0, *_ABSENCES}
-
-
 class ImageDownloader:
     """One run: its work list, clients and counters. Use `run` once."""
 
@@ -83,7 +54,9 @@ class ImageDownloader:
         self._store = store
         self._writer = writer
         self._summary = summary
-        self._hosts: dict[Origin, _HostState] = {}
+        self._failures: list[ImageRecord] = []  # since the last answer: of a host that is down they prove nothing
+        self._has_answered = False  # a host works, whatever it answered
+        self._problem: str | None = None  # why no further image is asked for
         self._work: asyncio.Queue[WorkItem | None] = asyncio.Queue(2 * _BATCH_IMAGES)
         self._outcomes: asyncio.Queue[CompleteDownload | ImageRecord | None] = asyncio.Queue(4 * _BATCH_IMAGES)
         self._done = 0
@@ -113,7 +86,11 @@ class ImageDownloader:
                 self._summary.seconds = round(time.monotonic() - started, 3)
                 progress.update(self._progress(RateEstimator(), None))
                 progress.stop()
-        self._require_hosts()
+        if self._problem is not None:
+            raise ServiceUnavailableError(
+                f"{pluralize(self._summary.left, 'image')} left, because the image host is down: {self._problem}",
+                hint="Run `scanlake images` again later; everything that was stored stays.",
+            )
 
     async def _run_tasks(self, work: WorkList) -> None:
         writing = asyncio.create_task(self._write_outcomes())
@@ -142,104 +119,80 @@ class ImageDownloader:
         async with asyncio.TaskGroup() as group:
             for _ in range(workers):
                 group.create_task(self._fetch_from_queue())
-            while items := await asyncio.to_thread(work.next_page):
+            while self._problem is None and (items := await asyncio.to_thread(work.next_page)):
                 for item in items:
                     await self._work.put(item)
             for _ in range(workers):
                 await self._work.put(None)
-        for state in self._hosts.values():
-            if state.has_answered and not state.is_down:
-                failures, state.failures = state.failures, []
-                await self._put_all(failures)
+        if self._has_answered and self._problem is None:
+            await self._put_failures()
+        elif self._failures:
+            self._problem = self._failures[-1].reason
 
     async def _fetch_from_queue(self) -> None:
         while (item := await self._work.get()) is not None:
-            await self._fetch(item)
+            if self._problem is None:
+                await self._fetch(item)
 
     async def _fetch(self, item: WorkItem) -> None:
-        """Fetch one picture and put its outcome into the queue; nothing if its host is down."""
-        link = self._client.check(item.url)
-        if isinstance(link, Link) and (host := self._find_host(link)).is_down:
-            host.skipped += 1
-            return
+        """Fetch one picture and put its outcome into the queue."""
         file = self._store.open_file()
         try:
-            answer = await self._try_links(item, link, file)
+            answer = await self._try_links(item, file)
             if isinstance(answer, DownloadedImage):
                 # Here, and not in another thread: that one would wait for the interpreter lock.
                 await self._put(file.finish(item.key, answer.type.mime, answer.type.extension))
                 return
+        except RetriesExhaustedError as error:
+            self._record_failure(item, error)
+            return
         finally:
             file.discard()
-        if isinstance(answer, _FailedDownload):
-            self._record_failure(answer, item)
-            return
         if isinstance(answer, NoLink) and not answer.is_not_found:
             state = ImageState.FAILED
         else:
             state = ImageState.REFUSED if isinstance(answer, RefusedImage) else ImageState.NOT_FOUND
         await self._put(ImageRecord(*item.key, state, now_us(), answer.reason))
 
-    async def _try_links(
-        self, item: WorkItem, link: Link | RefusedImage, file: IncomingFile
-    ) -> ImageAnswer | NoLink | _FailedDownload:
+    async def _try_links(self, item: WorkItem, file: IncomingFile) -> ImageAnswer | NoLink:
         """Return the answer to the lake's link or, if that has expired, to a new one."""
         expiry = parse_expiry(item.url)
         if expiry is None or expiry > time.time():
-            answer = await self._download(link, file)
+            answer = await self._download(item.url, file)
             if not isinstance(answer, InvalidLink):
                 return answer
         new_link = await self._renewer.renew(item.key)
         if isinstance(new_link, NoLink):
             return new_link
         self._summary.renewed_links += 1
-        answer = await self._download(self._client.check(new_link), file)
+        answer = await self._download(new_link, file)
         return replace(answer, reason=f"{answer.reason} for a new link") if isinstance(answer, InvalidLink) else answer
 
-    async def _download(self, link: Link | RefusedImage, file: IncomingFile) -> ImageAnswer | _FailedDownload:
+    async def _download(self, url: str, file: IncomingFile) -> ImageAnswer:
+        link = self._client.check(url)
         if isinstance(link, RefusedImage):
             return link
-        host = self._find_host(link)
-        try:
-            answer = await self._client.download(link, file)
-        except RetriesExhaustedError as error:
-            return _FailedDownload(host, error)
-        host.has_answered, host.is_down = True, False
-        if host.failures:
-            failures, host.failures = host.failures, []
-            await self._put_all(failures)
+        answer = await self._client.download(link, file)
+        self._has_answered = True
+        await self._put_failures()
         return answer
 
-    def _find_host(self, link: Link) -> _HostState:
-        if (host := self._hosts.get(link.origin)) is None:
-            host = self._hosts[link.origin] = _HostState()
-        return host
+    def _record_failure(self, item: WorkItem, error: RetriesExhaustedError) -> None:
+        """Keep a failure until a host has answered. Many in a row show that it is down."""
+        self._has_answered |= error.kind in _ANSWERS or (error.status or 0) not in {0, *_ABSENCES}
+        self._failures.append(ImageRecord(*item.key, ImageState.FAILED, now_us(), error.message.rstrip(".")))
+        if len(self._failures) >= _MAX_CONSECUTIVE_FAILURES and self._problem is None:
+            self._problem = error.message
+            _log.warning("image_host.down", problem=error.message, failures=len(self._failures))
 
-    def _record_failure(self, failure: _FailedDownload, item: WorkItem) -> None:
-        host, problem = failure.host, failure.error.message
-        host.last_problem = problem
-        host.has_answered |= failure.is_of_image
-        host.failures.append(ImageRecord(*item.key, ImageState.FAILED, now_us(), problem.rstrip(".")))
-        if len(host.failures) >= _MAX_CONSECUTIVE_FAILURES and not host.is_down:
-            host.is_down = True
-            _log.warning("image_host.down", problem=problem, failures=len(host.failures))
-
-    async def _put_all(self, records: list[ImageRecord]) -> None:
-        for record in records:
+    async def _put_failures(self) -> None:
+        failures, self._failures = self._failures, []
+        for record in failures:
             await self._put(record)
 
     async def _put(self, outcome: CompleteDownload | ImageRecord) -> None:
         self._done += 1
         await self._outcomes.put(outcome)
-
-    def _require_hosts(self) -> None:
-        """Raise `ServiceUnavailableError` if pictures are left because their host is down."""
-        problem = next((host.last_problem for host in self._hosts.values() if host.failures or host.skipped), None)
-        if problem is not None:
-            raise ServiceUnavailableError(
-                f"{pluralize(self._summary.left, 'image')} left, because the image host is down: {problem}",
-                hint="Run `scanlake images` again later; everything that was stored stays.",
-            )
 
     async def _write_outcomes(self) -> None:
         """Commit outcomes in batches until the end of the queue, several side by side: each waits for the disk."""

@@ -238,16 +238,6 @@ async def test_cookies_are_not_kept(client: Make) -> None:
         assert "cookie" not in server.asked[1].headers
 
 
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-async def test_redirects_within_the_service_are_followed(status: int, client: Make) -> None:
-    """A redirect to the same scheme, host and port is followed, with the token."""
-    moved = answer(status=status, headers=[("Location", "/api/v2/moved?x=1")])
-    async with scripted([moved, GOOD]) as server, client(server.base) as asking:
-        assert isinstance(await asking.get_file(5), Detail)
-        assert server.asked[1].path == "/api/v2/moved"
-        assert server.asked[1].query["token"]
-
-
 @pytest.mark.parametrize(
     "location",
     [
@@ -259,27 +249,21 @@ async def test_redirects_within_the_service_are_followed(status: int, client: Ma
         "file:///etc/passwd",
         "http://[::ffff:127.0.0.2]:{port}/",
         "http://169.254.169.254/latest/meta-data",
+        "http://[",
+        "/api/v2/moved?x=1",
         "",
     ],
 )
 async def test_redirects_elsewhere_are_not_followed(location: str, client: Make) -> None:
-    """A redirect to another scheme, host or port is a protocol error, without a request and without a retry."""
+    """A redirect is a protocol error, without a request and without a retry, also one within the service."""
     async with scripted(GOOD, host="127.0.0.2") as other:
         async with scripted(lambda _: moved) as server, client(server.base) as asking:
             target = location.format(port=other.port, host=f"127.0.0.1:{server.port}")
             moved = answer(status=302, headers=[("Location", target)])
-            with pytest.raises(ProtocolError, match="GET /files/5: redirected"):
+            with pytest.raises(ProtocolError, match="redirected"):
                 await asking.get_file(5)
             assert len(server.asked) == 1
         assert other.connections == 0
-
-
-async def test_a_redirect_loop_ends(client: Make) -> None:
-    """At most five redirects are followed."""
-    async with scripted(answer(status=302, headers=[("Location", "/a")])) as server, client(server.base) as asking:
-        with pytest.raises(ProtocolError, match="more than 5"):
-            await asking.get_file(5)
-        assert len(server.asked) == 6
 
 
 async def test_a_redirect_to_a_sign_in_page_refuses_the_token(client: Make) -> None:
