@@ -1,19 +1,21 @@
 """`scanlake settings`: every setting with its value and its origin."""
 
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 from pydantic import SecretStr
-from rich.table import Table
-from rich.text import Text
 
 from pipeline.config import source_names
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
-from pipeline.logs import REDACTED, redact, to_one_line
+from pipeline.logs import REDACTED, redact
 from pipeline.settings import Settings
 from pipeline.settings_template import render_settings_file
+from pipeline.text_tables import format_table
 
 GROUP: Final = "Set up"
 
@@ -24,6 +26,27 @@ _ORIGIN_LABELS: Final = {
     "environment": "environment",
     "flag": "flag",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveSetting:
+    """The value of a setting, and its layer: default, file, source, environment or flag."""
+
+    value: bool | float | str | Sequence[str] | None
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveSettings:
+    """The settings of a run by name, with the settings file and its sources."""
+
+    file: Path | None
+    source: str | None
+    sources: Sequence[str]
+    settings: Mapping[str, EffectiveSetting]
+
+
+RESULT: Final = EffectiveSettings
 
 
 def run(
@@ -42,28 +65,31 @@ def run(
         sys.stdout.write(render_settings_file({}))
         return ExitCode.OK
     layers = context.load_layers()
-    settings = context.use_settings(layers)
-    sources = source_names(context.config)
-    values = {name: _to_json(getattr(settings, name)) for name in Settings.model_fields}
-    if context.as_json:
-        context.print_json(
-            {
-                "file": None if layers.path is None else str(layers.path),
-                "source": layers.source,
-                "sources": sources,
-                "settings": {name: {"value": value, "origin": layers.origin(name)} for name, value in values.items()},
-            }
-        )
-        return ExitCode.OK
-    console = context.console()
-    source = f" Source {layers.source} of {', '.join(sources)}." if layers.source else ""
-    console.print(Text(f"Settings file: {layers.path or 'none'}.{source}"))
-    grid = Table("setting", "value", "origin", box=None)
-    for name, value in values.items():
-        text = "-" if value is None else ", ".join(value) if isinstance(value, list) else to_one_line(str(value))
-        grid.add_row(name, Text(text), _ORIGIN_LABELS[layers.origin(name)])
-    console.print(grid)
-    return ExitCode.OK
+    values = context.use_settings(layers)
+    effective = EffectiveSettings(
+        layers.path,
+        layers.source,
+        source_names(context.config),
+        {
+            name: EffectiveSetting(_to_json(getattr(values, name)), layers.origin(name))
+            for name in Settings.model_fields
+        },
+    )
+    return context.print_result(effective, _format(effective))
+
+
+def _format(effective: EffectiveSettings) -> str:
+    source = f" Source {effective.source} of {', '.join(effective.sources)}." if effective.source else ""
+    rows = [
+        (name, _format_value(setting.value), _ORIGIN_LABELS[setting.origin])
+        for name, setting in effective.settings.items()
+    ]
+    table = format_table(("setting", "value", "origin"), rows, wraps={"value"})
+    return f"Settings file: {effective.file or 'none'}.{source}\n{table}"
+
+
+def _format_value(value: Any) -> str | None:
+    return None if value is None else ", ".join(value) if isinstance(value, list) else str(value)
 
 
 def _to_json(value: Any) -> Any:
