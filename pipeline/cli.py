@@ -100,7 +100,7 @@ def _find_commands() -> dict[str, Command]:
 
 COMMANDS: Final = _find_commands()
 
-_SYNONYMS: Final = {"prune": "rebuild", "fetch": "sync", "pull": "sync", "doctor": "check", "dashboard": "serve"}
+_SYNONYMS: Final = {"prune": "rebuild", "fetch": "sync", "pull": "sync", "doctor": "check", "fsck": "check"}
 """Commands of other tools, and what scanlake has for them."""
 
 _IRREVERSIBLE: Final = frozenset({"purge", "share"})

@@ -12,7 +12,7 @@
     |-- StorageError                  7   free disk space, correct permissions
     |-- PublishError                  8   correct the target of `scanlake publish`; the local lake is complete
     |   `-- PublishConflictError      5   wait for the other publisher
-    |-- LakeCorruptedError            9   `scanlake check` finds and repairs the damage
+    |-- LakeCorruptedError            9   `scanlake check` names the damage, `scanlake repair` repairs it
     |-- BugError                     70   report it
     `-- RunInterrupted              130   run again; all completed work is committed
 

@@ -46,12 +46,6 @@ def read_publish_record(settings: Settings) -> PublishRecord | None:
     return None if properties is None else properties.remote_publish
 
 
-def read_lake_id(settings: Settings) -> str | None:
-    """Return the id of the lake; None if it has never been published to object storage, or has no readable ledger."""
-    properties = _read_properties(settings)
-    return None if properties is None else properties.lake_id
-
-
 def _read_properties(settings: Settings) -> LakeProperties | None:
     layout = LakeLayout(settings.lake.absolute())
     if not layout.ledger.is_file():

@@ -33,7 +33,7 @@ _SLOW_FOLDERS: Final = ("api", "engines", "lake", "publish", "reports", "statefu
 _SLOW_MODULES: Final = frozenset(
     "cli/test_argument_validation cli/test_damage cli/test_hostile_queries cli/test_mcp cli/test_output"
     " cli/test_process_start cli/test_query_access cli/test_standard_streams cli/test_summaries client/test_proxy"
-    " client/test_rate_on_sockets commands/test_doctor commands/test_errors commands/test_files"
+    " client/test_rate_on_sockets commands/test_check commands/test_errors commands/test_files"
     " commands/test_plan commands/test_sources commands/test_query_all commands/test_true_figures crawl/test_bounds"
     " crawl/test_budgets crawl/test_failures crawl/test_list_variants crawl/test_moving_world"
     " crawl/test_overflowing_second crawl/test_stopping pages/test_browser pages/test_command"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _PRELOADED: Final = (
     "pipeline.cli", "pipeline.context", "pipeline.commands.sync", "pipeline.commands.query", "pipeline.commands.report",
-    "pipeline.commands.status", "pipeline.commands.doctor", "pipeline.commands.check", "pipeline.commands.export",
+    "pipeline.commands.status", "pipeline.commands.check", "pipeline.commands.export",
 )  # fmt: skip
 _SERVER_FLAG: Final = "--serve"
 _MAX_REQUEST_BYTES: Final = 1_000_000

@@ -1,4 +1,4 @@
-"""One list call that proves address and token: before a lake is made, by `init`, and by `doctor`."""
+"""One list call that proves address, token and clock: before a lake is made, by `init`, and by `check`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.factory import create_client
 from pipeline.client.options import MAX_ATTEMPTS
 from pipeline.client.tls_errors import NO_TLS_HINT
-from pipeline.errors import ServiceUnavailableError
+from pipeline.errors import AuthenticationError, ScanlakeError, ServiceUnavailableError
+from pipeline.findings import Finding, from_error, ok, warning
+from pipeline.formatting import pluralize
 from schemas.requests import FileQuery
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 _QUICK_SECONDS: Final = 30.0
 _QUICK_ATTEMPTS: Final = 2
 _HANDSHAKE_SECONDS: Final = 4.0
+_CLOCK_SKEW_LIMITS_SECONDS: Final = (5.0, 60.0)  # above the first: a note; above the second: a warning
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ async def probe_service(settings: Settings, token: str, *, is_quick: bool = True
             raise ServiceUnavailableError(f"GET /files: no answer in {seconds:g} s.", hint=hint) from None
         except RetriesExhaustedError as error:
             if error.status is None and error.hint == error.default_hint:  # nothing is committed that could stay
-                error.hint = f"Check base_url ({settings.base_url}); `scanlake doctor` tests every step."
+                error.hint = f"Check base_url ({settings.base_url}), the firewall and the proxy."
             raise
         return ServiceProbe(page.total, time.monotonic() - started, client.clock.seconds_ahead)
 
@@ -83,3 +86,29 @@ async def _check_handshake(url: SplitResult) -> None:
     except (OSError, TimeoutError):
         return
     writer.close()
+
+
+async def check_service(settings: Settings, token: str) -> list[Finding]:
+    """Return findings for the service, which are also those for address, proxy, TLS and token, and for the clock."""
+    try:
+        probe = await probe_service(settings, token)
+    except ScanlakeError as error:
+        return [from_error("service", "token" if isinstance(error, AuthenticationError) else "service", error)]
+    total = "" if probe.files is None else f"; it has {pluralize(probe.files, 'file')}"
+    answer = f"accepts the token, answered a list call in {probe.seconds * 1000:,.0f} ms{total}"
+    return [ok("service", str(settings.base_url), answer), _check_clock(probe.clock_seconds_ahead)]
+
+
+def _check_clock(service_ahead: float | None) -> Finding:
+    if service_ahead is None:
+        hint = "Nothing to do: the watermark stays ten minutes behind this machine's clock."
+        return warning("service", "clock", "the service sends no Date header", hint)
+    skew = -service_ahead
+    if abs(skew) < _CLOCK_SKEW_LIMITS_SECONDS[0]:
+        return ok("service", "clock", "equals the service's clock")
+    direction = "ahead of" if skew > 0 else "behind"
+    problem = f"this machine's clock is {abs(skew):,.0f} s {direction} the service's"
+    if abs(skew) < _CLOCK_SKEW_LIMITS_SECONDS[1]:
+        return ok("service", "clock", problem)
+    hint = "Synchronize this machine's clock by NTP: scanlake computes ages with it."
+    return warning("service", "clock", problem, hint)

@@ -1,125 +1,159 @@
-"""`scanlake check`: check the lake's own files and repair damage."""
+"""`scanlake check`: check the set-up, the lake and its copies; nothing is written."""
 
-from collections.abc import Mapping
-from dataclasses import asdict
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
+from pipeline.client.factory import create_client
+from pipeline.client.probe import check_service
+from pipeline.command_options import Excludes, Requires
+from pipeline.config import load_valid_settings_only
 from pipeline.context import CommandContext
-from pipeline.errors import ExitCode, SettingsError
-from pipeline.formatting import format_bytes, pluralize
-from pipeline.lake.folder_checks import require_lake
+from pipeline.errors import ExitCode, ScanlakeError, SettingsError
+from pipeline.findings import (
+    CheckResult,
+    Finding,
+    Severity,
+    collect,
+    error,
+    format_finding,
+    from_error,
+    ok,
+    read_finding,
+    skipped,
+)
 from pipeline.lake.layout import LakeLayout
-from pipeline.maintenance.repair import CheckResult, check_and_repair, check_only
-from pipeline.maintenance.writable_lake import open_writable_lake
-from pipeline.publish.check_published import check_published
+from pipeline.lake.reader import has_catalog
+from pipeline.maintenance.lake_checks import check_folder, check_lake, check_permissions
+from pipeline.process import run_async
+from pipeline.publish.check_published import check_published, check_target
 from pipeline.publish.object_store import open_store
 from pipeline.publish_after_run import read_publish_record
-from pipeline.settings import Settings
+from pipeline.reports.folder_check import check_report_folder, read_folder_manifest
+from pipeline.reports.online_check import check_online, check_same_service
+from pipeline.settings import Settings, require_base_url
 
 GROUP: Final = "Maintain the lake"
-
-_MAX_LISTED_IDS = 10
+RESULT: Final = CheckResult
 
 
 def run(
     context: CommandContext,
     *,
     read_data: Annotated[
-        bool, typer.Option("--read-data", help="Also read every page of every part, and find gaps in raw/.")
+        bool, typer.Option("--read-data", help="Also read every page of every part, and every image.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Report damage, but change nothing.")] = False,
     published: Annotated[
-        bool, typer.Option("--published", help="Compare the lake with its copy on object storage instead.")
+        bool, typer.Option("--published", help="Also compare the lake with its copy on object storage.")
     ] = False,
-    to: Annotated[
-        str | None, typer.Option(metavar="URL", help="With --published: the target. Default: the last one.")
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Instead check the folder of a finished `scanlake report`."),
+        Excludes("--read-data", "--published", "--all"),
     ] = None,
+    allowed_signers: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Require a signature by a signer of this file (format of ssh-keygen)."),
+        Requires("--report"),
+    ] = None,
+    online: Annotated[
+        bool, typer.Option("--online", help="Also ask the service for each delivered file."), Requires("--report")
+    ] = False,
 ) -> ExitCode:
-    """Check the lake's own files and repair damage (`verify` compares with the service).
+    """Check settings, service, disk, lake and images, and write nothing; every problem has a hint.
 
-    Compares every part with its recorded hash, and opens the catalog and every kept snapshot. A damaged table part is
-    rebuilt from raw/. If raw documents are damaged too, the next sync fetches only those files. Files that scanlake
-    did not write are reported and not changed.
+    Makes one list call, if the service's address and token are set. Compares every part with its recorded hash, every
+    image with its size, and opens the catalog and every kept snapshot. `scanlake repair` repairs the damage in a lake.
 
-    With --published: compares objects, row counts and rows of the newest published snapshot with the lake, with
-    --read-data also every object's hash. Changes nothing.
+    --published compares objects, rows and images of the newest published snapshot with the lake, with --read-data also
+    every object's hash.
 
-    Exit codes: 0 no damage, 9 damage (also if it was repaired), 8 the object storage failed or refused.
+    --report checks checksums, PDFs, manifest and signature of a folder, and needs neither lake nor service. A folder
+    that was signed by its job must have its signature. With --online, files that the service has deleted since are
+    named, with exit code 4.
+
+    The exit code is that of the most severe finding; warnings have 0. While a run holds the lake, its files are not
+    compared, and the exit code is 5.
     """
-    settings = context.settings()
-    if published or to is not None:
-        return _check_published(context, settings, to, read_data=read_data)
-    if dry_run:
-        layout = LakeLayout(settings.lake.absolute())
-        require_lake(layout)
-        result = check_only(layout, read_data=read_data)
+    if report is not None:
+        checks = _check_report(context, report, allowed_signers, online=online)
     else:
-        with open_writable_lake(settings, "check", check_before_open=True) as lake:
-            result = check_and_repair(lake, read_data=read_data)
-    context.print_result({"ok": not result.damage, **asdict(result)}, _format_result(result, repaired=not dry_run))
-    return ExitCode.DAMAGE if result.damage else ExitCode.OK
+        checks = _check_setup(context, read_data=read_data, published=published)
+    findings: list[Finding] = []
+    for finding in checks:
+        findings.append(finding)
+        if not context.as_json:  # at once: the later checks take long
+            sys.stdout.write(format_finding(finding))
+            sys.stdout.flush()
+    result = collect(findings)
+    return context.print_result(result, f"{result.summarize()}\n", result.most_severe)
 
 
-def _check_published(context: CommandContext, settings: Settings, to: str | None, *, read_data: bool) -> ExitCode:
+def _check_setup(context: CommandContext, *, read_data: bool, published: bool) -> Iterator[Finding]:
+    """Yield findings; the checks that take longest come last."""
+    path = None
+    try:
+        layers = context.load_layers()
+        path = layers.path
+        settings = context.use_settings(layers)
+        source = f", source {layers.source}" if layers.source else ""
+        yield ok("settings", "file", f"{path or 'none'}{source}")
+    except SettingsError as failure:
+        yield from_error("settings", "file", failure)
+        settings = load_valid_settings_only(context.config, {"lake": context.lake, **context.given_settings})
+    yield from check_permissions(path, settings)
+    yield from check_folder(settings)
+    yield from _check_service(context, settings)
+    if settings.publish_to is not None and not published:
+        yield from check_target(LakeLayout(settings.lake.absolute()), settings.publish_to)
+    yield from check_lake(settings, read_data=read_data)
+    if published:
+        yield from _check_published(settings, read_data=read_data)
+
+
+def _check_service(context: CommandContext, settings: Settings) -> Iterator[Finding]:
+    """Yield findings for the service. On a machine that only reads a lake, it is not set up, which is in order."""
+    try:
+        require_base_url(settings)
+        token = context.token(settings)
+    except SettingsError as failure:
+        is_reader = settings.token_file is None and has_catalog(settings)
+        if is_reader:
+            yield skipped("service", "service", f"not asked: {failure.message}", failure.hint)
+        else:
+            yield from_error("settings", "service", failure)
+        return
+    yield from run_async(check_service(settings, token))
+
+
+def _check_published(settings: Settings, *, read_data: bool) -> Iterator[Finding]:
     record = read_publish_record(settings)
-    target = to or settings.publish_to or (record["target"] if record else None)
+    target = settings.publish_to or (record["target"] if record else None)
     if target is None:
-        raise SettingsError("The lake was not published to object storage.", hint="Add --to URL, or set publish_to.")
-    store = open_store(target)
-    with open_writable_lake(settings, "check") as lake:
-        result = check_published(lake, store, read_data=read_data)
-    lines = [f"{issue.subject}: {issue.problem}" for issue in result.issues]
-    subject = f"snapshot {result.snapshot} at {target}: {pluralize(result.parts, 'part')}"
-    if result.compared:
-        subject += f", {pluralize(sum(result.tables.values()), 'row')} in {pluralize(len(result.tables), 'table')}"
-        if result.images:
-            subject += f", {pluralize(result.images, 'image')}"
-    else:
-        subject += "; the lake no longer has this snapshot, so rows were not compared"
-    if result.issues:
-        lines += [f"DAMAGED: {pluralize(len(result.issues), 'finding')} in {subject}"]
-        lines += [f"run `scanlake publish --to {target}` after deleting the damaged objects"]
-    else:
-        lines += [f"ok: {subject}"]
-    if result.snapshot < result.newest:
-        lines += [f"the lake has snapshot {result.newest}; run `scanlake publish --to {target}`"]
-    context.print_result({"ok": not result.issues, **asdict(result)}, "\n".join(lines) + "\n")
-    return ExitCode.DAMAGE if result.issues else ExitCode.OK
+        yield error("target", "publish_to", "the lake was not published", "Set publish_to.", ExitCode.USAGE)
+        return
+    try:
+        yield from check_published(LakeLayout(settings.lake.absolute()), open_store(target), read_data=read_data)
+    except ScanlakeError as failure:
+        yield from_error("target", target, failure)
 
 
-def _format_result(result: CheckResult, *, repaired: bool) -> str:
-    lines = []
-    for issue in result.damage:
-        files = f"; {pluralize(issue.files, 'file')}" if issue.files else ""
-        concerns = f" [{issue.concerns}{files}]" if issue.concerns else ""
-        lines.append(f"{issue.subject}: {issue.problem}{concerns}")
-        if issue.file_ids:
-            file_ids = ", ".join(map(str, issue.file_ids[:_MAX_LISTED_IDS]))
-            lines.append(f"  files {file_ids}{', ...' if issue.files > _MAX_LISTED_IDS else ''}")
-        if issue.repaired:
-            lines.append(f"  {issue.repaired}")
-    lines += [f"{name}: unknown file, not changed" for name in result.unknown_files]
-    lines += [
-        f"{name}: damaged ledger, replaced by a rebuilt one; delete it when not needed"
-        for name in result.replaced_ledgers
-    ]
-    size = f"{pluralize(result.parts, 'part')}, {format_bytes(result.bytes)}, {pluralize(result.snapshots, 'snapshot')}"
-    if not result.damage:
-        return "\n".join([*lines, f"ok: {size}"]) + "\n"
-    lines.append(f"DAMAGED: {pluralize(len(result.damage), 'finding')} in {size}")
-    if result.refetch:
-        lines.append(f"{pluralize(len(result.refetch), 'file')} to fetch again: run `scanlake sync`")
-    elif repaired:
-        lines.append("repaired; run `scanlake check` again to confirm")
-    else:
-        lines.append("nothing was changed; run without --dry-run to repair")
-    return "\n".join(lines) + "\n"
+def _check_report(
+    context: CommandContext, folder: Path, allowed_signers: Path | None, *, online: bool
+) -> Iterator[Finding]:
+    yield from check_report_folder(folder, allowed_signers).findings
+    manifest = read_folder_manifest(folder) if online else None
+    if manifest is not None:
+        settings = context.settings()
+        check_same_service(manifest, require_base_url(settings))
+        yield from run_async(check_online(create_client(settings, context.token(settings)), manifest))
 
 
 def describe_source(result: Mapping[str, Any]) -> str:
-    """Return the line of a source from its JSON object."""
-    lines = [f"{'ok' if result['ok'] else 'DAMAGED'}: {pluralize(result['parts'], 'part')}"]
-    lines += [f"  {issue['subject']}: {issue['problem']}" for issue in result["damage"]]
-    return "\n".join(lines)
+    """Return the lines of a source from its JSON object: the counts, and what is not in order."""
+    checked = collect(map(read_finding, result["findings"]))
+    lines = "".join(format_finding(item) for item in checked.findings if item.severity is not Severity.OK)
+    return "\n  ".join([checked.summarize(), *lines.splitlines()])

@@ -11,7 +11,6 @@ from pipeline.images.image_run import fetch_images, plan_images
 from pipeline.images.models import ImageSummary
 from pipeline.images.work_list import ImageSelection, WorkCounts
 from pipeline.lake.folder_checks import require_lake
-from pipeline.lake.image_integrity import ImageCheck, check_images
 from pipeline.lake.image_records import last_image_change
 from pipeline.lake.layout import LakeLayout
 from pipeline.logs import to_one_line
@@ -20,7 +19,7 @@ from pipeline.settings import Settings, require_base_url
 from schemas.timestamps import now_us
 
 GROUP: Final = "Fetch data"
-RESULT: Final = ImageSummary | WorkCounts | ImageCheck
+RESULT: Final = ImageSummary | WorkCounts
 
 _MAX_REASONS: Final = 10
 
@@ -36,10 +35,6 @@ def run(
         bool, typer.Option("--thumbnails", help="Also the thumbnails. Default: images_thumbnails.")
     ] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Also images that were not found or refused before.")] = False,
-    verify: Annotated[
-        bool,
-        typer.Option("--verify", help="Instead compare every stored image with its hash; damaged ones are renamed."),
-    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be fetched, and change nothing.")] = False,
 ) -> ExitCode:
     """Download the images of uploads into the lake, checked and named by their hash.
@@ -52,15 +47,13 @@ def run(
     An interrupted run is continued by the next one. With max_duration_seconds the run stops with exit code 0.
     `pip install pillow` makes the command decode every image and read its size, time and position.
 
-    --verify hashes every stored image. A damaged one is renamed, and the next run fetches it again, like a missing one.
+    `scanlake check --read-data` hashes every stored image, `scanlake repair --read-data` lets the next run fetch
+    damaged ones again.
 
     Exit codes: 0 done, 4 some images are not found, refused or failed, 1 an image host is down (run again), 3 token
-    refused, 5 another run holds the lake, 7 the disk or images_max_bytes is full, 9 --verify found
-    damage.
+    refused, 5 another run holds the lake, 7 the disk or images_max_bytes is full.
     """
     settings = context.settings()
-    if verify:
-        return _verify(context, settings)
     require_base_url(settings)
     selection = ImageSelection(where, thumbnails or settings.images_thumbnails, retry)
     if dry_run:
@@ -84,19 +77,6 @@ def _fetch(context: CommandContext, settings: Settings, selection: ImageSelectio
             if last_image_change(lake.ledger) != before:
                 lake.republish_records(at=now_us())
     return summary
-
-
-def _verify(context: CommandContext, settings: Settings) -> ExitCode:
-    with open_writable_lake(settings, "images", must_exist=True) as lake:
-        result = check_images(lake.layout, lake.ledger, read_data=True, repair=lake.ledger)
-        if result.issues:
-            lake.republish_records(at=now_us())
-    lines = [f"{issue.subject}: {issue.problem}\n  {issue.repaired}" for issue in result.issues]
-    lines += [f"{name}: unlisted file, not changed" for name in result.unlisted]
-    subject = f"{pluralize(result.pictures, 'picture')}, {format_bytes(result.bytes)}"
-    findings = pluralize(len(result.issues), "finding")
-    lines.append(f"DAMAGED: {findings} in {subject}" if result.issues else f"ok: {subject}")
-    return context.print_result(result, "\n".join(lines) + "\n", ExitCode.DAMAGE if result.issues else ExitCode.OK)
 
 
 def _format_plan(counts: WorkCounts) -> str:

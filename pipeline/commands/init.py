@@ -209,7 +209,7 @@ def _print_result(
 ) -> None:
     option = "" if config == Path(CONFIG_NAME) else f" --config {config}"
     purposes = {
-        "doctor": "check settings, network, token and disk",
+        "check": "check settings, service and disk",
         "plan": "estimate calls, time and disk",
         "sync": "fetch",
     }
@@ -245,7 +245,7 @@ def _warn_of_git(token_file: Path) -> None:
 
 
 def _settings_file_mode() -> int:
-    """Return the mode that the umask allows, without write permission for the group: `doctor` warns about that."""
+    """Return the mode that the umask allows, without write permission for the group: `check` warns about that."""
     umask = os.umask(0o022)
     os.umask(umask)
     return 0o644 & ~umask

@@ -150,8 +150,9 @@ def run(
     Files are ordered in batches of at most 100. Each file is confirmed in the service before its order and after its
     delivery. The same command resumes an interrupted job and orders failed reports again; a complete job is left as it
     is. A signed folder is changed only with --sign. A changed selection or option in the same folder is refused. The
-    folder has the PDFs, manifest.csv, manifest.json, index.html and SHA256SUMS; `scanlake report verify DIR` checks it.
-    With --with-images it also has the images of its files; run `scanlake images --where ...` first to download them.
+    folder has the PDFs, manifest.csv, manifest.json, index.html and SHA256SUMS, which `scanlake check --report DIR`
+    checks. With --with-images it also has the images of its files; run `scanlake images --where ...` first to download
+    them.
 
     Exit codes: 0 every file is in a PDF, 4 some files are named as failed, or images are missing, 1 the service failed
     (run again), 3 token refused, 5 another run uses the folder, 6 the URL of a report must not be requested.

@@ -13,13 +13,14 @@ import duckdb
 import structlog
 
 from pipeline.atomic_files import sha256_file
+from pipeline.findings import damage
 from pipeline.lake.catalog_sql import CatalogSpec, select_rows_sql
 from pipeline.lake.catalog_tables import describe_format
 from pipeline.lake.duckdb import LARGE_MEMORY_LIMIT, MEMORY_LIMIT
 from pipeline.lake.duckdb_errors import describe_damage, first_line
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.file_names import list_snapshots
-from pipeline.lake.integrity import IntegrityIssue, describe_os_error
+from pipeline.lake.integrity import describe_os_error
 from pipeline.lake.models import Part
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.physical_tables import PARTS
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from pathlib import Path
 
+    from pipeline.findings import Finding
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger_queries import LedgerQueries
     from pipeline.lake.models import DeltaBase, LakeProperties, SnapshotRecord
@@ -41,14 +43,14 @@ _TABLE_NAMES: Final = frozenset(table.qualified_name for table in TABLES)
 _log = structlog.get_logger()
 
 
-def damaged_catalogs(layout: LakeLayout, ledger: LedgerQueries) -> Iterator[IntegrityIssue]:
+def find_damaged_catalogs(layout: LakeLayout, ledger: LedgerQueries) -> Iterator[Finding]:
     """Yield the catalog and the kept snapshots that differ from what was published or cannot be queried."""
     hashes = ledger.snapshot_hashes()
     for number, path in list_snapshots(layout):
         if problem := _find_problem_of_views(layout, path, {hashes.get(number)} - {None}):
-            yield IntegrityIssue(layout.part_name(path), problem)
+            yield damage(layout.part_name(path), problem, "deleted")
     if (last := ledger.last_snapshot()) and (problem := _find_catalog_problem(layout, ledger, last)):
-        yield IntegrityIssue(layout.part_name(layout.catalog), problem)
+        yield damage(layout.part_name(layout.catalog), problem, "published again")
 
 
 def _find_catalog_problem(layout: LakeLayout, ledger: LedgerQueries, last: SnapshotRecord) -> str | None:

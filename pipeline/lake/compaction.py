@@ -221,7 +221,7 @@ def find_expired_documents(
     """Return the documents beyond the newest `keep` versions of each file, by part, as (file_id, commit_seq).
 
     The current version of a file never expires. Nor does a superseded one while a part contains its rows, because
-    a rebuild makes rows from documents; `compacted_seqs` is the range of commits whose superseded
+    a rebuild and `scanlake repair` make rows from documents; `compacted_seqs` is the range of commits whose superseded
     rows this compaction removes.
     """
     paths = {str(layout.part_path(part.name)): part.name for part in ledger.parts() if part.table_name == RAW_TABLE}

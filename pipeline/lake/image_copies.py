@@ -45,7 +45,7 @@ def copy_pictures(layout: LakeLayout, ledger: LedgerQueries, target: LakeLayout,
                 continue
             if not source.is_file() or sha256_file(source) != record.sha256:
                 raise LakeCorruptedError(
-                    f"{record.path} is missing or damaged.", hint="Run `scanlake images --verify`."
+                    f"{record.path} is missing or damaged.", hint="Run `scanlake repair --read-data`."
                 )
             target.create_dirs([copy.parent.parent, copy.parent])
             folders.add(copy.parent)

@@ -3,81 +3,82 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from pipeline.atomic_files import sha256_file
+from pipeline.findings import damage
 from pipeline.lake.image_files import move_damaged
 from pipeline.lake.image_names import COMPLETE, IMAGES, INCOMING
 from pipeline.lake.image_records import ImageRecord, ImageState, has_images, read_images_of, write_images
-from pipeline.lake.integrity import IntegrityIssue, describe_os_error
+from pipeline.lake.integrity import describe_os_error
 from pipeline.lake.layout import translate_os_errors
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from pipeline.findings import Finding
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
     from pipeline.lake.ledger_queries import LedgerQueries
 
 _HEX: Final = "0123456789abcdef"
 _TEMPORARY: Final = ".tmp"
+_REPAIR: Final = "renamed if it is there; the next `scanlake images` fetches it again"
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedPicture:
+    """A picture that is missing or has another content than recorded, with the rows that name it."""
+
+    finding: Finding
+    records: Sequence[ImageRecord]
 
 
 @dataclass(slots=True)
 class ImageCheck:
-    """Result of a check: pictures and bytes that were compared, findings, and files that no row names."""
+    """Result of a check: pictures and bytes that were compared, damage, and files that no row names."""
 
     pictures: int = 0
     bytes: int = 0
-    issues: list[IntegrityIssue] = field(default_factory=list)
+    damaged: list[DamagedPicture] = field(default_factory=list)
     unlisted: list[str] = field(default_factory=list)
 
 
-def check_images(layout: LakeLayout, ledger: LedgerQueries, *, read_data: bool, repair: Ledger | None) -> ImageCheck:
-    """Compare the store with the ledger: existence and size, with `read_data` also the hash of every picture.
-
-    `repair` is the ledger of a lake that is open for writing: a damaged file is renamed, and the rows of pictures that
-    are missing or damaged become failed, so that the next `scanlake images` fetches them.
-    """
+def check_images(layout: LakeLayout, ledger: LedgerQueries, *, read_data: bool) -> ImageCheck:
+    """Compare the store with the ledger: existence and size, with `read_data` also the hash of every picture."""
     result = ImageCheck()
     if not has_images(ledger) and not (layout.root / IMAGES).is_dir():
         return result
     pending = _list_pending(layout)
     for prefix in (first + second for first in _HEX for second in _HEX):
-        _check_folder(layout, ledger, prefix, result, pending, read_data=read_data, repair=repair)
+        rows: dict[str, list[ImageRecord]] = {}
+        for record in read_images_of(ledger, prefix):
+            rows.setdefault(record.path or "", []).append(record)
+        names = _list_names(layout.root / IMAGES / prefix)
+        paths = {f"{IMAGES}/{prefix}/{name}" for name in names if prefix + name.partition(".")[0] not in pending}
+        result.unlisted += sorted(path for path in paths - rows.keys() if not path.endswith(_TEMPORARY))
+        for path, records in rows.items():
+            result.pictures += 1
+            result.bytes += records[0].bytes or 0
+            problem = _find_problem(layout.root / path, records[0], read_data=read_data)
+            if problem is not None:
+                finding = damage(path, problem, _REPAIR, {record.file_id for record in records})
+                result.damaged.append(DamagedPicture(finding, records))
     result.unlisted += _list_strange_folders(layout)
     return result
 
 
-def _check_folder(
-    layout: LakeLayout,
-    ledger: LedgerQueries,
-    prefix: str,
-    result: ImageCheck,
-    pending: frozenset[str],
-    *,
-    read_data: bool,
-    repair: Ledger | None,
-) -> None:
-    rows: dict[str, list[ImageRecord]] = {}
-    for record in read_images_of(ledger, prefix):
-        rows.setdefault(record.path or "", []).append(record)
-    folder = layout.root / IMAGES / prefix
-    names = {
-        f"{IMAGES}/{prefix}/{name}" for name in _list_names(folder) if prefix + name.partition(".")[0] not in pending
-    }
-    result.unlisted += sorted(name for name in names - rows.keys() if not name.endswith(_TEMPORARY))
-    for name, records in rows.items():
-        result.pictures += 1
-        result.bytes += records[0].bytes or 0
-        problem = _find_problem(layout.root / name, records[0], read_data=read_data)
-        if problem is None:
-            continue
-        issue = IntegrityIssue(name, problem, f"images, of {len(records):,} rows" if len(records) > 1 else "images")
-        if repair is not None:
-            issue = replace(issue, repaired=_queue_again(layout, repair, name, problem, records))
-        result.issues.append(issue)
+def queue_images_again(layout: LakeLayout, ledger: Ledger, pictures: Iterable[DamagedPicture]) -> None:
+    """Rename damaged pictures, and make their rows failed: the next `scanlake images` fetches them again."""
+    for picture in pictures:
+        path = layout.root / picture.finding.subject
+        if os.path.lexists(path):
+            move_damaged(path)
+        reason = f"its file was damaged: {picture.finding.problem}"
+        failed = ImageState.FAILED
+        write_images(ledger, [ImageRecord(*item.key, failed, item.fetched_at, reason) for item in picture.records])
 
 
 def _list_pending(layout: LakeLayout) -> frozenset[str]:
@@ -108,18 +109,3 @@ def _find_problem(path: Path, record: ImageRecord, *, read_data: bool) -> str | 
     except OSError as error:
         return describe_os_error(error)
     return None
-
-
-def _queue_again(layout: LakeLayout, ledger: Ledger, name: str, problem: str, records: list[ImageRecord]) -> str:
-    """Rename a damaged file, and make its rows failed. Return what was done."""
-    path = layout.root / name
-    moved = ""
-    if os.path.lexists(path):
-        target = move_damaged(path)
-        moved = f"renamed to {layout.part_name(target)}; "
-    failed = [
-        ImageRecord(*record.key, ImageState.FAILED, record.fetched_at, f"its file was damaged: {problem}")
-        for record in records
-    ]
-    write_images(ledger, failed)
-    return f"{moved}the next `scanlake images` fetches it again"

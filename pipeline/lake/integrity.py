@@ -1,7 +1,7 @@
 """Integrity checks: compare the files of a lake with the sizes and hashes that were recorded when they were written.
 
 Neither DuckDB nor a Parquet reader verifies checksums by default, so one flipped bit changes a sum silently. Nothing
-here writes; `maintenance.repair` repairs the issues.
+here writes, except `move_wrong_kinds`; `maintenance.repair` repairs what is found.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import structlog
 
 from pipeline.atomic_files import DATABASE_LOG_SUFFIXES, is_temp_file, sha256_file
 from pipeline.errors import LakeCorruptedError
+from pipeline.findings import damage
 from pipeline.formatting import pluralize
 from pipeline.lake.duckdb_errors import first_line
 from pipeline.lake.duckdb_files import open_read_only
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from pipeline.findings import Finding
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger_queries import LedgerQueries
     from pipeline.lake.models import Part
@@ -42,32 +44,10 @@ if TYPE_CHECKING:
 _BATCH_ROWS: Final = 10_000
 # The last two: the statistics of runs, and the lock of share jobs.
 _AUXILIARY_FILES: Final = (
-    *("ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.sqlite-journal"),
+    *("ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.sqlite-journal", "catalog.duckdb.wal"),
     *("run_stats.json", "SHARES.LOCK", README_NAME),
 )
 _log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class IntegrityIssue:
-    """A file that differs from what was written: its path below the lake's folder, and the rows that it concerns.
-
-    `repaired` is what was done about it, empty for nothing.
-    """
-
-    subject: str
-    problem: str
-    table: str = ""
-    seqs: tuple[int, int] | None = None
-    repaired: str = ""
-
-    @property
-    def concerns(self) -> str:
-        """The table and the commits of the rows concerned; empty for a file without rows."""
-        if self.seqs is None:
-            return self.table
-        low, high = self.seqs
-        return f"{self.table}, " + (f"commit {low}" if low == high else f"commits {low} to {high}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +81,9 @@ def _size(path: str) -> int:
         return -1
 
 
-def damaged_empty_parts(layout: LakeLayout) -> list[IntegrityIssue]:
+def find_damaged_empty_parts(layout: LakeLayout) -> list[Finding]:
     """Return the empty parts that are missing or changed. Opening the lake writes them again."""
-    issues = []
+    findings = []
     for table in TABLES:
         path = empty_part(layout, table.name)
         try:
@@ -112,14 +92,14 @@ def damaged_empty_parts(layout: LakeLayout) -> list[IntegrityIssue]:
             problem = "not the empty part of this version"
         except OSError as error:
             problem = describe_os_error(error)
-        issues.append(IntegrityIssue(layout.part_name(path), problem, table.name))
-    return issues
+        findings.append(damage(layout.part_name(path), problem, "written again"))
+    return findings
 
 
-def damaged_parts(
+def find_damaged_parts(
     layout: LakeLayout, ledger: LedgerQueries, recorded: Mapping[str, RecordedPart], *, read_data: bool
-) -> Iterator[tuple[Part, IntegrityIssue]]:
-    """Yield the damaged parts of the ledger.
+) -> Iterator[tuple[Part, str]]:
+    """Yield the damaged parts of the ledger with their problems.
 
     A part that equals its entry in the catalog, but not its entry in the ledger, is not damaged: see
     `find_wrong_ledger_entries`.
@@ -132,7 +112,7 @@ def damaged_parts(
         if problem is not None and _is_intact(path, recorded.get(part.name)):
             problem = None  # the ledger's entry is wrong, not the part
         if problem := problem or (_content_problem(path, part) if read_data else None):
-            yield part, IntegrityIssue(part.name, problem, part.table_name, part.span)
+            yield part, problem
 
 
 def find_wrong_ledger_entries(
@@ -196,16 +176,16 @@ def read_recorded_parts(catalogs: Iterable[Path]) -> dict[str, RecordedPart]:
     return entries
 
 
-def damaged_snapshot_parts(
+def find_damaged_snapshot_parts(
     layout: LakeLayout, current: Iterable[str], recorded: Mapping[str, RecordedPart]
-) -> Iterator[tuple[str, IntegrityIssue]]:
-    """Yield the damaged parts, with their names, that only earlier snapshots name."""
+) -> Iterator[Finding]:
+    """Yield the damaged parts that only earlier snapshots name."""
     names = set(current)
     for name, entry in recorded.items():
         if name in names or entry.table == RAW_TABLE:
             continue  # no view of a snapshot reads raw documents
         if problem := _file_problem(layout.part_path(name), entry.bytes, entry.sha256, {}):
-            yield name, IntegrityIssue(name, problem, f"{entry.table}, of earlier snapshots")
+            yield damage(name, f"{problem} ({entry.table}, of earlier snapshots)", "its snapshots deleted")
 
 
 # Folders where files should be, and the reverse
@@ -226,33 +206,34 @@ def find_wrong_kinds(layout: LakeLayout, *, with_parts: bool = False) -> list[Pa
         return wrong + [path for path in folders if os.path.lexists(path) and not path.is_dir()]
 
 
-def move_wrong_kinds(layout: LakeLayout, paths: Iterable[Path]) -> list[IntegrityIssue]:
+def move_wrong_kinds(layout: LakeLayout, paths: Iterable[Path]) -> list[Finding]:
     """Rename what `find_wrong_kinds` has found; delete it if it is an empty folder. The lake must be locked."""
-    issues, now = [], f"{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}"
+    findings, now = [], f"{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}"
     for path in paths:
-        issue = describe_wrong_kind(layout, path)
+        finding = describe_wrong_kind(layout, path)
         with translate_os_errors(path):
             try:
                 path.rmdir()
-                repaired = "deleted, because it was empty"
+                repair = "deleted, because it was empty"
             except OSError:
                 target = path.rename(path.with_name(f"{path.name}.unknown-{now}"))
-                repaired = f"renamed to {layout.part_name(target)}"
-        _log.warning("lake_file.replaced", path=issue.subject, problem=issue.problem, action=repaired)
-        issues.append(replace(issue, repaired=repaired))
-    return issues
+                repair = f"renamed to {layout.part_name(target)}"
+        _log.warning("lake_file.replaced", path=finding.subject, problem=finding.problem, action=repair)
+        findings.append(replace(finding, repair=repair))
+    return findings
 
 
-def describe_wrong_kind(layout: LakeLayout, path: Path) -> IntegrityIssue:
+def describe_wrong_kind(layout: LakeLayout, path: Path) -> Finding:
     """Return the finding for a path of `find_wrong_kinds`."""
     is_dir = path.is_dir() and not path.is_symlink()
-    return IntegrityIssue(layout.part_name(path), "a folder, not a file" if is_dir else "not a folder")
+    repair = "renamed, or deleted if it is empty"
+    return damage(layout.part_name(path), "a folder, not a file" if is_dir else "not a folder", repair)
 
 
 # Unknown files
 
 
-def unknown_files(layout: LakeLayout, ledger: LedgerQueries) -> list[str]:
+def find_unknown_files(layout: LakeLayout, ledger: LedgerQueries) -> list[str]:
     """Return the files in the lake's folder that scanlake did not write. They are never changed."""
     own = [layout.catalog, layout.ledger, layout.lock, *(empty_part(layout, table.name) for table in TABLES)]
     own += [path for _, path in list_snapshots(layout)]

@@ -11,13 +11,13 @@ import pyarrow as pa
 
 from pipeline.atomic_files import fsync_dir
 from pipeline.errors import SettingsError
+from pipeline.findings import damage
 from pipeline.lake import catalog, ledger_rebuild, lookups, parts, relocate, retention
 from pipeline.lake.catalog_sql import CatalogSpec
 from pipeline.lake.folder_checks import require_lake_or_empty
 from pipeline.lake.integrity import (
-    IntegrityIssue,
     check_parts_exist,
-    damaged_empty_parts,
+    find_damaged_empty_parts,
     find_wrong_kinds,
     move_wrong_kinds,
 )
@@ -32,6 +32,7 @@ from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, TABLES
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from pipeline.findings import Finding
     from pipeline.lake.models import Commit, SnapshotRecord
 
 BACKUP_IN_PROGRESS: Final = "BACKUP_IN_PROGRESS"
@@ -52,7 +53,7 @@ class Lake:
     ) -> None:
         """Prepare the lake in `root`.
 
-        With `check_before_open`, `issues` names what opening repairs. `is_backup`: the mark of an unfinished backup
+        With `check_before_open`, `findings` names what opening repairs. `is_backup`: the mark of an unfinished backup
         stays. Raises `SettingsError` for a folder with other files, `LakeCorruptedError` for one that neither a
         ledger nor a catalog shows to be a lake; then nothing has changed.
         """
@@ -64,7 +65,7 @@ class Lake:
         if must_exist and kind is FolderKind.EMPTY:
             raise SettingsError(f"No lake at {self.layout.root}.", hint="Run `scanlake sync`, or correct --lake.")
         self.is_new = kind is FolderKind.EMPTY
-        self.issues: list[IntegrityIssue] = []
+        self.findings: list[Finding] = []
         self._check_before_open = check_before_open
         self._doing = doing
         self._is_backup = is_backup
@@ -99,18 +100,18 @@ class Lake:
 
     def _repair_before_open(self) -> None:
         ledger = self.layout.ledger
-        self.issues += move_wrong_kinds(self.layout, find_wrong_kinds(self.layout, with_parts=self._check_before_open))
+        self.findings += move_wrong_kinds(
+            self.layout, find_wrong_kinds(self.layout, with_parts=self._check_before_open)
+        )
         if ledger_rebuild.is_ledger_missing(self.layout):
             problem: str | None = describe_ledger(ledger, LedgerIdentity.NEW)
         else:
             problem = integrity_problem(ledger) if self._check_before_open and ledger.exists() else None
         if problem is not None:
             ledger_rebuild.rebuild_ledger(self.layout, problem)
-            repaired = "rebuilt from the newest catalog"
-            self.issues.append(IntegrityIssue(ledger.name, problem, "the ledger", repaired=repaired))
+            self.findings.append(damage(ledger.name, problem, "rebuilt from the newest catalog"))
         if self._check_before_open:
-            issues = damaged_empty_parts(self.layout)
-            self.issues += [replace(issue, repaired="written again") for issue in issues]
+            self.findings += find_damaged_empty_parts(self.layout)
 
     def commit(self, commit: Commit) -> None:
         """Write the rows as parts, durably, then make parts and progress current in one transaction.

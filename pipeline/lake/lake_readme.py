@@ -31,7 +31,8 @@ raw/             documents as received from the service
 ledger.sqlite    state of scanlake
 LOCK             lock of the run that writes
 
-Change or delete nothing here by hand. `scanlake check` finds damage, `scanlake purge ID` erases a file.
+Change or delete nothing here by hand. `scanlake check` finds damage, `scanlake repair` repairs it,
+`scanlake purge ID` erases a file.
 """
 
 

@@ -87,7 +87,7 @@ class LakeLayout:
                     try:
                         folder.mkdir(parents=True, exist_ok=True)
                     except FileExistsError:
-                        hint = "Run `scanlake check`, which renames it."
+                        hint = "Run `scanlake repair`, which renames it."
                         raise StorageError(f"{folder}: Not a folder.", hint=hint) from None
                     missing.append(folder)
         for parent in dict.fromkeys(folder.parent for folder in missing):
@@ -193,7 +193,7 @@ def describe_lock_owner(layout: LakeLayout) -> str:
         holders = _list_lock_holders(layout.lock.stat().st_ino)
         if holders and all(mode == "READ" for mode, _ in holders):
             pids = [f", pid {pid}" for _, pid in holders if pid > 0]  # 0 in another container
-            return f"check --dry-run, which reads{''.join(pids[:1])}"
+            return f"check, which reads{''.join(pids[:1])}"
     note = _read_lock_note(layout)
     if note is None:
         return "a run that has just started"

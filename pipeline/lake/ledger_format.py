@@ -73,7 +73,7 @@ def identify_ledger(path: Path) -> LedgerIdentity:
 
 def _identify_database(path: Path) -> LedgerIdentity:
     """Return what the database is. Raises an error of SQLite."""
-    with closing(sqlite3.connect(readonly_uri(path, create_index=False), uri=True, timeout=30)) as db:
+    with closing(sqlite3.connect(readonly_uri(path), uri=True, timeout=30)) as db:
         application_id = int(db.execute("PRAGMA application_id").fetchone()[0])
         if application_id == APPLICATION_ID:
             require_format(int(db.execute("PRAGMA user_version").fetchone()[0]))
@@ -92,19 +92,24 @@ def describe_ledger(path: Path, identity: LedgerIdentity) -> str:
     return "empty" if path.exists() else "missing"
 
 
-def readonly_uri(path: Path, *, create_index: bool = True) -> str:
+def readonly_uri(path: Path) -> str:
     """Return the URI under which SQLite reads a ledger without changing its folder.
 
-    The log of a process that writes or was killed must be read too. An ordinary read-only connection would create a
-    missing log, and reset its index. A log without index, as a copy may have, needs a new one; without `create_index`
-    this log is not read.
+    The log of a process that writes or was killed is read too. An ordinary read-only connection would create a missing
+    log, and reset its index. A log without index is not read: see `lacks_log_index`.
     """
     log, index = (path.with_name(f"{path.name}{suffix}") for suffix in ("-wal", "-shm"))
-    is_readable = index.exists() or (create_index and log.is_file() and log.stat().st_size > 0)
     is_empty = not path.exists() or not path.stat().st_size  # SQLite would delete its log, also in this mode
-    if is_empty or not (log.is_file() and is_readable):
-        return f"{path.absolute().as_uri()}?mode=ro&immutable=1"
-    return f"{path.absolute().as_uri()}?mode=ro" + ("&readonly_shm=1" if index.exists() else "")
+    is_readable = not is_empty and log.is_file() and index.exists()
+    return f"{path.absolute().as_uri()}?mode=ro&" + ("readonly_shm=1" if is_readable else "immutable=1")
+
+
+def lacks_log_index(path: Path) -> bool:
+    """Return whether a ledger has a log, but not its index, as a copy may have: SQLite would write a new one."""
+    log, index = (path.with_name(f"{path.name}{suffix}") for suffix in ("-wal", "-shm"))
+    return (
+        path.is_file() and path.stat().st_size > 0 and log.is_file() and log.stat().st_size > 0 and not index.exists()
+    )
 
 
 def refuse_other_formats(path: Path) -> None:

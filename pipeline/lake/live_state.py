@@ -63,7 +63,7 @@ def read_live_state(lake: Path, *, runs: int) -> LiveState | None:
             was_verified = ledger.last_verification() is not None
         newest_runs = tuple(_mark_interrupted(layout, index, run) for index, run in enumerate(records))
     except ScanlakeError:
-        return None  # `scanlake doctor` shows why
+        return None  # `scanlake check` shows why
     progress, newest = properties.run_progress, next(iter(newest_runs), None)
     if newest is None or newest.state != "running" or progress is None or progress["run_id"] != newest.run_id:
         progress = None

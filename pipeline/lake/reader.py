@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sqlite3
 import tempfile
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import duckdb
@@ -23,15 +25,14 @@ from pipeline.lake.duckdb_errors import (
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.folder_checks import FRESHNESS_VIEW, foreign_catalog_error
 from pipeline.lake.lake_folder import FolderKind, classify_folder, missing_lake_error
-from pipeline.lake.layout import LakeLayout
-from pipeline.lake.ledger_format import readonly_uri, refuse_other_formats, require_format
+from pipeline.lake.layout import LakeLayout, translate_os_errors
+from pipeline.lake.ledger_format import lacks_log_index, readonly_uri, refuse_other_formats, require_format
 from pipeline.lake.ledger_queries import LedgerQueries
 from pipeline.lake.sql import sql_literal
 from pipeline.lake.sqlite_errors import translate_sqlite_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
     from pipeline.settings import Settings
 
@@ -238,13 +239,19 @@ class LedgerReader(LedgerQueries):
 
 @contextmanager
 def open_ledger_readonly(layout: LakeLayout) -> Iterator[LedgerReader]:
-    """Open the lake's ledger without locking or changing it.
+    """Open the lake's ledger without locking or changing it, or any file beside it.
 
     Raises `LakeCorruptedError`, `StorageError`, and `SettingsError` for a ledger of another format.
     """
-    with translate_sqlite_errors(layout.ledger):
-        db = sqlite3.connect(readonly_uri(layout.ledger), uri=True, timeout=10)
-    with closing(db):
+    with ExitStack() as stack:
+        with translate_os_errors(layout.ledger), translate_sqlite_errors(layout.ledger):
+            uri = readonly_uri(layout.ledger)
+            if lacks_log_index(layout.ledger):
+                copy = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="scanlake-")), layout.ledger.name)
+                for suffix in ("", "-wal"):
+                    shutil.copyfile(f"{layout.ledger}{suffix}", f"{copy}{suffix}")
+                uri = copy.as_uri()
+            db = stack.enter_context(closing(sqlite3.connect(uri, uri=True, timeout=10)))
         db.row_factory = sqlite3.Row
         ledger = LedgerReader(db, layout.ledger)
         require_format(ledger.format())

@@ -102,7 +102,7 @@ def _read_named_parts(layout: LakeLayout, snapshots: Iterable[int]) -> set[str] 
             with open_read_only(layout.snapshot_path(number)) as db:
                 names = db.execute(f"SELECT name FROM {PARTS}").fetchall()
         except duckdb.Error as error:
-            hint = "Run `scanlake check`; until then replaced parts stay."
+            hint = "Run `scanlake repair`; until then replaced parts stay."
             _log.warning("snapshot.unreadable", snapshot=number, error=first_line(error), hint=hint)
             return None
         named |= {name for (name,) in names}

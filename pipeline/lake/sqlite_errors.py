@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-REBUILD_HINT: Final = "Run `scanlake check` to rebuild the ledger."
+REBUILD_HINT: Final = "Run `scanlake repair` to rebuild the ledger."
 
 _DAMAGE_CODES: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _FORMAT_CODES: Final = frozenset({sqlite3.SQLITE_ERROR, sqlite3.SQLITE_READONLY})

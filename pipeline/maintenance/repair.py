@@ -1,4 +1,4 @@
-"""Check and repair: find damage in the lake, then repair it from undamaged data.
+"""Find damage in the lake, and repair it from undamaged data.
 
 Parts come before catalogs; each is first checked, then repaired. A damaged part is rebuilt from raw documents, with the
 same versions under the same commits. If those are damaged too, the next sync fetches the files again; until then they
@@ -8,19 +8,19 @@ are in meta.rejects.
 from __future__ import annotations
 
 import json
-import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import pyarrow.parquet as pq
 
-from pipeline.errors import LakeCorruptedError
+from pipeline.errors import ExitCode, LakeCorruptedError
+from pipeline.findings import Finding, Severity, damage, ok, warning
+from pipeline.formatting import format_bytes, pluralize
 from pipeline.lake import integrity, lookups
-from pipeline.lake.catalog_integrity import damaged_catalogs
+from pipeline.lake.catalog_integrity import find_damaged_catalogs
 from pipeline.lake.file_names import list_snapshots
-from pipeline.lake.image_integrity import check_images
-from pipeline.lake.integrity import IntegrityIssue
+from pipeline.lake.image_integrity import check_images, queue_images_again
 from pipeline.lake.layout import lock_lake_for_reading, translate_os_errors
 from pipeline.lake.models import RunRecord
 from pipeline.lake.parts import RAW_TABLE
@@ -42,44 +42,21 @@ if TYPE_CHECKING:
 
     RecordedParts = Mapping[str, RecordedPart]
 
-_MAX_LISTED_IDS: Final = 1_000
 _RAW_LOST_REASON: Final = "the document in raw/ was damaged; the next sync fetches the file again"
 
 
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """One finding: damaged object, affected rows, affected files (at most 1,000 ids), and repair."""
-
-    subject: str
-    problem: str
-    concerns: str
-    files: int
-    file_ids: tuple[int, ...]
-    repaired: str
-
-
 @dataclass(slots=True)
-class CheckResult:
-    """Result of a check; the object that `--json` prints.
+class LakeCheck:
+    """Findings about the files of a lake. The next sync fetches `files_to_fetch`, once the lake is repaired."""
 
-    `refetch` are the files that the next sync fetches again, `unknown_files` files that scanlake did not write,
-    `replaced_ledgers` damaged ledgers that were renamed.
-    """
+    findings: list[Finding] = field(default_factory=list)
+    files_to_fetch: Sequence[int] = ()
+    pictures_to_fetch: int = 0
 
-    damage: list[Damage] = field(default_factory=list)
-    refetch: list[int] = field(default_factory=list)
-    unknown_files: list[str] = field(default_factory=list)
-    replaced_ledgers: list[str] = field(default_factory=list)
-    parts: int = 0
-    bytes: int = 0
-    snapshots: int = 0
-    seconds: float = 0.0
-
-    def add(self, issue: IntegrityIssue, files: Iterable[int] = ()) -> None:
-        """Add a finding, and the affected files."""
-        ids = sorted(files)
-        listed = tuple(ids[:_MAX_LISTED_IDS])
-        self.damage.append(Damage(issue.subject, issue.problem, issue.concerns, len(ids), listed, issue.repaired))
+    @property
+    def damage(self) -> list[Finding]:
+        """Findings of files that differ from what was written, repaired or not."""
+        return [item for item in self.findings if item.severity in {Severity.ERROR, Severity.REPAIRED}]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +64,7 @@ class DamagedPart:
     """A part with another content than recorded, and the current files of its commits."""
 
     part: Part
-    issue: IntegrityIssue
+    problem: str
     files: frozenset[int]
 
 
@@ -104,16 +81,8 @@ class PartDamage:
     files_without_raw: frozenset[int]
 
 
-def check_and_repair(lake: Lake, *, read_data: bool = False) -> CheckResult:
-    """Compare the lake with its recorded sizes and hashes, and repair it.
-
-    The caller opens the lake with `check_before_open`.
-    """
-    return _check(lake.layout, lake.ledger, lake.issues, lake, read_data=read_data)
-
-
-def check_only(layout: LakeLayout, *, read_data: bool = False) -> CheckResult:
-    """Compare the lake with its recorded sizes and hashes. Write nothing, neither ledger nor lock.
+def check_files(layout: LakeLayout, *, read_data: bool = False) -> LakeCheck:
+    """Compare the files of a lake with their recorded sizes and hashes. Write nothing, neither ledger nor lock.
 
     Raises `LakeCorruptedError` if the ledger cannot be read: nothing else can be compared then.
     """
@@ -121,51 +90,75 @@ def check_only(layout: LakeLayout, *, read_data: bool = False) -> CheckResult:
         if (problem := ledger.quick_check()) != "ok":
             raise LakeCorruptedError(f"{layout.ledger}: {problem}.", hint=REBUILD_HINT)
         wrong_kinds = integrity.find_wrong_kinds(layout, with_parts=True)
-        issues = [integrity.describe_wrong_kind(layout, path) for path in wrong_kinds]
-        issues += integrity.damaged_empty_parts(layout)
-        return _check(layout, ledger, issues, None, read_data=read_data)
+        findings = [integrity.describe_wrong_kind(layout, path) for path in wrong_kinds]
+        findings += integrity.find_damaged_empty_parts(layout)
+        return _check(layout, ledger, findings, None, read_data=read_data)
+
+
+def repair_files(lake: Lake, *, read_data: bool = False) -> LakeCheck:
+    """Do what `check_files` does, and repair the damage. The caller opens the lake with `check_before_open`.
+
+    Publishes what a killed run did not publish, and so completes an interrupted purge.
+    """
+    check = _check(lake.layout, lake.ledger, lake.findings, lake, read_data=read_data)
+    if lake.needs_publish or lake.ledger.properties.purge_in_progress is not None:
+        lake.republish(at=now_us())
+    check.findings = [_to_repaired(item) if item.repair else item for item in check.findings]
+    return check
+
+
+def _to_repaired(finding: Finding) -> Finding:
+    return replace(finding, severity=Severity.REPAIRED, hint="", exit_code=ExitCode.OK)
 
 
 def _check(
-    layout: LakeLayout, ledger: LedgerQueries, issues: Sequence[IntegrityIssue], lake: Lake | None, *, read_data: bool
-) -> CheckResult:
+    layout: LakeLayout, ledger: LedgerQueries, findings: Sequence[Finding], lake: Lake | None, *, read_data: bool
+) -> LakeCheck:
     """Check the lake, and repair it if `lake` is open for writing."""
-    started = time.monotonic()
-    result = CheckResult()
-    for issue in issues:
-        result.add(issue)
+    check = LakeCheck(list(findings))
     snapshots = list_snapshots(layout)
     recorded = _read_recorded_parts(layout)
     parts = find_part_damage(layout, ledger, recorded, read_data=read_data)
-    _report_part_damage(result, parts, None if lake is None else _repair_parts(lake, parts))
+    check.findings += _describe_part_damage(parts)
+    check.files_to_fetch = sorted(parts.files_without_raw)
+    if lake is not None:
+        _repair_parts(lake, parts)
     if list_snapshots(layout) != snapshots:  # the repair has published, and so completed an interrupted purge
         recorded = _read_recorded_parts(layout)
     # Now, because a rebuilt part makes its catalogs readable again.
     snapshot_parts, catalogs = find_catalog_damage(layout, ledger, recorded)
-    snapshot = _repair_catalogs(lake, catalogs) if lake is not None and catalogs else None
-    for issue in snapshot_parts:
-        result.add(issue if lake is None else replace(issue, repaired="its snapshots were deleted"))
-    for issue in catalogs:
-        action = "published again" if issue.subject == layout.catalog.name else "deleted"
-        result.add(issue if lake is None else replace(issue, repaired=f"{action} (snapshot {snapshot})"))
-    images = check_images(layout, ledger, read_data=read_data, repair=None if lake is None else lake.ledger)
-    for issue in images.issues:
-        result.add(issue)
-    result.unknown_files += images.unlisted
-    if lake is not None and images.issues:
+    if lake is None and parts.parts:
+        catalogs = [replace(item, repair=f"{item.repair}, unless its repaired parts suffice") for item in catalogs]
+    elif lake is not None and catalogs:
+        _repair_catalogs(lake, catalogs)
+    images = check_images(layout, ledger, read_data=read_data)
+    if lake is not None and images.damaged:
+        queue_images_again(layout, lake.ledger, images.damaged)
         lake.republish_records(at=now_us())
-    renamed_ledger = f"{layout.ledger.name}.damaged-"
-    for name in integrity.unknown_files(layout, ledger):
-        (result.replaced_ledgers if name.startswith(renamed_ledger) else result.unknown_files).append(name)
+    check.pictures_to_fetch = len(images.damaged)
+    check.findings += [*snapshot_parts, *catalogs, *(picture.finding for picture in images.damaged)]
+    check.findings += _describe_unknown_files(layout, [*images.unlisted, *integrity.find_unknown_files(layout, ledger)])
     current = ledger.parts()
-    result.parts, result.bytes = len(current), sum(part.bytes for part in current)
-    result.snapshots = len(snapshots)
-    result.seconds = round(time.monotonic() - started, 3)
-    return result
+    size = format_bytes(sum(part.bytes for part in current) + images.bytes)
+    counts = [pluralize(len(current), "part"), pluralize(len(snapshots), "snapshot")]
+    counts += [pluralize(images.pictures, "picture")] if images.pictures else []
+    how = "read" if read_data else "compared"
+    check.findings.append(ok("lake", "files", f"{', '.join(counts)} {how}, {size}"))
+    return check
 
 
 def _read_recorded_parts(layout: LakeLayout) -> RecordedParts:
     return integrity.read_recorded_parts([layout.catalog, *(path for _, path in reversed(list_snapshots(layout)))])
+
+
+def _describe_unknown_files(layout: LakeLayout, names: Iterable[str]) -> Iterator[Finding]:
+    """Yield a finding for each file that scanlake did not write, and for each ledger that a repair has replaced."""
+    for name in names:
+        if name.startswith(f"{layout.ledger.name}.damaged-"):
+            problem, hint = "a damaged ledger, replaced by a rebuilt one", "Delete it when it is not needed."
+        else:
+            problem, hint = "unknown file, not changed", "Move it out of the lake, or delete it."
+        yield warning("lake", name, problem, hint)
 
 
 # Find
@@ -176,16 +169,16 @@ def find_part_damage(
 ) -> PartDamage:
     """Return the problems of the parts. Changes nothing."""
     wrong_entries = list(integrity.find_wrong_ledger_entries(layout, ledger, recorded))
-    issues = list(integrity.damaged_parts(layout, ledger, recorded, read_data=read_data))
-    names = {part.name for part, _ in issues}
+    damaged = list(integrity.find_damaged_parts(layout, ledger, recorded, read_data=read_data))
+    names = {part.name for part, _ in damaged}
     raw_parts = [part for part in ledger.parts() if part.table_name == RAW_TABLE and part.name not in names]
-    commit_seqs = {part.span: dict(ledger.file_commit_seqs(part.span)) for part, _ in issues}
+    commit_seqs = {part.span: dict(ledger.file_commit_seqs(part.span)) for part, _ in damaged}
     affected = dict(ledger.file_commit_seqs()) if read_data else {}
     for files in commit_seqs.values():
         affected |= files
     return PartDamage(
         wrong_entries,
-        [DamagedPart(part, issue, frozenset(commit_seqs[part.span])) for part, issue in issues],
+        [DamagedPart(part, problem, frozenset(commit_seqs[part.span])) for part, problem in damaged],
         raw_parts,
         _find_files_without_raw(layout, raw_parts, affected),
     )
@@ -209,58 +202,68 @@ def _find_files_without_raw(
 
 def find_catalog_damage(
     layout: LakeLayout, ledger: LedgerQueries, recorded: RecordedParts
-) -> tuple[list[IntegrityIssue], list[IntegrityIssue]]:
+) -> tuple[list[Finding], list[Finding]]:
     """Return the damaged parts of earlier snapshots alone, and the catalogs that are damaged or name such a part."""
     current = {part.name for part in ledger.parts()}
-    snapshot_parts = dict(integrity.damaged_snapshot_parts(layout, current, recorded))
-    catalogs = list(damaged_catalogs(layout, ledger))
+    snapshot_parts = list(integrity.find_damaged_snapshot_parts(layout, current, recorded))
+    catalogs = list(find_damaged_catalogs(layout, ledger))
     if snapshot_parts:
-        damaged = {issue.subject for issue in catalogs}
-        catalogs += _find_dependent_snapshots(layout, snapshot_parts.keys(), damaged=damaged)
-    return list(snapshot_parts.values()), catalogs
+        names, damaged = ({item.subject for item in group} for group in (snapshot_parts, catalogs))
+        catalogs += _find_dependent_snapshots(layout, names, damaged=damaged)
+    return snapshot_parts, catalogs
 
 
-def _find_dependent_snapshots(
-    layout: LakeLayout, part_names: Iterable[str], *, damaged: set[str]
-) -> Iterator[IntegrityIssue]:
-    names = set(part_names)
+def _find_dependent_snapshots(layout: LakeLayout, names: set[str], *, damaged: set[str]) -> Iterator[Finding]:
     for _, path in list_snapshots(layout):
         subject = path.relative_to(layout.root).as_posix()
         if subject not in damaged and names & integrity.read_recorded_parts([path]).keys():
-            yield IntegrityIssue(subject, "names a damaged part")
+            yield damage(subject, "names a damaged part", "deleted")
+
+
+def _describe_part_damage(parts: PartDamage) -> Iterator[Finding]:
+    for part, _ in parts.wrong_entries:
+        problem = f"has another size or hash of {part.name} than the catalog"
+        yield damage("ledger.sqlite", problem, "corrected from the catalog")
+    for damaged in parts.parts:
+        part, lost = damaged.part, damaged.files & parts.files_without_raw
+        low, high = part.span
+        commits = f"commit {low}" if low == high else f"commits {low} to {high}"
+        if part.table_name == RAW_TABLE:
+            files, repair = lost, "removed; the next sync fetches its files again"
+        else:
+            files, repair = damaged.files, "partly rebuilt from raw/" if lost else "rebuilt from raw/"
+        yield damage(part.name, f"{damaged.problem} ({part.table_name}, {commits})", repair, files)
+    if parts.files_without_raw and not parts.parts:
+        yield damage("raw/", "lacks the documents of files", "queued for the next sync", parts.files_without_raw)
 
 
 # Repair
 
 
-def _repair_parts(lake: Lake, damage: PartDamage) -> dict[str, str]:
-    """Repair the parts. Return the repair of each part by name."""
-    repairs: dict[str, str] = {}
-    for part, recorded in damage.wrong_entries:
+def _repair_parts(lake: Lake, parts: PartDamage) -> None:
+    for part, recorded in parts.wrong_entries:
         lake.ledger.correct_part(part.name, size=recorded.bytes, sha256=recorded.sha256)
     damaged_rows = set()
-    for damaged in damage.parts:
-        part, has_lost = damaged.part, bool(damaged.files & damage.files_without_raw)
+    incomplete: set[int] = set()
+    for damaged in parts.parts:
+        part = damaged.part
         if part.table_name == RAW_TABLE:
             lake.ledger.replace_parts([part], [], superseded_span=(0, -1), at=now_us())
-            repairs[part.name] = "removed; the next sync fetches its files again"
         else:
             damaged_rows.add(part.name)
-            repairs[part.name] = "partly rebuilt from raw/" if has_lost else "rebuilt from raw/"
-    if damage.files_without_raw:
-        incomplete = set(damage.files_without_raw) if damaged_rows else set()
-        queue_refetch(lake, damage.files_without_raw, incomplete=incomplete)
+            incomplete |= damaged.files & parts.files_without_raw
+    if parts.files_without_raw:
+        queue_refetch(lake, parts.files_without_raw, incomplete=incomplete)
     if damaged_rows:
         rebuild(lake, damaged=damaged_rows)
     if lake.ledger.has_unpublished_commits():
         lake.republish(at=now_us())
-    return repairs
 
 
 def queue_refetch(lake: Lake, file_ids: Iterable[int], *, incomplete: set[int]) -> None:
     """Queue files for the next sync. `incomplete` ones lost rows, so they leave every table until then."""
     ledger, now, run_id = lake.ledger, now_us(), new_run_id()
-    ledger.begin_run(RunRecord(run_id, "check", __version__, now, state="done", ended_at=now))
+    ledger.begin_run(RunRecord(run_id, "repair", __version__, now, state="done", ended_at=now))
     commit_seqs = dict(ledger.file_commit_seqs())
     seqs = {file_id: commit_seqs[file_id] for file_id in sorted(file_ids)}
     references: dict[int, str | None] = {}
@@ -270,36 +273,14 @@ def queue_refetch(lake: Lake, file_ids: Iterable[int], *, incomplete: set[int]) 
     ledger.queue_refetch(documents, incomplete=incomplete, reason=_RAW_LOST_REASON, run_id=run_id, at=now)
 
 
-def _repair_catalogs(lake: Lake, catalogs: Sequence[IntegrityIssue]) -> int:
-    """Publish again and delete the damaged snapshots. Return the number of the new snapshot.
+def _repair_catalogs(lake: Lake, catalogs: Sequence[Finding]) -> None:
+    """Publish again and delete the damaged snapshots.
 
     A damaged catalog is not updated, although it may look as it was published: what an update does not read stays.
     """
-    is_catalog_damaged = lake.layout.catalog.name in {issue.subject for issue in catalogs}
-    snapshot = lake.republish(at=now_us(), rebuild=is_catalog_damaged).snapshot
+    is_catalog_damaged = lake.layout.catalog.name in {item.subject for item in catalogs}
+    lake.republish(at=now_us(), rebuild=is_catalog_damaged)
     with translate_os_errors(lake.layout.root):
-        for issue in catalogs:
-            if issue.subject != lake.layout.catalog.name:
-                (lake.layout.root / issue.subject).unlink(missing_ok=True)
-    return snapshot
-
-
-# Report
-
-
-def _report_part_damage(result: CheckResult, damage: PartDamage, repairs: Mapping[str, str] | None) -> None:
-    """Add the findings; `repairs` are those of the parts, None if nothing is repaired."""
-    is_repaired = repairs is not None
-    for part, _ in damage.wrong_entries:
-        repaired = "corrected from the catalog" if is_repaired else ""
-        problem = f"has another size or hash of {part.name} than the catalog"
-        result.add(IntegrityIssue("ledger.sqlite", problem, repaired=repaired))
-    for damaged in damage.parts:
-        is_raw = damaged.part.table_name == RAW_TABLE
-        files = damaged.files & damage.files_without_raw if is_raw else damaged.files
-        result.add(replace(damaged.issue, repaired=(repairs or {}).get(damaged.part.name, "")), files)
-    result.refetch = sorted(damage.files_without_raw)
-    if damage.files_without_raw and not damage.parts:
-        repaired = "queued for the next sync" if is_repaired else ""
-        issue = IntegrityIssue("raw/", "lacks the documents of files", RAW_TABLE, repaired=repaired)
-        result.add(issue, damage.files_without_raw)
+        for item in catalogs:
+            if item.subject != lake.layout.catalog.name:
+                (lake.layout.root / item.subject).unlink(missing_ok=True)

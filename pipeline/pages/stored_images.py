@@ -26,7 +26,7 @@ _INLINE_TYPES: Final = frozenset({"image/jpeg", "image/png", "image/webp", "imag
 _DOWNLOAD_SUFFIXES: Final = {"application/pdf": ".pdf"}
 _HASH_RE: Final = re.compile(r"[0-9a-f]{64}")
 _STORE_FOLDER: Final = "images"
-_CHECK_HINT: Final = "Run `scanlake images --verify`."
+_CHECK_HINT: Final = "Run `scanlake repair --read-data`."
 _HAS_IMAGES: Final = f"""
     SELECT 1 FROM duckdb_tables()
     WHERE database_name = current_database() AND schema_name = 'main' AND table_name = '{IMAGES_TABLE}'"""

@@ -140,7 +140,7 @@ class ImagesOnStore:
         if self.problems:
             raise LakeCorruptedError(
                 f"{pluralize(len(self.problems), 'image')} could not be uploaded: {self.problems[0].rstrip('.')}.",
-                hint="Everything else was. Run `scanlake images --verify` and `scanlake images`, then run this again.",
+                hint="Everything else was. Run `scanlake repair --read-data`, `scanlake images`, then run this again.",
             )
 
 

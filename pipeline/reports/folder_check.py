@@ -1,4 +1,4 @@
-"""Verification of a job's folder: `scanlake report verify DIR`. Needs neither the lake nor the service."""
+"""Check of a job's folder: `scanlake check --report DIR`. Needs neither the lake nor the service."""
 
 from __future__ import annotations
 
@@ -7,58 +7,54 @@ import hashlib
 import io
 import re
 from collections import Counter
-from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from pydantic import ValidationError
 
 from pipeline.csv_rows import escape_formula
 from pipeline.errors import SettingsError
-from pipeline.reports.image_folder import IMAGES_NAME, find_image_problems, list_unknown_images
+from pipeline.findings import Severity, error, ok, warning
+from pipeline.formatting import pluralize
+from pipeline.reports.image_folder import IMAGES_NAME, describe_images, find_image_problems, list_unknown_images
 from pipeline.reports.index_page import PAGE_NAME
 from pipeline.reports.manifest import CSV_NAME, JSON_NAME, SIGNATURE_NAME, SUMS_NAME
 from pipeline.reports.models import Manifest
 from pipeline.reports.signing import verify_signature
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from pipeline.lake.handover import ExportedImages
+    from pipeline.findings import Finding
 
 _PART: Final = r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]*"
 _SUMS_LINE: Final = re.compile(rf"([0-9a-f]{{64}}) [ *]((?:{IMAGES_NAME}(?:/{_PART})+|{_PART}))")
 """Only images are in subfolders. No part begins with a dot, so no name leads out of the folder."""
 _TAIL_BYTES: Final = 2_048  # the end mark of a PDF is in here
+_HINT: Final = "Get the folder again from its source, or run the job's command again."
+_Problem: TypeAlias = "tuple[str, str]"
+"""A file of the folder, and what is wrong with it."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class FolderCheck:
-    """Result of a verification. `problems` has one line each; `unknown_files` are in no list of the folder."""
+    """Result of a check: the findings, and whether the folder has a signature."""
 
-    job: str = ""
-    files: int = 0
-    pdfs: int = 0
-    failed: int = 0
-    signer: str | None = None
-    signed: bool = False
-    problems: list[str] = field(default_factory=list)
-    unknown_files: list[str] = field(default_factory=list)
-    images: ExportedImages | None = None
+    findings: Sequence[Finding]
+    signed: bool
 
-    def to_data(self) -> dict[str, Any]:
-        """Return the object that `--json` prints. A job without images has no key for them."""
-        data = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "images"}
-        return data if self.images is None else data | {"images": asdict(self.images)}
+    @property
+    def is_intact(self) -> bool:
+        """Whether no finding is damage."""
+        return all(finding.severity is not Severity.ERROR for finding in self.findings)
 
 
-def verify_folder(
-    folder: Path, allowed_signers: Path | None = None, *, requires_signature: bool = False
-) -> FolderCheck:
+def check_report_folder(folder: Path, allowed_signers: Path | None = None) -> FolderCheck:
     """Check the checksums, PDFs, manifest and signature of a folder.
 
-    A signature must exist if the manifest has `signed`, with `allowed_signers`, or with `requires_signature`.
-    Raises `SettingsError` if it is not the folder of a finished job.
+    A signature must exist if the manifest has `signed`, or with `allowed_signers`. Raises `SettingsError` if it is not
+    the folder of a finished job.
     """
     sums_file = folder / SUMS_NAME
     if not sums_file.is_file() or sums_file.is_symlink():
@@ -66,59 +62,71 @@ def verify_folder(
             f"{folder} has no {SUMS_NAME}.",
             hint="Run the job's command again to finish the job, or use the folder of a finished job.",
         )
-    check = FolderCheck()
     content = sums_file.read_bytes()
-    sums = _read_sums(content, check)
+    sums: dict[str, str] = {}
+    problems = list(_read_sums(content, sums))
     for name, sha256 in sums.items():
-        check.problems += _file_problems(folder, name, sha256)
+        problems += _find_file_problems(folder, name, sha256)
     manifest = read_folder_manifest(folder)
     if manifest is None:
-        check.problems.append(f"{JSON_NAME}: cannot be read")
+        problems.append((JSON_NAME, "cannot be read"))
     else:
-        check.job, check.files, check.pdfs = manifest.job, len(manifest.files), len(manifest.pdfs)
-        check.failed = sum(file.pdf is None and bool(file.reason) for file in manifest.files)
-        check.problems += _manifest_problems(manifest, sums, folder)
-        check.problems += find_image_problems(folder, manifest.images, sums)
-        check.images = manifest.images
-    must_be_signed = requires_signature or allowed_signers is not None or (manifest is not None and manifest.signed)
-    _check_signature(folder, content, allowed_signers, check, must_be_signed=must_be_signed)
-    known_names = {*sums, SUMS_NAME, SIGNATURE_NAME}
-    check.unknown_files = sorted(
-        path.name for path in folder.iterdir() if path.name not in known_names and not path.name.startswith(".")
-    )
-    if check.images is not None and not (folder / IMAGES_NAME).is_symlink():
-        check.unknown_files = [name for name in check.unknown_files if name != IMAGES_NAME]
-        check.unknown_files += list_unknown_images(folder, sums)
-    return check
+        problems += _find_manifest_problems(manifest, sums, folder)
+        problems += find_image_problems(folder, manifest.images, sums)
+    must_be_signed = allowed_signers is not None or (manifest is not None and manifest.signed)
+    signature = _check_signature(folder, content, allowed_signers, must_be_signed=must_be_signed)
+    findings = [error("report", name, problem, _HINT) for name, problem in problems]
+    findings.append(signature)
+    unknown = _list_unknown_files(folder, sums, has_images=manifest is not None and manifest.images is not None)
+    findings += [warning("report", name, "unknown file", "Nothing to do: no manifest names it.") for name in unknown]
+    if manifest is not None:
+        findings.append(ok("report", f"job {manifest.job}", _describe_contents(manifest)))
+    return FolderCheck(findings, (folder / SIGNATURE_NAME).is_file())
 
 
-def _read_sums(content: bytes, check: FolderCheck) -> dict[str, str]:
-    sums: dict[str, str] = {}
+def _describe_contents(manifest: Manifest) -> str:
+    failed = sum(file.pdf is None and bool(file.reason) for file in manifest.files)
+    counts = [pluralize(len(manifest.files), "file"), pluralize(len(manifest.pdfs), "PDF")]
+    counts.append(f"{pluralize(failed, 'file')} named as failed")
+    counts += [] if manifest.images is None else [describe_images(manifest.images)]
+    return ", ".join(counts)
+
+
+def _list_unknown_files(folder: Path, sums: Mapping[str, str], *, has_images: bool) -> list[str]:
+    """Return the files that are in no list of the folder, without hidden ones."""
+    known = {*sums, SUMS_NAME, SIGNATURE_NAME}
+    unknown = sorted(path.name for path in folder.iterdir() if path.name not in known and path.name[0] != ".")
+    if has_images and not (folder / IMAGES_NAME).is_symlink():
+        return [name for name in unknown if name != IMAGES_NAME] + list_unknown_images(folder, sums)
+    return unknown
+
+
+def _read_sums(content: bytes, sums: dict[str, str]) -> Iterator[_Problem]:
+    """Fill `sums` with the hash of every file, by name. Yield what is wrong with the list."""
     for number, line in enumerate(content.decode("utf-8", "replace").removesuffix("\n").split("\n"), 1):
         match = _SUMS_LINE.fullmatch(line)
         if match is None or match[2] in sums:
-            check.problems.append(f"{SUMS_NAME}, line {number}: not a checksum of a file of this folder")
+            yield f"{SUMS_NAME}, line {number}", "not a checksum of a file of this folder"
         else:
             sums[match[2]] = match[1]
-    check.problems += [f"{name}: not in {SUMS_NAME}" for name in (JSON_NAME, CSV_NAME, PAGE_NAME) if name not in sums]
-    return sums
+    yield from ((name, f"not in {SUMS_NAME}") for name in (JSON_NAME, CSV_NAME, PAGE_NAME) if name not in sums)
 
 
-def _file_problems(folder: Path, name: str, sha256: str) -> Iterator[str]:
+def _find_file_problems(folder: Path, name: str, sha256: str) -> Iterator[_Problem]:
     path = folder / name
     parents = [parent for parent in path.parents if parent.is_relative_to(folder) and parent != folder]
     if any(part.is_symlink() for part in (path, *parents)) or not path.is_file():
-        yield f"{name}: missing"
+        yield name, "missing"
         return
     with path.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-            yield f"{name}: the content was changed"
+            yield name, "the content was changed"
         elif path.suffix == ".pdf" and path.parent == folder:
             file.seek(0)
             head = file.read(4)
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
             if head != b"%PDF" or b"%%EOF" not in file.read():
-                yield f"{name}: not a complete PDF"
+                yield name, "not a complete PDF"
 
 
 def read_folder_manifest(folder: Path) -> Manifest | None:
@@ -129,49 +137,49 @@ def read_folder_manifest(folder: Path) -> Manifest | None:
         return None
 
 
-def _manifest_problems(manifest: Manifest, sums: dict[str, str], folder: Path) -> Iterator[str]:
-    """Yield a line for each file that is not in exactly one PDF and not failed, and for each contradiction."""
+def _find_manifest_problems(manifest: Manifest, sums: dict[str, str], folder: Path) -> Iterator[_Problem]:
+    """Yield a problem for each file that is not in exactly one PDF and not failed, and for each contradiction."""
     ids = Counter(file.file_id for file in manifest.files if file.file_id is not None)
-    yield from (f"{JSON_NAME}: file {file_id} is listed {count} times" for file_id, count in ids.items() if count > 1)
+    yield from ((JSON_NAME, f"file {name} is listed {count} times") for name, count in ids.items() if count > 1)
     names = Counter(pdf.pdf for pdf in manifest.pdfs)
-    yield from (f"{JSON_NAME}: {name} is listed {count} times" for name, count in names.items() if count > 1)
-    yield from _placement_problems(manifest)
-    yield from _confirmation_problems(manifest)
-    yield from _pdf_problems(manifest, sums)
+    yield from ((JSON_NAME, f"{name} is listed {count} times") for name, count in names.items() if count > 1)
+    yield from _find_placement_problems(manifest)
+    yield from _find_confirmation_problems(manifest)
+    yield from _find_pdf_problems(manifest, sums)
     csv_pairs = [
         ("" if file.file_id is None else str(file.file_id), escape_formula(file.pdf or "")) for file in manifest.files
     ]
     if _read_csv_pairs(folder) != csv_pairs:
-        yield f"{CSV_NAME}: does not match {JSON_NAME}"
+        yield CSV_NAME, f"does not match {JSON_NAME}"
 
 
-def _placement_problems(manifest: Manifest) -> Iterator[str]:
+def _find_placement_problems(manifest: Manifest) -> Iterator[_Problem]:
     pdfs = {(pdf.pdf, pdf.sha256) for pdf in manifest.pdfs}
     for file in manifest.files:
         is_failed = file.pdf is None and bool(file.reason)
         if not is_failed and (file.pdf, file.sha256) not in pdfs:
-            yield f"{JSON_NAME}: file {file.file_id} is in no PDF and has no reason"
+            yield JSON_NAME, f"file {file.file_id} is in no PDF and has no reason"
 
 
-def _confirmation_problems(manifest: Manifest) -> Iterator[str]:
-    """Yield a line for each delivered file that was not confirmed on both sides of its PDF."""
+def _find_confirmation_problems(manifest: Manifest) -> Iterator[_Problem]:
+    """Yield a problem for each delivered file that was not confirmed on both sides of its PDF."""
     for file in manifest.files:
         if file.state == "delivered" and not (file.confirmed_before_at and file.confirmed_after_at):
-            yield f"{JSON_NAME}: file {file.file_id} is delivered without both confirmations"
+            yield JSON_NAME, f"file {file.file_id} is delivered without both confirmations"
         elif file.state == "delivered" and file.on_pages is False:
-            yield f"{JSON_NAME}: file {file.file_id} is delivered, but not on the pages of its PDF"
+            yield JSON_NAME, f"file {file.file_id} is delivered, but not on the pages of its PDF"
 
 
-def _pdf_problems(manifest: Manifest, sums: dict[str, str]) -> Iterator[str]:
+def _find_pdf_problems(manifest: Manifest, sums: dict[str, str]) -> Iterator[_Problem]:
     files = Counter((file.pdf, file.sha256) for file in manifest.files)
     for pdf in manifest.pdfs:
         if sums.get(pdf.pdf) != pdf.sha256:
-            yield f"{pdf.pdf}: {SUMS_NAME} and {JSON_NAME} disagree"
+            yield pdf.pdf, f"{SUMS_NAME} and {JSON_NAME} disagree"
         if files[pdf.pdf, pdf.sha256] != pdf.files:
-            yield f"{pdf.pdf}: ordered for {pdf.files} files, but {files[pdf.pdf, pdf.sha256]} files name it"
+            yield pdf.pdf, f"ordered for {pdf.files} files, but {files[pdf.pdf, pdf.sha256]} files name it"
     for name in sorted(sums.keys() - {pdf.pdf for pdf in manifest.pdfs}):
         if name.endswith(".pdf") and "/" not in name:
-            yield f"{name}: in {SUMS_NAME}, but not in {JSON_NAME}"
+            yield name, f"in {SUMS_NAME}, but not in {JSON_NAME}"
 
 
 def _read_csv_pairs(folder: Path) -> list[tuple[str, str]] | None:
@@ -182,15 +190,14 @@ def _read_csv_pairs(folder: Path) -> list[tuple[str, str]] | None:
     return [(row.get("file_id") or "", row.get("pdf") or "") for row in csv.DictReader(io.StringIO(text, newline=""))]
 
 
-def _check_signature(
-    folder: Path, content: bytes, allowed_signers: Path | None, check: FolderCheck, *, must_be_signed: bool
-) -> None:
+def _check_signature(folder: Path, content: bytes, allowed_signers: Path | None, *, must_be_signed: bool) -> Finding:
     signature = folder / SIGNATURE_NAME
-    check.signed = signature.is_file()
-    if check.signed:
-        check.signer = verify_signature(content, signature.read_bytes(), allowed_signers)
-        if check.signer is None:
-            expected = "of this content" if allowed_signers is None else "of this content by an allowed signer"
-            check.problems.append(f"{SIGNATURE_NAME}: not a signature {expected}")
-    elif must_be_signed:
-        check.problems.append(f"{SIGNATURE_NAME}: missing")
+    if not signature.is_file():
+        if must_be_signed:
+            return error("report", SIGNATURE_NAME, "missing", _HINT)
+        return ok("report", SIGNATURE_NAME, "not signed")
+    signer = verify_signature(content, signature.read_bytes(), allowed_signers)
+    if signer is None:
+        expected = "of this content" if allowed_signers is None else "of this content by an allowed signer"
+        return error("report", SIGNATURE_NAME, f"not a signature {expected}", _HINT)
+    return ok("report", SIGNATURE_NAME, f"signed by {signer}")

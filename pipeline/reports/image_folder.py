@@ -48,17 +48,22 @@ def describe_images(images: ExportedImages) -> str:
     return text
 
 
-def find_image_problems(folder: Path, images: ExportedImages | None, sums: Mapping[str, str]) -> Iterator[str]:
-    """Yield a line for each contradiction between the images, their manifest, and the job's manifest and checksums."""
+def find_image_problems(
+    folder: Path, images: ExportedImages | None, sums: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Yield a file and its problem for each contradiction.
+
+    The images, their manifest, the job's manifest and the checksums must agree.
+    """
     covered = {name: sha256 for name, sha256 in sums.items() if name.startswith(f"{IMAGES_NAME}/")}
     if images is None:
-        yield from (f"{name}: in SHA256SUMS, but the job has no images" for name in covered)
+        yield from ((name, "in SHA256SUMS, but the job has no images") for name in covered)
         return
-    yield from (f"{name}: not in SHA256SUMS" for name in (_MANIFEST_PATH, _SUMS_PATH) if name not in covered)
+    yield from ((name, "not in SHA256SUMS") for name in (_MANIFEST_PATH, _SUMS_PATH) if name not in covered)
     try:
         text = (folder / _MANIFEST_PATH).read_bytes().decode()
     except (OSError, ValueError):
-        yield f"{_MANIFEST_PATH}: cannot be read"
+        yield _MANIFEST_PATH, "cannot be read"
         return
     named: dict[str, str | None] = {}
     missing = Counter[str]()
@@ -68,19 +73,19 @@ def find_image_problems(folder: Path, images: ExportedImages | None, sums: Mappi
             continue
         missing[row.get("state") or ""] += 1
         if not row.get("reason") or row.get("state") == STORED:
-            yield f"{_MANIFEST_PATH}: upload {row.get('upload_id')} has no image and no reason"
+            yield _MANIFEST_PATH, f"upload {row.get('upload_id')} has no image and no reason"
     del missing[NO_LINK]
     yield from _compare(named, covered)
     if (len(named), dict(missing)) != (images.exported, images.missing):
-        yield f"{_MANIFEST_PATH}: does not match manifest.json"
+        yield _MANIFEST_PATH, "does not match manifest.json"
 
 
-def _compare(named: Mapping[str, str | None], covered: Mapping[str, str]) -> Iterator[str]:
+def _compare(named: Mapping[str, str | None], covered: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for name in sorted({*named, *covered} - {_MANIFEST_PATH, _SUMS_PATH}):
         if name not in named:
-            yield f"{name}: in SHA256SUMS, but not in {_MANIFEST_PATH}"
+            yield name, f"in SHA256SUMS, but not in {_MANIFEST_PATH}"
         elif covered.get(name) != named[name]:
-            yield f"{name}: SHA256SUMS and {_MANIFEST_PATH} disagree"
+            yield name, f"SHA256SUMS and {_MANIFEST_PATH} disagree"
 
 
 def list_unknown_images(folder: Path, known: Mapping[str, str]) -> list[str]:

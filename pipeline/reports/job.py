@@ -17,7 +17,7 @@ from pipeline.progress import NullProgress
 from pipeline.reports.batches import make_batches
 from pipeline.reports.delivery import ReportRun
 from pipeline.reports.folder import open_job_folder
-from pipeline.reports.folder_check import read_folder_manifest, verify_folder
+from pipeline.reports.folder_check import check_report_folder, read_folder_manifest
 from pipeline.reports.image_folder import IMAGES_NAME, refuse_linked_images
 from pipeline.reports.manifest import SIGNATURE_NAME, SUMS_NAME, read_manifest, remove_sums, write_manifest
 from pipeline.reports.run_state import ReportRunState
@@ -119,8 +119,8 @@ def _find_finished(folder: JobFolder, known: Manifest, sign: Signer | None) -> M
     """
     names = folder.list_files()
     if SUMS_NAME in names and not known.failed:
-        check, manifest = verify_folder(folder.path), read_folder_manifest(folder.path)
-        if manifest is not None and manifest.job == known.job and manifest.is_complete and not check.problems:
+        check, manifest = check_report_folder(folder.path), read_folder_manifest(folder.path)
+        if manifest is not None and manifest.job == known.job and manifest.is_complete and check.is_intact:
             if sign is not None and not check.signed:
                 folder.write(SIGNATURE_NAME, sign((folder.path / SUMS_NAME).read_bytes()))
             return manifest

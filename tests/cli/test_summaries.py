@@ -34,23 +34,26 @@ async def test_a_deep_verify_says_what_it_compared(tmp_path: Path) -> None:
     assert "details" not in plain.out
 
 
-async def test_check_counts_and_knows_what_scanlake_kept(tmp_path: Path) -> None:
+async def test_repair_counts_and_knows_what_scanlake_kept(tmp_path: Path) -> None:
     """One finding is one finding; the damaged ledger that it renamed is scanlake's own, other files are not."""
     lake = tmp_path / "lake"
     async with Emulator(9) as emulator:
         await synced(emulator, lake)
     (lake / "notes.txt").write_text("mine")
     flip(next((lake / "parts" / "uploads").glob("0*.parquet")))
-    found = await called(tmp_path, "check")
+    found = await called(tmp_path, "repair", "--dry-run")
     assert found.code == ExitCode.DAMAGE, found.err
     assert "DAMAGED: 1 finding in" in found.out
+    repaired = await called(tmp_path, "repair")
+    assert (repaired.code, "repaired: 1 finding in" in repaired.out) == (ExitCode.OK, True)
     (lake / "ledger.sqlite").write_bytes(b"no ledger" * 1000)
     assert (await called(tmp_path, "check")).code == ExitCode.DAMAGE
+    assert (await called(tmp_path, "repair")).code == ExitCode.OK
     told = await called(tmp_path, "check")
     assert told.code == 0, told.out + told.err
-    kept = [line for line in told.out.splitlines() if line.startswith("ledger.sqlite.damaged-")]
-    assert kept
-    assert all(": damaged ledger, replaced by a rebuilt one; delete it when not needed" in line for line in kept)
+    kept = [line for line in told.out.splitlines() if "ledger.sqlite.damaged-" in line]
+    assert len(kept) == 1
+    assert kept[0].endswith(": a damaged ledger, replaced by a rebuilt one")
     assert "notes.txt: unknown file, not changed" in told.out
     assert told.out.count("unknown file") == 1
 

@@ -131,9 +131,9 @@ async def test_a_sync_through_a_proxy(tmp_path: Path) -> None:
             }
             code, out, err = await ended(await launched(emulator, "sync", **given))
             assert code == 0, err
-            looked, told, _ = await ended(await launched(emulator, "doctor", **given))
+            looked, told, _ = await ended(await launched(emulator, "check", **given))
         truth = list(emulator.truth())
-    assert (looked, "FAULT" in told) == (0, False), told
+    assert (looked, "ERROR" in told) == (0, False), told
     assert "60 files fetched" in out
     assert proxy.asked
     assert set(proxy.asked) == {f"CONNECT localhost:{port} HTTP/1.1"}

@@ -74,7 +74,7 @@ def test_it_asks_on_a_terminal(tmp_path: Path, canary: str) -> None:
         "token_file": "token",
         "lake": "lake",
     }
-    for verb in ("doctor", "plan", "sync"):
+    for verb in ("check", "plan", "sync"):
         assert f"scanlake {verb}" in shown
     assert names(tmp_path) == ["scanlake.toml", "token"]
 

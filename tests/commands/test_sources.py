@@ -228,7 +228,7 @@ def test_a_source_that_says_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     assert sources_module.default_jobs() == 3
 
 
-async def test_status_doctor_verify_and_check_take_all_sources(tmp_path: Path) -> None:
+async def test_status_verify_and_check_take_all_sources(tmp_path: Path) -> None:
     """With --all each command prints one line per source, ends with the most severe code, and has all in its JSON."""
     async with Emulator(20) as north, Emulator(30, seed=5) as south:
         tables = (f'[sources.{name}]\nbase_url = "{each.base_url}"\n' for name, each in (("n", north), ("s", south)))
@@ -240,18 +240,19 @@ async def test_status_doctor_verify_and_check_take_all_sources(tmp_path: Path) -
         south.set_faults(outage=True)
         assert (await called(tmp_path, "sync", "--all", **tokens)).code == 1
         status = await called(tmp_path, "status", "--all", **tokens)
-        doctor = await called(tmp_path, "doctor", "--all", **tokens)
+        failing = await called(tmp_path, "check", "--all", **tokens)
         everything = await called(tmp_path, "status", "--all", "--json", **tokens)
     assert verified.code == 0, verified.err
     assert [line.split(":")[0] for line in verified.out.splitlines()] == ["n  consistent", "s  consistent"]
-    assert [line.split(":")[0] for line in checked.out.splitlines()] == ["n  ok", "s  ok"]
+    assert [line[:12] for line in checked.out.splitlines()] == ["n  0 errors,", "s  0 errors,"]
     first, second = status.out.splitlines()
     assert first.startswith("n  20 files, updated ")
     assert "Failing" not in first
     assert second.startswith("s  30 files, updated ")
     assert "; Failing: the last run failed: " in second
-    assert doctor.code == 1
-    assert "n  0 errors" in doctor.out
+    assert failing.code == 1
+    assert "n  0 errors" in failing.out
+    assert "\n  ERROR     service   " in failing.out
     assert set(everything.json["sources"]) == {"n", "s"}
 
 

@@ -30,7 +30,7 @@ FILES: Final = 200
 UPDATED: Final = 25
 CREATED: Final = 12
 DELETED: Final = 5
-_START: Final = ("scanlake doctor", "scanlake plan", "scanlake sync", "scanlake query")
+_START: Final = ("scanlake check", "scanlake plan", "scanlake sync", "scanlake query")
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def _documented(command: str, document: Document = INDEX) -> str:
     return next(step.output for step in document.steps if step.command.startswith(command) and step.output)
 
 
-@pytest.mark.parametrize("command", ["scanlake doctor", "scanlake plan", "scanlake query"])
+@pytest.mark.parametrize("command", ["scanlake check", "scanlake plan", "scanlake query"])
 def test_first_commands_print_the_documented_output(command: str, populated_lake: PopulatedLake) -> None:
     """The first commands print the start page's lines; only the line about the disk can differ."""
     printed, documented = (

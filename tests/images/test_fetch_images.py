@@ -185,7 +185,7 @@ async def test_a_disk_that_takes_no_more_is_one_line(tmp_path: Path) -> None:
         assert b"never retrieved" not in answer.err
         assert len([line for line in answer.err.splitlines() if line.startswith(b"scanlake: ")]) == 1
         assert not list((here.lake / "images").rglob("*.tmp*"))
-        assert (await here.fetch("--verify")).code == ExitCode.OK
+        assert (await here.run("check", "--read-data")).code == ExitCode.OK
         assert (await here.fetch()).code == ExitCode.OK
         assert disagreements(here.lake, here.truth()) == []
         assert stored(here.lake) == set(here.truth())

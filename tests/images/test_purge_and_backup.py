@@ -28,7 +28,7 @@ async def test_purge_erases_the_pictures_that_no_other_file_has(tmp_path: Path) 
         assert files_in(here.lake).keys() == shared
         counted = await here.run("query", f"SELECT count(*) FROM images WHERE file_id = {purged}", "--format", "csv")
         assert counted.out.split()[-1] == "0"
-        assert (await here.fetch("--verify")).json["ok"] is True
+        assert (await here.run("check", "--read-data", "--json")).json["ok"] is True
 
 
 async def test_a_backup_has_the_images_on_request(tmp_path: Path) -> None:

@@ -57,4 +57,4 @@ async def test_rows_store_and_truth_agree_after_any_run(tmp_path: Path, seed: in
         assert (await here.fetch("--retry")).code == ExitCode.OK
         assert stored(here.lake) == set(here.truth()) == set(rows_of(here.lake))
         assert disagreements(here.lake, here.truth()) == []
-        assert (await here.fetch("--verify")).json["ok"] is True
+        assert (await here.run("check", "--read-data", "--json")).json["ok"] is True

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pipeline.errors import ExitCode
+from pipeline.findings import Severity
+from tests.findings import printed_lines
 from tests.images.image_harness import disagreements, files_in, rows_of, scene, states_of, stored
 
 if TYPE_CHECKING:
@@ -31,21 +33,24 @@ def _damage(here: Scene) -> dict[str, str]:
     return dict(zip(names[:3], ("missing", "bytes", "sha256 differs"), strict=True))
 
 
-async def test_verify_names_damage_and_the_next_run_brings_it_back(tmp_path: Path) -> None:
-    """Missing and damaged pictures are exit code 9 and one finding each; a strange file is only named."""
+async def test_repair_names_damage_and_the_next_run_brings_it_back(tmp_path: Path) -> None:
+    """Missing and damaged pictures are one finding each, of exit code 9, then 4; a strange file is only named."""
     async with scene(tmp_path, 15) as here:
         assert (await here.fetch()).code == ExitCode.OK
-        assert (await here.fetch("--verify")).json["ok"] is True
+        assert (await here.run("repair", "--read-data", "--json")).json["ok"] is True
         damage = _damage(here)
         strange = here.lake / "images" / "ab" / "notes.txt"
         strange.parent.mkdir(exist_ok=True)
         strange.write_text("mine")
-        answer = await here.fetch("--verify")
-        assert answer.code == ExitCode.DAMAGE
-        findings = {issue["subject"]: issue["problem"] for issue in answer.json["issues"]}
-        assert findings.keys() == damage.keys()
-        assert all(damage[name] in problem for name, problem in findings.items())
-        assert answer.json["unlisted"] == ["images/ab/notes.txt"]
+        checked = await here.run("check", "--read-data", "--json")
+        answer = await here.run("repair", "--read-data", "--json")
+        assert (checked.code, answer.code) == (ExitCode.DAMAGE, ExitCode.REJECTS)
+        for result, severity in ((checked, Severity.ERROR), (answer, Severity.REPAIRED)):
+            findings = dict(line.split(": ", 1) for line in printed_lines(result.json, "lake", severity))
+            assert findings.keys() == damage.keys()
+            assert all(damage[name] in problem for name, problem in findings.items())
+            warnings = printed_lines(result.json, "lake", Severity.WARNING)
+            assert warnings == ["images/ab/notes.txt: unknown file, not changed"]
         assert states_of(here.lake)["failed"] == 3
         assert (await here.fetch()).json["stored"] == 3
         assert stored(here.lake) == set(here.truth())
@@ -54,7 +59,7 @@ async def test_verify_names_damage_and_the_next_run_brings_it_back(tmp_path: Pat
         for moved in (here.lake / "images").rglob("*.damaged-*"):
             moved.unlink()
         assert disagreements(here.lake, here.truth()) == []
-        assert (await here.fetch("--verify")).code == ExitCode.OK
+        assert (await here.run("check", "--read-data")).code == ExitCode.OK
 
 
 async def test_what_a_stopped_run_did_not_commit_is_not_unlisted(tmp_path: Path) -> None:
@@ -66,8 +71,9 @@ async def test_what_a_stopped_run_did_not_commit_is_not_unlisted(tmp_path: Path)
             ledger.execute("DELETE FROM image WHERE path = ?", row[-1:])
         incoming = here.lake / "images" / "incoming" / ".".join(map(str, row[:4]))
         incoming.hardlink_to(here.lake / row[4])
-        verified, checked = await here.fetch("--verify"), await here.run("check", "--json")
-        assert (verified.code, verified.json["unlisted"], checked.json["unknown_files"]) == (ExitCode.OK, [], [])
+        for command in ("repair", "check"):
+            answer = await here.run(command, "--json")
+            assert (answer.code, printed_lines(answer.json, "lake", Severity.WARNING)) == (ExitCode.OK, [])
         before = here.calls()
         assert (await here.fetch()).code == ExitCode.OK
         assert here.calls() == before
@@ -76,18 +82,19 @@ async def test_what_a_stopped_run_did_not_commit_is_not_unlisted(tmp_path: Path)
 
 @pytest.mark.parametrize(("arguments", "count"), [((), 2), (("--read-data",), 3)])
 async def test_check_covers_images(tmp_path: Path, arguments: tuple[str, ...], count: int) -> None:
-    """Check finds missing and resized pictures, with --read-data changed ones too; --dry-run changes nothing."""
+    """Check finds missing and resized pictures, with --read-data changed ones too; repair lets them be fetched."""
     async with scene(tmp_path, 10) as here:
         assert (await here.fetch()).code == ExitCode.OK
         clean = await here.run("check", "--json", "--read-data")
-        assert (clean.code, clean.json["unknown_files"]) == (ExitCode.OK, [])
+        assert (clean.code, printed_lines(clean.json, "lake", Severity.WARNING)) == (ExitCode.OK, [])
         _damage(here)
         before = rows_of(here.lake)
-        dry = await here.run("check", "--json", "--dry-run", *arguments)
-        assert (dry.code, len(dry.json["damage"])) == (ExitCode.DAMAGE, count)
+        for command in (("check",), ("repair", "--dry-run")):
+            found = await here.run(*command, "--json", *arguments)
+            assert (found.code, found.json["counts"]["error"]) == (ExitCode.DAMAGE, count)
         assert rows_of(here.lake) == before
-        answer = await here.run("check", "--json", *arguments)
-        assert (answer.code, len(answer.json["damage"])) == (ExitCode.DAMAGE, count)
+        answer = await here.run("repair", "--json", *arguments)
+        assert (answer.code, answer.json["counts"]["repaired"]) == (ExitCode.REJECTS, count)
         assert states_of(here.lake)["failed"] == count
 
 

@@ -11,7 +11,7 @@ from pipeline.emulator import Emulator
 from pipeline.lake.folder_checks import require_lake
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
-from pipeline.maintenance.repair import CheckResult, check_and_repair, check_only
+from pipeline.maintenance.repair import LakeCheck, check_files, repair_files
 from tests.sync.sync_harness import SEED, synced
 
 if TYPE_CHECKING:
@@ -31,13 +31,13 @@ async def grown(lake: Path, *, files: int = 40, rounds: int = 2) -> AsyncIterato
         yield emulator
 
 
-def checked(lake: Path, *, read_data: bool = False, mend: bool = True) -> CheckResult:
-    """Check as the command does."""
+def checked(lake: Path, *, read_data: bool = False, mend: bool = True) -> LakeCheck:
+    """Check, or with `mend` repair, as the commands do."""
     if not mend:
         require_lake(LakeLayout(lake))
-        return check_only(LakeLayout(lake), read_data=read_data)
-    with Lake(lake, doing="check", must_exist=True, check_before_open=True) as held:
-        return check_and_repair(held, read_data=read_data)
+        return check_files(LakeLayout(lake), read_data=read_data)
+    with Lake(lake, doing="repair", must_exist=True, check_before_open=True) as held:
+        return repair_files(held, read_data=read_data)
 
 
 def flip(path: Path, place: float = 0.5) -> bytes:

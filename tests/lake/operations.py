@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 def told(lake: Path, *arguments: str, code: int = 0, **environment: str) -> str:
-    """What a verb prints: on standard output, or on standard error when it is to fail with `code`."""
+    """What a verb prints: on standard output, or when it is to fail with `code` on standard error, if anything."""
     out, err = (TextIOWrapper(BytesIO(), "utf-8", write_through=True) for _ in range(2))
     surroundings = patch.dict(os.environ, {"NO_COLOR": "1", **environment})
     with surroundings, redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
         main([*arguments, "--lake", str(lake)])
     printed = [stream.buffer.getvalue().decode() for stream in (out, err)]
     assert ended.value.code == code, printed
-    return printed[1] if code else printed[0]
+    return (printed[1] or printed[0]) if code else printed[0]
 
 
 def compact_all(lake: Lake, settings: Settings) -> bool:

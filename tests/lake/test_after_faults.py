@@ -1,4 +1,4 @@
-"""After the fault is gone: the next run or `check` leads out, and the next `check` is clean."""
+"""After the fault is gone: the next run or `repair` leads out, and the next check is clean."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _replace_by_wrong_kind(path: Path, *, with_contents: bool) -> None:
 @pytest.mark.parametrize("with_contents", [True, False])
 @pytest.mark.parametrize("name", sample(_FILES, 4))
 def test_a_folder_where_a_file_should_be(tmp_path: Path, name: str, with_contents: bool) -> None:  # noqa: FBT001
-    """`check` names it, moves it out of the way with its contents, and repairs; the next check is clean."""
+    """`check` names it; `repair` moves it out of the way with its contents; the next check is clean."""
     lake = made_in(tmp_path / "lake")
     _replace_by_wrong_kind(lake / name, with_contents=with_contents)
     before = describe(lake)
@@ -115,11 +115,11 @@ def test_a_run_needs_no_check_first(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["parts", "raw", "snapshots", "parts/files"])
 def test_a_file_where_a_folder_of_parts_should_be(tmp_path: Path, name: str) -> None:
-    """A run ends with exit 7 and names it; `check` renames it and repairs, and the next check is clean."""
+    """A run ends with exit 7 and names it; `repair` renames it and repairs, and the next check is clean."""
     lake = made_in(tmp_path / "lake")
     shutil.rmtree(lake / name)
     (lake / name).write_text("mine")
-    assert f"{lake / name}: Not a folder. Run `scanlake check`" in told(
+    assert f"{lake / name}: Not a folder. Run `scanlake repair`" in told(
         lake, "publish", "--to", f"file://{tmp_path}/target", code=7
     )
     assert (lake / name).read_text() == "mine"
@@ -134,14 +134,14 @@ def test_a_folder_in_the_place_of_the_lock(tmp_path: Path) -> None:
     (lake / "LOCK").unlink()
     (lake / "LOCK").mkdir()
     for arguments in (
-        ("check",),
-        ("check", "--dry-run"),
+        ("repair",),
+        ("repair", "--dry-run"),
         ("publish", "--to", f"file://{tmp_path}/target"),
         ("purge", "11", "--yes"),
     ):
         assert f"Remove {lake / 'LOCK'}, then run again." in told(lake, *arguments, code=7)
     (lake / "LOCK").rmdir()
-    assert told(lake, "check").startswith("ok: ")
+    assert told(lake, "repair").startswith("ok: ")
 
 
 # Permissions
@@ -162,9 +162,10 @@ def lake_of_nobody() -> Iterator[Path]:
         yield lake
 
 
-def _run_as_nobody(*arguments: str) -> subprocess.CompletedProcess[str]:
+def _run_as_nobody(*arguments: str, address: str = "") -> subprocess.CompletedProcess[str]:
     user = ("setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups")
     environment = {**unmeasured(), "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/nonexistent"}
+    environment |= {"SCANLAKE_BASE_URL": address, "SCANLAKE_TOKEN": "token"} if address else {}
     return subprocess.run(
         [*user, sys.executable, *arguments],
         cwd="/",
@@ -201,9 +202,11 @@ def test_a_permission_that_is_taken_and_given_back(lake_of_nobody: Path, name: s
         assert str(lake) in failed.stdout
         assert len(failed.stdout.splitlines()) == 1
     if mode == 0o555 or name == "ledger.sqlite":
-        doctor = _run_as_nobody("-m", "pipeline", "doctor", "--lake", str(lake), "--json")
-        assert doctor.returncode in {2, 7}, doctor.stdout  # 2: no address and no token are set
-        assert '"exit_code": 9' not in doctor.stdout
+        # As a machine that only reads, and as one that cannot write what it is to write: 1 without a service.
+        for address, codes in (("", {0, 2, 7}), ("http://127.0.0.1:9", {1, 2, 7})):
+            check = _run_as_nobody("-m", "pipeline", "check", "--lake", str(lake), "--json", address=address)
+            assert check.returncode in codes, check.stdout
+            assert '"exit_code": 9' not in check.stdout
     path.chmod(before)
     healed = _run_as_nobody("-c", _WRITE, str(lake))
     assert healed.returncode == 0, (healed.stdout, healed.stderr)
@@ -213,8 +216,8 @@ def test_a_permission_that_is_taken_and_given_back(lake_of_nobody: Path, name: s
         assert (13,) in db.execute("SELECT file_id FROM files").fetchall()
 
 
-def test_doctor_after_a_killed_run_on_a_read_only_lake(lake_of_nobody: Path) -> None:
-    """With a log in a folder that cannot be written, and with links to nothing, doctor ends with 7 or 9 by cause."""
+def test_a_check_after_a_killed_run_on_a_read_only_lake(lake_of_nobody: Path) -> None:
+    """With a log in a folder that cannot be written, the lake is compared as it is, and nothing is called damage."""
     lake = lake_of_nobody
     source = lake.parent / "killed"
     shutil.copytree(lake, source)
@@ -224,19 +227,20 @@ def test_doctor_after_a_killed_run_on_a_read_only_lake(lake_of_nobody: Path) -> 
         shutil.copyfile(f"{source / 'ledger.sqlite'}{suffix}", f"{lake / 'ledger.sqlite'}{suffix}")
     ledger.close()
     lake.chmod(0o555)
-    doctor = _run_as_nobody("-m", "pipeline", "doctor", "--lake", str(lake), "--json")
-    assert '"exit_code": 9' not in doctor.stdout, doctor.stdout
-    assert doctor.returncode == 7
+    before = describe(lake)
+    check = _run_as_nobody("-m", "pipeline", "check", "--lake", str(lake), "--json")
+    assert check.returncode == 0, check.stdout
+    assert describe(lake) == before
 
 
 @pytest.mark.parametrize("table", ["files", "uploads"])
 def test_parts_that_are_links_to_nothing(tmp_path: Path, table: str) -> None:
-    """Doctor calls parts that are links to nothing damage, and check repairs them."""
+    """A check calls parts that are links to nothing damage, and a repair writes them again."""
     lake = made_in(tmp_path / "lake")
     for path in (lake / "parts" / table).glob("0*.parquet"):
         path.unlink()
         path.symlink_to(tmp_path / "nowhere")
-    told(lake, "doctor", code=9)
+    told(lake, "check", code=9)
     assert checked(lake).damage
     assert checked(lake, read_data=True).damage == []
 
@@ -249,17 +253,17 @@ def test_a_full_disk_is_not_damage(tmp_path: Path, killed: bool) -> None:  # noq
         kill_with_log(lake)
     results = {}
     publish = f"publish --to file://{tmp_path}/target"
-    for command in ("doctor --json", publish, "check", "check --dry-run", "rebuild", "purge 11"):
+    for command in ("check --json", publish, "repair", "repair --dry-run", "rebuild", "purge 11"):
         arguments = [*command.split(), "--lake", str(lake)]
         answer = run_command(arguments, cwd=tmp_path, env=os.environ, limits={"RLIMIT_FSIZE": 0})
         results[command] = answer.code
         assert answer.code != 9, answer
         assert b'"exit_code": 9' not in answer.out
-        assert command in {"doctor --json", "check --dry-run"} or str(lake).encode() in answer.err, answer
+        assert command in {"check --json", "repair --dry-run"} or str(lake).encode() in answer.err, answer
         assert not list(lake.glob("ledger.sqlite.*"))
-    assert results["check --dry-run"] == 0
-    assert {results[command] for command in (publish, "check", "purge 11")} == {7}, results
-    assert told(lake, "check").startswith("ok: ")
+    assert results["check --json"] == results["repair --dry-run"] == 0
+    assert {results[command] for command in (publish, "repair", "purge 11")} == {7}, results
+    assert told(lake, "repair").startswith("ok: ")
     with Lake(lake, doing="test") as held:
         commit(held, {13: 1})
         held.publish("", at=AT, complete=True, watermark=AT)
@@ -293,7 +297,7 @@ async def test_yesterdays_files_over_todays(
     compacted: bool,  # noqa: FBT001
     check_first: bool,  # noqa: FBT001
 ) -> None:
-    """After a restore of yesterday's lake or of a part of it, check repairs, is clean, and a sync brings the rest."""
+    """After a restore of yesterday's lake or of a part of it, repair leads out, and a sync brings the rest."""
     lake, yesterday = tmp_path / "lake", tmp_path / "yesterday"
     async with grown(lake, files=12) as emulator:
         shutil.copytree(lake, yesterday)

@@ -10,9 +10,11 @@ import pytest
 
 from pipeline.cli import main
 from pipeline.errors import SettingsError, StorageError
+from pipeline.findings import Severity
 from pipeline.lake.lake import Lake
 from pipeline.publish.folder_backup import BackupResult, backup
 from pipeline.settings import Settings
+from tests.findings import lines_of
 from tests.lake.corruption import checked, flip, grown
 from tests.lake.operations import compact_all, told
 from tests.oracle import differences
@@ -44,7 +46,7 @@ async def test_it_opens_by_itself_and_syncs_on(tmp_path: Path, link: bool) -> No
         assert summary.details_fetched == len(set(changed))
         with opened(folder) as db:
             assert differences(db, emulator.truth()) == []
-    assert checked(folder, read_data=True).unknown_files == []
+    assert lines_of(checked(folder, read_data=True).findings, Severity.WARNING) == []
 
 
 async def test_the_two_lakes_do_not_touch(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.lake import catalog, catalog_tables
 from pipeline.lake.catalog import is_rebuild_due
-from pipeline.lake.catalog_integrity import damaged_catalogs
+from pipeline.lake.catalog_integrity import find_damaged_catalogs
 from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.lake import Lake
 from pipeline.lake.retention import expire_snapshots
@@ -118,7 +118,7 @@ def test_a_catalog_that_somebody_changed_is_not_updated(tmp_path: Path, statemen
         path.chmod(0o600)
         with duckdb.connect(str(path)) as db:
             db.execute(statement)
-        assert [issue.problem for issue in damaged_catalogs(lake.layout, lake.ledger)] == [
+        assert [issue.problem for issue in find_damaged_catalogs(lake.layout, lake.ledger)] == [
             "files has other rows than the parts"
         ]
         commit(lake, {3: 5}, stamp=2)
@@ -202,7 +202,7 @@ def test_a_later_watermark_makes_no_snapshot(tmp_path: Path) -> None:
         compact_all(lake, settings)
         _publish(lake, 7)
         assert (_freshness(lake), _snapshots(lake)) == ((2, True, AT + 7), ["000002"])
-        assert not list(damaged_catalogs(lake.layout, lake.ledger))
+        assert not list(find_damaged_catalogs(lake.layout, lake.ledger))
         expire_snapshots(lake.layout, lake.ledger, RetentionRules(newest=1, seconds=0), now=time.time() + 1)
         assert not lake.ledger.retired_parts(), "parts that no snapshot names"
         assert _rows(lake.layout.catalog) == _rows(lake.layout.snapshot_path(2))
@@ -218,7 +218,7 @@ def test_a_killed_renewal_loses_nothing(tmp_path: Path, monkeypatch: pytest.Monk
             with pytest.raises(KeyboardInterrupt):
                 _publish(lake, 9)
         assert _freshness(lake) == (1, True, AT + 1)
-        assert not list(damaged_catalogs(lake.layout, lake.ledger))
+        assert not list(find_damaged_catalogs(lake.layout, lake.ledger))
         _publish(lake, 9)
         assert _freshness(lake) == (1, True, AT + 9)
 
@@ -232,7 +232,7 @@ def test_records_are_published_with_their_time(tmp_path: Path) -> None:
         with duckdb.connect(str(lake.layout.catalog), read_only=True) as db:
             shown = db.execute("SELECT snapshot, epoch_us(published_at) FROM meta.freshness").fetchall()
         assert shown == [(1, AT + 2)]
-        assert not list(damaged_catalogs(lake.layout, lake.ledger))
+        assert not list(find_damaged_catalogs(lake.layout, lake.ledger))
 
 
 def test_a_built_catalog_is_clustered_by_file(tmp_path: Path) -> None:

@@ -125,13 +125,13 @@ _DAMAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
     ),
     "lost view": (_execute("DROP VIEW devices"), "devices is missing"),
 }
-"""What happens to a catalog, and what `check` says."""
+"""What happens to a catalog, and what `repair` says."""
 
 
 def _check(lake: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[object, list[str]]:
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
-        main(["check", "--lake", str(lake), *options])
+        main(["repair", "--lake", str(lake), *options])
     return ended.value.code, capsys.readouterr().out.splitlines()
 
 

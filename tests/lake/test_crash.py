@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.emulator import Emulator
 from pipeline.errors import ExitCode, StorageError
-from pipeline.lake.integrity import unknown_files
+from pipeline.lake.integrity import find_unknown_files
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger import Ledger
@@ -39,7 +39,7 @@ SYSCALLS = {"write_bytes", "fsync", "chmod", "rename", "unlink", "copyfile", "tr
 def litter(lake: Path) -> list[str]:
     """What no catalog and no ledger names."""
     with Lake(lake, doing="look") as held:
-        found = unknown_files(held.layout, held.ledger)
+        found = find_unknown_files(held.layout, held.ledger)
         named = {part.name for part in held.ledger.parts()} | {name for name, _, _ in held.ledger.retired_parts()}
     on_disk = {path.relative_to(lake).as_posix() for path in [*lake.glob("parts/*/0*"), *lake.glob("raw/*")]}
     return [*found, *sorted(on_disk ^ named)]

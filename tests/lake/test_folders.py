@@ -38,7 +38,7 @@ COMMANDS: Final = {
     "share": ("REF1",),
     "report": ("--reference", "REF1", "--out", "pdfs"),
     "publish": ("--to", "file:///nowhere/target"),
-    "check": (),
+    "repair": (),
     "purge": ("1",),
     "rebuild": (),
     "rollback": ("1", "--yes"),
@@ -294,7 +294,7 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path, target: str) -> N
     assert error.value.hint == f"Remove {lake / 'LOCK'}, then run again."
     assert describe(tmp_path) == before
     (lake / "LOCK").unlink()
-    assert told(lake, "check").startswith("ok: ")
+    assert told(lake, "repair").startswith("ok: ")
 
 
 # Outputs
@@ -360,7 +360,7 @@ async def test_a_mistyped_address_binds_no_lake(tmp_path: Path, option: tuple[st
 
 
 @pytest.mark.parametrize(
-    "command", ["sync", "status", "tables", "query SELECT 1", "check", "check --dry-run", "snapshots", "serve"]
+    "command", ["sync", "status", "tables", "query SELECT 1", "repair", "repair --dry-run", "snapshots", "serve"]
 )
 @pytest.mark.parametrize("is_database", [True, False])
 async def test_a_foreign_catalog_is_no_lake(tmp_path: Path, command: str, is_database: bool) -> None:  # noqa: FBT001

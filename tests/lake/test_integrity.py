@@ -13,11 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.cli import main
+from pipeline.findings import Severity
 from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout
 from pipeline.progress import NullProgress
 from pipeline.settings import Settings
 from pipeline.sync.verify import VerifyMode, verify
+from tests.findings import lines_of
 from tests.lake.corruption import checked, flip, grown, parts
 from tests.lake.operations import compact_all
 from tests.oracle import differences
@@ -36,7 +38,7 @@ async def test_a_whole_lake_is_whole(tmp_path: Path) -> None:
     with Lake(lake, doing="compaction") as held:
         compact_all(held, Settings(lake=lake))
     found = checked(lake, read_data=True)
-    assert (found.damage, found.unknown_files, found.refetch) == ([], [], [])
+    assert (found.damage, found.files_to_fetch, lines_of(found.findings, Severity.WARNING)) == ([], [], [])
 
 
 async def test_a_flipped_bit_in_any_part_is_found_and_mended(tmp_path: Path) -> None:
@@ -48,8 +50,8 @@ async def test_a_flipped_bit_in_any_part_is_found_and_mended(tmp_path: Path) -> 
         requests = emulator.requests
         found = checked(lake)
         assert {each.subject for each in found.damage} == {path.relative_to(lake).as_posix() for path in before}
-        assert all(each.repaired == "rebuilt from raw/" for each in found.damage)
-        assert any(each.concerns == "uploads, commit 1" and each.file_ids for each in found.damage)
+        assert all(each.repair == "rebuilt from raw/" for each in found.damage)
+        assert any("(uploads, commit 1)" in each.problem and each.file_ids for each in found.damage)
         assert {path: path.read_bytes() for path in before} == before
         assert emulator.requests == requests
         with opened(lake) as db:
@@ -69,7 +71,7 @@ async def test_missing_short_and_foreign_parts(tmp_path: Path) -> None:
         other = next(path for path in parts(lake) if path.parent.name == "fields")
         third.write_bytes(other.read_bytes())
         found = {each.subject.rpartition("/")[2]: each.problem for each in checked(lake).damage}
-        assert found[first.name] == "missing"
+        assert found[first.name] == "missing (uploads, commit 1)"
         assert found[second.name].startswith("truncated: ")
         with opened(lake) as db:
             assert differences(db, emulator.truth()) == []
@@ -107,13 +109,13 @@ async def test_damaged_documents_are_fetched_again_just_those(tmp_path: Path) ->
         found = checked(lake)
         (damage,) = found.damage
         assert damage.subject == f"raw/{raw.name}"
-        assert 0 < len(found.refetch) == damage.files <= 15
+        assert 0 < len(found.files_to_fetch) == damage.files <= 15
         with opened(lake) as db:
             assert differences(db, emulator.truth()) == []
             named = db.execute("SELECT file_id FROM meta.rejects ORDER BY ALL").fetchall()
-            assert named == [(file_id,) for file_id in found.refetch]
+            assert named == [(file_id,) for file_id in found.files_to_fetch]
         summary = await synced(emulator, lake)
-        assert summary.details_fetched == len(found.refetch)
+        assert summary.details_fetched == len(found.files_to_fetch)
         with opened(lake) as db:
             assert differences(db, emulator.truth()) == []
             assert db.execute("FROM meta.rejects").fetchall() == []
@@ -129,7 +131,7 @@ async def test_rows_and_documents_both_damaged(tmp_path: Path) -> None:
         for name in ("files", "fields"):
             flip(lake / "parts" / name / raw.name)
         found = checked(lake)
-        lost = set(found.refetch)
+        lost = set(found.files_to_fetch)
         assert lost
         with opened(lake) as db:
             for table in ("files", "uploads", "fields", "locations"):
@@ -170,7 +172,7 @@ async def test_damaged_catalogs(tmp_path: Path) -> None:
         oldest, *_ = sorted((lake / "snapshots").glob("*.duckdb"))
         flip(oldest)
         flip(lake / "catalog.duckdb", 0.3)
-        found = {each.subject: each.repaired for each in checked(lake).damage}
+        found = {each.subject: each.repair for each in checked(lake).damage}
         assert found.keys() == {"catalog.duckdb", f"snapshots/{oldest.name}"}
         assert found["catalog.duckdb"].startswith("published again")
         assert not oldest.exists()
@@ -191,11 +193,11 @@ async def test_the_ledger_alone_is_wrong(tmp_path: Path) -> None:
         db.commit()
     (damage,) = checked(lake).damage
     assert damage.subject == "ledger.sqlite"
-    assert damage.repaired == "corrected from the catalog"
+    assert damage.repair == "corrected from the catalog"
     assert checked(lake).damage == []
 
 
-async def test_only_looking_changes_nothing(tmp_path: Path) -> None:
+async def test_a_dry_run_of_a_repair_changes_nothing(tmp_path: Path) -> None:
     """With --dry-run damage is reported with exit code 9, and neither part nor catalog is touched."""
     lake = tmp_path / "lake"
     async with grown(lake, rounds=0):
@@ -204,7 +206,7 @@ async def test_only_looking_changes_nothing(tmp_path: Path) -> None:
     before = flip(part)
     catalog = (lake / "catalog.duckdb").read_bytes()
     with pytest.raises(SystemExit) as ended:
-        main(["check", "--dry-run", "--lake", str(lake)])
+        main(["repair", "--dry-run", "--lake", str(lake)])
     assert ended.value.code == 9
     assert part.read_bytes() != before
     assert (lake / "catalog.duckdb").read_bytes() == catalog
@@ -223,7 +225,8 @@ async def test_strangers_are_named_and_left_alone(tmp_path: Path, capsys: pytest
     assert ended.value.code == 0
     told = json.loads(capsys.readouterr().out)
     assert told["ok"] is True
-    assert told["unknown_files"] == ["parts/uploads/000000000001-abcdef.parquet.bak", "parts/uploads/notes.txt"]
+    strange = [item["subject"] for item in told["findings"] if "unknown file" in item["problem"]]
+    assert strange == ["parts/uploads/000000000001-abcdef.parquet.bak", "parts/uploads/notes.txt"]
     assert (lake / "parts" / "uploads" / "notes.txt").exists()
 
 
@@ -259,7 +262,7 @@ async def test_parts_of_earlier_snapshots(tmp_path: Path) -> None:
         before = len(list((lake / "snapshots").iterdir()))
         flip(lake / "parts" / "uploads" / min(old))
         found = checked(lake)
-        assert [each for each in found.damage if each.concerns.endswith("earlier snapshots")]
+        assert [each for each in found.damage if "earlier snapshots" in each.problem]
         assert len(list((lake / "snapshots").iterdir())) < before
         with opened(lake) as db:
             assert differences(db, emulator.truth()) == []

@@ -19,6 +19,7 @@ from pipeline.lake.lake import Lake
 from pipeline.lake.layout import LakeLayout, describe_lock_owner, is_lake_locked, lock_lake, lock_lake_for_reading
 from pipeline.lake.models import RunRecord
 from schemas.timestamps import now_us
+from tests.findings import printed_lines
 from tests.lake.corruption import checked
 from tests.lake.lake_builder import AT
 from tests.lake.operations import told
@@ -66,7 +67,7 @@ def test_a_run_without_a_process_is_not_running(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("killed", [False, True])
-@pytest.mark.parametrize("arguments", [("check",), ("check", "--read-data"), ("report", "--where", "true")])
+@pytest.mark.parametrize("arguments", [("repair",), ("repair", "--read-data"), ("report", "--where", "true")])
 def test_a_dry_run_writes_nothing(tmp_path: Path, arguments: tuple[str, ...], killed: bool) -> None:  # noqa: FBT001
     """With --dry-run neither ledger nor lock nor anything else changes, also with the log of a killed run."""
     lake = made_in(tmp_path / "lake")
@@ -80,21 +81,23 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, arguments: tuple[str, ...], ki
     assert describe(tmp_path) == before
 
 
-def test_a_dry_check_keeps_writers_away(tmp_path: Path) -> None:
-    """A dry check is refused while a run writes, finds what check finds, and calls a lost ledger by its name."""
+def test_a_check_keeps_writers_away(tmp_path: Path) -> None:
+    """The files are not compared while a run writes; a lost part and a lost ledger are called by their names."""
     lake = made_in(tmp_path / "lake")
     with lock_lake(LakeLayout(lake), "sync"):
-        assert "Another run holds the lake" in told(lake, "check", "--dry-run", code=5)
+        assert "Another run holds the lake" in told(lake, "check", code=5)
+        assert "Another run holds the lake" in told(lake, "repair", "--dry-run", code=5)
     (lake / "LOCK").unlink()  # as in a copy without it
-    assert told(lake, "check", "--dry-run").startswith("ok: ")
+    assert told(lake, "check").endswith(" ok\n")
     assert not (lake / "LOCK").exists()
     part = next((lake / "parts" / "uploads").glob("0*"))
     part.unlink()
-    dry = told(lake, "check", "--dry-run", "--json", code=9)
-    assert dry == ""
-    assert next(damage.subject for damage in checked(lake, mend=False).damage) == f"parts/uploads/{part.name}"
+    found = printed_lines(json.loads(told(lake, "check", "--json", code=9)), "lake")
+    assert found[0].startswith(f"parts/uploads/{part.name}: missing")
     (lake / "ledger.sqlite").unlink()
-    assert f"{lake / 'ledger.sqlite'}: missing. Run `scanlake check`" in told(lake, "check", "--dry-run", code=9)
+    missing = f"{lake / 'ledger.sqlite'}: missing"
+    assert f"{missing}\n          Run `scanlake repair`" in told(lake, "check", code=9)
+    assert f"{missing}. Run `scanlake repair`" in told(lake, "repair", "--dry-run", code=9)
 
 
 # Exports
@@ -120,13 +123,13 @@ def test_a_killed_export_leaves_nothing_in_its_place(tmp_path: Path) -> None:
 
 
 def test_a_lock_for_reading_is_not_of_the_last_run(tmp_path: Path) -> None:
-    """While `check --dry-run` reads the lake, a run that waits for it is told so, not of the last run's process."""
+    """While `check` reads the lake, a run that waits for it is told so, not of the last run's process."""
     lake = made_in(tmp_path / "lake")
     note = (lake / "LOCK").read_bytes()
     with lock_lake_for_reading(LakeLayout(lake)):
         message = told(lake, "rebuild", code=5)
-        assert f"Another run holds the lake: check --dry-run, which reads, pid {os.getpid()}." in message
-        assert describe_lock_owner(LakeLayout(lake)).startswith("check --dry-run")
+        assert f"Another run holds the lake: check, which reads, pid {os.getpid()}." in message
+        assert describe_lock_owner(LakeLayout(lake)).startswith("check, which reads")
     assert (lake / "LOCK").read_bytes() == note
     told(lake, "rebuild", "--small-parts")
 
@@ -142,7 +145,7 @@ def test_a_lock_that_cannot_be_seen_is_not_free(tmp_path: Path) -> None:
 # Stopped writers
 
 
-@pytest.mark.parametrize("command", sample(["sync", "publish", "check", "rebuild", "purge"], 2))
+@pytest.mark.parametrize("command", sample(["sync", "publish", "repair", "rebuild", "purge"], 2))
 async def test_no_second_run_while_a_writer_is_stopped(tmp_path: Path, command: str) -> None:
     """While a stopped process holds the lake every other run is refused with exit 5; then the first one ends well."""
     lake = tmp_path / "lake"

@@ -29,7 +29,7 @@ _COMMANDS = (
     "changes --since 1",
     "export out --format csv",
     "publish --to file:///nowhere",
-    "check",
+    "repair",
     "purge 1 --yes",
 )
 

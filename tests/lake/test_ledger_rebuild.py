@@ -145,7 +145,7 @@ async def test_a_damaged_ledger_is_moved_aside(tmp_path: Path, damage: str) -> N
                 checked(lake, mend=False)
         first = checked(lake).damage[0]
         assert first.subject == "ledger.sqlite"
-        assert first.repaired == "rebuilt from the newest catalog"
+        assert first.repair == "rebuilt from the newest catalog"
         assert len(list(lake.glob("ledger.sqlite.damaged-*Z"))) == 1
         summary = await synced(emulator, lake)
         assert summary.details_fetched == 0

@@ -13,6 +13,7 @@ import pytest
 
 from pipeline.cli import main
 from pipeline.errors import LakeCorruptedError, ScanlakeError
+from pipeline.findings import Severity
 from pipeline.flatten import flatten as flattening
 from pipeline.lake import catalog_meta, catalog_sql, catalog_tables, catalog_views, parts, views
 from pipeline.lake.lake import Lake
@@ -24,6 +25,7 @@ from pipeline.progress import NullProgress
 from pipeline.settings import Settings
 from pipeline.sync.verify import VerifyMode, verify
 from schemas import tables
+from tests.findings import lines_of
 from tests.lake.corruption import checked, grown
 from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.lake.operations import compact_all
@@ -134,7 +136,7 @@ async def test_gaps_in_raw_are_refused(tmp_path: Path) -> None:
     raw.write_bytes(raw.read_bytes()[:-3] + b"PAR")
     with pytest.raises(LakeCorruptedError):
         rebuilt(lake)
-    assert checked(lake).refetch
+    assert checked(lake).files_to_fetch
     with pytest.raises(LakeCorruptedError, match="has the documents of"):
         rebuilt(lake)
     assert rows(lake) == before
@@ -156,7 +158,7 @@ async def test_a_killed_rebuild_changes_nothing(tmp_path: Path) -> None:
         if not disk.struck:
             break
     assert killed > 3
-    assert checked(lake, read_data=True).unknown_files == []
+    assert lines_of(checked(lake, read_data=True).findings, Severity.WARNING) == []
 
 
 async def test_memory_does_not_grow_with_the_lake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -157,14 +157,14 @@ def why_not_contained() -> str:
 
 @pytest.mark.skipif(why_not_contained() != "", reason=why_not_contained())
 async def test_a_sync_needs_nothing_but_its_volume(tmp_path: Path) -> None:
-    """Doctor, sync, verify, rebuild, check and query run without HOME, as non-root, on a read-only root."""
+    """Check, sync, verify, rebuild, repair and query run without HOME, as non-root, on a read-only root."""
     volume = tmp_path / "volume"
     volume.mkdir()
     async with Emulator(120, seed=5) as emulator:
         environment = {"SCANLAKE_BASE_URL": emulator.base_url, "SCANLAKE_TOKEN": emulator.token}
         for arguments in (
-            ("doctor",), ("sync", "--quiet"), ("verify", "--quiet"), ("rebuild", "--quiet"),
-            ("check", "--read-data"),
+            ("check",), ("sync", "--quiet"), ("verify", "--quiet"), ("rebuild", "--quiet"),
+            ("repair", "--read-data"), ("check", "--read-data"),
         ):  # fmt: skip
             done = await asyncio.to_thread(contained, *arguments, volume=volume, environment=environment)
             assert done.returncode == 0, (arguments, done.stdout, done.stderr)

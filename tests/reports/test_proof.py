@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.emulator import Emulator, Quirks
 from pipeline.errors import ScanlakeError
-from pipeline.reports.folder_check import verify_folder
+from tests.findings import folder_problems
 from tests.processes import ran, started
 from tests.reports.report_harness import (
     SEED,
@@ -67,7 +67,7 @@ def check_certified(out: Path, selected: int) -> None:
             assert file["confirmed_after_at"] <= file["delivered_at"]
         else:
             assert file["reason"]
-    assert verify_folder(out).problems == []
+    assert folder_problems(out) == []
 
 
 async def test_files_deleted_after_the_sync_are_not_certified(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ async def test_files_deleted_after_the_sync_are_not_certified(tmp_path: Path) ->
         assert all(f"file {key}: {DELETED_BEFORE}" in text for key in deleted)
         assert emulator.counts["report"] == 2
         check_certified(tmp_path / "out", 150)
-        verified = await ran(emulator, tmp_path / "nowhere", "report", "verify", str(tmp_path / "out"))
+        verified = await ran(emulator, tmp_path / "nowhere", "check", "--report", str(tmp_path / "out"))
         assert verified[0] == 0
         emulator.world.restore(deleted)
         assert (await ran(emulator, tmp_path / "lake", *command))[0] == 0
@@ -148,7 +148,7 @@ async def test_no_file_is_certified_that_is_not_in_its_pdf(
             assert len(manifest["files"]) == 260
             for file in manifest["files"]:
                 assert file["reason"] or is_shown(out, file), (moment, file)
-            assert verify_folder(out).problems == []
+            assert folder_problems(out) == []
             if change == "delete" and not script.actions and moment != "list_5":
                 assert set(changed) <= set(reasons_in(out)), moment
             emulator.world.restore(list(emulator.world.deleted))
@@ -266,20 +266,21 @@ async def test_a_manifest_without_both_confirmations_is_refused(tmp_path: Path) 
     path.chmod(0o644)
     path.write_text(json.dumps(manifest))
     expected = f"file {manifest['files'][3]['file_id']} is delivered without both confirmations"
-    assert any(expected in problem for problem in verify_folder(tmp_path / "out").problems)
+    assert any(expected in problem for problem in folder_problems(tmp_path / "out"))
 
 
 async def test_verify_online_names_files_deleted_since(tmp_path: Path) -> None:
-    """`report verify --online` names files that the service deleted later, with exit 4, and refuses another service."""
+    """With --online, files that the service deleted later are named, with exit 4; another service is refused."""
     async with Emulator(130, seed=SEED) as emulator:
         await sync_lists(emulator, tmp_path / "lake")
         await run_report(emulator, tmp_path / "lake", tmp_path / "out")
-        command = ("report", "verify", str(tmp_path / "out"), "--online")
+        command = ("check", "--report", str(tmp_path / "out"), "--online")
         code, text, err = await ran(emulator, tmp_path / "nowhere", *command)
         assert (code, "130 files confirmed" in text) == (0, True), err
         deleted = emulator.world.delete(emulator.world.keys()[7:9])
         code, text, _ = await ran(emulator, tmp_path / "nowhere", *command, "--json")
-        assert (code, json.loads(text)["online"]["deleted_since"]) == (4, sorted(deleted))
+        [finding] = [item for item in json.loads(text)["findings"] if item["files"]]
+        assert (code, finding["file_ids"]) == (4, sorted(deleted))
         code, _, _ = await ran(emulator, tmp_path / "nowhere", *command[:-1])
         assert code == 0
         (tmp_path / "out" / "report-0001.pdf").unlink()

@@ -20,13 +20,15 @@ import pytest
 from pipeline.csv_rows import escape_formula
 from pipeline.emulator import Emulator, Quirks
 from pipeline.errors import SettingsError, StorageError
+from pipeline.findings import Severity
 from pipeline.formatting import escape_control_characters
 from pipeline.reports.folder import JobFolder
-from pipeline.reports.folder_check import verify_folder
+from pipeline.reports.folder_check import check_report_folder
 from pipeline.reports.index_page import render_pages
 from pipeline.reports.manifest import format_csv
 from pipeline.reports.models import Manifest, ManifestCounts, ManifestDeletions, ManifestFile
 from pipeline.reports.signing import sign
+from tests.findings import folder_problems, lines_of
 from tests.pages.page_lakes import ParsedPage
 from tests.processes import ended, ran, started
 from tests.reports.report_harness import (
@@ -153,13 +155,15 @@ def test_a_change_is_found(tmp_path: Path, finished_folder: Path, damage: Callab
     """An unchanged folder verifies without lake and service; every change is named."""
     out = tmp_path / "out"
     shutil.copytree(finished_folder, out)
-    check = verify_folder(out)
-    assert (check.problems, check.unknown_files, check.files, check.pdfs, check.signed) == ([], [], 120, 2, False)
+    check = check_report_folder(out)
+    assert (folder_problems(out), lines_of(check.findings, Severity.WARNING), check.signed) == ([], [], False)
+    assert "120 files, 2 PDFs, 0 files named as failed" in check.findings[-1].problem
     (out / "notes.txt").write_text("mine")
     damage(out)
-    check = verify_folder(out)
-    assert any(problem in line for line in check.problems), check.problems
-    assert "notes.txt" in check.unknown_files
+    check = check_report_folder(out)
+    assert not check.is_intact
+    assert any(problem in line for line in lines_of(check.findings)), check.findings
+    assert "notes.txt: unknown file" in lines_of(check.findings, Severity.WARNING)
 
 
 def _replace_file(out: Path, name: str, content: bytes) -> None:
@@ -209,18 +213,21 @@ def _failing_after(steps: int, real: Callable[..., None]) -> Callable[..., None]
 
 
 async def test_the_command_verifies(tmp_path: Path) -> None:
-    """`report verify` exits 0 for an unchanged folder, 9 for a damaged one, 2 for one without a job."""
+    """`check --report` exits 0 for an unchanged folder, 9 for a damaged one, 2 for one without a job."""
     async with Emulator(30, seed=SEED) as emulator:
         await sync_lists(emulator, tmp_path / "lake")
         await run_report(emulator, tmp_path / "lake", tmp_path / "out")
-        command = ("report", "verify", str(tmp_path / "out"))
+        command = ("check", "--report", str(tmp_path / "out"))
         code, out, _ = await ran(emulator, tmp_path / "nowhere", *command)
-        assert (code, "ok: job" in out) == (0, True)
+        assert (code, "job " in out) == (0, True)
         _truncate(tmp_path / "out" / "report-0001.pdf")
         code, out, _ = await ran(emulator, tmp_path / "nowhere", *command, "--json")
         assert code == 9
-        assert json.loads(out)["problems"] == ["report-0001.pdf: the content was changed"]
-        code, _, _ = await ran(emulator, tmp_path / "nowhere", "report", "verify", str(tmp_path))
+        errors = [item for item in json.loads(out)["findings"] if item["severity"] == "error"]
+        assert [(item["subject"], item["problem"]) for item in errors] == [
+            ("report-0001.pdf", "the content was changed")
+        ]
+        code, _, _ = await ran(emulator, tmp_path / "nowhere", "check", "--report", str(tmp_path))
         assert code == 2
 
 
@@ -239,11 +246,12 @@ async def test_a_finished_job_is_left_as_it_is(tmp_path: Path) -> None:
         again = await run_report(emulator, lake, out)
         assert (first.was_complete, again.was_complete) == (False, True)
         assert (content(), emulator.requests) == (unsigned, requests)
-        assert any("missing" in line for line in verify_folder(out, requires_signature=True).problems)
+        assert any("missing" in line for line in folder_problems(out, tmp_path / "keys"))
         await run_report(emulator, lake, out, sign=signer)
         signed = content()
         assert {name: signed[name] for name in unsigned} == unsigned, "the signature is all that was added"
-        assert verify_folder(out, requires_signature=True).problems == []
+        assert check_report_folder(out).signed
+        assert folder_problems(out) == []
         await run_report(emulator, lake, out)
         assert content() == signed
         _truncate(out / "report-0001.pdf")
@@ -253,9 +261,9 @@ async def test_a_finished_job_is_left_as_it_is(tmp_path: Path) -> None:
         assert content() == damaged
         repaired = await run_report(emulator, lake, out, sign=signer)
         assert not repaired.was_complete
-        assert verify_folder(out).problems == []
+        assert folder_problems(out) == []
     (out / "SHA256SUMS.sig").unlink()
-    assert any("SHA256SUMS.sig: missing" in line for line in verify_folder(out).problems), "its manifest says signed"
+    assert any("SHA256SUMS.sig: missing" in line for line in folder_problems(out)), "its manifest says signed"
 
 
 async def test_signatures(tmp_path: Path) -> None:
@@ -265,22 +273,26 @@ async def test_signatures(tmp_path: Path) -> None:
     out = await make_folder(tmp_path, sign=partial(sign, tmp_path / "key"))
     for name in ("key", "other"):
         (tmp_path / f"{name}s").write_text(f"auditor@x {(tmp_path / f'{name}.pub').read_text()}")
-    check = verify_folder(out)
-    assert check.problems == []
-    assert str(check.signer).startswith("SHA256:")
-    assert verify_folder(out, tmp_path / "keys").signer == "auditor@x"
-    assert "by an allowed signer" in verify_folder(out, tmp_path / "others").problems[0]
+    assert folder_problems(out) == []
+    assert _name_signer(out).startswith("SHA256:")
+    assert _name_signer(out, tmp_path / "keys") == "auditor@x"
+    assert "by an allowed signer" in folder_problems(out, tmp_path / "others")[0]
     _drop_line(out, "nothing")
     with (out / "SHA256SUMS").open("a") as file:
         file.write("\n")
-    assert any("not a signature of this content" in line for line in verify_folder(out).problems)
+    assert any("not a signature of this content" in line for line in folder_problems(out))
     (out / "SHA256SUMS.sig").unlink()
-    assert any("missing" in line for line in verify_folder(out, tmp_path / "keys").problems)
+    assert any("missing" in line for line in folder_problems(out, tmp_path / "keys"))
     with pytest.raises(SettingsError, match="no such key"):
         sign(tmp_path / "nokey", b"")
     (tmp_path / "bad").write_text("no key")
     with pytest.raises(SettingsError, match="cannot sign"):
         sign(tmp_path / "bad", b"")
+
+
+def _name_signer(out: Path, allowed_signers: Path | None = None) -> str:
+    [found] = [item for item in check_report_folder(out, allowed_signers).findings if item.subject == "SHA256SUMS.sig"]
+    return found.problem.removeprefix("signed by ")
 
 
 def _make_key(path: Path) -> None:
@@ -369,7 +381,7 @@ async def test_line_ends_in_references_make_no_rows(tmp_path: Path) -> None:
     manifest = manifest.model_copy(update={"files": files})
     _replace_file(tmp_path / "out", "manifest.json", manifest.model_dump_json().encode())
     _replace_file(tmp_path / "out", "manifest.csv", content)
-    assert verify_folder(tmp_path / "out").problems == []
+    assert folder_problems(tmp_path / "out") == []
 
 
 def test_the_page_may_use_only_its_own_style_and_script() -> None:

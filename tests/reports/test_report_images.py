@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pipeline.errors import ExitCode
-from pipeline.reports.folder_check import verify_folder
+from pipeline.findings import Severity
+from pipeline.reports.folder_check import check_report_folder
+from tests.findings import folder_problems, lines_of
 from tests.images.image_harness import Scene, scene
 from tests.processes import started
 from tests.reports.report_harness import read_manifest
@@ -66,7 +68,7 @@ async def test_a_folder_has_the_images_of_its_files(tmp_path: Path) -> None:
         assert check_images(here, out) == answer.json["images"]["exported"] == len(here.truth())
         assert read_manifest(out)["images"] == answer.json["images"]
         assert " images in images/" in (out / "index.html").read_text(encoding="utf-8")
-        check = await here.run("report", "verify", str(out))
+        check = await here.run("check", "--report", str(out))
         assert (check.code, f"{len(here.truth())} images in images/" in check.out) == (ExitCode.OK, True), check.out
         before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
         again = await report(here, out)
@@ -84,7 +86,7 @@ async def test_images_that_are_fetched_later_come_with_the_next_run(tmp_path: Pa
         stored = check_images(here, out)
         missing = len(here.truth()) - stored
         assert (answer.code, answer.json["images"]["missing"]) == (ExitCode.REJECTS, {"missing": missing})
-        assert (stored > 0, missing > 0, verify_folder(out).problems) == (True, True, [])
+        assert (stored > 0, missing > 0, folder_problems(out)) == (True, True, [])
         assert {row["reason"] for row in read_rows(out)} == {"", "not downloaded: run `scanlake images`"}
         text = await here.run(*REPORT[:-1], "--with-images", "--out", str(out))
         assert (text.code, "scanlake images --where" in text.out) == (ExitCode.REJECTS, True)
@@ -144,14 +146,14 @@ async def test_verification_sees_every_change_of_the_images(tmp_path: Path) -> N
             (out / "images" / "manifest.csv").write_text(text, encoding="utf-8")
             new = sha256(text.encode()).hexdigest()
             sums.write_text(sums.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
-        check = verify_folder(out)
-        return check.problems + check.unknown_files
+        findings = check_report_folder(out).findings
+        return lines_of(findings) + lines_of(findings, Severity.WARNING)
 
     assert damage("untouched") == []
     assert damage("changed") == [f"images/{name}: the content was changed"]
     assert damage("missing") == [f"images/{name}: missing"]
     assert f"images/{name}: missing" in damage("linked")
-    assert damage("added") == [f"images/{name.rpartition('/')[0]}/other.jpg"]
+    assert damage("added") == [f"images/{name.rpartition('/')[0]}/other.jpg: unknown file"]
     assert damage("dropped") == [f"images/{name}: SHA256SUMS and images/manifest.csv disagree"]
     assert "images/manifest.csv: not in SHA256SUMS" in damage("all dropped")
     assert any("SHA256SUMS and images/manifest.csv disagree" in line for line in damage("uncertain"))
@@ -175,7 +177,7 @@ async def test_a_killed_run_is_continued(tmp_path: Path) -> None:
             await process.communicate()
             seen.add(len(copied))
             assert not (out / "SHA256SUMS").exists()
-            assert (await here.run("report", "verify", str(out))).code == ExitCode.USAGE
+            assert (await here.run("check", "--report", str(out))).code == ExitCode.USAGE
         assert max(seen) < len(here.truth()), "no run was killed among the images"
         orders = here.emulator.counts["report"]
         answer = await report(here, out)

@@ -19,7 +19,7 @@ from pipeline.emulator import Emulator
 from pipeline.emulator.options import Quirks
 from pipeline.errors import SettingsError, StorageError
 from pipeline.lake.lake import Lake
-from pipeline.maintenance.repair import check_and_repair
+from pipeline.maintenance.repair import repair_files
 from pipeline.progress import NullProgress
 from pipeline.settings import Settings
 from pipeline.sync import batch_sink, batch_writer
@@ -173,7 +173,7 @@ async def test_what_is_owed_and_gone_is_forgotten(tmp_path: Path) -> None:
         flip(raw)
         flip(lake / "parts" / "files" / raw.name)
         with Lake(lake, doing="check", check_before_open=True) as held:
-            assert check_and_repair(held).refetch == [new]
+            assert repair_files(held).files_to_fetch == [new]
         emulator.world.delete([new])
         await synced(emulator, lake)
         with Lake(lake, doing="test") as held:

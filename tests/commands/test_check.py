@@ -1,7 +1,8 @@
-"""`scanlake doctor`: each fault has its name, its hint and its exit code, and nothing is touched."""
+"""`scanlake check`: each fault has its name, its hint and its exit code, and nothing is touched."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -14,18 +15,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipeline.doctor import connection_checks, lake_checks
+from pipeline.client.probe import check_service
 from pipeline.emulator import Emulator
 from pipeline.emulator.options import Faults, Quirks
+from pipeline.findings import Severity
 from pipeline.lake.layout import LakeLayout, lock_lake
+from pipeline.maintenance import lake_checks
 from pipeline.settings import Settings
-from tests.commands.cli_process import called
+from tests.commands.cli_process import called, started
+from tests.lake.corruption import checked, flip
+from tests.lake.test_folders import describe
 from tests.sync.sync_harness import synced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pipeline.doctor.finding import Finding
+    from pipeline.findings import Finding
     from tests.processes import Answer
 
 CERTIFICATES = Path(__file__).with_name("certificates")
@@ -33,19 +38,10 @@ CERTIFICATES = Path(__file__).with_name("certificates")
 
 def found(findings: Iterator[Finding] | list[Finding]) -> dict[str, list[Finding]]:
     """The findings, by what was looked at; those that are not in order come first."""
-    by_check: dict[str, list[Finding]] = {}
-    for finding in sorted(findings, key=lambda each: each.state == "ok"):
-        by_check.setdefault(finding.check, []).append(finding)
-    return by_check
-
-
-def everything(folder: Path) -> dict[str, tuple[int, int, int]]:
-    """What lies in a folder: size, mode and time of change of each file."""
-    facts = {}
-    for path in sorted(folder.rglob("*")):
-        about = path.stat()
-        facts[str(path)] = (about.st_size, about.st_mode, about.st_mtime_ns)
-    return facts
+    by_subject: dict[str, list[Finding]] = {}
+    for finding in sorted(findings, key=lambda each: each.severity is Severity.OK):
+        by_subject.setdefault(finding.subject, []).append(finding)
+    return by_subject
 
 
 async def test_all_is_well(tmp_path: Path, canary: str) -> None:
@@ -55,38 +51,56 @@ async def test_all_is_well(tmp_path: Path, canary: str) -> None:
     (tmp_path / "scanlake.toml").write_text('token_file = "token"\n')
     async with Emulator(40, token=canary) as emulator:
         await synced(emulator, tmp_path / "lake")
-        before = everything(tmp_path)
-        answer = await called(tmp_path, "doctor", "--json", SCANLAKE_BASE_URL=emulator.base_url)
-    assert everything(tmp_path) == before
-    assert [each for each in answer.json["findings"] if each["state"] != "ok"] == []
-    assert {each["check"] for each in answer.json["findings"]} == set(
-        "settings permissions address connect token clock folder disk lock ledger parts catalog watermark".split()
-    ) | {"last run"}
-    assert answer.code == 0
-    assert "the service has 40 files" in answer.out
+        before = describe(tmp_path)
+        answer = await called(tmp_path, "check", "--json", SCANLAKE_BASE_URL=emulator.base_url)
+    assert describe(tmp_path) == before
+    findings = answer.json["findings"]
+    assert [each for each in findings if each["severity"] != "ok"] == []
+    assert list(dict.fromkeys(each["area"] for each in findings)) == ["settings", "lake", "service"]
+    subjects = {"file", "scanlake.toml", "token", "disk", emulator.base_url, "clock", "ledger", "watermark", "files"}
+    assert {each["subject"] for each in findings} == subjects
+    assert (answer.code, answer.json["ok"], answer.json["counts"]) == (0, True, {"ok": len(findings)})
+    assert "it has 40 files" in answer.out
 
 
 async def test_it_goes_on_after_a_fault(tmp_path: Path) -> None:
     """Wrong settings, a refused token and a damaged lake are all named; the code is that of the worst."""
     async with Emulator(30) as emulator:
         await synced(emulator, tmp_path / "lake")
-        next((tmp_path / "lake" / "parts" / "uploads").glob("0*.parquet")).unlink()
+        part = next((tmp_path / "lake" / "parts" / "uploads").glob("0*.parquet"))
+        part.unlink()
         (tmp_path / "scanlake.toml").write_text(f'base_url = "{emulator.base_url}"\nmax_concurrency = "many"\n')
-        answer = await called(tmp_path, "doctor", "--json", SCANLAKE_TOKEN="wrong")
-    by_check = {each["check"]: each for each in answer.json["findings"] if each["state"] == "error"}
-    assert {name: each["exit_code"] for name, each in by_check.items()} == {"settings": 2, "token": 3, "parts": 9}
-    assert all(each["hint"] for each in by_check.values())
+        answer = await called(tmp_path, "check", "--json", SCANLAKE_TOKEN="wrong")
+    errors = {each["subject"]: each for each in answer.json["findings"] if each["severity"] == "error"}
+    name = f"parts/uploads/{part.name}"
+    codes = {subject: each["exit_code"] for subject, each in errors.items()}
+    assert (codes["file"], codes["token"], codes[name]) == (2, 3, 9)
+    assert errors[name]["repair"] == "rebuilt from raw/"
+    assert all(each["hint"] for each in errors.values())
     assert (answer.code, answer.json["exit_code"]) == (9, 9)
 
 
 def test_no_address_and_no_token(main: Callable[..., Answer]) -> None:
     """Where nothing is set up yet, the settings that are missing are named, and the rest is looked at."""
-    answer = main("doctor")
+    answer = main("check")
     assert answer.code == 2
-    assert answer.out.endswith(" ok\n")
-    assert "ERROR    address" in answer.out
-    assert "ERROR    token" in answer.out
-    assert "ok       disk" in answer.out
+    assert "ERROR     settings  service: base_url is required" in answer.out
+    assert "No lake at" in answer.out
+    assert answer.out.splitlines()[-1].startswith("2 errors, ")
+
+
+async def test_a_machine_that_only_reads_checks_its_lake(tmp_path: Path) -> None:
+    """Without address or token the service is not asked, which is said; the lake is compared all the same."""
+    async with Emulator(10) as emulator:
+        await synced(emulator, tmp_path / "lake")
+    for environment in ({}, {"SCANLAKE_BASE_URL": emulator.base_url}):
+        answer = await called(tmp_path, "check", "--json", **environment)
+        [service] = [each for each in answer.json["findings"] if each["area"] == "service"]
+        assert (answer.code, service["severity"]) == (0, "skipped"), answer
+        assert ("token" if environment else "base_url") in service["problem"]
+        assert answer.json["findings"][-1]["subject"] == "files"
+    flip(next((tmp_path / "lake" / "parts" / "uploads").glob("0*.parquet")))
+    assert (await called(tmp_path, "check")).code == 9
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")  # that is what the server is for
@@ -101,20 +115,17 @@ def test_no_address_and_no_token(main: Callable[..., Answer]) -> None:
         ("good", None),
     ],
 )
-def test_tls_faults_are_told_apart(certificate: str, says: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tls_faults_are_told_apart(certificate: str, says: str | None, tmp_path: Path) -> None:
     """An expired certificate, one for another host, a self-signed one and an old TLS each have their own words."""
-    monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATES / "ca.pem"))
     with speaking(certificate) as port:
-        findings = found(connection_checks.check_connection(f"https://localhost:{port}"))
-    assert findings["connect"][0].state == "ok"
-    [tls] = findings["tls"]
-    if says is None:
-        assert tls.state == "ok", tls
-        assert "more days" in tls.message
-    else:
-        assert (tls.state, tls.exit_code) == ("error", 1)
-        assert says in tls.message
-        assert tls.hint
+        given = {"SCANLAKE_BASE_URL": f"https://localhost:{port}", "SCANLAKE_TOKEN": "token"}
+        process = await started(tmp_path, "check", "--json", **given, SSL_CERT_FILE=str(CERTIFICATES / "ca.pem"))
+        out, _ = await process.communicate()
+    [finding] = [each for each in json.loads(out)["findings"] if each["severity"] == "error"]
+    assert (process.returncode, finding["area"], finding["subject"]) == (1, "service", "service")
+    assert ("TLS: " in finding["problem"]) == (says is not None), finding
+    assert says is None or says in finding["problem"]
+    assert finding["hint"]
 
 
 @contextmanager
@@ -130,7 +141,14 @@ def speaking(certificate: str) -> Iterator[int]:
         context.maximum_version = ssl.TLSVersion.TLSv1_1
 
     def serve() -> None:
-        line, _ = server.accept()
+        while True:
+            try:
+                line, _ = server.accept()
+            except OSError:
+                return
+            answer(line)
+
+    def answer(line: socket.socket) -> None:
         with line:
             line.settimeout(5)
             try:
@@ -146,46 +164,42 @@ def speaking(certificate: str) -> Iterator[int]:
         thread = threading.Thread(target=serve)
         thread.start()
         yield server.getsockname()[1]
-        thread.join(10)
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join(10)
 
 
-def test_a_service_that_is_not_there() -> None:
-    """A name that does not resolve, and a port where nobody listens, are two faults with exit code 1."""
+async def test_a_service_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port where nobody listens, and a name that does not resolve, are two faults with exit code 1."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    [_, refused] = connection_checks.check_connection(f"http://127.0.0.1:{port}")
-    assert (refused.check, refused.state, refused.exit_code) == ("connect", "error", 1)
-    assert "refused" in refused.message
-
-
-def test_a_name_that_does_not_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host without an address is told as such."""
+    [refused] = await check_service(Settings(base_url=f"http://127.0.0.1:{port}"), "token")
+    assert (refused.subject, refused.severity, refused.exit_code) == ("service", Severity.ERROR, 1)
+    assert "no connection" in refused.problem
+    assert refused.hint.startswith("Check base_url")
 
     def fail(*_: object, **__: object) -> Any:
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", fail)  # no test may ask a real name server
-    [missing] = connection_checks.check_connection("https://service.example")
-    assert (missing.check, missing.exit_code) == ("address", 1)
+    [missing] = await check_service(Settings(base_url="https://service.example"), "token")
+    assert (missing.exit_code, "cannot be resolved" in missing.problem) == (1, True)
 
 
 async def test_what_the_service_says(canary: str) -> None:
     """A refused token is 3, a page that is no list 6, a skewed or missing clock a warning."""
     async with Emulator(5, token=canary) as emulator:
-        settings = Settings(base_url=emulator.base_url)
-        [refused] = await connection_checks.check_token(settings, "other")
-        assert (refused.check, refused.exit_code) == ("token", 3)
+        [refused] = await check_service(Settings(base_url=emulator.base_url), "other")
+        assert (refused.subject, refused.exit_code) == ("token", 3)
     async with Emulator(5, token=canary, quirks=Quirks(date_skew_seconds=900.0)) as emulator:
-        findings = found(await connection_checks.check_token(Settings(base_url=emulator.base_url), canary))
-        assert findings["token"][0].state == "ok"
-        assert findings["clock"][0].state == "warning"
-        assert "s behind the service's" in findings["clock"][0].message
+        service, clock = await check_service(Settings(base_url=emulator.base_url), canary)
+        assert (service.severity, clock.severity) == (Severity.OK, Severity.WARNING)
+        assert "s behind the service's" in clock.problem
     async with Emulator(5, token=canary, quirks=Quirks(date_header="off")) as emulator:
-        findings = found(await connection_checks.check_token(Settings(base_url=emulator.base_url), canary))
-        assert "no Date header" in findings["clock"][0].message
+        _, clock = await check_service(Settings(base_url=emulator.base_url), canary)
+        assert "no Date header" in clock.problem
     async with Emulator(5, token=canary, faults=Faults(outage=True, retry_after="absent")) as emulator:
-        [away] = await connection_checks.check_token(Settings(base_url=emulator.base_url), canary)
-        assert (away.check, away.state, away.exit_code) == ("token", "error", 1)
+        [away] = await check_service(Settings(base_url=emulator.base_url), canary)
+        assert (away.subject, away.severity, away.exit_code) == ("service", Severity.ERROR, 1)
 
 
 def test_permissions_of_the_files(tmp_path: Path) -> None:
@@ -200,20 +214,24 @@ def test_permissions_of_the_files(tmp_path: Path) -> None:
     assert [each.hint for each in findings] == ["chmod go-w scanlake.toml", "chmod 600 token"]
     config.chmod(0o644)
     token.chmod(0o600)
-    assert {each.state for each in lake_checks.check_permissions(config, settings)} == {"ok"}
+    assert {each.severity for each in lake_checks.check_permissions(config, settings)} == {Severity.OK}
 
 
 def test_the_place_of_the_lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file in the lake's place is 7, as is a full disk; a lake that is not there yet is in order."""
-    assert found(lake_checks.check_folder(Settings(lake=tmp_path / "new")))["folder"][0].state == "ok"
+    address = "https://service.example"
+    [new, _] = lake_checks.check_folder(Settings(lake=tmp_path / "new", base_url=address))
+    assert (new.severity, "does not exist yet" in new.problem) == (Severity.OK, True)
     (tmp_path / "file").write_text("")
     [taken] = lake_checks.check_folder(Settings(lake=tmp_path / "file" / "lake"))
-    assert (taken.check, taken.exit_code) == ("folder", 7)
+    assert (taken.problem, taken.exit_code) == ("not a folder", 7)
     little = os.statvfs(tmp_path)
     usage = type(shutil.disk_usage(tmp_path))
-    for free, state in ((1_000_000, "error"), (900_000_000, "warning"), (10_000_000_000, "ok")):
+    for free, severity in ((1_000_000, "error"), (900_000_000, "warning"), (10_000_000_000, "ok")):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: usage(little.f_blocks, 0, free))
-        assert found(lake_checks.check_folder(Settings(lake=tmp_path)))["disk"][0].state == state
+        [disk] = lake_checks.check_folder(Settings(lake=tmp_path, base_url=address))
+        assert (disk.subject, disk.severity) == ("disk", severity)
+        assert list(lake_checks.check_folder(Settings(lake=tmp_path))) == [], "nothing is written without a service"
 
 
 def test_paths_below_the_current_folder_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,18 +239,14 @@ def test_paths_below_the_current_folder_are_short(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     (tmp_path / "token").write_text("secret")
     (tmp_path / "token").chmod(0o640)
-    settings = Settings(lake=tmp_path / "lake", token_file=tmp_path / "token")
-    [folder] = found(lake_checks.check_folder(settings))["folder"]
-    assert folder.message.startswith("lake does not exist yet")
+    settings = Settings(lake=tmp_path / "lake", token_file=tmp_path / "token", base_url="https://service.example")
+    [folder, _] = lake_checks.check_folder(settings)
+    assert folder.subject == "lake"
     [permissions] = lake_checks.check_permissions(None, settings)
-    assert (permissions.message, permissions.hint) == (
-        "token: other users can read the token (mode 640)",
+    assert (permissions.subject, permissions.problem, permissions.hint) == (
+        *("token", "other users can read the token (mode 640)"),
         "chmod 600 token",
     )
-    (tmp_path / "lake").mkdir()
-    (tmp_path / "lake" / "other.txt").write_text("")
-    monkeypatch.chdir(tmp_path / "lake")
-    assert found(lake_checks.check_folder(settings))["folder"][0].message == f"{tmp_path / 'lake'} can be written"
 
 
 async def test_the_health_of_the_lake(tmp_path: Path) -> None:
@@ -242,48 +256,56 @@ async def test_the_health_of_the_lake(tmp_path: Path) -> None:
         await synced(emulator, tmp_path / "lake")
         settings = Settings(base_url=emulator.base_url, lake=tmp_path / "lake")
     layout = LakeLayout(settings.lake)
-    assert {each.state for each in lake_checks.check_lake(settings)} == {"ok"}
+    assert {each.severity for each in lake_checks.check_lake(settings)} == {Severity.OK}
     with lock_lake(layout, "compaction"):
-        assert "locked by compaction" in found(lake_checks.check_lake(settings))["lock"][0].message
+        held = found(lake_checks.check_lake(settings))
+        assert "held by compaction" in held["lock"][0].problem
+        assert (held["files"][0].severity, held["files"][0].exit_code) == (Severity.SKIPPED, 5)
     elsewhere = settings.model_copy(update={"base_url": "https://service.example", "lang": "de"})
     assert [each.exit_code for each in found(lake_checks.check_lake(elsewhere))["source"]] == [2, 2]
     (layout.root / "raw" / "000000000009-abcdef.parquet").write_bytes(b"left")
     (layout.root / ".catalog.duckdb.1-0a1b2c3d.tmp").write_bytes(b"left")
-    assert "2 files left by a killed run" in found(lake_checks.check_lake(settings))["leftovers"][0].message
+    assert "2 files left by a killed run" in found(lake_checks.check_lake(settings))["leftovers"][0].problem
     change(layout, """INSERT INTO lake_property VALUES ('rollback_pause', '{"to": 2, "snapshot": 4}')""")
-    assert "rolled back to snapshot 2" in found(lake_checks.check_lake(settings))["paused"][0].message
+    assert "rolled back to snapshot 2" in found(lake_checks.check_lake(settings))["paused"][0].problem
     change(layout, "INSERT INTO lake_property VALUES ('purge_in_progress', '[11, 12]')")
-    assert "a purge of 2 files was not finished" in found(lake_checks.check_lake(settings))["purge"][0].message
+    assert "of 2 files was not finished" in found(lake_checks.check_lake(settings))["purge"][0].problem
     with lock_lake(layout, "purge"):
         assert "purge" not in found(lake_checks.check_lake(settings))
     change(layout, "UPDATE lake_property SET value = '1000000000' WHERE name = 'watermark'")
     change(layout, "UPDATE lake_property SET value = '99' WHERE name = 'next_commit_seq'")
     change(layout, "INSERT OR REPLACE INTO lake_property VALUES ('last_verify_at', '1000')")
     findings = found(lake_checks.check_lake(settings))
-    assert findings["watermark"][0].state == "warning"
+    assert findings["watermark"][0].severity is Severity.WARNING
     assert findings["verify"][0].hint == "Run `scanlake verify`."
-    assert "readers do not see yet" in findings["catalog"][0].message
+    assert "readers do not see yet" in findings["catalog"][0].problem
 
 
 async def test_damage_is_9_and_another_format_2(tmp_path: Path) -> None:
-    """A catalog that is gone or foreign, a ledger that is gone or no ledger, and one of another format are faults."""
+    """A catalog that is gone or foreign, a ledger that is gone or no ledger, and another format are faults."""
     async with Emulator(10) as emulator:
         await synced(emulator, tmp_path / "lake")
         settings = Settings(base_url=emulator.base_url, lake=tmp_path / "lake")
     layout = LakeLayout(settings.lake)
     catalog, ledger = layout.catalog.read_bytes(), layout.ledger.read_bytes()
     layout.catalog.unlink()
-    assert found(lake_checks.check_lake(settings))["catalog"][0].exit_code == 9
+    missing = found(lake_checks.check_lake(settings))["catalog.duckdb"][0]
+    assert (missing.exit_code, missing.problem, missing.repair) == (9, "missing", "published again")
     layout.catalog.write_bytes(b"no catalog")
-    assert found(lake_checks.check_lake(settings))["catalog"][0].exit_code == 9
+    assert found(lake_checks.check_lake(settings))["catalog.duckdb"][0].exit_code == 9
     layout.catalog.write_bytes(catalog)
     change(layout, "PRAGMA user_version = 99")
-    assert found(lake_checks.check_lake(settings))["lake"][0].exit_code == 2
+    assert worst(settings).exit_code == 2
     layout.ledger.write_bytes(ledger[:4096] + b"\xff" * 4096 + ledger[8192:])
-    assert found(lake_checks.check_lake(settings))["ledger"][0].exit_code == 9
+    assert worst(settings).exit_code == 9
     layout.ledger.unlink()
-    [gone] = lake_checks.check_lake(settings)
-    assert (gone.check, gone.exit_code) == ("ledger", 9)
+    assert (worst(settings).exit_code, worst(settings).hint) == (9, "Run `scanlake repair` to rebuild the ledger.")
+
+
+def worst(settings: Settings) -> Finding:
+    """The one error of a lake."""
+    [error] = [each for each in lake_checks.check_lake(settings) if each.severity is Severity.ERROR]
+    return error
 
 
 def change(layout: LakeLayout, statement: str) -> None:
@@ -293,10 +315,12 @@ def change(layout: LakeLayout, statement: str) -> None:
 
 
 async def test_a_lake_that_was_moved(tmp_path: Path) -> None:
-    """A catalog that looks for its parts where they no longer are says so, with the way to mend it."""
+    """A catalog that looks for its parts where they no longer are says so, with the way to publish it again."""
     async with Emulator(10) as emulator:
         await synced(emulator, tmp_path / "lake")
         (tmp_path / "lake").rename(tmp_path / "moved")
-    [catalog] = found(lake_checks.check_lake(Settings(lake=tmp_path / "moved")))["catalog"]
-    assert catalog.state == "error"
-    assert "scanlake sync" in catalog.hint
+    settings = Settings(lake=tmp_path / "moved")
+    [catalog] = found(lake_checks.check_lake(settings))["catalog"]
+    assert (catalog.severity, "scanlake repair" in catalog.hint) == (Severity.WARNING, True)
+    assert checked(tmp_path / "moved").damage == []
+    assert {each.severity for each in lake_checks.check_lake(settings)} == {Severity.OK}

@@ -1,1 +1,0 @@
-"""Checks of settings, lake and connection for `scanlake doctor`."""
