@@ -10,10 +10,8 @@ import typer
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
-from pipeline.lake.lake import Lake
-from pipeline.publish.folder_backup import fill_folder, restore_backup
-from pipeline.publish.object_store import open_store
-from pipeline.publish.remote_backup import download_backup
+from pipeline.publish.object_store import open_folder_or_store
+from pipeline.publish.restore import restore_backup
 
 GROUP: Final = "Maintain the lake"
 
@@ -47,20 +45,12 @@ def run(
     Every part is compared with its hash. After a failure the folder is as before. The next sync fetches what has
     changed since the backup. To restore over a lake, move the lake's folder away first.
 
-    Images come back if the backup has them. One that is missing or damaged on object storage is left out, with exit
+    Images come back if the backup has them. One that is missing or damaged there is left out, with exit
     code 9: the next `scanlake images` fetches it.
     """
-    settings = context.settings()
-    lost: dict[str, str] = {}
-    target = folder or settings.lake
-    if "://" in origin:
-        store = open_store(origin)
-        record = fill_folder(target, lambda layout: lost.update(download_backup(store, layout)))
-        origin = store.base_url
-    else:
-        with Lake(Path(origin), doing="restore", must_exist=True, is_backup=True) as copied:
-            record = restore_backup(copied, target)
-    result = RestoredLake(target, origin, record.files, record.snapshot, lost)
+    target, store = folder or context.settings().lake, open_folder_or_store(origin)
+    record, lost = restore_backup(store, target)
+    result = RestoredLake(target, store.base_url, record.files, record.snapshot, lost)
     text = f"{pluralize(result.files, 'file')} restored to {target}: snapshot {result.snapshot}; run `scanlake sync`\n"
     if lost:
         text += "".join(f"{path}: {problem}\n" for path, problem in sorted(lost.items()))

@@ -11,7 +11,7 @@ from pipeline.lake import ledger_writes
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from pipeline.lake.ledger import Ledger
     from pipeline.lake.ledger_queries import LedgerQueries
@@ -185,6 +185,12 @@ def forget_images(ledger: Ledger, keys: Sequence[ImageKey]) -> None:
     """Delete rows: the next run fetches their pictures."""
     with ledger.transaction() as db:
         db.executemany("DELETE FROM image WHERE file_id = ? AND upload_id = ? AND kind = ?", keys)
+
+
+def forget_missing_pictures(ledger: Ledger, is_missing: Callable[[str], bool]) -> None:
+    """Delete the rows of pictures that a copy of a lake does not have, by their paths: its next run fetches them."""
+    stored = (record for records in iter_images(ledger) for record in records if record.path is not None)
+    forget_images(ledger, [record.key for record in stored if is_missing(record.path or "")])
 
 
 def _hash_of(path: str) -> str:

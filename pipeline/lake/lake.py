@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from pipeline.findings import Finding
     from pipeline.lake.models import Commit, SnapshotRecord
 
-BACKUP_IN_PROGRESS: Final = "BACKUP_IN_PROGRESS"
-"""Name of the file that marks a folder whose backup is running or was killed."""
+RESTORE_IN_PROGRESS: Final = "RESTORE_IN_PROGRESS"
+"""Name of the file that marks a folder whose restore is running or was killed."""
 
 
 class Lake:
@@ -49,11 +49,11 @@ class Lake:
         doing: str,
         must_exist: bool = False,
         check_before_open: bool = False,
-        is_backup: bool = False,
+        is_restore: bool = False,
     ) -> None:
         """Prepare the lake in `root`.
 
-        With `check_before_open`, `findings` names what opening repairs. `is_backup`: the mark of an unfinished backup
+        With `check_before_open`, `findings` names what opening repairs. `is_restore`: the mark of an unfinished restore
         stays. Raises `SettingsError` for a folder with other files, `LakeCorruptedError` for one that neither a
         ledger nor a catalog shows to be a lake; then nothing has changed.
         """
@@ -68,7 +68,7 @@ class Lake:
         self.findings: list[Finding] = []
         self._check_before_open = check_before_open
         self._doing = doing
-        self._is_backup = is_backup
+        self._is_restore = is_restore
         self._stack = ExitStack()
         self.ledger: Ledger
 
@@ -77,9 +77,9 @@ class Lake:
             self.layout.create_dirs([self.layout.root])
             stack.enter_context(lock_lake(self.layout, self._doing))
             self._repair_before_open()
-            if not self._is_backup and (mark := self.layout.root / BACKUP_IN_PROGRESS).exists():
+            if not self._is_restore and (mark := self.layout.root / RESTORE_IN_PROGRESS).exists():
                 with translate_os_errors(mark):
-                    mark.unlink(missing_ok=True)  # the lake is in use: no later backup may replace it
+                    mark.unlink(missing_ok=True)  # the lake is in use: no later restore may replace it
             is_new = not self.layout.ledger.exists()
             self.ledger = Ledger(self.layout.ledger)
             stack.callback(self.ledger.close)

@@ -120,7 +120,6 @@ class Ledger(LedgerQueries):
         with self.transaction() as db:
             db.execute("UPDATE run SET state = 'interrupted', error = 'killed' WHERE state = 'running'")
             insert(db, "run", asdict(run))
-            set_properties(db, backup_of=None)
 
     def update_run(self, run_id: str, **columns: Any) -> None:
         """Change columns of a run."""

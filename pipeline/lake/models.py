@@ -282,7 +282,6 @@ class LakeProperties:
     lake_id: str | None = None  # in hex; a target of another lake is refused
     remote_publish: PublishRecord | None = None
     run_progress: RunProgress | None = None  # of the last run that fetched
-    backup_of: str | None = None  # folder of the lake that backs up to here; None once a run has fetched here
     pending_rows_from: int | None = None  # first commit whose rows are not in parts, only its documents are
 
     def require_service(self, base_url: str) -> None:
@@ -340,5 +339,4 @@ class PropertyChanges(TypedDict, total=False):
     lake_id: str
     remote_publish: PublishRecord | None
     run_progress: RunProgress | None
-    backup_of: str | None
     pending_rows_from: int | None

@@ -1,1 +1,1 @@
-"""Maintenance of a lake without the service: repair, rebuild and backup."""
+"""Maintenance of a lake without the service: repair and rebuild."""

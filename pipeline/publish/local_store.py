@@ -5,13 +5,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pipeline.atomic_files import READ_ONLY, atomic_write, is_temp_file, lock_file
+from pipeline.atomic_files import READ_ONLY, atomic_write, clone_file, is_temp_file, lock_file
 from pipeline.errors import PublishConflictError, PublishError
 from pipeline.publish.store_contract import ObjectStore, StoredObject
 
@@ -31,7 +30,7 @@ class LocalStore(ObjectStore):
 
     def __init__(self, root: Path) -> None:
         """Prepare the store in the folder `root`; the first write creates it."""
-        self._root = root
+        self.root = root
         self.base_url = f"file://{root}"
 
     def create(self, path: str, content: bytes | Path, *, sha256: str = "") -> bool:  # noqa: ARG002 - not kept
@@ -48,8 +47,8 @@ class LocalStore(ObjectStore):
     def swap(self, path: str, content: bytes | Path, version: str | None, *, sha256: str = "") -> str:  # noqa: ARG002 - not kept
         target = self._locate(path)
         with self._translate(path):
-            self._root.mkdir(parents=True, exist_ok=True)
-            with lock_file(self._root, blocking=True):
+            self.root.mkdir(parents=True, exist_ok=True)
+            with lock_file(self.root, blocking=True):
                 present = _identify(target.stat()) if target.is_file() else None
                 if present != version:
                     raise PublishConflictError(f"{self.url(path)}: another publisher has replaced the object.")
@@ -70,8 +69,10 @@ class LocalStore(ObjectStore):
                 return None
 
     def download(self, path: str, target: Path) -> None:
+        source = self._locate(path)
         with self._translate(path):
-            shutil.copyfile(self._locate(path), target)
+            source.stat()
+        clone_file(source, target)
 
     def head(self, path: str) -> StoredObject | None:
         target = self._locate(path)
@@ -79,10 +80,10 @@ class LocalStore(ObjectStore):
             return self._describe(target) if target.is_file() else None
 
     def list(self, prefix: str = "") -> Iterator[StoredObject]:
-        folder = self._locate(prefix) if prefix else self._root
+        folder = self._locate(prefix) if prefix else self.root
         with self._translate(prefix):
             for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
-                if path.is_file() and not is_temp_file(path):
+                if path.is_file() and not path.is_symlink() and not is_temp_file(path):
                     yield self._describe(path)
 
     def delete(self, paths: Iterable[str]) -> None:
@@ -91,18 +92,24 @@ class LocalStore(ObjectStore):
                 self._locate(path).unlink(missing_ok=True)
 
     def _locate(self, path: str) -> Path:
-        return self._root.joinpath(*path.split("/"))
+        """Return the file of an object. Raises `PublishError` for a path that leads out, by its name or by a link."""
+        target = self.root
+        for name in path.split("/"):
+            target /= name
+            if name == ".." or target.is_symlink():
+                raise PublishError(f"{self.url(path)} leads out of the folder.", hint="Use another target.")
+        return target
 
     def _describe(self, path: Path) -> StoredObject:
         status = path.stat()
-        name = path.relative_to(self._root).as_posix()
+        name = path.relative_to(self.root).as_posix()
         return StoredObject(name, status.st_size, _identify(status), datetime.fromtimestamp(status.st_mtime, UTC))
 
     def _write(self, target: Path, content: bytes | Path, *, overwrite: bool) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(target, mode=READ_ONLY, overwrite=overwrite) as temp:
             if isinstance(content, Path):
-                shutil.copyfile(content, temp)
+                clone_file(content, temp)
             else:
                 temp.write_bytes(content)
 

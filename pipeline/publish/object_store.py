@@ -12,9 +12,14 @@ from pipeline.publish.local_store import LocalStore
 from pipeline.publish.store_contract import ObjectStore, StoredObject
 from pipeline.urls import parse_store_url
 
-__all__ = ["ObjectStore", "StoredObject", "open_store"]
+__all__ = ["ObjectStore", "StoredObject", "open_folder_or_store", "open_store"]
 
 _HINT: Final = "Use a URL such as s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or file:///folder."
+
+
+def open_folder_or_store(target: str) -> ObjectStore:
+    """Return the object store below a URL, or that of a folder, which need not exist."""
+    return open_store(target) if "://" in target else LocalStore(Path(target).absolute())
 
 
 def open_store(url: str) -> ObjectStore:

@@ -19,11 +19,12 @@ from pipeline.errors import LakeCorruptedError, LakeLockedError, SettingsError, 
 from pipeline.lake import export
 from pipeline.lake.export import ExportPlan, run_export
 from pipeline.lake.integrity import missing_or_resized_parts
-from pipeline.lake.lake import BACKUP_IN_PROGRESS, Lake
+from pipeline.lake.lake import RESTORE_IN_PROGRESS, Lake
 from pipeline.lake.models import RunRecord
 from pipeline.output_formats import OutputFormat
 from pipeline.progress import NullProgress
-from pipeline.publish.folder_backup import backup
+from pipeline.publish.object_store import open_folder_or_store
+from pipeline.publish.restore import restore_backup
 from pipeline.settings import Settings
 from pipeline.sync.verify import VerifyMode, verify
 from tests.lake.corruption import checked, grown, parts
@@ -308,70 +309,70 @@ def test_a_purge_of_a_damaged_lake(lake: Path) -> None:
     assert "1 file erased;" in told(lake, "purge", "11", "--yes")
 
 
-# Backups
+# Restores
 
 
-def saved(lake: Path, folder: Path) -> int:
-    """Back up as the command does; the number of parts."""
-    with Lake(lake, doing="backup") as held:
-        return backup(held, folder).parts
+def restore(folder: Path) -> int:
+    """Restore the backup beside a folder into it; the number of files."""
+    return restore_backup(open_folder_or_store(str(folder.with_name("backup"))), folder)[0].files
 
 
-def test_a_backup_that_was_killed_is_replaced_by_the_next(lake: Path, tmp_path: Path) -> None:
-    """Killed anywhere, a backup leaves a folder that the same command fills; what is not ours is never replaced."""
+def test_a_restore_that_was_killed_is_replaced_by_the_next(lake: Path, tmp_path: Path) -> None:
+    """Killed anywhere, a restore leaves a folder that the same command fills; what is not ours is never replaced."""
+    told(lake, "backup", str(tmp_path / "backup"))
     at = 0
     for at in range(6, 400, 18):
-        folder = tmp_path / f"backup{at}"
+        folder = tmp_path / f"restored{at}"
         with failing(Disk(at, None)) as disk, suppress(ProcessKilled):
-            saved(lake, folder)
+            restore(folder)
         if not disk.struck:
             break
-        assert saved(lake, folder) == 6
+        assert restore(folder) == 2
         assert checked(folder, read_data=True).damage == []
-        assert not (folder / BACKUP_IN_PROGRESS).exists()
+        assert not (folder / RESTORE_IN_PROGRESS).exists()
         with opened(folder) as db:
             assert db.execute("SELECT count(*) FROM files").fetchall() == [(2,)]
     assert at > 30
     half = tmp_path / "half"
     (half / "parts").mkdir(parents=True)
-    (half / BACKUP_IN_PROGRESS).touch()
+    (half / RESTORE_IN_PROGRESS).touch()
     (half / "thesis").write_text("mine")
     with pytest.raises(SettingsError):
-        saved(lake, half)
-    assert {path.name for path in half.iterdir()} == {"parts", BACKUP_IN_PROGRESS, "thesis"}
+        restore(half)
+    assert {path.name for path in half.iterdir()} == {"parts", RESTORE_IN_PROGRESS, "thesis"}
 
 
-def test_a_backup_killed_for_good(lake: Path, tmp_path: Path) -> None:
-    """A backup whose process dies by SIGKILL in the middle is replaced; one that is at work is not."""
-    folder = tmp_path / "backup"
+def test_a_restore_killed_for_good(lake: Path, tmp_path: Path) -> None:
+    """A restore whose process dies by SIGKILL in the middle is replaced; one that is at work is not."""
+    told(lake, "backup", str(tmp_path / "backup"))
+    folder = tmp_path / "restored"
     code = (
-        "import sys, time, pipeline.publish.folder_backup as copying\n"
+        "import sys, time, pipeline.publish.restore as copying\n"
         "real = copying.fsync_dir\n"
         "copying.fsync_dir = lambda path: (print('there', flush=True), time.sleep(60))\n"
         "from pipeline.cli import main\n"
         "main(sys.argv[1:])\n"
     )
-    other = tmp_path / "other"
-    shutil.copytree(lake, other)
-    command = [sys.executable, "-c", code, "backup", str(folder), "--lake", str(lake)]
+    command = [sys.executable, "-c", code, "restore", str(tmp_path / "backup"), str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "there\n"
-        with pytest.raises(LakeLockedError, match="Another backup writes to"):
-            saved(other, folder)
+        with pytest.raises(LakeLockedError, match="Another restore writes to"):
+            restore(folder)
         assert list(folder.glob("parts/*/0*"))
         process.send_signal(signal.SIGKILL)
-    assert saved(lake, folder) == 6
+    assert restore(folder) == 2
     assert checked(folder, read_data=True).damage == []
 
 
-def test_a_backup_that_fails_leaves_nothing(lake: Path, tmp_path: Path) -> None:
-    """A backup that fails in order leaves the folder as it found it; a lost part is damage, exit 9."""
+def test_a_restore_that_fails_leaves_nothing(lake: Path, tmp_path: Path) -> None:
+    """A restore that fails in order leaves the folder as it found it; a backup of a lost part is damage, exit 9."""
+    told(lake, "backup", str(tmp_path / "backup"))
     (tmp_path / "there").mkdir()
     for name in ("there", "new"):
         for at in (8, 30):
             with failing(Disk(at, 28)), pytest.raises(StorageError):
-                saved(lake, tmp_path / name)
+                restore(tmp_path / name)
             assert not list((tmp_path / "there").iterdir())
             assert not (tmp_path / "new").exists()
     parts(lake)[0].unlink()
@@ -379,11 +380,12 @@ def test_a_backup_that_fails_leaves_nothing(lake: Path, tmp_path: Path) -> None:
     assert not list((tmp_path / "there").iterdir())
 
 
-def test_a_half_backup_that_is_in_use_is_no_half_backup(lake: Path, tmp_path: Path) -> None:
-    """A run that fetched into a half backup made it a lake of its own: no later backup replaces it."""
-    saved(lake, tmp_path / "backup")
-    (tmp_path / "backup" / BACKUP_IN_PROGRESS).touch()
-    with Lake(tmp_path / "backup", doing="sync") as held:
+def test_a_half_restore_that_is_in_use_is_no_half_restore(lake: Path, tmp_path: Path) -> None:
+    """A run that fetched into a half restore made it a lake of its own: no later restore replaces it."""
+    told(lake, "backup", str(tmp_path / "backup"))
+    restore(tmp_path / "restored")
+    (tmp_path / "restored" / RESTORE_IN_PROGRESS).touch()
+    with Lake(tmp_path / "restored", doing="sync") as held:
         held.ledger.begin_run(RunRecord("20261121T000000Z-abcdef", "sync", "0.1.0", AT))
     with pytest.raises(SettingsError, match="not an empty folder"):
-        saved(lake, tmp_path / "backup")
+        restore(tmp_path / "restored")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pipeline.emulator import Emulator
 from pipeline.errors import LakeCorruptedError, ScanlakeError, SettingsError, StorageError
 from pipeline.lake.folder_checks import inspect_folder, require_lake_or_empty
-from pipeline.lake.lake import BACKUP_IN_PROGRESS, Lake
+from pipeline.lake.lake import RESTORE_IN_PROGRESS, Lake
 from pipeline.lake.lake_folder import FolderKind
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger_format import APPLICATION_ID
@@ -124,12 +124,12 @@ def make_no_catalog(folder: Path) -> None:
     (folder / "catalog.duckdb").write_text("no database")
 
 
-def make_unfinished_backup(folder: Path) -> None:
-    """A backup that was killed before it had its ledger."""
+def make_unfinished_restore(folder: Path) -> None:
+    """A restore that was killed before it had its ledger."""
     make_lake(folder)
     for path in (*folder.glob("ledger.sqlite*"), folder / "catalog.duckdb", *folder.glob("snapshots/*")):
         path.unlink()
-    (folder / BACKUP_IN_PROGRESS).touch()
+    (folder / RESTORE_IN_PROGRESS).touch()
 
 
 def make_lock_folder(folder: Path) -> None:
@@ -139,7 +139,7 @@ def make_lock_folder(folder: Path) -> None:
 
 FOLDERS: Final[tuple[Callable[[Path], None], ...]] = (
     *(make_home, make_checkout, make_database, make_database_with_log, make_marked_database, make_same_names),
-    *(make_foreign_catalog, make_no_catalog, make_unfinished_backup, make_lock_folder),
+    *(make_foreign_catalog, make_no_catalog, make_unfinished_restore, make_lock_folder),
 )
 
 
@@ -172,7 +172,7 @@ def test_a_folder_of_others_is_refused_by_every_command(make: Callable[[Path], N
     folder.mkdir()
     make(folder)
     before = describe(folder)
-    code = 9 if make is make_unfinished_backup else 2
+    code = 9 if make is make_unfinished_restore else 2
     with silent_service() as connections:
         for command, arguments in COMMANDS.items():
             message = told(folder, command, *arguments, code=code)

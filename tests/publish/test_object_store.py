@@ -259,7 +259,7 @@ def refusing(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[d
         (403, "RequestTimeTooSkewed", "the clock of this machine is wrong", "clock"),
         (400, "ExpiredToken", "the credentials have expired", "AWS_ACCESS_KEY_ID"),
         (400, "AuthorizationHeaderMalformed", "the region is wrong", "AWS_REGION"),
-        (400, "Strange", "the store answered 400 (Strange)", "--to"),
+        (400, "Strange", "the store answered 400 (Strange)", "correct the URL"),
     ],
 )
 def test_a_refusal_is_one_line(refusing: dict[str, Any], status: int, code: str, problem: str, hint: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -26,7 +27,6 @@ from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.lake import Lake
 from pipeline.lake.purge import purge
 from pipeline.publish.cloud_store import CloudStore
-from pipeline.publish.folder_backup import backup
 from pipeline.publish.latest import PublishedSnapshot
 from pipeline.publish.mirror import MirrorOptions
 from pipeline.publish.store_records import encode_record
@@ -161,8 +161,7 @@ async def test_of_two_publishers_one_is_refused(tmp_path: Path) -> None:
     lake, copy, base = tmp_path / "lake", tmp_path / "backup", MemoryStore()
     async with grown(lake, files=20, rounds=1) as emulator:
         published(lake, CloudStore(URL, base))
-        with Lake(lake, doing="backup") as held:
-            backup(held, copy)
+        shutil.copytree(lake, copy)
         emulator.world.update(emulator.world.pick_random(5))
         await synced(emulator, lake)
         await synced(emulator, copy)

@@ -1,4 +1,4 @@
-"""Backup of a lake to object storage, and its way back: the parts and the ledger, from which all else is built."""
+"""Backup of a lake in a folder or on object storage: its parts and its ledger, from which all else is built."""
 
 from __future__ import annotations
 
@@ -7,30 +7,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
-from pipeline.atomic_files import READ_ONLY, fsync_dir, fsync_file, sha256_file, temp_name
-from pipeline.errors import LakeCorruptedError, SettingsError
-from pipeline.lake.file_names import is_part_name, is_part_path
-from pipeline.lake.image_copies import forget_missing_pictures
+from pipeline.atomic_files import sha256_file
+from pipeline.errors import SettingsError
+from pipeline.lake.file_names import is_part_path
+from pipeline.lake.image_records import forget_missing_pictures
 from pipeline.lake.integrity import check_parts_exist
+from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.ledger import Ledger
-from pipeline.publish.folder_backup import BackupResult
 from pipeline.publish.image_objects import (
     ImagesOnStore,
-    download_images,
     has_other_images,
     list_without_images,
     upload_images,
 )
+from pipeline.publish.local_store import LocalStore
 from pipeline.publish.store_records import FORMAT, encode_record, read_record, refuse_other_lake
 from pipeline.publish.target_layout import PROBE_PREFIX, RAW_PREFIX
-from pipeline.publish.uploads import PendingUpload, run_side_by_side, upload_all
+from pipeline.publish.uploads import PendingUpload, upload_all
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pipeline.lake.lake import Lake
-    from pipeline.lake.layout import LakeLayout
     from pipeline.lake.models import Part
     from pipeline.publish.store_contract import ObjectStore
 
@@ -39,7 +36,6 @@ _LEDGERS: Final = "ledgers"
 _PARTS: Final = "parts"
 _FOLDERS: Final = (RAW_PREFIX, _PARTS, _LEDGERS, PROBE_PREFIX)
 _HASH_CHARS: Final = 16
-_NOT_RESTORED: Final = "Use another backup; nothing was restored."
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +52,21 @@ class BackupRecord:
     format: int = FORMAT
 
 
+@dataclass(frozen=True, slots=True)
+class BackupResult:
+    """A backup: what the lake has, and what of it the target lacked before. `images` is null without --with-images."""
+
+    target: str
+    files: int
+    parts: int
+    bytes: int
+    copied: int
+    copied_bytes: int
+    images: int | None
+    images_copied: int
+    images_copied_bytes: int
+
+
 def upload_backup(lake: Lake, store: ObjectStore, *, at: int, with_images: bool = False) -> BackupResult:
     """Back up the locked lake below the store's URL, at `at` (microseconds). What is there is not uploaded again.
 
@@ -64,6 +75,8 @@ def upload_backup(lake: Lake, store: ObjectStore, *, at: int, with_images: bool 
     another backup was faster, `LakeCorruptedError` if a part is missing or damaged, or, after everything else is
     backed up, an image, and `PublishError`.
     """
+    if isinstance(store, LocalStore):
+        require_outside_lakes(store.root, str(store.root), lake.layout.root)
     parts = lake.ledger.parts()
     check_parts_exist(lake.layout, parts)
     lake_id = lake.ledger.get_lake_id()
@@ -75,12 +88,12 @@ def upload_backup(lake: Lake, store: ObjectStore, *, at: int, with_images: bool 
     has_images = former is not None and former.images > 0
     listed, has_images = list_without_images(store, (), _FOLDERS, has_images=has_images)
     has_others = has_images and former is None and has_other_images(lake.layout, lake.ledger, store)
-    if former is None and (has_others or any(not _is_own(path) for path in listed)):
+    if former is None and (has_others or any(not is_backup_path(path) for path in listed)):
         raise SettingsError(f"{store.base_url} has other objects.", hint="Use a target of its own for the backup.")
     missing = [
-        PendingUpload(_object_path(part), lake.layout.part_path(part.name), part.bytes, part.sha256)
+        PendingUpload(backup_path(part), lake.layout.part_path(part.name), part.bytes, part.sha256)
         for part in parts
-        if _object_path(part) not in listed
+        if backup_path(part) not in listed
     ]
     upload_all(store, missing)
     images = ImagesOnStore()
@@ -88,8 +101,8 @@ def upload_backup(lake: Lake, store: ObjectStore, *, at: int, with_images: bool 
         images = upload_images(lake, store, upload=with_images)
     record = _upload_ledger(lake, store, lake_id, at, images)
     store.swap(RECORD, encode_record(record), version)
-    names = {_object_path(part) for part in parts} | {RECORD, record.ledger}
-    expired = [path for path in listed if path not in names and _is_own(path)]
+    names = {backup_path(part) for part in parts} | {RECORD, record.ledger}
+    expired = [path for path in listed if path not in names and is_backup_path(path)]
     store.delete([*expired, *(item.path for item in images.unnamed)])
     images.require_whole()
     return BackupResult(
@@ -98,9 +111,10 @@ def upload_backup(lake: Lake, store: ObjectStore, *, at: int, with_images: bool 
         len(parts),
         sum(part.bytes for part in parts),
         copied=len(missing),
-        linked=0,
+        copied_bytes=sum(item.bytes for item in missing),
         images=images.pictures if with_images else None,
         images_copied=images.uploaded,
+        images_copied_bytes=images.uploaded_bytes,
     )
 
 
@@ -121,53 +135,12 @@ def _upload_ledger(lake: Lake, store: ObjectStore, lake_id: str, at: int, images
     return BackupRecord(lake_id, lake.ledger.count_files(), commit_seq, path, sha256, at, images.pictures)
 
 
-def download_backup(store: ObjectStore, layout: LakeLayout) -> dict[str, str]:
-    """Write the parts and images, then the ledger, of the backup below the store's URL to the folders of an empty lake.
-
-    Returns the images that are missing or damaged in the backup, by path, with the reason. Raises `SettingsError` if
-    there is no backup, `LakeCorruptedError` if another object differs from what was written.
-    """
-    record, _ = read_record(store, RECORD, BackupRecord)
-    if record is None:
-        raise SettingsError(f"{store.base_url} has no backup.", hint="Correct the URL.")
-    copy = layout.root / temp_name(layout.ledger.name)
-    _download(store, record.ledger, copy, record.ledger_sha256)
-    with closing(Ledger(copy)) as ledger:
-        parts = ledger.parts()
-    if any(not is_part_path(part.name) for part in parts):
-        raise LakeCorruptedError(f"{store.url(record.ledger)} names a file that is no part.", hint=_NOT_RESTORED)
-
-    def download_part(part: Part) -> None:
-        _download(store, _object_path(part), layout.part_path(part.name), part.sha256)
-
-    run_side_by_side(download_part, parts)
-    problems = {}
-    if record.images:
-        with closing(Ledger(copy)) as ledger:
-            problems = download_images(store, layout, ledger)
-    with translate_os_errors(layout.ledger):
-        for folder in sorted({layout.part_path(part.name).parent for part in parts}):
-            fsync_dir(folder)
-        copy.rename(layout.ledger)
-        fsync_dir(layout.root)
-    return problems
-
-
-def _download(store: ObjectStore, path: str, file: Path, sha256: str) -> None:
-    with translate_os_errors(file):
-        store.download(path, file)
-        if sha256_file(file) != sha256:
-            raise LakeCorruptedError(f"{store.url(path)} differs from what was backed up.", hint=_NOT_RESTORED)
-        fsync_file(file)
-        if is_part_name(file.name):
-            file.chmod(READ_ONLY)
-
-
-def _object_path(part: Part) -> str:
+def backup_path(part: Part) -> str:
     """Return the path of a part's object. It has the hash, because a repair can write a part again under its name."""
     return f"{part.name}.{part.sha256[:_HASH_CHARS]}"
 
 
-def _is_own(path: str) -> bool:
+def is_backup_path(path: str) -> bool:
+    """Return whether an object has the name of one of a backup, but for images."""
     folder, _, name = path.rpartition("/")
     return is_part_path(f"{folder}/{name.rpartition('.')[0]}") or folder in {_LEDGERS, PROBE_PREFIX}

@@ -1,7 +1,8 @@
-"""A backup on object storage becomes a lake again."""
+"""A backup, in a folder or on object storage, becomes a lake again."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from typing import TYPE_CHECKING
 
@@ -11,12 +12,13 @@ from obstore.store import MemoryStore
 from pipeline.errors import LakeCorruptedError, PublishConflictError, PublishError, SettingsError
 from pipeline.lake.lake import Lake
 from pipeline.lake.purge import purge
+from pipeline.publish.backup import RECORD, BackupResult, upload_backup
 from pipeline.publish.cloud_store import CloudStore
-from pipeline.publish.folder_backup import BackupResult, fill_folder
-from pipeline.publish.remote_backup import RECORD, download_backup, upload_backup
+from pipeline.publish.restore import restore_backup
 from schemas.timestamps import now_us
-from tests.lake.corruption import checked, grown
+from tests.lake.corruption import checked, flip, grown
 from tests.lake.operations import told
+from tests.lake.test_folders import make_lake
 from tests.oracle import differences
 from tests.publish.test_publish_protocol import URL, Stopped, StoppingStore, choose_stops, copy_of
 from tests.sync.sync_harness import opened, synced
@@ -29,13 +31,13 @@ if TYPE_CHECKING:
 
 def backed_up(lake: Path, store: ObjectStore) -> BackupResult:
     """Back up as the command does."""
-    with Lake(lake, doing="backup", is_backup=True) as held:
+    with Lake(lake, doing="backup") as held:
         return upload_backup(held, store, at=now_us())
 
 
 def restored(store: ObjectStore, folder: Path) -> Path:
     """Restore as the command does."""
-    fill_folder(folder, lambda layout: download_backup(store, layout))
+    restore_backup(store, folder)
     return folder
 
 
@@ -126,7 +128,11 @@ async def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not folder.exists()
     found = store.read_versioned(RECORD)
     assert found is not None
-    swap(RECORD, b"{}", found[1])
+    names = json.loads(found[0]) | {"ledger": "ledgers/../../victim/file"}
+    version = swap(RECORD, json.dumps(names).encode(), found[1])
+    with pytest.raises(LakeCorruptedError, match="names a file that is no ledger"):
+        restored(store, folder)
+    swap(RECORD, b"{}", version)
     with pytest.raises(PublishError, match="not a record"):
         restored(store, folder)
 
@@ -138,10 +144,43 @@ async def test_the_commands(tmp_path: Path) -> None:
         pass
     assert told(lake, "backup", url).startswith("5 files in ")
     assert ": 0 parts copied" in told(lake, "backup", url)
-    assert "--link requires a folder" in told(lake, "backup", url, "--link", code=2)
+    assert ": 0 parts copied" in told(lake, "backup", str(tmp_path / "target")), "a folder is the same place"
     assert "object store" in told(lake, "backup", "ftp://x/y", code=2)
-    text = told(lake, "restore", url, str(tmp_path / "again"))
+    assert "has other objects" in told(lake, "backup", str(tmp_path), code=2)
+    text = told(lake, "restore", str(tmp_path / "target"), str(tmp_path / "again"))
     assert text.startswith(f"5 files restored to {tmp_path / 'again'}: snapshot ")
     with opened(tmp_path / "again") as db:
         assert db.execute("SELECT count(*) FROM files").fetchall() == [(5,)]
     assert "not an empty folder" in told(lake, "restore", url, str(tmp_path / "again"), code=2)
+
+
+async def test_damage_is_not_backed_up(tmp_path: Path) -> None:
+    """A part that is damaged ends the backup with exit code 9, and the former backup stays."""
+    lake, folder = tmp_path / "lake", tmp_path / "backup"
+    async with grown(lake, files=10, rounds=0) as emulator:
+        told(lake, "backup", str(folder))
+        before = list(emulator.truth())
+        emulator.world.update(emulator.world.pick_random(3))
+        await synced(emulator, lake)
+    flip(max((lake / "parts" / "uploads").glob("0*.parquet")))
+    assert "differs from what was written" in told(lake, "backup", str(folder), code=9)
+    told(lake, "restore", str(folder), str(tmp_path / "restored"))
+    with opened(tmp_path / "restored") as db:
+        assert differences(db, before) == []
+
+
+def test_nothing_is_written_or_read_through_a_link(tmp_path: Path) -> None:
+    """Links in the folder of a backup lead nowhere: a backup and a restore end with one line, and change nothing."""
+    lake, folder, victim = make_lake(tmp_path / "lake"), tmp_path / "backup", tmp_path / "victim"
+    victim.mkdir()
+    folder.mkdir()
+    (folder / "parts").symlink_to(victim)
+    assert "leads out of the folder" in told(lake, "backup", str(folder), code=8)
+    assert not list(victim.iterdir())
+    (folder / "parts").unlink()
+    told(lake, "backup", str(folder))
+    part = next((folder / "parts" / "files").iterdir())
+    part.rename(victim / "part")
+    part.symlink_to(victim / "part")
+    assert "leads out of the folder" in told(lake, "restore", str(folder), str(tmp_path / "restored"), code=8)
+    assert not (tmp_path / "restored").exists()
