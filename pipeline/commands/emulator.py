@@ -15,14 +15,14 @@ from pipeline.emulator.options import (
     Quirks,
     Spread,
     WorldPlan,
-    list_options,
+    describe_options,
     make_quirks,
     parse_assignments,
     replace_fields,
 )
 from pipeline.emulator.process import parse_faults, serve
 from pipeline.emulator.server import DEFAULT_TOKEN, Emulator
-from pipeline.errors import SettingsError
+from pipeline.errors import ExitCode, SettingsError
 
 GROUP: Final = "Try it out"
 
@@ -44,10 +44,8 @@ def _print_options(is_requested: bool) -> None:  # noqa: FBT001 (typer passes th
         return
     for title, kind in _LISTED_OPTIONS:
         typer.echo(f"{title}\n")
-        for option in list_options(kind):
-            if option.name != "probabilities":
-                typer.echo(f"  {option.name}={option.default or '(empty)'}\n      {option.doc}")
-                typer.echo(f"      {option.values}")
+        for text in describe_options(kind):
+            typer.echo(text)
         typer.echo()
     typer.echo("--fault KIND=PROBABILITY (also --image-fault, and the kinds of scripted faults)\n")
     for name, description in KINDS.items():
@@ -113,7 +111,7 @@ def run(
             help="Print all quirks, faults and profiles and exit.",
         ),
     ] = False,
-) -> None:
+) -> ExitCode:
     """Run a local emulator of the service on 127.0.0.1.
 
     When ready, the command prints one line of JSON: base_url, token, control. Use base_url in a client:
@@ -150,3 +148,4 @@ def run(
         raise SettingsError(
             f"Port {port}: cannot listen: {os.strerror(error.errno or 0)}.", hint="Use another port with --port."
         ) from None
+    return ExitCode.OK

@@ -1,30 +1,32 @@
 """Fault injection: which request fails, and how its response is broken.
 
 A fault is random (seeded), scripted ("the next three lists") or a state (outage, rate limit, poison ids).
-Kinds of `BEFORE` replace the response, and the request is not carried out. Kinds of `AFTER` break the response
-of a request that *was* carried out: the report is ordered, but the client does not learn its URL.
+The first kinds replace the response, and the request is not carried out. Those after `bomb` break the response of a
+request that *was* carried out: the report is ordered, but the client does not learn its URL.
 """
 
+import asyncio
 import gzip
 import random
 import time
 import zlib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from email.utils import formatdate
+
+from aiohttp import web
 
 from pipeline.emulator.http import HTML, Ending, RawResponse, Response, render_head, to_html_response, to_json_response
 from pipeline.emulator.options import Faults
 
-BEFORE: dict[str, str] = {
+KINDS: dict[str, str] = {
     "refuse": "close the connection without a response; the request is not carried out",
     "429": "too many requests, with Retry-After; any other status (500, 503, 401, ...) works in the same way",
     "html": "200 with an HTML page",
     "redirect": "302 to another origin; also redirect-307, redirect-308",
     "echo-token": "500 with the token in body and header",
     "bomb": "200 with 1 MB of gzip that becomes 1 GB",
-}
-AFTER: dict[str, str] = {
     "stall": "accept and carry out the request, never respond",
     "drop-before-status": "reset the connection before the status line",
     "drop-mid-headers": "reset the connection within the headers",
@@ -39,9 +41,9 @@ AFTER: dict[str, str] = {
     "odd-encoding": "an unknown Content-Encoding",
     "drip": "one byte at a time, with a pause after each",
 }
-KINDS: dict[str, str] = {**BEFORE, **AFTER}
 _REDIRECTS = {"redirect": 302, "redirect-307": 307, "redirect-308": 308}
 _STATUS_DIGITS = 3
+_DRIP_SECONDS = 0.1
 _RETRY_AFTER_STATUSES = frozenset({429, 503})
 
 
@@ -69,12 +71,14 @@ class FaultInjector:
     """Chooses the fault of each request; `quiet` means that no fault is configured."""
 
     def __init__(self, faults: Faults, seed: int, token: str) -> None:
-        self.other_origin = ""  # the default target of redirects, known once the server listens
+        self.other_origin = ""  # the target of redirects, known once the server listens
         self._rng = random.Random(f"faults:{seed}")
         self._token = token
         self._tokens = 0.0
         self._filled = time.monotonic()
         self._bomb: bytes | None = None
+        self.injected: Counter[str] = Counter()
+        self.closing = asyncio.Event()  # ends stalled requests
         self.script: list[ScriptedFault] = []
         self.quiet = True
         self.set(faults)
@@ -98,12 +102,34 @@ class FaultInjector:
         self.script.clear()
         self.set(Faults())
 
-    def pick_delay(self) -> float:
-        """Return the delay of a response in seconds."""
-        faults = self.faults
-        if not (faults.latency_ms or faults.jitter_ms):
-            return 0.0
-        return (faults.latency_ms + self._rng.random() * faults.jitter_ms) / 1000
+    async def handle(
+        self,
+        path: str,
+        unbroken: Callable[[], Awaitable[web.StreamResponse]],
+        respond: Callable[[], Awaitable[Response]],
+        send: Callable[[Response], web.StreamResponse],
+        date: str | None,
+    ) -> web.StreamResponse:
+        """Return the reply to a request with its fault, if any.
+
+        `unbroken` carries the request out and sends the response, `respond` only carries it out, `send` only sends.
+        """
+        kind = None if self.quiet else self.pick_fault(path)
+        if self.faults.latency_ms:
+            await asyncio.sleep(self.faults.latency_ms / 1000)
+        if kind is None:
+            return await unbroken()
+        self.injected[kind] += 1
+        if kind == "refuse":
+            return RawResponse(b"", ending="abort")
+        replacement = self.replace_response(kind)
+        if replacement is not None:
+            return send(replacement)
+        response = await respond()
+        if kind == "stall":
+            await self.closing.wait()
+            return RawResponse(b"", ending="abort")
+        return self.corrupt_response(kind, response, date)
 
     def pick_fault(self, path: str) -> str | None:
         """Return the kind of fault for this request, or None."""
@@ -127,12 +153,11 @@ class FaultInjector:
         return self._pick_random_kind() if path.startswith(faults.paths) else None
 
     def replace_response(self, kind: str) -> Response | None:
-        """Return the response of a fault of `BEFORE`, None for other kinds."""
+        """Return the response of a fault that replaces it, None for other kinds."""
         if kind.isdigit():
             return self._build_status_response(int(kind))
         if kind in _REDIRECTS:
-            origin = self.faults.redirect_to or self.other_origin
-            return Response(_REDIRECTS[kind], b"", HTML, {"Location": f"{origin}/elsewhere"})
+            return Response(_REDIRECTS[kind], b"", HTML, {"Location": f"{self.other_origin}/elsewhere"})
         if kind == "html":
             return to_html_response("Please sign in")
         if kind == "echo-token":
@@ -144,7 +169,7 @@ class FaultInjector:
     def corrupt_response(  # noqa: PLR0911 (one return per kind)
         self, kind: str, response: Response, date: str | None
     ) -> RawResponse:
-        """Return the response with a fault of `AFTER`."""
+        """Return the response with a fault that breaks it."""
         body, half, status = response.body, len(response.body) // 2, response.status
         match kind:
             case "drop-before-status":
@@ -164,7 +189,7 @@ class FaultInjector:
                 return RawResponse(head + body[:half], ending="close")
             case "drip":
                 head = render_head(response, date, length=len(body), ending="close")
-                return RawResponse(head + body, ending="close", pause=self.faults.drip_seconds)
+                return RawResponse(head + body, ending="close", pause=_DRIP_SECONDS)
             case _:
                 corrupted = _corrupt_body(kind, response)
                 head = render_head(corrupted, date, length=len(corrupted.body), ending="keep")

@@ -6,6 +6,7 @@ import http
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from email.utils import formatdate
+from functools import lru_cache
 from typing import Any, Literal
 from urllib.parse import unquote
 
@@ -72,19 +73,10 @@ def find_credentials(request: web.BaseRequest, token: str) -> list[str]:
     return credentials
 
 
-class DateHeaderCache:
-    """Text of the Date header, cached for one second."""
-
-    def __init__(self) -> None:
-        self._second = -1
-        self._text = ""
-
-    def format(self, moment: float) -> str:
-        """Return a time (seconds since 1970) as an HTTP date."""
-        second = int(moment)
-        if second != self._second:
-            self._second, self._text = second, formatdate(second, usegmt=True)
-        return self._text
+@lru_cache(maxsize=2)
+def format_date(second: int) -> str:
+    """Return a time (seconds since 1970) as an HTTP date."""
+    return formatdate(second, usegmt=True)
 
 
 class RawResponse(web.StreamResponse):
@@ -132,3 +124,11 @@ class RawResponse(web.StreamResponse):
 
     async def write_eof(self, data: bytes = b"") -> None:
         """Do nothing: `prepare` has written everything."""
+
+
+def to_raw_response(request: web.BaseRequest, response: Response, date: str | None) -> RawResponse:
+    """Return a response as it is sent without a fault."""
+    ending: Ending = "keep" if request.keep_alive else "close"
+    head = render_head(response, date, length=len(response.body), ending=ending)
+    body = b"" if request.method == "HEAD" else response.body
+    return RawResponse(head + body, status=response.status, ending=ending)

@@ -1,10 +1,10 @@
 """The image host: a second origin with the pictures of all uploads behind signed links."""
 
-import asyncio
 import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -14,13 +14,13 @@ from pipeline.emulator.documents import DocumentRenderer
 from pipeline.emulator.faults import FaultInjector
 from pipeline.emulator.generator import parse_image_number
 from pipeline.emulator.http import (
-    DateHeaderCache,
-    Ending,
     RawResponse,
     Response,
     find_credentials,
+    format_date,
     render_head,
     to_html_response,
+    to_raw_response,
 )
 from pipeline.emulator.options import Faults, ImageOptions, replace_fields
 from pipeline.emulator.pictures import KINDS, Kind, Picture, Pictures
@@ -47,9 +47,7 @@ class ImageHost:
         self._documents = documents
         self._token = token
         self._key = f"links:{documents.world.plan.seed}".encode()
-        self._date = DateHeaderCache()
         self._nonce = 0
-        self._closing = asyncio.Event()
         self.in_flight = 0
         self.reset()
 
@@ -69,21 +67,18 @@ class ImageHost:
     def reset(self) -> None:
         """Clear all counters."""
         self.counts: Counter[str] = Counter()
+        self.faults.injected.clear()
         self.fetches: Counter[tuple[int, Kind]] = Counter()
         self.leaks: list[str] = []
         self.sent_bytes = 0
         self.max_in_flight = self.in_flight
 
-    def close(self) -> None:
-        """End stalled answers."""
-        self._closing.set()
-
     def read_state(self) -> dict[str, Any]:
         """Return the counters as JSON."""
         return {
             "url": self.url,
-            "requests": self.counts.total(),
-            "counts": dict(self.counts),
+            "requests": self.counts.total() + self.faults.injected.total(),
+            "counts": dict(self.counts) | {f"fault {kind}": count for kind, count in self.faults.injected.items()},
             "fetched": len(self.fetches),
             "repeated": self.fetches.total() - len(self.fetches),
             "bytes": self.sent_bytes,
@@ -170,31 +165,20 @@ class ImageHost:
         self.leaks.extend(find_credentials(request, self._token))
         self.in_flight += 1
         self.max_in_flight = max(self.max_in_flight, self.in_flight)
+
+        async def find() -> Response:
+            return self._find(path, query)[0]
+
         try:
-            return await self._handle(request, path, query)
+            return await self.faults.handle(
+                path,
+                partial(self._respond, request, path, query),
+                find,
+                partial(self._send, request),
+                self._format_date(),
+            )
         finally:
             self.in_flight -= 1
-
-    async def _handle(self, request: web.BaseRequest, path: str, query: str) -> web.StreamResponse:
-        kind = None
-        if not self.faults.quiet:
-            kind = self.faults.pick_fault(path)
-            delay = self.faults.pick_delay()
-            if delay:
-                await asyncio.sleep(delay)
-        if kind is None:
-            return await self._respond(request, path, query)
-        self.counts[f"fault {kind}"] += 1
-        if kind == "refuse":
-            return RawResponse(b"", ending="abort")
-        response = self.faults.replace_response(kind)
-        if response is not None:
-            return self._send(request, response)
-        if kind == "stall":
-            await self._closing.wait()
-            return RawResponse(b"", ending="abort")
-        response, _ = self._find(path, query)
-        return self.faults.corrupt_response(kind, response, self._format_date())
 
     async def _respond(  # noqa: PLR0911 (one return per outcome)
         self, request: web.BaseRequest, path: str, query: str
@@ -206,15 +190,13 @@ class ImageHost:
             return self._send(request, response)
         outcome = self.pictures.choose_outcome(target[0])
         self.counts[outcome if outcome != "served" else target[1]] += 1
-        options = self.options
         match outcome:
             case "removed":
-                return self._send(request, to_html_response("No such picture", int(options.removed_status)))
+                return self._send(request, to_html_response("No such picture", 404))
             case "broken":
                 return self._cut(response)
             case "html":
-                page = to_html_response("Please sign in")
-                return self._send(request, Response(200, page.body, options.html_type))
+                return self._send(request, to_html_response("Please sign in"))
             case "huge":
                 return await self._send_huge(request, response.body)
         self.fetches[target] += 1
@@ -223,7 +205,7 @@ class ImageHost:
             head = render_head(response, self._format_date(), length=len(response.body), ending="close")
             step = len(response.body) // _SLOW_PIECES + 1
             data = head + response.body
-            return RawResponse(data, ending="close", pause=options.slow_seconds / _SLOW_PIECES, step=step)
+            return RawResponse(data, ending="close", pause=self.options.slow_seconds / _SLOW_PIECES, step=step)
         return self._send(request, response)
 
     def _find(self, path: str, query: str) -> tuple[Response, tuple[int, Kind] | None]:
@@ -235,31 +217,26 @@ class ImageHost:
         upload_id = parse_image_number(int(match[1], 16)) if match else 0
         subject = self.pictures.find_subject(upload_id) if match else None
         if match is None or subject is None:
-            return to_html_response("No such picture", int(self.options.removed_status)), None
+            return to_html_response("No such picture", 404), None
         kind = _KINDS[match[2]]
         picture: Picture = self.pictures.build(subject, kind)
         return Response(200, picture.body, picture.mime), (upload_id, kind)
 
     def _send(self, request: web.BaseRequest, response: Response) -> RawResponse:
-        ending: Ending = "keep" if request.keep_alive else "close"
-        head = render_head(response, self._format_date(), length=len(response.body), ending=ending)
-        body = b"" if request.method == "HEAD" else response.body
-        return RawResponse(head + body, status=response.status, ending=ending)
+        return to_raw_response(request, response, self._format_date())
 
     def _cut(self, response: Response) -> RawResponse:
-        """Return a picture that ends early."""
-        options, date = self.options, self._format_date()
-        body = response.body[: int(len(response.body) * options.broken_at)]
-        length = {"cut-close": None, "cut-length": len(response.body), "short": len(body)}[options.broken]
-        head = render_head(response, date, length=length, ending="close")
+        """Return half a picture."""
+        body = response.body[: len(response.body) // 2]
+        length = {"cut-close": None, "cut-length": len(response.body), "short": len(body)}[self.options.broken]
+        head = render_head(response, self._format_date(), length=length, ending="close")
         return RawResponse(head + body, ending="close")
 
     async def _send_huge(self, request: web.BaseRequest, start: bytes) -> web.StreamResponse:
         """Send a picture of huge_bytes, at the speed of the client."""
         size = self.options.huge_bytes
         reply = web.StreamResponse(headers={"Content-Type": "image/jpeg"})
-        if self.options.huge_length == "shown":
-            reply.content_length = size
+        reply.content_length = size
         await reply.prepare(request)
         piece = start[:size]
         while size > 0:
@@ -271,7 +248,7 @@ class ImageHost:
         return reply
 
     def _format_date(self) -> str:
-        return self._date.format(self._now())
+        return format_date(int(self._now()))
 
 
 def _build_refusal(code: str, message: str) -> Response:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+import msgspec
+
 Spread = Literal["natural", "even", "burst", "same-second"]
 
 
@@ -24,9 +26,7 @@ class Quirks:
     """Behaviour that the interface does not define; the defaults were observed in the field."""
 
     # The list.
-    paging: Literal["top", "meta", "pagination", "links", "none", "bare"] = _option(
-        "top", "location of page counts: next to data, nested, with a links array, next_page_url only, or none"
-    )
+    paging: Literal["top", "meta", "pagination", "links", "none", "bare"] = _option("top", "place of the page counts")
     per_page: Literal["string", "integer"] = _option("string", "type of per_page")
     next_page_url: Literal["http-page-only", "complete", "relative", "other-host", "null", "absent"] = _option(
         "http-page-only", "value of next_page_url if there is another page"
@@ -35,41 +35,26 @@ class Quirks:
     order: Literal["updated-desc", "updated-asc", "id-asc", "id-desc", "shuffled"] = _option(
         "updated-desc", "order of the list; shuffled: random for each request"
     )
-    limit_over_max: Literal["422", "clamp"] = _option("422", "response to a limit above 250 without include[]")
-    start_bound: Literal["inclusive", "exclusive"] = _option("inclusive", "whether updated_start is part of the window")
-    end_bound: Literal["inclusive", "exclusive"] = _option("inclusive", "whether updated_end is part of the window")
-    windows: Literal["honoured", "ignored"] = _option(
-        "honoured", "ignored: updated_start and updated_end have no effect"
-    )
+    start_bound: Literal["inclusive", "exclusive"] = _option("inclusive", "whether updated_start is in the window")
+    end_bound: Literal["inclusive", "exclusive"] = _option("inclusive", "whether updated_end is in the window")
+    windows: Literal["honoured", "ignored"] = _option("honoured", "effect of updated_start and updated_end")
     updated_in_list: Literal["shown", "absent"] = _option("shown", "whether a list item has updated_at")
     late_commit_seconds: float = _option(0.0, "delay between the update time of a change and its appearance in lists")
-    instances: Literal["off", "on"] = _option(
-        "off", "on: some ids have several list objects with different file_id (set at start)"
-    )
+    instances: Literal["off", "on"] = _option("off", "several list objects of an id differ in file_id (set at start)")
     # Documents.
     times: Literal["mixed", "micros-z", "offset", "space"] = _option("mixed", "format of timestamps")
-    precision: Literal["seconds", "millis", "micros"] = _option(
-        "seconds", "resolution of a file's created_at/updated_at (set at start)"
-    )
+    precision: Literal["seconds", "millis", "micros"] = _option("seconds", "resolution of file times (set at start)")
     ids: Literal["integer", "string"] = _option("integer", "type of every id")
     flags: Literal["integer", "boolean", "string"] = _option("integer", "type of closed and has_damage")
     empties: Literal["mixed", "null", "empty"] = _option("mixed", "value of absent texts and coordinates")
-    extra_keys: Literal["none", "seen", "many"] = _option(
-        "seen", "additional keys: none, those observed in the field, or invented ones too"
-    )
+    extra_keys: Literal["none", "seen", "many"] = _option("seen", "additional keys; seen: observed in the field")
     dangling: Literal["yes", "no"] = _option("yes", "references to steps and uploads that do not exist (yet)")
     form_layout: Literal["mixed", "value-in-field", "answers-beside", "under-form"] = _option(
         "mixed", "location of the questions and answers of a form"
     )
-    definitions: Literal["grow", "lose-steps"] = _option(
-        "grow", "newer versions of a workflow have one step more; lose-steps: they drop steps that older runs executed"
-    )
-    identifiers: Literal["integer", "text"] = _option(
-        "integer", "text: device, workflow and step of an upload are named by texts that are no numbers"
-    )
-    answer_values: Literal["text", "mixed"] = _option(
-        "text", "mixed: some answers are lists (several boxes ticked) or objects"
-    )
+    definitions: Literal["grow", "lose-steps"] = _option("grow", "steps of newer versions of a workflow")
+    identifiers: Literal["integer", "text"] = _option("integer", "type of device, workflow and step of an upload")
+    answer_values: Literal["text", "mixed"] = _option("text", "mixed: some answers are lists or objects")
     decimals: Literal["point", "comma"] = _option("point", "comma: coordinates that are no numbers, such as 52,37")
     escapes: Literal["none", "html"] = _option("none", "html: comments of uploads have HTML entities")
     lang_texts: Literal["list-and-detail", "list-only", "detail-only", "off"] = _option(
@@ -78,26 +63,17 @@ class Quirks:
     image_urls: Literal["stable", "fresh"] = _option("stable", "fresh: a new signature in each response")
     # The detail call.
     detail_wrap: Literal["no", "data"] = _option("no", "whether the detail is wrapped in a data key")
-    detail_keys: Literal["schema", "full"] = _option(
-        "schema", "schema: only keys of the detail schema; full: also scan_code_format and counts"
-    )
-    detail_forms: Literal["no", "yes", "empty"] = _option(
-        "no", "whether the detail has form_submits; empty: always an empty list"
-    )
-    detail_geocoding: Literal["absent", "null", "empty", "full"] = _option(
-        "absent", "the key geocoding in a detail, which cannot be asked for it"
-    )
-    detail_stamp: Literal["same", "newer", "older"] = _option(
-        "same", "updated_at of the detail, compared with the list item"
-    )
+    detail_keys: Literal["schema", "full"] = _option("schema", "full: also scan_code_format and counts")
+    detail_forms: Literal["no", "yes", "empty"] = _option("no", "form_submits of the detail; empty: an empty list")
+    detail_geocoding: Literal["absent", "null", "empty", "full"] = _option("absent", "the key geocoding in a detail")
+    detail_stamp: Literal["same", "newer", "older"] = _option("same", "updated_at of the detail")
     not_found: Literal[
         "404", "410", "empty", "null", "[]", "{}", "data-null", "data-list", "envelope-300", "response-error"
     ] = _option("404", "response for a file that does not exist")
     # Tokens, headers.
     token_location: Literal["both", "query", "header"] = _option("both", "accepted location of the token")
-    bad_token_status: Literal["401", "403"] = _option("401", "status for a missing or wrong token (share: always 401)")
     bad_token_shape: Literal["response-error", "message", "html", "empty"] = _option(
-        "response-error", "body for a missing or wrong token (share: always response-error)"
+        "response-error", "body of a 401 (share: always response-error)"
     )
     date_header: Literal["on", "off"] = _option("on", "whether responses have a Date header")
     date_skew_seconds: float = _option(0.0, "seconds by which Date is ahead of the timestamps")
@@ -108,26 +84,17 @@ class Quirks:
     report_seconds: float = _option(0.05, "duration of a synchronous report")
     report_ready_seconds: float = _option(0.3, "delay before an asynchronous report is available")
     report_ready_polls: int = _option(0, "polls before an asynchronous report is available")
-    report_not_ready: Literal["404", "403", "empty-200", "html-200"] = _option(
-        "404", "response of a report URL before the report exists"
-    )
+    report_not_ready: Literal["404", "403", "empty-200", "html-200"] = _option("404", "response before a report exists")
     report_lost_ratio: float = _option(0.0, "fraction of asynchronous reports that never appear")
-    report_over_limit: Literal["422", "400", "200"] = _option("422", "status for more than 100 unique files")
     report_unknown_ids: Literal["skip", "422", "404", "200"] = _option("skip", "response to ids without a file")
-    report_documents: Literal["own", "first-url", "first-content"] = _option(
-        "own", "what an order gets: a report of its own, or the URL or the content of the first report"
-    )
+    report_documents: Literal["own", "first-url", "first-content"] = _option("own", "which report an order gets")
     report_render: Literal["at-order", "when-ready"] = _option("at-order", "when the content of a report is read")
     report_shows: Literal["id-and-reference", "reference", "nothing"] = _option(
         "id-and-reference", "what the pages of a report show of each file"
     )
     report_host: Literal["same", "other-port"] = _option("same", "origin of report URLs")
-    report_download_token: Literal["ignored", "required", "refused"] = _option(
-        "ignored", "token in a request of a report URL; required: 401 without it; refused: 401 with it, too"
-    )
-    report_disposition: Literal["plain", "traversal", "absent"] = _option(
-        "plain", "Content-Disposition of a report; traversal: a hostile file name"
-    )
+    report_download_token: Literal["ignored", "required", "refused"] = _option("ignored", "token of a report request")
+    report_disposition: Literal["plain", "traversal", "absent"] = _option("plain", "Content-Disposition of a report")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,9 +105,7 @@ class WorldPlan:
     seed: int = _option(0, "seed of all random values")
     days: int = _option(1095, "age of the oldest file, in days")
     spread: Literal["natural", "even", "burst", "same-second"] = _option(
-        "natural",
-        "update times: natural mix, even, burst (80 % of the files in 1 % of the time), "
-        "or same-second (60 files in one second of each hour)",
+        "natural", "update times; burst: 80 % in 1 % of the time; same-second: 60 in one second of each hour"
     )
     now: str = _option("", "time of a stopped clock (ISO-8601, UTC); empty: the system time")
 
@@ -150,7 +115,6 @@ class Faults:
     """Faults of the service. `probabilities` maps a kind of `faults.KINDS` to its probability per request."""
 
     latency_ms: float = _option(0.0, "delay of each response in milliseconds")
-    jitter_ms: float = _option(0.0, "maximum additional random delay in milliseconds")
     rate_limit: float = _option(0.0, "accepted requests per second, then 429; 0: no limit")
     rate_burst: float = _option(0.0, "burst size of the rate limit; 0: the requests of one second")
     retry_after: Literal["seconds", "http-date", "absent", "garbage", "huge", "negative", "past-date"] = _option(
@@ -162,8 +126,6 @@ class Faults:
     outage: bool = _option(default=False, doc="every response is 503")
     revoked: bool = _option(default=False, doc="every token is rejected")
     poison: tuple[int, ...] = _option((), "ids whose detail is always 500, for example 17+23")
-    redirect_to: str = _option("", "target origin of the kind redirect; empty: the other origin of the emulator")
-    drip_seconds: float = _option(0.3, "pause in seconds between two bytes of the kind drip")
     paths: str = _option("/", "path prefix of random faults")
     probabilities: Mapping[str, float] = field(default_factory=dict, metadata={"doc": "probability of each fault kind"})
 
@@ -173,29 +135,18 @@ class ImageOptions:
     """What the image host serves. A ratio is a fraction of the uploads, always the same ones."""
 
     port: int = _option(0, "port of the image host on 127.0.0.1; 0 uses a free port (set at start)")
-    size_bytes: int = _option(30_000, "mean size of an image")
-    thumb_bytes: int = _option(3_000, "mean size of a thumbnail")
-    link_seconds: float = _option(
-        0.0,
-        "lifetime of a link, 0: unlimited; with image_urls=stable, links change only once in a lifetime and are valid "
-        "for one to two of them",
-    )
+    size_bytes: int = _option(30_000, "mean size of an image; a thumbnail has a tenth")
+    link_seconds: float = _option(0.0, "lifetime of a link, 0: unlimited; stable links live one to two lifetimes")
     duplicate_ratio: float = _option(0.0, "fraction that shows one of a few shared pictures")
     duplicate_pictures: int = _option(16, "number of shared pictures")
     removed_ratio: float = _option(0.0, "fraction whose picture does not exist (any longer)")
-    removed_status: Literal["404", "410"] = _option("404", "status of pictures that do not exist")
     broken_ratio: float = _option(0.0, "fraction that never arrives complete")
     broken: Literal["cut-close", "cut-length", "short"] = _option(
-        "cut-close",
-        "broken pictures end early: with a clean close and no Content-Length, before their Content-Length, or with a "
-        "matching Content-Length",
+        "cut-close", "broken pictures end with a clean close, before their Content-Length, or with a matching one"
     )
-    broken_at: float = _option(0.5, "fraction of a broken picture that arrives")
     html_ratio: float = _option(0.0, "fraction that is an HTML page with status 200")
-    html_type: Literal["text/html", "image/jpeg"] = _option("text/html", "Content-Type of these HTML pages")
     huge_ratio: float = _option(0.0, "fraction of huge_bytes")
     huge_bytes: int = _option(200_000_000, "size of a huge picture")
-    huge_length: Literal["shown", "absent"] = _option("shown", "whether a huge picture has a Content-Length")
     slow_ratio: float = _option(0.0, "fraction that arrives in ten pieces")
     slow_seconds: float = _option(2.0, "duration of a slow picture")
 
@@ -228,24 +179,13 @@ PROFILES: dict[str, dict[str, Any]] = {
 plausible behaviours), hostile (difficult for clients), instances."""
 
 
-@dataclass(frozen=True, slots=True)
-class OptionDoc:
-    """Description of an option: `values` is a list of allowed words or the name of a type."""
-
-    name: str
-    default: str
-    values: str
-    doc: str
-
-
-def list_options(kind: type[Quirks] | type[Faults] | type[ImageOptions] | type[WorldPlan]) -> Iterator[OptionDoc]:
-    """Yield the options of a class in the order of declaration."""
+def describe_options(kind: type[Quirks | Faults | ImageOptions]) -> Iterator[str]:
+    """Yield the options of a class in the order of declaration: name, default, meaning and values."""
     hints = typing.get_type_hints(kind)
     for item in dataclasses.fields(kind):
-        choices = typing.get_args(hints[item.name]) if _is_literal(hints[item.name]) else ()
-        values = " | ".join(choices) if choices else getattr(hints[item.name], "__name__", str(hints[item.name]))
-        default = "" if item.default is dataclasses.MISSING else str(item.default)
-        yield OptionDoc(item.name, default, values, item.metadata["doc"])
+        if item.default is not dataclasses.MISSING:
+            values = " | ".join(_list_choices(hints[item.name])) or getattr(hints[item.name], "__name__", "")
+            yield f"  {item.name}={item.default or '(empty)'}\n      {item.metadata['doc']}\n      {values}"
 
 
 def make_quirks(profile: str = "seen", settings: Mapping[str, Any] | None = None) -> Quirks:
@@ -289,24 +229,19 @@ def parse_assignments(texts: Iterable[str]) -> dict[str, str]:
     return pairs
 
 
-def _is_literal(hint: Any) -> bool:
-    return typing.get_origin(hint) is Literal
+def _list_choices(hint: Any) -> tuple[str, ...]:
+    return typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
 
 
 def _convert(name: str, hint: Any, value: Any) -> Any:
     """Convert `value` to the type of an option."""
-    if _is_literal(hint):
-        text = str(value)
-        if text not in typing.get_args(hint):
-            raise ValueError(f"{name}: {text!r} is not a valid value. Use one of {', '.join(typing.get_args(hint))}.")
-        return text
-    if hint == tuple[int, ...]:
-        parts = value.split("+") if isinstance(value, str) else value
-        return tuple(int(part) for part in parts if part != "")
-    if hint is bool and isinstance(value, str):
-        if value.lower() not in {"true", "false", "1", "0", "yes", "no", "on", "off"}:
-            raise ValueError(f"{name}: {value!r} is not a valid value. Use true or false.")
-        return value.lower() in {"true", "1", "yes", "on"}
-    if hint in {int, float, str, bool}:
-        return hint(value)
-    return dict(value)
+    choices = _list_choices(hint)
+    if choices:
+        value = str(value)
+    elif hint == tuple[int, ...] and isinstance(value, str):
+        value = [part for part in value.split("+") if part]
+    try:
+        return msgspec.convert(value, hint, strict=False)
+    except msgspec.ValidationError as error:
+        allowed = f"Use one of {', '.join(choices)}." if choices else f"{error}."
+        raise ValueError(f"{name}: {value!r} is not a valid value. {allowed}") from None

@@ -22,7 +22,7 @@ _SHAPES: dict[Kind, tuple[tuple[int, int], ...]] = {
     "image": ((20, 15), (15, 20), (24, 16), (18, 18)),  # columns and rows of blocks
     "thumbnail": ((8, 6), (6, 8), (6, 4), (5, 5)),
 }
-_SCANS = 64
+_THUMBNAIL_RATIO = 0.1
 _BLOCK_BYTES = 1 << 17
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 (EXIF times have no zone)
 
@@ -33,7 +33,7 @@ class Subject:
 
     upload_id: int
     mime: str
-    taken_at: datetime | None
+    taken_at: datetime
     position: tuple[int, int] | None
 
 
@@ -56,15 +56,13 @@ class Pictures:
         self._documents = documents
         self._seed = documents.world.plan.seed
         self._subjects: OrderedDict[tuple[int, int], dict[int, Subject]] = OrderedDict()
-        rng = random.Random(f"pictures:{self._seed}")
-        self._block = rng.randbytes(_BLOCK_BYTES)
-        self._scans: dict[Kind, list[tuple[int, int, bytes]]] = {kind: _build_scans(rng, kind) for kind in KINDS}
+        self._block = random.Random(f"pictures:{self._seed}").randbytes(_BLOCK_BYTES)
         self.set_options(options)
 
     def set_options(self, options: ImageOptions) -> None:
         """Serve pictures by other options from now on."""
         self.options = options
-        largest = round(max(options.size_bytes, options.thumb_bytes) * 1.2)
+        largest = round(options.size_bytes * 1.2)
         self._filler = memoryview(self._block * (largest // _BLOCK_BYTES + 2))
         self._ratios: list[tuple[Outcome, float]] = [
             ("removed", options.removed_ratio),
@@ -113,15 +111,14 @@ class Pictures:
 
     def _build_jpeg(self, subject: Subject, kind: Kind) -> Picture:
         number = subject.upload_id
-        columns, rows, scan = self._scans[kind][number % _SCANS]
+        columns, rows = _SHAPES[kind][number % 4]
+        scan = jpeg.build_scan(columns, rows)
         # Some cameras write no EXIF data, and some no time zone.
-        has_exif = number % 11 != 3 and subject.taken_at is not None
-        exif = None
-        if has_exif and subject.taken_at is not None:
-            taken = subject.taken_at.strftime("%Y:%m:%d %H:%M:%S")
-            exif = jpeg.Exif(taken, subject.position, f"{number:032x}", "+00:00" if number % 2 else None)
+        has_exif = number % 11 != 3
+        taken = subject.taken_at.strftime("%Y:%m:%d %H:%M:%S")
+        exif = jpeg.build_exif(taken, subject.position, "+00:00" if number % 2 else None) if has_exif else b""
         prefix = jpeg.build_prefix(exif, b"%s of upload %d, seed %d" % (kind.encode(), number, self._seed))
-        size = self.options.size_bytes if kind == "image" else self.options.thumb_bytes
+        size = self.options.size_bytes * (1.0 if kind == "image" else _THUMBNAIL_RATIO)
         length = round(size * (0.8 + 0.4 * self._draw("size", number))) - len(prefix) - len(scan)
         start = number * 7919 % _BLOCK_BYTES
         filler = jpeg.build_filler(self._filler[start : start + max(length, 0)])
@@ -140,19 +137,8 @@ class Pictures:
         return int.from_bytes(hashlib.blake2b(text, digest_size=6).digest(), "big") / (1 << 48)
 
 
-def _build_scans(rng: random.Random, kind: Kind) -> list[tuple[int, int, bytes]]:
-    """Return (columns, rows, bytes) of the scans that all pictures share."""
-    scans = []
-    for number in range(_SCANS):
-        columns, rows = _SHAPES[kind][number % 4]
-        grays = [rng.randrange(256) for _ in range(columns * rows)]
-        scans.append((columns, rows, jpeg.build_scan(grays, columns, rows)))
-    return scans
-
-
 def _build_subject(upload: dict[str, Any]) -> Subject:
-    time_us = timestamps.parse_timestamp(upload["scan_date_time"])
-    taken_at = _EPOCH + timedelta(seconds=time_us // timestamps.SECOND)
+    taken_at = timestamps.to_datetime(timestamps.parse_timestamp(upload["scan_date_time"])).replace(microsecond=0)
     position = None
     if upload["latitude"]:
         position = (round(float(upload["latitude"]) * 1e6), round(float(upload["longitude"]) * 1e6))

@@ -35,14 +35,6 @@ class Report:
     downloads: int = 0
 
 
-class InvalidOrderError(Exception):
-    """The body of an order is invalid; the message is the text of the response."""
-
-
-class TooManyFilesError(InvalidOrderError):
-    """An order has more than 100 different files."""
-
-
 @dataclass(slots=True)
 class Reports:
     """Reports of one service; each call reads the current quirks from `documents`."""
@@ -56,9 +48,8 @@ class Reports:
         quirks = self.documents.quirks
         try:
             order = _parse_order(body)
-        except InvalidOrderError as error:
-            status = int(quirks.report_over_limit) if isinstance(error, TooManyFilesError) else 422
-            return to_json_response({"response": "error", "status": str(error)}, status)
+        except ValueError as error:
+            return to_json_response({"response": "error", "status": str(error)}, 422)
         unknown = [key for key in order["files"] if self.documents.world.find(key) is None]
         if unknown and quirks.report_unknown_ids != "skip":
             problem = f"NO FILE FOUND: {unknown[0]}"
@@ -126,40 +117,38 @@ class Reports:
         return pdf.render_pdf(title, lines)
 
 
+class _Order(msgspec.Struct):
+    files: list[int]
+    template: int | None = None
+    filename: str | None = None
+    settings: dict[str, Any] | None = None
+    asynchronous: bool | None = None
+
+
 def _parse_order(body: bytes) -> dict[str, Any]:
-    """Return a validated order with defaults; duplicate ids are removed."""
+    """Return a valid order with defaults, without duplicate ids. Raise ValueError with the text of the response."""
     try:
-        order = msgspec.json.decode(body)
+        order = msgspec.json.decode(body, type=_Order)
     except msgspec.DecodeError as error:
-        raise InvalidOrderError("BODY IS NOT JSON") from error
-    if not isinstance(order, dict):
-        raise InvalidOrderError("BODY IS NOT AN OBJECT")
-    files = order.get("files")
-    if not isinstance(files, list) or not files or any(type(key) is not int for key in files):
-        raise InvalidOrderError("FILES MUST BE A LIST OF INTEGERS")
-    files = list(dict.fromkeys(files))
-    if len(files) > MAX_FILES:
-        raise TooManyFilesError("MAXIMUM 100 FILES")
-    for name, kind in (("template", int), ("filename", str), ("settings", dict), ("asynchronous", bool)):
-        if order.get(name) is not None and type(order[name]) is not kind:
-            raise InvalidOrderError(f"INVALID {name.upper()}")
-    settings = order.get("settings") or {}
+        raise ValueError(f"INVALID BODY: {error}") from error
+    files = list(dict.fromkeys(order.files))
+    if not 0 < len(files) <= MAX_FILES:
+        raise ValueError(f"1 TO {MAX_FILES} FILES")
+    settings = order.settings or {}
     # The interface has dateTime.zone: it may be a nested object or a key with a dot.
     nested = settings.get("dateTime")
     times = nested if isinstance(nested, dict) else {}
     zone = settings.get("dateTime.zone", times.get("zone", "UTC"))
-    pattern = settings.get("dateTime.format", times.get("format", "Y-m-d H:i:s"))
+    pattern = str(settings.get("dateTime.format", times.get("format", "Y-m-d H:i:s")))
     if settings.get("format", "pdf") != "pdf":
-        raise InvalidOrderError("INVALID FORMAT")
-    if not isinstance(zone, str) or not shares.is_time_zone(zone):
-        raise InvalidOrderError("INVALID TIMEZONE")
-    if not isinstance(pattern, str):
-        raise InvalidOrderError("INVALID DATETIME FORMAT")
+        raise ValueError("INVALID FORMAT")
+    if zone not in shares.list_time_zones():
+        raise ValueError("INVALID TIMEZONE")
     return {
         "files": files,
-        "template": order.get("template") or 2,
-        "filename": order.get("filename") or "",
-        "asynchronous": bool(order.get("asynchronous")),
+        "template": order.template or 2,
+        "filename": order.filename or "",
+        "asynchronous": bool(order.asynchronous),
         "locale": settings.get("locale", "en-US"),
         "zone": zone,
         "pattern": "".join(_DATE_LETTERS.get(letter, letter.replace("%", "%%")) for letter in pattern),

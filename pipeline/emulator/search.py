@@ -161,9 +161,7 @@ def _parse_limit(args: MultiMapping[str], includes: frozenset[str], quirks: Quir
     if includes and limit > MAX_LIMIT_WITH_INCLUDES:
         raise UnprocessableError(limit=f"must not be greater than {MAX_LIMIT_WITH_INCLUDES} with include[]")
     if limit > MAX_LIMIT:
-        if quirks.limit_over_max == "422":
-            raise UnprocessableError(limit=f"must not be greater than {MAX_LIMIT}")
-        limit = MAX_LIMIT
+        raise UnprocessableError(limit=f"must not be greater than {MAX_LIMIT}")
     return min(limit, quirks.page_cap) if quirks.page_cap else limit
 
 

@@ -1,48 +1,97 @@
-"""HTTP server of the emulator: sockets, routes, token checks and request counting."""
+"""The emulated service: world, documents, faults, counters and request log, behind an HTTP server."""
 
 import asyncio
 import contextlib
 import random
-from typing import Any, Self
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Self
 from urllib.parse import parse_qsl, unquote
 
 from aiohttp import web
 from multidict import MultiDict
 
 from pipeline.emulator import control, paging, search, shares
+from pipeline.emulator.documents import DocumentRenderer
+from pipeline.emulator.faults import FaultInjector, ScriptedFault
 from pipeline.emulator.http import (
-    DateHeaderCache,
-    Ending,
     RawResponse,
     Response,
     find_credentials,
+    format_date,
     gzip_response,
-    render_head,
     to_html_response,
     to_json_response,
+    to_raw_response,
 )
-from pipeline.emulator.service import DEFAULT_TOKEN, EmulatedService, LoggedRequest
+from pipeline.emulator.image_host import ImageHost
+from pipeline.emulator.options import Faults, ImageOptions, Quirks, WorldPlan, replace_fields
+from pipeline.emulator.reports import Reports
+from pipeline.emulator.shares import Shares
+from pipeline.emulator.world import World, run_churn
 
-__all__ = ["DEFAULT_TOKEN", "Emulator"]
+DEFAULT_TOKEN = "ZW11L2xhdG9yK3NjYW5sYWtlLXRva2Vu/+8="  # noqa: S105 (not a secret; needs URL encoding on purpose)
+IMAGE_ORIGIN = "https://images.example.invalid"
+ENDPOINTS = ("list", "detail", "share", "report", "poll", "download", "other")
 
 
-class Emulator(EmulatedService):
+class LoggedRequest(NamedTuple):
+    """Entry of the request log."""
+
+    method: str
+    raw_path: str
+    headers: Mapping[str, str]
+    endpoint: str
+    status: int
+
+
+class Emulator:
     """The service on 127.0.0.1, as a context manager for the event loop of a test.
 
-    A client needs `base_url` and `token`. Entering raises OSError if the port is taken.
+    A client needs `base_url` and `token`. Entering raises OSError if the port is taken. `world` can change while it is
+    served. `script` and `set_faults` configure faults, `counts` and `log` record the requests, `truth` yields the
+    files. `images` is the image host, None unless image options are given.
     """
 
     def __init__(
-        self, files: int = 500, seed: int = 0, *, host: str = "127.0.0.1", port: int = 0, **options: Any
+        self,
+        files: int = 500,
+        seed: int = 0,
+        *,
+        plan: WorldPlan | None = None,
+        quirks: Quirks | None = None,
+        faults: Faults | None = None,
+        images: ImageOptions | None = None,
+        image_faults: Faults | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        token: str = DEFAULT_TOKEN,
+        churn: float = 0.0,
+        cache_bytes: int = 256_000_000,
+        prerender: bool = False,
     ) -> None:
-        super().__init__(files, seed, **options)
+        self.plan = plan or WorldPlan(files=files, seed=seed)
+        self.quirks = quirks or Quirks()
+        self.token = token
+        self.churn_rate = churn
+        self.world = World(self.plan, self.quirks)
+        self.documents = DocumentRenderer(self.world, self.quirks, IMAGE_ORIGIN, cache_bytes)
+        self.reports = Reports(self.documents, random.Random(f"reports:{self.plan.seed}"))
+        self.shares = Shares(self.world)
+        self.images = None
+        if images is not None:
+            self.images = ImageHost(self.documents, images, image_faults or Faults(), token)
+        self._prerenders = prerender
+        self.faults = FaultInjector(faults or Faults(), self.plan.seed, token)
+        self.in_flight = 0
+        self.on_request: Callable[[str], None] | None = None  # called with the endpoint before each request is handled
+        self._churn_task: asyncio.Task[None] | None = None
         self.host = host
         self.port = port
         self.other_port = 0
         self._rng = random.Random(f"server:{self.plan.seed}")
-        self._date = DateHeaderCache()
         self._runners: list[web.ServerRunner] = []
-        self._closing = asyncio.Event()
+        self.reset()
 
     @property
     def base_url(self) -> str:
@@ -53,6 +102,83 @@ class Emulator(EmulatedService):
     def other_url(self) -> str:
         """Another origin of the same process, which must never receive the token; see `strays`."""
         return f"http://{self.host}:{self.other_port}"
+
+    @property
+    def injected_faults(self) -> Counter[str]:
+        """Counts of the faults by kind."""
+        return self.faults.injected
+
+    @property
+    def emails(self) -> list[tuple[str, str]]:
+        """E-mails of share links: (recipient, reference)."""
+        return self.shares.emails
+
+    def truth(self) -> Iterator[dict[str, Any]]:
+        """Yield each file: {key, id, scan_code, updated (microseconds), item (all includes), detail}."""
+        self.world.apply_late_commits()
+        for key in self.world.keys():  # noqa: SIM118 (a copy: the world may change between two files)
+            record = self.world.records.get(key)
+            if record is not None:
+                yield {
+                    "key": key,
+                    "id": record.id,
+                    "scan_code": record.scan_code,
+                    "updated": record.updated,
+                    "item": self.documents.build_item(record),
+                    "detail": self.documents.build_detail(record),
+                }
+
+    def reset(self) -> None:
+        """Clear all counters and the log; the world does not change."""
+        self.counts: Counter[str] = Counter(dict.fromkeys(ENDPOINTS, 0))
+        self.statuses: Counter[int] = Counter()
+        self.log: deque[LoggedRequest] = deque(maxlen=20_000)
+        self.leaks: list[str] = []
+        self.strays: list[str] = []
+        self.max_in_flight = self.in_flight
+        self.requests = 0
+        self.faults.injected.clear()
+        if self.images is not None:
+            self.images.reset()
+
+    def script(self, kind: str, times: int = 1, path: str = "/", skip: int = 0) -> None:
+        """Break the next `times` requests with this path prefix; see `faults.KINDS`."""
+        self.faults.add(ScriptedFault(kind, times, path, skip))
+
+    def set_faults(self, **settings: Any) -> None:
+        """Change some fields of the current `Faults`."""
+        self.faults.set(replace_fields(self.faults.faults, settings))
+
+    def set_quirks(self, **settings: Any) -> None:
+        """Change some quirks; those marked "set at start" have no effect on existing files."""
+        self.quirks = replace_fields(self.quirks, settings)
+        self.world.quirks = self.quirks
+        self.documents.set_quirks(self.quirks)
+
+    def set_churn(self, rate: float) -> None:
+        """Set the number of random changes per second; 0 stops them."""
+        if self._churn_task is not None:
+            self._churn_task.cancel()
+            self._churn_task = None
+        self.churn_rate = rate
+        if rate:
+            loop = asyncio.get_running_loop()
+            self._churn_task = loop.create_task(run_churn(self.world, rate, self.plan.seed))
+
+    def read_state(self) -> dict[str, Any]:
+        """Return the counters and sizes as JSON."""
+        return {
+            **({} if self.images is None else {"images": self.images.read_state()}),
+            "files": len(self.world.records),
+            "requests": self.requests,
+            "counts": dict(self.counts),
+            "statuses": {str(status): count for status, count in self.statuses.items()},
+            "injected_faults": dict(self.injected_faults),
+            "max_in_flight": self.max_in_flight,
+            "emails": [list(mail) for mail in self.emails],
+            "leaks": self.leaks,
+            "strays": self.strays,
+        }
 
     async def __aenter__(self) -> Self:
         self.other_port = await self._listen(self._handle_other_origin, 0)
@@ -70,9 +196,9 @@ class Emulator(EmulatedService):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._closing.set()
+        self.faults.closing.set()
         if self.images is not None:
-            self.images.close()
+            self.images.faults.closing.set()
         if self._churn_task is not None:
             self._churn_task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -94,7 +220,7 @@ class Emulator(EmulatedService):
         raw_path = request.raw_path
         path, _, query = raw_path.partition("?")
         if path.startswith(control.PREFIX):
-            return await control.handle_request(self, request, path, dict(parse_qsl(query)))
+            return await control.handle_request(self, request, path)
         self.in_flight += 1
         self.max_in_flight = max(self.max_in_flight, self.in_flight)
         self.requests += 1
@@ -102,42 +228,27 @@ class Emulator(EmulatedService):
         status = 0
         if self.on_request is not None:
             self.on_request(endpoint)
+
+        async def respond() -> Response:
+            nonlocal endpoint
+            response, endpoint = await self._respond(request, path, query, endpoint)
+            return response
+
+        async def respond_unbroken() -> web.StreamResponse:
+            return send(await respond())
+
+        def send(response: Response) -> web.StreamResponse:
+            return self._to_raw_response(request, response)
+
         try:
-            if self.faults.quiet:
-                response, endpoint = await self._respond(request, path, query, endpoint)
-                reply: web.StreamResponse = self._to_raw_response(request, response)
-            else:
-                reply, endpoint = await self._handle_with_faults(request, path, query, endpoint)
+            reply = await self.faults.handle(path, respond_unbroken, respond, send, self._format_date())
             status = reply.status
         finally:
             self.in_flight -= 1
             self.counts[endpoint] += 1
             self.statuses[status] += 1
-            self.log.append(LoggedRequest(self.requests, request.method, raw_path, request.headers, endpoint, status))
+            self.log.append(LoggedRequest(request.method, raw_path, request.headers, endpoint, status))
         return reply
-
-    async def _handle_with_faults(
-        self, request: web.BaseRequest, path: str, query: str, endpoint: str
-    ) -> tuple[web.StreamResponse, str]:
-        """Handle one request while faults are configured."""
-        kind = self.faults.pick_fault(path)
-        delay = self.faults.pick_delay()
-        if delay:
-            await asyncio.sleep(delay)
-        if kind is None:
-            response, endpoint = await self._respond(request, path, query, endpoint)
-            return self._to_raw_response(request, response), endpoint
-        self.injected_faults[kind] += 1
-        if kind == "refuse":
-            return RawResponse(b"", ending="abort"), endpoint
-        replacement = self.faults.replace_response(kind)
-        if replacement is not None:
-            return self._to_raw_response(request, replacement), endpoint
-        response, endpoint = await self._respond(request, path, query, endpoint)
-        if kind == "stall":
-            await self._closing.wait()
-            return RawResponse(b"", ending="abort"), endpoint
-        return self.faults.corrupt_response(kind, response, self._format_date()), endpoint
 
     async def _respond(  # noqa: PLR0911 (one return per route)
         self, request: web.BaseRequest, path: str, query: str, endpoint: str
@@ -206,30 +317,26 @@ class Emulator(EmulatedService):
         return location != "query" and request.headers.get("token") == self.token
 
     def _build_unauthorized_response(self) -> Response:
-        status = int(self.quirks.bad_token_status)
         match self.quirks.bad_token_shape:
             case "html":
-                return to_html_response("Please sign in", status)
+                return to_html_response("Please sign in", 401)
             case "empty":
-                return Response(status)
+                return Response(401)
             case "message":
-                return to_json_response({"message": "Unauthenticated."}, status)
+                return to_json_response({"message": "Unauthenticated."}, 401)
             case _:
-                return to_json_response({"response": "error", "status": "Unauthorized"}, status)
+                return to_json_response({"response": "error", "status": "Unauthorized"}, 401)
 
     def _to_raw_response(self, request: web.BaseRequest, response: Response) -> RawResponse:
         """Return a response without faults."""
         if self.quirks.gzip == "on" and "gzip" in request.headers.get("Accept-Encoding", ""):
             response = gzip_response(response) if "Content-Encoding" not in response.headers else response
-        ending: Ending = "keep" if request.keep_alive else "close"
-        head = render_head(response, self._format_date(), length=len(response.body), ending=ending)
-        body = b"" if request.method == "HEAD" else response.body
-        return RawResponse(head + body, status=response.status, ending=ending)
+        return to_raw_response(request, response, self._format_date())
 
     def _format_date(self) -> str | None:
         if self.quirks.date_header == "off":
             return None
-        return self._date.format(self.world.clock.now() / 1e6 + self.quirks.date_skew_seconds)
+        return format_date(int(self.world.clock.now() / 1e6 + self.quirks.date_skew_seconds))
 
     async def _handle_other_origin(self, request: web.BaseRequest) -> web.StreamResponse:
         """Handle a request to the other origin: serve reports, record everything else."""

@@ -3,8 +3,7 @@
 import re
 import time
 from collections.abc import Callable
-from datetime import UTC, date, datetime, timedelta
-from functools import lru_cache
+from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 SECOND = 1_000_000
@@ -13,38 +12,25 @@ DAY = 86_400 * SECOND
 TimeFormat = Literal["micros-z", "offset", "space"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_TIME_RE = re.compile(r"(\d{4}-\d{2}-\d{2})(?:[T ](\d{2}):(\d{2})(?::(\d{2})(?:\.(\d{1,9}))?)?)?(Z|[+ -]\d{2}:?\d{2})?")
+_NAIVE_EPOCH = _EPOCH.replace(tzinfo=None)
+_TIME_RE = re.compile(r"(\d{4}-\d{2}-\d{2})(?:[T ](\d{2}:\d{2}(?::\d{2})?)(?:\.(\d{1,9}))?)?(Z|[+ -]\d{2}:?\d{2})?")
 
 
-@lru_cache(maxsize=4096)
-def _format_day(day: int) -> str:
-    return (date(1970, 1, 1) + timedelta(days=day)).isoformat()
+def to_datetime(time_us: int) -> datetime:
+    """Return a time in UTC, without a zone."""
+    return _NAIVE_EPOCH + timedelta(microseconds=time_us)
 
 
 def format_micros_z(time_us: int) -> str:
     """Format a time as `2023-12-11T15:02:56.727000Z`."""
-    day, rest = divmod(time_us, DAY)
-    seconds, micros = divmod(rest, SECOND)
-    minutes, second = divmod(seconds, 60)
-    return f"{_format_day(day)}T{minutes // 60:02d}:{minutes % 60:02d}:{second:02d}.{micros:06d}Z"
+    return to_datetime(time_us).isoformat(timespec="microseconds") + "Z"
 
 
-def format_offset(time_us: int) -> str:
-    """Format a time as `2023-12-11T15:02:51+00:00`; a fraction is written only if it is not zero."""
-    text = format_micros_z(time_us)
-    return (text[:19] if time_us % SECOND == 0 else text[:26]) + "+00:00"
-
-
-def format_space(time_us: int) -> str:
-    """Format a time as `2023-12-11 15:02:51`; a fraction is written only if it is not zero."""
-    text = format_micros_z(time_us)
-    return text[:10] + " " + (text[11:19] if time_us % SECOND == 0 else text[11:26])
-
-
+# The second and third form have a fraction only if it is not zero.
 TIME_FORMATS: dict[TimeFormat, Callable[[int], str]] = {
     "micros-z": format_micros_z,
-    "offset": format_offset,
-    "space": format_space,
+    "offset": lambda time_us: to_datetime(time_us).isoformat() + "+00:00",
+    "space": lambda time_us: to_datetime(time_us).isoformat(" "),
 }
 
 
@@ -57,24 +43,11 @@ def parse_timestamp(text: str, *, end_of_day: bool = False) -> int:
     match = _TIME_RE.fullmatch(text.strip())
     if not match:
         raise ValueError(f"{text!r} is not an ISO-8601 date or date-time")
-    day, hour, minute, second, fraction, zone = match.groups()
-    start = (datetime.fromisoformat(day).replace(tzinfo=UTC) - _EPOCH).days * DAY
-    if hour is None:
-        return start + (DAY - 1 if end_of_day else 0)
-    seconds = int(hour) * 3600 + int(minute) * 60 + int(second or 0)
-    if int(hour) > 23 or int(minute) > 59 or int(second or 0) > 59:
-        raise ValueError(f"{text!r} is no time of day")
-    micros = int((fraction or "0").ljust(6, "0")[:6])
-    return start + (seconds - _parse_zone(zone)) * SECOND + micros
-
-
-def _parse_zone(zone: str | None) -> int:
-    if zone is None or zone == "Z":
-        return 0
-    digits = zone[1:].replace(":", "")
+    day, clock, fraction, zone = match.groups()
     # An unencoded plus sign in a query arrives as a space.
-    sign = -1 if zone[0] == "-" else 1
-    return sign * (int(digits[:2]) * 3600 + int(digits[2:]) * 60)
+    moment = datetime.fromisoformat(f"{day}T{clock or '00:00'}{(zone or 'Z').replace(' ', '+')}")
+    start = (moment - _EPOCH) // timedelta(microseconds=1) + int((fraction or "0").ljust(6, "0")[:6])
+    return start + DAY - 1 if end_of_day and clock is None else start
 
 
 class Clock:

@@ -28,7 +28,7 @@ from pipeline.crawl.windows import (
     uncovered_windows,
 )
 from pipeline.emulator import Emulator
-from pipeline.emulator.churn import change_one
+from pipeline.emulator.world import change_one
 from pipeline.lake.models import FileVersionRecord
 from schemas.file_versions import content_digest
 from schemas.requests import INCLUDES, FileQuery

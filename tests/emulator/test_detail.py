@@ -159,9 +159,9 @@ async def test_the_token_is_looked_for_where_the_quirk_says(place: str, query: i
 @pytest.mark.parametrize("shape", ["response-error", "message", "html", "empty"])
 async def test_a_wrong_token_is_refused_on_every_endpoint(shape: str) -> None:
     """A wrong token answers the status and shape of the quirks, on /share always 401 Unauthorized."""
-    async with asking(3, quirks=Quirks(bad_token_status="403", bad_token_shape=shape)) as ask:  # type: ignore[arg-type]
+    async with asking(3, quirks=Quirks(bad_token_shape=shape)) as ask:  # type: ignore[arg-type]
         for path in ("/api/v2/files", "/api/v2/files/1", "/api/v2/reports"):
-            assert (await ask.get(path, [("token", "wrong")], token=False)).status == 403
+            assert (await ask.get(path, [("token", "wrong")], token=False)).status == 401
         share = await ask.get("/api/v2/share", token=False)
         assert (share.status, share.json()) == (401, {"response": "error", "status": "Unauthorized"})
 

@@ -92,7 +92,7 @@ async def test_a_stalled_request_is_never_answered_but_was_carried_out() -> None
 
 async def test_a_drip_gives_one_byte_at_a_time() -> None:
     """After a second, a dripped answer has sent only so many bytes."""
-    async with asking(5, faults=Faults(drip_seconds=0.1)) as ask:
+    async with asking(5) as ask:
         ask.emulator.script("drip")
         reader, writer = await asyncio.open_connection("127.0.0.1", ask.emulator.port)
         writer.write(b"GET /api/v2/files HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -169,7 +169,7 @@ async def test_chance_is_seeded() -> None:
 
 async def test_latency_delays_every_answer_and_concurrency_is_counted() -> None:
     """With 50 ms of latency ten requests at once take about 50 ms, and ten were in flight."""
-    async with asking(5, faults=Faults(latency_ms=50, jitter_ms=10)) as ask:
+    async with asking(5, faults=Faults(latency_ms=50)) as ask:
         began = time.monotonic()
         await asyncio.gather(*(ask.files() for _ in range(10)))
         assert time.monotonic() - began >= 0.05

@@ -1,6 +1,7 @@
 """What the emulator may know, and how its command explains itself."""
 
 import ast
+from dataclasses import fields
 from pathlib import Path
 
 import typer
@@ -10,7 +11,6 @@ import pipeline.emulator
 from pipeline.commands import emulator
 from pipeline.emulator import Faults, Quirks
 from pipeline.emulator.faults import KINDS
-from pipeline.emulator.options import list_options
 
 
 def _command() -> typer.Typer:
@@ -37,8 +37,8 @@ def test_every_quirk_and_fault_is_listed_with_its_meaning() -> None:
     shown = CliRunner().invoke(_command(), ["--list-quirks"])
     assert shown.exit_code == 0
     for kind in (Quirks, Faults):
-        for option in list_options(kind):
-            assert option.doc
+        for option in fields(kind):
+            assert option.metadata["doc"]
             assert option.name == "probabilities" or f"  {option.name}=" in shown.stdout
     assert all(kind in shown.stdout for kind in KINDS)
 

@@ -108,12 +108,6 @@ async def test_what_the_interface_forbids_answers_422(pairs: list[tuple[str, str
         assert reply.json()["errors"]
 
 
-async def test_a_limit_above_250_is_clamped_where_the_quirk_says_so() -> None:
-    """With limit_over_max=clamp, limit=1000 answers 250 items."""
-    async with asking(300, quirks=Quirks(limit_over_max="clamp")) as ask:
-        assert len((await ask.files(("limit", "1000"))).data) == 250
-
-
 @pytest.mark.parametrize("include", INCLUDES)
 async def test_includes_that_were_not_asked_for_are_absent(include: str) -> None:
     """An include brings its own key and no other; geocoding alone brings none."""

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.emulator import EDIT_KINDS, Emulator, Quirks, World, WorldPlan, timestamps
-from pipeline.emulator.churn import change_one
+from pipeline.emulator.world import change_one
 
 NOW = "2026-06-01T12:00:00Z"
 

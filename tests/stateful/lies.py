@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.emulator import Emulator
-from pipeline.emulator.http import Response, to_html_response, to_json_response
+from pipeline.emulator.http import Response, format_date, to_html_response, to_json_response
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -258,4 +258,4 @@ class LyingEmulator(Emulator):
         if name is None:
             return super()._format_date()
         told = CLOCKS[name](self.world.clock.now() / 1e6)
-        return told if told is None or isinstance(told, str) else self._date.format(told)
+        return told if told is None or isinstance(told, str) else format_date(int(told))
