@@ -84,5 +84,8 @@ def test_the_installed_wheel_runs(built: Path, tmp_path: Path) -> None:
     assert call(scanlake, "--version") == f"scanlake {__version__}\n"
     template = (environment / "share" / "scanlake" / "scanlake.toml").read_text()
     assert call(scanlake, "settings", "--template") == template
-    assert "watch --every" in (environment / "share" / "scanlake" / "systemd" / "scanlake-watch.service").read_text()
+    assert (
+        "scanlake watch --liveness"
+        in (environment / "share" / "scanlake" / "systemd" / "scanlake-watch.service").read_text()
+    )
     assert "uploads" in call(scanlake, "tables")
