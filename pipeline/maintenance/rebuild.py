@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.crawl.models import parse_reference
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.flatten.flatten import flatten
 from pipeline.lake.parts import RAW_TABLE
@@ -105,7 +106,7 @@ def run_here(tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
 def rebuild(lake: Lake, run_tasks: RunTasks = run_here, *, damaged: Collection[str] = ()) -> RebuildResult:
     """Write the rows of all tables again as new parts, and publish them in a new snapshot.
 
-    `damaged` are names of parts that must not be read: the ledger alone knows their tombstones then, and definitions
+    `damaged` are names of parts that must not be read: their tombstones are those of the ledger then, and definitions
     without a document are lost. Raises `LakeCorruptedError` if raw/ has gaps; then nothing has changed.
     """
     started, ledger = time.monotonic(), lake.ledger
@@ -129,7 +130,7 @@ def rebuild(lake: Lake, run_tasks: RunTasks = run_here, *, damaged: Collection[s
             files += flat.files
         _check_file_count(ledger, files)
         intact = [part for part in old if part.name not in damaged]
-        for name, rows_of_table in _read_rows_without_documents(lake, intact, definitions):
+        for name, rows_of_table in _read_rows_without_documents(lake, intact, raw, definitions):
             rows.add({name: rows_of_table})
         new = rows.finish()
     except (OSError, pa.ArrowException) as error:
@@ -225,7 +226,7 @@ def _check_file_count(ledger: Ledger, files: int) -> None:
 
 
 def _read_rows_without_documents(
-    lake: Lake, parts: Sequence[Part], definitions: DefinitionIndex
+    lake: Lake, parts: Sequence[Part], raw: Sequence[Part], definitions: DefinitionIndex
 ) -> Iterator[tuple[str, pa.Table]]:
     """Yield the rows that no document makes: tombstones, and definitions whose document no longer exists."""
     tombstones = {file.file_id: file for file in lake.ledger.deleted_files()}
@@ -245,24 +246,27 @@ def _read_rows_without_documents(
                 del tombstones[file_id]
             yield part.table_name, remaining
     if tombstones:
-        yield (
-            DELETED_FILES.name,
-            pa.Table.from_pylist(
-                [
-                    {
-                        "file_id": file.file_id,
-                        "updated_at": file.updated_at,
-                        "deletion_detected_at": file.detected_at,
-                        "evidence": "lost with a damaged part",
-                        "_fetched_at": file.detected_at,
-                        "_run_id": file.run_id,
-                        COMMIT_SEQ_COLUMN: file.commit_seq,
-                    }
-                    for file in tombstones.values()
-                ],
-                schema=DELETED_FILES.arrow,
-            ),
-        )
+        commits = (commit for batch in iter_raw_batches(lake.layout, raw) for commit in iter_commits(batch))
+        references = {
+            version.file_id: parse_reference(version.list_item or version.detail or b"")
+            for commit in commits
+            for version in commit.versions
+            if version.file_id in tombstones
+        }
+        rows = [
+            {
+                "file_id": file.file_id,
+                "scan_code": references.get(file.file_id),
+                "updated_at": file.updated_at,
+                "deletion_detected_at": file.detected_at,
+                "evidence": "lost with a damaged part",
+                "_fetched_at": file.detected_at,
+                "_run_id": file.run_id,
+                COMMIT_SEQ_COLUMN: file.commit_seq,
+            }
+            for file in tombstones.values()
+        ]
+        yield DELETED_FILES.name, pa.Table.from_pylist(rows, schema=DELETED_FILES.arrow)
 
 
 def _read_part(lake: Lake, part: Part) -> pa.Table:

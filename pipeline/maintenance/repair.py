@@ -136,6 +136,8 @@ def _check(
         queue_images_again(layout, lake.ledger, images.damaged)
         lake.republish_records(at=now_us())
     check.pictures_to_fetch = len(images.damaged)
+    damaged = {item.subject for item in check.findings}  # the former files of repaired parts are of earlier snapshots
+    snapshot_parts = [item for item in snapshot_parts if item.subject not in damaged]
     check.findings += [*snapshot_parts, *catalogs, *(picture.finding for picture in images.damaged)]
     check.findings += _describe_unknown_files(layout, [*images.unlisted, *integrity.find_unknown_files(layout, ledger)])
     current = ledger.parts()

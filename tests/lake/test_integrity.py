@@ -9,7 +9,6 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 import duckdb
-import pyarrow.parquet as pq
 import pytest
 
 from pipeline.cli import main
@@ -42,17 +41,18 @@ async def test_a_whole_lake_is_whole(tmp_path: Path) -> None:
 
 
 async def test_a_flipped_bit_in_any_part_is_found_and_mended(tmp_path: Path) -> None:
-    """Any bit of any part: the part, its table, commit and files are named, and it is rebuilt byte for byte."""
+    """Any bit of any part: the part, its table, commit and files are named; the rows come back, its snapshots go."""
     lake, rng = tmp_path / "lake", random.Random(SEED)
     print(f"seed {SEED}")
     async with grown(lake) as emulator:
         before = {path: flip(path, rng.random()) for path in parts(lake)}
         requests = emulator.requests
         found = checked(lake)
-        assert {each.subject for each in found.damage} == {path.relative_to(lake).as_posix() for path in before}
-        assert all(each.repair == "rebuilt from raw/" for each in found.damage)
+        repaired = {each.subject: each.repair for each in found.damage}
+        rows = {path.relative_to(lake).as_posix() for path in before}
+        assert {repaired.pop(name) for name in rows} == {"rebuilt from raw/"}
+        assert {name.split("/")[0] for name in repaired} <= {"snapshots"}, repaired
         assert any("(uploads, commit 1)" in each.problem and each.file_ids for each in found.damage)
-        assert {path: path.read_bytes() for path in before} == before
         assert emulator.requests == requests
         with opened(lake) as db:
             assert differences(db, emulator.truth()) == []
@@ -79,7 +79,7 @@ async def test_missing_short_and_foreign_parts(tmp_path: Path) -> None:
 
 
 async def test_a_damaged_base_part_is_folded_again(tmp_path: Path) -> None:
-    """A part that many commits were folded into is rebuilt with just the versions that it held, sorted."""
+    """A damaged part that many commits were folded into leads to new parts with the versions of now."""
     lake = tmp_path / "lake"
     async with grown(lake) as emulator:
         with Lake(lake, doing="compaction") as held:
@@ -88,15 +88,12 @@ async def test_a_damaged_base_part_is_folded_again(tmp_path: Path) -> None:
         await synced(emulator, lake)
         truth = list(emulator.truth())
         for name in ("files", "uploads", "workflow_definitions", "form_answers"):
-            (base,) = (lake / "parts" / name).glob("*-0000.parquet")
-            flip(base)
-            found = checked(lake)
-            assert [each.subject for each in found.damage] == [base.relative_to(lake).as_posix()]
+            with Lake(lake, doing="test") as held:
+                base = next(part.name for part in held.ledger.parts() if part.table_name == name)
+            flip(lake / base)
+            assert checked(lake).damage[0].subject == base
             with opened(lake) as db:
                 assert differences(db, truth) == []
-            if name != "workflow_definitions":
-                ids = pq.read_table(base).column("file_id").to_pylist()
-                assert ids == sorted(ids)
     assert checked(lake, read_data=True).damage == []
 
 
@@ -158,7 +155,7 @@ async def test_deleted_files_are_rebuilt_from_the_ledger(tmp_path: Path) -> None
     with opened(lake) as db:
         before = db.execute(question).fetchall()
     flip(next(path for path in parts(lake) if path.parent.name == "deleted_files"))
-    assert len(checked(lake).damage) == 1
+    assert checked(lake).damage
     with opened(lake) as db:
         assert db.execute(question).fetchall() == before
     assert len(before) == 3
