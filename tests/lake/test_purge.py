@@ -182,7 +182,8 @@ async def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
             main(["purge", str(file_id), "--yes", "--requested-by", "me", "--json", "--lake", str(lake)])
         told = json.loads(capsys.readouterr().out)
         assert ended.value.code == 0
-        assert (told["file_ids"], told["known"], told["requested_by"]) == ([file_id], known, "me")
+        erased = told["erased"]
+        assert (erased["file_ids"], erased["known"], told["requested_by"]) == ([file_id], known, "me")
 
 
 async def test_nothing_is_erased_without_a_yes(tmp_path: Path) -> None:
@@ -193,14 +194,14 @@ async def test_nothing_is_erased_without_a_yes(tmp_path: Path) -> None:
         (true,) = [true for true in emulator.truth() if true["key"] == file_id]
     before = sorted((path.name, path.stat().st_ino) for path in lake.rglob("*.parquet"))
     refused = told(lake, "purge", str(file_id), code=2)
-    assert "Erasing 1 file cannot be undone. Nothing was erased. Add --yes to erase." in refused
+    assert "Erasing 1 file cannot be undone. Nothing was erased. Add --yes" in refused
     shown = told(lake, "purge", str(file_id), "--dry-run")
     uploads = len(true["detail"]["uploads"])
     assert f"file {file_id}: reference {true['detail']['scan_code']}, {uploads} upload" in shown
     assert "would be deleted" in shown
     assert shown.endswith("nothing was erased\n")
     plan = json.loads(told(lake, "purge", str(file_id), "--dry-run", "--json"))
-    assert (plan["erased"], plan["files"][0]["uploads"]) == (False, uploads)
+    assert (plan["files"][0]["file_id"], plan["files"][0]["uploads"]) == (file_id, uploads)
     assert sorted((path.name, path.stat().st_ino) for path in lake.rglob("*.parquet")) == before
     assert "1 file erased" in told(lake, "purge", str(file_id), "--yes")
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import pty
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import duckdb
@@ -287,6 +291,30 @@ def test_the_verbs(tmp_path: Path) -> None:
     assert "scanlake rollback --undo" in refused
     assert f"from snapshot {number}" in told(lake, "rollback", "--undo")
     assert told(lake, "rollback", "--undo") == "nothing to undo\n"
+
+
+def test_a_rollback_asks(tmp_path: Path) -> None:
+    """A rollback says what would be lost and asks: no changes nothing. Without a terminal it needs --yes."""
+    lake = tmp_path / "lake"
+    with Lake(lake, doing="test") as made:
+        made.publish("", at=AT, complete=False, watermark=None)
+        commit(made, {1: 0, 2: 0, 3: 0})
+        made.publish("", at=AT + 1, complete=True, watermark=AT)
+    assert "Nothing was changed. Add --yes" in told(lake, "rollback", "1", code=2)
+    for wrong in ((), ("1", "--undo")):
+        assert "needs the number of a snapshot, or --undo" in told(lake, "rollback", *wrong, code=2)
+    assert "exclude each other" in told(lake, "rollback", "--undo", "--yes", code=2)
+    for answer, code, files in ((b"n\n", 2, 3), (b"y\n", 0, 0)):
+        ours, theirs = pty.openpty()
+        os.write(ours, answer)
+        arguments = (sys.executable, "-m", "pipeline", "rollback", "1", "--lake", str(lake))
+        done = subprocess.run(arguments, stdin=theirs, capture_output=True, text=True, check=False)
+        os.close(ours)
+        os.close(theirs)
+        assert done.returncode == code, done.stderr
+        assert "It is incomplete: it was published during a run.\n3 files that came in later" in done.stderr
+        with opened(lake) as db:
+            assert db.execute("SELECT count(*) FROM files").fetchall() == [(files,)]
 
 
 def _change_of(lake: Path, *options: str) -> list[dict[str, Any]]:
