@@ -75,7 +75,7 @@ async def test_shares_and_reports_take_no_snapshot(tmp_path: Path) -> None:
         check = await called(tmp_path, "check", **given)
         assert check.code == 0, check.out + check.err
         oldest = int(earlier[0].partition(".")[0])
-        assert (await called(tmp_path, "rollback", str(oldest), **given)).code == 0
+        assert (await called(tmp_path, "rollback", str(oldest), "--yes", **given)).code == 0
 
 
 async def test_a_left_out_include_is_said(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ async def test_strict_ends_a_run_at_the_first_new_misfit(tmp_path: Path) -> None
         refused = await called(tmp_path, "sync", "--set", "strict=true", **given)
         assert refused.code == 6
         assert "uploads.latitude" in refused.err
-        assert "--strict" in refused.err
+        assert "Run without strict" in refused.err
         assert (await called(tmp_path, "sync", **given)).code == 0
         misfits = "SELECT DISTINCT table_name, column_name, reason FROM meta.misfits WHERE contains(value, ',')"
         assert sorted(asked(tmp_path, misfits)) == [

@@ -194,7 +194,7 @@ async def test_purge_and_rollback_are_published(lake: Path, s3_url: str, tmp_pat
         answer = await finished(emulator, lake, "purge", str(first), "--yes", "--json", **environment)
         assert answer.code == 0, answer.err
     assert answer.json["publish"]["problem"] is None
-    assert [item.snapshot for item in latest(store).snapshots] == [answer.json["snapshot"]]
+    assert [item.snapshot for item in latest(store).snapshots] == [answer.json["erased"]["snapshot"]]
     with Lake(lake, doing="look") as held:
         names = {to_unhashed_path(name) for name in held.ledger.part_names()}
     assert {remove_hash(item.path) for item in store.list() if is_part_path(item.path)} <= names

@@ -37,8 +37,19 @@ async def test_environment_drives_it(tmp_path: Path) -> None:
     assert code == 0
     assert summary["details_fetched"] == 80
     assert summary["requests"]["detail"] == 80
+    followers = ("publish", "images", "verify", "ok", "exit_code")
     named = "run_id watermark files_listed files_stored details_fetched files_skipped files_deleted rejects requests"
-    assert set(summary) == {*named.split(), "state", "files_left", "retries", "seconds", "snapshot", "delta", "lake"}
+    assert set(summary) == {
+        *named.split(),
+        "state",
+        "files_left",
+        "retries",
+        "seconds",
+        "snapshot",
+        "delta",
+        "lake",
+        *followers,
+    }
     with opened(tmp_path / "lake") as db:
         assert differences(db, truth) == []
 
