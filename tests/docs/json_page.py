@@ -84,4 +84,4 @@ def _describe(kind: Any) -> str:
         return f"list of: {_describe(arguments[0])}"
     if not isinstance(kind, type) or is_dataclass(kind):
         return "object" if is_dataclass(kind) else _WORDS.get(kind, "any value")
-    return next((word for known, word in _WORDS.items() if known is not Any and issubclass(kind, known)), "any value")
+    return next((_WORDS[base] for base in kind.__mro__ if base in _WORDS), "any value")
