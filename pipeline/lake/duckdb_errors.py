@@ -133,15 +133,15 @@ def _access_errno(path: str) -> int | None:
 def translate_duckdb_errors(subject: str, *, reads_parts: bool = False) -> Iterator[None]:
     """Turn errors about files that DuckDB writes for `subject` into a `StorageError`.
 
-    With `reads_parts` the block also reads the lake's parts: if one is not readable, `LakeCorruptedError` is raised.
+    With `reads_parts` the block also reads the lake's parts: raises what `classify_read_error` returns.
     """
     try:
         yield
     except duckdb.Error as error:
         if failure := write_error(subject, error):
             raise failure from error
-        if reads_parts and isinstance(error, duckdb.IOException):
-            raise LakeCorruptedError(f"A part of the lake cannot be read: {describe_damage(error)}.") from error
+        if reads_parts and (unreadable := classify_read_error(error)):
+            raise unreadable from error
         if isinstance(error, (duckdb.IOException, duckdb.FatalException, duckdb.OutOfMemoryException)):
             raise StorageError(f"{subject}: {first_line(error).rstrip('.')}.") from error
         raise

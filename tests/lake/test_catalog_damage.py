@@ -128,7 +128,7 @@ _DAMAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
 """What happens to a catalog, and what `repair` says."""
 
 
-def _check(lake: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[object, list[str]]:
+def _repair(lake: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[object, list[str]]:
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         main(["repair", "--lake", str(lake), *options])
@@ -149,13 +149,13 @@ def _assert_found_and_repaired(
     expected = _read(catalog)
     catalog.chmod(0o600)
     damage(catalog)
-    code, lines = _check(lake, capsys)
-    assert code == 9
-    assert lines[0].startswith(f"catalog.duckdb: {message}")
-    assert lines[1] == "  published again (snapshot 2)"
-    assert lines[2].startswith("DAMAGED: 1 finding in ")
+    code, lines = _repair(lake, capsys)
+    assert code == 0
+    assert lines[0].startswith(f"repaired  lake      catalog.duckdb: {message}")
+    assert lines[1].split() == "repair: published again".split()
+    assert lines[2].startswith("repaired: 1 finding in ")
     assert _read(catalog) == expected
-    code, lines = _check(lake, capsys)
+    code, lines = _repair(lake, capsys)
     assert (code, len(lines)) == (0, 1)
 
 
@@ -163,7 +163,7 @@ def _assert_found_and_repaired(
 def test_damage_is_found_and_repaired(
     lakes: Path, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A damaged catalog is one line of `check`, which builds it from the parts; then a check is clean."""
+    """A damaged catalog is one finding of `repair`, which builds it from the parts; the next run finds nothing."""
     lake = _copy(lakes / "lake", tmp_path)
     _assert_found_and_repaired(lake, *_DAMAGES[damage], capsys)
 
@@ -193,21 +193,23 @@ def test_a_file_of_sqlite_is_damage_for_every_reader(
         assert "download" not in line
     with pytest.raises(duckdb.IOException, match=expected):
         open_read_only(lake / "catalog.duckdb")
-    code, lines = _check(lake, capsys)
-    assert code == 9
-    assert all(expected in line or "sha256 differs" in line for line in lines if line.startswith(("catalog", "snap")))
-    assert _check(lake, capsys)[0] == 0
+    code, lines = _repair(lake, capsys)
+    assert code == 0
+    found = [line for line in lines if line.startswith("repaired  ")]
+    assert len(found) > 1
+    assert all(expected in line or "sha256 differs" in line for line in found), lines
+    assert _repair(lake, capsys)[0] == 0
     assert _read(lake / "catalog.duckdb")["files"].total() == rows
 
 
-def test_a_dry_run_finds_what_a_check_finds(lakes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_finds_the_same_and_changes_nothing(lakes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With --dry-run the same line is printed, and nothing in the lake's folder changes."""
     lake = _copy(lakes / "lake", tmp_path)
     (lake / "catalog.duckdb").chmod(0o600)
     _flip_rows(lake / "catalog.duckdb")
     before = describe(lake)
-    code, lines = _check(lake, capsys, "--dry-run")
+    code, lines = _repair(lake, capsys, "--dry-run")
     assert code == 9
-    assert lines[0].startswith("catalog.duckdb: files cannot be read: Corrupt database file")
-    assert lines[1].startswith("DAMAGED: 1 finding in ")
+    assert lines[0].startswith("ERROR     lake      catalog.duckdb: files cannot be read: Corrupt database file")
+    assert lines[2].startswith("DAMAGED: 1 finding in ")
     assert describe(lake) == before

@@ -57,7 +57,7 @@ async def test_a_disk_that_is_full_of_the_catalog(tmp_path: Path) -> None:
             assert "Traceback" not in message
             assert catalog.read_bytes() == content, step
             assert shown(lake, former) == [True], step
-            assert "It lacks the newest rows" in told(lake, "status"), step
+            assert "catalog.duckdb lacks the newest rows" in told(lake, "status"), step
             assert checked(lake, mend=False).damage == [], step
             assert not [path for path in lake.rglob("*") if ".tmp" in path.name or path.name.endswith(".wal")], step
         await synced(emulator, lake)

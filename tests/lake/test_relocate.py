@@ -121,7 +121,7 @@ def test_any_run_notices_a_move(lake: Path) -> None:
     """A run on a lake that was moved publishes it anew, also when there is nothing else to do."""
     moved = lake.rename(lake.with_name("moved"))
     with Lake(moved, doing="compaction") as held:
-        assert compact(held, Settings(lake=moved)) is None
+        assert not compact(held, Settings(lake=moved))
         assert not held.needs_publish
     assert count(moved / "catalog.duckdb") == 2
 
