@@ -202,7 +202,9 @@ def test_a_file_of_sqlite_is_damage_for_every_reader(
     assert _read(lake / "catalog.duckdb")["files"].total() == rows
 
 
-def test_a_dry_run_finds_the_same_and_changes_nothing(lakes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_finds_the_same_and_changes_nothing(
+    lakes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With --dry-run the same line is printed, and nothing in the lake's folder changes."""
     lake = _copy(lakes / "lake", tmp_path)
     (lake / "catalog.duckdb").chmod(0o600)
