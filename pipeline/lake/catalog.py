@@ -57,12 +57,12 @@ def write_catalog(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, rebu
     with write_read_only(layout.catalog) as temp:
         with translate_duckdb_errors(str(layout.catalog), reads_parts=True):
             base = _write_tables(temp, layout, ledger, spec, rebuild=rebuild)
-        record = CatalogRecord(file=_identify_file(temp), written_at=spec.snapshot.published_at)
-        # Before the file has its name: a check knows both.
-        ledger.set_properties(catalog=record, former_catalog=_find_published(layout, ledger), delta_base=base)
+        ledger.set_properties(catalog=None)  # after a kill the ledger has no record, and a check compares with none
         remove_stale_wal(layout)
     # Again: a session that opened the former catalog in between may have left another log.
     remove_stale_wal(layout)
+    record = CatalogRecord(file=_identify_file(layout.catalog), written_at=spec.snapshot.published_at)
+    ledger.set_properties(catalog=record, delta_base=base)
     write_readme(layout)
 
 
@@ -79,13 +79,6 @@ def is_rebuild_due(layout: LakeLayout, ledger: Ledger) -> bool:
 def _count_replaceable_rows(base: DeltaBase) -> float:
     """Return how many rows updates may delete or insert before the catalog should be written again."""
     return _MAX_REPLACED_RATIO * base["built_rows"] + _MIN_ROWS
-
-
-def _find_published(layout: LakeLayout, ledger: Ledger) -> CatalogRecord | None:
-    """Return the record of the catalog's file. After a kill it may be the former one."""
-    properties = ledger.properties
-    records = [record for record in (properties.catalog, properties.former_catalog) if record is not None]
-    return next((record for record in records if _is_as_published(layout, record)), properties.catalog)
 
 
 def _is_as_published(layout: LakeLayout, record: CatalogRecord) -> bool:

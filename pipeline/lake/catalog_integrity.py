@@ -49,17 +49,9 @@ def find_damaged_catalogs(layout: LakeLayout, ledger: LedgerQueries) -> Iterator
     for number, path in list_snapshots(layout):
         if problem := _find_problem_of_views(layout, path, {hashes.get(number)} - {None}):
             yield damage(layout.part_name(path), problem, "deleted")
-    if (last := ledger.last_snapshot()) and (problem := _find_catalog_problem(layout, ledger, last)):
+    last = ledger.last_snapshot()
+    if last is not None and (problem := _find_problem_of_tables(layout, ledger.properties, last)):
         yield damage(layout.part_name(layout.catalog), problem, "published again")
-
-
-def _find_catalog_problem(layout: LakeLayout, ledger: LedgerQueries, last: SnapshotRecord) -> str | None:
-    """Return what is wrong with the published catalog. While a publish is incomplete, it may be of the former one."""
-    properties = ledger.properties
-    records = [record for record in (properties.catalog, properties.former_catalog) if record is not None]
-    if not layout.catalog.is_file():
-        return "missing"
-    return _find_problem_of_tables(layout, properties, last, {record["written_at"] for record in records})
 
 
 # Views
@@ -97,22 +89,22 @@ def _find_missing_part(layout: LakeLayout, db: duckdb.DuckDBPyConnection) -> str
 # Tables
 
 
-def _find_problem_of_tables(
-    layout: LakeLayout, properties: LakeProperties, last: SnapshotRecord, published: Collection[int]
-) -> str | None:
-    """Return what is wrong with a catalog of tables. `published` are the instants of its possible publishes."""
+def _find_problem_of_tables(layout: LakeLayout, properties: LakeProperties, last: SnapshotRecord) -> str | None:
+    """Return what is wrong with the published catalog. A publish that was killed leaves no record of it."""
+    if not layout.catalog.is_file():
+        return "missing"
     try:
         with open_read_only(layout.catalog) as db:
             db.execute("SET temp_directory = ''")  # a dry run writes nothing
             if missing := _find_missing_part(layout, db):
                 return missing
             ((at,),) = db.execute("SELECT epoch_us(published_at) FROM meta._freshness").fetchall()
-            if published and at not in published:
-                return "shows an earlier publish than the last one" if at < min(published) else "shows another publish"
-            spec = _read_spec(db, last)
-            return _find_damaged_object(db, properties.delta_base) or _find_wrong_table(
-                layout, db, spec, properties.delta_base
-            )
+            record, base = properties.catalog, properties.delta_base
+            if record is None:
+                base = None
+            elif at != record["written_at"]:
+                return f"shows {'an earlier' if at < record['written_at'] else 'another'} publish than the last one"
+            return _find_damaged_object(db, base) or _find_wrong_table(layout, db, _read_spec(db, last), base)
     except duckdb.Error as error:
         return f"cannot be read: {describe_damage(error)}"
 

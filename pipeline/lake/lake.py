@@ -152,14 +152,11 @@ class Lake:
         """
         write_pending_rows(self.layout, self.ledger)  # of a failed run
         check_parts_exist(self.layout, self.ledger.parts())
-        last = self.ledger.last_snapshot()
-        if last is not None and not self.ledger.properties.has_unpublished_rows:
-            record = self._renew(last, complete=complete, watermark=watermark, at=at, rebuild=rebuild)
-        else:
-            record = self.ledger.begin_snapshot(run_id, at, complete=complete, watermark=watermark)
-            spec = self._catalog_spec(record)
-            sha256 = catalog.publish(self.layout, self.ledger, spec, rebuild=rebuild)
-            self.ledger.end_snapshot(record.snapshot, sha256)
+        renewed = None if self.ledger.properties.has_unpublished_rows else self.ledger.last_snapshot()
+        record = self.ledger.begin_snapshot(run_id, at, complete=complete, watermark=watermark, renewed=renewed)
+        spec = self._catalog_spec(replace(record, published_at=at))
+        sha256 = catalog.publish(self.layout, self.ledger, spec, rebuild=rebuild)
+        self.ledger.end_snapshot(record.snapshot, sha256, at=at)
         properties = self.ledger.properties
         if properties.published_root != str(self.layout.root):
             relocate.relocate_snapshots(self.layout, self.ledger)
@@ -175,17 +172,6 @@ class Lake:
         if last is None or self.ledger.properties.has_unpublished_rows:
             return self.ledger.next_snapshot()
         return last.snapshot
-
-    def _renew(
-        self, last: SnapshotRecord, *, complete: bool, watermark: int | None, at: int, rebuild: bool
-    ) -> SnapshotRecord:
-        """Write the last snapshot, which has every row, and the catalog again, with a later watermark."""
-        record = replace(last, complete=last.complete or complete, watermark=watermark)
-        self.ledger.renew_snapshot(record)
-        spec = self._catalog_spec(replace(record, published_at=at))
-        sha256 = catalog.publish(self.layout, self.ledger, spec, rebuild=rebuild)
-        self.ledger.end_renewal(record.snapshot, sha256, at=at)
-        return record
 
     @property
     def needs_publish(self) -> bool:
@@ -213,7 +199,6 @@ class Lake:
         else:
             spec = self._catalog_spec(replace(last, published_at=at))
             catalog.write_catalog(self.layout, self.ledger, spec)
-            self.ledger.set_properties(former_catalog=None)
 
     def _catalog_spec(self, record: SnapshotRecord) -> CatalogSpec:
         superseded = self.ledger.parts_with_superseded_rows()

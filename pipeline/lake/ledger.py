@@ -11,8 +11,8 @@ import sqlite3
 import stat
 import threading
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any, Unpack
+from dataclasses import asdict, fields, replace
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from pipeline.errors import LakeCorruptedError, StorageError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from pipeline.lake.models import Commit, FileVersionRecord, Part, PropertyChanges, VerificationRecord
+    from pipeline.lake.models import Commit, FileVersionRecord, Part, VerificationRecord
 
 
 class Ledger(LedgerQueries):
@@ -101,8 +101,8 @@ class Ledger(LedgerQueries):
         # On a connection of its own: a commit that waits for the disk does not delay the crawl.
         return self._reader.file_versions(file_ids)
 
-    def set_properties(self, **changes: Unpack[PropertyChanges]) -> None:
-        """Store properties of the lake. None deletes one."""
+    def set_properties(self, **changes: Any) -> None:
+        """Store properties of the lake, named as in `LakeProperties`. None deletes one."""
         with self.transaction() as db:
             set_properties(db, **changes)
 
@@ -262,52 +262,39 @@ class Ledger(LedgerQueries):
 
     # Snapshots
 
-    def begin_snapshot(self, run_id: str, at: int, *, complete: bool, watermark: int | None) -> SnapshotRecord:
-        """Reserve the next snapshot. Until `end_snapshot` the catalog is behind the ledger."""
+    def begin_snapshot(
+        self, run_id: str, at: int, *, complete: bool, watermark: int | None, renewed: SnapshotRecord | None = None
+    ) -> SnapshotRecord:
+        """Reserve the next snapshot, or give `renewed`, which has every row, a later watermark.
+
+        Until `end_snapshot` the hash of its file is not known, and a new one is not published.
+        """
         with self.transaction() as db:
-            record = SnapshotRecord(
-                snapshot=self.next_snapshot(),
-                published_at=at,
-                run_id=run_id,
-                complete=complete,
-                commit_seq=self.next_commit_seq() - 1,
-                files=self.count_files(),
-                watermark=watermark,
-            )
-            db.execute("UPDATE snapshot SET state = 'abandoned' WHERE state = 'building'")
-            insert(db, "snapshot", {**asdict(record), "state": "building"})
+            if renewed is not None:
+                record = replace(renewed, complete=renewed.complete or complete, watermark=watermark, sha256=None)
+            else:
+                number, seq, files = self.next_snapshot(), self.next_commit_seq() - 1, self.count_files()
+                record = SnapshotRecord(number, at, run_id, complete, seq, files, watermark)
+                db.execute("UPDATE snapshot SET state = 'abandoned' WHERE state = 'building'")
+            state = "building" if renewed is None else "published"
+            insert(db, "snapshot", {**asdict(record), "state": state}, on_conflict="REPLACE")
         return record
 
-    def end_snapshot(self, number: int, sha256: str | None = None) -> None:
-        """Record that readers see the snapshot, and the hash of its file."""
-        with self.transaction() as db:
-            db.execute("UPDATE snapshot SET state = 'published', sha256 = ? WHERE snapshot = ?", (sha256, number))
-            set_properties(db, has_unpublished_rows=False, former_catalog=None)
+    def end_snapshot(self, number: int, sha256: str, *, at: int) -> None:
+        """Record that readers see the snapshot with every commit so far, and the hash of its file, written at `at`.
 
-    def renew_snapshot(self, record: SnapshotRecord) -> None:
-        """Record a later watermark, and completeness, of the newest snapshot, whose file is written again.
-
-        Until `end_renewal` no hash is known: a check meanwhile must not report damage.
+        A snapshot that was written again no longer names the parts that were replaced before.
         """
         with self.transaction() as db:
             db.execute(
-                "UPDATE snapshot SET complete = ?, watermark = ?, sha256 = NULL WHERE snapshot = ?",
-                (record.complete, record.watermark, record.snapshot),
+                "UPDATE snapshot SET state = 'published', commit_seq = ?, sha256 = ? WHERE snapshot = ?",
+                (ledger_writes.next_commit_seq(db) - 1, sha256, number),
             )
-
-    def end_renewal(self, number: int, sha256: str, *, at: int) -> None:
-        """Record that the newest snapshot has every commit so far, and the hash of its file.
-
-        The file was written again at `at`, so it no longer names the parts that were replaced before.
-        """
-        with self.transaction() as db:
-            seq = ledger_writes.next_commit_seq(db) - 1
-            db.execute("UPDATE snapshot SET commit_seq = ?, sha256 = ? WHERE snapshot = ?", (seq, sha256, number))
             db.execute(
                 "UPDATE retired_part SET last_snapshot = ?, retired_at = max(retired_at, ?) WHERE last_snapshot = ?",
                 (number - 1, at, number),
             )
-            set_properties(db, former_catalog=None)
+            set_properties(db, has_unpublished_rows=False)
 
     def set_snapshot_hash(self, number: int, sha256: str | None) -> None:
         """Record the hash of a snapshot's file; None while the file changes."""

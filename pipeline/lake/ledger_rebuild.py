@@ -141,7 +141,7 @@ def _restore(layout: LakeLayout, ledger: Ledger, db: duckdb.DuckDBPyConnection) 
         used = [int(path.name.partition("-")[0]) for path in list_part_files(layout)]
         seq = max(next_commit_seq(target), *(seq + 1 for seq in used), 1)
         # What is embedded about a catalog is of the one before.
-        set_properties(target, next_commit_seq=seq, catalog=None, former_catalog=None, delta_base=None)
+        set_properties(target, next_commit_seq=seq, catalog=None, delta_base=None)
 
 
 def _restore_small_tables(target: sqlite3.Connection, db: duckdb.DuckDBPyConnection) -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from hashlib import blake2b
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import TYPE_CHECKING, Any, Final
 
+from pipeline.lake.models import LakeProperties
 from schemas.file_versions import content_digest
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterable, Mapping, Sequence
 
-    from pipeline.lake.models import Commit, Part, PropertyChanges
+    from pipeline.lake.models import Commit, Part
 
+_PROPERTIES: Final = frozenset(field.name for field in fields(LakeProperties))
 _MAX_VALUES: Final = 900  # of one statement; old versions of SQLite allow 999
 _MAX_DRIFT_KEYS: Final = 2_000
 _MAX_NAME_LENGTH: Final = 1_000
@@ -58,8 +60,10 @@ def update_run(db: sqlite3.Connection, run_id: str, columns: Mapping[str, Any]) 
 # Properties
 
 
-def set_properties(db: sqlite3.Connection, **changes: Unpack[PropertyChanges]) -> None:
-    """Store properties of the lake. None deletes one."""
+def set_properties(db: sqlite3.Connection, **changes: Any) -> None:
+    """Store properties of the lake, named as in `LakeProperties`. None deletes one."""
+    if unknown := changes.keys() - _PROPERTIES:
+        raise ValueError(f"LakeProperties has no field {sorted(unknown)}")
     for name, value in changes.items():
         if value is None:
             db.execute("DELETE FROM lake_property WHERE name = ?", (name,))

@@ -272,7 +272,6 @@ class LakeProperties:
     deep_position: int = 0  # bucket of files with which the next deep verify begins
     learned_limits: dict[str, Any] | None = None  # rate and concurrency, for the next run's rate limiter
     catalog: CatalogRecord | None = None
-    former_catalog: CatalogRecord | None = None  # while a publish is incomplete: the file may still be that one
     has_unpublished_rows: bool = True  # the newest snapshot lacks rows, or has rows that do not count any more
     delta_base: DeltaBase | None = None  # None: the catalog must be built from the parts
     published_root: str | None = None  # folder of the lake when the newest catalog was published
@@ -310,33 +309,3 @@ class LakeProperties:
             if values.get(name) is not None:
                 values[name] = tuple(values[name])
         return cls(**values)
-
-
-class PropertyChanges(TypedDict, total=False):
-    """Properties to store; see `LakeProperties`. None deletes a property."""
-
-    next_commit_seq: int
-    source: str
-    lang: str | None
-    texts_from: Literal["list", "detail"] | None
-    has_detail_forms: bool
-    missing_includes: Sequence[str]
-    identity: Literal["id", "file_id"]
-    watermark: int | None
-    lookback_due: bool
-    unverified_since: int
-    last_verify_at: int | None
-    deep_position: int
-    learned_limits: dict[str, Any]
-    catalog: CatalogRecord | None
-    former_catalog: CatalogRecord | None
-    has_unpublished_rows: bool
-    delta_base: DeltaBase | None
-    published_root: str
-    purge_in_progress: Sequence[int] | None
-    purged_pictures: Sequence[str] | None
-    rollback_pause: RollbackPause | None
-    lake_id: str
-    remote_publish: PublishRecord | None
-    run_progress: RunProgress | None
-    pending_rows_from: int | None
