@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import json
-import re
 import resource
 import sys
 from dataclasses import dataclass, field, fields
-from typing import IO, TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
-from rich.console import Console
 
 from pipeline import logs, progress
 from pipeline.command_options import TypedCommand
@@ -21,11 +17,10 @@ from pipeline.formatting import format_bytes
 from pipeline.global_options import GlobalOptions, tokens_in_environment
 from pipeline.lake.lake_folder import missing_lake_error
 from pipeline.lake.layout import LakeLayout
-from pipeline.results import encode_result, to_json_value
+from pipeline.results import encode_result
 from pipeline.settings import Settings, load_token
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from types import UnionType
 
 _log = structlog.get_logger()
@@ -104,12 +99,6 @@ class CommandContext(GlobalOptions):
         """Return the progress display of a long run."""
         return progress.create_progress(silent=self.quiet, as_lines=self.log_json)
 
-    def console(self) -> Console:
-        """Return a console on stdout: as wide as the terminal, or with unwrapped lines without one."""
-        if sys.stdout.isatty():
-            return Console()
-        return Console(file=cast("IO[str]", _UnpaddedOutput()), width=_NON_TTY_WIDTH)
-
     def print_result(self, result: object, text: str = "", code: ExitCode = ExitCode.OK) -> ExitCode:
         """Print `result` as the JSON object of `--json`, otherwise `text`. Return `code`.
 
@@ -119,23 +108,6 @@ class CommandContext(GlobalOptions):
             raise TypeError(f"{self.typed.name}: the result is a {type(result).__name__}")
         sys.stdout.write(encode_result(result, code) + "\n" if self.as_json else text)
         return code
-
-    def print_json(self, result: Mapping[str, Any]) -> None:
-        """Print the one JSON object of `--json` on stdout."""
-        sys.stdout.write(json.dumps(to_json_value(result)) + "\n")
-
-
-class _UnpaddedOutput(io.TextIOBase):
-    """Standard output without spaces at the ends of lines: the cells of a table are as wide as its widest one."""
-
-    def write(self, text: str) -> int:
-        """Write whole lines, as a console does."""
-        sys.stdout.write(re.sub(r" +$", "", text, flags=re.MULTILINE))
-        return len(text)
-
-    def flush(self) -> None:
-        """Flush standard output."""
-        sys.stdout.flush()
 
 
 def create_context(

@@ -89,12 +89,13 @@ class _Command:
 
 
 async def run_for_object(context: CommandContext, *arguments: str, seconds: float) -> dict[str, Any]:
-    """Run a command and return its JSON object. Raises `ScanlakeError` with its error if it fails."""
+    """Run a command and return its JSON object. Raises `ScanlakeError` with its error if it has no result."""
     async with _start(context, arguments, seconds, _OBJECT_BYTES) as command:
         command.stdin.close()
-        output = await command.stdout.read()
-        await command.finish()
-    return parse_json_object(output)
+        output = parse_json_object(await command.stdout.read())
+        if not output or "error" in output:
+            await command.finish()
+    return output
 
 
 async def run_query(context: CommandContext, sql: str, limits: QueryLimits) -> dict[str, Any]:

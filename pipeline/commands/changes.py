@@ -3,10 +3,10 @@
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import asdict
-from enum import StrEnum
-from typing import Annotated, Any, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
+from typing import Annotated, Final
 
 import typer
 
@@ -16,22 +16,40 @@ from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import format_instant
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.snapshots import Change, diff_snapshots, find_snapshot_at, read_snapshot, require_snapshot
-from pipeline.logs import to_one_line
 from pipeline.monitoring.schedule import parse_duration
+from pipeline.output_formats import OutputFormat, choose_format, format_option
+from pipeline.results import format_json_instant
+from pipeline.text_tables import format_table
 from schemas.timestamps import SECOND, now_us, parse_instant, to_datetime
 
+
+@dataclass(frozen=True, slots=True)
+class ChangedFile:
+    """A file that was added, changed or deleted, with the columns that differ; times are of the later snapshot."""
+
+    change: str
+    file_id: int
+    scan_code: str | None
+    updated_at: datetime | None
+    columns: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeList:
+    """The files that differ between two snapshots, and how many there are of each kind."""
+
+    since: int
+    until: int
+    counts: Mapping[str, int]
+    files: Sequence[ChangedFile]
+
+
 GROUP: Final = "Use the data"
+RESULT: Final = ChangeList
 
-_COLUMNS = ("change", "file_id", "scan_code", "updated_at", "columns")
-_MAX_SHOWN_COLUMNS = 8
-_KINDS = ("added", "changed", "deleted")
-
-
-class ChangesFormat(StrEnum):
-    """Output formats of the list of changes."""
-
-    TEXT = "text"
-    CSV = "csv"
+_COLUMNS: Final = tuple(field.name for field in fields(ChangedFile))
+_KINDS: Final = ("added", "changed", "deleted")
+_FORMATS: Final = (OutputFormat.TABLE, OutputFormat.CSV, OutputFormat.JSON)
 
 
 def run(
@@ -45,8 +63,8 @@ def run(
         str | None, typer.Option(metavar="WHEN", help="The later state, written likewise. Default: the newest.")
     ] = None,
     output_format: Annotated[
-        ChangesFormat, typer.Option("--format", help="Aligned text, or CSV.")
-    ] = ChangesFormat.TEXT,
+        OutputFormat | None, format_option(*_FORMATS, text="Output format; json is that of --json. Default: table.")
+    ] = None,
 ) -> ExitCode:
     """List the files that were added, changed or deleted since a time, with the columns that differ.
 
@@ -55,25 +73,22 @@ def run(
     column has more or fewer rows.
     """
     layout = require_catalog(context.settings())
+    chosen = choose_format(output_format, None, _FORMATS, as_json=context.as_json)
     before = read_snapshot(require_snapshot(layout, _find_snapshot(layout, "--since", since)))
     later_path = layout.catalog if until is None else require_snapshot(layout, _find_snapshot(layout, "--until", until))
     later = read_snapshot(later_path)
     if later.snapshot < before.snapshot:
         raise SettingsError("--until is before --since.", hint="Give the earlier snapshot as --since.")
-    changes = diff_snapshots(layout, before, later, with_columns=True)
-    if context.as_json:
-        listed = list(changes)
-        numbers = {"since": before.snapshot, "until": later.snapshot, "counts": _count_kinds(listed)}
-        context.print_json(numbers | {"files": [_to_json(change) for change in listed]})
-    elif output_format is ChangesFormat.CSV:
-        sys.stdout.write(format_csv_row(_COLUMNS))
-        rows = (_to_json(change) | {"columns": " ".join(change.columns)} for change in changes)
-        sys.stdout.writelines(format_csv_row(row.values()) for row in rows)
+    files = [_describe(change) for change in diff_snapshots(layout, before, later, with_columns=True)]
+    counts = Counter(file.change for file in files)
+    result = ChangeList(before.snapshot, later.snapshot, {kind: counts[kind] for kind in _KINDS}, files)
+    if chosen is OutputFormat.TABLE:
+        text = format_table(_COLUMNS, map(_format_row, files), wraps={"columns"}) if files else ""
+        summary = ", ".join(f"{count:,} {kind}" for kind, count in result.counts.items())
+        text += f"{summary} from snapshot {before.snapshot} to {later.snapshot}\n"
     else:
-        counts = _count_kinds(_print_lines(changes))
-        summary = ", ".join(f"{counts[kind]:,} {kind}" for kind in _KINDS)
-        sys.stdout.write(f"{summary} from snapshot {before.snapshot} to {later.snapshot}\n")
-    return ExitCode.OK
+        text = format_csv_row(_COLUMNS) + "".join(format_csv_row(_format_row(file)) for file in files)
+    return replace(context, as_json=chosen is OutputFormat.JSON).print_result(result, text)
 
 
 def _find_snapshot(layout: LakeLayout, flag: str, when: str) -> int:
@@ -96,26 +111,11 @@ def _find_snapshot(layout: LakeLayout, flag: str, when: str) -> int:
     return number
 
 
-def _print_lines(changes: Iterable[Change]) -> Iterable[Change]:
-    """Print each change and pass it on, so that a long list is never in memory."""
-    for change in changes:
-        row = _to_json(change)
-        reference = to_one_line(row["scan_code"] or "-")
-        listed_columns = ", ".join(change.columns[:_MAX_SHOWN_COLUMNS])
-        if (more := len(change.columns) - _MAX_SHOWN_COLUMNS) > 0:
-            listed_columns += f" and {more} more"
-        line = f"{change.change:8} {change.file_id:>20} {row['updated_at'] or '-':27} {reference}  {listed_columns}"
-        sys.stdout.write(f"{line.rstrip()}\n")
-        yield change
+def _describe(change: Change) -> ChangedFile:
+    updated_at = None if change.updated_at is None else to_datetime(change.updated_at)
+    return ChangedFile(change.change, change.file_id, change.scan_code, updated_at, change.columns)
 
 
-def _count_kinds(changes: Iterable[Change]) -> dict[str, int]:
-    counts = Counter(change.change for change in changes)
-    return {kind: counts[kind] for kind in _KINDS}
-
-
-def _to_json(change: Change) -> dict[str, Any]:
-    row = asdict(change) | {"columns": list(change.columns)}
-    if change.updated_at is not None:
-        row["updated_at"] = f"{to_datetime(change.updated_at):%Y-%m-%dT%H:%M:%S.%fZ}"
-    return row
+def _format_row(file: ChangedFile) -> list[str | None]:
+    updated_at = None if file.updated_at is None else format_json_instant(file.updated_at)
+    return [file.change, str(file.file_id), file.scan_code, updated_at, " ".join(file.columns)]

@@ -7,21 +7,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final, Literal
 
-from rich.table import Table
-from rich.text import Text
-
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, LakeCorruptedError
-from pipeline.formatting import UNKNOWN, format_bytes, pluralize
+from pipeline.formatting import format_bytes, pluralize
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.kept_snapshots import RetentionRules, SnapshotTime, select_kept
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import fetch_dicts, open_catalog
 from pipeline.lake.snapshots import missing_parts, read_snapshot
+from pipeline.text_tables import format_table
 from schemas.timestamps import from_datetime
 
-_WIDE_COLUMNS: Final = 110
-_NARROW_COLUMNS: Final = 6  # the first ones fit on any terminal
 _UNKEPT: Final = "until the next sync"
 
 
@@ -74,9 +70,11 @@ def run(context: CommandContext) -> ExitCode:
         path, reasons = paths.get(row["snapshot"]), kept_as.get(row["snapshot"], ())
         details = {} if path is None else _read_state(layout, path) | {"path": path, "kept_as": reasons}
         snapshots.append(SnapshotStatus(**row | details))
-    if not context.as_json:
-        _print_table(context, snapshots)
-    return context.print_result(SnapshotList(snapshots))
+    existing = [snapshot for snapshot in snapshots if snapshot.path is not None]
+    text = format_table(_HEADINGS, map(_format_row, existing), wraps={"kept as"})
+    if deleted := len(snapshots) - len(existing):
+        text += f"{pluralize(deleted, 'snapshot')} deleted; --json lists them\n"
+    return context.print_result(SnapshotList(snapshots), text)
 
 
 def _read_state(layout: LakeLayout, path: Path) -> dict[str, object]:
@@ -87,29 +85,19 @@ def _read_state(layout: LakeLayout, path: Path) -> dict[str, object]:
     return {"state": "incomplete" if missing_parts(layout, snapshot) else "kept", "bytes": snapshot.bytes}
 
 
-def _print_table(context: CommandContext, snapshots: Sequence[SnapshotStatus]) -> None:
-    console = context.console()
-    headings = ("snapshot", "published (UTC)", "files", "state", "kept as", "size", "", "watermark (UTC)", "run")
-    column_count = _NARROW_COLUMNS if console.width < _WIDE_COLUMNS else len(headings)
-    grid = Table(*headings[:column_count], box=None)
-    existing = [snapshot for snapshot in snapshots if snapshot.path is not None]
-    for snapshot in existing:
-        grid.add_row(*map(Text, _format_row(snapshot)[:column_count]))
-    console.print(grid)
-    if deleted := len(snapshots) - len(existing):
-        console.print(Text(f"{pluralize(deleted, 'snapshot')} deleted; --json lists them"))
+_HEADINGS: Final = ("snapshot", "published (UTC)", "files", "state", "kept as", "size", "", "watermark (UTC)", "run")
 
 
-def _format_row(snapshot: SnapshotStatus) -> list[str]:
+def _format_row(snapshot: SnapshotStatus) -> list[str | None]:
     return [
         str(snapshot.snapshot),
         f"{snapshot.published_at:%Y-%m-%d %H:%M:%S}",
         f"{snapshot.files:,}",
         snapshot.state,
         _format_reasons(snapshot.kept_as or ()),
-        UNKNOWN if snapshot.bytes is None else format_bytes(snapshot.bytes),
+        None if snapshot.bytes is None else format_bytes(snapshot.bytes),
         "" if snapshot.complete else "during a run",
-        "-" if snapshot.watermark is None else f"{snapshot.watermark:%Y-%m-%d %H:%M:%S}",
+        None if snapshot.watermark is None else f"{snapshot.watermark:%Y-%m-%d %H:%M:%S}",
         snapshot.run_id,
     ]
 

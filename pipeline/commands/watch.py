@@ -25,8 +25,6 @@ from pipeline.process import run_async
 from pipeline.settings import TOKEN_VARIABLE, Settings, require_base_url
 from pipeline.sources import refuse_options_of_one_source
 
-GROUP: Final = "Fetch data"
-
 
 @dataclass(frozen=True, slots=True)
 class SourceRuns:
@@ -50,6 +48,10 @@ class LivenessResult:
 
     alive: bool
     reason: str | None
+
+
+GROUP: Final = "Fetch data"
+RESULT: Final = WatchResult | LivenessResult
 
 
 def run(

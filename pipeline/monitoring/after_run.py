@@ -13,12 +13,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pipeline.errors import ExitCode, StorageError, to_scanlake_error
+from pipeline.errors import ExitCode, to_scanlake_error
 from pipeline.lake.lake_folder import find_enclosing_lake
-from pipeline.lake.layout import LakeLayout
-from pipeline.lake.ledger_format import LedgerIdentity, identify_ledger
 from pipeline.logs import to_one_line
-from pipeline.monitoring.alerts import Alert, has_receiver, send_alert
+from pipeline.monitoring.alerts import Alert, send_alert
 from pipeline.monitoring.child_process import is_watched
 from pipeline.monitoring.metrics import lake_labels, write_metrics
 from pipeline.monitoring.run_history import RunStatsFile
@@ -54,21 +52,14 @@ def monitored_run(settings: Settings, command: str, source: str = "") -> Iterato
         raise
     finally:
         result.seconds = max(0.0, (datetime.now(UTC) - result.started_at).total_seconds())
-        if not is_watched() and (has_receiver(settings) or settings.metrics_file or _has_ledger(settings.lake)):
+        if not is_watched():
             ThreadRun(lambda: record_run(settings, RunStatsFile(settings.lake), result)).wait()
-
-
-def _has_ledger(folder: Path) -> bool:
-    """Return whether the folder is a lake by its ledger: a run that was refused writes nothing into another folder."""
-    with suppress(StorageError):
-        return identify_ledger(LakeLayout(folder.absolute()).ledger) is LedgerIdentity.LEDGER
-    return False
 
 
 async def record_run(settings: Settings, history: RunStatsFile, result: RunResult) -> RunStats:
     """Add the run to the statistics, write metrics, send an alert. Failures to do so are logged, not raised."""
-    if has_receiver(settings) and find_enclosing_lake(settings.lake) is None:
-        # An alert is sent once per kind of failure, also if the first sync has failed and made no lake.
+    if find_enclosing_lake(settings.lake) is None:
+        # Also a first sync that failed and made no lake has a reason, which status shows and an alert sends once.
         with suppress(OSError):
             settings.lake.mkdir(parents=True, exist_ok=True)
     with history.update() as stats:

@@ -29,12 +29,12 @@ class Failures:
         return f"{runs} failed: {self.reason}"
 
 
-def find_failures(lake: Path, state: LiveState) -> Failures | None:
-    """Return the failures since the last run that ended well; None without one."""
-    recorded = state.failures
+def find_failures(lake: Path, state: LiveState | None) -> Failures | None:
+    """Return the failures since the last run that ended well; None without one. `state` is None without a lake."""
+    recorded, last_success_at = ((), 0) if state is None else (state.failures, state.last_success_at)
     stats = RunStatsFile(lake).last
     ended_at = 0 if stats.last_ended is None else from_datetime(stats.last_ended)
-    is_counted = stats.failures > 0 and ended_at > state.last_success_at
+    is_counted = stats.failures > 0 and ended_at > last_success_at
     count = max(len(recorded), stats.failures if is_counted else 0)
     if not count:
         return None

@@ -63,7 +63,7 @@ def test_status_as_json(scanlake: Scanlake, lake: Path) -> None:
     """--json is one object with the same facts, and moments that say they are UTC."""
     assert lake.exists()
     state = json.loads(scanlake("status", "--json", "--runs", "1").out)
-    assert state["freshness"]["watermark"] == "2024-03-31T12:00:00+00:00"
+    assert state["freshness"]["watermark"] == "2024-03-31T12:00:00Z"
     assert state["tables"]["files"] == 3
     assert set(state["tables"]) == {table.name for table in TABLES}
     assert len(state["runs"]) == 1

@@ -1,4 +1,4 @@
-"""A newcomer's first runs: what fails before the first good answer makes nothing, and each message says where."""
+"""A newcomer's first runs: what fails before the first good answer makes no lake, and each message says where."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-async def test_a_failed_first_run_makes_nothing(tmp_path: Path) -> None:
-    """After a wrong port, a wrong token or a page of HTML there is no lake, and the mended address needs no option."""
+async def test_a_failed_first_run_makes_no_lake(tmp_path: Path) -> None:
+    """A wrong port, a wrong token or a page of HTML leaves only the reason; the right address needs no option."""
     async with Emulator(files=5) as emulator:
         here = variables(emulator)
         away = await called(tmp_path, "sync", **here | {"SCANLAKE_BASE_URL": "http://127.0.0.1:9"})
@@ -26,7 +26,8 @@ async def test_a_failed_first_run_makes_nothing(tmp_path: Path) -> None:
         unsynced = await called(tmp_path, "verify", **here)
         emulator.script("html", times=50)
         page = await called(tmp_path, "sync", **here, **set_run_constants(max_attempts=1))
-        assert names(tmp_path) == []
+        assert names(tmp_path) == ["lake"]
+        assert names(tmp_path / "lake") == ["run_stats.json"]
     assert (away.code, refused.code, unsynced.code) == (1, 3, 2)
     assert "GET /files at 127.0.0.1:9: no connection (after 6 attempts). Check base_url" in away.err
     assert page.code in {1, 6}
@@ -67,7 +68,7 @@ async def test_https_to_a_port_without_tls(tmp_path: Path) -> None:
     assert answer.lines == [
         f"scanlake: {problem} Use the port for https. Only on this machine base_url may begin with http://."
     ]
-    assert names(tmp_path) == []
+    assert names(tmp_path / "lake") == ["run_stats.json"]
 
 
 async def test_without_settings_everybody_is_sent_to_init(tmp_path: Path) -> None:

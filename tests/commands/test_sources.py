@@ -256,6 +256,29 @@ async def test_status_verify_and_check_take_all_sources(tmp_path: Path) -> None:
     assert set(everything.json["sources"]) == {"n", "s"}
 
 
+async def test_status_tells_why_the_first_sync_failed(tmp_path: Path) -> None:
+    """After a first sync that failed, status ends with 1 and says why; while later syncs fail, it ends with 1, too."""
+    async with Emulator(20) as north:
+        table = f'[sources.north]\nbase_url = "{north.base_url}"\nrequest_timeout_seconds = 3\n'
+        (tmp_path / "scanlake.toml").write_text(table, encoding="utf-8")
+        token = {"SCANLAKE_TOKEN_NORTH": north.token}
+        refused = await called(tmp_path, "sync", "--all", SCANLAKE_TOKEN_NORTH="another-token")
+        assert refused.code == 3
+        for command in (("status", "--all"), ("status", "--source", "north")):
+            first = await called(tmp_path, *command)
+            assert first.code == 1
+            assert f"No lake at {tmp_path}/lake/north: the last run failed: " in first.out + first.err
+            assert "refused the token" in first.out + first.err
+        assert (await called(tmp_path, "sync", "--all", **token)).code == 0
+        assert (await called(tmp_path, "status", "--all")).code == 0
+        north.set_faults(outage=True)
+        assert (await called(tmp_path, "sync", "--all", **token)).code == 1
+        failing = await called(tmp_path, "status", "--all", "--json")
+    assert failing.code == 1
+    assert failing.json["sources"]["north"]["ok"] is False
+    assert failing.json["sources"]["north"]["failures"]["count"] == 1
+
+
 async def test_hints_of_all_sources_name_each(tmp_path: Path) -> None:
     """With --all the hint of a source that has no lake is a command that works beside the others."""
     tables = (f'[sources.{name}]\nbase_url = "https://{name}.example"\n' for name in ("n", "s"))
