@@ -20,9 +20,6 @@ EDIT_KINDS: tuple[EditKind, ...] = EditKind.__args__  # type: ignore[attr-define
 
 _BIG_IDS = 1 << 60
 _SMALL_IDS = 50_000_000
-_IMAGE_FACTOR = 2654435761
-_IMAGE_NUMBERS = 1 << 63
-_IMAGE_INVERSE = pow(_IMAGE_FACTOR, -1, _IMAGE_NUMBERS)
 _SLOTS = 4096  # upload numbers of a file; the last one is the upload that arrives late
 _UPLOAD_COUNTS = (0, 1, 2, 2, 3, 3, 4, 4, 5, 5, 5, 6, 6, 6, 7, 7, 8, 9, 10, 12)
 
@@ -99,8 +96,6 @@ def generate_children(pools: FixturePools, record: FileRecord, options: RenderOp
     content.locations = [dict(pools.locations[(shift + n) % 25]) for n in range(location_count)]
     for _ in range((0, 0, 1, 1, 2, 4)[int(draw() * 6)]):
         generator.add_field(draw, record.created)
-    if content.fields and draw() < 0.3:
-        generator.repeat_field(draw, record.created)
     for _ in range((0, 0, 0, 1, 1, 2)[int(draw() * 6)]):
         generator.add_form(draw)
     for _ in range((0, 0, 0, 0, 1, 1, 1, 2, 2, 3)[int(draw() * 10)] if content.uploads else 0):
@@ -114,11 +109,6 @@ def parse_upload_id(upload_id: int) -> int | None:
     """Return the serial number of the file that an upload id belongs to, None if it belongs to no file."""
     number, rest = divmod(upload_id - 1 - (_BIG_IDS if upload_id > _BIG_IDS else _SMALL_IDS), 3)
     return None if rest or number < 0 else number // _SLOTS
-
-
-def parse_image_number(number: int) -> int:
-    """Return the upload id of the number in an image link."""
-    return number * _IMAGE_INVERSE % _IMAGE_NUMBERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +131,7 @@ class ContentGenerator:
             slot = self.content.used
             self.content.used += 1
         key, format_time = self.child_id(slot), self.options.upload_time
-        link = f"{self.options.image_origin}/images/{key * _IMAGE_FACTOR % _IMAGE_NUMBERS:x}"
+        link = f"{self.options.image_origin}/images/{key:x}"
         upload = self.pools.uploads[int(draw() * 400)].copy()
         upload["id"] = key
         upload["created_at"] = format_time(at)
@@ -152,34 +142,25 @@ class ContentGenerator:
         self.content.uploads.append(upload)
 
     def add_field(self, draw: Callable[[], float], at: int) -> None:
-        """Add a custom field; its source may be an upload."""
+        """Add a custom field, of those there are or scanned a second time; its source may be an upload."""
+        fields, uploads = self.content.fields, self.content.uploads
         number, name = self.pools.fields[int(draw() * 18)]
-        uploads = self.content.uploads
-        source = uploads[int(draw() * len(uploads))]["id"] if uploads and draw() < 0.5 else None
-        value = ("", "12.5", "A-1007", "grün", "0042")[int(draw() * 5)]
-        self.content.fields.append(self._build_field(number, name, value, source, at=at))
-
-    def repeat_field(self, draw: Callable[[], float], at: int) -> None:
-        """Scan an existing field a second time, from another upload or none."""
-        first = self.content.fields[0]
-        uploads = self.content.uploads
-        source = uploads[int(draw() * len(uploads))]["id"] if uploads else None
-        value = f"R-{int(draw() * 999)}"
-        self.content.fields.append(self._build_field(first["field_id"], first["name"], value, source, at=at))
-
-    def _build_field(self, number: int, name: str, value: str, source: int | None, *, at: int) -> JsonObject:
+        if fields and draw() < 0.2:
+            number, name = fields[0]["field_id"], fields[0]["name"]
         text = self.options.field_time(at)
-        return {
-            "id": number % 97,  # deprecated in the interface; not a key
-            "field_id": number,
-            "donotuse": str(number + 1),
-            "name": name,
-            "value": value,
-            "snap_id": source,
-            "file_id": self.record.key,
-            "created_at": text,
-            "updated_at": text,
-        }
+        fields.append(
+            {
+                "id": number % 97,  # deprecated in the interface; not a key
+                "field_id": number,
+                "donotuse": str(number + 1),
+                "name": name,
+                "value": ("", "12.5", "A-1007", "grün", "0042")[int(draw() * 5)],
+                "snap_id": uploads[int(draw() * len(uploads))]["id"] if uploads and draw() < 0.5 else None,
+                "file_id": self.record.key,
+                "created_at": text,
+                "updated_at": text,
+            }
+        )
 
     def add_form(self, draw: Callable[[], float]) -> None:
         """Add a form submission in one of the three layouts."""

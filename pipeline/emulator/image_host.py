@@ -4,6 +4,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
@@ -12,7 +13,6 @@ from aiohttp import web
 
 from pipeline.emulator.documents import DocumentRenderer
 from pipeline.emulator.faults import FaultInjector
-from pipeline.emulator.generator import parse_image_number
 from pipeline.emulator.http import (
     RawResponse,
     Response,
@@ -30,7 +30,6 @@ _PATH_RE = re.compile(r"/images/([0-9a-f]{1,16})/(full|thumb)\.jpg")
 _KINDS: dict[str, Kind] = {"full": "image", "thumb": "thumbnail"}
 _FOREVER = 4_102_444_800  # 2100-01-01, as seconds since 1970
 _SLOW_PIECES = 10
-_HUGE_PIECE = bytes(1 << 16)
 
 
 class ImageHost:
@@ -41,6 +40,7 @@ class ImageHost:
     """
 
     def __init__(self, documents: DocumentRenderer, options: ImageOptions, faults: Faults, token: str) -> None:
+        self.options = options
         self.pictures = Pictures(documents, options)
         self.faults = FaultInjector(faults, documents.world.plan.seed, token)
         self.url = ""
@@ -51,14 +51,10 @@ class ImageHost:
         self.in_flight = 0
         self.reset()
 
-    @property
-    def options(self) -> ImageOptions:
-        """Current options."""
-        return self.pictures.options
-
     def set_options(self, **settings: Any) -> None:
         """Change some options."""
-        self.pictures.set_options(replace_fields(self.options, settings))
+        self.options = replace_fields(self.options, settings)
+        self.pictures.set_options(self.options)
 
     def set_faults(self, **settings: Any) -> None:
         """Change some fields of the current faults of this host; the service has faults of its own."""
@@ -194,11 +190,11 @@ class ImageHost:
             case "removed":
                 return self._send(request, to_html_response("No such picture", 404))
             case "broken":
-                return self._cut(response)
+                return self.faults.corrupt_response(self.options.broken, response, self._format_date())
             case "html":
                 return self._send(request, to_html_response("Please sign in"))
             case "huge":
-                return await self._send_huge(request, response.body)
+                return self._send(request, replace(response, body=response.body.ljust(self.options.huge_bytes, b"\0")))
         self.fetches[target] += 1
         self.sent_bytes += len(response.body)
         if outcome == "slow":
@@ -214,7 +210,7 @@ class ImageHost:
         if refusal is not None:
             return refusal, None
         match = _PATH_RE.fullmatch(path)
-        upload_id = parse_image_number(int(match[1], 16)) if match else 0
+        upload_id = int(match[1], 16) if match else 0
         subject = self.pictures.find_subject(upload_id) if match else None
         if match is None or subject is None:
             return to_html_response("No such picture", 404), None
@@ -224,28 +220,6 @@ class ImageHost:
 
     def _send(self, request: web.BaseRequest, response: Response) -> RawResponse:
         return to_raw_response(request, response, self._format_date())
-
-    def _cut(self, response: Response) -> RawResponse:
-        """Return half a picture."""
-        body = response.body[: len(response.body) // 2]
-        length = {"cut-close": None, "cut-length": len(response.body), "short": len(body)}[self.options.broken]
-        head = render_head(response, self._format_date(), length=length, ending="close")
-        return RawResponse(head + body, ending="close")
-
-    async def _send_huge(self, request: web.BaseRequest, start: bytes) -> web.StreamResponse:
-        """Send a picture of huge_bytes, at the speed of the client."""
-        size = self.options.huge_bytes
-        reply = web.StreamResponse(headers={"Content-Type": "image/jpeg"})
-        reply.content_length = size
-        await reply.prepare(request)
-        piece = start[:size]
-        while size > 0:
-            await reply.write(piece)
-            size -= len(piece)
-            self.sent_bytes += len(piece)
-            piece = _HUGE_PIECE[:size]
-        await reply.write_eof()
-        return reply
 
     def _format_date(self) -> str:
         return format_date(int(self._now()))

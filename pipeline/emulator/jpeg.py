@@ -11,7 +11,8 @@ BLOCK = 8
 
 _QUANTUM = 8
 _MAX_SEGMENT = 65_000
-_TIFF_TYPE_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8}
+_DETAILS_AT = 38  # after the header and the main directory
+_PLACE_AT = _DETAILS_AT + 58
 
 
 def build_prefix(exif: bytes, comment: bytes) -> bytes:
@@ -42,50 +43,28 @@ def _build_segment(marker: int, content: bytes) -> bytes:
     return struct.pack(">BBH", 0xFF, marker, len(content) + 2) + content
 
 
-def build_exif(taken_at: str, position: tuple[int, int] | None, zone: str | None) -> bytes:
-    """Return an EXIF segment: the main, the EXIF and the GPS directory of a TIFF structure.
+def build_exif(taken_at: str, position: tuple[int, int]) -> bytes:
+    """Return an EXIF segment: the main, the EXIF and the GPS directory of a TIFF structure, at fixed offsets.
 
-    `taken_at`: `YYYY:MM:DD HH:MM:SS`. `position`: latitude and longitude in millionths of a degree.
+    `taken_at`: `YYYY:MM:DD HH:MM:SS`, in UTC. `position`: latitude and longitude in millionths of a degree.
     """
-    taken = (0x9003, 2, taken_at.encode() + b"\0")
-    details = [taken] if zone is None else [taken, (0x9011, 2, zone.encode() + b"\0")]
-    tags = [0x8769] if position is None else [0x8769, 0x8825]
-    details_at = 8 + len(_build_directory([(tag, 4, bytes(4)) for tag in tags], 0))
-    parts = [_build_directory(details, details_at)]
-    if position is not None:
-        parts.append(_build_directory(_build_position(*position), details_at + len(parts[0])))
-    starts = (details_at, details_at + len(parts[0]))
-    main = [(tag, 4, struct.pack(">L", start)) for tag, start in zip(tags, starts, strict=False)]
-    head = b"Exif\0\0MM\0*" + struct.pack(">L", 8) + _build_directory(main, 8)
-    return _build_segment(0xE1, head + b"".join(parts))
+    south, west = (ord("NS"[position[0] < 0]) << 24, ord("EW"[position[1] < 0]) << 24)
+    main = [(0x8769, 4, 1, _DETAILS_AT), (0x8825, 4, 1, _PLACE_AT)]
+    details = [(0x9003, 2, 20, _DETAILS_AT + 30), (0x9011, 2, 7, _DETAILS_AT + 50)]
+    angles_at = _PLACE_AT + 66
+    place = [(0, 1, 4, 0x02030000), (1, 2, 2, south), (2, 5, 3, angles_at), (3, 2, 2, west), (4, 5, 3, angles_at + 24)]
+    parts = [b"Exif\0\0MM\0*", struct.pack(">L", 8), _build_directory(main), _build_directory(details)]
+    parts += [f"{taken_at}\0+00:00\0\0".encode(), _build_directory(place), *map(_build_angle, position)]
+    return _build_segment(0xE1, b"".join(parts))
 
 
-def _build_directory(entries: list[tuple[int, int, bytes]], at: int) -> bytes:
-    """Return a TIFF directory that lies at offset `at`; values above four bytes follow it."""
-    head, values = struct.pack(">H", len(entries)), b""
-    values_at = at + 2 + 12 * len(entries) + 4
-    for tag, kind, value in entries:
-        head += struct.pack(">HHL", tag, kind, len(value) // _TIFF_TYPE_SIZES[kind])
-        if len(value) <= 4:
-            head += value.ljust(4, b"\0")
-        else:
-            head += struct.pack(">L", values_at + len(values))
-            values += value + b"\0" * (len(value) % 2)
-    return head + b"\0\0\0\0" + values
-
-
-def _build_position(latitude: int, longitude: int) -> list[tuple[int, int, bytes]]:
-    return [
-        (0, 1, bytes([2, 3, 0, 0])),
-        (1, 2, b"S\0" if latitude < 0 else b"N\0"),
-        (2, 5, _build_angle(abs(latitude))),
-        (3, 2, b"W\0" if longitude < 0 else b"E\0"),
-        (4, 5, _build_angle(abs(longitude))),
-    ]
+def _build_directory(entries: list[tuple[int, int, int, int]]) -> bytes:
+    """Return a TIFF directory. An entry is tag, type, count, and the value or its offset."""
+    return struct.pack(">H", len(entries)) + b"".join(struct.pack(">HHLL", *entry) for entry in entries) + bytes(4)
 
 
 def _build_angle(micro_degrees: int) -> bytes:
-    """Return degrees, minutes and seconds as exact fractions."""
-    degrees, rest = divmod(micro_degrees, 1_000_000)
+    """Return degrees, minutes and seconds as exact fractions, without the sign."""
+    degrees, rest = divmod(abs(micro_degrees), 1_000_000)
     minutes, rest = divmod(rest * 60, 1_000_000)
     return struct.pack(">6L", degrees, 1, minutes, 1, rest * 60, 1_000_000)

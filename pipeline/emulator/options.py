@@ -141,7 +141,7 @@ class ImageOptions:
     duplicate_pictures: int = _option(16, "number of shared pictures")
     removed_ratio: float = _option(0.0, "fraction whose picture does not exist (any longer)")
     broken_ratio: float = _option(0.0, "fraction that never arrives complete")
-    broken: Literal["cut-close", "cut-length", "short"] = _option(
+    broken: Literal["cut-close", "cut-length", "cut-json"] = _option(
         "cut-close", "broken pictures end with a clean close, before their Content-Length, or with a matching one"
     )
     html_ratio: float = _option(0.0, "fraction that is an HTML page with status 200")

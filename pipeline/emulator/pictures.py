@@ -113,10 +113,9 @@ class Pictures:
         number = subject.upload_id
         columns, rows = _SHAPES[kind][number % 4]
         scan = jpeg.build_scan(columns, rows)
-        # Some cameras write no EXIF data, and some no time zone.
-        has_exif = number % 11 != 3
-        taken = subject.taken_at.strftime("%Y:%m:%d %H:%M:%S")
-        exif = jpeg.build_exif(taken, subject.position, "+00:00" if number % 2 else None) if has_exif else b""
+        exif = b""  # of a camera that writes none
+        if subject.position is not None:
+            exif = jpeg.build_exif(subject.taken_at.strftime("%Y:%m:%d %H:%M:%S"), subject.position)
         prefix = jpeg.build_prefix(exif, b"%s of upload %d, seed %d" % (kind.encode(), number, self._seed))
         size = self.options.size_bytes * (1.0 if kind == "image" else _THUMBNAIL_RATIO)
         length = round(size * (0.8 + 0.4 * self._draw("size", number))) - len(prefix) - len(scan)
@@ -127,8 +126,8 @@ class Pictures:
             _JPEG,
             columns * jpeg.BLOCK,
             rows * jpeg.BLOCK,
-            subject.taken_at if has_exif else None,
-            subject.position if has_exif else None,
+            subject.taken_at if exif else None,
+            subject.position,
         )
 
     def _draw(self, purpose: str, upload_id: int) -> float:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from random import Random
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import msgspec
 
@@ -18,7 +17,6 @@ from pipeline.emulator.http import HTML, Response, to_html_response, to_json_res
 from pipeline.emulator.options import Quirks
 
 MAX_FILES = 100
-_DATE_LETTERS = {"Y": "%Y", "m": "%m", "d": "%d", "H": "%H", "i": "%M", "s": "%S", "y": "%y", "M": "%b", "D": "%a"}
 
 
 @dataclass(slots=True)
@@ -32,7 +30,14 @@ class Report:
     render: Callable[[], bytes]
     body: bytes | None = None  # None until the content is read
     polls: int = 0
-    downloads: int = 0
+
+
+class _Order(msgspec.Struct):
+    files: list[int]
+    template: int | None = None
+    filename: str | None = None
+    settings: dict[str, Any] | None = None
+    asynchronous: bool | None = None
 
 
 @dataclass(slots=True)
@@ -50,7 +55,7 @@ class Reports:
             order = _parse_order(body)
         except ValueError as error:
             return to_json_response({"response": "error", "status": str(error)}, 422)
-        unknown = [key for key in order["files"] if self.documents.world.find(key) is None]
+        unknown = [key for key in order.files if self.documents.world.find(key) is None]
         if unknown and quirks.report_unknown_ids != "skip":
             problem = f"NO FILE FOUND: {unknown[0]}"
             return to_json_response({"response": "error", "status": problem}, int(quirks.report_unknown_ids))
@@ -61,7 +66,7 @@ class Reports:
         elif quirks.report_documents == "first-content":
             report.body, report.render = first.body, first.render
         url = f"{origin}/reports/{report.secret}/{report.filename}"
-        if order["asynchronous"] and quirks.report_async == "honoured":
+        if order.asynchronous and quirks.report_async == "honoured":
             return to_json_response({"url": url}, int(quirks.report_async_status))
         await asyncio.sleep(quirks.report_seconds)
         report.ready_at = 0.0
@@ -78,81 +83,61 @@ class Reports:
             return _build_not_ready_response(quirks), False
         if report.body is None:
             report.body = report.render()
-        report.downloads += 1
         headers = {}
         if quirks.report_disposition != "absent":
             name = "../../../../tmp/owned.pdf" if quirks.report_disposition == "traversal" else report.filename
             headers["Content-Disposition"] = f'attachment; filename="{name}"'
         return Response(200, report.body, "application/pdf", headers), True
 
-    def _create(self, order: dict[str, Any], quirks: Quirks) -> Report:
+    def _create(self, order: _Order, quirks: Quirks) -> Report:
         secret = secrets.token_urlsafe(24)
-        lost = order["asynchronous"] and self.rng.random() < quirks.report_lost_ratio
+        lost = order.asynchronous and self.rng.random() < quirks.report_lost_ratio
         ready = None if lost else time.monotonic() + quirks.report_ready_seconds
         now = datetime.fromtimestamp(self.documents.world.clock.now() / 1e6, UTC)
-        stem = order["filename"] or now.strftime("report-%Y%m%d-%H%M%S")
+        stem = order.filename or now.strftime("report-%Y%m%d-%H%M%S")
         safe = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "-_.") else "_" for letter in stem)
         name = safe if safe.lower().endswith(".pdf") else f"{safe}.pdf"
-        report = Report(secret, order["files"], name, ready, lambda: self._render(order, stem))
+        report = Report(secret, order.files, name, ready, lambda: self._render(order, stem))
         if quirks.report_render == "at-order":
             report.body = report.render()
         self.by_secret[secret] = report
         return report
 
-    def _render(self, order: dict[str, Any], title: str) -> bytes:
-        zone, pattern = ZoneInfo(order["zone"]), order["pattern"]
+    def _render(self, order: _Order, title: str) -> bytes:
         world = self.documents.world
-        lines = [f"Template {order['template']}, locale {order['locale']}, {len(order['files'])} files ordered", ""]
-        for key in order["files"]:
+        lines = [f"Template {order.template or 2}, {len(order.files)} files ordered", ""]
+        for key in order.files:
             record = world.find(key)
             if record is not None:
-                updated = datetime.fromtimestamp(record.updated / 1e6, zone).strftime(pattern)
+                updated = datetime.fromtimestamp(record.updated / 1e6, UTC)
                 count = len(self.documents.get_content(record).uploads)
                 columns = {
                     "id-and-reference": f"File {key}   {record.scan_code}",
                     "reference": f"File {record.scan_code}",
                     "nothing": "File",
                 }[self.documents.quirks.report_shows]
-                lines.append(f"{columns}   updated {updated}   {count} uploads")
+                lines.append(f"{columns}   updated {updated:%Y-%m-%d %H:%M:%S}   {count} uploads")
         return pdf.render_pdf(title, lines)
 
 
-class _Order(msgspec.Struct):
-    files: list[int]
-    template: int | None = None
-    filename: str | None = None
-    settings: dict[str, Any] | None = None
-    asynchronous: bool | None = None
-
-
-def _parse_order(body: bytes) -> dict[str, Any]:
-    """Return a valid order with defaults, without duplicate ids. Raise ValueError with the text of the response."""
+def _parse_order(body: bytes) -> _Order:
+    """Return a valid order, without duplicate ids. Raise ValueError with the text of the response."""
     try:
         order = msgspec.json.decode(body, type=_Order)
     except msgspec.DecodeError as error:
         raise ValueError(f"INVALID BODY: {error}") from error
-    files = list(dict.fromkeys(order.files))
-    if not 0 < len(files) <= MAX_FILES:
+    order.files = list(dict.fromkeys(order.files))
+    if not 0 < len(order.files) <= MAX_FILES:
         raise ValueError(f"1 TO {MAX_FILES} FILES")
     settings = order.settings or {}
     # The interface has dateTime.zone: it may be a nested object or a key with a dot.
     nested = settings.get("dateTime")
-    times = nested if isinstance(nested, dict) else {}
-    zone = settings.get("dateTime.zone", times.get("zone", "UTC"))
-    pattern = str(settings.get("dateTime.format", times.get("format", "Y-m-d H:i:s")))
+    zone = settings.get("dateTime.zone", nested.get("zone", "UTC") if isinstance(nested, dict) else "UTC")
     if settings.get("format", "pdf") != "pdf":
         raise ValueError("INVALID FORMAT")
     if zone not in shares.list_time_zones():
         raise ValueError("INVALID TIMEZONE")
-    return {
-        "files": files,
-        "template": order.template or 2,
-        "filename": order.filename or "",
-        "asynchronous": bool(order.asynchronous),
-        "locale": settings.get("locale", "en-US"),
-        "zone": zone,
-        "pattern": "".join(_DATE_LETTERS.get(letter, letter.replace("%", "%%")) for letter in pattern),
-    }
+    return order
 
 
 def _build_not_ready_response(quirks: Quirks) -> Response:

@@ -32,6 +32,7 @@ from pipeline.emulator.world import World, run_churn
 
 DEFAULT_TOKEN = "ZW11L2xhdG9yK3NjYW5sYWtlLXRva2Vu/+8="  # noqa: S105 (not a secret; needs URL encoding on purpose)
 IMAGE_ORIGIN = "https://images.example.invalid"
+HOST = "127.0.0.1"  # also the control routes, which need no token, are for this machine only
 ENDPOINTS = ("list", "detail", "share", "report", "poll", "download", "other")
 
 
@@ -63,7 +64,6 @@ class Emulator:
         faults: Faults | None = None,
         images: ImageOptions | None = None,
         image_faults: Faults | None = None,
-        host: str = "127.0.0.1",
         port: int = 0,
         token: str = DEFAULT_TOKEN,
         churn: float = 0.0,
@@ -86,7 +86,6 @@ class Emulator:
         self.in_flight = 0
         self.on_request: Callable[[str], None] | None = None  # called with the endpoint before each request is handled
         self._churn_task: asyncio.Task[None] | None = None
-        self.host = host
         self.port = port
         self.other_port = 0
         self._rng = random.Random(f"server:{self.plan.seed}")
@@ -96,12 +95,12 @@ class Emulator:
     @property
     def base_url(self) -> str:
         """Address of the service, without a path."""
-        return f"http://{self.host}:{self.port}"
+        return f"http://{HOST}:{self.port}"
 
     @property
     def other_url(self) -> str:
         """Another origin of the same process, which must never receive the token; see `strays`."""
-        return f"http://{self.host}:{self.other_port}"
+        return f"http://{HOST}:{self.other_port}"
 
     @property
     def injected_faults(self) -> Counter[str]:
@@ -185,7 +184,7 @@ class Emulator:
         if self.images is not None:
             # Rendered links show the origin, so it must be known first.
             port = await self._listen(self.images.handle, self.images.options.port)
-            self.images.url = f"http://{self.host}:{port}"
+            self.images.url = f"http://{HOST}:{port}"
             self.images.faults.other_origin = self.other_url
             self.documents.set_image_host(self.images.url, self.images.sign)
         if self._prerenders:
@@ -212,7 +211,7 @@ class Emulator:
         runner = web.ServerRunner(server, shutdown_timeout=0.2)
         await runner.setup()
         self._runners.append(runner)
-        await web.TCPSite(runner, self.host, port, backlog=2048).start()
+        await web.TCPSite(runner, HOST, port, backlog=2048).start()
         return int(runner.addresses[0][1])
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -258,8 +257,6 @@ class Emulator:
             return self._get_report(request, path, query)
         args = MultiDict(parse_qsl(query, keep_blank_values=True))
         if endpoint == "other":
-            if path.startswith("/s/"):
-                return self.shares.view(path[3:]), endpoint
             return to_json_response({"message": "Not Found"}, 404), endpoint
         if not self._is_authorized(request, args):
             if endpoint == "share":

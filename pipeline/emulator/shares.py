@@ -8,7 +8,7 @@ from zoneinfo import available_timezones
 from multidict import MultiMapping
 
 from pipeline.emulator import timestamps
-from pipeline.emulator.http import Response, to_html_response, to_json_response
+from pipeline.emulator.http import Response, to_json_response
 from pipeline.emulator.world import World
 
 _NO_CACHE = {"Cache-Control": "no-cache"}
@@ -16,53 +16,33 @@ _MAX_TEXT_LENGTH = 255
 _LIST_RECIPIENTS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Share link; `expires` in microseconds, None for never."""
-
-    key: int
-    reference: str
-    expires: int | None
-
-
 @dataclass(slots=True)
 class Shares:
-    """Links of one service and the e-mails for them, as (recipient, reference)."""
+    """References of the links of one service, and the e-mails for them, as (recipient, reference)."""
 
     world: World
-    by_secret: dict[str, Share] = field(default_factory=dict)
+    by_secret: dict[str, str] = field(default_factory=dict)
     emails: list[tuple[str, str]] = field(default_factory=list)
 
     def create(self, args: MultiMapping[str], origin: str) -> Response:
-        """Create a link to the newest file with a reference."""
+        """Create a link to a file with a reference."""
         for name in ("reference", "customer_reference"):
             if len(args.get(name, "")) > _MAX_TEXT_LENGTH:
                 return build_error_response(422, f"{name.upper()} TOO LONG")
         if args.get("timezone", "UTC") not in list_time_zones():
             return build_error_response(422, "INVALID TIMEZONE")
         try:
-            expires = timestamps.parse_timestamp(args["expires"]) if "expires" in args else None
+            timestamps.parse_timestamp(args.get("expires", "2000-01-01"))
         except ValueError:
             return build_error_response(422, "INVALID EXPIRES")
         reference = args.get("reference", "")
-        keys = self.world.by_reference.get(reference)
-        if not keys:
+        if not self.world.by_reference.get(reference):
             return build_error_response(404, "NO FILE FOUND")
-        newest = max(keys, key=lambda key: self.world.records[key].updated)
         secret = secrets.token_urlsafe(24)
-        self.by_secret[secret] = Share(newest, reference, expires)
+        self.by_secret[secret] = reference
         self._send_emails(args, reference)
         body = {"response": "success", "status": "SHARE CREATED", "share_url": f"{origin}/s/{secret}"}
         return to_json_response(body, 200, _NO_CACHE)
-
-    def view(self, secret: str) -> Response:
-        """Return the page of a share link, which needs no token."""
-        share = self.by_secret.get(secret)
-        if share is None:
-            return to_html_response("No such share", 404)
-        if share.expires is not None and share.expires < self.world.clock.now():
-            return to_html_response("This share has expired", 410)
-        return to_html_response("Shared file")
 
     def _send_emails(self, args: MultiMapping[str], reference: str) -> None:
         if args.get("send_email", "true").lower() in {"false", "0", "no", "off"}:

@@ -113,15 +113,11 @@ class World:
 
     def close(self, keys: Iterable[int]) -> list[int]:
         """Close files."""
-        return [self._set_closed(key, 1) for key in keys]
-
-    def open(self, keys: Iterable[int]) -> list[int]:
-        """Open files."""
-        return [self._set_closed(key, 0) for key in keys]
+        return [self._close(key) for key in keys]
 
     def reopen(self, keys: Iterable[int]) -> list[int]:
         """Close files and create a new file with the scan code of each; return the new keys."""
-        return [self.create(scan_code=self.records[self._set_closed(key, 1)].scan_code)[0] for key in keys]
+        return [self.create(scan_code=self.records[self._close(key)].scan_code)[0] for key in keys]
 
     def delete(self, keys: Iterable[int]) -> list[int]:
         """Delete files from list, detail, shares and reports."""
@@ -150,9 +146,9 @@ class World:
     def _round(self, time_us: int) -> int:
         return time_us - time_us % _STEP[self.quirks.precision]
 
-    def _set_closed(self, key: int, closed: int) -> int:
+    def _close(self, key: int) -> int:
         record = self.records[key]
-        record.closed = closed
+        record.closed = 1
         self._set_updated(record, self._now())
         return key
 

@@ -28,7 +28,7 @@ _ENVIRONMENT = set_constants(
 def _draw(rng: random.Random) -> tuple[dict[str, Any], dict[str, float]]:
     """Options of the pictures, and faults of their host."""
     ratios = {name: rng.choice((0.0, 0.0, 0.1)) for name in _RATIOS}
-    broken = rng.choice(("cut-close", "cut-length", "short"))
+    broken = rng.choice(("cut-close", "cut-length", "cut-json"))
     faults = {rng.choice(_FAULTS): rng.choice((0.05, 0.2)) for _ in range(rng.randrange(3))}
     return {**ratios, "broken": broken}, faults
 
