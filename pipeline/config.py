@@ -12,7 +12,6 @@ import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,7 +22,7 @@ from pipeline.errors import SettingsError
 from pipeline.settings import PREFIX, SECRET_SETTINGS, TOKEN_VARIABLE, Settings, token_hint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
 CONFIG_NAME: Final = "scanlake.toml"
 TABLES: Final = "sources"
@@ -56,34 +55,56 @@ class SettingsLayers:
         """Return where a setting comes from: default, file, source, environment or flag."""
         return next((origin for origin, values in reversed(self.layers) if name in values), "default")
 
-    def settings(self) -> Settings:
+    def settings(self, *, ignore_invalid: bool = False) -> Settings:
         """Validate and return the settings. Raises `SettingsError` that names every problem with its origin."""
+        values = self.merge()
         try:
-            return Settings(**self.merge())
+            return Settings(**values)
         except ValidationError as error:
-            problems = [self._format_problem(problem) for problem in error.errors(include_input=False)]
-            raise SettingsError("; ".join(problems) + ".") from None
+            problems = error.errors(include_input=False)
+            if ignore_invalid:
+                invalid = {problem["loc"][0] for problem in problems if problem["loc"]}
+                return Settings(**{name: value for name, value in values.items() if name not in invalid})
+            text = "; ".join(map(self._format_problem, problems))
+            text = text.replace("unknown", "Unknown", 1) if text.startswith("unknown") else text
+            raise SettingsError(text if text.endswith("?") else f"{text}.") from None
 
     def merge(self) -> dict[str, Any]:
-        """Return the merged values, not validated."""
-        merged = {name: value for _, values in self.layers for name, value in values.items()}
-        merged.setdefault("lake", _default_lake(self.path))
+        """Return the merged values, not validated. What sources share gets a path for each: scanlake-north.log."""
+        default: Path = Settings.model_fields["lake"].default
+        # Beside the settings file, whatever the current folder is.
+        merged = {"lake": default if self.path is None else self.path.parent / default}
+        merged |= {name: value for _, values in self.layers for name, value in values.items()}
         if self.origin("token_file") == "flag":
             merged.pop("token", None)  # the flag overrides the variable
-        return _apply_per_source_paths(merged, self)
+        for name in ("lake", "log_file", "metrics_file"):
+            if self.source and merged.get(name) and self.origin(name) not in {"flag", "source"}:
+                path = Path(merged[name])
+                own = path / self.source if name == "lake" else path.with_stem(f"{path.stem}-{self.source}")
+                merged[name] = own
+        return merged
 
     def _format_problem(self, problem: Any) -> str:
         message = str(problem["msg"]).removeprefix("Value error, ").removeprefix("Input ")
         if not problem["loc"]:
             return message
-        name = str(problem["loc"][0])
-        locations = {
-            "flag": f"--{name.replace('_', '-')}" if name in _GLOBAL_OPTIONS else f"--set {name}",
-            "environment": f"{PREFIX}{name.upper()} (environment)",
-            "source": f"{TABLES}.{self.source}.{name} ({self.path})",
-            "file": f"{name} ({self.path})",
-        }
-        return f"{locations.get(self.origin(name), name)} {message}"
+        name, prefix = str(problem["loc"][0]), ""
+        match self.origin(name):
+            case "flag":
+                place = f"--{name.replace('_', '-')}" if name in _GLOBAL_OPTIONS else f"--set {name}"
+            case "environment":
+                prefix, place = PREFIX, f"{PREFIX}{name.upper()} (environment)"
+            case "source":
+                place = f"{TABLES}.{self.source}.{name} ({self.path})"
+            case "file":
+                place = f"{name} ({self.path})"
+            case _:
+                place = name
+        if problem["type"] != "extra_forbidden":
+            return f"{place} {message}"
+        similar = difflib.get_close_matches(name, Settings.model_fields, n=1, cutoff=0.4)
+        known = f", did you mean {prefix}{similar[0].upper() if prefix else similar[0]}?" if similar else ""
+        return f"unknown setting {place}{known}"
 
 
 def load(config: Path | None, overrides: Mapping[str, Any], *, source: str | None = None) -> Settings:
@@ -99,22 +120,23 @@ def load(config: Path | None, overrides: Mapping[str, Any], *, source: str | Non
 def load_layers(config: Path | None, overrides: Mapping[str, Any], *, source: str | None = None) -> SettingsLayers:
     """Load the layers of one source, or of a file without sources. Raises `SettingsError`."""
     flags = {name: value for name, value in overrides.items() if value is not None}
-    _refuse_unknown(flags, lambda name: f"{name} (--set)")
     path = _config_path(config)
-    top, tables = _from_file(path)
-    environment = _from_environment(tables)
+    top, tables = _read_file(path)
+    environment = _read_environment(tables)
+
+    def layer(name: str | None) -> SettingsLayers:
+        table = tables[name] if name is not None else {}
+        hidden = (_PER_SOURCE_SETTINGS & set(table)) | ({"token"} if "token_file" in table else set())
+        visible = {setting: value for setting, value in environment.items() if setting not in hidden}
+        if name is not None and (token := os.environ.get(token_variable(name))):
+            visible["token"] = token
+        return SettingsLayers(path, name, (("file", top), ("source", table), ("environment", visible), ("flag", flags)))
+
     requested = source or os.environ.get("SCANLAKE_SOURCE") or None
     name = _select_source(requested, tables, path, has_lake_flag="lake" in flags)
-    if name is None:
-        return SettingsLayers(path, None, (("file", top), ("environment", environment), ("flag", flags)))
-    table = tables[name]
-    hidden = (_PER_SOURCE_SETTINGS & set(table)) | ({"token"} if "token_file" in table else set())
-    visible = {setting: value for setting, value in environment.items() if setting not in hidden}
-    if token := os.environ.get(token_variable(name)):
-        visible["token"] = token
-    if "lake" not in flags:
-        _refuse_shared_lakes(path, top, environment, tables)
-    return SettingsLayers(path, name, (("file", top), ("source", table), ("environment", visible), ("flag", flags)))
+    if name is not None and "lake" not in flags:
+        _refuse_shared_lakes(map(layer, tables))
+    return layer(name)
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, str]:
@@ -133,13 +155,21 @@ def parse_settings(texts: Iterable[str]) -> dict[str, str]:
 
 def load_environment(base_url: str) -> Settings:
     """Return the settings of the environment with this base URL, before there is a file. Raises `SettingsError`."""
-    layers = (("environment", _from_environment({})), ("prompt", {"base_url": base_url}))
+    layers = (("environment", _read_environment({})), ("prompt", {"base_url": base_url}))
     return SettingsLayers(None, None, layers).settings()
+
+
+def load_valid_settings_only(config: Path | None, overrides: Mapping[str, Any]) -> Settings:
+    """Load only the settings that are valid, to diagnose further problems."""
+    layers = SettingsLayers(None, None, ())
+    with suppress(SettingsError):
+        layers = load_layers(config, overrides)
+    return layers.settings(ignore_invalid=True)
 
 
 def source_names(config: Path | None) -> list[str]:
     """Return the sources in the order of the settings file; empty without sources or without a file."""
-    return list(_from_file(_config_path(config))[1])
+    return list(_read_file(_config_path(config))[1])
 
 
 def load_all_sources(config: Path | None) -> dict[str, Settings]:
@@ -151,37 +181,9 @@ def load_all_sources(config: Path | None) -> dict[str, Settings]:
     return {name: load(config, {}, source=name) for name in names}
 
 
-def lake_paths(config: Path | None) -> dict[str, Path]:
-    """Return the lake of every source. Raises like `load_all_sources`."""
-    return {name: settings.lake for name, settings in load_all_sources(config).items()}
-
-
-def _default_lake(path: Path | None) -> Path:
-    """Return the lake of settings without `lake`: beside their file, whatever the current folder is."""
-    default: Path = Settings.model_fields["lake"].default
-    return default if path is None else path.parent / default
-
-
 def token_variable(source: str | None) -> str:
     """Return the variable of a source's token: SCANLAKE_TOKEN_NORTH for north."""
     return TOKEN_VARIABLE if source is None else f"{TOKEN_VARIABLE}_{source.upper().replace('-', '_')}"
-
-
-def load_valid_settings_only(config: Path | None, overrides: Mapping[str, Any]) -> Settings:
-    """Load only the settings that are valid, each validated alone, to diagnose further problems."""
-    merged: dict[str, Any] = {}
-    with suppress(SettingsError):
-        path = _config_path(config)
-        if path is not None:
-            merged |= {"lake": _default_lake(path)} | _resolve_relative_paths(_read(path), path)
-    merged |= dict(EnvSettingsSource(Settings)())
-    merged |= {name: value for name, value in overrides.items() if value is not None}
-    valid = {}
-    for name in merged.keys() & Settings.model_fields.keys():
-        with suppress(ValidationError):
-            Settings(**{name: merged[name]})
-            valid[name] = merged[name]
-    return Settings(**valid)
 
 
 # Sources
@@ -208,42 +210,20 @@ def _select_source(
     return selected
 
 
-def _apply_per_source_paths(merged: dict[str, Any], layers: SettingsLayers) -> dict[str, Any]:
-    """Give a source paths of its own where it shares them: lake/north, scanlake-north.log, scanlake-north.prom."""
-    for name in ("lake", "log_file", "metrics_file"):
-        if layers.source and merged.get(name) and layers.origin(name) not in {"flag", "source"}:
-            path = Path(merged[name])
-            merged[name] = path / layers.source if name == "lake" else per_source_path(path, layers.source)
-    return merged
-
-
-def per_source_path(shared: Path, source: str) -> Path:
-    """Return the path of a source's own file: scanlake-north.log for scanlake.log."""
-    return shared.with_name(f"{shared.stem}-{source}{shared.suffix}")
-
-
-def _refuse_shared_lakes(
-    path: Path | None, top: Mapping[str, Any], environment: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]
-) -> None:
-    general = Path(environment.get("lake", top.get("lake", _default_lake(path))))
-    owners: dict[str, str] = {}
-    for name, table in tables.items():
-        lake = os.path.realpath(table.get("lake", general / name))
-        if lake in owners:
+def _refuse_shared_lakes(sources: Iterable[SettingsLayers]) -> None:
+    owners: dict[str, str | None] = {}
+    for layers in sources:
+        owner = owners.setdefault(os.path.realpath(layers.merge()["lake"]), layers.source)
+        if owner != layers.source:
             raise SettingsError(
-                f"Sources {owners[lake]} and {name} in {path} have the same lake.",
+                f"Sources {owner} and {layers.source} in {layers.path} have the same lake.",
                 hint="Set a separate `lake` for each source: one lake cannot distinguish the files of two services.",
             )
-        owners[lake] = name
 
 
-def _validate_source_tables(tables: Any, path: Path) -> dict[str, dict[str, Any]]:
-    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
-        raise SettingsError(
-            f"{path}: sources must be tables.", hint="Write [sources.NAME] above the settings of each source."
-        )
+def _refuse_bad_names(tables: Iterable[str], path: Path) -> None:
     variables: dict[str, str] = {}
-    for name, table in tables.items():
+    for name in tables:
         if not _SOURCE_NAME_RE.fullmatch(name) or name.lower() in _RESERVED_SOURCE_NAMES:
             raise SettingsError(
                 f"{path}: {name!r} is not a valid name of a source.",
@@ -255,9 +235,6 @@ def _validate_source_tables(tables: Any, path: Path) -> dict[str, dict[str, Any]
                 f"{path}: sources {twin} and {name} use the same environment variable for their token.",
                 hint="Rename one source.",
             )
-        _refuse_token(table, path)
-        _refuse_unknown(table, partial(_key_of_source, path, name))
-    return {name: _resolve_relative_paths(table, path) for name, table in tables.items()}
 
 
 # The file and the environment
@@ -273,20 +250,12 @@ def _config_path(config: Path | None) -> Path | None:
     return path
 
 
-def _from_file(path: Path | None) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def _read_file(path: Path | None) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Return the settings above the tables, and the tables of the sources; nothing without a file."""
     if path is None:
         return {}, {}
-    top = _read(path)
-    tables = _validate_source_tables(top.pop(TABLES, {}), path)
-    _refuse_token(top, path)
-    _refuse_unknown(top, lambda name: f"{name} ({path})")
-    return _resolve_relative_paths(top, path), tables
-
-
-def _read(path: Path) -> dict[str, Any]:
     try:
-        return TomlConfigSettingsSource(Settings, toml_file=path)()
+        top = TomlConfigSettingsSource(Settings, toml_file=path)()
     except UnicodeDecodeError:
         raise SettingsError(f"{path}: not UTF-8.", hint="Save the file as UTF-8.") from None
     except OSError as error:
@@ -294,48 +263,29 @@ def _read(path: Path) -> dict[str, Any]:
     except ValueError as error:  # tomllib's error contains the line and the column, but no text of the file
         position = re.search(r"\(at .*\)$", str(error))
         raise SettingsError(f"{path}: not valid TOML {position[0] if position else ''}".rstrip() + ".") from None
+    tables = top.pop(TABLES, {})
+    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+        raise SettingsError(
+            f"{path}: sources must be tables.", hint="Write [sources.NAME] above the settings of each source."
+        )
+    _refuse_bad_names(tables, path)
+    for values in (top, *tables.values()):
+        if "token" in values:
+            raise SettingsError(f"{path}: the token must not be in a settings file.", hint=token_hint())
+        for name in _PATH_SETTINGS:
+            if isinstance(values.get(name), str):
+                if not values[name].strip():
+                    raise SettingsError(f"{name} ({path}) is empty.", hint="Set a path, or delete the line.")
+                values[name] = path.parent / Path(values[name]).expanduser()
+    return top, tables
 
 
-def _resolve_relative_paths(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Resolve relative paths against the folder of the settings file. Raises `SettingsError` for an empty path."""
-    for name in _PATH_SETTINGS:
-        if isinstance(values.get(name), str):
-            if not values[name].strip():
-                raise SettingsError(f"{name} ({path}) is empty.", hint="Set a path, or delete the line.")
-            values[name] = path.parent / Path(values[name]).expanduser()
-    return values
-
-
-def _refuse_token(values: Mapping[str, Any], path: Path) -> None:
-    if "token" in values:
-        raise SettingsError(f"{path}: the token must not be in a settings file.", hint=token_hint())
-
-
-def _from_environment(tables: Iterable[str]) -> dict[str, Any]:
-    variables = {name for name in os.environ if name.upper().startswith(PREFIX)} - NON_SETTING_VARIABLES
-    variables -= {token_variable(name) for name in tables}
-    variables = {name for name in variables if not name.upper().startswith(ALERT_VARIABLE_PREFIX)}
-    _refuse_unknown(
-        {name[len(PREFIX) :].lower(): name for name in sorted(variables)},
-        lambda name: f"{PREFIX}{name.upper()} (environment)",
-        PREFIX,
-    )
-    return dict(EnvSettingsSource(Settings)())
-
-
-def _key_of_source(path: Path, source: str, key: str) -> str:
-    return f"{TABLES}.{source}.{key} ({path})"
-
-
-def _refuse_unknown(values: Mapping[str, Any], format_name: Callable[[str], str], prefix: str = "") -> None:
-    known = list(Settings.model_fields)
-    problems = []
-    for name in values:
-        if name in Settings.model_fields:
-            continue
-        similar = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-        suggestion = f"{prefix}{similar[0].upper()}" if similar and prefix else "".join(similar)
-        problems.append(f"unknown setting {format_name(name)}" + (f", did you mean {suggestion}?" if similar else ""))
-    if problems:
-        text = "; ".join(problems)
-        raise SettingsError(text[0].upper() + text[1:] + ("" if text.endswith("?") else "."))
+def _read_environment(tables: Iterable[str]) -> dict[str, str | None]:
+    """Return the values of all variables with the prefix, also of those that name no setting."""
+    ignored = {variable.lower() for variable in (*NON_SETTING_VARIABLES, *map(token_variable, tables))}
+    prefix, alert_prefix = PREFIX.lower(), ALERT_VARIABLE_PREFIX.lower()
+    return {
+        name.removeprefix(prefix): value
+        for name, value in EnvSettingsSource(Settings).env_vars.items()
+        if name.startswith(prefix) and not name.startswith(alert_prefix) and name not in ignored
+    }

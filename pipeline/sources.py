@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.child_commands import ChildResult, parse_json_object, run_command, write_line
 from pipeline.command_options import ALL_PARAMETERS
-from pipeline.config import lake_paths
+from pipeline.config import load_all_sources
 from pipeline.errors import ExitCode, RunInterrupted, SettingsError, most_severe
 from pipeline.logs import to_one_line
 from pipeline.process import run_async
@@ -44,7 +44,7 @@ def run_for_all_sources(context: CommandContext, command: ModuleType, jobs: int 
     Raises `SettingsError` if the settings file has no sources.
     """
     refuse_options_of_one_source(context)
-    sources = list(lake_paths(context.config))
+    sources = list(load_all_sources(context.config))
     folder = getattr(command, "FOLDER_PER_SOURCE", None)
     argv = {source: _argv_of_source(context, source, folder) for source in sources}
     results = _run_all(argv, partial(_forward_line, as_json=context.log_json), jobs or default_jobs())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeAlias
 import typer
 
 from pipeline.command_options import Excludes
-from pipeline.config import lake_paths
+from pipeline.config import load_all_sources
 from pipeline.context import CommandContext, require_catalog
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.global_options import tokens_in_environment
@@ -144,7 +144,7 @@ def _select_lakes(context: CommandContext, *, all_sources: bool) -> tuple[_OpenL
         settings = context.settings()
         return partial(open_catalog, settings), [settings.lake]
     refuse_options_of_one_source(context)
-    lakes = lake_paths(context.config)
+    lakes = {name: settings.lake for name, settings in load_all_sources(context.config).items()}
     return partial(open_all_catalogs, lakes), list(lakes.values())
 
 

@@ -74,3 +74,9 @@ class Clock:
             self._frozen_us += step
         else:
             self._offset_us += step
+
+    def resume(self) -> None:
+        """Restart a stopped clock from its current time."""
+        if self._frozen_us is not None:
+            self._offset_us = self._frozen_us - time.time_ns() // 1000
+            self._frozen_us = None

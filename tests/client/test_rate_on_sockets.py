@@ -32,7 +32,7 @@ async def emulator() -> AsyncIterator[Emulator]:
 
 async def set_faults(emulator: Emulator, **faults: Any) -> None:
     """Change the running service by its control route."""
-    reader, writer = await asyncio.open_connection(emulator.host, emulator.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", emulator.port)
     body = json.dumps(faults).encode()
     head = f"POST /_emulator/faults HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)

@@ -7,6 +7,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from pipeline.emulator import Emulator, Quirks
@@ -116,8 +117,8 @@ async def test_reports_that_always_lack_a_file_are_bounded(tmp_path: Path, monke
     """A service that leaves the first file out of each report gets five orders of a batch; every file is named."""
     render = Reports._render
 
-    def leave_out(self: Reports, order: dict[str, Any], title: str) -> bytes:
-        return render(self, order | {"files": order["files"][1:]}, title)
+    def leave_out(self: Reports, order: Any, title: str) -> bytes:
+        return render(self, msgspec.structs.replace(order, files=order.files[1:]), title)
 
     async with Emulator(250, seed=SEED) as emulator:
         await sync_lists(emulator, tmp_path / "lake")
