@@ -91,20 +91,20 @@ class SettingsLayers:
         name, prefix = str(problem["loc"][0]), ""
         match self.origin(name):
             case "flag":
-                place = f"--{name.replace('_', '-')}" if name in _GLOBAL_OPTIONS else f"--set {name}"
+                key = f"--{name.replace('_', '-')}" if name in _GLOBAL_OPTIONS else f"--set {name}"
             case "environment":
-                prefix, place = PREFIX, f"{PREFIX}{name.upper()} (environment)"
+                prefix, key = PREFIX, f"{PREFIX}{name.upper()} (environment)"
             case "source":
-                place = f"{TABLES}.{self.source}.{name} ({self.path})"
+                key = f"{TABLES}.{self.source}.{name} ({self.path})"
             case "file":
-                place = f"{name} ({self.path})"
+                key = f"{name} ({self.path})"
             case _:
-                place = name
+                key = name
         if problem["type"] != "extra_forbidden":
-            return f"{place} {message}"
+            return f"{key} {message}"
         similar = difflib.get_close_matches(name, Settings.model_fields, n=1, cutoff=0.4)
         known = f", did you mean {prefix}{similar[0].upper() if prefix else similar[0]}?" if similar else ""
-        return f"unknown setting {place}{known}"
+        return f"unknown setting {key}{known}"
 
 
 def load(config: Path | None, overrides: Mapping[str, Any], *, source: str | None = None) -> Settings:

@@ -52,9 +52,9 @@ def build_exif(taken_at: str, position: tuple[int, int]) -> bytes:
     main = [(0x8769, 4, 1, _DETAILS_AT), (0x8825, 4, 1, _PLACE_AT)]
     details = [(0x9003, 2, 20, _DETAILS_AT + 30), (0x9011, 2, 7, _DETAILS_AT + 50)]
     angles_at = _PLACE_AT + 66
-    place = [(0, 1, 4, 0x02030000), (1, 2, 2, south), (2, 5, 3, angles_at), (3, 2, 2, west), (4, 5, 3, angles_at + 24)]
+    gps = [(0, 1, 4, 0x02030000), (1, 2, 2, south), (2, 5, 3, angles_at), (3, 2, 2, west), (4, 5, 3, angles_at + 24)]
     parts = [b"Exif\0\0MM\0*", struct.pack(">L", 8), _build_directory(main), _build_directory(details)]
-    parts += [f"{taken_at}\0+00:00\0\0".encode(), _build_directory(place), *map(_build_angle, position)]
+    parts += [f"{taken_at}\0+00:00\0\0".encode(), _build_directory(gps), *map(_build_angle, position)]
     return _build_segment(0xE1, b"".join(parts))
 
 
