@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -14,9 +14,7 @@ from pipeline.command_options import Excludes
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError, refuse_unreadable
 from pipeline.formatting import format_bytes, pluralize
-from pipeline.images.image_export import export_images, select_images
 from pipeline.lake.folder_checks import require_lake
-from pipeline.lake.handover import ExportedImages
 from pipeline.lake.lake_folder import require_outside_lakes
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import open_catalog, open_ledger_readonly, run_interruptibly, warn_if_incomplete
@@ -24,7 +22,6 @@ from pipeline.lake.request_log import ReportJobFile, open_request_log
 from pipeline.logs import to_one_line
 from pipeline.process import run_async
 from pipeline.reports.batches import make_batches, name_pdf
-from pipeline.reports.image_folder import describe_images
 from pipeline.reports.job import JobResult, publish_if_unlocked, run_job
 from pipeline.reports.models import CatalogState, JobOptions, Manifest, ManifestFile
 from pipeline.reports.run_state import MAX_OUTSTANDING_REPORTS, RunOptions
@@ -83,7 +80,6 @@ class ReportResult:
     orders: int
     unknown_orders: list[str]
     failed: list[FailedFile]
-    images: ExportedImages | None
 
 
 RESULT: Final = ReportResult | ReportPlan
@@ -133,9 +129,6 @@ def run(
     datetime_format: Annotated[
         str | None, _content_option(help="Pattern of dates, for example Y-m-d H:i:s. Default: the service's.")
     ] = None,
-    with_images: Annotated[
-        bool, _content_option("--with-images", help="Also the images of the files that the lake has.")
-    ] = False,
     title: Annotated[str | None, _content_option(help="Title of index.html. Default: the id of the job.")] = None,
     purpose: Annotated[str | None, _content_option(help="What the PDFs are for; in index.html and manifest.")] = None,
     requested_by: Annotated[str | None, _content_option(help="Who asked for them; in index.html and manifest.")] = None,
@@ -151,10 +144,9 @@ def run(
     delivery. The same command resumes an interrupted job and orders failed reports again; a complete job is left as it
     is. A signed folder is changed only with --sign. A changed selection or option in the same folder is refused. The
     folder has the PDFs, manifest.csv, manifest.json, index.html and SHA256SUMS, which `scanlake check --report DIR`
-    checks. With --with-images it also has the images of its files; run `scanlake images --where ...` first to download
-    them.
+    checks.
 
-    Exit codes: 0 every file is in a PDF, 4 some files are named as failed, or images are missing, 1 the service failed
+    Exit codes: 0 every file is in a PDF, 4 some files are named as failed, 1 the service failed
     (run again), 3 token refused, 5 another run uses the folder, 6 the URL of a report must not be requested.
     """
     settings = call.settings()
@@ -169,7 +161,6 @@ def run(
         title=title,
         purpose=purpose,
         requested_by=requested_by,
-        with_images=with_images,
     )
     layout = LakeLayout(settings.lake.absolute())
     require_lake(layout)
@@ -192,11 +183,10 @@ def run(
             out,
             options,
             RunOptions(timeout),
-            select_files=partial(_select_and_warn, settings, selection, with_images=with_images),
+            select_files=partial(_select_and_warn, settings, selection),
             publish=partial(publish_if_unlocked, settings, "report"),
             sign=signer,
             progress=call.progress(),
-            export_images=partial(_export_images, settings) if with_images else None,
         )
         result = run_async(job)
     return _print_result(call, result, out)
@@ -235,28 +225,11 @@ def _select_files(settings: Settings, selection: Selection) -> tuple[Sequence[Re
         return run_interruptibly(lake, lambda: select_files(lake, selection))
 
 
-def _select_and_warn(
-    settings: Settings, selection: Selection, *, with_images: bool
-) -> tuple[Sequence[ReportJobFile], CatalogState]:
-    """Select the files and name those that cannot be ordered, before the first order.
-
-    Raises `SettingsError` for a job with images if the lake has none: no order may come before that.
-    """
+def _select_and_warn(settings: Settings, selection: Selection) -> tuple[Sequence[ReportJobFile], CatalogState]:
+    """Select the files and name those that cannot be ordered, before the first order."""
     selected, state = _select_files(settings, selection)
-    if with_images:
-        with open_catalog(settings) as lake:
-            select_images(lake, "false", thumbnails=False)
     _print_unorderable(selected)
     return selected, state
-
-
-def _export_images(settings: Settings, folder: Path, file_ids: Sequence[int]) -> ExportedImages:
-    """Export the images of files."""
-    layout = LakeLayout(settings.lake.absolute())
-    where = f"uploads.file_id IN (SELECT unnest([{', '.join(map(str, file_ids))}]::BIGINT[]))"
-    with open_catalog(settings) as lake:
-        images = select_images(lake, where, thumbnails=False)
-        return replace(export_images(layout, images, folder), folder=folder.name)
 
 
 def _print_unorderable(selected: Sequence[ReportJobFile]) -> None:
@@ -300,27 +273,22 @@ def _print_result(call: CommandContext, result: JobResult, folder: Path) -> Exit
         orders=manifest.counts.orders,
         unknown_orders=[order.name for order in manifest.unknown_orders],
         failed=[FailedFile(file.file_id, file.reference, file.reason) for file in manifest.failed],
-        images=manifest.images,
     )
     lines = _format_result(manifest, folder)
     if result.was_complete:
         lines.append("the job was complete and its folder is unchanged: nothing to do")
-    code = ExitCode.OK if manifest.is_complete else ExitCode.REJECTS
+    code = ExitCode.REJECTS if manifest.failed else ExitCode.OK
     code = ExitCode.PROTOCOL if result.had_protocol_errors else code
     return call.print_result(printed, "\n".join(lines) + "\n", code)
 
 
 def _format_result(manifest: Manifest, folder: Path) -> list[str]:
-    counts, images = manifest.counts, manifest.images
+    counts = manifest.counts
     size = format_bytes(sum(pdf.bytes for pdf in manifest.pdfs))
     lines = [
         f"{counts.delivered:,} of {pluralize(counts.files, 'file')} in {pluralize(counts.pdfs, 'PDF')}, {size}",
         f"{folder}: manifest.csv, manifest.json, index.html, SHA256SUMS",
     ]
-    if images is not None:
-        lines.append(describe_images(images))
-        if images.missing:
-            lines.append("get them with `scanlake images --where ...`, then run the same command again")
     lines += [f"ordered twice, because the response was lost: {order.name}" for order in manifest.unknown_orders]
     failed = [f"failed: {_describe_file(file)}: {to_one_line(file.reason or '')}" for file in manifest.failed]
     return lines + _shorten(failed, ", all in manifest.csv")

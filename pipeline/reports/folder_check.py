@@ -16,21 +16,19 @@ from pipeline.csv_rows import escape_formula
 from pipeline.errors import SettingsError
 from pipeline.findings import Severity, error, ok, warning
 from pipeline.formatting import pluralize
-from pipeline.reports.image_folder import IMAGES_NAME, describe_images, find_image_problems, list_unknown_images
 from pipeline.reports.index_page import PAGE_NAME
 from pipeline.reports.manifest import CSV_NAME, JSON_NAME, SIGNATURE_NAME, SUMS_NAME
 from pipeline.reports.models import Manifest
 from pipeline.reports.signing import verify_signature
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from pipeline.findings import Finding
 
-_PART: Final = r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]*"
-_SUMS_LINE: Final = re.compile(rf"([0-9a-f]{{64}}) [ *]((?:{IMAGES_NAME}(?:/{_PART})+|{_PART}))")
-"""Only images are in subfolders. No part begins with a dot, so no name leads out of the folder."""
+_SUMS_LINE: Final = re.compile(r"([0-9a-f]{64}) [ *]([^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]*)")
+"""No name begins with a dot or leads out of the folder."""
 _TAIL_BYTES: Final = 2_048  # the end mark of a PDF is in here
 _HINT: Final = "Get the folder again from its source, or run the job's command again."
 _Problem: TypeAlias = "tuple[str, str]"
@@ -72,12 +70,12 @@ def check_report_folder(folder: Path, allowed_signers: Path | None = None) -> Fo
         problems.append((JSON_NAME, "cannot be read"))
     else:
         problems += _find_manifest_problems(manifest, sums, folder)
-        problems += find_image_problems(folder, manifest.images, sums)
     must_be_signed = allowed_signers is not None or (manifest is not None and manifest.signed)
     signature = _check_signature(folder, content, allowed_signers, must_be_signed=must_be_signed)
     findings = [error("report", name, problem, _HINT) for name, problem in problems]
     findings.append(signature)
-    unknown = _list_unknown_files(folder, sums, has_images=manifest is not None and manifest.images is not None)
+    known = {*sums, SUMS_NAME, SIGNATURE_NAME}
+    unknown = sorted(path.name for path in folder.iterdir() if path.name not in known and path.name[0] != ".")
     findings += [warning("report", name, "unknown file", "Nothing to do: no manifest names it.") for name in unknown]
     if manifest is not None:
         findings.append(ok("report", f"job {manifest.job}", _describe_contents(manifest)))
@@ -88,17 +86,7 @@ def _describe_contents(manifest: Manifest) -> str:
     failed = sum(file.pdf is None and bool(file.reason) for file in manifest.files)
     counts = [pluralize(len(manifest.files), "file"), pluralize(len(manifest.pdfs), "PDF")]
     counts.append(f"{pluralize(failed, 'file')} named as failed")
-    counts += [] if manifest.images is None else [describe_images(manifest.images)]
     return ", ".join(counts)
-
-
-def _list_unknown_files(folder: Path, sums: Mapping[str, str], *, has_images: bool) -> list[str]:
-    """Return the files that are in no list of the folder, without hidden ones."""
-    known = {*sums, SUMS_NAME, SIGNATURE_NAME}
-    unknown = sorted(path.name for path in folder.iterdir() if path.name not in known and path.name[0] != ".")
-    if has_images and not (folder / IMAGES_NAME).is_symlink():
-        return [name for name in unknown if name != IMAGES_NAME] + list_unknown_images(folder, sums)
-    return unknown
 
 
 def _read_sums(content: bytes, sums: dict[str, str]) -> Iterator[_Problem]:
@@ -114,14 +102,13 @@ def _read_sums(content: bytes, sums: dict[str, str]) -> Iterator[_Problem]:
 
 def _find_file_problems(folder: Path, name: str, sha256: str) -> Iterator[_Problem]:
     path = folder / name
-    parents = [parent for parent in path.parents if parent.is_relative_to(folder) and parent != folder]
-    if any(part.is_symlink() for part in (path, *parents)) or not path.is_file():
+    if path.is_symlink() or not path.is_file():
         yield name, "missing"
         return
     with path.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
             yield name, "the content was changed"
-        elif path.suffix == ".pdf" and path.parent == folder:
+        elif path.suffix == ".pdf":
             file.seek(0)
             head = file.read(4)
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
@@ -178,7 +165,7 @@ def _find_pdf_problems(manifest: Manifest, sums: dict[str, str]) -> Iterator[_Pr
         if files[pdf.pdf, pdf.sha256] != pdf.files:
             yield pdf.pdf, f"ordered for {pdf.files} files, but {files[pdf.pdf, pdf.sha256]} files name it"
     for name in sorted(sums.keys() - {pdf.pdf for pdf in manifest.pdfs}):
-        if name.endswith(".pdf") and "/" not in name:
+        if name.endswith(".pdf"):
             yield name, f"in {SUMS_NAME}, but not in {JSON_NAME}"
 
 

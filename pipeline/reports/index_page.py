@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pipeline.reports.image_folder import describe_images
 from pipeline.templates.rendering import build_policy, read_script, render
 
 if TYPE_CHECKING:
@@ -66,7 +65,6 @@ def _list_facts(manifest: Manifest) -> list[tuple[str, str]]:
         "Job": manifest.job if manifest.title else None,
         "Selected by": sql or "; ".join(f"{key}: {_join(value)}" for key, value in selection.items()),
         "Grouped by": group,
-        "Images": None if manifest.images is None else describe_images(manifest.images),
     }
     return [(name, text) for name, text in facts.items() if text]
 

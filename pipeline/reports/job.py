@@ -18,8 +18,7 @@ from pipeline.reports.batches import make_batches
 from pipeline.reports.delivery import ReportRun
 from pipeline.reports.folder import open_job_folder
 from pipeline.reports.folder_check import check_report_folder, read_folder_manifest
-from pipeline.reports.image_folder import IMAGES_NAME, refuse_linked_images
-from pipeline.reports.manifest import SIGNATURE_NAME, SUMS_NAME, read_manifest, remove_sums, write_manifest
+from pipeline.reports.manifest import SIGNATURE_NAME, SUMS_NAME, read_manifest, write_manifest
 from pipeline.reports.run_state import ReportRunState
 from schemas.timestamps import new_run_id, now_us
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.client.client import Client
-    from pipeline.lake.handover import ExportedImages
     from pipeline.lake.request_log import ReportJobFile, RequestLog
     from pipeline.progress import Progress
     from pipeline.reports.folder import JobFolder
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
     from pipeline.settings import Settings
 
     FileSelector = Callable[[], tuple[Sequence[ReportJobFile], CatalogState]]
-    ImageExporter = Callable[[Path, Sequence[int]], ExportedImages]
     Signer = Callable[[bytes], bytes]
 
 _log = structlog.get_logger()
@@ -67,12 +64,10 @@ async def run_job(
     publish: Callable[[], object],
     sign: Signer | None = None,
     progress: Progress | None = None,
-    export_images: ImageExporter | None = None,
 ) -> JobResult:
     """Begin or resume the folder's job, download every report that is ready in time, and write the manifest.
 
-    `select_files` is called once, when a job begins; `publish` shows the job's state in the catalog. `export_images`
-    writes the images of files, given by id, to a subfolder; None for a job without images.
+    `select_files` is called once, when a job begins; `publish` shows the job's state in the catalog.
 
     Raises the errors of `open_job_folder`, `open_job` and `ReportRun.run`; PDFs that were delivered stay.
     """
@@ -96,19 +91,9 @@ async def run_job(
                 _close_job(request_log, job, publish)
             raise
         manifest = _close_job(request_log, job, publish)
-        images = await asyncio.to_thread(_export_images, folder, manifest, export_images)
-        manifest = manifest.model_copy(update={"images": images, "signed": sign is not None})
+        manifest = manifest.model_copy(update={"signed": sign is not None})
         write_manifest(folder, manifest, sign)
     return JobResult(manifest, resumed, had_protocol_errors=bool(run.protocol_errors))
-
-
-def _export_images(folder: JobFolder, manifest: Manifest, export: ImageExporter | None) -> ExportedImages | None:
-    """Write the images of all selected files, also of those without a PDF: each image is evidence of its own."""
-    if export is None:
-        return None
-    refuse_linked_images(folder.path)
-    remove_sums(folder)
-    return export(folder.path / IMAGES_NAME, [file.file_id for file in manifest.files if file.file_id is not None])
 
 
 def _find_finished(folder: JobFolder, known: Manifest, sign: Signer | None) -> Manifest | None:
@@ -120,7 +105,7 @@ def _find_finished(folder: JobFolder, known: Manifest, sign: Signer | None) -> M
     names = folder.list_files()
     if SUMS_NAME in names and not known.failed:
         check, manifest = check_report_folder(folder.path), read_folder_manifest(folder.path)
-        if manifest is not None and manifest.job == known.job and manifest.is_complete and check.is_intact:
+        if manifest is not None and manifest.job == known.job and not manifest.failed and check.is_intact:
             if sign is not None and not check.signed:
                 folder.write(SIGNATURE_NAME, sign((folder.path / SUMS_NAME).read_bytes()))
             return manifest

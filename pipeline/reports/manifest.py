@@ -12,7 +12,6 @@ from pipeline.csv_rows import format_csv_row
 from pipeline.formatting import escape_control_characters, pluralize
 from pipeline.lake.handover import MANIFEST, SUMS, format_sums
 from pipeline.lake.request_log import OrderState
-from pipeline.reports.image_folder import list_image_sums
 from pipeline.reports.index_page import render_pages
 from pipeline.reports.models import (
     CatalogState,
@@ -39,23 +38,16 @@ SUMS_NAME: Final = SUMS
 SIGNATURE_NAME: Final = "SHA256SUMS.sig"
 
 
-def remove_sums(folder: JobFolder) -> None:
-    """Remove SHA256SUMS and its signature, before a file that they cover is changed."""
-    for name in (SIGNATURE_NAME, SUMS_NAME):
-        folder.remove(name)
-
-
 def write_manifest(folder: JobFolder, manifest: Manifest, sign: Callable[[bytes], bytes] | None = None) -> None:
     """Write the manifest files and their checksums. SHA256SUMS exists only while every file has its checksum."""
-    remove_sums(folder)
+    for name in (SIGNATURE_NAME, SUMS_NAME):
+        folder.remove(name)
     contents = {
         JSON_NAME: f"{manifest.model_dump_json(indent=1)}\n".encode(),
         CSV_NAME: format_csv(manifest.files),
         **{name: page.encode() for name, page in render_pages(manifest).items()},
     }
     sums = {pdf.pdf: pdf.sha256 for pdf in manifest.pdfs}
-    if manifest.images is not None:
-        sums |= list_image_sums(folder.path)
     for name, content in contents.items():
         folder.write(name, content)
         digest = folder.digest(name)
@@ -67,7 +59,7 @@ def write_manifest(folder: JobFolder, manifest: Manifest, sign: Callable[[bytes]
 
 
 def read_manifest(request_log: RequestLog, job: ReportJob) -> Manifest:
-    """Return the manifest of a job as the ledger has it: without images and signature."""
+    """Return the manifest of a job as the ledger has it: without signature."""
     orders = request_log.orders(job.job)
     last_orders = {order.batch: order for order in orders}  # orders are sorted by attempt, and the last one counts
     files = tuple(

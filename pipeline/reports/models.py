@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from pipeline.lake.handover import ExportedImages  # noqa: TC001 - pydantic reads it
 from schemas.requests import MAX_REPORT_FILES, ReportSettings
 
 
@@ -25,7 +24,6 @@ class JobOptions:
     title: str | None = None
     purpose: str | None = None
     requested_by: str | None = None
-    with_images: bool = False
 
     @property
     def max_batch_files(self) -> int:
@@ -141,7 +139,6 @@ class Manifest(_Model):
     pdfs: tuple[ManifestPdf, ...]
     orders: tuple[ManifestOrder, ...]
     files: tuple[ManifestFile, ...]
-    images: ExportedImages | None = None
 
     @property
     def failed(self) -> list[ManifestFile]:
@@ -152,8 +149,3 @@ class Manifest(_Model):
     def unknown_orders(self) -> list[ManifestOrder]:
         """The orders whose response was lost: the service may have made these reports in addition."""
         return [order for order in self.orders if order.state == "unknown"]
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every file is in a PDF, and no image of a job with images is missing."""
-        return not self.failed and (self.images is None or not self.images.missing)
