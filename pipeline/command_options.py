@@ -95,6 +95,11 @@ def check_option_rules(parameters: Iterable[inspect.Parameter], typed: TypedComm
                 rule.refuse(names[parameter.name], frozenset(names.values()))
 
 
+ReadDataOption = Annotated[
+    bool, typer.Option("--read-data", help="Also read every page of every part, and every image.")
+]
+"""The option of `check` and `repair`."""
+
 ALL_PARAMETERS: Final = tuple(
     inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
     for name, default, annotation in (

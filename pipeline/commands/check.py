@@ -7,9 +7,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from pipeline.client.factory import create_client
 from pipeline.client.probe import check_service
-from pipeline.command_options import Excludes, Requires
+from pipeline.command_options import Excludes, ReadDataOption, Requires
 from pipeline.config import load_valid_settings_only
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError
@@ -32,8 +31,7 @@ from pipeline.process import run_async
 from pipeline.publish.check_published import check_published, check_target
 from pipeline.publish.object_store import open_store
 from pipeline.publish_after_run import read_publish_record
-from pipeline.reports.folder_check import check_report_folder, read_folder_manifest
-from pipeline.reports.online_check import check_online, check_same_service
+from pipeline.reports.folder_check import check_report_folder
 from pipeline.settings import Settings, require_base_url
 
 GROUP: Final = "Maintain the lake"
@@ -43,9 +41,7 @@ RESULT: Final = CheckResult
 def run(
     context: CommandContext,
     *,
-    read_data: Annotated[
-        bool, typer.Option("--read-data", help="Also read every page of every part, and every image.")
-    ] = False,
+    read_data: ReadDataOption = False,
     published: Annotated[
         bool, typer.Option("--published", help="Also compare the lake with its copy on object storage.")
     ] = False,
@@ -59,9 +55,6 @@ def run(
         typer.Option(metavar="FILE", help="Require a signature by a signer of this file (format of ssh-keygen)."),
         Requires("--report"),
     ] = None,
-    online: Annotated[
-        bool, typer.Option("--online", help="Also ask the service for each delivered file."), Requires("--report")
-    ] = False,
 ) -> ExitCode:
     """Check settings, service, disk, lake and images, and write nothing; every problem has a hint.
 
@@ -72,14 +65,13 @@ def run(
     every object's hash.
 
     --report checks checksums, PDFs, manifest and signature of a folder, and needs neither lake nor service. A folder
-    that was signed by its job must have its signature. With --online, files that the service has deleted since are
-    named, with exit code 4.
+    that was signed by its job must have its signature.
 
     The exit code is that of the most severe finding; warnings have 0. While a run holds the lake, its files are not
     compared, and the exit code is 5.
     """
     if report is not None:
-        checks = _check_report(context, report, allowed_signers, online=online)
+        checks = iter(check_report_folder(report, allowed_signers).findings)
     else:
         checks = _check_setup(context, read_data=read_data, published=published)
     findings: list[Finding] = []
@@ -139,17 +131,6 @@ def _check_published(settings: Settings, *, read_data: bool) -> Iterator[Finding
         yield from check_published(LakeLayout(settings.lake.absolute()), open_store(target), read_data=read_data)
     except ScanlakeError as failure:
         yield from_error("target", target, failure)
-
-
-def _check_report(
-    context: CommandContext, folder: Path, allowed_signers: Path | None, *, online: bool
-) -> Iterator[Finding]:
-    yield from check_report_folder(folder, allowed_signers).findings
-    manifest = read_folder_manifest(folder) if online else None
-    if manifest is not None:
-        settings = context.settings()
-        check_same_service(manifest, require_base_url(settings))
-        yield from run_async(check_online(create_client(settings, context.token(settings)), manifest))
 
 
 def describe_source(result: Mapping[str, Any]) -> str:

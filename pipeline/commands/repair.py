@@ -4,6 +4,7 @@ from typing import Annotated, Final
 
 import typer
 
+from pipeline.command_options import ReadDataOption
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.findings import CheckResult, Severity, collect, format_finding
@@ -20,9 +21,7 @@ RESULT: Final = CheckResult
 def run(
     context: CommandContext,
     *,
-    read_data: Annotated[
-        bool, typer.Option("--read-data", help="Also read every page of every part, and every image.")
-    ] = False,
+    read_data: ReadDataOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be repaired; change nothing.")] = False,
 ) -> ExitCode:
     """Repair the damage in the lake that `check` finds, without calls to the service.

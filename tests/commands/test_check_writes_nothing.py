@@ -99,7 +99,7 @@ async def test_check_changes_no_image_and_no_report(tmp_path: Path) -> None:
         next((tmp_path / "pdfs").glob("*.pdf")).unlink()
         before = describe(tmp_path)
         report = ("--report", str(tmp_path / "pdfs"))
-        for options in (("--read-data",), report, (*report, "--online")):
+        for options in (("--read-data",), report):
             assert (await here.run("check", *options)).code == 9
             assert describe(tmp_path) == before
 
@@ -132,7 +132,9 @@ async def test_a_dry_run_of_images_renames_nothing(tmp_path: Path) -> None:
         assert answer.code == 2
 
 
-@pytest.mark.parametrize("arguments", [("--snapshot", "1"), ("--dry-run",), ("--to", "file:///x"), ("--online",)])
+@pytest.mark.parametrize(
+    "arguments", [("--snapshot", "1"), ("--dry-run",), ("--to", "file:///x"), ("--allowed-signers", "x")]
+)
 def test_an_option_without_its_other_half_is_refused(main: Main, tmp_path: Path, arguments: tuple[str, ...]) -> None:
     """An option that is none of `check`, or needs another one, runs no other check instead (finding S5)."""
     lake = make_damaged_lake(tmp_path / "lake")

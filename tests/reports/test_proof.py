@@ -267,25 +267,3 @@ async def test_a_manifest_without_both_confirmations_is_refused(tmp_path: Path) 
     path.write_text(json.dumps(manifest))
     expected = f"file {manifest['files'][3]['file_id']} is delivered without both confirmations"
     assert any(expected in problem for problem in folder_problems(tmp_path / "out"))
-
-
-async def test_verify_online_names_files_deleted_since(tmp_path: Path) -> None:
-    """With --online, files that the service deleted later are named, with exit 4; another service is refused."""
-    async with Emulator(130, seed=SEED) as emulator:
-        await sync_lists(emulator, tmp_path / "lake")
-        await run_report(emulator, tmp_path / "lake", tmp_path / "out")
-        command = ("check", "--report", str(tmp_path / "out"), "--online")
-        code, text, err = await ran(emulator, tmp_path / "nowhere", *command)
-        assert (code, "130 files confirmed" in text) == (0, True), err
-        deleted = emulator.world.delete(emulator.world.keys()[7:9])
-        code, text, _ = await ran(emulator, tmp_path / "nowhere", *command, "--json")
-        [finding] = [item for item in json.loads(text)["findings"] if item["files"]]
-        assert (code, finding["file_ids"]) == (4, sorted(deleted))
-        code, _, _ = await ran(emulator, tmp_path / "nowhere", *command[:-1])
-        assert code == 0
-        (tmp_path / "out" / "report-0001.pdf").unlink()
-        code, _, _ = await ran(emulator, tmp_path / "nowhere", *command)
-        assert code == 9
-        async with Emulator(5, seed=SEED) as other:
-            code, _, err = await ran(other, tmp_path / "nowhere", *command)
-            assert (code, "has the reports of" in err) == (2, True)
