@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pipeline.version import __version__
 
 if TYPE_CHECKING:
-    from pipeline.api import OpenLake, SyncResult, open_lake, sync_lake, sync_lake_async
+    from pipeline.api import OpenLake, open_lake, sync_lake, sync_lake_async
     from pipeline.client import Client
     from pipeline.errors import ScanlakeError
 
@@ -19,7 +19,6 @@ __all__ = [
     "Client",
     "OpenLake",
     "ScanlakeError",
-    "SyncResult",
     "__version__",
     "open_lake",
     "sync_lake",

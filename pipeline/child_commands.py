@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from pipeline.errors import ExitCode
+from pipeline.errors import (
+    AuthenticationError,
+    ExitCode,
+    LakeCorruptedError,
+    LakeLockedError,
+    ProtocolError,
+    PublishError,
+    ScanlakeError,
+    SettingsError,
+    StorageError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -166,6 +176,26 @@ def _limit_processor_time(pid: int, seconds: float) -> None:
         limit = round((seconds + _CPU_MARGIN_SECONDS) * (os.cpu_count() or 1))
         with suppress(ProcessLookupError):
             resource.prlimit(pid, resource.RLIMIT_CPU, (limit, limit))
+
+
+_ERROR_TYPES: Final[dict[int, type[ScanlakeError]]] = {
+    error.exit_code: error
+    for error in (
+        AuthenticationError,
+        LakeCorruptedError,
+        LakeLockedError,
+        ProtocolError,
+        PublishError,
+        SettingsError,
+        StorageError,
+    )
+}
+
+
+def create_child_error(code: int, message: str, hint: str | None) -> ScanlakeError:
+    """Return the error that a child has ended with."""
+    message = message or f"The command ended with {code} and without a message."
+    return _ERROR_TYPES.get(code, ScanlakeError)(message, hint=hint)
 
 
 def parse_json_object(text: bytes | str) -> dict[str, Any]:

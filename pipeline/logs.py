@@ -105,24 +105,6 @@ def configure(level: int = NORMAL, *, as_json: bool = False, file: Path | None =
     threading.excepthook = _log_thread_exception
 
 
-def configure_library() -> None:
-    """Send warnings to stderr, for a program that uses scanlake as a library. Its own logging is not touched."""
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            _add_timestamp,
-            _add_traceback,
-            _drop_traceback,
-            _redact_event,
-            _format_console_line,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(QUIET),
-        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),  # stderr as it is at that moment
-        cache_logger_on_first_use=False,
-    )
-
-
 def close() -> None:
     """Close the log file, if there is one."""
     root = logging.getLogger()

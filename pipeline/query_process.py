@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from pipeline.child_commands import ChildLimits, parse_json_object, start_command, write_line
-from pipeline.errors import LakeLockedError, ScanlakeError, SettingsError, TimeLimitReachedError
+from pipeline.child_commands import ChildLimits, create_child_error, parse_json_object, start_command, write_line
+from pipeline.errors import SettingsError, TimeLimitReachedError
 from pipeline.formatting import format_bytes, pluralize
 from pipeline.global_options import tokens_in_environment
 
@@ -30,9 +30,6 @@ _OBJECT_BYTES: Final = 64_000_000
 _CHUNK_BYTES: Final = 1 << 18
 _MAX_SAFE_INTEGER: Final = 2**53 - 1
 _ASK_FOR_LESS: Final = "Ask for less: filter, aggregate, or select fewer columns."
-_ERROR_TYPES: Final[dict[int, type[ScanlakeError]]] = {
-    error.exit_code: error for error in (LakeLockedError, SettingsError)
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +62,8 @@ class _Command:
         """Wait for its end. Raises `ScanlakeError` with its error and hint if it failed."""
         code = await self._child.process.wait()
         await self._log
-        if self._failure is not None:
-            error, hint = self._failure
-            raise _ERROR_TYPES.get(code, ScanlakeError)(error, hint=hint)
-        if code:
-            raise ScanlakeError(f"The command ended with {code} and without a message.", hint=_ASK_FOR_LESS)
+        if code or self._failure is not None:
+            raise create_child_error(code, *(self._failure or ("", _ASK_FOR_LESS)))
 
     async def kill(self) -> None:
         """End it now, and wait for the end of its log."""
