@@ -20,7 +20,6 @@ from pipeline.monitoring.metrics_server import serve_metrics
 from pipeline.monitoring.run_history import RunStatsFile
 from pipeline.monitoring.schedule import Schedule, parse_duration
 from pipeline.monitoring.scheduler import COMMAND, Watcher, run_watchers
-from pipeline.monitoring.systemd import SystemdNotifier
 from pipeline.process import run_async
 from pipeline.settings import TOKEN_VARIABLE, Settings, require_base_url
 from pipeline.sources import refuse_options_of_one_source
@@ -110,7 +109,7 @@ def run(
         load()  # a wrong setting of any source ends `watch` before it starts
         argv = ["--json", *source_context.to_argv(), COMMAND]
         watchers.append(Watcher(source or "", argv, load, schedule, max_runs, never_gives_up=all_sources))
-    watching = run_watchers(watchers, SystemdNotifier.from_environment(os.environ), liveness)
+    watching = run_watchers(watchers, liveness)
     if metrics_port is not None:
         watching = _serve_metrics_while(watching, watchers, metrics_address, metrics_port)
     run_async(watching)

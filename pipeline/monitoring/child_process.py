@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 from pipeline.child_commands import run_command
 from pipeline.logs import to_one_line
 from pipeline.monitoring.run_result import RunOutcome
-from pipeline.monitoring.systemd import SYSTEMD_VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,8 +27,7 @@ def is_watched() -> bool:
 
 async def run_child(argv: Sequence[str], run: RunResult) -> RunResult:
     """Run `scanlake ARGV` to its end, and return `run` with its exit code, error and JSON object."""
-    environment = {name: value for name, value in os.environ.items() if name not in SYSTEMD_VARIABLES}
-    child = await run_command(argv, variables={**environment, _PARENT_VARIABLE: str(os.getpid())})
+    child = await run_command(argv, variables={**os.environ, _PARENT_VARIABLE: str(os.getpid())})
     run.seconds, run.result = child.seconds, child.output
     run.error_type = str(child.output.get("error_type") or "")
     run.code, run.reason = describe_exit(run.command, child.code)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.monitoring.schedule import Schedule
-    from pipeline.monitoring.systemd import SystemdNotifier
     from pipeline.settings import Settings
 
 COMMAND: Final = "sync"
@@ -128,8 +127,8 @@ class Watcher:
                 _log.warning("watch.failed", exit_code=result.code, consecutive=self._consecutive, **fields)
 
 
-async def run_watchers(watchers: Sequence[Watcher], notifier: SystemdNotifier, liveness_file: Path | None) -> None:
-    """Run all watches of a process concurrently and send heartbeats to systemd and the liveness file."""
+async def run_watchers(watchers: Sequence[Watcher], liveness_file: Path | None) -> None:
+    """Run all watches of a process concurrently and write heartbeats to the liveness file."""
     liveness = Liveness(datetime.now(UTC), {watcher.source: watcher.state for watcher in watchers})
     has_warned = False
 
@@ -137,15 +136,12 @@ async def run_watchers(watchers: Sequence[Watcher], notifier: SystemdNotifier, l
         nonlocal has_warned
         if liveness_file is not None:
             has_warned = not liveness.write(liveness_file, has_warned=has_warned)
-        notifier.notify(status=_format_status(liveness), WATCHDOG="1")
 
     async def repeat_heartbeat() -> None:
-        interval = min(HEARTBEAT_SECONDS, (notifier.watchdog_seconds or HEARTBEAT_SECONDS) / 3)
         while True:
             send_heartbeat()
-            await asyncio.sleep(interval)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
 
-    notifier.notify(READY="1", status="starting")
     heartbeat = asyncio.create_task(repeat_heartbeat())
     try:
         async with asyncio.TaskGroup() as group:
@@ -153,18 +149,7 @@ async def run_watchers(watchers: Sequence[Watcher], notifier: SystemdNotifier, l
                 watcher.on_change = send_heartbeat
                 group.create_task(watcher.run())
     finally:
-        notifier.notify(STOPPING="1", status="stopping")
         heartbeat.cancel()
         for state in liveness.sources.values():
             state.state, state.next_run = STOPPED, None
         send_heartbeat()
-
-
-def _format_status(liveness: Liveness) -> str:
-    texts = []
-    for name, state in liveness.sources.items():
-        text = f"{name}: {state.state}" if name else state.state
-        if state.failures:
-            text += f", {state.failures} consecutive failures: {state.reason}"
-        texts.append(text)
-    return "; ".join(texts)

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -270,33 +269,6 @@ async def test_a_rollback_pauses_it(tmp_path: Path) -> None:
 async def _hooked() -> AsyncIterator[Collector]:
     with Collector().serving() as hook:
         yield hook
-
-
-async def test_systemd_is_told(tmp_path: Path) -> None:
-    """READY comes before the first run, the watchdog hears of it during a run too, and STOPPING is said."""
-    name = str(tmp_path / "notify")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as systemd:
-        systemd.bind(name)
-        said: list[str] = []
-        asyncio.get_running_loop().add_reader(systemd, lambda: said.append(systemd.recv(4096).decode()))
-        async with Emulator(300, seed=5) as emulator:
-            emulator.set_faults(latency_ms=50.0)
-            given = {
-                "SCANLAKE_LAKE": str(tmp_path / "lake"), "SCANLAKE_MAX_CONCURRENCY": "4",
-                "NOTIFY_SOCKET": name, "WATCHDOG_USEC": "900000",
-            }  # fmt: skip
-            process = await started(emulator, "watch", "--every", "1h", "--jitter", "0s", **given)
-            await until(lambda: emulator.counts["detail"] > 20)
-            before = len(said)
-            await until(lambda: sum("WATCHDOG=1" in each for each in said[before:]) >= 3)
-            [child] = children_of(process.pid)
-            assert "NOTIFY_SOCKET" not in seen_of(child, "environ")
-            process.terminate()
-            await ended(process)
-        asyncio.get_running_loop().remove_reader(systemd)
-    assert said[0].startswith("READY=1")
-    assert any("STATUS=running" in each for each in said)
-    assert any("STOPPING=1" in each for each in said)
 
 
 async def test_sources_are_watched_side_by_side(tmp_path: Path) -> None:
