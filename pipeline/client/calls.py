@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from pipeline.client.errors import (
     AttemptError,
@@ -14,6 +14,8 @@ from pipeline.client.errors import (
     RetriesExhaustedError,
     ThrottledError,
 )
+from pipeline.client.rate_limiter import LearnedLimits, RateLimiter
+from pipeline.client.retry import RetryPolicy, TimeSource
 from pipeline.errors import AuthenticationError, ProtocolError, ScanlakeError
 from pipeline.formatting import pluralize
 from pipeline.urls import join_host_port
@@ -23,9 +25,8 @@ if TYPE_CHECKING:
 
     from yarl import URL
 
+    from pipeline.client.options import ClientOptions
     from pipeline.client.protocol import Response
-    from pipeline.client.rate_limiter import RateLimiter
-    from pipeline.client.retry import RetryPolicy
     from pipeline.client.token_redactor import TokenRedactor
 
 Value = TypeVar("Value")
@@ -79,6 +80,33 @@ class CallRunner:
     retry_policy: RetryPolicy
     stats: RequestStats
     redactor: TokenRedactor
+
+    @classmethod
+    def create(
+        cls,
+        send: Callable[[ApiCall[Any]], Awaitable[Response]],
+        options: ClientOptions,
+        stats: RequestStats,
+        redactor: TokenRedactor,
+        *,
+        learned: LearnedLimits | None = None,
+        time_source: TimeSource | None = None,
+    ) -> Self:
+        """Return a runner with the limits of `options`, for one host."""
+        limiter = RateLimiter(
+            max_concurrency=options.max_concurrency,
+            max_rate=options.max_requests_per_second,
+            max_retry_after_seconds=options.max_retry_after_seconds,
+            learned=learned,
+        )
+        policy = RetryPolicy(
+            max_attempts=options.max_attempts,
+            total_deadline_seconds=options.total_deadline_seconds,
+            initial_connect_seconds=options.initial_connect_seconds,
+            max_retry_after_seconds=options.max_retry_after_seconds,
+            time_source=time_source or TimeSource(),
+        )
+        return cls(send, limiter, policy, stats, redactor)
 
     async def run(self, call: ApiCall[Value]) -> Value:
         """Return the call's value, after retries if it is idempotent."""

@@ -19,12 +19,7 @@ from pipeline.client.allowed_urls import origin
 from pipeline.client.body_reader import BodyReader
 from pipeline.client.calls import ApiCall, CallRunner, RequestStats
 from pipeline.client.clock import ServiceClock
-from pipeline.client.downloader import (
-    SPARE_CONNECTIONS,
-    Credentials,
-    Downloader,
-    create_session,
-)
+from pipeline.client.downloader import SPARE_CONNECTIONS, Credentials, Downloader, create_session
 from pipeline.client.downloads import DownloadedReport, PdfDownload, ReportNotReady
 from pipeline.client.errors import AIOHTTP_EXCEPTIONS, map_aiohttp_exception
 from pipeline.client.options import GIB, ClientOptions, check_base_url, check_token
@@ -41,10 +36,8 @@ from pipeline.client.protocol import (
     parse_report_order,
     parse_share,
 )
-from pipeline.client.rate_limiter import RateLimiter
-from pipeline.client.retry import RetryPolicy, TimeSource
-from pipeline.client.search import iter_items, iter_pages
 from pipeline.client.token_redactor import TokenRedactor
+from pipeline.errors import ProtocolError
 from pipeline.urls import API_PREFIX
 
 if TYPE_CHECKING:
@@ -54,6 +47,8 @@ if TYPE_CHECKING:
 
     from pydantic import SecretStr
 
+    from pipeline.client.rate_limiter import LearnedLimits, RateLimiter
+    from pipeline.client.retry import TimeSource
     from schemas.requests import FileQuery, ReportRequest, ShareRequest
     from schemas.wire import File
 
@@ -83,6 +78,7 @@ class Client:
         *,
         options: ClientOptions | None = None,
         rate_limiter: RateLimiter | None = None,
+        learned: LearnedLimits | None = None,
         time_source: TimeSource | None = None,
     ) -> None:
         self.options = options = options or ClientOptions()
@@ -92,25 +88,18 @@ class Client:
         is_in_query = options.token_location == "query"  # noqa: S105 - a location, not a token
         self._token_query = f"token={quote(token, safe='')}" if is_in_query else ""
         self._token_headers = {} if is_in_query else {"token": token}
-        self.rate_limiter = rate_limiter or RateLimiter(
-            max_concurrency=options.max_concurrency,
-            max_rate=options.max_requests_per_second,
-            max_retry_after_seconds=options.max_retry_after_seconds,
-        )
         self.stats = RequestStats()
         self._body_reader = BodyReader(options, self.stats)
         self.clock = ServiceClock()
         self.has_announced_next = False  # a list has had a next page: its counts and links mean something
         self.has_contradicted_itself = False  # a list has: neither its counts nor a null link show an end
         self.on_list_page: Callable[[FileQuery, int, ListPage], None] | None = None
-        self._retry_policy = RetryPolicy(
-            max_attempts=options.max_attempts,
-            total_deadline_seconds=options.total_deadline_seconds,
-            initial_connect_seconds=options.initial_connect_seconds,
-            max_retry_after_seconds=options.max_retry_after_seconds,
-            time_source=time_source or TimeSource(),
+        self._runner = CallRunner.create(
+            self._send, options, self.stats, self._redactor, learned=learned, time_source=time_source
         )
-        self._runner = CallRunner(self._send, self.rate_limiter, self._retry_policy, self.stats, self._redactor)
+        if rate_limiter is not None:
+            self._runner = replace(self._runner, rate_limiter=rate_limiter)
+        self.rate_limiter = self._runner.rate_limiter
         self._session: aiohttp.ClientSession | None = None
         self._downloader = Downloader(
             self._base_url,
@@ -168,15 +157,35 @@ class Client:
         """Yield all pages, one after the other.
 
         Beware: a list that is paged while files change **loses files**. For a complete copy, list windows of update
-        time that fit in one page each; this is for a quick look.
+        time that fit in one page each; this is for a quick look. A service without any hint at a next page can send
+        shorter pages than requested: it is asked until a page is empty or a repetition. Raises `ProtocolError` for such
+        a page that announces a next one.
         """
-        async for page in iter_pages(self.list_files, query):
+        number = 1
+        page_hashes: set[int] = set()
+        while True:
+            page = await self.list_files(query, page=number)
+            page_hash = hash(tuple(item.raw for item in page.items))
+            is_new = bool(page.items) and page_hash not in page_hashes
+            if page.has_next is None and number > 1 and not is_new:
+                return
             yield page
+            if page.has_next is False or (page.has_next is None and not page.items):
+                return
+            if not is_new:
+                raise ProtocolError(f"GET /files: page {number} is empty or a repetition, but announces a next page.")
+            page_hashes.add(page_hash)
+            number += 1
 
     async def iter_items(self, query: FileQuery) -> AsyncGenerator[ListItem, None]:
         """Yield the files of all pages, each once, with their exact bytes. Beware as of `iter_pages`."""
-        async for item in iter_items(self.iter_pages(query)):
-            yield item
+        keys: set[tuple[int | None, int | None]] = set()
+        async for page in self.iter_pages(query):
+            for item in page.items:
+                key = (item.id, item.instance_id)
+                if item.id is None or key not in keys:
+                    keys.add(key)
+                    yield item
 
     async def search_files(self, query: FileQuery) -> AsyncGenerator[File, None]:
         """Yield the files of all pages, each once, as typed objects. Beware as of `iter_pages`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -10,7 +11,7 @@ import structlog
 from pipeline.client.client import Client
 from pipeline.client.image_client import ImageClient
 from pipeline.client.options import MAX_ATTEMPTS, ClientOptions
-from pipeline.client.rate_limiter import LearnedLimits, RateLimiter
+from pipeline.client.rate_limiter import LearnedLimits
 from pipeline.version import __version__
 
 if TYPE_CHECKING:
@@ -28,36 +29,29 @@ def create_client(
     settings: Settings, token: str, *, learned: dict[str, Any] | None = None, max_attempts: int | None = None
 ) -> Client:
     """Return the client for `settings`. `learned` are the stored limits of an earlier run."""
-    options = ClientOptions(
-        max_concurrency=_limit_to_open_files(settings.max_concurrency),
+    options = replace(
+        _create_options(settings, settings.max_concurrency),
         max_requests_per_second=settings.max_requests_per_second,
         max_attempts=MAX_ATTEMPTS if max_attempts is None else max_attempts,
-        total_deadline_seconds=settings.request_timeout_seconds,
-        attempt_timeout_seconds=min(_MAX_ATTEMPT_TIMEOUT_SECONDS, settings.request_timeout_seconds),
         token_location=settings.token_location,
-        proxy=settings.proxy,
-        user_agent=f"scanlake/{__version__}",
     )
-    rate_limiter = RateLimiter(
-        max_concurrency=options.max_concurrency,
-        max_rate=options.max_requests_per_second,
-        max_retry_after_seconds=options.max_retry_after_seconds,
-        learned=LearnedLimits(**learned) if learned else None,
-    )
-    return Client(str(settings.base_url), token, options=options, rate_limiter=rate_limiter)
+    limits = LearnedLimits(**learned) if learned else None
+    return Client(str(settings.base_url), token, options=options, learned=limits)
 
 
 def create_image_client(settings: Settings, token: str) -> ImageClient:
     """Return the client for the images' hosts. It never sends `token`."""
-    options = ClientOptions(
-        max_concurrency=_limit_to_open_files(_MAX_IMAGE_CONCURRENCY),
-        max_attempts=MAX_ATTEMPTS,
+    return ImageClient(str(settings.base_url), token, options=_create_options(settings, _MAX_IMAGE_CONCURRENCY))
+
+
+def _create_options(settings: Settings, max_concurrency: int) -> ClientOptions:
+    return ClientOptions(
+        max_concurrency=_limit_to_open_files(max_concurrency),
         total_deadline_seconds=settings.request_timeout_seconds,
         attempt_timeout_seconds=min(_MAX_ATTEMPT_TIMEOUT_SECONDS, settings.request_timeout_seconds),
         proxy=settings.proxy,
         user_agent=f"scanlake/{__version__}",
     )
-    return ImageClient(str(settings.base_url), token, options=options)
 
 
 def _limit_to_open_files(max_concurrency: int) -> int:

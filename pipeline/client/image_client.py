@@ -6,7 +6,7 @@ retry policy of its own, so an image host that is slow or down does not slow dow
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
@@ -17,8 +17,6 @@ from pipeline.client.calls import ApiCall, CallRunner, RequestStats
 from pipeline.client.downloader import Downloader
 from pipeline.client.image_downloads import ImageAnswer, ImageDownload, ImageTarget, RefusedImage
 from pipeline.client.options import ClientOptions, check_base_url
-from pipeline.client.rate_limiter import RateLimiter
-from pipeline.client.retry import RetryPolicy, TimeSource
 from pipeline.client.token_redactor import TokenRedactor
 from pipeline.errors import ProtocolError
 
@@ -27,14 +25,7 @@ if TYPE_CHECKING:
 
     from pipeline.client.allowed_urls import Origin
     from pipeline.client.downloader import Link
-
-
-@dataclass(slots=True)
-class _Host:
-    """One origin: its limits and its retries."""
-
-    rate_limiter: RateLimiter
-    retry_policy: RetryPolicy
+    from pipeline.client.retry import TimeSource
 
 
 class ImageClient:
@@ -50,8 +41,8 @@ class ImageClient:
         self._redactor = TokenRedactor(token)
         self._options = options
         self.max_concurrency = options.max_concurrency
-        self._time_source = time_source or TimeSource()
-        self._hosts: dict[Origin, _Host] = {}
+        self._time_source = time_source
+        self._runners: dict[Origin, CallRunner] = {}  # of the hosts so far
         self.stats = RequestStats()
         self._downloader = Downloader(
             self._base_url,
@@ -77,7 +68,7 @@ class ImageClient:
     @property
     def concurrency(self) -> int:
         """The requests that may be in flight now, to the host that allows the most."""
-        return max((host.rate_limiter.concurrency for host in self._hosts.values()), default=0)
+        return max((runner.rate_limiter.concurrency for runner in self._runners.values()), default=0)
 
     def check(self, url: str) -> Link | RefusedImage:
         """Return a link that may be requested, or why it must not be."""
@@ -93,29 +84,14 @@ class ImageClient:
         as for a redirect that must not be followed. Raises `RetriesExhaustedError`.
         """
         download = ImageDownload(target)
-        host = self._host(link.origin)
         self.stats.other += 1
         send = partial(self._downloader.send, download, link)
-        runner = CallRunner(send, host.rate_limiter, host.retry_policy, self.stats, self._redactor)
+        if (runner := self._runners.get(link.origin)) is None:
+            runner = CallRunner.create(send, self._options, self.stats, self._redactor, time_source=self._time_source)
+            self._runners[link.origin] = runner
         try:
-            return await runner.run(ApiCall("GET image", URL(link.address, encoded=True), download.result))
+            return await replace(runner, send=send).run(
+                ApiCall("GET image", URL(link.address, encoded=True), download.result)
+            )
         except ProtocolError as error:
             return RefusedImage(error.message.rstrip("."))
-
-    def _host(self, address: Origin) -> _Host:
-        if (host := self._hosts.get(address)) is None:
-            options = self._options
-            host = self._hosts[address] = _Host(
-                RateLimiter(
-                    max_concurrency=options.max_concurrency,
-                    max_retry_after_seconds=options.max_retry_after_seconds,
-                ),
-                RetryPolicy(
-                    max_attempts=options.max_attempts,
-                    total_deadline_seconds=options.total_deadline_seconds,
-                    initial_connect_seconds=options.initial_connect_seconds,
-                    max_retry_after_seconds=options.max_retry_after_seconds,
-                    time_source=self._time_source,
-                ),
-            )
-        return host

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
 
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.factory import create_client
 from pipeline.client.options import MAX_ATTEMPTS
-from pipeline.client.tls_errors import NO_TLS_HINT
 from pipeline.errors import AuthenticationError, ScanlakeError, ServiceUnavailableError
 from pipeline.findings import Finding, from_error, ok, warning
 from pipeline.formatting import pluralize
 from schemas.requests import FileQuery
 
 if TYPE_CHECKING:
-    from urllib.parse import SplitResult
-
     from pipeline.settings import Settings
 
 _QUICK_SECONDS: Final = 30.0
 _QUICK_ATTEMPTS: Final = 2
-_HANDSHAKE_SECONDS: Final = 4.0
 _CLOCK_SKEW_LIMITS_SECONDS: Final = (5.0, 60.0)  # above the first: a note; above the second: a warning
 
 
@@ -46,8 +40,6 @@ async def probe_service(settings: Settings, token: str, *, is_quick: bool = True
     seconds = min(settings.request_timeout_seconds, _QUICK_SECONDS) if is_quick else settings.request_timeout_seconds
     attempts = _QUICK_ATTEMPTS if is_quick else MAX_ATTEMPTS
     limited = settings.model_copy(update={"request_timeout_seconds": seconds})
-    if is_quick and settings.proxy is None:
-        await _check_handshake(urlsplit(str(settings.base_url)))
     async with create_client(limited, token, max_attempts=attempts) as client:
         started = time.monotonic()
         try:
@@ -61,31 +53,6 @@ async def probe_service(settings: Settings, token: str, *, is_quick: bool = True
                 error.hint = f"Check base_url ({settings.base_url}), the firewall and the proxy."
             raise
         return ServiceProbe(page.total, time.monotonic() - started, client.clock.seconds_ahead)
-
-
-async def _check_handshake(url: SplitResult) -> None:
-    """Raise `ServiceUnavailableError` if a port takes connections, but does not answer a TLS handshake in seconds.
-
-    A server that waits for plain HTTP takes the handshake for the beginning of a request. Other problems are named by
-    the call itself.
-    """
-    if url.scheme != "https":
-        return
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent
-    try:
-        async with asyncio.timeout(2 * _HANDSHAKE_SECONDS):
-            _, writer = await asyncio.open_connection(
-                url.hostname, url.port or 443, ssl=context, ssl_handshake_timeout=_HANDSHAKE_SECONDS
-            )
-    except ConnectionAbortedError:
-        raise ServiceUnavailableError(
-            f"{url.netloc}: no answer to a TLS handshake in {_HANDSHAKE_SECONDS:g} s; the port may not speak TLS.",
-            hint=NO_TLS_HINT,
-        ) from None
-    except (OSError, TimeoutError):
-        return
-    writer.close()
 
 
 async def check_service(settings: Settings, token: str) -> list[Finding]:

@@ -21,11 +21,11 @@ from pipeline.atomic_files import (
 )
 from pipeline.csv_rows import format_csv_row
 from pipeline.errors import LakeLockedError, SettingsError
+from pipeline.images.work_list import create_chosen_table
 from pipeline.lake.file_names import to_safe_part
 from pipeline.lake.handover import MANIFEST, NO_LINK, SUMS, ExportedImages, format_sums, parse_sums
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.reader import fetch_dicts
-from pipeline.lake.user_query import check_query, translate_query_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -55,27 +55,22 @@ def select_images(lake: duckdb.DuckDBPyConnection, where: str | None, *, thumbna
     """
     if not lake.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'images'").fetchall():
         raise SettingsError("The lake has no images.", hint="Run `scanlake images` first.")
-    chosen = "SELECT uploads.file_id, uploads.id AS upload_id FROM uploads JOIN files USING (file_id)"
-    chosen += f" WHERE ({where}\n)" if where is not None else ""
+    create_chosen_table(lake, where)
     kinds = "('image', 'thumbnail')" if thumbnails else "('image')"
     no_row = "CASE WHEN coalesce(if(kinds.kind = 'image', u.image_url, u.image_thumb), '') = ''"
-    with translate_query_errors("`scanlake tables uploads` lists the columns; write uploads.id or files.id."):
-        check_query(lake, chosen)
-        sql = (
-            f"CREATE OR REPLACE TEMP TABLE {_SELECTED} AS"
-            f" WITH chosen AS (SELECT DISTINCT file_id, upload_id FROM ({chosen}\n))"
-            " SELECT u.file_id, f.scan_code AS reference, u.id AS upload_id, kinds.kind, u.upload_type, u.position,"
-            f" coalesce(i.state, {no_row} THEN '{NO_LINK}' ELSE 'missing' END) AS state,"
-            f" coalesce(i.reason, CASE WHEN i.state IS NULL THEN {no_row} THEN 'the upload has no link'"
-            " ELSE 'not downloaded: run `scanlake images`' END END) AS reason, i.sha256, i.bytes, i.mime,"
-            " i.width, i.height, i.taken_at, i.latitude, i.longitude, i.fetched_at, i.path"
-            " FROM chosen JOIN uploads AS u ON u.file_id = chosen.file_id AND u.id = chosen.upload_id"
-            " JOIN files AS f ON f.file_id = u.file_id"
-            f" CROSS JOIN (SELECT unnest(['image', 'thumbnail']) AS kind) AS kinds"
-            " LEFT JOIN images AS i ON i.file_id = u.file_id AND i.upload_id = u.id AND i.kind = kinds.kind"
-            f" WHERE kinds.kind IN {kinds} ORDER BY reference, u.file_id, u.position, u.id, kinds.kind"
-        )
-        lake.execute(sql)
+    lake.execute(
+        f"CREATE OR REPLACE TEMP TABLE {_SELECTED} AS"
+        " SELECT u.file_id, f.scan_code AS reference, u.id AS upload_id, kinds.kind, u.upload_type, u.position,"
+        f" coalesce(i.state, {no_row} THEN '{NO_LINK}' ELSE 'missing' END) AS state,"
+        f" coalesce(i.reason, CASE WHEN i.state IS NULL THEN {no_row} THEN 'the upload has no link'"
+        " ELSE 'not downloaded: run `scanlake images`' END END) AS reason, i.sha256, i.bytes, i.mime,"
+        " i.width, i.height, i.taken_at, i.latitude, i.longitude, i.fetched_at, i.path"
+        " FROM chosen_upload AS chosen JOIN uploads AS u ON u.file_id = chosen.file_id AND u.id = chosen.upload_id"
+        " JOIN files AS f ON f.file_id = u.file_id"
+        " CROSS JOIN (SELECT unnest(['image', 'thumbnail']) AS kind) AS kinds"
+        " LEFT JOIN images AS i ON i.file_id = u.file_id AND i.upload_id = u.id AND i.kind = kinds.kind"
+        f" WHERE kinds.kind IN {kinds} ORDER BY reference, u.file_id, u.position, u.id, kinds.kind"
+    )
     return _iter_selected(lake)
 
 

@@ -11,7 +11,7 @@ from pipeline.images.decoding import can_decode
 from pipeline.images.download import ImageDownloader
 from pipeline.images.image_writer import ImageWriter
 from pipeline.images.storing_pool import StoringPool
-from pipeline.images.work_list import WorkCounts, WorkList, check_selection
+from pipeline.images.work_list import WorkCounts, WorkList
 from pipeline.lake.image_records import read_totals
 from pipeline.lake.image_store import ImageStore
 from pipeline.lake.reader import open_catalog, open_ledger_readonly
@@ -46,8 +46,6 @@ def fetch_images(
     summary.is_decoded = can_decode()
     pool = StoringPool(lake.layout)
     try:
-        with open_catalog(settings) as catalog:
-            check_selection(catalog, selection)  # wrong SQL is refused before anything is written
         store = ImageStore(lake.layout)
         store.prepare()
         writer = ImageWriter(store, pool, ledger, settings, summary)

@@ -12,8 +12,6 @@ from pipeline.lake.image_records import ImageKey, ImageKind, iter_states
 from pipeline.lake.user_query import check_query, translate_query_errors
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     import duckdb
 
     from pipeline.lake.ledger_queries import LedgerQueries
@@ -105,24 +103,20 @@ class WorkList:
             for kind in selection.kinds
         ]
         lake.execute(f"CREATE TEMP VIEW upload_links AS {' UNION ALL '.join(selects)}")
-        query = _select_uploads(selection)
-        with _translate_selection_errors():
-            check_query(lake, query)
-            lake.execute(
-                "CREATE TEMP TABLE selected_image AS WITH chosen AS MATERIALIZED"
-                f" (SELECT DISTINCT file_id, upload_id FROM ({query}\n)),"
-                " links AS (SELECT file_id, upload_id, kind, max(coalesce(link, '') <> '') AS has_link,"
-                "  max(listed_at) AS listed_at FROM upload_links GROUP BY ALL)"
-                " SELECT links.file_id, links.upload_id, links.kind, known.state, CASE"
-                "  WHEN known.state = 'stored' THEN 'stored'"
-                "  WHEN links.upload_id IS NULL OR NOT has_link THEN 'without_link'"
-                "  WHEN known.state IN ('not_found', 'refused') AND NOT listed_at > known.fetched_at THEN known.state"
-                "  ELSE 'to_fetch' END AS fate"
-                " FROM links SEMI JOIN chosen ON links.file_id = chosen.file_id"
-                "  AND links.upload_id IS NOT DISTINCT FROM chosen.upload_id"
-                " LEFT JOIN known_image AS known ON known.file_id = links.file_id"
-                "  AND known.upload_id = links.upload_id AND known.kind = links.kind"
-            )
+        create_chosen_table(lake, selection.where)
+        lake.execute(
+            "CREATE TEMP TABLE selected_image AS WITH links AS (SELECT file_id, upload_id, kind,"
+            "  max(coalesce(link, '') <> '') AS has_link, max(listed_at) AS listed_at FROM upload_links GROUP BY ALL)"
+            " SELECT links.file_id, links.upload_id, links.kind, known.state, CASE"
+            "  WHEN known.state = 'stored' THEN 'stored'"
+            "  WHEN links.upload_id IS NULL OR NOT has_link THEN 'without_link'"
+            "  WHEN known.state IN ('not_found', 'refused') AND NOT listed_at > known.fetched_at THEN known.state"
+            "  ELSE 'to_fetch' END AS fate"
+            " FROM links SEMI JOIN chosen_upload AS chosen ON links.file_id = chosen.file_id"
+            "  AND links.upload_id IS NOT DISTINCT FROM chosen.upload_id"
+            " LEFT JOIN known_image AS known ON known.file_id = links.file_id"
+            "  AND known.upload_id = links.upload_id AND known.kind = links.kind"
+        )
 
     def _create_pending_table(self, *, retry: bool) -> None:
         if retry:
@@ -133,21 +127,13 @@ class WorkList:
         )
 
 
-def check_selection(lake: duckdb.DuckDBPyConnection, selection: ImageSelection) -> None:
-    """Raise `SettingsError` for wrong SQL. Nothing is read."""
-    query = _select_uploads(selection)
-    with _translate_selection_errors():
+def create_chosen_table(lake: duckdb.DuckDBPyConnection, where: str | None) -> None:
+    """Select uploads into the temporary table `chosen_upload`. Raises `SettingsError` for wrong SQL."""
+    query = "SELECT DISTINCT file_id, uploads.id AS upload_id FROM uploads JOIN files USING (file_id)"
+    query += "" if where is None else f" WHERE ({where}\n)"
+    with translate_query_errors("`scanlake tables uploads` lists the columns; write uploads.id or files.id."):
         check_query(lake, query)
-        lake.execute(f"EXPLAIN {query}")
-
-
-def _select_uploads(selection: ImageSelection) -> str:
-    query = "SELECT uploads.file_id, uploads.id AS upload_id FROM uploads JOIN files USING (file_id)"
-    return query if selection.where is None else f"{query} WHERE ({selection.where}\n)"
-
-
-def _translate_selection_errors() -> AbstractContextManager[None]:
-    return translate_query_errors("`scanlake tables uploads` lists the columns; write uploads.id or files.id.")
+        lake.execute(f"CREATE OR REPLACE TEMP TABLE chosen_upload AS {query}")
 
 
 def _create_known_table(lake: duckdb.DuckDBPyConnection, ledger: LedgerQueries) -> None:
