@@ -3,12 +3,10 @@
 import asyncio
 import stat
 import sys
-import webbrowser
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Final
 
 import typer
@@ -18,13 +16,12 @@ from pipeline.command_options import Excludes
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError, StorageError
 from pipeline.lake.lake_folder import require_outside_lakes
-from pipeline.lake.live_state import LiveState, read_live_state
+from pipeline.lake.live_state import read_live_state
 from pipeline.lake.models import RunRecord
-from pipeline.lake.reader import CATALOG, run_interruptibly
+from pipeline.lake.reader import run_interruptibly
 from pipeline.monitoring.failures import find_failures
 from pipeline.pages.catalog_access import CatalogAccess
 from pipeline.pages.dashboard import GENERATOR, LedgerState, load_dashboard, render_dashboard
-from pipeline.pages.server import CachedPage
 from pipeline.pages.server import serve as serve_pages
 from pipeline.pages.site import BrowseSite
 from pipeline.publish_after_run import read_publish_record
@@ -65,7 +62,6 @@ def run(
     port: Annotated[
         int, typer.Option(min=0, max=65_535, help="Port on 127.0.0.1; 0 uses a free port."), Excludes("--write")
     ] = 8787,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open the dashboard in the browser.")] = False,
 ) -> ExitCode:
     """Show the lake in the browser, or write its dashboard as one HTML file.
 
@@ -78,47 +74,29 @@ def run(
     """
     settings = context.settings()
     if write is None:
-        return _serve(context, settings, port, open_browser=open_browser)
+        return _serve(context, settings, port)
     target = write.absolute()
     require_outside_lakes(target, f"--write {target}", settings.lake)
     _check_writable(target)
-    page = _render(settings, CatalogAccess(settings), None).encode("utf-8")
+    page = _render(settings, CatalogAccess(settings), is_served=False).encode("utf-8")
     try:
         write_file(target, page)
     except OSError as error:
         raise StorageError.from_errno(str(target), error.errno) from error
-    if open_browser:
-        webbrowser.open(target.as_uri())
     return context.print_result(WrittenPage(target, len(page)), f"{target}: {len(page):,} bytes\n")
 
 
-def _serve(context: CommandContext, settings: Settings, port: int, *, open_browser: bool) -> ExitCode:
+def _serve(context: CommandContext, settings: Settings, port: int) -> ExitCode:
     def announce(url: str) -> None:
         context.print_result(ServedPages(url), f"{url} shows the lake. Press Ctrl-C to stop.\n")
         sys.stdout.flush()
-        if open_browser:
-            _open_with_key(url, folder)
 
     access = CatalogAccess(settings)
-    page = CachedPage(
-        settings.lake.absolute() / CATALOG,
-        partial(_render, settings, access),
-        lambda: _version_of(read_live_state(settings.lake, runs=1)),
-    )
     # A download has a process of its own: in this one, it would hold up every other page.
     write_csv = partial(write_query_csv, context, size=_MAX_CSV_BYTES, seconds=_CSV_SECONDS)
     site = BrowseSite(access, settings.lake.resolve().name, lambda: _read_source(settings), write_csv)
-    with TemporaryDirectory(prefix="scanlake-") as temporary:
-        folder = Path(temporary)
-        asyncio.run(serve_pages(page, site, port, announce))
+    asyncio.run(serve_pages(partial(_render, settings, access, is_served=True), site, port, announce))
     return ExitCode.OK
-
-
-def _open_with_key(url: str, folder: Path) -> None:
-    """Open an address in the browser by way of a file: all users of the machine see the arguments of a process."""
-    file = folder / "open.html"
-    file.write_text(f'<meta http-equiv="refresh" content="0; url={url}">', encoding="utf-8")
-    webbrowser.open(file.as_uri())
 
 
 # The file
@@ -151,13 +129,13 @@ def _is_dashboard(target: Path) -> bool:
 # What the dashboard shows
 
 
-def _render(settings: Settings, access: CatalogAccess, version: str | None) -> str:
-    """Return the dashboard, from the catalog and the ledger; with a `version` it is live."""
+def _render(settings: Settings, access: CatalogAccess, *, is_served: bool) -> str:
+    """Return the dashboard, from the catalog and the ledger."""
     ledger = _read_ledger(settings)
     name = settings.lake.resolve().name
     with access.open() as lake:
         data = run_interruptibly(lake, lambda: load_dashboard(lake, name, datetime.now(UTC), ledger))
-    return render_dashboard(data, version)
+    return render_dashboard(data, is_served=is_served)
 
 
 def _read_ledger(settings: Settings) -> LedgerState:
@@ -196,11 +174,3 @@ def _read_source(settings: Settings) -> str | None:
     """Return the address of the service whose files the lake has."""
     state = read_live_state(settings.lake, runs=0)
     return (None if state is None else state.properties.source) or settings.base_url
-
-
-def _version_of(state: LiveState | None) -> str:
-    """Return a text that changes when the dashboard must show other runs or another pause."""
-    if state is None:
-        return ""
-    newest = state.runs[0] if state.runs else None
-    return f"-{newest and newest.run_id}-{newest and newest.state}-{state.properties.rollback_pause is not None}"

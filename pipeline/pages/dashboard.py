@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 GENERATOR: Final = "scanlake serve"
 """The start of the generator field, by which scanlake recognises its own pages."""
 
-_POLL_SECONDS: Final = 3
 _NUMERIC_TEXTS: Final = frozenset({"Files", "Rate", "Size"})
 _LEDGER_TABLE: Final = """
     CREATE TEMP TABLE ledger AS
@@ -34,10 +33,7 @@ _LEDGER_TABLE: Final = """
            ?::VARCHAR AS target_problem, ?::BIGINT AS target_failures"""
 _SETUP: Final = files("pipeline.pages").joinpath("dashboard.sql").read_text(encoding="utf-8")
 _SCRIPT: Final = read_script("dashboard.js")
-_OWN_RULES: Final = ("img-src data:", "base-uri 'none'", "form-action 'none'")
-_FILE_POLICY: Final = build_policy(_SCRIPT, *_OWN_RULES)
-LIVE_POLICY: Final = build_policy(_SCRIPT, "connect-src 'self'", *_OWN_RULES)
-"""The policy of a served page, which may also poll its server."""
+POLICY: Final = build_policy(_SCRIPT, "img-src data:", "base-uri 'none'", "form-action 'none'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +110,10 @@ def _fill_panel(lake: duckdb.DuckDBPyConnection, panel: Panel) -> FilledPanel:
     return FilledPanel(panel, rows, details if panel.details else [])
 
 
-def render_dashboard(data: Dashboard, version: str | None = None) -> str:
-    """Return the page as HTML. With a `version` it is live: it polls /version and reloads when that changes."""
-    policy = _FILE_POLICY if version is None else LIVE_POLICY
-    about = {"live_version": version, "poll_seconds": _POLL_SECONDS, "generator": GENERATOR}
-    return render("dashboard.html.jinja", policy, _SCRIPT, data=data, columns_of=_columns_of, **about)
+def render_dashboard(data: Dashboard, *, is_served: bool = False) -> str:
+    """Return the page as HTML; a served one has a link to the browse pages."""
+    about = {"is_served": is_served, "generator": GENERATOR}
+    return render("dashboard.html.jinja", POLICY, _SCRIPT, data=data, columns_of=_columns_of, **about)
 
 
 def _columns_of(rows: Rows) -> dict[str, bool]:

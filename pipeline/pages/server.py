@@ -1,72 +1,28 @@
-"""The dashboard and the browse pages: served to this machine only, the page rendered again after each publish."""
+"""The dashboard and the browse pages: served to this machine only."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import secrets
-from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-import structlog
 from aiohttp import web
 
 from pipeline.errors import ScanlakeError, SettingsError
-from pipeline.pages.dashboard import LIVE_POLICY
+from pipeline.pages.dashboard import POLICY
 from pipeline.pages.site import HEADERS, ROOT
 from pipeline.stop_signals import STOP_SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from pathlib import Path
 
     from pipeline.pages.site import BrowseSite
 
 HOST: Final = "127.0.0.1"
 _NAMES: Final = (HOST, "localhost")
 _PARAMETER: Final = "key"
-_RETRY_SECONDS: Final = 5.0
-_HEADERS: Final = {**HEADERS, "Content-Security-Policy": f"{LIVE_POLICY}; frame-ancestors 'none'"}
-_log = structlog.get_logger()
-
-
-class CachedPage:
-    """The last rendered page, and the version of the catalog and of the runs that it shows."""
-
-    def __init__(self, catalog: Path, render: Callable[[str], str], runs_version: Callable[[], str] = str) -> None:
-        self._catalog = catalog
-        self._runs_version = runs_version
-        self._render = render
-        self._lock = asyncio.Lock()
-        self._not_before = 0.0
-        self.version = ""
-        self.page = ""
-
-    async def refresh(self) -> None:
-        """Render the page if the catalog has changed.
-
-        Raises `ScanlakeError` if that fails for the first page; later, the old page stays and the next attempt waits.
-        """
-        async with self._lock:
-            try:
-                version = self._catalog_version()
-                if version == self.version or (self.page and monotonic() < self._not_before):
-                    return
-                # The version is read before the content: a publish in between only causes one more refresh.
-                self.page = await asyncio.to_thread(self._render, version)
-                self.version = version
-            except ScanlakeError as error:
-                self._not_before = monotonic() + _RETRY_SECONDS
-                if not self.page:
-                    raise
-                _log.warning("page.refresh_failed", error=str(error))
-
-    def _catalog_version(self) -> str:
-        try:
-            state = self._catalog.stat()
-        except OSError as error:
-            raise SettingsError(f"{self._catalog.name}: {error.strerror}.", hint="Run `scanlake sync`.") from error
-        return f"{state.st_ino:x}-{state.st_mtime_ns:x}-{state.st_size:x}{self._runs_version()}"
+_HEADERS: Final = {**HEADERS, "Content-Security-Policy": f"{POLICY}; frame-ancestors 'none'"}
 
 
 class AccessKey:
@@ -99,18 +55,18 @@ def _cookie_name(request: web.BaseRequest) -> str:
     return f"scanlake-{request.host.rpartition(':')[2]}"
 
 
-async def serve(cached: CachedPage, site: BrowseSite, port: int, ready: Callable[[str], None]) -> None:
+async def serve(render: Callable[[], str], site: BrowseSite, port: int, ready: Callable[[str], None]) -> None:
     """Serve the pages until a signal of `STOP_SIGNALS`; call `ready` with the address. Port 0 selects a free one.
 
-    The address has the key to the browse pages. Without it, there is only the page of the lake.
+    The address has the key to the browse pages. Without it, there is only the dashboard, which `render` returns.
 
-    Raises `ScanlakeError` if the page cannot be rendered, and `SettingsError` if the port is in use.
+    Raises `ScanlakeError` if the dashboard cannot be rendered, and `SettingsError` if the port is in use.
     """
-    await cached.refresh()
+    await asyncio.to_thread(render)
     end, key = asyncio.Event(), AccessKey()
     for number in STOP_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, end.set)
-    runner = web.ServerRunner(web.Server(_handler(cached, site, key)), access_log=None, shutdown_timeout=1.0)
+    runner = web.ServerRunner(web.Server(_handler(render, site, key)), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
         try:
@@ -125,7 +81,7 @@ async def serve(cached: CachedPage, site: BrowseSite, port: int, ready: Callable
 
 
 def _handler(
-    cached: CachedPage, site: BrowseSite, key: AccessKey
+    render: Callable[[], str], site: BrowseSite, key: AccessKey
 ) -> Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]:
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         if (refusal := _refuse(request)) is not None:
@@ -138,10 +94,11 @@ def _handler(
             if not key.is_held_by(request):
                 return _text_response(403, "Open the address that `scanlake serve` printed: it has the key.\n")
             return await site.answer(request)
-        await cached.refresh()
-        if request.path == "/version":
-            return _text_response(200, cached.version)
-        return web.Response(text=cached.page, content_type="text/html", charset="utf-8", headers=_HEADERS)
+        try:
+            page = await asyncio.to_thread(render)
+        except ScanlakeError as error:
+            return _text_response(503, f"{error.message} {error.hint}\n")
+        return web.Response(text=page, content_type="text/html", charset="utf-8", headers=_HEADERS)
 
     return answer
 
@@ -150,7 +107,7 @@ def _refuse(request: web.BaseRequest) -> web.Response | None:
     # DNS rebinding: another site's name may resolve to this machine, but the browser still sends that name.
     if not _is_expected_host(request):
         return _text_response(421, "Use the address that `scanlake serve` printed.\n")
-    if request.path not in {"/", "/version"} and not _is_browse_path(request.path):
+    if request.path != "/" and not _is_browse_path(request.path):
         return _text_response(404, "The pages are / and /browse\n")
     if request.method not in {"GET", "HEAD"}:
         return _text_response(405, "Use GET or HEAD.\n", Allow="GET, HEAD")

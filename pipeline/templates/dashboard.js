@@ -29,26 +29,4 @@
   };
   updateAges();
   setInterval(updateAges, 10000);
-
-  const version = document.documentElement.dataset.version;
-  if (!version) return;
-  const live = document.getElementById("live");
-  const blocks = [...document.querySelectorAll("details")];
-  for (const key of JSON.parse(sessionStorage.getItem("open") || "[]")) {
-    if (blocks[key]) blocks[key].open = true;
-  }
-  const poll = async () => {
-    try {
-      const response = await fetch("/version", { cache: "no-store" });
-      if (!response.ok) throw new Error();
-      live.textContent = "Live: this page reloads after each publish.";
-      if ((await response.text()) !== version) {
-        sessionStorage.setItem("open", JSON.stringify(blocks.flatMap((block, key) => (block.open ? [key] : []))));
-        location.reload();
-      }
-    } catch {
-      live.textContent = "No longer live: `scanlake serve` has ended. The figures stay as they are.";
-    }
-  };
-  setInterval(poll, Number(document.documentElement.dataset.pollSeconds) * 1000);
 })();

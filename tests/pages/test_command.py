@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import json
 import os
@@ -12,15 +11,14 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import pytest
 
 from pipeline.emulator import Emulator
-from pipeline.errors import ExitCode, LakeLockedError
+from pipeline.errors import ExitCode
 from pipeline.lake.lake import Lake
-from pipeline.pages.server import CachedPage
 from tests.cli.conftest import scanlake
 from tests.constants import set_run_constants
 from tests.lake.lake_builder import commit
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.pages.browser import Tab
     from tests.processes import Answer
 
     Scanlake = Callable[..., Answer]
@@ -93,7 +90,7 @@ def test_a_file_of_others_is_kept(scanlake: Scanlake, lake: Path, tmp_path: Path
         (("--write", "lake/dashboard.html"), ExitCode.USAGE, "is in the lake"),
         (("--write", "nowhere/dashboard.html"), ExitCode.USAGE, "is not a folder"),
         (("--port", "1234", "--write", "x.html"), ExitCode.USAGE, "--port and --write exclude each other"),
-        (("--lake", "nolake"), ExitCode.USAGE, "scanlake sync"),
+        (("--lake", "nolake"), ExitCode.USAGE, "scanlake init"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -119,16 +116,6 @@ def test_a_full_disk_leaves_the_former_page(lake: Path, tmp_path: Path) -> None:
     assert done.returncode == ExitCode.STORAGE, done.stderr
     assert [path.name for path in folder.iterdir()] == ["dashboard.html"]
     assert (folder / "dashboard.html").read_text(encoding="utf-8") == former
-
-
-def test_it_is_opened_when_asked(scanlake: Scanlake, lake: Path, tmp_path: Path) -> None:
-    """--open hands the file to the browser."""
-    assert lake.exists()
-    browser = tmp_path / "browser"
-    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {tmp_path}/opened\n', encoding="utf-8")
-    browser.chmod(0o755)
-    assert scanlake("serve", "--write", "dashboard.html", "--open", BROWSER=str(browser)).code == 0
-    assert (tmp_path / "opened").read_text(encoding="utf-8") == (tmp_path / "dashboard.html").as_uri()
 
 
 # Served
@@ -170,7 +157,7 @@ def republished(lake: Path) -> None:
 
 
 def test_served_to_this_machine_under_its_own_name(lake: Path, canary: str) -> None:
-    """Only / and /version are there, only on 127.0.0.1, and only for who calls it by that name."""
+    """Only / is there without the key, only on 127.0.0.1, and only for who calls it by that name."""
     with served(lake, canary) as (port, process):
         status, headers, page = asked(port)
         assert status == 200
@@ -182,8 +169,7 @@ def test_served_to_this_machine_under_its_own_name(lake: Path, canary: str) -> N
         assert asked(port, Host=f"localhost:{port}")[0] == 200
         for host in ("evil.example", f"evil.example:{port}", "127.0.0.1", f"127.0.0.1:{port + 1}", ""):
             assert asked(port, Host=host)[0] == 421, host
-            assert asked(port, "/version", Host=host)[0] == 421, host
-        for path in ("/x", "//", "/version/", "/../lake/ledger.sqlite", "/%2e%2e/", "/favicon.ico", "/dashboard.html"):
+        for path in ("/x", "//", "/version", "/../lake/ledger.sqlite", "/%2e%2e/", "/favicon.ico", "/dashboard.html"):
             assert asked(port, path)[0] == 404, path
         assert asked(port, method="POST")[0] == 405
         assert asked(port, method="HEAD")[::2] == (200, "")
@@ -239,41 +225,16 @@ def test_every_other_host_is_refused(lake: Path) -> None:
         assert process.poll() is None
 
 
-def test_renewed_only_after_a_publish(lake: Path) -> None:
-    """The version stays while the catalog does, and is another, with the page, after a publish."""
+def test_each_request_shows_the_newest_publish(lake: Path) -> None:
+    """The page is that of the present catalog; while there is none, it is one line with the reason."""
     with served(lake) as (port, _):
-        first, page = asked(port, "/version")[2], asked(port)[2]
-        assert (asked(port, "/version")[2], asked(port)[2]) == (first, page)
-        assert f'data-version="{first}"' in page
+        assert "Files 2 " in ParsedPage(asked(port)[2]).text
         republished(lake)
-        second = asked(port, "/version")[2]
-        assert second != first
         assert "Files 3 " in ParsedPage(asked(port)[2]).text
         (lake / "catalog.duckdb").rename(lake / "away.duckdb")
-        assert asked(port, "/version")[2] == second
-        assert "Files 3 " in ParsedPage(asked(port)[2]).text
-
-
-async def test_made_once_a_publish(lake: Path) -> None:
-    """However often it is asked for, the page is made once for each catalog; a failure keeps the last and waits."""
-    catalog, versions = lake / "catalog.duckdb", []
-
-    def make(version: str) -> str:
-        versions.append(version)
-        if len(versions) == 3:
-            raise LakeLockedError("somebody writes")
-        return f"page {len(versions)}"
-
-    edition = CachedPage(catalog, make)
-    await asyncio.gather(*(edition.refresh() for _ in range(5)))
-    assert (edition.page, versions) == ("page 1", [edition.version])
-    republished(lake)
-    await asyncio.gather(*(edition.refresh() for _ in range(5)))
-    assert (edition.page, len(set(versions))) == ("page 2", 2)
-    republished(lake)
-    for _ in range(5):
-        await edition.refresh()
-    assert (edition.page, edition.version, len(versions)) == ("page 2", versions[1], 3)
+        status, _, text = asked(port)
+        assert (status, text.count("\n")) == (503, 1)
+        assert "No lake at" in text
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
@@ -296,30 +257,6 @@ def test_a_taken_port_is_said(scanlake: Scanlake, lake: Path) -> None:
         answer = scanlake("serve", "--port", str(taken.getsockname()[1]))
     assert (answer.code, len(answer.lines)) == (ExitCode.USAGE, 1)
     assert "Use another port with --port" in answer.err
-
-
-async def test_the_browser_follows(browser: Tab, lake: Path) -> None:
-    """An open page comes anew after a publish, keeps what was unfolded, and says when it is live no longer."""
-    with served(lake) as (port, process):
-        address = f"http://127.0.0.1:{port}/"
-        await browser.show(address)
-        files: Any = "document.querySelector('.tiles .big').textContent"
-        assert await browser.ask(files) == "2"
-        await browser.ask("document.querySelector('details').open = true")
-        loads = browser.loads
-        republished(lake)
-        await browser.until_loaded(loads + 1)
-        assert await browser.ask(files) == "3"
-        assert await browser.ask("document.querySelector('details').open") is True
-        assert set(browser.requests) == {address, f"{address}version"}
-        assert browser.complaints == []
-        process.terminate()
-        live = "document.getElementById('live').textContent"
-        for _ in range(100):
-            if str(await browser.ask(live)).startswith("No longer live"):
-                break
-            await browser.ask("new Promise((done) => setTimeout(done, 100))")
-        assert str(await browser.ask(live)).startswith("No longer live")
 
 
 async def test_failing_and_paused_syncs_need_attention(tmp_path: Path) -> None:
