@@ -6,7 +6,6 @@ checksums, and its rows are compared with those of the parts that it lists.
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
@@ -20,15 +19,14 @@ from pipeline.lake.duckdb import LARGE_MEMORY_LIMIT, MEMORY_LIMIT
 from pipeline.lake.duckdb_errors import describe_damage, first_line
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.file_names import list_snapshots
-from pipeline.lake.integrity import describe_os_error
-from pipeline.lake.models import Part
+from pipeline.lake.integrity import describe_os_error, find_file_problem
 from pipeline.lake.parts import RAW_TABLE
-from pipeline.lake.physical_tables import PARTS
+from pipeline.lake.physical_tables import read_parts
 from pipeline.lake.reader import redirect_part_paths
 from schemas.tables import FILES, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pipeline.findings import Finding
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
     from pipeline.lake.models import DeltaBase, LakeProperties, SnapshotRecord
     from schemas.tables import Table
 
-_PART_COLUMNS: Final = ", ".join(field.name for field in fields(Part))
 _NOT_PUBLISHED: Final = "not what was published (sha256 differs)"
 _TABLE_NAMES: Final = frozenset(table.qualified_name for table in TABLES)
 _log = structlog.get_logger()
@@ -45,28 +42,34 @@ _log = structlog.get_logger()
 
 def find_damaged_catalogs(layout: LakeLayout, ledger: LedgerQueries) -> Iterator[Finding]:
     """Yield the catalog and the kept snapshots that differ from what was published or cannot be queried."""
-    hashes = ledger.snapshot_hashes()
+    hashes = {record.snapshot: record.sha256 for record in ledger.snapshots()}
+    # The contents of current parts are compared elsewhere, those of parts that only a snapshot names here.
+    problems: dict[str, str | None] = {
+        part.name: None if layout.part_path(part.name).is_file() else "missing" for part in ledger.parts()
+    }
     for number, path in list_snapshots(layout):
-        if problem := _find_problem_of_views(layout, path, {hashes.get(number)} - {None}):
+        if problem := _find_problem_of_views(layout, path, hashes.get(number), problems):
             yield damage(layout.part_name(path), problem, "deleted")
     last = ledger.last_snapshot()
-    if last is not None and (problem := _find_problem_of_tables(layout, ledger.properties, last)):
+    if last is not None and (problem := _find_problem_of_tables(layout, ledger.properties, last, problems)):
         yield damage(layout.part_name(layout.catalog), problem, "published again")
 
 
 # Views
 
 
-def _find_problem_of_views(layout: LakeLayout, path: Path, accepted: Collection[str | None]) -> str | None:
-    """Return what is wrong with a file of views. `accepted` are its possible hashes; without any it is only opened."""
+def _find_problem_of_views(
+    layout: LakeLayout, path: Path, sha256: str | None, problems: dict[str, str | None]
+) -> str | None:
+    """Return what is wrong with a file of views, whose hash may not be known."""
     if not path.is_file():
         return "missing"
     try:
-        if accepted and sha256_file(path) not in accepted:
+        if sha256 and sha256_file(path) != sha256:
             return _NOT_PUBLISHED  # a damaged database is not opened
         with open_read_only(path) as db:
-            if missing := _find_missing_part(layout, db):
-                return missing
+            if broken := _find_broken_part(layout, db, problems):
+                return broken
             ((root,),) = db.execute("SELECT parts_root FROM meta._freshness").fetchall()
             if root != str(layout.root):
                 redirect_part_paths(db, root, layout.root)
@@ -79,25 +82,31 @@ def _find_problem_of_views(layout: LakeLayout, path: Path, accepted: Collection[
     return None
 
 
-def _find_missing_part(layout: LakeLayout, db: duckdb.DuckDBPyConnection) -> str | None:
-    sql = f"SELECT name FROM {PARTS} WHERE table_name <> ?"
-    names = db.execute(sql, [RAW_TABLE]).fetchall()
-    missing = (name for (name,) in names if not layout.part_path(name).is_file())
-    return next((f"names {name}, which is missing" for name in missing), None)
+def _find_broken_part(layout: LakeLayout, db: duckdb.DuckDBPyConnection, problems: dict[str, str | None]) -> str | None:
+    """Return which part of a catalog is missing or damaged; `problems` are those that are known, by name."""
+    for part in read_parts(db):
+        if part.table_name != RAW_TABLE:  # no table of a snapshot reads raw documents
+            if part.name not in problems:
+                problems[part.name] = find_file_problem(layout.part_path(part.name), part)
+            if problem := problems[part.name]:
+                return f"names {part.name}: {problem}"
+    return None
 
 
 # Tables
 
 
-def _find_problem_of_tables(layout: LakeLayout, properties: LakeProperties, last: SnapshotRecord) -> str | None:
+def _find_problem_of_tables(
+    layout: LakeLayout, properties: LakeProperties, last: SnapshotRecord, problems: dict[str, str | None]
+) -> str | None:
     """Return what is wrong with the published catalog. A publish that was killed leaves no record of it."""
     if not layout.catalog.is_file():
         return "missing"
     try:
         with open_read_only(layout.catalog) as db:
             db.execute("SET temp_directory = ''")  # a dry run writes nothing
-            if missing := _find_missing_part(layout, db):
-                return missing
+            if broken := _find_broken_part(layout, db, problems):
+                return broken
             ((at,),) = db.execute("SELECT epoch_us(published_at) FROM meta._freshness").fetchall()
             record, base = properties.catalog, properties.delta_base
             if record is None:
@@ -143,8 +152,7 @@ def _find_wrong_table(
 
 def _read_spec(db: duckdb.DuckDBPyConnection, last: SnapshotRecord) -> CatalogSpec:
     """Return the contents of a catalog by its own list of parts."""
-    sql = f"SELECT {_PART_COLUMNS} FROM {PARTS}"
-    parts = [Part(*row) for row in db.execute(sql).fetchall()]
+    parts = read_parts(db)
     columns = db.execute("SELECT column_name FROM duckdb_columns() WHERE table_name = ?", [FILES.name]).fetchall()
     # All are filtered: the catalog does not list which parts have superseded rows.
     filtered = frozenset(part.name for part in parts)

@@ -67,7 +67,13 @@ class PartGroup:
 
 def list_part_groups(ledger: Ledger) -> list[PartGroup]:
     """Return the lake's part groups, oldest first. Their ranges of commits never overlap."""
-    return [PartGroup(*group) for group in ledger.part_groups(without=RAW_TABLE)]
+    groups = (
+        "(SELECT first_commit_seq, last_commit_seq, sum(iif(table_name = 'files', row_count, 0)) AS files,"
+        " (SELECT count(*) FROM superseded_version AS s"
+        " WHERE s.commit_seq BETWEEN part.first_commit_seq AND part.last_commit_seq) AS superseded"
+        " FROM part WHERE table_name <> ? GROUP BY first_commit_seq, last_commit_seq ORDER BY first_commit_seq)"
+    )
+    return ledger.select(PartGroup, groups, (RAW_TABLE,))
 
 
 def select_for_compaction(groups: Sequence[PartGroup]) -> Sequence[PartGroup]:

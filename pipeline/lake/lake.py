@@ -18,8 +18,7 @@ from pipeline.lake.folder_checks import require_lake_or_empty
 from pipeline.lake.integrity import (
     check_parts_exist,
     find_damaged_empty_parts,
-    find_wrong_kinds,
-    move_wrong_kinds,
+    refuse_wrong_kinds,
 )
 from pipeline.lake.lake_folder import FolderKind
 from pipeline.lake.layout import LakeLayout, lock_lake, translate_os_errors
@@ -100,9 +99,7 @@ class Lake:
 
     def _repair_before_open(self) -> None:
         ledger = self.layout.ledger
-        self.findings += move_wrong_kinds(
-            self.layout, find_wrong_kinds(self.layout, with_parts=self._check_before_open)
-        )
+        refuse_wrong_kinds(self.layout)
         if ledger_rebuild.is_ledger_missing(self.layout):
             problem: str | None = describe_ledger(ledger, LedgerIdentity.NEW)
         else:
@@ -185,7 +182,8 @@ class Lake:
         last = self.ledger.last_snapshot()
         if last is None:
             return self.publish("", at=at, complete=False, watermark=None)
-        complete = last.complete and not self.ledger.has_versions_since(last.commit_seq)  # of a killed run
+        newer = "SELECT EXISTS (SELECT 1 FROM file_version WHERE commit_seq > ?)"
+        complete = last.complete and not self.ledger.count(newer, (last.commit_seq,))  # of a killed run
         return self.publish(last.run_id, at=at, complete=complete, watermark=last.watermark, rebuild=rebuild)
 
     def republish_records(self, *, at: int) -> None:

@@ -87,7 +87,7 @@ class LakeLayout:
                     try:
                         folder.mkdir(parents=True, exist_ok=True)
                     except FileExistsError:
-                        hint = "Run `scanlake repair`, which renames it."
+                        hint = f"Move {folder} away, then run again."
                         raise StorageError(f"{folder}: Not a folder.", hint=hint) from None
                     missing.append(folder)
         for parent in dict.fromkeys(folder.parent for folder in missing):

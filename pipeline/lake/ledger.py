@@ -219,11 +219,6 @@ class Ledger(LedgerQueries):
             require_publish(db, same_rows=same_rows)
         return deleted.rowcount
 
-    def correct_part(self, name: str, *, size: int, sha256: str) -> None:
-        """Change the recorded size and hash of a part to those in the catalog."""
-        with self.transaction() as db:
-            db.execute("UPDATE part SET bytes = ?, sha256 = ? WHERE name = ?", (size, sha256, name))
-
     def delete_retired(self, names: Sequence[str]) -> None:
         """Delete the entries of retired parts whose files are deleted."""
         with self.transaction() as db:

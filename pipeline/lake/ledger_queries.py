@@ -138,10 +138,6 @@ class LedgerQueries(ABC):
         newest: int | None = self.query("SELECT max(updated_at) FROM file_version")[0][0]
         return newest
 
-    def has_versions_since(self, seq: int) -> bool:
-        """Return whether files were added, changed or deleted after a commit."""
-        return bool(self.query("SELECT 1 FROM file_version WHERE commit_seq > ? LIMIT 1", (seq,)))
-
     def superseded_versions(self, seqs: Collection[int]) -> set[tuple[int, int]]:
         """Return the superseded versions of some commits whose rows parts still have: (file id, commit)."""
         sql = f"SELECT file_id, commit_seq FROM superseded_version WHERE commit_seq IN ({_marks(seqs)})"
@@ -217,20 +213,6 @@ class LedgerQueries(ABC):
         superseded = "superseded_version AS s WHERE s.commit_seq BETWEEN part.first_commit_seq AND part.last_commit_seq"
         return frozenset(self._column(f"SELECT name FROM part WHERE EXISTS (SELECT 1 FROM {superseded})"))
 
-    def part_groups(self, *, without: str) -> list[tuple[int, int, int, int]]:
-        """Return (first commit, last commit, files, superseded versions) of the parts of each span, oldest first.
-
-        Parts of the table `without` are left out.
-        """
-        rows = self.query(
-            "SELECT first_commit_seq, last_commit_seq, sum(CASE table_name WHEN 'files' THEN row_count ELSE 0 END),"
-            " (SELECT count(*) FROM superseded_version AS s"
-            " WHERE s.commit_seq BETWEEN part.first_commit_seq AND part.last_commit_seq)"
-            " FROM part WHERE table_name <> ? GROUP BY first_commit_seq, last_commit_seq ORDER BY first_commit_seq",
-            (without,),
-        )
-        return [(row[0], row[1], row[2], row[3]) for row in rows]
-
     def row_counts(self, *, since_seq: int) -> dict[str, int]:
         """Return the number of rows by table in the parts that begin at a commit or later."""
         sql = "SELECT table_name, sum(row_count) FROM part WHERE first_commit_seq >= ?"
@@ -283,21 +265,13 @@ class LedgerQueries(ABC):
         source = "snapshot WHERE state = 'published' ORDER BY snapshot DESC LIMIT 1"
         return next(iter(self.select(SnapshotRecord, source)), None)
 
+    def snapshots(self) -> list[SnapshotRecord]:
+        """Return the published snapshots, with those that are no longer kept."""
+        return self.select(SnapshotRecord, "snapshot WHERE state = 'published'")
+
     def find_snapshot(self, number: int) -> SnapshotRecord | None:
         """Return the record of a snapshot; None if it has none."""
         return next(iter(self.select(SnapshotRecord, "snapshot WHERE snapshot = ?", (number,))), None)
-
-    def snapshot_hashes(self) -> dict[int, str | None]:
-        """Return the hashes of the snapshot files, by number; None where it is not known."""
-        return self._mapping("SELECT snapshot, sha256 FROM snapshot")
-
-    def snapshot_times(self) -> dict[int, int]:
-        """Return when each snapshot was first published, in microseconds, by number."""
-        return self._mapping("SELECT snapshot, published_at FROM snapshot")
-
-    def unpublished_snapshots(self) -> set[int]:
-        """Return the numbers of the snapshots whose publish was not completed."""
-        return set(self._column("SELECT snapshot FROM snapshot WHERE state <> 'published'"))
 
     def next_snapshot(self) -> int:
         """Return the number of the next snapshot."""
@@ -311,10 +285,6 @@ class LedgerQueries(ABC):
         """Return whether the newest catalog lacks a commit."""
         last = self.last_snapshot()
         return last is None or last.commit_seq < self.next_commit_seq() - 1
-
-    def list_purged_files(self) -> set[int]:
-        """Return the ids of all files that were ever purged."""
-        return set(self._column("SELECT DISTINCT file_id FROM purge"))
 
     def last_purge_at(self) -> int | None:
         """Return when files were last purged, in microseconds; None before a purge."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing, suppress
-from dataclasses import astuple, fields
+from dataclasses import astuple
 from datetime import UTC, datetime
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
@@ -30,9 +30,8 @@ from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.ledger import Ledger
 from pipeline.lake.ledger_format import FORMAT, LedgerIdentity, identify_ledger, require_format
 from pipeline.lake.ledger_writes import insert, insert_all, next_commit_seq, set_properties
-from pipeline.lake.models import Part
 from pipeline.lake.parts import RAW_TABLE
-from pipeline.lake.physical_tables import EMBEDDED_LEDGER, PARTS, SUPERSEDED_VERSIONS
+from pipeline.lake.physical_tables import EMBEDDED_LEDGER, PART_COLUMNS, SUPERSEDED_VERSIONS, read_parts
 from pipeline.lake.sql import sql_read_parquet
 from schemas.file_versions import content_digest
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
 
     from pipeline.lake.duckdb import TableWriter
     from pipeline.lake.layout import LakeLayout
+    from pipeline.lake.models import Part
 
 _UNSTABLE_FILES: Final = "unstable files"
 _FORMAT: Final = "format"
@@ -121,13 +121,11 @@ def find_newest_catalog(layout: LakeLayout, problem: str) -> Path:
 
 
 def _restore(layout: LakeLayout, ledger: Ledger, db: duckdb.DuckDBPyConnection) -> None:
-    columns = [field.name for field in fields(Part)]
-    sql = f"SELECT {', '.join(columns)} FROM {PARTS}"
-    parts = [Part(*row) for row in db.execute(sql).fetchall()]
+    parts = read_parts(db)
     with ledger.transaction() as target:
         _restore_small_tables(target, db)
         _restore_images(target, db)
-        insert_all(target, "part", columns, map(astuple, parts))
+        insert_all(target, "part", PART_COLUMNS, map(astuple, parts))
         superseded = _rows(db, f"SELECT file_id, {COMMIT_SEQ_COLUMN} FROM {SUPERSEDED_VERSIONS}")
         insert_all(target, "superseded_version", ("file_id", "commit_seq"), superseded)
         _restore_file_versions(target, layout, db, parts)

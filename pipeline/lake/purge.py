@@ -163,7 +163,8 @@ def _describe_files(lake: Lake, file_ids: Sequence[int]) -> Iterator[PurgedFile]
 
 
 def _check_known(ledger: Ledger, file_ids: Collection[int]) -> None:
-    if unknown := sorted(set(file_ids) - ledger.list_purged_files()):
+    purged = {file_id for (file_id,) in ledger.query("SELECT DISTINCT file_id FROM purge")}
+    if unknown := sorted(set(file_ids) - purged):
         text = ", ".join(map(str, unknown[:_MAX_SHOWN_IDS]))
         text += f" and {len(unknown) - _MAX_SHOWN_IDS:,} more" * (len(unknown) > _MAX_SHOWN_IDS)
         raise SettingsError(

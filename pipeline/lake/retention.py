@@ -16,7 +16,7 @@ from pipeline.lake.image_names import IMAGES, INCOMING
 from pipeline.lake.image_records import find_unused
 from pipeline.lake.kept_snapshots import SnapshotTime, select_kept
 from pipeline.lake.layout import translate_os_errors
-from pipeline.lake.physical_tables import PARTS
+from pipeline.lake.physical_tables import read_parts
 from schemas.timestamps import SECOND
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ def remove_orphans(layout: LakeLayout, ledger: Ledger) -> int:
     The lock makes this safe: no other process writes parts. Only a snapshot without a ledger entry names a part without
     one: after a restore of an older ledger. Returns the number of deleted files.
     """
-    names, next_snapshot, unpublished = ledger.part_names(), ledger.next_snapshot(), ledger.unpublished_snapshots()
+    names, next_snapshot = ledger.part_names(), ledger.next_snapshot()
+    unpublished = {row[0] for row in ledger.query("SELECT snapshot FROM snapshot WHERE state <> 'published'")}
     removed = 0
     with translate_os_errors(layout.root):
         for number, path in list_snapshots(layout):
@@ -56,7 +57,8 @@ def expire_snapshots(layout: LakeLayout, ledger: Ledger, rules: RetentionRules, 
 
     `now` is in seconds since 1970. Returns the number of deleted files.
     """
-    paths, times = dict(list_snapshots(layout)), ledger.snapshot_times()
+    paths = dict(list_snapshots(layout))
+    times = {record.snapshot: record.published_at for record in ledger.snapshots()}
     with translate_os_errors(layout.root):
         # A ledger that was rebuilt may know no times; those of the files are the best there are.
         known = [
@@ -100,12 +102,11 @@ def _read_named_parts(layout: LakeLayout, snapshots: Iterable[int]) -> set[str] 
     for number in snapshots:
         try:
             with open_read_only(layout.snapshot_path(number)) as db:
-                names = db.execute(f"SELECT name FROM {PARTS}").fetchall()
+                named |= {part.name for part in read_parts(db)}
         except duckdb.Error as error:
             hint = "Run `scanlake repair`; until then replaced parts stay."
             _log.warning("snapshot.unreadable", snapshot=number, error=first_line(error), hint=hint)
             return None
-        named |= {name for (name,) in names}
     return named
 
 

@@ -7,7 +7,7 @@ that has moved keeps its snapshots.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass, fields, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import duckdb
@@ -21,9 +21,8 @@ from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.integrity import missing_or_resized_parts
 from pipeline.lake.ledger_format import refuse_other_formats
 from pipeline.lake.ledger_writes import insert, insert_all, set_properties
-from pipeline.lake.models import Part, RollbackPause, RunRecord
 from pipeline.lake.parts import empty_part
-from pipeline.lake.physical_tables import PARTS, SUPERSEDED_VERSIONS
+from pipeline.lake.physical_tables import PART_COLUMNS, SUPERSEDED_VERSIONS, read_parts
 from pipeline.lake.sql import sql_read_parquet
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES, WORKFLOW_DEFINITIONS
 from schemas.timestamps import SECOND, to_datetime
@@ -38,10 +37,9 @@ if TYPE_CHECKING:
     from pipeline.lake.lake import Lake
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
-    from pipeline.lake.models import SnapshotRecord
+    from pipeline.lake.models import Part, RollbackPause, RunRecord, SnapshotRecord
 
 _BATCH_ROWS: Final = 50_000
-_PART_COLUMNS: Final = tuple(field.name for field in fields(Part))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +78,11 @@ def read_snapshot(path: Path) -> SnapshotContents:
                 " (SELECT count(*) FROM meta.schema_drift WHERE kind = 'identity')"
                 " FROM meta._freshness AS f LEFT JOIN meta.snapshots AS s USING (snapshot)"
             ).fetchall()[0]
-            sql = f"SELECT {', '.join(_PART_COLUMNS)} FROM {PARTS}"
-            parts = db.execute(sql).fetchall()
+            parts = tuple(read_parts(db))
             superseded = db.sql(f"SELECT file_id, {COMMIT_SEQ_COLUMN} FROM {SUPERSEDED_VERSIONS}").to_arrow_table()
     except (duckdb.Error, IndexError) as error:
         raise LakeCorruptedError(f"{path.name} cannot be read.") from error
-    return SnapshotContents(
-        number, run_id or "", bool(complete), watermark, bool(switches), tuple(Part(*row) for row in parts), superseded
-    )
+    return SnapshotContents(number, run_id or "", bool(complete), watermark, bool(switches), parts, superseded)
 
 
 def missing_parts(layout: LakeLayout, contents: SnapshotContents) -> list[str]:
@@ -353,7 +348,7 @@ def _restore_parts(db: sqlite3.Connection, contents: SnapshotContents, *, at: in
     ledger_writes.replace_parts(db, later, (), at=at)
     db.executemany("DELETE FROM retired_part WHERE name = ?", [(name,) for name in names])
     db.execute("DELETE FROM part")
-    insert_all(db, "part", _PART_COLUMNS, map(astuple, contents.parts))
+    insert_all(db, "part", PART_COLUMNS, map(astuple, contents.parts))
 
 
 def _restore_coverage(db: sqlite3.Connection, contents: SnapshotContents) -> None:

@@ -9,12 +9,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pipeline.atomic_files import is_temp_file
 from pipeline.client.clock import MAX_AHEAD_SECONDS
 from pipeline.errors import ExitCode, LakeLockedError, ScanlakeError, SettingsError
 from pipeline.findings import error, from_error, ok, skipped, warning
 from pipeline.formatting import format_bytes, format_path, pluralize
-from pipeline.lake.file_names import list_part_files
 from pipeline.lake.folder_checks import require_lake, require_lake_or_empty
 from pipeline.lake.lake_folder import FolderKind, missing_lake_error
 from pipeline.lake.layout import LakeLayout, describe_lock_owner, is_lake_locked
@@ -34,7 +32,6 @@ _DISK_LIMITS_BYTES: Final = (50_000_000, 1_000_000_000)  # free: below the first
 _STALE_AFTER_SECONDS: Final = 86_400
 _NETWORK_FILE_SYSTEMS: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "9p", "afs"})
 _REPAIR_HINT: Final = "Run `scanlake repair`, or `scanlake sync`."
-_NEXT_RUN_HINT: Final = "Nothing to do: the next run removes the leftovers."
 
 
 def check_permissions(config: Path | None, settings: Settings) -> Iterator[Finding]:
@@ -154,7 +151,6 @@ def _check_history(
     published_root = properties.published_root
     if published_root is not None and not layout.is_same_path(Path(published_root)):
         yield warning("lake", "catalog", f"was published in {published_root}, but the lake has moved", _REPAIR_HINT)
-    yield from _check_leftovers(layout, ledger)
 
 
 def _check_source(properties: LakeProperties, settings: Settings) -> Iterator[Finding]:
@@ -191,20 +187,6 @@ def _check_watermark(properties: LakeProperties, settings: Settings) -> Iterator
         if properties.last_verify_at is None:  # after a rollback, the other instant is no real one
             problem = "deletions are unchecked since the first sync or the last rollback"
         yield warning("lake", "verify", problem, "Run `scanlake verify`.")
-
-
-def _check_leftovers(layout: LakeLayout, ledger: LedgerReader) -> Iterator[Finding]:
-    recorded = ledger.part_names()
-    leftovers = [path for path in list_part_files(layout) if layout.part_name(path) not in recorded]
-    leftovers += [path for path in layout.root.rglob("*") if is_temp_file(path)]
-    if leftovers:
-        size = format_bytes(sum(map(_file_size, leftovers)))
-        yield warning(
-            "lake", "leftovers", f"{pluralize(len(leftovers), 'file')} left by a killed run ({size})", _NEXT_RUN_HINT
-        )
-    log = layout.catalog.with_name(f"{layout.catalog.name}.wal")
-    if log.exists():
-        yield warning("lake", log.name, "a session wrote to the catalog", _NEXT_RUN_HINT)
 
 
 def _file_size(path: Path) -> int:

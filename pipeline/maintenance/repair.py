@@ -34,13 +34,10 @@ from schemas.timestamps import new_run_id, now_us
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from pipeline.lake.integrity import RecordedPart
     from pipeline.lake.lake import Lake
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger_queries import LedgerQueries
     from pipeline.lake.models import Part
-
-    RecordedParts = Mapping[str, RecordedPart]
 
 _RAW_LOST_REASON: Final = "the document in raw/ was damaged; the next sync fetches the file again"
 
@@ -70,14 +67,9 @@ class DamagedPart:
 
 @dataclass(frozen=True, slots=True)
 class PartDamage:
-    """Problems of the parts. No raw part has the documents of `files_without_raw`.
+    """Problems of the parts. No raw part has the documents of `files_without_raw`."""
 
-    `wrong_entries` are undamaged parts of which the ledger has another size or hash than the catalog.
-    """
-
-    wrong_entries: Sequence[tuple[Part, RecordedPart]]
     parts: Sequence[DamagedPart]
-    intact_raw_parts: Sequence[Part]
     files_without_raw: frozenset[int]
 
 
@@ -89,10 +81,8 @@ def check_files(layout: LakeLayout, *, read_data: bool = False) -> LakeCheck:
     with lock_lake_for_reading(layout), open_ledger_readonly(layout) as ledger:
         if (problem := ledger.quick_check()) != "ok":
             raise LakeCorruptedError(f"{layout.ledger}: {problem}.", hint=REBUILD_HINT)
-        wrong_kinds = integrity.find_wrong_kinds(layout, with_parts=True)
-        findings = [integrity.describe_wrong_kind(layout, path) for path in wrong_kinds]
-        findings += integrity.find_damaged_empty_parts(layout)
-        return _check(layout, ledger, findings, None, read_data=read_data)
+        integrity.refuse_wrong_kinds(layout)
+        return _check(layout, ledger, integrity.find_damaged_empty_parts(layout), None, read_data=read_data)
 
 
 def repair_files(lake: Lake, *, read_data: bool = False) -> LakeCheck:
@@ -116,17 +106,14 @@ def _check(
 ) -> LakeCheck:
     """Check the lake, and repair it if `lake` is open for writing."""
     check = LakeCheck(list(findings))
-    snapshots = list_snapshots(layout)
-    recorded = _read_recorded_parts(layout)
-    parts = find_part_damage(layout, ledger, recorded, read_data=read_data)
+    snapshots = len(list_snapshots(layout))
+    parts = find_part_damage(layout, ledger, read_data=read_data)
     check.findings += _describe_part_damage(parts)
     check.files_to_fetch = sorted(parts.files_without_raw)
     if lake is not None:
         _repair_parts(lake, parts)
-    if list_snapshots(layout) != snapshots:  # the repair has published, and so completed an interrupted purge
-        recorded = _read_recorded_parts(layout)
     # Now, because a rebuilt part makes its catalogs readable again.
-    snapshot_parts, catalogs = find_catalog_damage(layout, ledger, recorded)
+    catalogs = list(find_damaged_catalogs(layout, ledger))
     if lake is None and parts.parts:
         catalogs = [replace(item, repair=f"{item.repair}, unless its repaired parts suffice") for item in catalogs]
     elif lake is not None and catalogs:
@@ -136,21 +123,15 @@ def _check(
         queue_images_again(layout, lake.ledger, images.damaged)
         lake.republish_records(at=now_us())
     check.pictures_to_fetch = len(images.damaged)
-    damaged = {item.subject for item in check.findings}  # the former files of repaired parts are of earlier snapshots
-    snapshot_parts = [item for item in snapshot_parts if item.subject not in damaged]
-    check.findings += [*snapshot_parts, *catalogs, *(picture.finding for picture in images.damaged)]
+    check.findings += [*catalogs, *(picture.finding for picture in images.damaged)]
     check.findings += _describe_unknown_files(layout, [*images.unlisted, *integrity.find_unknown_files(layout, ledger)])
     current = ledger.parts()
     size = format_bytes(sum(part.bytes for part in current) + images.bytes)
-    counts = [pluralize(len(current), "part"), pluralize(len(snapshots), "snapshot")]
+    counts = [pluralize(len(current), "part"), pluralize(snapshots, "snapshot")]
     counts += [pluralize(images.pictures, "picture")] if images.pictures else []
     how = "read" if read_data else "compared"
     check.findings.append(ok("lake", "files", f"{', '.join(counts)} {how}, {size}"))
     return check
-
-
-def _read_recorded_parts(layout: LakeLayout) -> RecordedParts:
-    return integrity.read_recorded_parts([layout.catalog, *(path for _, path in reversed(list_snapshots(layout)))])
 
 
 def _describe_unknown_files(layout: LakeLayout, names: Iterable[str]) -> Iterator[Finding]:
@@ -166,12 +147,9 @@ def _describe_unknown_files(layout: LakeLayout, names: Iterable[str]) -> Iterato
 # Find
 
 
-def find_part_damage(
-    layout: LakeLayout, ledger: LedgerQueries, recorded: RecordedParts, *, read_data: bool
-) -> PartDamage:
+def find_part_damage(layout: LakeLayout, ledger: LedgerQueries, *, read_data: bool) -> PartDamage:
     """Return the problems of the parts. Changes nothing."""
-    wrong_entries = list(integrity.find_wrong_ledger_entries(layout, ledger, recorded))
-    damaged = list(integrity.find_damaged_parts(layout, ledger, recorded, read_data=read_data))
+    damaged = list(integrity.find_damaged_parts(layout, ledger, read_data=read_data))
     names = {part.name for part, _ in damaged}
     raw_parts = [part for part in ledger.parts() if part.table_name == RAW_TABLE and part.name not in names]
     commit_seqs = {part.span: dict(ledger.file_commit_seqs(part.span)) for part, _ in damaged}
@@ -179,9 +157,7 @@ def find_part_damage(
     for files in commit_seqs.values():
         affected |= files
     return PartDamage(
-        wrong_entries,
         [DamagedPart(part, problem, frozenset(commit_seqs[part.span])) for part, problem in damaged],
-        raw_parts,
         _find_files_without_raw(layout, raw_parts, affected),
     )
 
@@ -202,30 +178,7 @@ def _find_files_without_raw(
     return frozenset(missing)
 
 
-def find_catalog_damage(
-    layout: LakeLayout, ledger: LedgerQueries, recorded: RecordedParts
-) -> tuple[list[Finding], list[Finding]]:
-    """Return the damaged parts of earlier snapshots alone, and the catalogs that are damaged or name such a part."""
-    current = {part.name for part in ledger.parts()}
-    snapshot_parts = list(integrity.find_damaged_snapshot_parts(layout, current, recorded))
-    catalogs = list(find_damaged_catalogs(layout, ledger))
-    if snapshot_parts:
-        names, damaged = ({item.subject for item in group} for group in (snapshot_parts, catalogs))
-        catalogs += _find_dependent_snapshots(layout, names, damaged=damaged)
-    return snapshot_parts, catalogs
-
-
-def _find_dependent_snapshots(layout: LakeLayout, names: set[str], *, damaged: set[str]) -> Iterator[Finding]:
-    for _, path in list_snapshots(layout):
-        subject = path.relative_to(layout.root).as_posix()
-        if subject not in damaged and names & integrity.read_recorded_parts([path]).keys():
-            yield damage(subject, "names a damaged part", "deleted")
-
-
 def _describe_part_damage(parts: PartDamage) -> Iterator[Finding]:
-    for part, _ in parts.wrong_entries:
-        problem = f"has another size or hash of {part.name} than the catalog"
-        yield damage("ledger.sqlite", problem, "corrected from the catalog")
     for damaged in parts.parts:
         part, lost = damaged.part, damaged.files & parts.files_without_raw
         low, high = part.span
@@ -243,8 +196,6 @@ def _describe_part_damage(parts: PartDamage) -> Iterator[Finding]:
 
 
 def _repair_parts(lake: Lake, parts: PartDamage) -> None:
-    for part, recorded in parts.wrong_entries:
-        lake.ledger.correct_part(part.name, size=recorded.bytes, sha256=recorded.sha256)
     damaged_rows = set()
     incomplete: set[int] = set()
     for damaged in parts.parts:

@@ -13,7 +13,7 @@ from pipeline.lake.duckdb_errors import translate_duckdb_errors
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.history_views import FILE_VERSIONS
 from pipeline.lake.parts import empty_part
-from pipeline.lake.physical_tables import PARTS
+from pipeline.lake.physical_tables import read_parts
 from pipeline.lake.relocate import read_parts_root, rewrite_views
 from pipeline.lake.sql import sql_literal
 from pipeline.lake.view_definitions import HISTORY
@@ -60,7 +60,9 @@ def write_target_catalog(
     Without `documents`, the views of the documents are left out. The target's parts need not exist.
     """
     with translate_duckdb_errors(str(source)):
-        former, hashes = read_parts_root(source), _read_hashes(source)
+        former = read_parts_root(source)
+        with open_read_only(source) as db:
+            hashes = {part.name: part.sha256 for part in read_parts(db)}
         clone_file(source, target)
         target.chmod(_WRITABLE)
         rewrite_views(target, _create_rewriter(former, hashes, store, empty_parts, documents=documents), store.base_url)
@@ -79,12 +81,6 @@ def read_snapshot_number(catalog: Path) -> int | None:
 def to_duckdb_root(base_url: str) -> str:
     """Return the URL of a store as DuckDB reads it: a plain path for a folder."""
     return base_url.removeprefix("file://")
-
-
-def _read_hashes(catalog: Path) -> dict[str, str]:
-    """Return the SHA-256 of the parts, by name."""
-    with open_read_only(catalog) as db:
-        return dict(db.execute(f"SELECT name, sha256 FROM {PARTS}").fetchall())
 
 
 def _create_rewriter(

@@ -11,7 +11,7 @@ import duckdb
 from pipeline.errors import PublishError
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.kept_snapshots import SnapshotTime, select_kept
-from pipeline.lake.physical_tables import PARTS
+from pipeline.lake.physical_tables import read_parts
 from pipeline.publish.target_layout import (
     PROBE_PREFIX,
     is_image_table_path,
@@ -107,13 +107,12 @@ def _read_named_parts(store: ObjectStore, record: LatestRecord) -> set[str]:
             store.download(item.file, file)
             try:
                 with open_read_only(file) as db:
-                    rows = db.execute(f"SELECT name, sha256 FROM {PARTS}").fetchall()
+                    paths = {to_target_path(part.name, part.sha256) for part in read_parts(db)}
             except duckdb.Error as error:
                 raise PublishError(
                     f"{store.url(item.file)} cannot be read; nothing was deleted.",
                     hint="Run `scanlake check --published`.",
                 ) from error
             file.unlink()
-            paths = {to_target_path(name, sha256) for name, sha256 in rows}
             named |= {path for path in paths if item.documents or not is_raw_path(path)}
     return named

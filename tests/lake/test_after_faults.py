@@ -23,7 +23,7 @@ from tests.forkserver import run_command
 from tests.lake.corruption import checked, grown
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import compact_all, told
-from tests.lake.test_folder_conflicts import made_in
+from tests.lake.test_folder_conflicts import made_in, state
 from tests.lake.test_folders import describe
 from tests.oracle import differences
 from tests.soaking import sample, unmeasured
@@ -65,67 +65,46 @@ def kill_with_log(lake: Path) -> None:
     assert (lake / "ledger.sqlite-wal").stat().st_size
 
 
-def _replace_by_wrong_kind(path: Path, *, with_contents: bool) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    if path.name in {"spill", "snapshots"}:
-        path.write_text("mine")
-        return
-    path.unlink(missing_ok=True)
-    path.mkdir()
-    if with_contents:
-        (path / "thesis").write_text("mine")
-
-
-@pytest.mark.parametrize("with_contents", [True, False])
 @pytest.mark.parametrize("name", sample(_FILES, 4))
-def test_a_folder_where_a_file_should_be(tmp_path: Path, name: str, with_contents: bool) -> None:  # noqa: FBT001
-    """`check` names it; `repair` moves it out of the way with its contents; the next check is clean."""
+def test_a_folder_where_a_file_should_be(tmp_path: Path, name: str) -> None:
+    """A run, `check` and `repair` name it and touch nothing; when it is away a repair leads out."""
     lake = made_in(tmp_path / "lake")
-    _replace_by_wrong_kind(lake / name, with_contents=with_contents)
-    before = describe(lake)
-    if name.startswith("ledger.sqlite"):
-        with suppress(LakeCorruptedError):
-            checked(lake, mend=False)
+    path = lake / name
+    if is_folder := path.is_dir() or name == "spill":
+        shutil.rmtree(path, ignore_errors=True)
+        path.write_text("mine")
     else:
-        assert name in {damage.subject for damage in checked(lake, mend=False).damage}
-    assert describe(lake) == before
-    assert name in {damage.subject for damage in checked(lake).damage}
-    kept = list(lake.rglob("*.unknown-*"))
-    assert len(kept) == (with_contents or name in {"spill", "snapshots"})
-    assert [path.read_text() for path in lake.rglob("thesis")] == ["mine"] * (with_contents and not kept[0].is_file())
+        path.unlink(missing_ok=True)
+        path.mkdir()
+        (path / "thesis").write_text("mine")
+    before = state(lake)
+    for arguments in (("repair",), ("publish", "--to", f"file://{tmp_path}/target")):
+        assert f"Move {path} away, then run again." in told(lake, *arguments, code=7)
+    if name != "ledger.sqlite":  # `check` takes that for a lost ledger
+        assert str(path) in told(lake, "check", code=7)
+    assert state(lake) == before
+    if is_folder:
+        path.unlink()
+    else:
+        shutil.rmtree(path)
+    checked(lake)
     assert checked(lake).damage == []
     with opened(lake) as db:
         assert db.execute("SELECT count(*) FROM files").fetchone() == (2,)
 
 
-@pytest.mark.parametrize("name", sample(sorted(set(_FILES) - {"snapshots"}), 3))
-def test_a_run_needs_no_check_first(tmp_path: Path, name: str) -> None:
-    """A run that publishes finds a folder where a file should be, moves it out of the way and goes on."""
-    lake = made_in(tmp_path / "lake")
-    _replace_by_wrong_kind(lake / name, with_contents=True)
-    with Lake(lake, doing="test") as held:
-        commit(held, {13: 1})
-        held.publish("", at=AT, complete=True, watermark=AT)
-    checked(lake)  # snapshots that are gone are named once
-    assert checked(lake).damage == []
-    with opened(lake) as db:
-        assert db.execute("SELECT count(*) FROM files").fetchone() == (3,)
-
-
-@pytest.mark.parametrize("name", ["parts", "raw", "snapshots", "parts/files"])
+@pytest.mark.parametrize("name", ["parts", "raw", "parts/files"])
 def test_a_file_where_a_folder_of_parts_should_be(tmp_path: Path, name: str) -> None:
-    """A run ends with exit 7 and names it; `repair` renames it and repairs, and the next check is clean."""
+    """A run and `repair` end with exit 7 and name it; when it is away a repair repairs, and the next check is clean."""
     lake = made_in(tmp_path / "lake")
     shutil.rmtree(lake / name)
     (lake / name).write_text("mine")
-    assert f"{lake / name}: Not a folder. Run `scanlake repair`" in told(
-        lake, "publish", "--to", f"file://{tmp_path}/target", code=7
-    )
+    for arguments in (("repair",), ("publish", "--to", f"file://{tmp_path}/target")):
+        assert f"{lake / name}: Not a folder. Move {lake / name} away" in told(lake, *arguments, code=7)
     assert (lake / name).read_text() == "mine"
+    (lake / name).unlink()
     assert checked(lake).damage
     assert checked(lake).damage == []
-    assert [path.read_text() for path in lake.rglob("*.unknown-*")] == ["mine"]
 
 
 def test_a_folder_in_the_place_of_the_lock(tmp_path: Path) -> None:
