@@ -1,4 +1,4 @@
-"""Comparison of a target with the lake: objects, counts of rows, contents of rows."""
+"""Comparison of a target with what was published there: every object that its catalogs name."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from pipeline.errors import ScanlakeError, SettingsError
 from pipeline.findings import error, from_error, ok, warning
 from pipeline.formatting import pluralize
 from pipeline.lake.duckdb_errors import first_line
-from pipeline.lake.file_names import list_snapshots
+from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.layout import lock_lake_for_reading
-from pipeline.lake.parts import RAW_TABLE
-from pipeline.lake.physical_tables import PARTS
+from pipeline.lake.physical_tables import read_parts
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.lake.sql import sql_literal
 from pipeline.publish.image_objects import compare_images, list_without_images
@@ -25,7 +24,6 @@ from pipeline.publish.latest import read_latest
 from pipeline.publish.object_store import open_store
 from pipeline.publish.target_catalog import to_duckdb_root
 from pipeline.publish.target_layout import CATALOG, FOLDERS, OBJECTS, to_target_path
-from schemas.tables import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,11 +31,12 @@ if TYPE_CHECKING:
     from pipeline.findings import Finding
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger_queries import LedgerQueries
+    from pipeline.lake.models import Part
     from pipeline.publish.latest import LatestRecord
     from pipeline.publish.store_contract import ObjectStore, StoredObject
 
 _Damage: TypeAlias = "tuple[str, str]"
-_EMPTY: Final = re.compile(r"/empty-[0-9a-f]{12}\.parquet'")
+_HASH: Final = re.compile(r"-([0-9a-f]{12})\.parquet")
 
 
 def check_target(layout: LakeLayout, url: str) -> Iterator[Finding]:
@@ -56,10 +55,10 @@ def check_target(layout: LakeLayout, url: str) -> Iterator[Finding]:
 
 
 def check_published(layout: LakeLayout, store: ObjectStore, *, read_data: bool) -> Iterator[Finding]:
-    """Compare the newest published snapshot with the lake's own one of that number. Write nothing.
+    """Compare the objects of the newest published snapshot, and images, with what was published. Write nothing.
 
-    Objects are compared by size, with `read_data` by SHA-256; each is then downloaded. Rows are compared as the views
-    on the target show them. Raises `SettingsError` if nothing is published or another lake is, and `PublishError`.
+    Catalogs are compared by SHA-256, other objects by size, with `read_data` by SHA-256; each is then downloaded.
+    Raises `SettingsError` if nothing is published or another lake is, and `PublishError`.
     """
     with lock_lake_for_reading(layout), open_ledger_readonly(layout) as ledger:
         record, _ = read_latest(store, lake_id=ledger.properties.lake_id)
@@ -86,16 +85,12 @@ class _Check:
     ) -> None:
         self._layout, self._ledger, self._store = layout, ledger, store
         self._record, self._folder = record, folder
-        self._local = dict(list_snapshots(layout)).get(record.current.snapshot)
-        self._part_count, self._counts, self._images = 0, dict[str, int](), 0
+        self._objects, self._images = set[str](), 0
 
     def describe(self) -> str:
         """Return what was compared."""
-        counts = [pluralize(self._part_count, "part")]
+        counts = [pluralize(len(self._objects), "object")]
         counts += [pluralize(self._images, "image")] if self._images else []
-        if self._local is None:
-            return f"{', '.join(counts)}; the lake no longer has this snapshot, so rows were not compared"
-        counts.append(f"{pluralize(sum(self._counts.values()), 'row')} in {pluralize(len(self._counts), 'table')}")
         return f"{', '.join(counts)} compared"
 
     def find_damage(self, *, read_data: bool) -> Iterator[_Damage]:
@@ -116,7 +111,7 @@ class _Check:
                 yield path, "not what was published (sha256 differs)"
                 continue
             try:
-                yield from self._check_catalog(path, file, listed, read_data=read_data)
+                yield from self._check_objects(self._find_named(file), listed, read_data=read_data)
             except duckdb.Error as failure:
                 yield path, first_line(failure)
         if has_images:
@@ -143,71 +138,25 @@ class _Check:
         finally:
             file.unlink()
 
-    def _check_catalog(
-        self, path: str, file: Path, listed: Mapping[str, StoredObject], *, read_data: bool
+    def _find_named(self, catalog: Path) -> dict[str, Part | None]:
+        """Return the paths of the objects that the views of a catalog read, with their parts; None for others."""
+        with open_read_only(catalog) as db:
+            parts = {to_target_path(part.name, part.sha256): part for part in read_parts(db)}
+            views = db.execute("SELECT sql FROM duckdb_views() WHERE NOT internal").fetchall()
+        root = sql_literal(f"{to_duckdb_root(self._store.base_url)}/")[:-1]
+        paths = re.findall(rf"{re.escape(root)}([\w./-]+)'", " ".join(sql for (sql,) in views))
+        return {path: parts.get(path) for path in paths}
+
+    def _check_objects(
+        self, named: Mapping[str, Part | None], listed: Mapping[str, StoredObject], *, read_data: bool
     ) -> Iterator[_Damage]:
-        with duckdb.connect() as db:
-            db.execute("SET threads = 1")
-            db.execute(f"ATTACH {sql_literal(str(file))} AS target (READ_ONLY)")
-            parts = db.execute(f"SELECT name, table_name, bytes, sha256 FROM target.{PARTS}").fetchall()
-            has_damage = False
-            if path != CATALOG or self._record.catalog.form == "views":
-                documents = self._record.current.documents
-                self._part_count = len(parts)
-                for name, table, size, sha256 in parts:
-                    if table == RAW_TABLE and not documents:
-                        continue
-                    problem = self._check_part(to_target_path(name, sha256), size, sha256, listed, read_data=read_data)
-                    if problem is not None:
-                        has_damage = True
-                        yield problem
-            if self._local is not None and not has_damage:
-                self._bind_parts(db, {name: to_target_path(name, sha256) for name, *_, sha256 in parts})
-                yield from self._compare_rows(db, path)
-
-    def _check_part(
-        self, path: str, size: int, sha256: str, listed: Mapping[str, StoredObject], *, read_data: bool
-    ) -> _Damage | None:
-        if path not in listed:
-            return path, "missing"
-        if listed[path].bytes != size:
-            return path, f"{listed[path].bytes:,} bytes instead of {size:,}"
-        if read_data and self._download(path) != sha256:
-            return path, "sha256 differs"
-        return None
-
-    def _bind_parts(self, db: duckdb.DuckDBPyConnection, paths: Mapping[str, str]) -> None:
-        """Let the views read the lake's own parts, which are equal; others are downloaded."""
-        copy = self._folder / "parts"
-        for name, target_path in paths.items():
-            path = copy / target_path
-            if path.exists() or name.startswith("raw/"):
-                continue
-            path.parent.mkdir(parents=True, exist_ok=True)
-            local = self._layout.part_path(name)
-            if local.is_file():
-                path.symlink_to(local)
-            else:
-                self._store.download(target_path, path)
-        for item in self._store.list("tables"):
-            if _EMPTY.search(f"{item.path}'") and not (copy / item.path).exists():
-                (copy / item.path).parent.mkdir(parents=True, exist_ok=True)
-                self._store.download(item.path, copy / item.path)
-        before, after = sql_literal(f"{to_duckdb_root(self._store.base_url)}/"), sql_literal(f"{copy}/")
-        copies = f"list_transform(paths, lambda path: replace(path, {before}, {after}))"
-        db.execute(
-            "CREATE OR REPLACE TEMP MACRO read_parquet(paths, union_by_name := true) AS TABLE"
-            f" FROM system.main.parquet_scan({copies}, union_by_name := true)"
-        )
-
-    def _compare_rows(self, db: duckdb.DuckDBPyConnection, path: str) -> Iterator[_Damage]:
-        db.execute(f"ATTACH {sql_literal(str(self._local))} AS local (READ_ONLY)")
-        for table in TABLES:
-            name = table.qualified_name
-            sql = "SELECT count(*), sum(hash(rows)::HUGEINT) FROM {}.{} AS rows"
-            (target,), (local,) = (db.execute(sql.format(side, name)).fetchall() for side in ("target", "local"))
-            self._counts[table.name] = target[0]
-            if target[0] != local[0]:
-                yield f"{path}, {table.name}", f"{target[0]:,} rows instead of {local[0]:,}"
-            elif target != local:
-                yield f"{path}, {table.name}", "other contents in as many rows"
+        for path in sorted(named.keys() - self._objects):
+            self._objects.add(path)
+            part, name = named[path], _HASH.search(path)
+            sha256 = part.sha256 if part is not None else name[1] if name is not None else ""
+            if path not in listed:
+                yield path, "missing"
+            elif part is not None and listed[path].bytes != part.bytes:
+                yield path, f"{listed[path].bytes:,} bytes instead of {part.bytes:,}"
+            elif read_data and not self._download(path).startswith(sha256):
+                yield path, "sha256 differs"
