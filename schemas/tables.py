@@ -361,24 +361,6 @@ TABLES: Final = (
 
 BY_NAME: Final = {table.name: table for table in TABLES}
 
-SYNCS: Final = Table(
-    "syncs",
-    "One row per sync that readers can pin in the published tables, by its tag.",
-    (
-        Column("snapshot", value_types.ID, 11, "Number of the snapshot.", nullable=False),
-        Column("tag", value_types.TEXT, 12, "Tag of the sync in every published table.", nullable=False),
-        Column("complete", value_types.BOOLEAN, 13, "The lake had every file at least once.", nullable=False),
-        Column("watermark", value_types.INSTANT, 14, "Every file updated before this instant is included (UTC)."),
-        Column("files", value_types.COUNT, 15, "Files in the snapshot.", nullable=False),
-        Column("snapshot_at", value_types.INSTANT, 16, "The lake published the snapshot (UTC).", nullable=False),
-        Column("published_at", value_types.INSTANT, 17, "The tables got the snapshot (UTC).", nullable=False),
-        Column("run_id", value_types.TEXT, 18, "Run whose rows the snapshot has.", nullable=False),
-    ),
-    ("snapshot",),
-    is_per_file=False,
-)
-"""The published table of syncs; the lake has none. The latest `published_at` is the sync that all tables show."""
-
 RAW: Final = pa.schema(
     [
         _part_field("file_id", pa.int64(), 1, nullable=False),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from uuid import uuid4
 
 from pipeline.errors import PublishError, SettingsError
-from schemas.tables import SYNCS, TABLES
+from schemas.tables import BY_NAME
 from schemas.timestamps import SECOND
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def publish_iceberg_tables(
 def list_iceberg_files(settings: Settings, store: ObjectStore) -> set[str]:
     """Return the paths in `store` of all files that published Iceberg tables need. Raises `PublishError`."""
     catalog = _connect(settings, store.base_url)
-    tables = catalog.load([table.name for table in (*TABLES, SYNCS)]).values()
+    tables = catalog.load(BY_NAME).values()
     root = f"{store.base_url}/"
     files = _import("iceberg_retention").list_table_files(catalog.io, tables)
     return {location.removeprefix(root) for location in files if location.startswith(root)}

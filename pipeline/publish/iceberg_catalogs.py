@@ -1,7 +1,8 @@
 """Iceberg catalogs: which metadata file is a table's current one, and how all tables of a sync change together.
 
 A SQL catalog commits in one transaction, a REST catalog by one request if it has the endpoint, and without a catalog
-one object decides. Glue, and REST without that endpoint, commit table by table, `files` and `syncs` last.
+one object decides. Glue, and REST without that endpoint, commit table by table, `files` last: a reader
+who finds a sync there finds it in every table.
 """
 
 # ruff: noqa: D102 - `IcebergCatalog` describes the methods
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyiceberg.catalog.sql import IcebergTables
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.serializers import FromInputFile
-from pyiceberg.table.update import update_table_metadata
+from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID, update_table_metadata
 from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
@@ -25,9 +26,8 @@ from pipeline.errors import PublishConflictError
 from pipeline.publish.iceberg_errors import translate_catalog_errors
 from pipeline.publish.iceberg_format import new_metadata
 from pipeline.publish.iceberg_owner import CatalogId
-from pipeline.publish.iceberg_updates import require_unchanged
 from pipeline.publish.store_records import FORMAT, encode_record, read_record
-from schemas.tables import FILES, SYNCS
+from schemas.tables import FILES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -47,8 +47,7 @@ POINTER: Final = "iceberg.json"
 _VERSION: Final = re.compile(r"/(\d{1,9})-[^/]*$")
 _TRANSACTION_ENDPOINT: Final = "transactions/commit"
 _NO_ENDPOINT: Final = frozenset({404, 405, 406, 501})
-_ORDER: Final = {FILES.name: 1, SYNCS.name: 2}
-"""Tables that are committed last: a reader who finds a sync in `syncs` finds it in every table."""
+MAIN: Final = "main"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +68,10 @@ class TableCommit:
 
     @property
     def requirements(self) -> tuple[TableRequirement, ...]:
-        """What the catalog must check."""
-        return require_unchanged(self.state.metadata)
+        """What the catalog must check: that the table is the one that was read."""
+        metadata = self.state.metadata
+        unchanged = AssertRefSnapshotId(ref=MAIN, snapshot_id=metadata.current_snapshot_id)
+        return AssertTableUUID(uuid=metadata.table_uuid), unchanged
 
     def apply(self) -> TableMetadata:
         """Return the table's new metadata."""
@@ -169,7 +170,7 @@ class CatalogTables(IcebergCatalog):
     def commit(self, commits: Sequence[TableCommit], note: Mapping[str, object]) -> None:  # noqa: ARG002 - see `load`
         if len(commits) > 1 and self._commit_together(commits):
             return
-        for commit in sorted(commits, key=lambda commit: _ORDER.get(commit.state.name, 0)):
+        for commit in sorted(commits, key=lambda commit: commit.state.name == FILES.name):
             with translate_catalog_errors():
                 self._catalog.commit_table(self._tables[commit.state.name], commit.requirements, commit.updates)
 

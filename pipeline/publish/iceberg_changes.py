@@ -68,13 +68,12 @@ def plan_changes(
     io: StoreFileIO,
     files: TableFiles,
     schema: Schema,
-    parts: Mapping[str, Path | bytes],
+    parts: Mapping[str, Path],
     positions: Mapping[str, Sequence[int]],
 ) -> FileChanges:
     """Write the delete files that a table lacks, and return all changes of its files.
 
-    `parts` are the data files that the table is to have, as files or contents, by location; `positions` are their
-    deleted rows, sorted.
+    `parts` are the data files that the table is to have, by location; `positions` are their deleted rows, sorted.
     """
     changes = FileChanges()
     changes.data = [

@@ -143,26 +143,12 @@ def read_positions(io: StoreFileIO, files: Iterable[DeleteFile]) -> set[int]:
     return {position for table in tables for position in table["pos"].to_pylist()}
 
 
-def read_data_rows(io: StoreFileIO, location: str) -> list[dict[str, Any]]:
-    """Return the rows of a small data file; instants are microseconds."""
-    table = pq.read_table(pa.BufferReader(io.read(location)))
-    columns = [
-        column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column for column in table.itercolumns()
-    ]
-    rows: list[dict[str, Any]] = pa.table(columns, names=table.column_names).to_pylist()
-    return rows
-
-
 # Files
 
 
-def describe_data_file(part: Path | bytes, location: str, schema: Schema) -> DataFile:
-    """Return a part, as a file or its content, as Iceberg's data file. `location` is its published place.
-
-    The statistics come from its footer.
-    """
-    footer = pq.read_metadata(pa.BufferReader(part) if isinstance(part, bytes) else part)
-    size = len(part) if isinstance(part, bytes) else part.stat().st_size
+def describe_data_file(part: Path, location: str, schema: Schema) -> DataFile:
+    """Return a part as Iceberg's data file, with the statistics of its footer. `location` is its published place."""
+    footer, size = pq.read_metadata(part), part.stat().st_size
     statistics = data_file_statistics_from_parquet_metadata(
         footer, compute_statistics_plan(schema, {}), parquet_path_to_id_mapping(schema)
     )

@@ -15,20 +15,19 @@ from pipeline.publish.iceberg import IcebergResult
 from pipeline.publish.iceberg_owner import LocationOwner, claim_locations
 from pipeline.publish.iceberg_retention import sweep_tables
 from pipeline.publish.iceberg_schema import LAKE_PROPERTY, table_properties, to_iceberg_schema
-from pipeline.publish.iceberg_stage import Stage, read_sync
+from pipeline.publish.iceberg_stage import read_sync, stage_table
 from pipeline.publish.target_layout import TABLES_PREFIX
-from schemas.tables import SYNCS, TABLES
+from schemas.tables import BY_NAME, TABLES
 from schemas.timestamps import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from pipeline.lake.layout import LakeLayout
     from pipeline.publish.iceberg import RetentionOptions
     from pipeline.publish.iceberg_catalogs import IcebergCatalog, TableState
-    from pipeline.publish.iceberg_stage import StagedTable
+    from pipeline.publish.iceberg_stage import StagedTable, Sync
 
-_TABLES: Final = {table.name: table for table in (*TABLES, SYNCS)}
 _TABLES_SIDE_BY_SIDE: Final = 8
 _SWEEP_INTERVAL: Final = 8
 _PURGE_SWEEP_SECONDS: Final = 7 * 24 * 3600
@@ -52,24 +51,23 @@ def publish_iceberg(
     `PublishConflictError` if another publisher was faster, and `PublishError`.
     """
     started = time.monotonic()
-    sync = read_sync(layout, number, at, hashes or {}, lake_id)
+    sync = read_sync(layout, number, hashes or {}, lake_id)
     states = _load_tables(catalog, lake_id)
-    stage = Stage(catalog, layout, sync)
-    staged = _stage_tables(stage, states)
+    staged = _stage_tables(catalog, layout, sync, states)
     if commits := [table.commit for table in staged if table.commit is not None]:
         catalog.commit(commits, {"lake_id": lake_id, "snapshot": number, "tag": sync.tag})
     deleted = 0
     if retention is not None and (before := _find_sweep_time(retention, number, at)) is not None:
-        current = catalog.load(_TABLES).values()
+        current = catalog.load(BY_NAME).values()
         deleted = sweep_tables(catalog.io, current, before=before, part_names=retention.part_names)
     return IcebergResult(
         snapshot=number,
         tag=sync.tag,
         tables=len(staged),
-        changed=sum(not table.changes.is_empty for table in staged[:-1]),
-        parts_added=sum(len(table.changes.data) for table in staged[:-1]),
-        parts_removed=stage.parts_removed,
-        parts_uploaded=stage.parts_uploaded,
+        changed=sum(not table.changes.is_empty for table in staged),
+        parts_added=sum(len(table.changes.data) for table in staged),
+        parts_removed=sum(table.removed for table in staged),
+        parts_uploaded=sum(table.uploaded for table in staged),
         delete_files=sum(len(table.changes.deletes) for table in staged),
         rows_deleted=sum(file.record_count for table in staged for file in table.changes.deletes),
         bytes=catalog.io.bytes_written,
@@ -80,24 +78,24 @@ def publish_iceberg(
 
 def _load_tables(catalog: IcebergCatalog, lake_id: str) -> dict[str, TableState]:
     """Return all tables, and create the missing ones. Raises `SettingsError` if they belong to another lake."""
-    states = catalog.load(_TABLES)
+    states = catalog.load(BY_NAME)
     for state in states.values():
         _check_owner(state, lake_id)
-    roots = _list_roots(catalog, states, _TABLES)
+    roots = _list_roots(catalog, states)
     claim_locations(catalog.io, roots, LocationOwner(lake_id, catalog.id))
-    for name, table in _TABLES.items():
+    for name, table in BY_NAME.items():
         if name not in states:
             schema = to_iceberg_schema(table)
             states[name] = catalog.create(name, schema, table_properties(table, schema, lake_id))
     return states
 
 
-def _stage_tables(stage: Stage, states: Mapping[str, TableState]) -> list[StagedTable]:
-    """Prepare all tables, several side by side, and last the table of syncs."""
+def _stage_tables(
+    catalog: IcebergCatalog, layout: LakeLayout, sync: Sync, states: Mapping[str, TableState]
+) -> list[StagedTable]:
+    """Prepare all tables, several side by side."""
     with ThreadPoolExecutor(_TABLES_SIDE_BY_SIDE) as pool:
-        pending = [pool.submit(stage.stage_parts, table, states[table.name]) for table in TABLES]
-        staged = [future.result() for future in pending]
-    return [*staged, stage.stage_syncs(states[SYNCS.name])]
+        return list(pool.map(lambda table: stage_table(catalog, layout, sync, table, states[table.name]), TABLES))
 
 
 def _find_sweep_time(retention: RetentionOptions, number: int, at: int) -> float | None:
@@ -122,9 +120,9 @@ def _check_owner(state: TableState, lake_id: str) -> None:
         raise SettingsError(f"The Iceberg table {state.name} {whose}.", hint="Use another iceberg_namespace.")
 
 
-def _list_roots(catalog: IcebergCatalog, states: Mapping[str, TableState], names: Iterable[str]) -> set[str]:
+def _list_roots(catalog: IcebergCatalog, states: Mapping[str, TableState]) -> set[str]:
     """Return the locations below which the tables have, or will have, the folders of the lake's target."""
-    roots = {catalog.root} if catalog.root and not states.keys() >= set(names) else set()
+    roots = {catalog.root} if catalog.root and not states.keys() >= BY_NAME.keys() else set()
     for name, state in states.items():
         location = state.metadata.location.rstrip("/")
         if location.endswith(folder := f"/{TABLES_PREFIX}/{name}"):

@@ -28,6 +28,8 @@ _UTC: Final = "(UTC)"
 
 LAKE_PROPERTY: Final = "scanlake.lake"
 """Table property with the id of the lake that the table belongs to."""
+SYNC_PROPERTY: Final = "scanlake.sync"
+"""Table property with the tag of the sync that the table shows. `files`, which is committed last, has that of all."""
 _FIXED_PROPERTIES: Final = {
     "gc.enabled": "false",  # the parts belong to the lake, which deletes them itself
     "write.delete.mode": "merge-on-read",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.table import Table
 
-from schemas.tables import SYNCS, TABLES
+from schemas.tables import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pipeline.publish.iceberg_catalogs import IcebergCatalog
 
-NAMES = tuple(table.name for table in (*TABLES, SYNCS))
+NAMES = tuple(table.name for table in TABLES)
 
 
 def load_tables(catalog: IcebergCatalog, names: Iterable[str] = NAMES) -> dict[str, Table]:

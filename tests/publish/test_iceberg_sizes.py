@@ -34,7 +34,7 @@ def test_a_kept_sync_costs_little(tmp_path: Path) -> None:
         number = history.sync({step + 1: 1})
         publish(history.root, connect_store(target), number)
         files = [path for path in target.created if path.endswith(".gz.metadata.json")]
-        assert len(files) == 14
+        assert len(files) == 13
         sizes.append(sum(len(target.read(path)) for path in files))
     assert (sizes[-1] - sizes[0]) / (_KEPT_SYNCS - 1) < _BYTES_PER_KEPT_SYNC
     deletes = [len(target.read(item.path)) for item in target.list() if "-deletes-" in item.path]
