@@ -101,7 +101,9 @@ def stage_table(
     root = f"{metadata.location.rstrip('/')}/data"
     own = [part for part in sync.contents.parts if part.table_name == table.name]
     parts = {_part_location(root, part): (part, layout.part_path(part.name)) for part in own}
-    uploaded = _upload(catalog, layout, root, [part for place, (part, _) in parts.items() if place not in files.data])
+    uploaded = _upload(
+        catalog, layout, root, [part for location, (part, _) in parts.items() if location not in files.data]
+    )
     positions = find_superseded_positions(parts, sync.contents.superseded) if table.is_per_file else {}
     local = {location: path for location, (_, path) in parts.items()}
     changes = plan_changes(catalog.io, files, metadata.schema(), local, positions)
