@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def plan_images(layout: LakeLayout, settings: Settings, selection: ImageSelection) -> WorkCounts:
     """Return what a run would fetch. Nothing is written, and nothing is requested."""
     with open_ledger_readonly(layout) as ledger, open_catalog(settings) as catalog:
-        return WorkList(catalog, ledger, selection).count()
+        return WorkList(catalog, selection).select(ledger)
 
 
 def fetch_images(
@@ -46,13 +46,13 @@ def fetch_images(
     summary.is_decoded = can_decode()
     pool = StoringPool(lake.layout)
     try:
-        store = ImageStore(lake.layout)
-        store.prepare()
-        writer = ImageWriter(store, pool, ledger, settings, summary)
-        writer.adopt()
         with open_catalog(settings) as catalog:
-            work = WorkList(catalog, ledger, selection)
-            counts = work.count()
+            work = WorkList(catalog, selection)  # wrong SQL is refused before anything is written
+            store = ImageStore(lake.layout)
+            store.prepare()
+            writer = ImageWriter(store, pool, ledger, settings, summary)
+            writer.adopt()
+            counts = work.select(ledger)
             summary.selected, summary.without_link = counts.selected, counts.without_link
             summary.stored_before = max(0, counts.stored - summary.adopted)
             summary.not_found_before, summary.refused_before = counts.not_found, counts.refused

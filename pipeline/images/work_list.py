@@ -68,16 +68,18 @@ class WorkCounts:
 class WorkList:
     """The work as a temporary table of a connection to the catalog: memory does not grow with the links."""
 
-    def __init__(self, lake: duckdb.DuckDBPyConnection, ledger: LedgerQueries, selection: ImageSelection) -> None:
-        """Select the pictures. Raises `SettingsError` for wrong SQL."""
+    def __init__(self, lake: duckdb.DuckDBPyConnection, selection: ImageSelection) -> None:
+        """Select the uploads. Raises `SettingsError` for wrong SQL."""
         self._lake = lake
+        self._selection = selection
         self._next = 0
-        _create_known_table(lake, ledger)
-        self._create_selected_table(selection)
-        self._create_pending_table(retry=selection.retry)
+        create_chosen_table(lake, selection.where)
 
-    def count(self) -> WorkCounts:
-        """Return the numbers of selected pictures."""
+    def select(self, ledger: LedgerQueries) -> WorkCounts:
+        """Select the pictures by what the ledger has of them, and return their numbers."""
+        _create_known_table(self._lake, ledger)
+        self._create_selected_table(self._selection)
+        self._create_pending_table(retry=self._selection.retry)
         counts = dict(self._lake.execute("SELECT fate, count(*) FROM selected_image GROUP BY fate").fetchall())
         names = ("to_fetch", "stored", "not_found", "refused", "without_link")
         return WorkCounts(**{name: counts.get(name, 0) for name in names}, selected=sum(counts.values()))
@@ -103,7 +105,6 @@ class WorkList:
             for kind in selection.kinds
         ]
         lake.execute(f"CREATE TEMP VIEW upload_links AS {' UNION ALL '.join(selects)}")
-        create_chosen_table(lake, selection.where)
         lake.execute(
             "CREATE TEMP TABLE selected_image AS WITH links AS (SELECT file_id, upload_id, kind,"
             "  max(coalesce(link, '') <> '') AS has_link, max(listed_at) AS listed_at FROM upload_links GROUP BY ALL)"
