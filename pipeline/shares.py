@@ -20,10 +20,10 @@ from pydantic import ValidationError
 
 from pipeline.atomic_files import FileLockedError, lock_file
 from pipeline.client.errors import OutcomeUnknownError, RequestRejectedError
+from pipeline.crawl.models import parse_reference
 from pipeline.errors import LakeLockedError, ScanlakeError, SettingsError
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.request_log import ShareRecord, ShareState
-from schemas.json_decode import decode_json
 from schemas.requests import FileQuery, ShareRequest
 from schemas.timestamps import parse_instant, to_datetime
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from pipeline.client.client import Client
-    from pipeline.client.protocol import ListItem
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.request_log import RequestLog
 
@@ -200,7 +199,7 @@ class ShareRun:
         """Warn if several files have the reference: the service shares one of them, and does not answer which."""
         page = await self._client.list_files(FileQuery(reference=reference, limit=_MAX_COUNTED_FILES))
         # The references are compared here too: a service that ignores the condition lists all files.
-        files = sum(_read_reference(item) == reference for item in page.items)
+        files = sum(parse_reference(item.raw) == reference for item in page.items)
         if files > 1:
             count = max(files, page.total or 0) if files == len(page.items) else files
             _log.warning("share.reference_ambiguous", reference=reference, files=count, hint="the service picks one")
@@ -239,12 +238,6 @@ def _to_record(request: ShareRequest, now: int) -> ShareRecord:
         send_email=request.send_email,
         **{name: sent.get(name) for name in ("email", "dl", "language", "lang", "timezone", "username")},
     )
-
-
-def _read_reference(item: ListItem) -> str | None:
-    document = decode_json(item.raw)
-    reference = document.get("scan_code") if isinstance(document, dict) else None
-    return None if reference is None else str(reference)
 
 
 def _to_outcome(record: ShareRecord) -> ShareOutcome:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pipeline.crawl.details import FetchResult
     from pipeline.crawl.in_flight import FetchTask, InFlightFiles
-    from pipeline.crawl.models import CrawlOptions, PendingWindow
+    from pipeline.crawl.models import CrawlOptions, ListedWindow
     from schemas.file_versions import Tombstone
 
     Commit = Callable[[], Coroutine[Any, Any, None]]
@@ -47,7 +47,7 @@ class Batcher:
         self._sink = sink
         self._files: list[tuple[FetchTask, FetchResult, int]] = []  # with the units that each counts for
         self._pending_units = 0
-        self._listed_windows: set[PendingWindow] = set()
+        self._listed_windows: set[ListedWindow] = set()
         self._tombstones: list[Tombstone] = []
         self._pending_since: float | None = None  # monotonic seconds of the oldest pending addition
         self._files_taken = 0
@@ -71,7 +71,7 @@ class Batcher:
         self._pending_units += units
         self._mark_dirty()
 
-    def add_window(self, window: PendingWindow) -> None:
+    def add_window(self, window: ListedWindow) -> None:
         """Add a window whose files were all submitted."""
         self._listed_windows.add(window)
         self._mark_dirty()
@@ -208,8 +208,8 @@ class Batcher:
         self._pending_since = monotonic() if self._files else None
         self._grow_batch_size(len(files))
         for task, _ in files:
-            task.refs.in_batch = True
-            for window in task.refs.windows:
+            task.in_batch = True
+            for window in task.windows:
                 window.pending_files -= 1
         completed = [window for window in self._listed_windows if not window.pending_files]
         self._listed_windows.difference_update(completed)
@@ -219,7 +219,7 @@ class Batcher:
                 *(result.reject for _, result in files if result.reject is not None),
                 *(reject for window in completed for reject in window.rejects),
             ],
-            windows=[window.to_completed() for window in completed],
+            windows=completed,
             tombstones=[*self._tombstones, *(result.tombstone for _, result in files if result.tombstone is not None)],
         )
         self._tombstones = []

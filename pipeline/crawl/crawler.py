@@ -18,7 +18,7 @@ from pipeline.crawl.details import DetailFetcher, FetchResult
 from pipeline.crawl.fetch_workers import FetchWorkers
 from pipeline.crawl.in_flight import InFlightFiles
 from pipeline.crawl.listing import WindowReader
-from pipeline.crawl.models import CrawlStats, ListObservation, PendingWindow, SharedFileIdError, parse_reference
+from pipeline.crawl.models import CrawlStats, ListedWindow, ListObservation, SharedFileIdError, parse_reference
 from pipeline.crawl.windows import ALL_TIME
 from pipeline.errors import ProtocolError, ScanlakeError
 from pipeline.formatting import pluralize
@@ -151,7 +151,7 @@ class Crawler:
         listed_at, requested = self._now_us() // SECOND, monotonic()
         result = await self._reader.read(window)
         observation = ListObservation(requested, monotonic(), self._now_us())
-        pending = PendingWindow(window, listed_at, observation, is_consistent=result.is_consistent)
+        pending = ListedWindow(window, listed_at, observation, is_consistent=result.is_consistent)
         self.stats.windows += not result.sub_windows
         self.stats.windows_total += len(result.sub_windows) - bool(result.sub_windows)
         self.stats.inconsistent_windows += not result.is_consistent
@@ -186,7 +186,7 @@ class Crawler:
     async def _refetch(self, request: RefetchRequest, batcher: Batcher) -> None:
         key, requested = request.file_id, monotonic()
         item = await self._reader.find_item(key, request.reference, request.updated_at)
-        pending = PendingWindow(ALL_TIME, observation=ListObservation(requested, monotonic(), self._now_us()))
+        pending = ListedWindow(ALL_TIME, observation=ListObservation(requested, monotonic(), self._now_us()))
         if item is None and request.document is not None:
             # The list no longer contains the file; the call by id shows whether it was deleted.
             item = ListItem(key, None, request.updated_at, request.document)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pipeline.crawl.fetch_workers import MIN_WORKERS
-from pipeline.crawl.models import SharedFileIdError, WindowRefs
+from pipeline.crawl.models import SharedFileIdError
 from schemas.file_versions import Reject, content_digest, same_content
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from pipeline.client.protocol import ListItem
-    from pipeline.crawl.models import CrawlOptions, CrawlStats, ListObservation, PendingWindow
+    from pipeline.crawl.models import CrawlOptions, CrawlStats, ListedWindow, ListObservation
     from pipeline.lake.models import FileVersionRecord
 
     LookupVersions = Callable[[Sequence[int]], Awaitable[Mapping[int, FileVersionRecord]]]
@@ -26,7 +26,10 @@ _LOOKUP_CHUNK_FILES: Final = 500
 
 @dataclass(slots=True, eq=False)
 class FetchTask:
-    """A file between being listed and being committed, with every window that listed it.
+    """A file between being listed and being committed, with every window that listed it and waits for it.
+
+    Once the file is `in_batch`, no further window has to wait: batches are committed in order, so a window
+    that completes later is committed later.
 
     `followup` is a later observation of the file. It starts when this task is committed, so that versions are
     committed in the order in which they were observed.
@@ -35,8 +38,9 @@ class FetchTask:
     key: int
     item: ListItem
     observation: ListObservation
-    refs: WindowRefs
+    windows: list[ListedWindow]
     followup: FetchTask | None = None
+    in_batch: bool = False
     counts_against_limit: bool = True
     must_relist: bool = False  # this run has fetched a later version: the list item must be read again
 
@@ -65,13 +69,13 @@ class InFlightFiles:
         self._capacity = asyncio.Semaphore(_QUEUE_DEPTH_PER_WORKER * min(options.workers, MIN_WORKERS))
         self._tasks: dict[int, FetchTask] = {}
         self._recently_skipped: dict[int, None] = {}
-        self._committed_keys: dict[PendingWindow, set[int]] = {}  # commits while a window is submitted
+        self._committed_keys: dict[ListedWindow, set[int]] = {}  # commits while a window is submitted
 
     def __len__(self) -> int:
         """Return the number of files that were submitted and are not committed."""
         return len(self._tasks)
 
-    async def submit(self, items: Sequence[ListItem], window: PendingWindow) -> None:
+    async def submit(self, items: Sequence[ListItem], window: ListedWindow) -> None:
         """Submit the list items of a window.
 
         Raises `SharedFileIdError` if the instance id must be the key of a file.
@@ -95,7 +99,7 @@ class InFlightFiles:
         finally:
             del self._committed_keys[window]
 
-    async def resubmit(self, key: int, item: ListItem, window: PendingWindow) -> None:
+    async def resubmit(self, key: int, item: ListItem, window: ListedWindow) -> None:
         """Submit a file whatever the lake has stored of it, unless this run has already fetched the file."""
         committed = self._committed_keys[window] = set()
         try:
@@ -130,7 +134,7 @@ class InFlightFiles:
                 self._queue.put_nowait(task.followup)
 
     async def _submit_item(
-        self, key: int, item: ListItem, window: PendingWindow, stored: FileVersionRecord | None
+        self, key: int, item: ListItem, window: ListedWindow, stored: FileVersionRecord | None
     ) -> None:
         task = self._tasks.get(key)
         self._check_id_is_unique(item, task, stored)
@@ -141,7 +145,7 @@ class InFlightFiles:
         if stored is not None and (self._is_up_to_date(item, stored) or (is_outdated and stored.is_stable)):
             self._count_unchanged(key, stored)
             return
-        task = FetchTask(key, item, window.observation, WindowRefs([window]), must_relist=is_outdated)
+        task = FetchTask(key, item, window.observation, [window], must_relist=is_outdated)
         self._tasks[key] = task
         window.pending_files += 1
         # While this waits for capacity, other windows can already attach to the task.
@@ -159,20 +163,19 @@ class InFlightFiles:
         if len(skipped) > _RECENTLY_SKIPPED_FILES:
             del skipped[next(iter(skipped))]
 
-    def _attach_to_existing(self, task: FetchTask, item: ListItem, window: PendingWindow) -> None:
+    def _attach_to_existing(self, task: FetchTask, item: ListItem, window: ListedWindow) -> None:
         """Attach a window to a file in flight. A different version is fetched after the commit of the first."""
         latest = task.followup or task
         is_same = item.updated_at == latest.item.updated_at and same_content(item.raw, latest.item.raw)
         if is_same or latest.is_newer_than(item, window.observation):
-            if latest.refs.in_batch:
+            if latest.in_batch:
                 return
-            latest.refs.windows.append(window)
+            latest.windows.append(window)
         elif latest is task:
-            refs = WindowRefs([window])
-            task.followup = FetchTask(task.key, item, window.observation, refs, counts_against_limit=False)
+            task.followup = FetchTask(task.key, item, window.observation, [window], counts_against_limit=False)
         else:
             # The last observation counts even if its timestamp is older: a timestamp can be set back.
-            latest.refs.windows.append(window)
+            latest.windows.append(window)
             latest.item, latest.observation = item, window.observation
         window.pending_files += 1
 

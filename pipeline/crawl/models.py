@@ -106,22 +106,15 @@ class CrawlStats:
 
 
 @dataclass(frozen=True, slots=True)
-class CompletedWindow:
-    """A window whose files are all in this batch or in earlier ones. `listed_at` is in seconds."""
-
-    window: Window
-    listed_at: int
-    files: int
-    is_consistent: bool
-
-
-@dataclass(frozen=True, slots=True)
 class CommitBatch:
-    """What is committed together. `tombstones`: files that neither the list nor a call by id found."""
+    """What is committed together. `tombstones`: files that neither the list nor a call by id found.
+
+    The files of `windows` are all in this batch or in earlier ones.
+    """
 
     versions: Sequence[FileVersion] = ()
     rejects: Sequence[Reject] = ()
-    windows: Sequence[CompletedWindow] = ()
+    windows: Sequence[ListedWindow] = ()
     tombstones: Sequence[Tombstone] = ()
 
     def __bool__(self) -> bool:
@@ -142,8 +135,8 @@ class ListObservation:
 
 
 @dataclass(slots=True, eq=False)
-class PendingWindow:
-    """A window that was listed, and how many of its files are not committed yet."""
+class ListedWindow:
+    """A window that was listed at `listed_at` (seconds), and how many of its files are not committed yet."""
 
     window: Window
     listed_at: int = 0
@@ -152,22 +145,6 @@ class PendingWindow:
     pending_files: int = 0
     is_consistent: bool = True
     rejects: list[Reject] = field(default_factory=list)
-
-    def to_completed(self) -> CompletedWindow:
-        """Return the value that is committed."""
-        return CompletedWindow(self.window, self.listed_at, self.files, self.is_consistent)
-
-
-@dataclass(slots=True, eq=False)
-class WindowRefs:
-    """The windows that wait for a file.
-
-    Once the file is `in_batch`, no further window has to wait: batches are committed in order, so a window
-    that completes later is committed later.
-    """
-
-    windows: list[PendingWindow]
-    in_batch: bool = False
 
 
 class SharedFileIdError(Exception):

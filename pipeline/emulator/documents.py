@@ -31,19 +31,17 @@ _SEEN_KEYS = frozenset((
 
 
 class DocumentRenderer:
-    """Renders files and caches the bytes of recent documents up to a limit.
+    """Renders files, and keeps the children of recent ones and the documents that were rendered beforehand.
 
-    Cache keys contain the revision of the file, so a change needs no invalidation.
+    Keys contain the revision of the file, so a change needs no invalidation.
     """
 
-    def __init__(self, world: World, quirks: Quirks, image_origin: str, cache_bytes: int = 256_000_000) -> None:
+    def __init__(self, world: World, quirks: Quirks, image_origin: str) -> None:
         self.world = world
         self.image_origin = image_origin
-        self._max_cached_bytes = cache_bytes
-        self._cached_bytes = 0
         self._signature_count = 0
         self._sign: Callable[[], bytes] | None = None
-        self._bodies: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
+        self._bodies: dict[tuple[Any, ...], bytes] = {}
         self._contents: OrderedDict[tuple[int, int], Content] = OrderedDict()
         self.set_quirks(quirks)
 
@@ -75,7 +73,6 @@ class DocumentRenderer:
         )
         self._bodies.clear()
         self._contents.clear()
-        self._cached_bytes = 0
 
     def set_image_host(self, origin: str, sign: Callable[[], bytes]) -> None:
         """Show links to the images of a host from now on; `sign` returns the query of the links of a response."""
@@ -84,12 +81,12 @@ class DocumentRenderer:
         self.set_quirks(self.quirks)
 
     def prerender(self) -> None:
-        """Render every file now (about 17 kB of memory each), so that responses come from the cache."""
-        self._max_cached_bytes = 1 << 62
+        """Render every file now (about 17 kB of memory each), so that responses need not be rendered."""
         for record in self.world.records.values():
+            key = (record.key, record.revision)
             for includes in (frozenset[str](), ALL_INCLUDES):
-                self.render_item(record, includes, None)
-            self.render_detail(record, None)
+                self._bodies[*key, includes, None] = msgspec.json.encode(self.build_item(record, includes))
+            self._bodies[*key, None] = msgspec.json.encode(self.build_detail(record))
 
     # Bytes, for responses.
 
@@ -103,12 +100,7 @@ class DocumentRenderer:
         return self._render((record.key, record.revision, lang), lambda: self.build_detail(record, lang))
 
     def _render(self, key: tuple[Any, ...], build: Callable[[], JsonObject]) -> bytes:
-        body = self._bodies.get(key)
-        if body is None:
-            body = self._bodies[key] = msgspec.json.encode(build())
-            self._cached_bytes += len(body)
-            while self._cached_bytes > self._max_cached_bytes and self._bodies:
-                self._cached_bytes -= len(self._bodies.popitem(last=False)[1])
+        body = self._bodies.get(key) or msgspec.json.encode(build())
         if self._sign is not None:
             return body.replace(_SIGNATURE, self._sign())
         if self.quirks.image_urls != "fresh":

@@ -67,7 +67,6 @@ class Emulator:
         port: int = 0,
         token: str = DEFAULT_TOKEN,
         churn: float = 0.0,
-        cache_bytes: int = 256_000_000,
         prerender: bool = False,
     ) -> None:
         self.plan = plan or WorldPlan(files=files, seed=seed)
@@ -75,7 +74,7 @@ class Emulator:
         self.token = token
         self.churn_rate = churn
         self.world = World(self.plan, self.quirks)
-        self.documents = DocumentRenderer(self.world, self.quirks, IMAGE_ORIGIN, cache_bytes)
+        self.documents = DocumentRenderer(self.world, self.quirks, IMAGE_ORIGIN)
         self.reports = Reports(self.documents, random.Random(f"reports:{self.plan.seed}"))
         self.shares = Shares(self.world)
         self.images = None

@@ -10,7 +10,7 @@ from pipeline.crawl.windows import add_span, contiguous_end, covered_span, remov
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pipeline.crawl.models import CompletedWindow
+    from pipeline.crawl.models import ListedWindow
     from pipeline.crawl.windows import Coverage, Window
 
 SETTLE_WITHOUT_DATE_SECONDS: Final = 600
@@ -44,7 +44,7 @@ def remove_lookback(coverage: Coverage, watermark: int, lookback_seconds: int) -
     return remove_span(coverage, watermark - lookback_seconds, None)
 
 
-def add_completed_windows(coverage: Coverage, windows: Iterable[CompletedWindow], lookback_seconds: int) -> Coverage:
+def add_completed_windows(coverage: Coverage, windows: Iterable[ListedWindow], lookback_seconds: int) -> Coverage:
     """Return the coverage after a batch. It counts if the run is killed before its end."""
     for completed in windows:
         span = covered_span(completed.window, completed.listed_at, lookback_seconds)

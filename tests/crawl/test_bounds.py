@@ -24,7 +24,7 @@ async def measure_peaks(files: int, *, pause: float, details: bool) -> tuple[int
         WITH_DETAILS if details else LIST_ONLY, workers=WORKERS, commit_every_files=COMMIT, commit_every_seconds=0.05
     )
     tasks = ahead = 0
-    async with Emulator(files, seed=9, cache_bytes=0) as emulator:
+    async with Emulator(files, seed=9) as emulator:
         lake = FakeLake()
         before = len(asyncio.all_tasks())
 

@@ -20,7 +20,7 @@ _FAST: Final = replace(LIST_ONLY, commit_every_files=1_000, includes=("locations
 async def test_a_first_sync_of_many(spread: Literal["natural", "even", "burst", "same-second"], factor: float) -> None:
     """A first sync makes at most a small multiple of the list calls that full pages would need."""
     plan = WorldPlan(files=FILES, seed=SEED, spread=spread)
-    async with Emulator(plan=plan, cache_bytes=0) as emulator:
+    async with Emulator(plan=plan) as emulator:
         lake = FakeLake()
         result = await run_crawl(emulator, lake, _FAST)
         print(
@@ -36,7 +36,7 @@ async def test_a_first_sync_of_many(spread: Literal["natural", "even", "burst", 
 async def test_a_first_sync_whatever_the_answers(profile: str) -> None:
     """Lists without hints need more list calls, but not many more."""
     quirks = make_quirks(profile)
-    async with Emulator(2_000, seed=SEED, quirks=quirks, cache_bytes=0) as emulator:
+    async with Emulator(2_000, seed=SEED, quirks=quirks) as emulator:
         lake = FakeLake()
         result = await run_crawl(emulator, lake, _FAST, token_location="header" if profile == "contrary" else "query")
         page = quirks.page_cap or PAGE
@@ -48,7 +48,7 @@ async def test_a_first_sync_whatever_the_answers(profile: str) -> None:
 @pytest.mark.parametrize("paging", ["none", "bare"])
 async def test_a_first_sync_without_counts(paging: str) -> None:
     """Without counts a full page may not be the last, so windows are split to leave one place free."""
-    async with Emulator(2_000, seed=SEED, quirks=make_quirks("seen", {"paging": paging}), cache_bytes=0) as emulator:
+    async with Emulator(2_000, seed=SEED, quirks=make_quirks("seen", {"paging": paging})) as emulator:
         lake = FakeLake()
         result = await run_crawl(emulator, lake, _FAST)
         print(f"{paging}: {result.lists} list calls, {result.lists * PAGE / 2_000:.2f} x files/{PAGE}")

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.client.protocol import ListItem
 from pipeline.crawl.in_flight import InFlightFiles
-from pipeline.crawl.models import CrawlStats, ListObservation, PendingWindow
+from pipeline.crawl.models import CrawlStats, ListedWindow, ListObservation
 from pipeline.crawl.windows import ALL_TIME
 from pipeline.emulator import make_quirks
 from pipeline.lake.models import FileVersionRecord
@@ -152,7 +152,7 @@ async def test_a_list_that_waited_too_long(settled: bool) -> None:  # noqa: FBT0
         return {7: later}
 
     in_flight = InFlightFiles(WITH_DETAILS, stats, run_id="this", lookup=lookup)
-    state = PendingWindow(ALL_TIME, observation=ListObservation(1.0, 2.0, 3_000_000))
+    state = ListedWindow(ALL_TIME, observation=ListObservation(1.0, 2.0, 3_000_000))
     await in_flight.submit([ListItem(7, None, 1_000_000, b"{}")], state)
     assert stats.relisted == int(settled)
     if not settled:

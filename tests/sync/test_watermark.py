@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.crawl.models import CompletedWindow
+from pipeline.crawl.models import ListedWindow
 from pipeline.crawl.windows import ALL_TIME, Window
 from pipeline.sync.watermark import (
     add_completed_windows,
@@ -47,8 +47,8 @@ def test_the_lookback_window_is_read_again() -> None:
 
 def test_a_batch_covers_consistent_windows_only() -> None:
     """A window counts up to the time of its list less the lookback; an inconsistent one does not count."""
-    consistent = CompletedWindow(ALL_TIME, 1_000, 5, is_consistent=True)
-    inconsistent = CompletedWindow(ALL_TIME, 2_000, 5, is_consistent=False)
+    consistent = ListedWindow(ALL_TIME, 1_000)
+    inconsistent = ListedWindow(ALL_TIME, 2_000, is_consistent=False)
     assert add_completed_windows((), [consistent, inconsistent], 300) == ((None, 700),)
 
 
