@@ -7,7 +7,6 @@ from typing import Annotated, Final
 import typer
 
 from pipeline.command_options import Excludes
-from pipeline.completion import complete_snapshots
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import pluralize
@@ -58,7 +57,6 @@ def run(
             metavar="[N]",
             min=1,
             help="Number of the snapshot (see `scanlake snapshots`).",
-            autocompletion=complete_snapshots,
         ),
     ] = None,
     undo: Annotated[bool, typer.Option("--undo", help="Allow syncs again.")] = False,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from pipeline.completion import complete_tables
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.lake.dbt_sources import format_dbt_sources
@@ -67,9 +66,7 @@ def run(
     *,
     name: Annotated[
         str | None,
-        typer.Argument(
-            metavar="NAME", help="Table or view to describe. Default: list all.", autocompletion=complete_tables
-        ),
+        typer.Argument(metavar="NAME", help="Table or view to describe. Default: list all."),
     ] = None,
     output_format: Annotated[
         OutputFormat,

@@ -233,20 +233,12 @@ def test_a_reader_that_leaves_is_no_bug(lake: Path) -> None:
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        (("tables", "upl"), ["uploads"]),
-        (("tables", "meta.fre"), ["meta.freshness"]),
-        (("rollback", ""), ["3", "2"]),
-        (("--lake", "lake", "rollback", "3"), ["3"]),
         (("status", "--source", ""), ["north", "south"]),
         (("status", "--la"), ["--lake"]),
     ],
 )
 def test_the_shell_completes_names(scanlake: Scanlake, tmp_path: Path, typed: list[str], offered: list[str]) -> None:
-    """Completion offers tables, kept snapshots, sources, enumerated values, and the global options."""
-    snapshots = tmp_path / "lake" / "snapshots"
-    snapshots.mkdir(parents=True)
-    for number in (2, 3):
-        (snapshots / f"{number:06}.duckdb").touch()
+    """Completion offers sources, enumerated values, and the global options."""
     if "--source" in typed:
         (tmp_path / "scanlake.toml").write_text("[sources.north]\n[sources.south]\n")
     line = {"COMP_WORDS": " ".join(["scanlake", *typed]), "COMP_CWORD": str(len(typed))}
