@@ -1,4 +1,4 @@
-"""`scanlake status`: freshness and runs from the ledger; counts, rejects and drift from the published catalog."""
+"""`scanlake status`: freshness and runs from the ledger; counts and rejects from the published catalog."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -114,18 +114,6 @@ class RejectedFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class DriftedKey:
-    """A key that the schema does not contain, or whose values have another type."""
-
-    table_name: str
-    key: str
-    kind: str
-    count: int
-    first_seen_at: datetime
-    last_seen_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
 class LakeStatus:
     """The state of a lake. A copy of the catalog alone has no `base_url`; `lacks_rows` of the catalog is unknown."""
 
@@ -144,7 +132,6 @@ class LakeStatus:
     is_consistent: bool | None
     runs: Sequence[RunStatus]
     rejects: Sequence[RejectedFiles]
-    drift: Sequence[DriftedKey]
 
 
 GROUP: Final = "Use the data"
@@ -188,7 +175,6 @@ def run(
             is_consistent=_read_last_verification(lake),
             runs=_select(lake, RunStatus, f"meta.runs ORDER BY started_at DESC LIMIT {runs}"),
             rejects=_select(lake, RejectedFiles, _REJECTS),
-            drift=_select(lake, DriftedKey, "meta.schema_drift ORDER BY table_name, key"),
         )
     if state is not None:
         status = _update(status, state, runs)
@@ -287,11 +273,6 @@ def _format_status(status: Mapping[str, Any]) -> str:
         for reject in status["rejects"][:_MAX_REASONS]:
             ids = ", ".join(str(file_id) for file_id in reject["file_ids"] if file_id is not None)
             lines.append(f"  {reject['files']:,} x {to_one_line(reject['reason'])}" + (f": {ids}" if ids else ""))
-    if status["drift"]:
-        lines.append("Keys that the schema does not contain, stored in `extra` (see meta.schema_drift):")
-        for drift in status["drift"]:
-            line = f"{drift['table_name']}.{drift['key']}: {drift['kind']}, {pluralize(drift['count'], 'time')}"
-            lines.append(f"  {to_one_line(line)}")
     return "\n".join(line.removesuffix("\n") for line in lines) + "\n"
 
 
