@@ -12,7 +12,7 @@ from pipeline.csv_rows import format_csv_row
 from pipeline.formatting import escape_control_characters, pluralize
 from pipeline.lake.handover import MANIFEST, SUMS, format_sums
 from pipeline.lake.request_log import OrderState
-from pipeline.reports.index_page import render_pages
+from pipeline.reports.index_page import PAGE_NAME, render_page
 from pipeline.reports.models import (
     CatalogState,
     Manifest,
@@ -45,7 +45,7 @@ def write_manifest(folder: JobFolder, manifest: Manifest, sign: Callable[[bytes]
     contents = {
         JSON_NAME: f"{manifest.model_dump_json(indent=1)}\n".encode(),
         CSV_NAME: format_csv(manifest.files),
-        **{name: page.encode() for name, page in render_pages(manifest).items()},
+        PAGE_NAME: render_page(manifest).encode(),
     }
     sums = {pdf.pdf: pdf.sha256 for pdf in manifest.pdfs}
     for name, content in contents.items():

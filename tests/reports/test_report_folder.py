@@ -24,7 +24,7 @@ from pipeline.findings import Severity
 from pipeline.formatting import escape_control_characters
 from pipeline.reports.folder import JobFolder
 from pipeline.reports.folder_check import check_report_folder
-from pipeline.reports.index_page import render_pages
+from pipeline.reports.index_page import render_page
 from pipeline.reports.manifest import format_csv
 from pipeline.reports.models import Manifest, ManifestCounts, ManifestDeletions, ManifestFile
 from pipeline.reports.signing import sign
@@ -337,7 +337,7 @@ def read_policy(page: ParsedPage) -> str:
 def test_texts_of_files_are_harmless() -> None:
     """The page escapes every text and loads nothing; no cell of the CSV is a formula."""
     manifest = make_manifest(HOSTILE)
-    page = render_pages(manifest)["index.html"]
+    page = render_page(manifest)
     read = ParsedPage(page)
     assert [tag for tag, _ in read.tags].count("script") == page.count("<script>") == 1
     assert "&lt;script&gt;" in page
@@ -352,7 +352,7 @@ def test_controls_in_texts_are_escaped_where_they_are_shown() -> None:
     """Page and CSV show controls by their numbers; manifest.json has the exact text, and the id is everywhere."""
     text = "A\0B\x1b[2JC\u202eD\x7f\x9b"
     manifest = make_manifest(text)
-    page, content = render_pages(manifest)["index.html"], format_csv(manifest.files).decode()
+    page, content = render_page(manifest), format_csv(manifest.files).decode()
     shown = "A\\x00B\\x1b[2JC\\u202eD\\x7f\\x9b"
     assert ParsedPage(page).text.count(shown) >= 5
     row = next(csv.DictReader(content.splitlines()))
@@ -386,22 +386,10 @@ async def test_line_ends_in_references_make_no_rows(tmp_path: Path) -> None:
 
 def test_the_page_may_use_only_its_own_style_and_script() -> None:
     """The policy of the page has the hashes of its inline style and script."""
-    page = render_pages(make_manifest("x"))["index.html"]
+    page = render_page(make_manifest("x"))
     rules = ["default-src 'none'"]
     for tag in ("style", "script"):
         text = page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         rules.append(f"{tag}-src 'sha256-{digest}'")
     assert read_policy(ParsedPage(page)) == "; ".join(rules)
-
-
-def test_many_files_are_listed_on_several_pages() -> None:
-    """Each page lists 2,000 files; the first page is index.html, and every page links to the others."""
-    one = make_manifest("x")
-    manifest = one.model_copy(update={"files": one.files * 4_500})
-    pages = render_pages(manifest)
-    assert list(pages) == ["index.html", "index-002.html", "index-003.html"]
-    assert [page.count("<tr class") for page in pages.values()] == [2_000, 2_000, 500]
-    for name, page in pages.items():
-        links = {attributes["href"] for tag, attributes in ParsedPage(page).tags if tag == "a"}
-        assert links == set(pages) - {name}

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.emulator import Emulator
 from pipeline.errors import SettingsError
-from pipeline.reports.index_page import render_pages
+from pipeline.reports.index_page import render_page
 from tests.pages.conftest import browser, chromium
 from tests.processes import ran
 from tests.reports.report_harness import SEED, Selection, check_folder, read_manifest, run_report, sync_lists
@@ -32,17 +32,17 @@ def test_the_page_says_what_the_files_are_for() -> None:
             "selection": {"kind": "where", "sql": "NOT closed"},
         }
     )
-    page = render_pages(manifest)["index.html"]
+    page = render_page(manifest)
     assert "<title>Audit &lt;7&gt;</title>" in page
     assert "<h1>Audit &lt;7&gt;</h1>" in page
     facts = {"Purpose": "Insurance", "Requested by": "J. Doe", "Job": "job-1", "Selected by": "NOT closed"}
     for name, text in facts.items():
         assert f"<dt>{name}</dt><dd>{text}</dd>" in page
-    page = render_pages(make_manifest("job-1"))["index.html"]
+    page = render_page(make_manifest("job-1"))
     assert "<h1>Reports job-1</h1>" in page
     assert "<dt>" not in page
     selection = {"kind": "reference", "references": ["A", "B"], "group_by": "closed"}
-    page = render_pages(manifest.model_copy(update={"selection": selection}))["index.html"]
+    page = render_page(manifest.model_copy(update={"selection": selection}))
     assert "<dd>references: A, B</dd>" in page
     assert "<dt>Grouped by</dt><dd>closed</dd>" in page
 
@@ -50,7 +50,7 @@ def test_the_page_says_what_the_files_are_for() -> None:
 async def test_the_page_on_a_telephone_and_in_the_dark(browser: Tab, tmp_path: Path) -> None:
     """The page keeps the width of a telephone and is dark where the system is; nothing else is fetched."""
     path = tmp_path / "index.html"
-    path.write_text(render_pages(make_manifest("x" * 300))["index.html"], encoding="utf-8")
+    path.write_text(render_page(make_manifest("x" * 300)), encoding="utf-8")
     for width, dark in ((1280, False), (390, False), (390, True)):
         await browser.show(path.as_uri(), width=width, dark=dark)
         assert browser.requests == [path.as_uri()]
