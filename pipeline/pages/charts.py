@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Row = dict[str, Any]
     Rows = Sequence[Row]
 
-_HEIGHTS: Final = {"bars": 150, "rates": 124, "steps": 180}
+_HEIGHTS: Final = {"bars": 150, "rates": 124}
 _TOP_PX: Final = 14  # above the top grid line, for its label and for marks
 _BOTTOM_PX: Final = 22  # for the labels of the x axis
 _CHAR_WIDTH_PX: Final = 7.2  # upper bound
@@ -113,7 +113,7 @@ def build_chart(key: str, kind: str, rows: Rows, axis: list[float]) -> Chart:
         axis_width=max(map(len, labels)) * _CHAR_WIDTH_PX + _LABEL_PADDING_PX,
         grid=list(zip(pixels, labels, strict=True)),
         marks=[mark for mark in marks if mark is not None],
-        lines=[] if kind == "bars" else _draw_lines(marks, stepped=kind == "steps"),
+        lines=[] if kind == "bars" else _draw_lines(marks),
         ticks=_pick_ticks(rows) if kind == "bars" else _pick_ends(rows),
         slot=100 / len(rows),
     )
@@ -128,17 +128,14 @@ def _build_mark(row: Row, middle: float, top: float, inner: int) -> Mark | None:
     return Mark(100 * row.get("at", middle), _TOP_PX + inner - (height or part), height, row["tip"], failed)
 
 
-def _draw_lines(marks: Sequence[Mark | None], *, stepped: bool) -> list[str]:
-    """Return the points of a polyline for each run of marks; a stepped line keeps a value until the next."""
+def _draw_lines(marks: Sequence[Mark | None]) -> list[str]:
+    """Return the points of a polyline for each run of marks."""
     lines: list[list[str]] = [[]]
     for mark in marks:
         if mark is None:
             lines.append([])
             continue
-        x, points = f"{mark.middle:.2f}", lines[-1]
-        if stepped and points:
-            points.append(f"{x},{points[-1].partition(',')[2]}")
-        points.append(f"{x},{mark.y - _TOP_PX:.2f}")
+        lines[-1].append(f"{mark.middle:.2f},{mark.y - _TOP_PX:.2f}")
     return [" ".join(points) for points in lines if len(points) > 1]
 
 

@@ -18,7 +18,7 @@ class Panel:
     """A figure. Panels with one key are one section, under the heading of the first.
 
     bars: columns of `value` with `label` and `tip`, a chart for each title in `chart`; `failed` marks one.
-    rates: small lines of percentages with the same axes, from `at` 0 to 1. steps: one line that keeps its value.
+    rates: small lines of percentages with the same axes, from `at` 0 to 1.
     meters: names with the bar of a `part` of a `whole`. table: the columns. text: the finding alone.
 
     Without rows there is `empty`, or nothing. `details` is the title of a closed table: of `details_sql`, or the rows.
@@ -26,7 +26,7 @@ class Panel:
 
     key: str
     heading: str
-    kind: Literal["bars", "rates", "steps", "meters", "table", "text"]
+    kind: Literal["bars", "rates", "meters", "table", "text"]
     sql: str
     note: str = ""
     empty: str = ""
@@ -202,28 +202,6 @@ _DETECTED: Final = """
            if(by_month, span, strftime(since, '%d %b')) AS label, deletions.files AS value,
            span || ': ' || plural(deletions.files, 'file') AS tip, since
     FROM deletions, page WHERE deleted_files > 0 ORDER BY since"""
-_SNAPSHOTS: Final = """
-    WITH tiled AS (SELECT snapshot, published_at, coalesce(files, 0) AS files, count(*) OVER () AS snapshots,
-                          ntile(100) OVER (ORDER BY snapshot) AS tile FROM meta.snapshots),
-    shown AS (FROM tiled QUALIFY row_number() OVER (PARTITION BY tile ORDER BY snapshot DESC) = 1),
-    bounds AS (SELECT min(published_at) AS first, max(published_at) AS last, max(snapshots) AS snapshots,
-                      arg_max(files, snapshot) AS files, last - first < INTERVAL 3 DAY AS is_short FROM shown)
-    SELECT plural(bounds.snapshots, 'snapshot') || ' published; the last has ' || plural(bounds.files, 'file')
-           AS finding, 'files, by when the snapshot was published (UTC)' AS unit,
-           if(is_short, strftime(published_at, '%d %b %H:%M'), strftime(published_at, '%d %b %Y')) AS label,
-           shown.files AS value, coalesce(epoch(published_at - first) / nullif(epoch(last - first), 0), 0.5) AS at,
-           'snapshot ' || snapshot || ', ' || strftime(published_at, '%Y-%m-%d %H:%M') || ' UTC: '
-           || plural(shown.files, 'file') AS tip, snapshot::VARCHAR AS "Snapshot", published_at AS "Published (UTC)",
-           shown.files AS "Files"
-    FROM shown, bounds ORDER BY snapshot"""
-_SIZES: Final = """
-    WITH sizes AS (SELECT table_name, sum(bytes) AS bytes FROM current_parts GROUP BY ALL)
-    SELECT (SELECT 'The current parts take ' || size_text(sum(bytes)) || ', '
-                   || percent(coalesce(sum(bytes) FILTER (table_name = 'raw'), 0), sum(bytes))
-                   || ' of it the raw documents' FROM sizes) AS finding,
-           if(table_name = 'raw', 'raw (documents as received)', table_name) AS "Table", bytes AS part,
-           max(bytes) OVER () AS whole, size_text(bytes) AS "Size"
-    FROM sizes ORDER BY bytes DESC, table_name"""
 _TARGET: Final = """
     WITH former AS (SELECT coalesce('snapshot ' || target_snapshot || ', published ' || instant(target_published_at),
                                     'nothing was published there before') AS former FROM page)
@@ -403,23 +381,7 @@ PANELS: Final = (
             SELECT span AS "Detected (UTC)", files AS "Detected deletions" FROM deletions
             WHERE files > 0 ORDER BY since""",
     ),
-    Panel(
-        "size",
-        "Snapshots and size",
-        "steps",
-        _SNAPSHOTS,
-        empty="No snapshot has been recorded yet.",
-        details="The numbers",
-    ),
-    Panel(
-        "size",
-        "",
-        "meters",
-        _SIZES,
-        "Parquet parts of this snapshot, without the parts of earlier snapshots.",
-        "No parts yet: the lake is empty.",
-    ),
-    Panel("size", "", "text", _TARGET),
+    Panel("publish", "Object storage", "text", _TARGET, empty="The lake is not published to object storage."),
     Panel(
         "reports",
         "Reports",

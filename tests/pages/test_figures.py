@@ -170,7 +170,7 @@ def test_forms_and_questions(populated_lake: PopulatedLake, truth: dict[str, lis
 
 
 def test_what_the_catalog_says_of_itself(populated_lake: PopulatedLake) -> None:
-    """Runs, verifies, drift, deletions, snapshots and size are those of the catalog."""
+    """Runs, verifies, drift, deletions and size are those of the catalog."""
     data = load_data(populated_lake.folder, _now())
     runs = asked(populated_lake.folder, "SELECT run_id, state, error FROM meta.runs ORDER BY started_at")
     shown = [(row["run_id"], row["State"], row["Error"] or None) for row in reversed(details_of(data, "runs"))]
@@ -185,11 +185,7 @@ def test_what_the_catalog_says_of_itself(populated_lake: PopulatedLake) -> None:
     deletions = rows_of(data, "deletions")
     assert sum(row["value"] for row in deletions) == data.page["deleted_files"] == 7
     assert deletions[0]["unit"] == "detected deletions, by day (UTC)"
-    assert asked(populated_lake.folder, "SELECT snapshot::VARCHAR, files FROM meta.snapshots ORDER BY snapshot") == [
-        (row["Snapshot"], row["value"]) for row in rows_of(data, "size")
-    ]
     ((size, parts),) = asked(populated_lake.folder, "SELECT sum(bytes), count(*) FROM physical.parts")
-    assert sum(row["part"] for row in rows_of(data, "size", 1)) == size
     assert tiles["Size"] == (format_bytes(size), f"{parts} parts in this snapshot")
 
 

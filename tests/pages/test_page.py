@@ -66,7 +66,7 @@ def test_an_empty_lake(tmp_path: Path) -> None:
     build_lake(tmp_path / "lake")
     read = ParsedPage(page_of(tmp_path / "lake"))
     for words in ("No files in the lake yet", "No workflow run is open", "No run has been recorded", "Never verified",
-                  "No rejects", "No drift", "No deleted files", "No parts yet", "No reports have been ordered",
+                  "No rejects", "No drift", "No deleted files", "No reports have been ordered",
                   "No custom field", "No form has been submitted"):  # fmt: skip
         assert words in read.text
     assert "NaN" not in read.text
@@ -199,12 +199,10 @@ def test_heights_are_the_values() -> None:
 
 
 def test_a_missing_value_interrupts_the_line() -> None:
-    """Points without a value have no dot and no line; a stepped line keeps its value until the next one."""
+    """Points without a value have no dot and no line."""
     values = (0, 50, None, 100, 50)
     rows = [{"value": value, "at": place / 4, "label": "day", "tip": "tip"} for place, value in enumerate(values)]
     assert draw("rates", rows).values("points") == ["0.00,88.00 25.00,44.00", "75.00,0.00 100.00,44.00"]
-    stepped = draw("steps", rows[3:]).values("points")
-    assert stepped == ["75.00,0.00 100.00,0.00 100.00,72.00"]
 
 
 def test_shares_are_never_rounded_to_nothing_or_all(tmp_path: Path) -> None:
