@@ -6,10 +6,13 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipeline.urls import API_PREFIX, normalize_base_url
+from pipeline.urls import API_PREFIX, normalize_base_url, validate_url
 from schemas.requests import INCLUDES
+
+if TYPE_CHECKING:
+    from pydantic import SecretStr
 
 
 def check_base_url(url: str) -> str:
@@ -37,6 +40,13 @@ def check_path_has_no_pattern(path: Any) -> Any:
     if path is not None and re.search(r"[*?\[\\]", str(Path(path).absolute())):
         raise ValueError("contains * ? [ or \\, which DuckDB reads as a pattern; use another folder")
     return path
+
+
+def check_notify_url(url: SecretStr | None) -> SecretStr | None:
+    """Return the URL unchanged. It can have a query."""
+    if url is not None:
+        validate_url(url.get_secret_value().partition("?")[0])
+    return url
 
 
 def check_command(command: str) -> str:

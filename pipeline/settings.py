@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, get_args
+from typing import Annotated, Final, Literal, Self, get_args
 
 import structlog
-from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from pipeline import setting_checks
 from pipeline.errors import SettingsError, refuse_unreadable
 from pipeline.paths import resolve_parents
 from pipeline.tokens import find_token_problem
-from pipeline.urls import parse_store_url, validate_proxy_url, validate_url
+from pipeline.urls import parse_store_url, validate_proxy_url
 from schemas.requests import INCLUDES, Include
 
 PREFIX: Final = "SCANLAKE_"
@@ -44,7 +44,7 @@ class Settings(BaseSettings):
         allow_inf_nan=False,
     )
 
-    base_url: str | None = Field(
+    base_url: Annotated[str, AfterValidator(setting_checks.check_base_url)] | None = Field(
         default=None,
         description="Base URL of the service; a final /api/v2 is ignored. Must be https, except on this machine.",
         examples=["https://service.example"],
@@ -57,7 +57,9 @@ class Settings(BaseSettings):
         default="query",
         description='Where the token is sent: "query" (as the API describes) or "header" (not in URLs).',
     )
-    lake: Annotated[Path, AfterValidator(resolve_parents)] = Field(
+    lake: Annotated[
+        Path, BeforeValidator(setting_checks.check_path_has_no_pattern), AfterValidator(resolve_parents)
+    ] = Field(
         default=Path("lake"),
         description="Folder of the lake, by default beside the settings file. Readers open its catalog.duckdb.",
     )
@@ -71,7 +73,12 @@ class Settings(BaseSettings):
         default="changed",
         description='Files whose details are fetched: "changed", "always" or "never" (lists only, far fewer calls).',
     )
-    includes: Annotated[tuple[Include, ...], NoDecode] = Field(
+    includes: Annotated[
+        tuple[Include, ...],
+        NoDecode,
+        BeforeValidator(setting_checks.parse_includes),
+        AfterValidator(lambda names: tuple(name for name in INCLUDES if name in names)),
+    ] = Field(
         default=INCLUDES,
         description="Parts of the list items: uploads, geocoding, forms, fields, locations, workflows; or all, or none."
         " As an option or a variable separated by commas. geocoding requires uploads.",
@@ -92,7 +99,7 @@ class Settings(BaseSettings):
         le=512,
         description="Maximum number of concurrent requests. Beyond 64 scanlake goes only while throughput gains.",
     )
-    proxy: str | None = Field(
+    proxy: Annotated[str, AfterValidator(validate_proxy_url)] | None = Field(
         default=None,
         description="Proxy for the service, https only. Proxy variables of the environment are ignored.",
         examples=["http://proxy.example:3128"],
@@ -145,7 +152,7 @@ class Settings(BaseSettings):
         examples=[2],
     )
 
-    publish_to: str | None = Field(
+    publish_to: Annotated[str, AfterValidator(parse_store_url)] | None = Field(
         default=None,
         description="Target of `scanlake publish`: file://, or s3://, gs://, az:// (with `pip install obstore`).",
         examples=["s3://bucket/lake"],
@@ -189,13 +196,13 @@ class Settings(BaseSettings):
         "With several sources: -NAME before the extension.",
         examples=["/var/lib/node_exporter/scanlake.prom"],
     )
-    on_failure: str | None = Field(
+    on_failure: Annotated[str, AfterValidator(setting_checks.check_command)] | None = Field(
         default=None,
         description="Command that runs once per kind of failure and once after recovery, without a shell. "
         "It receives variables SCANLAKE_ALERT_*.",
         examples=["/usr/local/bin/page-operator scanlake"],
     )
-    notify_url: SecretStr | None = Field(
+    notify_url: Annotated[SecretStr | None, AfterValidator(setting_checks.check_notify_url)] = Field(
         default=None,
         description="URL that receives (POST) the same alerts and every success as JSON. Must be https, except on "
         "this machine.",
@@ -213,48 +220,6 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Accept only arguments, so that no test and no import reads the environment by accident."""
         return (init_settings,)
-
-    @field_validator("base_url")
-    @classmethod
-    def _check_base_url(cls, url: str | None) -> str | None:
-        return None if url is None else setting_checks.check_base_url(url)
-
-    @field_validator("includes", mode="before")
-    @classmethod
-    def _parse_includes(cls, names: Any) -> Any:
-        return setting_checks.parse_includes(names)
-
-    @field_validator("includes")
-    @classmethod
-    def _sort_includes(cls, names: tuple[Include, ...]) -> tuple[Include, ...]:
-        return tuple(name for name in INCLUDES if name in names)
-
-    @field_validator("lake", mode="before")
-    @classmethod
-    def _check_path_has_no_pattern(cls, path: Any) -> Any:
-        return setting_checks.check_path_has_no_pattern(path)
-
-    @field_validator("publish_to")
-    @classmethod
-    def _check_publish_to(cls, url: str | None) -> str | None:
-        return None if url is None else parse_store_url(url)
-
-    @field_validator("proxy")
-    @classmethod
-    def _check_proxy(cls, url: str | None) -> str | None:
-        return None if url is None else validate_proxy_url(url)
-
-    @field_validator("on_failure")
-    @classmethod
-    def _check_on_failure(cls, command: str | None) -> str | None:
-        return None if command is None else setting_checks.check_command(command)
-
-    @field_validator("notify_url")
-    @classmethod
-    def _check_notify_url(cls, url: SecretStr | None) -> SecretStr | None:
-        if url is not None:
-            validate_url(url.get_secret_value().partition("?")[0])  # it can have a query
-        return url
 
     @model_validator(mode="after")
     def _check_publish_target(self) -> Self:
