@@ -42,6 +42,13 @@ class ValueType:
     sql: str
     convert: Callable[[object], object]
 
+    def convert_or_none(self, value: object) -> Any:
+        """Return the converted value, None if the value does not fit."""
+        try:
+            return self.convert(value)
+        except TypeMismatchError:
+            return None
+
     def __get_pydantic_core_schema__(self, _source: Any, _handler: Any) -> core_schema.CoreSchema:
         """Return a pydantic schema that uses the converter."""
         return core_schema.no_info_plain_validator_function(self.convert)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from pydantic import ValidationError
@@ -19,14 +19,13 @@ from pipeline.client.json_scan import JsonScanError, split_members
 from pipeline.client.pagination import PAGINATION_KEYS, PageInfo, parse_page_info
 from pipeline.errors import AuthenticationError, ProtocolError
 from schemas.json_decode import InvalidJsonError, decode_json
-from schemas.timestamps import parse_instant, parse_instant_cached
-from schemas.value_types import ID, INSTANT, TypeMismatchError
+from schemas.timestamps import parse_instant_cached
+from schemas.value_types import ID, INSTANT
 from schemas.wire import File
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from schemas.value_types import ValueType
 
 _CANONICAL_ID: Final = re.compile(rb'"?(0|-?[1-9]\d{0,17})"?')
 _BOM: Final = b"\xef\xbb\xbf"
@@ -124,24 +123,7 @@ class _RawIdentity(msgspec.Struct):
         return _parse_id(bytes(self.id)), _parse_id(bytes(self.file_id)), _parse_timestamp(bytes(self.updated_at))
 
 
-_Id = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-
-
-class _TypedIdentity(msgspec.Struct):
-    """Fast path: identity fields as nearly every service sends them. Other types are parsed by `_RawIdentity`."""
-
-    id: _Id
-    file_id: _Id | None = None
-    updated_at: str | None = None
-
-    @property
-    def instant(self) -> int | None:
-        """The timestamp in microseconds."""
-        return None if self.updated_at is None else parse_instant_cached(self.updated_at)
-
-
 _decode_raw_identity: Final = msgspec.json.Decoder(_RawIdentity).decode
-_decode_typed_identity: Final = msgspec.json.Decoder(_TypedIdentity).decode
 _decode_items: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _PageBody: Final = msgspec.defstruct(
     "_PageBody",
@@ -202,13 +184,6 @@ def parse_detail(response: Response, file_id: int) -> Detail | NotFound:
 
 
 def _parse_file(body: bytes, file_id: int, label: str) -> Detail | NotFound:
-    try:
-        typed = _decode_typed_identity(body)
-    except (msgspec.MsgspecError, RecursionError):
-        pass
-    else:
-        if file_id in {typed.id, typed.file_id}:
-            return Detail(typed.id, typed.file_id, typed.instant, body)
     identity = _read_identity(body)
     if identity is not None and not bytes(identity.id) and (data := bytes(identity.data).strip()):
         if _empty_value(data) is None:
@@ -371,12 +346,6 @@ def _read_identity(raw: bytes) -> _RawIdentity | None:
 
 def _parse_list_item(raw: bytes) -> ListItem:
     try:
-        typed = _decode_typed_identity(raw)
-    except (msgspec.MsgspecError, RecursionError):
-        pass
-    else:
-        return ListItem(typed.id, typed.file_id, typed.instant, raw)
-    try:
         identity = _read_identity(raw)
     except AttemptError:
         identity = None
@@ -387,18 +356,12 @@ def _parse_list_item(raw: bytes) -> ListItem:
 
 def _parse_id(raw: bytes) -> int | None:
     match = _CANONICAL_ID.fullmatch(raw)
-    return _convert(raw, ID) if match is None else int(match[1])
+    number: int | None = ID.convert_or_none(decode_value(raw)) if match is None else int(match[1])
+    return number
 
 
 def _parse_timestamp(raw: bytes) -> int | None:
     if raw[:1] == b'"' and b"\\" not in raw and raw.isascii():
-        return parse_instant(raw[1:-1].decode())
-    return _convert(raw, INSTANT)
-
-
-def _convert(raw: bytes, kind: ValueType) -> int | None:
-    try:
-        value = kind.convert(decode_value(raw))
-    except TypeMismatchError:
-        return None
-    return value if isinstance(value, int) else None
+        return parse_instant_cached(raw[1:-1].decode())
+    instant: int | None = INSTANT.convert_or_none(decode_value(raw))
+    return instant

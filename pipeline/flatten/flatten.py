@@ -13,6 +13,7 @@ from pipeline.flatten.rows import Misfit, TableBuilder, build_misfit_table
 from schemas import tables, value_types
 from schemas.file_versions import FileVersion, Reject
 from schemas.json_decode import InvalidJsonError, decode_json
+from schemas.value_types import ID, TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
@@ -162,7 +163,11 @@ class _RowCollector:
         submission = parse_submission(submit)
         header = submission.header
         self.rows["form_submits"].add(header, file_id, position, fetched, also=submission.unexpected)
-        parents = (_to_text(header.get("id")), position, _to_id(header.get("form_id")))
+        parents = (
+            TEXT.convert_or_none(header.get("id")),
+            position,
+            ID.convert_or_none(header.get("form_id")),
+        )
         add = self.rows["form_answers"].add
         for index, answer in enumerate(submission.answers):
             add(answer, file_id, *parents, index, fetched)
@@ -173,7 +178,11 @@ class _RowCollector:
             digest = self._add_definition(definition, file_id, fetched)
         elif definition is not None:
             unexpected["workflow"] = definition
-        owner = (file_id, _to_id(run.get("id")), _to_id(run.get("workflow_id")))
+        owner = (
+            file_id,
+            ID.convert_or_none(run.get("id")),
+            ID.convert_or_none(run.get("workflow_id")),
+        )
         for index, step in _get_child_objects("workflow_run_steps", run, unexpected):
             self._add_run_step(step, owner, index, fetched)
         self.rows["workflow_runs"].add(run, file_id, digest, position, fetched, also=unexpected)
@@ -196,7 +205,10 @@ class _RowCollector:
         self, items: list[Any], step: JsonObject, owner: tuple[int, int | None, int | None], fetched: int
     ) -> None:
         file_id, run_id, _ = owner
-        step_id, entity_type = _to_id(step.get("id")), _to_text(step.get("entity_type"))
+        step_id, entity_type = (
+            ID.convert_or_none(step.get("id")),
+            TEXT.convert_or_none(step.get("entity_type")),
+        )
         add = self.rows["workflow_run_step_items"].add
         for number, entity in enumerate(items):
             add({"entity_id": entity}, file_id, run_id, step_id, entity_type, number, fetched)
@@ -242,22 +254,6 @@ def _get_mismatched_file_id(child: JsonObject, own_ids: set[str]) -> JsonObject:
     """Return the child's `file_id` if it names another file, else nothing."""
     named_id = child.get("file_id")
     return {} if named_id is None or str(named_id) in own_ids else {"file_id": named_id}
-
-
-def _to_id(value: Any) -> int | None:
-    try:
-        converted = value_types.ID.convert(value)
-    except value_types.TypeMismatchError:
-        return None
-    return converted if isinstance(converted, int) else None
-
-
-def _to_text(value: Any) -> str | None:
-    try:
-        converted = value_types.TEXT.convert(value)
-    except value_types.TypeMismatchError:
-        return None
-    return converted if isinstance(converted, str) else None
 
 
 # Workflow definitions: every run embeds its definition; the lake stores definitions with equal content once.

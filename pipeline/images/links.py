@@ -16,7 +16,7 @@ from pipeline.crawl.details import detail_for_key
 from pipeline.lake.image_records import ImageKey, ImageKind
 from schemas.json_decode import InvalidJsonError, decode_json
 from schemas.timestamps import SECOND, parse_instant
-from schemas.value_types import ID, TypeMismatchError
+from schemas.value_types import ID
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,12 +105,5 @@ class LinkRenewer:
         uploads = document.get("uploads") if isinstance(document, dict) else None
         if not isinstance(uploads, list):
             return NoLink("its link has expired, and the answer for its file has no uploads", is_not_found=False)
-        return {number: upload for upload in uploads if (number := _id_of(upload)) is not None}
-
-
-def _id_of(upload: Any) -> int | None:
-    try:
-        number = ID.convert(upload.get("id") if isinstance(upload, dict) else None)
-    except TypeMismatchError:
-        return None
-    return number if isinstance(number, int) else None
+        by_id = {ID.convert_or_none(upload.get("id")): upload for upload in uploads if isinstance(upload, dict)}
+        return {number: upload for number, upload in by_id.items() if number is not None}
