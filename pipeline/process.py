@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from pipeline.errors import RunInterrupted
 from pipeline.stop_signals import STOP_SIGNALS
@@ -23,12 +23,28 @@ with contextlib.suppress(ImportError):  # uvloop does not exist for every platfo
     _new_loop = uvloop.new_event_loop
 
 _Result = TypeVar("_Result")
+_RESPONSE_SECONDS: Final = 5.0  # a run that must stop waits so long for the response to a call in flight
 
 
 def run_async(work: Coroutine[Any, Any, _Result]) -> _Result:
     """Run `work`. The first of `STOP_SIGNALS` cancels it; complete batches are committed, then `RunInterrupted`."""
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         return runner.run(_cancel_on_signal(work))
+
+
+async def await_response(call: Coroutine[Any, Any, _Result], on_stop: Callable[[_Result | None], object]) -> _Result:
+    """Return the response to a call that must not be repeated. On cancellation `on_stop` gets the response in time.
+
+    It gets None without one, and must not wait: a second cancellation would lose the response.
+    """
+    task = asyncio.ensure_future(call)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        done, _ = await asyncio.wait({task}, timeout=_RESPONSE_SECONDS)
+        on_stop(task.result() if done and not task.cancelled() and task.exception() is None else None)
+        task.cancel()
+        raise
 
 
 class ThreadRun(Generic[_Result]):

@@ -24,6 +24,7 @@ from pipeline.crawl.models import parse_reference
 from pipeline.errors import LakeLockedError, ScanlakeError, SettingsError
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.request_log import ShareRecord, ShareState
+from pipeline.process import await_response
 from schemas.requests import FileQuery, ShareRequest
 from schemas.timestamps import parse_instant, to_datetime
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from pipeline.client.client import Client
+    from pipeline.client.protocol import Share
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.request_log import RequestLog
 
@@ -40,7 +42,6 @@ FIELDS: Final = ("reference", "customer_reference", "expires", "language", "dl",
 _DATE_LENGTH: Final = len("2026-01-31")
 _LOCK_NAME: Final = "SHARES.LOCK"
 _MAX_COUNTED_FILES: Final = 50
-_STOP_GRACE_SECONDS: Final = 5.0  # a run that must stop waits so long for the response to the call in flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,18 +207,14 @@ class ShareRun:
 
     async def _create(self, request: ShareRequest, number: int) -> str:
         """Request the share. A run that must stop waits for the response, so that the outcome is known."""
-        call = asyncio.ensure_future(self._client.create_share(request))
-        try:
-            return (await asyncio.shield(call)).url
-        except asyncio.CancelledError:
-            done, _ = await asyncio.wait({call}, timeout=_STOP_GRACE_SECONDS)
-            # Recorded without an await: a second cancellation must not lose the response.
-            if done and not call.cancelled() and call.exception() is None:
-                self._request_log.finish_share(number, ShareState.CREATED, url=call.result().url)
+
+        def record(link: Share | None) -> None:
+            if link is not None:
+                self._request_log.finish_share(number, ShareState.CREATED, url=link.url)
             else:
                 self._request_log.finish_share(number, ShareState.UNKNOWN, error="stopped before the response")
-            call.cancel()
-            raise
+
+        return (await await_response(self._client.create_share(request), record)).url
 
     async def _finish(
         self, record: ShareRecord, number: int, state: ShareState, *, url: str | None = None, error: str | None = None

@@ -17,6 +17,7 @@ import structlog
 from pipeline.client.errors import OutcomeUnknownError, RequestRejectedError, RetriesExhaustedError
 from pipeline.errors import AuthenticationError, ScanlakeError, ServiceUnavailableError, SettingsError
 from pipeline.lake.request_log import FileConfirmation, OrderState
+from pipeline.process import await_response
 from pipeline.reports.confirmation import FileAbsence
 from schemas.requests import ReportRequest
 from schemas.timestamps import SECOND, now_us
@@ -36,7 +37,6 @@ _MAX_CONFIRMATION_AGE: Final = 300 * SECOND  # between the confirmation of a fil
 _MAX_ORDERS_PER_BATCH: Final = 2  # in one run; the second one only if the response to the first was lost
 _MAX_CONSECUTIVE_UNKNOWN: Final = 3  # batches without a usable response before the run stops
 _MAX_REJECTIONS: Final = 20  # equal rejections, without one accepted order, before the run stops
-_STOP_GRACE_SECONDS: Final = 5.0  # a run that must stop waits so long for the response to the order in flight
 _AT_ONCE_SECONDS: Final = 1.0  # an answer within these comes before its report is made
 _QUICK_SECONDS: Final = 60.0  # for the answer to an order, once the service has answered one at once
 _ORDER_AGAIN_HINT: Final = "Run the same command again later to order these reports again; everything else is kept."
@@ -152,17 +152,13 @@ class BatchOrderer:
         state = self._state
         # A service may make the report before it answers.
         timeout = _QUICK_SECONDS if self._answers_at_once else max(_QUICK_SECONDS, state.run_options.timeout_seconds)
-        sending = asyncio.ensure_future(state.client.order_report(request, timeout_seconds=timeout))
-        try:
-            return await asyncio.shield(sending)
-        except asyncio.CancelledError:
-            done, _ = await asyncio.wait({sending}, timeout=_STOP_GRACE_SECONDS)
-            if done and not sending.cancelled() and sending.exception() is None:
-                # Without an await: a second cancellation, from a failed download, must not lose the response.
-                url = sending.result().url
-                state.request_log.update(state.job, order, state=OrderState.ORDERED, url=url, ordered_at=now_us())
-            sending.cancel()
-            raise
+
+        def record(response: ReportOrder | None) -> None:
+            if response is not None:
+                changes = {"state": OrderState.ORDERED, "url": response.url, "ordered_at": now_us()}
+                state.request_log.update(state.job, order, **changes)
+
+        return await await_response(state.client.order_report(request, timeout_seconds=timeout), record)
 
     async def _split_rejected(self, batch: ReportBatch, reason: str) -> Sequence[ReportBatch]:
         """Split a rejected batch into halves to find the file that causes the rejection. Return them."""
