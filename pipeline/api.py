@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from pipeline.child_commands import create_child_error, run_command, write_line
 from pipeline.config import token_variable
-from pipeline.lake.reader import fetch_dicts, open_catalog
+from pipeline.lake.reader import fetch_catalog_columns, fetch_dicts, open_catalog
 from pipeline.lake.user_query import check_query, translate_query_errors
 from pipeline.process import ThreadRun
 from pipeline.settings import PREFIX, Settings
@@ -49,13 +49,7 @@ class OpenLake:
 
     def tables(self) -> dict[str, str]:
         """Return the comment of each table and view by its name; those of `meta` have the schema in front."""
-        rows = fetch_dicts(
-            self._db,
-            "SELECT table_schema, table_name, coalesce(TABLE_COMMENT, '') AS comment FROM information_schema.tables"
-            " WHERE table_schema IN ('main', 'meta') AND NOT starts_with(table_name, '_') ORDER BY ALL",
-        )
-        prefixes = {"main": "", "meta": "meta."}
-        return {f"{prefixes[row['table_schema']]}{row['table_name']}": row["comment"] for row in rows}
+        return {row["name"]: row["comment"] for row in fetch_catalog_columns(self._db)}
 
     def freshness(self) -> dict[str, Any]:
         """Return the row of `meta.freshness`: the snapshot, its watermark and age, and counts of files."""

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Self
 
 from pipeline.child_commands import run_maintenance
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, ScanlakeError
 from pipeline.lake.layout import LakeLayout
-from pipeline.lake.models import LakeProperties, PublishRecord
+from pipeline.lake.models import PublishRecord
 from pipeline.lake.reader import open_ledger_readonly
 from pipeline.process import run_async
 from pipeline.settings import Settings
@@ -16,13 +17,20 @@ from schemas.timestamps import to_datetime
 
 @dataclass(frozen=True, slots=True)
 class PublishOutcome:
-    """A publish after another command. `problem` is None if the target has everything."""
+    """The last publish. `problem` is None if the target has everything; `failures` are consecutive."""
 
     target: str | None
     snapshot: int | None
     published_at: datetime | None
     problem: str | None
     failures: int
+
+    @classmethod
+    def from_record(cls, record: PublishRecord) -> Self:
+        """Return what the ledger knows of the last publish."""
+        at = record["published_at"]
+        published_at = None if at is None else to_datetime(at)
+        return cls(record["target"], record["snapshot"], published_at, record["problem"], record["failures"])
 
 
 def publish_in_subprocess(context: CommandContext, settings: Settings, target: str | None = None) -> PublishOutcome:
@@ -35,23 +43,16 @@ def publish_in_subprocess(context: CommandContext, settings: Settings, target: s
         is_done = child.code in {ExitCode.OK, ExitCode.LOCKED}
         problem = None if is_done else child.message or f"Exit code {child.code}."
         return PublishOutcome(url, None, None, problem, (before["failures"] if before else 0) + (problem is not None))
-    at = record["published_at"]
-    published_at = None if at is None else to_datetime(at)
-    return PublishOutcome(record["target"], record["snapshot"], published_at, record["problem"], record["failures"])
+    return PublishOutcome.from_record(record)
 
 
 def read_publish_record(settings: Settings) -> PublishRecord | None:
     """Return the record of the last publish to object storage; None if there is none, or no readable ledger."""
-    properties = _read_properties(settings)
-    return None if properties is None else properties.remote_publish
-
-
-def _read_properties(settings: Settings) -> LakeProperties | None:
     layout = LakeLayout(settings.lake.absolute())
     if not layout.ledger.is_file():
         return None
     try:
         with open_ledger_readonly(layout) as ledger:
-            return ledger.properties
+            return ledger.properties.remote_publish
     except ScanlakeError:
         return None

@@ -19,14 +19,6 @@ from pipeline.text_tables import format_table
 
 GROUP: Final = "Set up"
 
-_ORIGIN_LABELS: Final = {
-    "default": "default",
-    "file": "settings file",
-    "source": "source's table",
-    "environment": "environment",
-    "flag": "flag",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class EffectiveSetting:
@@ -80,10 +72,7 @@ def run(
 
 def _format(effective: EffectiveSettings) -> str:
     source = f" Source {effective.source} of {', '.join(effective.sources)}." if effective.source else ""
-    rows = [
-        (name, _format_value(setting.value), _ORIGIN_LABELS[setting.origin])
-        for name, setting in effective.settings.items()
-    ]
+    rows = [(name, _format_value(setting.value), setting.origin) for name, setting in effective.settings.items()]
     table = format_table(("setting", "value", "origin"), rows, wraps={"value"})
     return f"Settings file: {effective.file or 'none'}.{source}\n{table}"
 

@@ -38,6 +38,7 @@ from pipeline.shares import (
     lock_shares,
     read_share_csv,
 )
+from pipeline.terminal_prompt import require_confirmation
 from pipeline.text_tables import format_table
 from schemas.requests import ShareRequest
 from schemas.timestamps import now_us
@@ -177,14 +178,12 @@ def _confirm(requests: Sequence[ShareRequest], *, yes: bool) -> None:
     recipients = pluralize(addresses, "recipient")
     if lists:
         recipients += f" and the recipients of {pluralize(lists, 'DL reference')}"
-    question = f"{pluralize(len(requests), 'link')} would be e-mailed to {recipients}."
+    links = pluralize(len(requests), "link")
     if yes:
-        sys.stderr.write(f"{pluralize(len(requests), 'link')} will be e-mailed to {recipients}.\n")
+        sys.stderr.write(f"{links} will be e-mailed to {recipients}.\n")
         return
-    if not sys.stdin.isatty():
-        raise SettingsError(f"{question} Nothing was shared.", hint="Add --yes to send them.")
-    if not typer.confirm(f"{question} Send them?", err=True):
-        raise SettingsError("Nothing was shared.", hint="Omit --send-email to create links without e-mail.")
+    refusal = f"{links} would be e-mailed to {recipients}. Nothing was shared."
+    require_confirmation("", f"E-mail {links} to {recipients}?", refusal=refusal)
 
 
 def _print_result(

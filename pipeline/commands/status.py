@@ -13,10 +13,11 @@ from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, ScanlakeError
 from pipeline.formatting import format_age, format_duration, format_instant, format_minute, format_path, pluralize
 from pipeline.lake.live_state import LiveState, read_live_state
-from pipeline.lake.models import PublishRecord
+from pipeline.lake.models import RunRecord
 from pipeline.lake.reader import fetch_dicts, has_catalog, open_catalog
 from pipeline.logs import to_one_line
 from pipeline.monitoring.failures import Failures, find_failures
+from pipeline.publish_after_run import PublishOutcome
 from pipeline.results import to_json_value
 from pipeline.text_tables import format_table
 from schemas.tables import TABLES
@@ -91,18 +92,6 @@ class RunningStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class PublishStatus:
-    """The last publish to object storage; `failures` are consecutive."""
-
-    target: str
-    snapshot: int | None
-    published_at: datetime | None
-    tried_at: datetime
-    problem: str | None
-    failures: int
-
-
-@dataclass(frozen=True, slots=True)
 class RejectedFiles:
     """The rejects of one reason, with the first ids."""
 
@@ -122,7 +111,7 @@ class LakeStatus:
     base_url: str | None
     freshness: Freshness
     lacks_rows: bool | None
-    publish: PublishStatus | None
+    publish: PublishOutcome | None
     tables: Mapping[str, int]
     running: RunningStatus | None
     paused_at_snapshot: int | None
@@ -212,20 +201,18 @@ def _update(status: LakeStatus, state: LiveState, runs: int) -> LakeStatus:
         base_url=properties.source,
         freshness=freshness,
         lacks_rows=properties.has_unpublished_rows,
-        publish=_describe_publish(properties.remote_publish),
+        publish=None if (last := properties.remote_publish) is None else PublishOutcome.from_record(last),
         running=_describe_running(state),
         paused_at_snapshot=None if (pause := properties.rollback_pause) is None else pause["to"],
         interrupted=interrupted,
         was_verified=freshness.last_verify_at is not None or state.was_verified,
-        runs=[RunStatus(**_convert_instants(asdict(run))) for run in state.runs[:runs]],
+        runs=[_describe_run(run) for run in state.runs[:runs]],
     )
 
 
-def _describe_publish(record: PublishRecord | None) -> PublishStatus | None:
-    if record is None:
-        return None
-    values = _convert_instants(record)
-    return PublishStatus(**{field.name: values[field.name] for field in fields(PublishStatus)})
+def _describe_run(run: RunRecord) -> RunStatus:
+    instants = {name: _to_instant(getattr(run, name)) for name in ("started_at", "ended_at", "watermark")}
+    return RunStatus(**asdict(run) | instants)
 
 
 def _describe_running(state: LiveState) -> RunningStatus | None:
@@ -236,12 +223,6 @@ def _describe_running(state: LiveState) -> RunningStatus | None:
     if (progress := state.progress) is None:
         return running
     return replace(running, done=progress["done"], total=progress["total"], eta_seconds=progress["eta_seconds"])
-
-
-def _convert_instants(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the ledger with datetimes for microseconds."""
-    names = ("started_at", "ended_at", "watermark", "published_at", "tried_at")
-    return {name: _to_instant(value) if name in names else value for name, value in values.items()}
 
 
 def _to_instant(micros: int | None) -> datetime | None:

@@ -206,7 +206,7 @@ async def test_a_terminal_prompts_before_emails(tmp_path: Path, answer: bytes, c
         finally:
             os.close(ours)
             os.close(theirs)
-        assert "1 link would be e-mailed to 1 recipient. Send them?" in err
+        assert "E-mail 1 link to 1 recipient?" in err
         assert (found, len(emulator.emails), len(emulator.shares.by_secret)) == (code, sent, sent)
 
 
