@@ -32,7 +32,7 @@ def create_client(
     options = replace(
         _create_options(settings, settings.max_concurrency),
         max_requests_per_second=settings.max_requests_per_second,
-        max_attempts=MAX_ATTEMPTS if max_attempts is None else max_attempts,
+        max_attempts=max_attempts or MAX_ATTEMPTS,
         token_location=settings.token_location,
     )
     limits = LearnedLimits(**learned) if learned else None
@@ -47,6 +47,7 @@ def create_image_client(settings: Settings, token: str) -> ImageClient:
 def _create_options(settings: Settings, max_concurrency: int) -> ClientOptions:
     return ClientOptions(
         max_concurrency=_limit_to_open_files(max_concurrency),
+        max_attempts=MAX_ATTEMPTS,
         total_deadline_seconds=settings.request_timeout_seconds,
         attempt_timeout_seconds=min(_MAX_ATTEMPT_TIMEOUT_SECONDS, settings.request_timeout_seconds),
         proxy=settings.proxy,

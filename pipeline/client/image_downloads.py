@@ -15,30 +15,25 @@ _MAX_BYTES: Final = 100 * 1024**2  # of one picture; a larger one is refused
 _HEAD_BYTES: Final = 32  # the longest start by which types differ
 _INVALID_LINK_STATUSES: Final = frozenset({400, 401, 403, 404, 410})
 """Answers of signed links that expired, and of pictures that no longer exist. Object stores answer 400, 403 or 404."""
-_UNSPECIFIC: Final = frozenset(
-    {"", "application/octet-stream", "binary/octet-stream", "application/x-download", "application/force-download"}
-)
 
 
 @dataclass(frozen=True, slots=True)
 class ImageType:
-    """A type of pictures: its MIME type, other names of it, and the extension of its files."""
+    """A type of pictures: its MIME type, and the extension of its files."""
 
     mime: str
     extension: str
-    aliases: frozenset[str] = frozenset()
 
 
-_JPEG: Final = ImageType("image/jpeg", "jpg", frozenset({"image/jpg", "image/pjpeg", "image/mpo"}))
-_PNG: Final = ImageType("image/png", "png", frozenset({"image/x-png", "image/apng"}))
+_JPEG: Final = ImageType("image/jpeg", "jpg")
+_PNG: Final = ImageType("image/png", "png")
 _GIF: Final = ImageType("image/gif", "gif")
 _WEBP: Final = ImageType("image/webp", "webp")
-_TIFF: Final = ImageType("image/tiff", "tif", frozenset({"image/tif", "image/x-tiff", "image/x-adobe-dng"}))
-_BMP: Final = ImageType("image/bmp", "bmp", frozenset({"image/x-ms-bmp", "image/x-bmp"}))
-_HEIC: Final = ImageType("image/heic", "heic", frozenset({"image/heif", "image/heic-sequence", "image/heif-sequence"}))
+_TIFF: Final = ImageType("image/tiff", "tif")
+_BMP: Final = ImageType("image/bmp", "bmp")
+_HEIC: Final = ImageType("image/heic", "heic")
 _AVIF: Final = ImageType("image/avif", "avif")
-_PDF: Final = ImageType("application/pdf", "pdf", frozenset({"application/x-pdf"}))
-IMAGE_TYPES: Final = (_JPEG, _PNG, _GIF, _WEBP, _TIFF, _BMP, _HEIC, _AVIF, _PDF)
+_PDF: Final = ImageType("application/pdf", "pdf")
 _STARTS: Final = (
     (b"\xff\xd8\xff", _JPEG),
     (b"\x89PNG\r\n\x1a\n", _PNG),
@@ -152,20 +147,9 @@ class ImageDownload:
         named = (response.header("Content-Type") or "").partition(";")[0].strip().lower()
         if image_type is None:
             return RefusedImage(f"no picture: its content is of no known type, {_describe(named)}")
-        if contradicts(named, image_type):
-            return RefusedImage(f"its content is {image_type.mime}, {_describe(named)}")
         if self._written == 0:
             self._put(self._head)
         return DownloadedImage(self._written, image_type)
-
-
-def contradicts(named: str, image_type: ImageType) -> bool:
-    """Return whether the answer names another type than its content has. An unknown image type proves nothing."""
-    if named in _UNSPECIFIC or named == image_type.mime or named in image_type.aliases:
-        return False
-    if any(named == other.mime or named in other.aliases for other in IMAGE_TYPES):
-        return True
-    return not named.startswith("image/")
 
 
 def _describe(named: str) -> str:

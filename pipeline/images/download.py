@@ -15,7 +15,7 @@ from pipeline.client.factory import create_client, create_image_client
 from pipeline.client.image_downloads import DownloadedImage, ImageAnswer, InvalidLink, RefusedImage
 from pipeline.errors import ServiceUnavailableError
 from pipeline.formatting import pluralize
-from pipeline.images.links import LinkRenewer, NoLink, parse_expiry
+from pipeline.images.links import LinkRenewer, NoLink
 from pipeline.images.storing_pool import MAX_WORKERS
 from pipeline.lake.image_files import remove_files
 from pipeline.lake.image_records import ImageRecord, ImageState
@@ -156,11 +156,9 @@ class ImageDownloader:
 
     async def _try_links(self, item: WorkItem, file: IncomingFile) -> ImageAnswer | NoLink:
         """Return the answer to the lake's link or, if that has expired, to a new one."""
-        expiry = parse_expiry(item.url)
-        if expiry is None or expiry > time.time():
-            answer = await self._download(item.url, file)
-            if not isinstance(answer, InvalidLink):
-                return answer
+        answer = await self._download(item.url, file)
+        if not isinstance(answer, InvalidLink):
+            return answer
         new_link = await self._renewer.renew(item.key)
         if isinstance(new_link, NoLink):
             return new_link

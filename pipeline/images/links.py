@@ -1,21 +1,17 @@
-"""Links to pictures: whether one has expired by its own query, and a new one from the service."""
+"""Links to pictures: a new one from the service, for one that has expired."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import OrderedDict
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote_plus
 
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import NotFound
 from pipeline.crawl.details import detail_for_key
 from pipeline.lake.image_records import ImageKey, ImageKind
 from schemas.json_decode import InvalidJsonError, decode_json
-from schemas.timestamps import SECOND, parse_instant
 from schemas.value_types import ID
 
 if TYPE_CHECKING:
@@ -25,36 +21,8 @@ if TYPE_CHECKING:
     from pipeline.crawl.models import Identity
 
 _MAX_KEPT_FILES: Final = 1_000  # whose links were read again; uploads of one file come one after the other
-_EXPIRY_KEYS: Final = ("expires", "expires_at", "expiry", "exp", "se")
-_PERIODS: Final = (("x-amz-date", "x-amz-expires"), ("x-goog-date", "x-goog-expires"))
-_EXPIRY_PARAMETER: Final = re.compile(
-    rf"&({'|'.join([*_EXPIRY_KEYS, *(key for period in _PERIODS for key in period)])})=([^&]+)", re.IGNORECASE
-)
-_EARLIEST: Final = 1_000_000_000  # seconds; a smaller number is a period, and no instant
-_LATEST: Final = 100_000_000_000
 LINK_KEYS: Final = {ImageKind.IMAGE: "image_url", ImageKind.THUMBNAIL: "image_thumb"}
 """The key of an upload that has the link, by kind."""
-
-
-def parse_expiry(url: str) -> float | None:
-    """Return when a signed link expires by its own query, in seconds since 1970; None without an instant."""
-    text = "&" + url.partition("#")[0].partition("?")[2]
-    query = {key.lower(): unquote_plus(value) for key, value in _EXPIRY_PARAMETER.findall(text)}
-    for begin, period in _PERIODS:
-        if begin in query and query.get(period, "").isdecimal():
-            try:
-                signed_at = datetime.strptime(query[begin], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
-                return (signed_at + timedelta(seconds=int(query[period]))).timestamp()
-            except (ValueError, OverflowError):
-                return None
-    return next((at for key in _EXPIRY_KEYS if (at := _parse_instant(query.get(key, ""))) is not None), None)
-
-
-def _parse_instant(text: str) -> float | None:
-    if text.isdecimal() and len(text) < len(str(_LATEST)) + 1:
-        return float(text) if int(text) >= _EARLIEST else None
-    instant = parse_instant(text) if text else None
-    return None if instant is None else instant / SECOND
 
 
 @dataclass(frozen=True, slots=True)
