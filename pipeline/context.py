@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger()
 _RUN_ADDRESS_BYTES: Final = 3_000_000_000  # a sync fails with 2 GB and works with 3; most of it is reserved, not used
-_NON_TTY_WIDTH: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,19 +240,21 @@ class LiveProgress(Progress):
         sys.stderr.flush()
 
     def _render(self) -> RenderableType:
-        """Return the lines with the phrases that fit the terminal's present width."""
-        width, total = self._console.width - 1, self._total
-        bar_width = min(max(width // 4, _BAR_WIDTH_RANGE[0]), _BAR_WIDTH_RANGE[1])
+        """Return the lines, each cut at the terminal's present width."""
+        total = self._total
         done, lines = (0, (["starting"],)) if self.last is None else (self.last.done, self.last.status_lines())
         percent = [f"{min(100 * done // total, 100)}%"] if total else []
         remaining = [f"{total - done:,} to go"] if total and done < total else []
         elapsed = f"{format_duration(int(time.monotonic() - self._started_at))} elapsed"
-        first = join_to_width([*percent, *lines[0], elapsed, *remaining], width - bar_width - 4)
+        bar_width = min(max(self._console.width // 4, _BAR_WIDTH_RANGE[0]), _BAR_WIDTH_RANGE[1])
         bar = ProgressBar(total, min(done, total or done), bar_width, pulse=not total, complete_style="green")
         grid = Table.grid(padding=(0, 1))
-        grid.add_row(self._spinner, bar, Text(first, no_wrap=True))
-        others = (f"  {join_to_width(line, width - 2)}" for line in lines[1:] if line)
-        return Group(grid, *(Text(line, no_wrap=True, overflow="crop") for line in others))
+        grid.add_row(self._spinner, bar, _format_line([*percent, *lines[0], elapsed, *remaining]))
+        return Group(grid, *(_format_line(line, indent="  ") for line in lines[1:] if line))
+
+
+def _format_line(phrases: Sequence[str], indent: str = "") -> Text:
+    return Text(indent + ", ".join(phrases), no_wrap=True, overflow="ellipsis")
 
 
 @dataclass(slots=True)
@@ -269,16 +271,6 @@ class RateEstimator:
             self._samples.popleft()
         first_at, first_done = self._samples[0]
         return (done - first_done) / (now - first_at) if now > first_at else 0.0
-
-
-def join_to_width(phrases: Sequence[str], width: int) -> str:
-    """Return the phrases that fit on one line, in order; a phrase is never cut."""
-    line = ""
-    for phrase in phrases:
-        longer = f"{line}, {phrase}" if line else phrase
-        if len(longer) <= width:
-            line = longer
-    return line
 
 
 def format_rate(

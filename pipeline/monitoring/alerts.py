@@ -42,11 +42,6 @@ class Alert:
     reason: str = ""
 
 
-def has_receiver(settings: Settings) -> bool:
-    """Return whether the settings have a receiver of alerts."""
-    return settings.on_failure is not None or settings.notify_url is not None
-
-
 async def send_alert(settings: Settings, alert: Alert, result: RunResult) -> bool:
     """Send the alert about a run; return whether all receivers took it. The command gets no success."""
     fields = _alert_fields(alert, result)

@@ -16,7 +16,6 @@ from pipeline.progress import (
     NullProgress,
     RateEstimator,
     create_progress,
-    join_to_width,
 )
 
 if TYPE_CHECKING:
@@ -78,18 +77,6 @@ def test_progress_as_text() -> None:
     assert [", ".join(line) for line in CrawlProgress(eta_seconds=61).status_lines()] == [
         "1m1s left, 0 files/s",
         "0 listed, 0 fetched",
-        "",
-    ]
-
-
-def test_phrases_that_do_not_fit_are_omitted() -> None:
-    """On a narrow terminal the less important phrases are missing, and none is cut."""
-    words = ["1,200 listed", "30 read", "1 rejects", "2 skipped"]
-    assert [join_to_width(words, width) for width in (60, 33, 21, 8, 3)] == [
-        "1,200 listed, 30 read, 1 rejects, 2 skipped",
-        "1,200 listed, 30 read, 1 rejects",
-        "1,200 listed, 30 read",
-        "30 read",
         "",
     ]
 
