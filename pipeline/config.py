@@ -161,7 +161,8 @@ def load_environment(base_url: str) -> Settings:
 
 def load_valid_settings_only(config: Path | None, overrides: Mapping[str, Any]) -> Settings:
     """Load only the settings that are valid, to diagnose further problems."""
-    layers = SettingsLayers(None, None, ())
+    flags = {name: value for name, value in overrides.items() if value is not None}
+    layers = SettingsLayers(None, None, (("environment", _read_environment({})), ("flag", flags)))
     with suppress(SettingsError):
         layers = load_layers(config, overrides)
     return layers.settings(ignore_invalid=True)

@@ -125,7 +125,7 @@ class Client:
             connector=aiohttp.TCPConnector(
                 limit=options.max_concurrency + SPARE_CONNECTIONS, ttl_dns_cache=_DNS_CACHE_SECONDS
             ),
-            headers={"Accept": "application/json", "Accept-Encoding": "gzip, deflate", **self._token_headers},
+            headers={"Accept": "application/json", "Accept-Encoding": "gzip", **self._token_headers},
         )
         self._downloader.open()
         return self

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _GZIP: Final = 16 + zlib.MAX_WBITS
-
-
-_DEFLATE: Final = zlib.MAX_WBITS
 _MAX_PART_BYTES: Final = 1_048_576
 
 
@@ -27,42 +24,33 @@ class BodyDecoder:
 
     def __init__(self, encoding: str) -> None:
         names = [name for part in encoding.split(",") if (name := part.strip().lower()) not in {"", "identity"}]
-        if len(names) > 1 or (names and names[0] not in {"gzip", "x-gzip", "deflate"}):
+        if len(names) > 1 or (names and names[0] not in {"gzip", "x-gzip"}):
             name = summarize_in_one_line(", ".join(names))
             raise AttemptError("encoding", f"a Content-Encoding that was not requested ({name})")
-        self._name = names[0] if names else "identity"
+        self._is_compressed = bool(names)
         self._stream: zlib._Decompress | None = None  # of the current gzip member
 
     def decode(self, part: bytes) -> Iterator[bytes]:
         """Yield the decoded bytes of a part, at most 1 MiB at a time."""
-        if self._name == "identity":
+        if not self._is_compressed:
             yield part
             return
         is_full = False  # then more of the output may be left in the decompressor
         while part or is_full:
-            if self._stream is None:
-                self._stream = zlib.decompressobj(self._find_window_bits(part))
-            elif self._stream.eof:
-                return  # bytes after the end of a deflate stream
+            self._stream = self._stream or zlib.decompressobj(_GZIP)
             try:
                 output = self._stream.decompress(part, _MAX_PART_BYTES)
             except zlib.error:
                 raise AttemptError("cut", "a compressed body that is damaged") from None
             yield output
             part, is_full = self._stream.unconsumed_tail, len(output) == _MAX_PART_BYTES
-            if self._stream.eof and self._name != "deflate":  # gzip allows several members in a row
+            if self._stream.eof:  # gzip allows several members in a row
                 part, is_full, self._stream = self._stream.unused_data, False, None
 
     def finish(self) -> None:
         """Raise `AttemptError` if the body ended before its stream."""
         if self._stream is not None and not self._stream.eof:
             raise AttemptError("cut", "a compressed body that is cut off")
-
-    def _find_window_bits(self, part: bytes) -> int:
-        if self._name != "deflate":
-            return _GZIP
-        # Some servers send the bare stream: the first byte of a zlib stream contains method 8.
-        return _DEFLATE if part[0] & 0x0F == 8 else -_DEFLATE
 
 
 def decode_body(body: bytes, encoding: str, *, max_bytes: int) -> bytes:

@@ -94,7 +94,7 @@ class Quirks:
     )
     report_host: Literal["same", "other-port"] = _option("same", "origin of report URLs")
     report_download_token: Literal["ignored", "required", "refused"] = _option("ignored", "token of a report request")
-    report_disposition: Literal["plain", "traversal", "absent"] = _option("plain", "Content-Disposition of a report")
+    report_disposition: Literal["plain", "traversal"] = _option("plain", "Content-Disposition of a report")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,10 +83,8 @@ class Reports:
             return _build_not_ready_response(quirks), False
         if report.body is None:
             report.body = report.render()
-        headers = {}
-        if quirks.report_disposition != "absent":
-            name = "../../../../tmp/owned.pdf" if quirks.report_disposition == "traversal" else report.filename
-            headers["Content-Disposition"] = f'attachment; filename="{name}"'
+        name = "../../../../tmp/owned.pdf" if quirks.report_disposition == "traversal" else report.filename
+        headers = {"Content-Disposition": f'attachment; filename="{name}"'}
         return Response(200, report.body, "application/pdf", headers), True
 
     def _create(self, order: _Order, quirks: Quirks) -> Report:

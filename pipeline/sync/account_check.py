@@ -13,7 +13,7 @@ from pipeline.lake.lookups import FileIdentity, read_identities
 from schemas.json_decode import InvalidJsonError, decode_json
 from schemas.requests import FileQuery
 from schemas.timestamps import SECOND, parse_instant
-from schemas.value_types import ID, TypeMismatchError
+from schemas.value_types import ID
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -118,11 +118,8 @@ def _second(instant: int | None) -> int:
 
 def _iter_upload_ids(uploads: Any) -> Iterable[int]:
     for upload in uploads if isinstance(uploads, list) else ():
-        try:
-            number = ID.convert(upload.get("id") if isinstance(upload, dict) else None)
-        except TypeMismatchError:
-            continue
-        if isinstance(number, int):
+        number = ID.convert_or_none(upload.get("id")) if isinstance(upload, dict) else None
+        if number is not None:
             yield number
 
 

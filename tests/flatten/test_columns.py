@@ -1,4 +1,4 @@
-"""Whole columns: what Arrow takes at once is what the judges take one by one."""
+"""Whole columns are what the judges make of each value."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from pipeline.flatten import columns
 from schemas import value_types
 from schemas.tables import Column
-from schemas.timestamps import parse_instant
 from schemas.value_types import TypeMismatchError, ValueType
 
 KINDS = (
@@ -70,19 +69,9 @@ def test_a_column_is_what_its_judge_says(kind: ValueType, values: list[Any]) -> 
     ]
 
 
-@given(st.lists(_TIMES, min_size=1, max_size=3))
-def test_arrow_reads_a_subset_of_the_moments(values: list[str]) -> None:
-    """Where Arrow's own parser takes texts, with or without offsets, the judge takes them as the same moments."""
-    try:
-        taken = columns._to_instants(values)
-    except columns._CONVERSION_ERRORS:
-        return
-    assert taken.cast(pa.int64()).to_pylist() == list(map(parse_instant, values))
-
-
 @pytest.mark.parametrize("edge", ["0000-01-01T00:00:00Z", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
 def test_moments_beyond_the_years_are_misfits(edge: str) -> None:
-    """Arrow reads moments before the year 1 and after 9999; Python and we do not, and their neighbours stay."""
+    """Moments before the year 1 and after 9999 are no instants, and their neighbours stay."""
     array, misfits = columns.build_column(_column(value_types.INSTANT), ["2023-12-11T15:02:51Z", edge])
     assert array.cast(pa.int64()).to_pylist() == [1_702_306_971_000_000, None]
     assert misfits == [(1, "not a timestamp")]
@@ -96,21 +85,3 @@ def test_a_column_without_values_keeps_its_type(kind: ValueType, values: list[An
     assert array.type == _column(kind).arrow
     assert not misfits
     assert array.null_count == (0 if values == [""] and kind in {value_types.TEXT, value_types.JSON} else len(values))
-
-
-@pytest.mark.parametrize(
-    ("kind", "values"),
-    [
-        (value_types.ID, [1, None, 2**63 - 1]),
-        (value_types.ID, ["1", "", None, "-7"]),
-        (value_types.INSTANT, ["2023-12-11T15:02:51+00:00", "", "2023-12-11T15:02:56.727000Z", None]),
-        (value_types.INSTANT, ["2023-12-11 15:02:51", "2023-12-11"]),
-        (value_types.BOOLEAN, [0, 1, None]),
-        (value_types.BOOLEAN, [True, None, False]),
-        (value_types.NUMBER, ["51.5", "", None]),
-        (value_types.TEXT, ["a", None, "\u00e9"]),
-    ],
-)
-def test_the_usual_spellings_go_at_once(kind: ValueType, values: list[Any]) -> None:
-    """Every spelling seen in the field is converted as a whole column, not value by value."""
-    columns._PLAIN[kind](values)
