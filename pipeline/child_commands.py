@@ -49,12 +49,17 @@ _DEFAULT_LIMITS: Final = ChildLimits()
 
 @dataclass(frozen=True, slots=True)
 class ChildResult:
-    """The end of a child: exit code (negative: the signal that killed it), JSON object, last line of stderr."""
+    """The end of a child: exit code (negative: the signal that killed it), standard output, last line of stderr."""
 
     code: int
-    output: Mapping[str, Any]
+    text: bytes
     last_line: str
     seconds: float
+
+    @property
+    def output(self) -> Mapping[str, Any]:
+        """The JSON object that the child printed; empty for anything else."""
+        return parse_json_object(self.text)
 
     @property
     def message(self) -> str:
@@ -91,7 +96,7 @@ async def run_command(
             raise
         finally:
             _, _, code = await end
-            result = ChildResult(code, parse_json_object(output.result()), lines.last, time.monotonic() - started)
+            result = ChildResult(code, output.result(), lines.last, time.monotonic() - started)
             if on_end is not None:
                 on_end(result)
     return result

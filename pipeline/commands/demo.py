@@ -5,6 +5,7 @@ import os
 import shlex
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -88,17 +89,17 @@ def run(
     del context
     started = time.monotonic()
     _reset_folder(folder)
-    run_id = run_async(_run_workflow(folder, files, seed))
+    run_async(_run_workflow(folder, files, seed))
     _print("\n5. The service is stopped. An analyst queries the lake:")
-    _run_queries(folder / "lake", run_id)
+    _run_queries(folder / "lake")
     _print(f"\nDone in {time.monotonic() - started:.1f} s. Open the lake:")
     for command in _suggest_commands(folder / "lake"):
         _print(f"  {shlex.join(command)}")
     return ExitCode.OK
 
 
-async def _run_workflow(folder: Path, files: int, seed: int) -> str:
-    """Run the commands on a lake in `folder` while an emulator runs. Return the id of the second sync."""
+async def _run_workflow(folder: Path, files: int, seed: int) -> None:
+    """Run the commands on a lake in `folder` while an emulator runs."""
     arguments = ("--port", "0", "--files", str(files), "--seed", str(seed), "--until-stdin-closes")
     limits = ChildLimits(seconds=_MAX_SECONDS)
     async with start_command(["emulator", *arguments], limits=limits) as emulator, aiohttp.ClientSession() as session:
@@ -106,32 +107,27 @@ async def _run_workflow(folder: Path, files: int, seed: int) -> str:
         if not line:
             raise ScanlakeError("The emulator did not start.", hint="Run `scanlake emulator` to see the cause.")
         service = _Service(**{name: json.loads(line)[name] for name in ("base_url", "token")}, session=session)
-        return await _show_workflow(service, folder, files)
+        await _show_workflow(service, folder, files)
 
 
-async def _show_workflow(service: _Service, folder: Path, files: int) -> str:
+async def _show_workflow(service: _Service, folder: Path, files: int) -> None:
     lake = folder / "lake"
     _print(f"A file service with {files:,} files runs at {service.base_url} (emulator, separate process).")
     _print("\n1. The first sync fetches everything: list, details, uploads, forms, fields, workflow runs.")
-    first = await _scanlake(service, lake, "sync", "--json")
-    _show_run(first)
+    await _scanlake(service, lake, "sync")
     _print("\n2. The service changes: 25 files updated, 12 created, 8 closed.")
     for change in _CHANGES:
         await service.change_world(change)
-    second = await _scanlake(service, lake, "sync", "--json")
-    _show_run(second)
-    first_calls, second_calls = first["requests"]["total"], second["requests"]["total"]
-    _print(f"   The first sync needed {first_calls:,} calls, this one {second_calls:,}.")
+    await _scanlake(service, lake, "sync")
     _print(
         "\n3. Five files are deleted in the service. An incremental list does not show deletions; verify detects them."
     )
     await service.change_world({"op": "delete", "n": 5})
-    _print_verification(await _scanlake(service, lake, "verify", "--json"))
+    await _scanlake(service, lake, "verify")
     _print("\n4. An auditor needs the PDFs of the closed files of the last 90 days, in a folder with a manifest.")
     where = "closed AND updated_at > utc_now() - INTERVAL 90 DAY"
-    selection = ("--where", where, "--out", str(folder / "audit"))
-    _print_report(await _scanlake(service, lake, "report", *selection, "--json"), folder)
-    return str(second["run_id"])
+    await _scanlake(service, lake, "report", "--where", where, "--out", str(folder / "audit"))
+    _print(f"   {folder / 'audit' / 'index.html'} lists the files; `sha256sum -c SHA256SUMS` verifies the folder.")
 
 
 def _suggest_commands(lake: Path) -> list[list[str]]:
@@ -167,8 +163,8 @@ def _reset_folder(folder: Path) -> None:
     (folder / _MARKER).touch()
 
 
-async def _scanlake(service: _Service, lake: Path, *arguments: str) -> Mapping[str, Any]:
-    """Run a command in a separate process, as a user does, and return its JSON."""
+async def _scanlake(service: _Service, lake: Path, *arguments: str) -> None:
+    """Run a command in a separate process, as a user does, and print its output without its log."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SCANLAKE_")}
     environment |= {
         "SCANLAKE_BASE_URL": service.base_url,
@@ -176,43 +172,14 @@ async def _scanlake(service: _Service, lake: Path, *arguments: str) -> Mapping[s
         "SCANLAKE_LAKE": str(lake),
     }
     _print(f"   $ scanlake {shlex.join(arguments)}")
-    result = await run_command(["--quiet", *arguments], variables=environment)
+    result = await run_command(arguments, variables=environment, on_line=lambda _: None)
     if result.code:
-        raise ScanlakeError(f"`scanlake {arguments[0]}` ended with exit code {result.code}.")
-    return result.output
+        raise ScanlakeError(f"`scanlake {arguments[0]}` ended with exit code {result.code}: {result.message}")
+    _print(textwrap.indent(result.text.decode(), "   ").rstrip())
 
 
-def _show_run(summary: Mapping[str, Any]) -> None:
-    requests = summary["requests"]
-    rate = summary["files_stored"] / max(summary["seconds"], 0.001)
-    _print(
-        f"   {summary['files_stored']:,} files fetched in {summary['seconds']:.1f} s ({rate:,.0f} files/s) with"
-        f" {requests['list']:,} list and {requests['detail']:,} detail calls."
-    )
-    _print(f"   Snapshot {summary['snapshot']}: everything updated before {summary['watermark']} is in the lake.")
-
-
-def _print_verification(result: Mapping[str, Any]) -> None:
-    _print(
-        f"   {result['deleted']} deleted, {result['missing']} missing, {result['stale']} stale;"
-        f" {result['files_in_service']:,} files in the service, {result['files_in_lake']:,} in the lake:"
-        f" {'consistent' if result['consistent'] else 'NOT consistent'}, {result['requests']['total']:,} calls."
-    )
-
-
-def _print_report(report: Mapping[str, Any], folder: Path) -> None:
-    _print(
-        f"   {report['delivered']:,} of {report['files']:,} files in {report['pdfs']:,} PDFs,"
-        " every file in exactly one."
-    )
-    _print(f"   {folder / 'audit' / 'index.html'} lists the files; `sha256sum -c SHA256SUMS` verifies the folder.")
-
-
-def _run_queries(lake: Path, run_id: str) -> None:
+def _run_queries(lake: Path) -> None:
     with open_read_only(lake / "catalog.duckdb") as db:
-        changed = "SELECT count(*) FROM files WHERE _run_id = ?"
-        ((count,),) = db.execute(changed, [run_id]).fetchall()
-        _print(f"   (the second sync fetched {count} files: the changed files and no others)")
         most_frequent = "SELECT name FROM fields GROUP BY name ORDER BY count(*) DESC, name LIMIT 1"
         name = "".join(row[0] for row in db.execute(most_frequent).fetchall()).replace("'", "''")
         for title, query in _DEMO_QUERIES:

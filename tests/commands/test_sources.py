@@ -222,7 +222,7 @@ async def test_sigterm_is_passed_on_and_waited_for(tmp_path: Path) -> None:
 def test_a_source_that_says_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that dies without a result is a line of its own, and counts as interrupted or failed."""
     assert sources_module._complete_output("north", None) == {"ok": False, "exit_code": 130}
-    killed = sources_module._complete_output("north", ChildResult(-9, {}, "", 0.1))
+    killed = sources_module._complete_output("north", ChildResult(-9, b"", "", 0.1))
     assert sources_module._describe(killed, str) == "ended with 130 and without a result"
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     assert sources_module.default_jobs() == 3
