@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Final
 
 from pipeline.formatting import format_bytes, pluralize
 from pipeline.logs import to_one_line
 from pipeline.progress import format_rate
 from pipeline.results import format_json_instant
-from schemas.timestamps import format_instant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,30 +80,29 @@ def _name_first(ids: Sequence[int]) -> str:
 
 def format_verification(result: VerifyResult) -> str:
     """Return the result of a verification."""
-    record = result.verification
-    repaired = "" if record.mode.startswith("check") else " (repaired)"
+    repaired = "" if result.mode.startswith("check") else " (repaired)"
     deleted = "deleted in the service" + (repaired and " (now in deleted_files)")
-    details = pluralize(record.details_checked, "file")
+    details = pluralize(result.details_checked, "file")
     counts = (
-        ("missing", record.missing, f"missing in the lake{repaired}"),
-        ("stale", record.stale, f"stale in the lake{repaired}"),
-        ("deleted", record.deleted, deleted),
-        ("unlisted", record.unlisted, "not in the list, but found by id (kept)"),
-        ("changed_meanwhile", record.changed_meanwhile, "updated during the verification"),
+        ("missing", result.missing, f"missing in the lake{repaired}"),
+        ("stale", result.stale, f"stale in the lake{repaired}"),
+        ("deleted", result.deleted, deleted),
+        ("unlisted", result.unlisted, "not in the list, but found by id (kept)"),
+        ("changed_meanwhile", result.changed_meanwhile, "updated during the verification"),
         (
             "details_differing",
-            record.details_differing,
+            result.details_differing,
             f"with different details under the same timestamp{repaired}, of {details} compared",
         ),
-        ("", record.unproven_windows, "windows without a consistent list"),
+        ("", result.unproven_windows, "windows without a consistent list"),
         ("", result.rejects, "rejects: files without details, or list items without an id (meta.rejects)"),
     )
-    ids = json.loads(record.ids)
+    ids = result.ids
     lines = [
-        f"{pluralize(record.files_in_service, 'file')} in the service's list, {record.files_in_lake:,} in the lake"
+        f"{pluralize(result.files_in_service, 'file')} in the service's list, {result.files_in_lake:,} in the lake"
     ]
     lines += [f"  {count:,} {meaning}{_name_first(ids.get(kind, ()))}" for kind, count, meaning in counts if count]
-    if record.details_checked and not record.details_differing:
+    if result.details_checked and not result.details_differing:
         lines.append(f"  details of {details} compared: no differences")
     if result.untimed:
         ids_alone = f"{result.uncompared:,} compared by their ids alone"
@@ -114,8 +111,8 @@ def format_verification(result: VerifyResult) -> str:
     if result.missing_includes:
         names = " and ".join(result.missing_includes)
         lines.append(f"  without {names}: left out of includes, and only the list has them; they are in no table")
-    verdict = "consistent" if record.consistent else "NOT consistent"
-    watermark = "-" if record.watermark is None else format_instant(record.watermark)
+    verdict = "consistent" if result.consistent else "NOT consistent"
+    watermark = "-" if result.watermark is None else format_json_instant(result.watermark)
     calls = pluralize(result.requests["total"], "call")
     basis = "ids" if result.untimed else "ids and update times"
     lines.append(f"{verdict} in {basis}, watermark {watermark}; {calls}")

@@ -24,7 +24,7 @@ from pipeline.run_summaries import format_sync_summary, format_verification
 from pipeline.settings import Settings, require_base_url
 from pipeline.sync.regular_verify import VerifyStopped, verify_if_due
 from pipeline.sync.sync import SyncSummary, TimeRange, sync
-from pipeline.sync.verify import VerifyReport, VerifyResult
+from pipeline.sync.verify import VerifyResult
 from pipeline.time_bounds import parse_range
 
 GROUP: Final = "Fetch data"
@@ -46,7 +46,7 @@ class SyncOutcome(SyncSummary):
     lake: LakeStats
     publish: PublishOutcome | None = None
     images: ImagesOutcome | None = None
-    verify: VerifyReport | VerifyStopped | None = None
+    verify: VerifyResult | VerifyStopped | None = None
 
 
 RESULT: Final = SyncOutcome
@@ -107,9 +107,8 @@ def _sync(
         verification = run_async(verify_if_due(lake, settings, token, summary, progress))
         must_compact, stats = is_compaction_due(lake), LakeStats.read_from(lake)
     values = {field.name: getattr(summary, field.name) for field in fields(summary)}
-    verified = verification.report() if isinstance(verification, VerifyResult) else verification
     outcome = replace(
-        SyncOutcome(**values, delta=delta, lake=stats, verify=verified),
+        SyncOutcome(**values, delta=delta, lake=stats, verify=verification),
         **_run_followers(context, settings, must_compact=must_compact),
     )
     result.result = to_json_value(outcome)

@@ -12,10 +12,10 @@ from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.process import run_async
 from pipeline.run_summaries import format_verification
 from pipeline.settings import require_base_url
-from pipeline.sync.verify import VerifyMode, VerifyReport, verify
+from pipeline.sync.verify import VerifyMode, VerifyResult, verify
 
 GROUP: Final = "Fetch data"
-RESULT: Final = VerifyReport
+RESULT: Final = VerifyResult
 
 
 def run(
@@ -53,7 +53,7 @@ def run(
     with open_writable_lake(settings, "verify") as lake:
         result = run_async(verify(lake, settings, token, mode, context.progress()))
     code = ExitCode.OK if result.consistent else ExitCode.REJECTS
-    return context.print_result(result.report(), format_verification(result), code)
+    return context.print_result(result, format_verification(result), code)
 
 
 def describe_source(result: Mapping[str, Any]) -> str:

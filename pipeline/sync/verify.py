@@ -71,37 +71,12 @@ class VerifyMode:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """Result of a verify; the object that `--json` prints. `missing_includes` were not compared: the lake has none.
+    """A verification: counts of files, the first ids of each kind of difference, and the calls that it took.
 
-    `untimed` files have no update time in the list, so their details are compared; `uncompared` are those without one.
+    `consistent`: lake and service agree, after the repair unless the mode was check only. `missing_includes` were not
+    compared: the lake has none. `rejects` are files whose details could not be fetched, and list items without a usable
+    id. `untimed` files have no update time in the list, so their details are compared; `uncompared` are those without.
     """
-
-    verification: VerificationRecord
-    requests: dict[str, int]
-    seconds: float
-    snapshot: int | None
-    missing_includes: tuple[str, ...] = ()
-    rejects: int = 0  # files whose details could not be fetched, and list items without a usable id
-    untimed: int = 0
-    uncompared: int = 0
-
-    @property
-    def consistent(self) -> bool:
-        """Whether lake and service agree (after the repair, unless the mode was check only)."""
-        return self.verification.consistent
-
-    def report(self) -> VerifyReport:
-        """Return the result with named instants and ids, as `--json` prints it."""
-        record = self.verification
-        values = asdict(record) | {name: getattr(self, name) for name in _RESULT_FIELDS}
-        at, mark = record.verified_at, record.watermark
-        instants = {"verified_at": to_datetime(at), "watermark": None if mark is None else to_datetime(mark)}
-        return VerifyReport(**values | instants | {"ids": json.loads(record.ids)})
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyReport:
-    """A verification: counts of files, the first ids of each kind of difference, and the calls that it took."""
 
     run_id: str
     verified_at: datetime
@@ -126,9 +101,6 @@ class VerifyReport:
     rejects: int
     untimed: int
     uncompared: int
-
-
-_RESULT_FIELDS: Final = (*("requests", "seconds", "snapshot", "missing_includes", "rejects", "untimed", "uncompared"),)
 
 
 async def verify(lake: Lake, settings: Settings, token: str, mode: VerifyMode, progress: Progress) -> VerifyResult:
@@ -391,13 +363,19 @@ class _Verify:
         counts = run.client.stats
         requests = {"list": counts.list, "detail": counts.detail, "total": counts.requests}
         seconds, missing = run.update_record("done").seconds, run.ledger.properties.missing_includes
+        at, watermark = verification.verified_at, verification.watermark
+        values = asdict(verification) | {
+            "verified_at": to_datetime(at),
+            "watermark": None if watermark is None else to_datetime(watermark),
+            "ids": json.loads(verification.ids),
+        }
         return VerifyResult(
-            verification,
-            requests,
-            seconds,
-            snapshot.snapshot,
-            missing,
-            rejects,
+            **values,
+            requests=requests,
+            seconds=seconds,
+            snapshot=snapshot.snapshot,
+            missing_includes=missing,
+            rejects=rejects,
             untimed=len(self._untimed),
             uncompared=self._uncompared,
         )

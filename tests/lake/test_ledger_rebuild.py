@@ -36,7 +36,7 @@ async def proven(emulator: Emulator, lake: Path, *, deep: float = 0.0) -> tuple[
     made = Settings(base_url=emulator.base_url, lake=lake)
     with Lake(lake, doing="verify") as held:
         proof = await verify(held, made, emulator.token, VerifyMode(deep=deep), NullProgress())
-    found = proof.verification
+    found = proof
     return proof.consistent and not (found.missing or found.stale or found.deleted), found.details_differing
 
 

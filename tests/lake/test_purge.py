@@ -119,7 +119,7 @@ async def test_nothing_of_it_is_found(tmp_path: Path, folded: bool) -> None:  # 
         with Lake(lake, doing="verify") as held:
             proof = await verify(held, made, emulator.token, VerifyMode(), NullProgress())
         assert proof.consistent
-        assert proof.verification.deleted == 0
+        assert proof.deleted == 0
     assert checked(lake, read_data=True).damage == []
     with closing(sqlite3.connect(lake / "ledger.sqlite")) as db:
         assert db.execute("SELECT * FROM purge").fetchall() == [

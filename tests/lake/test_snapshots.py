@@ -167,7 +167,7 @@ async def test_late_commits_come_back(tmp_path: Path) -> None:
         made = Settings(base_url=emulator.base_url, lake=lake)
         with Lake(lake, doing="verify") as held:
             proof = await verify(held, made, emulator.token, VerifyMode(), NullProgress())
-        assert proof.verification.missing == 1
+        assert proof.missing == 1
         rolled_back(lake, number)
         undo_rollback(lake)
         await synced(emulator, lake)

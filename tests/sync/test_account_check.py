@@ -102,7 +102,7 @@ async def test_everything_has_changed(tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match="none of 20 files"):
             await synced(emulator, lake)
         seen = await verified(emulator, lake, VerifyMode(check_only=True, accept_deletions=True))
-        assert (seen.verification.deleted, seen.consistent) == (FILES, False)
+        assert (seen.deleted, seen.consistent) == (FILES, False)
         await verified(emulator, lake, VerifyMode(accept_deletions=True))
         await synced(emulator, lake)
         with opened(lake) as db:

@@ -50,7 +50,7 @@ async def test_what_the_list_does_not_show_is_not_equal(tmp_path: Path, name: st
             print(refusal.message)
         else:
             assert not result.consistent
-            assert result.verification.unlisted
+            assert result.unlisted
     with opened(lake) as db:
         assert db.execute("SELECT count(*) FROM files").fetchone() == (FILES,)
 
@@ -77,7 +77,7 @@ async def test_a_few_unlisted_files_are_named(tmp_path: Path) -> None:
         emulator.lies = [Lie("list: all but the newest")]
         result = await verified(emulator, tmp_path / "lake", DRY)
     assert not result.consistent
-    assert len(result.report().ids["unlisted"]) == result.verification.unlisted > 0
+    assert len(result.ids["unlisted"]) == result.unlisted > 0
 
 
 async def test_an_unlisted_file_does_not_prevent_deletions(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ async def test_an_unlisted_file_does_not_prevent_deletions(tmp_path: Path) -> No
         assert "--accept-deletions" in refused.value.hint
         result = await verified(emulator, lake, VerifyMode(accept_deletions=True))
     assert not result.consistent
-    assert (result.verification.deleted, result.verification.unlisted) == (55, 1)
+    assert (result.deleted, result.unlisted) == (55, 1)
     with opened(lake) as db:
         assert db.execute("SELECT count(*) FROM files").fetchone() == (5,)
 

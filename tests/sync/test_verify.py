@@ -61,7 +61,7 @@ async def test_an_equal_lake_is_proven_cheaply(tmp_path: Path) -> None:
         await synced(emulator, tmp_path / "lake")
         proof = await verified(emulator, tmp_path / "lake")
     assert proof.consistent
-    assert proof.verification.files_in_service == proof.verification.files_in_lake == FILES
+    assert proof.files_in_service == proof.files_in_lake == FILES
     assert proof.requests["detail"] == 0
     assert proof.requests["list"] <= 6
     with opened(tmp_path / "lake") as db:
@@ -85,9 +85,9 @@ async def test_deletions_missing_and_stale(tmp_path: Path) -> None:
         proof = await verified(emulator, lake)
         truth = list(emulator.truth())
         again = await verified(emulator, lake)
-    found = proof.verification
+    found = proof
     assert (found.deleted, found.missing, found.stale, found.consistent) == (12, 5, 1, True)
-    assert (again.verification.deleted, again.verification.missing, again.verification.stale) == (0, 0, 0)
+    assert (again.deleted, again.missing, again.stale) == (0, 0, 0)
     with opened(lake) as db:
         assert differences(db, truth) == []
         rows = db.execute("SELECT file_id FROM deleted_files ORDER BY file_id").fetchall()
@@ -122,7 +122,7 @@ async def test_check_only_reports(tmp_path: Path) -> None:
         emulator.world.update(emulator.world.pick_random(7))
         forget(lake, *emulator.world.keys()[:3])
         proof = await verified(emulator, lake, VerifyMode(check_only=True))
-    found = proof.verification
+    found = proof
     assert not proof.consistent
     assert (found.deleted, found.missing) == (4, 3)
     assert found.changed_meanwhile >= 6  # those updated after the watermark; one may be among the forgotten
@@ -137,7 +137,7 @@ async def test_what_is_newer_than_the_watermark_changed_meanwhile(tmp_path: Path
         emulator.world.update(emulator.world.pick_random(9))
         proof = await verified(emulator, tmp_path / "lake", VerifyMode(check_only=True))
     assert proof.consistent
-    assert proof.verification.changed_meanwhile == 9
+    assert proof.changed_meanwhile == 9
 
 
 async def test_a_mass_deletion_stops(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ async def test_a_mass_deletion_stops(tmp_path: Path) -> None:
         with opened(lake) as db:
             assert db.execute("SELECT count(*) FROM files").fetchone() == (FILES,)
         proof = await verified(emulator, lake, VerifyMode(accept_deletions=True))
-    assert proof.verification.deleted == 60
+    assert proof.deleted == 60
     with opened(lake) as db:
         assert db.execute("SELECT count(*) FROM files").fetchone() == (FILES - 60,)
 
@@ -179,7 +179,7 @@ async def test_absence_needs_more_evidence(tmp_path: Path) -> None:
             for key in new:
                 ledger.execute("INSERT INTO file_version SELECT ?, 1, 0, 0, 0, x'', '', 1, NULL, ''", (key,))
         proof = await verified(emulator, lake)
-    assert (proof.verification.deleted, proof.verification.unlisted) == (0, 5)
+    assert (proof.deleted, proof.unlisted) == (0, 5)
     with Lake(lake, doing="test") as held:
         assert sum(1 for _ in held.ledger.iter_files()) == 125
 
@@ -196,9 +196,9 @@ async def test_deep_compares_contents(tmp_path: Path) -> None:
         deep = await verified(emulator, lake, VerifyMode(deep=1.0))
         again = await verified(emulator, lake, VerifyMode(deep=1.0))
         truth = list(emulator.truth())
-    assert plain.verification.details_differing == 0
-    assert (deep.verification.details_checked, deep.verification.details_differing) == (60, len(changed))
-    assert again.verification.details_differing == 0
+    assert plain.details_differing == 0
+    assert (deep.details_checked, deep.details_differing) == (60, len(changed))
+    assert again.details_differing == 0
     with opened(lake) as db:
         assert differences(db, truth) == []
 
@@ -210,7 +210,7 @@ async def test_a_rotating_share(tmp_path: Path) -> None:
         checked = 0
         for _ in range(4):
             proof = await verified(emulator, tmp_path / "lake", VerifyMode(deep=0.25))
-            checked += proof.verification.details_checked
+            checked += proof.details_checked
     assert checked == 60
 
 
@@ -230,7 +230,7 @@ async def test_every_way_of_being_gone(tmp_path: Path) -> None:
         for way in ways:
             emulator.set_quirks(not_found=way)
             emulator.world.delete(emulator.world.pick_random(3))
-            deleted[way] = (await verified(emulator, tmp_path / "lake")).verification.deleted
+            deleted[way] = (await verified(emulator, tmp_path / "lake")).deleted
     assert len(ways) == 10
     assert deleted == dict.fromkeys(ways, 3)
 
@@ -243,7 +243,7 @@ async def test_other_services(tmp_path: Path, profile: str) -> None:
         emulator.world.delete(emulator.world.pick_random(5))
         proof = await verified(emulator, tmp_path / "lake")
         truth = list(emulator.truth())
-    assert proof.verification.deleted == 5
+    assert proof.deleted == 5
     assert proof.consistent
     with opened(tmp_path / "lake") as db:
         assert differences(db, truth) == []
@@ -294,8 +294,8 @@ async def test_a_list_without_update_times_is_compared_by_details(tmp_path: Path
         changed = await verified(emulator, lake, mode)
         again = await verified(emulator, lake, mode)
         truth = list(emulator.truth())
-    assert (equal.consistent, equal.verification.details_checked, equal.untimed) == (True, 20, 20)
-    assert changed.verification.details_differing == 5
+    assert (equal.consistent, equal.details_checked, equal.untimed) == (True, 20, 20)
+    assert changed.details_differing == 5
     assert changed.consistent is again.consistent is not mode.check_only
     assert "20 without an update time in the list: compared by their details" in format_verification(changed)
     if not mode.check_only:
@@ -321,4 +321,4 @@ async def test_a_deep_verification_ignores_what_changed_meanwhile(tmp_path: Path
         emulator.world.update(emulator.world.pick_random(3))
         result = await verified(emulator, tmp_path / "lake", VerifyMode(check_only=True, deep=1.0))
     assert result.consistent
-    assert (result.verification.changed_meanwhile, result.verification.details_differing) == (3, 0)
+    assert (result.changed_meanwhile, result.details_differing) == (3, 0)
