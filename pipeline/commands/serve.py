@@ -24,7 +24,7 @@ from pipeline.pages.catalog_access import CatalogAccess
 from pipeline.pages.dashboard import GENERATOR, LedgerState, load_dashboard, render_dashboard
 from pipeline.pages.server import serve as serve_pages
 from pipeline.pages.site import BrowseSite
-from pipeline.publish_after_run import read_publish_record
+from pipeline.publish_after_run import PublishOutcome, read_publish_record
 from pipeline.query_process import write_query_csv
 from pipeline.settings import Settings
 from schemas.timestamps import to_datetime
@@ -141,15 +141,8 @@ def _render(settings: Settings, access: CatalogAccess, *, is_served: bool) -> st
 def _read_ledger(settings: Settings) -> LedgerState:
     ledger = LedgerState(source=_read_source(settings))
     if (record := read_publish_record(settings)) is not None:
-        at = record["published_at"]
-        ledger = replace(
-            ledger,
-            target=record["target"],
-            target_snapshot=record["snapshot"],
-            target_published_at=None if at is None else to_datetime(at).replace(tzinfo=None),
-            target_problem=record["problem"],
-            target_failures=record["failures"],
-        )
+        remote = str(PublishOutcome.from_record(record))
+        ledger = replace(ledger, remote=remote, is_remote_behind=record["problem"] is not None)
     state = read_live_state(settings.lake, runs=_MAX_RUNS)
     if state is None:
         return ledger

@@ -167,9 +167,8 @@ def run(
         )
     if state is not None:
         status = _update(status, state, runs)
-    return context.print_result(
-        status, _format_status(to_json_value(status)), ExitCode.FAILED if failures else ExitCode.OK
-    )
+    text = _format_status(to_json_value(status), status.publish)
+    return context.print_result(status, text, ExitCode.FAILED if failures else ExitCode.OK)
 
 
 def _select(lake: "duckdb.DuckDBPyConnection", kind: type[_Row], source: str) -> list[_Row]:
@@ -241,9 +240,9 @@ def describe_source(status: Mapping[str, Any]) -> str:
     return "; ".join([", ".join(parts), *(line.rstrip(".") for line in _state_lines(status))])
 
 
-def _format_status(status: Mapping[str, Any]) -> str:
+def _format_status(status: Mapping[str, Any], publish: PublishOutcome | None) -> str:
     lines = [
-        *_summary_lines(status),
+        *_summary_lines(status, publish),
         "",
         format_table(("table", "rows"), [(name, f"{count:,}") for name, count in status["tables"].items()]),
     ]
@@ -257,15 +256,15 @@ def _format_status(status: Mapping[str, Any]) -> str:
     return "\n".join(line.removesuffix("\n") for line in lines) + "\n"
 
 
-def _summary_lines(status: Mapping[str, Any]) -> list[str]:
+def _summary_lines(status: Mapping[str, Any], publish: PublishOutcome | None) -> list[str]:
     fresh = status["freshness"]
     published = f"Snapshot {fresh['snapshot']}, published {_format_instant(fresh['published_at'])}"
     lines = [_describe_lake(status), published + ("." if fresh["complete"] else ", during a run.")]
     if status["lacks_rows"] and status["running"] is None:  # a publish failed or was killed
         lines.append("catalog.duckdb lacks the newest rows: the next sync publishes them.")
     lines += _state_lines(status)
-    if status["publish"] is not None:
-        lines.append(_publish_line(status["publish"]))
+    if publish is not None:
+        lines.append(str(publish))
     if fresh["watermark"] is None:
         lines.append("No watermark yet: the first sync has not finished.")
     else:
@@ -308,16 +307,6 @@ def _state_lines(status: Mapping[str, Any]) -> list[str]:
             counts.append(f"{format_duration(round(run['eta_seconds']))} left")
         lines.append(f"Running: {run['command']} since {_format_instant(run['started_at'])}: {', '.join(counts)}.")
     return lines
-
-
-def _publish_line(publish: Mapping[str, Any]) -> str:
-    former = "nothing was published there before"
-    if publish["snapshot"] is not None:
-        former = f"snapshot {publish['snapshot']}, published {_format_instant(publish['published_at'])}"
-    if publish["problem"] is None:
-        return f"{publish['target']} has {former}."
-    times = pluralize(publish["failures"], "time")
-    return to_one_line(f"Publishing to {publish['target']} failed {times}; {former}: {publish['problem']}")
 
 
 _RUN_HEADINGS: Final = (

@@ -29,8 +29,7 @@ _NUMERIC_TEXTS: Final = frozenset({"Files", "Rate", "Size"})
 _LEDGER_TABLE: Final = """
     CREATE TEMP TABLE ledger AS
     SELECT ?::TIMESTAMP AS now, ?::VARCHAR AS failing, ?::BIGINT AS paused_at, ?::VARCHAR AS source,
-           ?::VARCHAR AS target, ?::BIGINT AS target_snapshot, ?::TIMESTAMP AS target_published_at,
-           ?::VARCHAR AS target_problem, ?::BIGINT AS target_failures"""
+           ?::VARCHAR AS remote, ?::BOOLEAN AS is_remote_behind"""
 _SETUP: Final = files("pipeline.pages").joinpath("dashboard.sql").read_text(encoding="utf-8")
 _SCRIPT: Final = read_script("dashboard.js")
 POLICY: Final = build_policy(_SCRIPT, "img-src data:", "base-uri 'none'", "form-action 'none'")
@@ -41,18 +40,15 @@ class LedgerState:
     """What the ledger knows beyond the catalog, which it is ahead of.
 
     `runs` are rows of `shown_runs`; None: those of the catalog. `failing` has the reason why the last runs failed,
-    `paused_at` the snapshot of a rollback. `target` is the object storage, with the last publish there.
+    `paused_at` the snapshot of a rollback. `remote` is the sentence about the last publish to object storage.
     """
 
     runs: Sequence[tuple[Any, ...]] | None = None
     failing: str | None = None
     paused_at: int | None = None
     source: str | None = None
-    target: str | None = None
-    target_snapshot: int | None = None
-    target_published_at: datetime | None = None
-    target_problem: str | None = None
-    target_failures: int = 0
+    remote: str | None = None
+    is_remote_behind: bool = False
 
 
 @dataclass(frozen=True, slots=True)

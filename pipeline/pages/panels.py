@@ -202,13 +202,7 @@ _DETECTED: Final = """
            if(by_month, span, strftime(since, '%d %b')) AS label, deletions.files AS value,
            span || ': ' || plural(deletions.files, 'file') AS tip, since
     FROM deletions, page WHERE deleted_files > 0 ORDER BY since"""
-_TARGET: Final = """
-    WITH former AS (SELECT coalesce('snapshot ' || target_snapshot || ', published ' || instant(target_published_at),
-                                    'nothing was published there before') AS former FROM page)
-    SELECT if(target_problem IS NULL, target || ' has ' || former || '.', clip('Publishing to ' || target || ' failed '
-              || plural(target_failures, 'time') || '; ' || former || ': ' || target_problem, 240)) AS finding,
-           target_problem IS NOT NULL AS bad
-    FROM page, former WHERE target IS NOT NULL"""
+_REMOTE: Final = "SELECT clip(remote, 240) AS finding, is_remote_behind AS bad FROM page WHERE remote IS NOT NULL"
 _JOBS: Final = f"""
     WITH latest AS (SELECT * FROM meta.reports
                     QUALIFY row_number() OVER (PARTITION BY job, batch ORDER BY attempt DESC) = 1),
@@ -381,7 +375,7 @@ PANELS: Final = (
             SELECT span AS "Detected (UTC)", files AS "Detected deletions" FROM deletions
             WHERE files > 0 ORDER BY since""",
     ),
-    Panel("publish", "Object storage", "text", _TARGET, empty="The lake is not published to object storage."),
+    Panel("publish", "Object storage", "text", _REMOTE, empty="The lake is not published to object storage."),
     Panel(
         "reports",
         "Reports",
