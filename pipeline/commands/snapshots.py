@@ -85,20 +85,20 @@ def _read_state(layout: LakeLayout, path: Path) -> dict[str, object]:
     return {"state": "incomplete" if missing_parts(layout, snapshot) else "kept", "bytes": snapshot.bytes}
 
 
-_HEADINGS: Final = ("snapshot", "published (UTC)", "files", "state", "kept as", "size", "", "watermark (UTC)", "run")
+_HEADINGS: Final = ("snapshot", "published (UTC)", "state", "kept as", "watermark (UTC)", "", "run", "size", "files")
 
 
 def _format_row(snapshot: SnapshotStatus) -> list[str | None]:
     return [
         str(snapshot.snapshot),
         f"{snapshot.published_at:%Y-%m-%d %H:%M:%S}",
-        f"{snapshot.files:,}",
         snapshot.state,
         _format_reasons(snapshot.kept_as or ()),
-        None if snapshot.bytes is None else format_bytes(snapshot.bytes),
-        "" if snapshot.complete else "during a run",
         None if snapshot.watermark is None else f"{snapshot.watermark:%Y-%m-%d %H:%M:%S}",
+        "" if snapshot.complete else "during a run",
         snapshot.run_id,
+        None if snapshot.bytes is None else format_bytes(snapshot.bytes),
+        f"{snapshot.files:,}",
     ]
 
 

@@ -247,7 +247,7 @@ def _format_status(status: Mapping[str, Any], publish: PublishOutcome | None) ->
         format_table(("table", "rows"), [(name, f"{count:,}") for name, count in status["tables"].items()]),
     ]
     if status["runs"]:
-        lines.append(format_table(_RUN_HEADINGS, map(_format_run, status["runs"]), wraps={"error"}, null=""))
+        lines += ["", format_table(_RUN_HEADINGS, map(_format_run, status["runs"]), wraps={"error"}, null="")]
     if status["rejects"]:
         lines.append("Rejects (each is retried in every run; see meta.rejects):")
         for reject in status["rejects"][:_MAX_REASONS]:
@@ -310,16 +310,15 @@ def _state_lines(status: Mapping[str, Any]) -> list[str]:
 
 
 _RUN_HEADINGS: Final = (
-    *("run", "command", "state", "started (UTC)", "seconds", "listed", "fetched", "skipped", "rejects", "error"),
+    *("command", "state", "started (UTC)", "fetched", "rejects", "seconds", "listed", "run", "skipped", "error"),
 )
 
 
 def _format_run(run: Mapping[str, Any]) -> tuple[str | None, ...]:
-    counts = (run["files_listed"], run["files_stored"], run["files_skipped"], run["rejects"])
-    seconds = None if run["seconds"] is None else f"{run['seconds']:,.1f}"
+    names = ("files_stored", "rejects", "seconds", "files_listed", "files_skipped")
+    *counts, skipped = (None if run[name] is None else f"{round(run[name], 1):,}" for name in names)
     started = format_minute(datetime.fromisoformat(run["started_at"]))
-    numbers = (None if count is None else f"{count:,}" for count in counts)
-    return (run["run_id"], run["command"], run["state"], started, seconds, *numbers, run["error"])
+    return (run["command"], run["state"], started, *counts, run["run_id"], skipped, run["error"])
 
 
 def _format_instant(text: str | None) -> str:
