@@ -15,7 +15,7 @@ from pipeline.config import SettingsLayers, load_layers, parse_settings, token_v
 from pipeline.errors import ExitCode
 from pipeline.formatting import format_bytes
 from pipeline.global_options import GlobalOptions, tokens_in_environment
-from pipeline.lake.lake_folder import missing_lake_error
+from pipeline.lake.lake_folder import missing_catalog_error
 from pipeline.lake.layout import LakeLayout
 from pipeline.results import encode_result
 from pipeline.settings import Settings, load_token
@@ -134,8 +134,8 @@ def _warn_about_address_space() -> None:
 
 
 def require_catalog(settings: Settings) -> LakeLayout:
-    """Return the lake's paths. Raises `SettingsError` if nothing has been published in the lake."""
+    """Return the lake's paths. Raises `missing_catalog_error`."""
     layout = LakeLayout(settings.lake.absolute())
     if not layout.catalog.is_file():  # lake.reader would import DuckDB into `watch`
-        raise missing_lake_error(layout.root, settings)
+        raise missing_catalog_error(layout, settings)
     return layout

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
@@ -19,6 +19,7 @@ from pipeline.logs import to_one_line
 from pipeline.monitoring.failures import Failures, find_failures
 from pipeline.publish_after_run import PublishOutcome
 from pipeline.results import to_json_value
+from pipeline.settings import Settings
 from pipeline.text_tables import format_table
 from schemas.tables import TABLES
 from schemas.timestamps import SECOND, to_datetime
@@ -37,18 +38,21 @@ _Row = TypeVar("_Row")
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """The published snapshot, with the watermark and the last verification from the ledger."""
+    """The published snapshot, with the watermark and the last verification from the ledger.
 
-    watermark: datetime | None
-    age_seconds: float | None
-    snapshot: int
-    complete: bool
-    published_at: datetime
-    files: int
-    deleted_files: int
-    rejects: int
-    last_verify_at: datetime | None
-    missing_includes: str | None
+    Before the first publish there is no snapshot, and `files` are those that the ledger has.
+    """
+
+    watermark: datetime | None = None
+    age_seconds: float | None = None
+    snapshot: int | None = None
+    complete: bool = False
+    published_at: datetime | None = None
+    files: int = 0
+    deleted_files: int = 0
+    rejects: int = 0
+    last_verify_at: datetime | None = None
+    missing_includes: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +112,19 @@ class LakeStatus:
 
     lake: Path
     source: str | None
-    base_url: str | None
-    freshness: Freshness
-    lacks_rows: bool | None
-    publish: PublishOutcome | None
-    tables: Mapping[str, int]
-    running: RunningStatus | None
-    paused_at_snapshot: int | None
-    failures: Failures | None
-    interrupted: str | None
-    was_verified: bool
-    is_consistent: bool | None
-    runs: Sequence[RunStatus]
-    rejects: Sequence[RejectedFiles]
+    base_url: str | None = None
+    freshness: Freshness = Freshness()
+    lacks_rows: bool | None = None
+    publish: PublishOutcome | None = None
+    tables: Mapping[str, int] = field(default_factory=dict)
+    running: RunningStatus | None = None
+    paused_at_snapshot: int | None = None
+    failures: Failures | None = None
+    interrupted: str | None = None
+    was_verified: bool = False
+    is_consistent: bool | None = None
+    runs: Sequence[RunStatus] = ()
+    rejects: Sequence[RejectedFiles] = ()
 
 
 GROUP: Final = "Use the data"
@@ -140,35 +144,36 @@ def run(
     settings = context.settings()
     state = read_live_state(settings.lake, runs=runs)
     failures = find_failures(settings.lake, state)
-    if failures is not None and not has_catalog(settings):
+    status = LakeStatus(settings.lake, context.source, failures=failures)
+    if state is not None and not state.has_snapshots:
+        status = replace(status, freshness=replace(status.freshness, files=state.files))
+    elif failures is not None and not has_catalog(settings):
         message = f"No lake at {settings.lake.absolute()}: {failures}"
         raise ScanlakeError(message, hint="Run `scanlake sync` after that, or correct --lake.")
+    else:
+        status = _read_catalog(status, settings, runs)
+    if state is not None:
+        status = _update(status, state, runs)
+    text = _format_status(to_json_value(status), status.publish)
+    return context.print_result(status, text, ExitCode.FAILED if failures else ExitCode.OK)
+
+
+def _read_catalog(status: LakeStatus, settings: Settings, runs: int) -> LakeStatus:
+    """Return the status with what the published catalog knows."""
     with open_catalog(settings) as lake:
         [freshness] = _select(lake, Freshness, "meta.freshness")
-        status = LakeStatus(
-            lake=settings.lake,
-            source=context.source,
-            base_url=None,
+        return replace(
+            status,
             freshness=freshness,
-            lacks_rows=None,
-            publish=None,
             tables={
                 table.name: fetch_dicts(lake, f"SELECT count(*) AS n FROM {table.qualified_name}")[0]["n"]
                 for table in TABLES
             },
-            running=None,
-            paused_at_snapshot=None,
-            failures=failures,
-            interrupted=None,
             was_verified=freshness.last_verify_at is not None,
             is_consistent=_read_last_verification(lake),
             runs=_select(lake, RunStatus, f"meta.runs ORDER BY started_at DESC LIMIT {runs}"),
             rejects=_select(lake, RejectedFiles, _REJECTS),
         )
-    if state is not None:
-        status = _update(status, state, runs)
-    text = _format_status(to_json_value(status), status.publish)
-    return context.print_result(status, text, ExitCode.FAILED if failures else ExitCode.OK)
 
 
 def _select(lake: "duckdb.DuckDBPyConnection", kind: type[_Row], source: str) -> list[_Row]:
@@ -241,11 +246,10 @@ def describe_source(status: Mapping[str, Any]) -> str:
 
 
 def _format_status(status: Mapping[str, Any], publish: PublishOutcome | None) -> str:
-    lines = [
-        *_summary_lines(status, publish),
-        "",
-        format_table(("table", "rows"), [(name, f"{count:,}") for name, count in status["tables"].items()]),
-    ]
+    lines = [*_summary_lines(status, publish), ""]
+    if status["tables"]:
+        counts = [(name, f"{count:,}") for name, count in status["tables"].items()]
+        lines.append(format_table(("table", "rows"), counts))
     if status["runs"]:
         lines += ["", format_table(_RUN_HEADINGS, map(_format_run, status["runs"]), wraps={"error"}, null="")]
     if status["rejects"]:
@@ -259,8 +263,10 @@ def _format_status(status: Mapping[str, Any], publish: PublishOutcome | None) ->
 def _summary_lines(status: Mapping[str, Any], publish: PublishOutcome | None) -> list[str]:
     fresh = status["freshness"]
     published = f"Snapshot {fresh['snapshot']}, published {_format_instant(fresh['published_at'])}"
-    lines = [_describe_lake(status), published + ("." if fresh["complete"] else ", during a run.")]
-    if status["lacks_rows"] and status["running"] is None:  # a publish failed or was killed
+    published += "." if fresh["complete"] else ", during a run."
+    lines = [_describe_lake(status), "Nothing is published yet." if fresh["snapshot"] is None else published]
+    # A publish failed or was killed.
+    if fresh["snapshot"] is not None and status["lacks_rows"] and status["running"] is None:
         lines.append("catalog.duckdb lacks the newest rows: the next sync publishes them.")
     lines += _state_lines(status)
     if publish is not None:

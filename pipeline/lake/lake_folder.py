@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from pipeline.atomic_files import is_temp_file
-from pipeline.errors import SettingsError
+from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.file_names import list_part_files, list_snapshots
 from pipeline.lake.layout import LakeLayout, has_lock_note, translate_os_errors
 from pipeline.lake.ledger_format import LedgerIdentity, identify_ledger
@@ -19,6 +19,7 @@ from pipeline.lake.ledger_format import LedgerIdentity, identify_ledger
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pipeline.errors import ScanlakeError
     from pipeline.settings import Settings
 
 _LOST_AND_FOUND: Final = "lost+found"  # a folder in the root of a file system
@@ -82,6 +83,17 @@ def find_other_entry(layout: LakeLayout) -> str | None:
         if not (is_of_first_run or is_own_lock or is_of_file_system or path.name == _RUN_STATS):
             return path.name
     return None
+
+
+def missing_catalog_error(layout: LakeLayout, settings: Settings) -> ScanlakeError:
+    """Return the error for a folder without a catalog: no lake, a lake before its first publish, or a lost catalog."""
+    kind = classify_folder(layout)
+    if kind in {FolderKind.EMPTY, FolderKind.OTHER}:
+        return missing_lake_error(layout.root, settings)
+    if kind is FolderKind.LAKE_WITHOUT_LEDGER or list_snapshots(layout):
+        return LakeCorruptedError(f"{layout.catalog} is missing.")
+    hint = "Run `scanlake status`: it shows how far the first sync is, or why it failed."
+    return SettingsError(f"The lake at {layout.root} has no catalog yet: no sync has published files.", hint=hint)
 
 
 def missing_lake_error(root: Path, settings: Settings) -> SettingsError:

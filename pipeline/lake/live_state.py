@@ -33,6 +33,7 @@ class LiveState:
     progress: RunProgress | None
     files: int
     was_verified: bool
+    has_snapshots: bool
 
     @property
     def running(self) -> RunRecord | None:
@@ -60,14 +61,14 @@ def read_live_state(lake: Path, *, runs: int) -> LiveState | None:
         with open_ledger_readonly(layout) as ledger:
             records = ledger.recent_runs(max(runs, _MIN_RUNS))
             properties, files = ledger.properties, ledger.count_files()
-            was_verified = ledger.last_verification() is not None
+            was_verified, has_snapshots = ledger.last_verification() is not None, ledger.last_snapshot() is not None
         newest_runs = tuple(_mark_interrupted(layout, index, run) for index, run in enumerate(records))
     except ScanlakeError:
         return None  # `scanlake check` shows why
     progress, newest = properties.run_progress, next(iter(newest_runs), None)
     if newest is None or newest.state != "running" or progress is None or progress["run_id"] != newest.run_id:
         progress = None
-    return LiveState(properties, newest_runs, progress, files, was_verified)
+    return LiveState(properties, newest_runs, progress, files, was_verified, has_snapshots)
 
 
 def _mark_interrupted(layout: LakeLayout, index: int, run: RunRecord) -> RunRecord:

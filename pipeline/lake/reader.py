@@ -24,7 +24,7 @@ from pipeline.lake.duckdb_errors import (
 )
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.folder_checks import FRESHNESS_VIEW, foreign_catalog_error
-from pipeline.lake.lake_folder import FolderKind, classify_folder, missing_lake_error
+from pipeline.lake.lake_folder import FolderKind, classify_folder, missing_catalog_error
 from pipeline.lake.layout import LakeLayout, translate_os_errors
 from pipeline.lake.ledger_format import lacks_log_index, readonly_uri, refuse_other_formats, require_format
 from pipeline.lake.ledger_queries import LedgerQueries
@@ -68,12 +68,12 @@ def has_catalog(settings: Settings) -> bool:
 def open_catalog(settings: Settings, *, writes: Path | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open the published catalog read-only. SQL can access the lake's parts and no other file.
 
-    `writes` is a folder below which scanlake's own statements may write. Raises `SettingsError` if there is no lake,
-    and the errors of `classify_read_error` if the catalog or, during the block, a part is not readable.
+    `writes` is a folder below which scanlake's own statements may write. Raises `missing_catalog_error`, and the errors
+    of `classify_read_error` if the catalog or, during the block, a part is not readable.
     """
     path = (settings.lake / CATALOG).absolute()
     if not path.is_file():
-        raise missing_lake_error(path.parent, settings)
+        raise missing_catalog_error(LakeLayout(path.parent), settings)
     refuse_other_formats(LakeLayout(path.parent).ledger)
     try:
         connection = open_read_only(path)

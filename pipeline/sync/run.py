@@ -320,9 +320,9 @@ class RunSession:
     def _publish_if_behind(self) -> None:
         """Publish before the first commit if the catalog is behind, during the fetch of the first files.
 
-        An earlier run was killed between commit and publish, the lake was moved, or there is no catalog yet.
+        An earlier run was killed between commit and publish, or the lake was moved. A lake without commits waits.
         """
-        if not self._is_catalog_current and self.lake.needs_publish:
+        if not self._is_catalog_current and self.lake.needs_publish and self.ledger.next_commit_seq() > 1:
             self.publish(complete=False)
         self._is_catalog_current = True
 

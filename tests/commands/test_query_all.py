@@ -128,7 +128,7 @@ async def test_a_source_that_is_damaged_or_incomplete_is_named(tmp_path: Path) -
         db.execute("UPDATE meta._freshness SET complete = false")
     answer = await called(tmp_path, "query", "--all", "SELECT 1")
     assert answer.code == 0
-    assert "Snapshot 2 of s1 was published during a run" in answer.err
+    assert "Snapshot 1 of s1 was published during a run" in answer.err
     catalog.write_text("junk")
     answer = await called(tmp_path, "query", "--all", "SELECT 1")
     assert (answer.code, "s1: the catalog cannot be opened" in answer.err) == (9, True), answer.err

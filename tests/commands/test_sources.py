@@ -174,7 +174,7 @@ async def test_all_are_synced_side_by_side(tmp_path: Path) -> None:
         mixed = await called(tmp_path, "sync", "--all", "--jobs", "1", SCANLAKE_TOKEN="general", **tokens)
     assert mixed.code == 2
     lines = mixed.out.splitlines()
-    assert lines[0].startswith("s0  snapshot 2, ")
+    assert lines[0].startswith("s0  snapshot 1, ")
     assert lines[1].startswith("s1  failed (2): No token is set. Put the token into SCANLAKE_TOKEN_S1")
     assert "scanlake:" not in mixed.err
 

@@ -199,8 +199,9 @@ async def test_kills(tmp_path: Path) -> None:
             assert process.returncode is None, await process.communicate()
             process.kill()
             await process.communicate()
-            with opened(tmp_path / "lake") as db:
-                assert db.execute("SELECT count(*) FROM files").fetchall()[0][0] <= files
+            if (tmp_path / "lake" / "catalog.duckdb").exists():  # the first run publishes at its end
+                with opened(tmp_path / "lake") as db:
+                    assert db.execute("SELECT count(*) FROM files").fetchall()[0][0] <= files
         emulator.set_faults(latency_ms=0.0)
         code, _, _ = await ran(emulator, tmp_path / "lake", "sync")
         assert code == 0

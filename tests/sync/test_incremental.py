@@ -205,7 +205,7 @@ async def test_readers_keep_their_snapshot(tmp_path: Path) -> None:
     """A reader that holds the catalog open sees one whole snapshot across later publishes, a new one the latest."""
     async with Emulator(60, seed=SEED) as emulator:
         await synced(emulator, tmp_path / "lake")
-        with duckdb.connect(str(tmp_path / "lake" / "snapshots" / "000002.duckdb"), read_only=True) as old:
+        with duckdb.connect(str(tmp_path / "lake" / "snapshots" / "000001.duckdb"), read_only=True) as old:
             count = "SELECT (SELECT count(*) FROM files), (SELECT count(*) FROM uploads)"
             before = old.execute(count).fetchone()
             emulator.world.create(10)
