@@ -15,7 +15,7 @@ import structlog
 from pipeline.atomic_files import DATABASE_LOG_SUFFIXES, clone_file, sha256_file
 from pipeline.lake.catalog_tables import OutdatedCatalogError, build_tables, describe_format, update_tables
 from pipeline.lake.catalog_views import build_views
-from pipeline.lake.duckdb import LARGE_MEMORY_LIMIT
+from pipeline.lake.duckdb import LARGE_MEMORY_LIMIT, count_used_bytes
 from pipeline.lake.duckdb_errors import first_line, translate_duckdb_errors, write_error
 from pipeline.lake.lake_readme import write_readme
 from pipeline.lake.layout import translate_os_errors, write_read_only
@@ -71,8 +71,9 @@ def is_rebuild_due(layout: LakeLayout, ledger: Ledger) -> bool:
     base = ledger.properties.delta_base
     if base is None or not layout.catalog.is_file():
         return False
-    size = layout.catalog.stat().st_size
-    is_too_large = size > max(_MAX_GROWTH * base["built_bytes"], base["built_bytes"] + _MIN_WASTE)
+    limit = max(_MAX_GROWTH * base["built_bytes"], base["built_bytes"] + _MIN_WASTE)
+    # Free blocks are no waste: the next update writes to them.
+    is_too_large = layout.catalog.stat().st_size > limit and count_used_bytes(layout.catalog) > limit
     return is_too_large or base["replaced_rows"] > _count_replaceable_rows(base)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import duckdb
 
 from pipeline.lake.duckdb_errors import translate_duckdb_errors
+from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.parts import READ_BATCH_ROWS
 from pipeline.lake.sql import UTC_NOW_SQL, sql_comment, sql_identifier, sql_literal
 
@@ -88,6 +89,14 @@ def update_database(path: Path, *, spill: Path, keeps_row_groups: bool) -> Itera
         db.execute("BEGIN")
         yield db
         db.execute("COMMIT")
+
+
+def count_used_bytes(path: Path) -> int:
+    """Return the bytes of the blocks of a database that are in use."""
+    with open_read_only(path) as db:
+        sql = "SELECT block_size * used_blocks FROM pragma_database_size() WHERE database_name = current_database()"
+        used: int = db.execute(sql).fetchall()[0][0]
+        return used
 
 
 @contextmanager

@@ -176,6 +176,24 @@ def test_waste_is_removed(tmp_path: Path) -> None:
         assert (_base(lake)["replaced_rows"], _base(lake)["built_rows"]) == (0, 24_000)
 
 
+def test_free_blocks_are_no_waste(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update leaves free blocks, which the next one writes to: however many follow, no rebuild is due for them."""
+    monkeypatch.setattr(catalog, "_MAX_GROWTH", 1.7)
+    monkeypatch.setattr(catalog, "_MIN_WASTE", 0)
+    with _open(tmp_path / "lake") as lake:
+        _fill(lake, files=12_000)
+        _publish(lake)
+        sizes = []
+        for stamp in range(2, 12):
+            _fill(lake, files=100, stamp=stamp)
+            _publish(lake, stamp)
+            sizes.append(lake.layout.catalog.stat().st_size)
+            assert not is_rebuild_due(lake.layout, lake.ledger)
+        built = _base(lake)["built_bytes"]
+        assert max(sizes) > 1.7 * built, "there was nothing to excuse"
+        assert sizes[-1] <= max(sizes[:3])
+
+
 # How often a catalog is published
 
 
