@@ -13,8 +13,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pipeline.errors import ExitCode, to_scanlake_error
+from pipeline.errors import ExitCode, StorageError, to_scanlake_error
 from pipeline.lake.lake_folder import find_enclosing_lake
+from pipeline.lake.layout import LakeLayout
+from pipeline.lake.ledger_format import LedgerIdentity, identify_ledger
 from pipeline.logs import to_one_line
 from pipeline.monitoring.alerts import Alert, send_alert
 from pipeline.monitoring.child_process import is_watched
@@ -52,8 +54,17 @@ def monitored_run(settings: Settings, command: str, source: str = "") -> Iterato
         raise
     finally:
         result.seconds = max(0.0, (datetime.now(UTC) - result.started_at).total_seconds())
-        if not is_watched():
+        if not is_watched() and _is_recorded(settings, result):
             ThreadRun(lambda: record_run(settings, RunStatsFile(settings.lake), result)).wait()
+
+
+def _is_recorded(settings: Settings, result: RunResult) -> bool:
+    """Return whether the run counts. A mistake in settings leaves nothing behind where there is no lake."""
+    if result.code != ExitCode.USAGE or settings.on_failure or settings.notify_url or settings.metrics_file:
+        return True
+    with suppress(StorageError):
+        return identify_ledger(LakeLayout(settings.lake.absolute()).ledger) is LedgerIdentity.LEDGER
+    return False
 
 
 async def record_run(settings: Settings, history: RunStatsFile, result: RunResult) -> RunStats:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pipeline.monitoring.run_result import RunResult
 
 FILE_NAME: Final = "run_stats.json"
+_WRITABLE_KINDS: Final = {FolderKind.EMPTY, FolderKind.LAKE}
 _PADDING_BYTES: Final = 8192  # the file is padded to a multiple, so that it rarely grows
 _MAX_BYTES: Final = 1_000_000
 _log = structlog.get_logger()
@@ -104,7 +105,8 @@ class RunStatsFile:
 
     def _lock(self, stack: ExitStack) -> int | None:
         try:
-            if not self._path.parent.is_dir() or classify_folder(LakeLayout(self._path.parent)) is FolderKind.OTHER:
+            is_usable = self._path.parent.is_dir()
+            if not is_usable or classify_folder(LakeLayout(self._path.parent)) not in _WRITABLE_KINDS:
                 return None  # nothing is written to a folder that a run refuses
             return stack.enter_context(lock_file(self._path, blocking=True))  # all others hold it for a moment only
         except OSError as error:
