@@ -8,7 +8,6 @@ import re
 from typing import TYPE_CHECKING, Final
 
 import duckdb
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from pipeline.lake.lake import Lake
 from pipeline.lake.sql import sql_escape_formula
 from pipeline.output_formats import OutputFormat
 from tests.lake.lake_builder import AT, commit
+from tests.rows import every
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,13 +42,13 @@ texts: Final = st.text(max_size=8) | st.text(
 cells: Final = st.none() | st.integers() | texts
 
 
-@pytest.mark.parametrize("text", FORMULAS)
+@every("text", FORMULAS)
 def test_formulas_are_escaped(text: str) -> None:
     """What a spreadsheet takes for a formula, also behind what it does not show, gets a ' before it."""
     assert escape_formula(text) == f"'{text}"
 
 
-@pytest.mark.parametrize("text", HARMLESS)
+@every("text", HARMLESS)
 def test_other_texts_are_exact(text: str) -> None:
     """Any other text stays as it is."""
     assert escape_formula(text) == text

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import pytest
+from tests.rows import every
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -151,7 +151,7 @@ def find_repeated(names: Iterable[str]) -> dict[str, list[str]]:
     return {last: modules for last, modules in groups.items() if len(modules) > 1}
 
 
-@pytest.mark.parametrize(
+@every(
     ("importer", "imported", "wrong"),
     [
         ("commands", "lake", False),
@@ -173,7 +173,7 @@ def test_the_rule_of_layers_can_fail(importer: str, imported: str, wrong: bool) 
     assert (find_problem(importer, imported) is not None) is wrong
 
 
-@pytest.mark.parametrize(
+@every(
     ("imports", "circles"),
     [
         ({"a": ["b"], "b": ["c"], "c": []}, []),

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import pytest
+from tests.rows import every
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -102,7 +102,7 @@ def test_no_word_of_the_old_dialect() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@every(
     "text",
     ["told = 1", "def f(each): ...", "class Mending: ...", '"""What is owed."""', "# a horizon", 'x = f"{1} gone"'],
 )

@@ -16,6 +16,7 @@ import pytest
 from pipeline import cli
 from pipeline.cli import COMMANDS
 from pipeline.errors import AuthenticationError, ExitCode, LakeLockedError, RunInterrupted
+from tests.rows import every
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +45,7 @@ def test_the_help_lists_every_command_and_imports_nothing_heavy() -> None:
     assert not [module for module in HEAVY if f"'{module}'" in process.stderr]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@every("name", COMMANDS)
 def test_a_command_has_one_summary(name: str) -> None:
     """The first line of a command's `run` is its line in the list of all commands."""
     run = importlib.import_module(COMMANDS[name].module).run

@@ -19,6 +19,7 @@ from pipeline.errors import ExitCode, LakeCorruptedError, LakeLockedError, Stora
 from pipeline.lake.duckdb_errors import classify_read_error
 from pipeline.lake.reader import open_catalog
 from pipeline.settings import Settings
+from tests.rows import every
 from tests.soaking import unmeasured
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def test_a_damaged_catalog_is_damage(share: float, scanlake: Scanlake, lake: Pat
     assert not any("open for writing" in answer.err for answer in answers)
 
 
-@pytest.mark.parametrize(
+@every(
     ("said", "kind"),
     [
         ("TProtocolException: Invalid data", LakeCorruptedError),

@@ -14,6 +14,7 @@ from pipeline.errors import SettingsError
 from pipeline.settings import Settings, load_token, require_base_url
 from pipeline.settings_template import render_settings_file
 from schemas.requests import INCLUDES
+from tests.rows import every
 
 
 def write(text: str, name: str = "scanlake.toml") -> Path:
@@ -81,7 +82,7 @@ def test_includes_stand_in_the_interfaces_order(
     assert load(None, {}).includes == expected
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "says"),
     [
         ("concurency = 3", r"unknown setting concurency \(scanlake.toml\), did you mean max_concurrency\?"),
@@ -130,7 +131,7 @@ def test_an_unknown_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
         load(None, {})
 
 
-@pytest.mark.parametrize(
+@every(
     ("url", "says"),
     [
         ("service.internal", "must look like https://"),
@@ -152,9 +153,7 @@ def test_a_wrong_address_says_what_is_wrong(url: str, says: str) -> None:
     assert url not in caught.value.message
 
 
-@pytest.mark.parametrize(
-    "url", ["https://service.example/", "http://127.0.0.1:80", "http://[::1]:8/", "http://localhost"]
-)
+@every("url", ["https://service.example/", "http://127.0.0.1:80", "http://[::1]:8/", "http://localhost"])
 def test_a_right_address_loses_its_slash(url: str) -> None:
     """Https anywhere and http on this machine are taken, without a trailing slash."""
     assert require_base_url(load(None, {"base_url": url})) == url.rstrip("/")

@@ -26,6 +26,7 @@ from pipeline.client.options import check_base_url
 from pipeline.errors import ProtocolError, SettingsError
 from pipeline.urls import normalize_host, parse_address
 from tests.client.scripted_server import answer, scripted
+from tests.rows import every
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -121,7 +122,7 @@ def test_the_table_has_two_hundred_forms() -> None:
     assert len(VERDICTS) + len(set(ODD_HOSTS.split())) >= 200
 
 
-@pytest.mark.parametrize("host", VERDICTS)
+@every("host", VERDICTS)
 def test_an_address_is_allowed_for_some_services(host: str) -> None:
     """Public addresses are allowed for every service, private ones in its own network, its own address for itself."""
     for letter, own in SERVICES.items():
@@ -130,7 +131,7 @@ def test_an_address_is_allowed_for_some_services(host: str) -> None:
     assert is_allowed_address(ipaddress.ip_address(host)) == ("p" in VERDICTS[host])
 
 
-@pytest.mark.parametrize("host", sorted(set(ODD_HOSTS.split())))
+@every("host", sorted(set(ODD_HOSTS.split())))
 def test_odd_hosts_are_refused_by_name(host: str) -> None:
     """A host in an odd spelling is no report URL, no redirect target and no base URL."""
     with pytest.raises(ProtocolError):
@@ -144,9 +145,7 @@ def test_odd_hosts_are_refused_by_name(host: str) -> None:
             check_base_url(base)
 
 
-@pytest.mark.parametrize(
-    "url", [f"https://{host}/r" for host in ("[::1", "[v1.127]", "[127.0.0.1]", "[localhost]", "[]")]
-)
+@every("url", [f"https://{host}/r" for host in ("[::1", "[v1.127]", "[127.0.0.1]", "[localhost]", "[]")])
 def test_brackets_are_for_ipv6(url: str) -> None:
     """Brackets around anything but an IPv6 address are refused."""
     with pytest.raises(ProtocolError):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from email.utils import formatdate
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.client.clock import MAX_AHEAD_SECONDS, ServiceClock, parse_http_date, parse_retry_after
 from schemas.timestamps import SECOND
+from tests.rows import every
 
 NOW = 1_800_000_000
 
@@ -19,7 +19,7 @@ def date(seconds: float) -> str:
     return formatdate(seconds, usegmt=True)
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "seconds"),
     [
         (None, None),
@@ -84,7 +84,7 @@ def test_one_wrong_date_is_ignored() -> None:
         assert clock.now() == (NOW + second) * SECOND
 
 
-@pytest.mark.parametrize("ahead", [1_200, 86_400, 7_900 * 365 * 86_400])
+@every("ahead", [1_200, 86_400, 7_900 * 365 * 86_400])
 def test_a_date_in_the_future_is_not_believed(ahead: int) -> None:
     """However far ahead a `Date` is, the clock is at most five minutes ahead of this machine's, and says how far."""
     clock = ServiceClock(lambda: 50.0, lambda: NOW * SECOND)

@@ -6,12 +6,11 @@ import asyncio
 import random
 from typing import TYPE_CHECKING
 
-import pytest
-
 from pipeline.client.concurrency_search import AdaptiveConcurrency
 from pipeline.client.rate_limiter import LearnedLimits, RateLimiter
 from tests.client.rate_limit_models import Bucket, drive
 from tests.client.virtual_time import run_virtually
+from tests.rows import every
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +85,7 @@ def test_the_ceiling_holds() -> None:
     assert max(limit for _, limit in changes) == changes[-1][1] == 100
 
 
-@pytest.mark.parametrize("workers_of_service", [80, 120, 250])
+@every("workers_of_service", [80, 120, 250])
 def test_the_limit_stays_near_the_service_s_own(workers_of_service: int) -> None:
     """A service that works on N requests at once and queues others gets at most 1.5 N, for most of the time."""
     changes, answers = run(lambda _now, in_flight: LATENCY * max(1.0, in_flight / workers_of_service), seconds=60.0)

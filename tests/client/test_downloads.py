@@ -15,6 +15,7 @@ from pipeline.client.errors import RetriesExhaustedError
 from pipeline.errors import ProtocolError
 from tests.client.conftest import CANARY
 from tests.client.scripted_server import Close, Wait, answer, scripted
+from tests.rows import every
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -215,7 +216,7 @@ async def test_names_of_private_hosts_are_refused(
             await asking.download_report("https://evil.example/r", io.BytesIO())
 
 
-@pytest.mark.parametrize(
+@every(
     "url",
     [
         "http://files.example/r",

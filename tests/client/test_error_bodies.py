@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from pipeline.client.error_bodies import MAX_ERRORS_CHARS, describe_status
+from tests.rows import every
 
 
-@pytest.mark.parametrize(
+@every(
     ("body", "line"),
     [
         (

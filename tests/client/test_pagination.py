@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.client.protocol import Response, parse_list
+from tests.rows import every
 
 
 def page_of(count: int, asked: int = 1, **envelope: Any) -> Any:
@@ -33,7 +33,7 @@ def test_the_usual_spelling() -> None:
     assert (page.total, page.last_page, page.per_page, page.page, page.has_next) == (120, 3, 50, 1, True)
 
 
-@pytest.mark.parametrize(
+@every(
     ("envelope", "more"),
     [
         ({}, None),
@@ -63,7 +63,7 @@ def test_hints(envelope: dict[str, Any], more: bool | None) -> None:  # noqa: FB
     assert page_of(2, **envelope).has_next is more
 
 
-@pytest.mark.parametrize(
+@every(
     ("envelope", "more"),
     [
         ({"total": 1, "last_page": 1, "next_page_url": None}, None),

@@ -21,6 +21,7 @@ from pipeline.client.protocol import (
     parse_share,
 )
 from pipeline.errors import AuthenticationError, ProtocolError
+from tests.rows import every
 
 STAMP = "2024-01-01T00:00:00Z"
 MICROS = 1_704_067_200_000_000
@@ -57,7 +58,7 @@ def test_a_document_becomes_a_typed_object() -> None:
             ListItem(None, None, None, raw).to_model()
 
 
-@pytest.mark.parametrize(
+@every(
     ("given_id", "expected_id"),
     [
         ("5", 5),
@@ -120,7 +121,7 @@ def test_a_byte_order_mark_is_skipped() -> None:
     assert isinstance(found, Detail)
 
 
-@pytest.mark.parametrize(
+@every(
     ("body", "kind"),
     [
         (b"<!doctype html><p>maintenance", "html"),
@@ -157,14 +158,14 @@ def test_a_list_may_report_success() -> None:
     assert parse_list(reply(body)).items == ()
 
 
-@pytest.mark.parametrize("status", [400, 404, 405, 410, 422, 418])
+@every("status", [400, 404, 405, 410, 422, 418])
 def test_a_rejected_list_is_a_protocol_error(status: int) -> None:
     """A 4xx on the list is not retried; the message has status, path and the service's text."""
     with pytest.raises(ProtocolError, match=f"GET /files: HTTP {status}: bad\\?query"):
         parse_list(reply({"message": "bad?query"}, status))
 
 
-@pytest.mark.parametrize("read", [parse_list, lambda answer: parse_detail(answer, 1), parse_share])
+@every("read", [parse_list, lambda answer: parse_detail(answer, 1), parse_share])
 def test_statuses_mean_the_same_everywhere(read: object) -> None:
     """401 and 403 are authentication errors, 429 is a throttle, other redirects are protocol errors."""
     assert callable(read)
@@ -181,7 +182,7 @@ def test_statuses_mean_the_same_everywhere(read: object) -> None:
     assert failed.value.retryable
 
 
-@pytest.mark.parametrize(
+@every(
     "answer",
     [
         reply(b"", 404),
@@ -219,7 +220,7 @@ def test_not_found_with_any_blanks(body: bytes, data: st.DataObject) -> None:
     assert isinstance(parse_detail(reply(spelled + data.draw(blanks)), 5), NotFound)
 
 
-@pytest.mark.parametrize(
+@every(
     ("body", "expected"),
     [
         ({"status": "error", "reason": "Unauthorized"}, AuthenticationError),
@@ -237,7 +238,7 @@ def test_an_error_in_a_200_is_not_always_not_found(body: object, expected: type[
         parse_detail(reply(body), 5)
 
 
-@pytest.mark.parametrize(
+@every(
     ("body", "kind"),
     [
         (b"<html>", "html"),

@@ -23,6 +23,7 @@ from tests.client.rate_limit_models import (
     drive,
 )
 from tests.client.virtual_time import run_virtually
+from tests.rows import every
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +59,7 @@ def test_an_unknown_limit_is_found(name: str, retry_after: float | None) -> None
     assert limiter.learned.rate == pytest.approx(200.0, rel=0.35)
 
 
-@pytest.mark.parametrize("name", LIMITS)
+@every("name", LIMITS)
 def test_learned_limits_need_no_search(name: str) -> None:
     """A run that starts with the learned rate uses nine tenths of the limit from its first second, with few 429s."""
     learned = LearnedLimits(rate=194.0, concurrency=16)
@@ -133,7 +134,7 @@ def test_429s_in_a_row_decrease_the_rate_fast() -> None:
     assert simulation.run().refused < 200
 
 
-@pytest.mark.parametrize(("requests", "least"), [(1_000, 0.84), (3_000, 0.94), (5_000, 0.96)])
+@every(("requests", "least"), [(1_000, 0.84), (3_000, 0.94), (5_000, 0.96)])
 def test_a_slow_service_without_a_limit_is_used_fully(requests: int, least: float) -> None:
     """Without a limit the time is close to requests x latency / concurrency, from a cold start."""
     counts, limiter = run(seconds=1e6, total=requests, latency=0.1)
@@ -163,7 +164,7 @@ def test_concurrency_stops_growing_without_a_gain() -> None:
     assert limiter.state.limited_by == "latency"
 
 
-@pytest.mark.parametrize("limit", [None, Bucket()])
+@every("limit", [None, Bucket()])
 def test_hard_ceilings_hold(limit: Limit | None) -> None:
     """Neither ceiling is exceeded, whatever the service allows."""
     counts, limiter = run(
@@ -212,7 +213,7 @@ async def _pause_of(retry_after: float | None) -> float:
     return min(left)
 
 
-@pytest.mark.parametrize(("retry_after", "pause"), [(30.0, 30.0), (0.0, 0.0), (1e6, 900.0), (None, 1.0)])
+@every(("retry_after", "pause"), [(30.0, 30.0), (0.0, 0.0), (1e6, 900.0), (None, 1.0)])
 def test_one_429_pauses_all_requests(retry_after: float | None, pause: float) -> None:
     """All requests wait for `Retry-After` up to its maximum; without it all pause briefly."""
     assert run_virtually(_pause_of(retry_after)) == pytest.approx(pause, abs=0.01)

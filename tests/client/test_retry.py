@@ -10,6 +10,7 @@ import pytest
 from pipeline.client.errors import AttemptError, ThrottledError
 from pipeline.client.retry import BUDGET_CAPACITY, RetryBudget, RetryPolicy, TimeSource
 from tests.client.virtual_time import run_virtually
+from tests.rows import every
 
 
 async def failing(errors: list[AttemptError | None], chance: float = 1.0, **options: Any) -> tuple[list[float], Any]:
@@ -104,7 +105,7 @@ def test_retry_after_extends_the_deadline() -> None:
     assert 3 <= len(run_virtually(main())) <= 5
 
 
-@pytest.mark.parametrize(("kind", "seconds"), [("connect", 15.0), ("dns", 15.0), ("status-500", 300.0)])
+@every(("kind", "seconds"), [("connect", 15.0), ("dns", 15.0), ("status-500", 300.0)])
 def test_an_unreachable_service_fails_soon(kind: str, seconds: float) -> None:
     """Before the first answer, connection failures end within the initial connect time."""
 

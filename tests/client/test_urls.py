@@ -14,9 +14,10 @@ from pipeline.client.client import Client
 from pipeline.client.options import check_base_url, check_token
 from pipeline.client.token_redactor import TokenRedactor
 from pipeline.errors import SettingsError
+from tests.rows import every
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "base"),
     [
         ("https://files.example.com", "https://files.example.com"),
@@ -37,7 +38,7 @@ def test_base_urls(text: str, base: str) -> None:
     assert check_base_url(text) == base
 
 
-@pytest.mark.parametrize(
+@every(
     "text",
     [
         "",
@@ -69,7 +70,7 @@ def test_unusable_base_urls(text: str) -> None:
     assert "secret" not in raised.value.message
 
 
-@pytest.mark.parametrize(
+@every(
     "token",
     ["", " ", "hush hush", "hush\n", " hush", '"hush"', "'hush'", "Bearer hush", "bearer hush", "hüsh", "hush\0"],
 )

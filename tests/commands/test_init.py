@@ -23,6 +23,7 @@ from pipeline.settings import Settings
 from pipeline.settings_template import render_settings_file
 from tests.commands.cli_process import called
 from tests.conftest import ROOT
+from tests.rows import every
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -202,7 +203,7 @@ def test_an_address_that_fails_is_offered_again(tmp_path: Path, canary: str) -> 
     assert "or write the files untested with --no-test." in shown
 
 
-@pytest.mark.parametrize(
+@every(
     ("pasted", "expected"),
     [
         ("https://service.example/api/v2/files?limit=1", "https://service.example"),

@@ -15,6 +15,7 @@ from schemas.tables import TABLES as DECLARED
 from tests.docs.diagram import draw_diagram, place_boxes
 from tests.docs.documents import CLI, INDEX, README, ROOT, TABLES, Document
 from tests.docs.generate import DOCS, PAGES, PICTURE, render
+from tests.rows import every
 
 if TYPE_CHECKING:
     from tests.docs.conftest import PopulatedLake
@@ -93,7 +94,7 @@ def test_last_lines_of_the_demo_run_as_printed(populated_lake: PopulatedLake) ->
         assert process.returncode == 0, (line, process.stderr.decode())
 
 
-@pytest.mark.parametrize("page", PAGES)
+@every("page", PAGES)
 def test_generated_pages_are_current(page: str) -> None:
     """The generated pages equal the generator's output for the present settings and commands."""
     assert (DOCS / page).read_text(encoding="utf-8") == render(page), "run `make docs`"

@@ -19,6 +19,7 @@ from schemas.tables import TABLES
 from tests.commands.cli_process import called
 from tests.docs import documents
 from tests.docs.conftest import CREATED, DELETED, UPDATED
+from tests.rows import every
 
 if TYPE_CHECKING:
     from tests.docs.conftest import PopulatedLake
@@ -134,7 +135,7 @@ def test_the_queries_of_the_tables_run(
         assert _run(db, query)
 
 
-@pytest.mark.parametrize("name", sorted(documents.DOCUMENTS))
+@every("name", sorted(documents.DOCUMENTS))
 def test_no_document_compares_with_local_time(name: str) -> None:
     """A query compares the lake's times with utc_now(): now() is in the reader's zone."""
     code = [*documents.DOCUMENTS[name].blocks("sql"), *documents.DOCUMENTS[name].blocks("console")]

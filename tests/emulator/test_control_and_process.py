@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.emulator.http_client import Asker, asking
+from tests.rows import every
 
 
 async def _control(ask: Asker, name: str, **wish: object) -> dict[str, Any]:
@@ -102,7 +103,7 @@ def _start(*arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-@pytest.mark.parametrize("way", ["SIGTERM", "stdin", "time"])
+@every("way", ["SIGTERM", "stdin", "time"])
 def test_a_process_of_its_own_says_where_it_is_and_ends_cleanly(way: str) -> None:
     """One line of JSON when ready; exit 0 on SIGTERM, when stdin closes, and when its time is over."""
     arguments = {"SIGTERM": [], "stdin": ["--until-stdin-closes"], "time": ["--max-seconds", "0.5"]}[way]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.emulator import EDIT_KINDS, Emulator, Quirks, World, WorldPlan, timestamps
 from pipeline.emulator.world import change_one
+from tests.rows import every
 
 NOW = "2026-06-01T12:00:00Z"
 
@@ -25,7 +26,7 @@ def test_one_seed_is_one_world() -> None:
     assert json.dumps(other) != json.dumps(_truth())
 
 
-@pytest.mark.parametrize("spread", ["natural", "even", "burst", "same-second"])
+@every("spread", ["natural", "even", "burst", "same-second"])
 def test_every_spread_has_all_files_in_its_days(spread: str) -> None:
     """Each distribution gives exactly the files asked for, none from the future."""
     world = World(WorldPlan(files=2000, seed=1, spread=spread, now=NOW), Quirks())  # type: ignore[arg-type]
@@ -112,9 +113,7 @@ def test_touching_many_gives_them_one_second() -> None:
     assert len(world.list_window(moment, moment)) == 200
 
 
-@pytest.mark.parametrize(
-    "text", ["2026-1-1", "tomorrow", "", "2026-01-01T24:00:00Z", "2026-01-01T10:00:60Z", "2026-13-01"]
-)
+@every("text", ["2026-1-1", "tomorrow", "", "2026-01-01T24:00:00Z", "2026-01-01T10:00:60Z", "2026-13-01"])
 def test_what_is_no_moment_is_refused(text: str) -> None:
     """Texts that name no moment raise ValueError."""
     with pytest.raises(ValueError, match=r".+"):

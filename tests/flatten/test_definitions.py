@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from pipeline.flatten.flatten import content_hash
 from tests.flatten.flatten_helpers import Object, rows, take
+from tests.rows import every
 
 STEP = {"id": 31, "workflow_id": 3, "order": 1, "description": "Seal", "allow_skip": True}
 WORKFLOW: Object = {"id": 3, "name": "Inbound", "force": 1, "updated_at": "2024-01-01T00:00:00Z", "steps": [STEP]}
@@ -17,7 +16,7 @@ def _runs(*definitions: Any) -> Object:
     return {"id": 17, "workflow_runs": [{"id": place, "workflow": each} for place, each in enumerate(definitions)]}
 
 
-@pytest.mark.parametrize(
+@every(
     "same",
     [
         WORKFLOW | {"updated_at": "2024-01-01T01:00:00.000000+01:00"},
@@ -36,7 +35,7 @@ def test_one_content_is_one_definition(same: Object) -> None:
     assert flat.definitions == {content_hash(WORKFLOW)}
 
 
-@pytest.mark.parametrize(
+@every(
     "other",
     [
         WORKFLOW | {"name": "Outbound"},
@@ -94,7 +93,7 @@ def test_a_run_names_its_definition() -> None:
     assert flat.tables["workflow_runs"]["_definition_hash"].to_pylist() == hashes
 
 
-@pytest.mark.parametrize("odd", ["text", 7, [], [WORKFLOW]])
+@every("odd", ["text", 7, [], [WORKFLOW]])
 def test_what_is_no_definition_is_kept_with_the_run(odd: object) -> None:
     """A workflow that is no object goes to the run's extra."""
     flat = take(_runs(odd))

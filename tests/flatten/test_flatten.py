@@ -15,6 +15,7 @@ from pipeline.emulator import Emulator, Quirks, WorldPlan, make_quirks
 from pipeline.flatten.flatten import FlattenResult, flatten
 from schemas import tables
 from tests.flatten.flatten_helpers import FETCHED, Object, drift, rows, take, version
+from tests.rows import every
 
 if TYPE_CHECKING:
     from schemas.file_versions import FileVersion
@@ -94,7 +95,7 @@ def test_unknown_keys_go_to_extra_and_are_counted() -> None:
     assert drift(flat) == {("files", "new", "unknown_key"): 1, ("uploads", "new", "unknown_key"): 2}
 
 
-@pytest.mark.parametrize(
+@every(
     ("key", "sent"),
     [
         ("id", 2**63),
@@ -173,7 +174,7 @@ def test_what_is_no_object_in_a_collection_goes_to_extra() -> None:
     assert rows(flat, "workflow_run_steps")[0]["position"] == 1
 
 
-@pytest.mark.parametrize("odd", ["5,6", 5, {"0": 5}, False])
+@every("odd", ["5,6", 5, {"0": 5}, False])
 def test_items_that_are_no_list_stay_with_their_step(odd: object) -> None:
     """`entity_ids` in another shape are kept in the step's extra."""
     flat = take({"workflow_runs": [{"workflow_run_steps": [{"id": 9, "entity_ids": odd}]}]})
@@ -191,7 +192,7 @@ def test_an_item_that_is_no_id_is_a_row_all_the_same() -> None:
     ]
 
 
-@pytest.mark.parametrize(("named", "kept"), [(17, False), ("17", False), (99, False), (18, True), ("x", True)])
+@every(("named", "kept"), [(17, False), ("17", False), (99, False), (18, True), ("x", True)])
 def test_a_child_of_another_file_says_so(named: object, kept: bool) -> None:  # noqa: FBT001 - a table of cases
     """A child's own `file_id` is dropped where it names its file, by id or instance, and kept where it does not."""
     flat = take({"id": 17, "file_id": 99, "uploads": [{"id": 5, "file_id": named}]})
@@ -222,7 +223,7 @@ def test_nothing_gives_nothing() -> None:
     assert _flat([]) == FlattenResult({}, Counter(), (), frozenset(), has_detail_forms=False)
 
 
-@pytest.mark.parametrize("profile", ["seen", "plain", "sparse", "contrary", "hostile", "instances"])
+@every("profile", ["seen", "plain", "sparse", "contrary", "hostile", "instances"])
 def test_every_profile_of_the_service_fits(profile: str) -> None:
     """Whatever the service answers where the interface is silent, every value has its column and none is a misfit."""
     versions = _world(make_quirks(profile))
@@ -233,7 +234,7 @@ def test_every_profile_of_the_service_fits(profile: str) -> None:
     assert all(table.schema.equals(tables.BY_NAME[name].arrow) for name, table in flat.tables.items())
 
 
-@pytest.mark.parametrize(
+@every(
     "other",
     [
         Quirks(extra_keys="none", empties="null", ids="string"),

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.flatten.flatten_helpers import Object, drift, rows, take
+from tests.rows import every
 
 QUESTIONS = [{"id": 1, "label": " Seal?"}, {"id": 2, "label": "Number"}]
 ANSWERS = [{"id": 2, "value": "12"}, {"id": "1", "value": "yes"}]
@@ -104,7 +105,7 @@ def test_what_submission_and_form_say_differently_is_kept_twice() -> None:
     assert drift(flat)["form_submits", "form.fields", "type_mismatch"] == 1
 
 
-@pytest.mark.parametrize("odd", ["text", 7, ["a", 1], [None, {"id": 1, "label": "Q"}]])
+@every("odd", ["text", 7, ["a", 1], [None, {"id": 1, "label": "Q"}]])
 def test_what_is_no_question_is_kept(odd: object) -> None:
     """Fields and answers in no known spelling go to extra."""
     (row,) = rows(take(_submit({"fields": odd, "answers": odd, "form": "x"})), "form_submits")

@@ -9,6 +9,7 @@ import pytest
 from pipeline.flatten.extra import MAX_DRIFT, OTHER_KEYS
 from pipeline.flatten.flatten import flatten
 from tests.flatten.flatten_helpers import drift, rows, take, version
+from tests.rows import every
 
 
 def test_a_million_keys_are_kept_and_counted_under_one_name() -> None:
@@ -30,7 +31,7 @@ def test_a_string_of_20_megabytes_is_kept() -> None:
     assert all(len(each.key) < 200 for each in flat.drift)
 
 
-@pytest.mark.parametrize(
+@every(
     "template",
     [
         b'{"k":%s}',

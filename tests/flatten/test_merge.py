@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from pipeline.flatten.merge import merge
+from tests.rows import every
 
 if TYPE_CHECKING:
     from tests.flatten.flatten_helpers import Object
@@ -27,7 +26,7 @@ def test_an_absent_key_does_not_speak() -> None:
     assert merge(item, {"id": 1, "locations": []}) == {**item, "locations": []}
 
 
-@pytest.mark.parametrize("item", [{"uploads": [{"id": 5}]}, {"uploads": None}, {"uploads": "junk"}, {}])
+@every("item", [{"uploads": [{"id": 5}]}, {"uploads": None}, {"uploads": "junk"}, {}])
 def test_an_empty_list_speaks(item: Object) -> None:
     """A file that went from two uploads to none has none."""
     assert merge(item, {"uploads": []}) == {"uploads": []}
@@ -51,7 +50,7 @@ def test_geocoding_is_kept_from_the_list() -> None:
     ]
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [("5", 5), (5, "5")])
+@every(("ours", "theirs"), [("5", 5), (5, "5")])
 def test_ids_may_be_text_on_one_side(ours: Any, theirs: Any) -> None:
     """Ids that are text on one side and numbers on the other name the same thing."""
     merged = merge({"uploads": [{"id": ours, "geocoding": 1}]}, {"uploads": [{"id": theirs}, {"id": 6}]})
@@ -95,7 +94,7 @@ def test_forms_are_merged_down_to_their_questions() -> None:
     assert merged == {"form_submits": [{"id": "a", "form": {**form, "title": "T"}}]}
 
 
-@pytest.mark.parametrize("odd", ["gone", 0, False, {"id": 5}])
+@every("odd", ["gone", 0, False, {"id": 5}])
 def test_something_else_than_a_collection_takes_no_rows_away(odd: object) -> None:
     """Where the detail has no list, the list's collection stands and the detail's word is kept beside it."""
     assert merge({"uploads": [{"id": 5}]}, {"uploads": odd}) == {"uploads": [{"id": 5}], "detail.uploads": odd}
@@ -114,7 +113,7 @@ def test_things_without_a_name_do_not_break_the_merge() -> None:
     assert merge(item, detail)["uploads"] == [7, {"id": [1], "a": 1}, {"b": 2, "c": 3}]
 
 
-@pytest.mark.parametrize("empty", [None, "", [], {}])
+@every("empty", [None, "", [], {}])
 def test_what_an_include_brought_is_not_erased(empty: object) -> None:
     """Geocoding and forms, which a detail cannot be asked for, stay where the detail has nothing in their place."""
     item = {"uploads": [{"id": 5, "geocoding": {"n": 5}}], "form_submits": [{"id": "a"}]}

@@ -6,11 +6,10 @@ import csv
 import subprocess
 from typing import TYPE_CHECKING
 
-import pytest
-
 from pipeline.errors import ExitCode
 from pipeline.images.image_export import choose_name
 from tests.images.image_harness import scene
+from tests.rows import every
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,7 +63,7 @@ async def test_a_folder_of_others_is_refused_and_damage_is_not_handed_over(tmp_p
         _check_sums(tmp_path / "out")
 
 
-@pytest.mark.parametrize(
+@every(
     ("reference", "expected"),
     [
         ("SC-1", ["SC-1/snap-1.jpg", "SC-1/snap-1-2.jpg"]),

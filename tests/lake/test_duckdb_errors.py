@@ -24,6 +24,7 @@ from pipeline.lake.duckdb_errors import (
     translate_duckdb_errors,
     write_error,
 )
+from tests.rows import every
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,7 +120,7 @@ def test_too_many_open_files_are_no_damage(tmp_path: Path) -> None:
     assert "ulimit -n" in failure.hint
 
 
-@pytest.mark.parametrize("sql", ["SELECT nope FROM range(1)", "SELEC 1", "FROM nope", "SELECT 'a'::INT"])
+@every("sql", ["SELECT nope FROM range(1)", "SELEC 1", "FROM nope", "SELECT 'a'::INT"])
 def test_a_wrong_statement_says_nothing_about_the_lake(sql: str) -> None:
     """An error in the statement is none of the lake's."""
     assert read_failure(sql) is None

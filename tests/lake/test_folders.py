@@ -26,6 +26,7 @@ from tests.commands.cli_process import called, variables
 from tests.constants import set_run_constants
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import told
+from tests.rows import every
 from tests.sync.sync_harness import opened, synced
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ def test_statistics_of_a_refused_folder(tmp_path: Path, alerts: bool) -> None:  
     Path("/tmp", tmp_path.name).unlink(missing_ok=True)  # noqa: S108
 
 
-@pytest.mark.parametrize("path", [Path("/"), Path("/usr"), Path("/etc")])
+@every("path", [Path("/"), Path("/usr"), Path("/etc")])
 def test_folders_of_the_system(path: Path) -> None:
     """The root of the file system and the system's folders are no lake and not empty."""
     with pytest.raises(SettingsError, match="not a lake and not empty"):

@@ -17,6 +17,7 @@ from typer.main import get_command
 from pipeline.cli import app
 from pipeline.config import NON_SETTING_VARIABLES, load, source_names
 from pipeline.settings import Settings
+from tests.rows import every
 
 CONFIGS: Final = Path(__file__).resolve().parents[2] / "configs"
 FILES: Final = [
@@ -89,7 +90,7 @@ def test_every_setting_exists(path: Path) -> None:
     assert not re.search(r"SCANLAKE_TOKEN\b(=|, value)", text)
 
 
-@pytest.mark.parametrize("name", ["scanlake.service", "scanlake-watch.service"])
+@every("name", ["scanlake.service", "scanlake-watch.service"])
 def test_the_units_are_hardened(name: str) -> None:
     """Both services give up what they do not need, and get the token as a credential."""
     found = _directives((CONFIGS / "systemd" / name).read_text(encoding="utf-8"))
@@ -122,7 +123,7 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", ["watch.yaml", "cronjob.yaml"])
+@every("name", ["watch.yaml", "cronjob.yaml"])
 def test_the_pods_are_hardened(name: str) -> None:
     """Pods run as nobody in particular, write nowhere but their volumes, and have limits; the token is a file."""
     text = (CONFIGS / "kubernetes" / name).read_text(encoding="utf-8")

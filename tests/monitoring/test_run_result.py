@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from pipeline.errors import (
     AuthenticationError,
     ExitCode,
@@ -19,9 +17,10 @@ from pipeline.errors import (
 )
 from pipeline.monitoring.child_process import describe_exit
 from pipeline.monitoring.run_result import RunOutcome, RunResult
+from tests.rows import every
 
 
-@pytest.mark.parametrize(
+@every(
     ("code", "outcome"),
     [
         (0, RunOutcome.DONE),
@@ -58,7 +57,7 @@ def _after_storage_error() -> RuntimeError:
     return error
 
 
-@pytest.mark.parametrize(
+@every(
     ("error", "code"),
     [
         (ScanlakeError("away"), ExitCode.FAILED),

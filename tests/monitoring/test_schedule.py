@@ -8,11 +8,12 @@ from pipeline.errors import SettingsError
 from pipeline.formatting import format_duration
 from pipeline.monitoring.run_result import RunOutcome
 from pipeline.monitoring.schedule import Schedule, parse_duration
+from tests.rows import every
 
 QUARTER = 900.0
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "seconds"), [("90s", 90), ("15m", 900), ("6h", 21_600), ("1d", 86_400), ("1h30m", 5_400), ("0.5s", 0.5)]
 )
 def test_durations_are_read(text: str, seconds: float) -> None:
@@ -20,7 +21,7 @@ def test_durations_are_read(text: str, seconds: float) -> None:
     assert parse_duration("--every", text) == seconds
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "says"),
     [
         ("15", "--every: not a duration. Did you mean 15s or 15m?"),
@@ -43,9 +44,7 @@ def test_what_is_no_duration_says_how_to_write_one(text: str, says: str) -> None
     assert "90s, 15m, 6h, 1d" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0s"), (2.25, "2.2s"), (90, "1m30s"), (900, "15m"), (90_061, "1d1h"), (59.6, "1m")]
-)
+@every(("seconds", "text"), [(0, "0s"), (2.25, "2.2s"), (90, "1m30s"), (900, "15m"), (90_061, "1d1h"), (59.6, "1m")])
 def test_durations_are_spelt(seconds: float, text: str) -> None:
     """A duration is told in the units it is written in, the two greatest."""
     assert format_duration(seconds) == text
@@ -71,7 +70,7 @@ def test_the_first_run_waits_a_moment() -> None:
     assert Schedule(1, 0.1, lambda: 1.0).initial_delay() == 0.1
 
 
-@pytest.mark.parametrize(
+@every(
     ("every", "outcome", "pauses"),
     [
         (QUARTER, RunOutcome.FAILED, [30, 60, 120, 240, 480, 900, 900]),

@@ -8,13 +8,12 @@ import re
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from pipeline.formatting import format_bytes, format_duration
 from pipeline.logs import register_secrets
 from pipeline.pages.charts import axis_values, build_charts
 from pipeline.templates.rendering import ENVIRONMENT
 from tests.pages.page_lakes import HOSTILE, NOW, ParsedPage, build_lake, load_data, open_page_macros, page_of
+from tests.rows import every
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -169,7 +168,7 @@ def test_months_without_uploads_keep_their_place(tmp_path: Path) -> None:
 # The pieces
 
 
-@pytest.mark.parametrize(
+@every(
     ("most", "ticks"),
     [(0, (0, 1)), (1, (0, 1)), (3, (0, 1, 2, 3)), (7, (0, 2, 4, 6, 8)), (99, (0, 25, 50, 75, 100)),
      (1_234_567, (0, 500_000, 1_000_000, 1_500_000)), (float("nan"), (0, 1))],

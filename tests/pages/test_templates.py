@@ -6,11 +6,10 @@ import re
 from importlib.resources import files
 from typing import Final
 
-import pytest
-
 from pipeline.logs import register_secrets
 from pipeline.templates.rendering import ENVIRONMENT, is_web_address
 from tests.pages.page_lakes import HOSTILE
+from tests.rows import every
 
 NAMES: Final = sorted(
     path.name for path in files("pipeline.templates").iterdir() if path.name.endswith((".jinja", ".html"))
@@ -19,7 +18,7 @@ POSITIONS: Final = ("<p>{{ text }}</p>", '<p title="{{ text }}"></p>', '<input v
                     "<p>{{ text | unredacted }}</p>", "<p>{{ text | visible | shorten(2000) }}</p>")  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES)
+@every("name", NAMES)
 def test_no_template_turns_escaping_off(name: str) -> None:
     """No filter marks a value as markup, no block turns escaping off, and every attribute with a value has quotes."""
     text = files("pipeline.templates").joinpath(name).read_text(encoding="utf-8")
@@ -30,7 +29,7 @@ def test_no_template_turns_escaping_off(name: str) -> None:
         assert scripts == "{{ script }}", "no value is part of a script"
 
 
-@pytest.mark.parametrize("position", POSITIONS)
+@every("position", POSITIONS)
 def test_a_value_is_text_in_every_position(position: str) -> None:
     """Whatever the filter, a value ends neither the attribute nor the element that it is in."""
     shown = ENVIRONMENT.from_string(position).render(text=HOSTILE)
@@ -48,7 +47,7 @@ def test_what_hides_is_seen_and_secrets_are_not() -> None:
     assert ENVIRONMENT.from_string("{{ text | unredacted }}").render(text="/a?b=c\x1b") == "/a?b=c\\x1b"
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "is_address"),
     [("https://a.example/?a=1", True), ("http://a", True), ("javascript:alert(1)//https://x", False), (None, False),
      ("data:text/html,x", False), ("https://", False), ("https://a.example/ b", False), ("https://[", False),

@@ -16,6 +16,7 @@ from pipeline.errors import ExitCode, PublishConflictError, PublishError, Settin
 from pipeline.publish import cloud_store
 from pipeline.publish.cloud_store import CloudStore
 from pipeline.publish.object_store import ObjectStore, open_store
+from tests.rows import every
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,7 +161,7 @@ def test_a_store_that_ignores_conditions_is_refused(ignored: str, monkeypatch: p
     assert list(store.list()) == []
 
 
-@pytest.mark.parametrize(
+@every(
     "url",
     "s3: s3:/// s3:///prefix ftp://host/x file:// file:/// file://host/x /folder bucket/prefix memory:///x"
     " http://127.0.0.1/x s3://bucket/a/../b s3://bucket//a s3://bucket/a*b s3://bucket/%41 file:///a'b".split(),

@@ -21,6 +21,7 @@ from pipeline.shares import ShareOutcome, ShareRun, build_requests, count_recipi
 from schemas.timestamps import SECOND, now_us
 from tests.processes import ended, ran, started, started_at
 from tests.reports.report_harness import SEED, make_empty_lake, quick_client, sync_lists
+from tests.rows import every
 from tests.sync.sync_harness import opened
 
 if TYPE_CHECKING:
@@ -263,7 +264,7 @@ async def test_a_reference_of_several_files_is_a_warning_before_the_share(tmp_pa
         assert (code, emulator.requests) == (0, 0)  # both links are reused
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "says"),
     [
         ("name,email\nA,b@x\n", "unknown column 'name'"),
@@ -281,7 +282,7 @@ def test_a_malformed_csv_is_refused(text: str, says: str) -> None:
     assert "scanlake.toml" not in caught.value.hint
 
 
-@pytest.mark.parametrize(
+@every(
     ("wanted", "says"),
     [
         ({"reference": "A" * 256}, "reference"),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from schemas.file_versions import content_digest
+from tests.rows import every
 
 
-@pytest.mark.parametrize(
+@every(
     "other",
     [
         b'{"updated_at":"2026-01-02T03:04:05Z","image_url":"https:\\/\\/x\\/a.jpg?sig=2","n":"a"}',
@@ -23,7 +22,7 @@ def test_the_same(other: bytes) -> None:
     )
 
 
-@pytest.mark.parametrize(
+@every(
     ("one", "other"),
     [
         (b'{"comment":"ABCZ"}', b'{"comment":"ABC"}'),

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.json_decode import InvalidJsonError, decode_json
+from tests.rows import every
 
 
-@pytest.mark.parametrize(
+@every(
     ("document", "expected"),
     [
         (b"9007199254740993", 2**53 + 1),
@@ -44,7 +45,7 @@ def test_the_sign_of_zero_is_kept() -> None:
     assert str(decode_json(b"-0.0")) == "-0.0"
 
 
-@pytest.mark.parametrize(
+@every(
     ("document", "expected"),
     [
         (b"[NaN,1]", ["NaN", 1]),
@@ -63,7 +64,7 @@ def test_what_strict_json_refuses_is_read_all_the_same(document: bytes, expected
     assert decode_json(document) == expected
 
 
-@pytest.mark.parametrize(
+@every(
     "document",
     [b"", b" ", b"{", b'{"a":1', b'{"a":1}}', b"[1,]", b"<html>", b"{'a':1}", b'"\xff"', b"\x00", b'"a', b"01", b"1 2"],
 )
@@ -74,7 +75,7 @@ def test_what_is_no_document_is_unreadable(document: bytes) -> None:
     assert "html" not in str(refused.value)
 
 
-@pytest.mark.parametrize("opening", [b"[", b'{"a":'])
+@every("opening", [b"[", b'{"a":'])
 def test_a_depth_bomb_is_unreadable(opening: bytes) -> None:
     """A document nested 200,000 deep is refused, whole or cut; Python's stack survives."""
     depth = 200_000

@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from schemas.requests import INCLUDES, FileQuery, ReportRequest, ReportSettings, ShareRequest
+from tests.rows import every
 
 SECRET = "s3cr3t-value"
 
@@ -89,7 +90,7 @@ def test_a_report_is_spelled_as_the_interface_says() -> None:
     assert ReportSettings(timezone="UTC").body() == {"dateTime": {"zone": "UTC"}}
 
 
-@pytest.mark.parametrize(
+@every(
     ("model", "given"),
     [
         (FileQuery, {"limit": 0}),

@@ -9,6 +9,7 @@ import pytest
 
 from schemas import tables
 from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, RAW, TABLES, Table
+from tests.rows import every
 
 # Section 2 of the interface, then "Shapes beyond the document" of the field notes.
 FIELDS: Final = {
@@ -53,7 +54,7 @@ WITHOUT_COLUMN: Final = {
 EVERY: Final = pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
 
 
-@pytest.mark.parametrize(("name", "keys"), FIELDS.items())
+@every(("name", "keys"), FIELDS.items())
 def test_every_field_has_a_column_or_a_reason(name: str, keys: str) -> None:
     """Each field of the interface and of the field notes has a column, or stands here with the reason why not."""
     table = BY_NAME[name]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from schemas import timestamps
 from schemas.timestamps import SECOND, format_instant, from_datetime, parse_instant, to_datetime
+from tests.rows import every
 
 _MOMENTS = st.datetimes(timezones=st.just(UTC))
 
@@ -19,7 +19,7 @@ def _at(year: int, month: int, day: int, *clock: int) -> int:
     return from_datetime(datetime(year, month, day, hour, minute, second, micros, UTC))
 
 
-@pytest.mark.parametrize(
+@every(
     ("sent", "expected"),
     [
         ("2023-12-11T15:02:56.727000Z", _at(2023, 12, 11, 15, 2, 56, 727_000)),
@@ -54,7 +54,7 @@ def test_every_spelling_of_the_policy_is_read(sent: object, expected: int) -> No
     assert parse_instant(sent) == expected
 
 
-@pytest.mark.parametrize(
+@every(
     "sent",
     [
         "",

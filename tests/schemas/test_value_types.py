@@ -25,6 +25,7 @@ from schemas.value_types import (
     encode_json,
     escape_surrogates,
 )
+from tests.rows import every
 
 _NO_ID: list[Any] = [2**63, 2**64, 10**30, "9223372036854775808", -(2**63) - 1, "007", "+1", "-0", "1.0", " 1"]
 _NO_ID += ["1e3", "\u0663", "0x10", Decimal("1.0"), True, "NaN", [], {}, [1], 1.0]
@@ -41,7 +42,7 @@ _VALUES: st.SearchStrategy[Any] = st.recursive(
 _ANY_TEXT = st.text(st.sampled_from("\ud800\udfff\\ud8fa0é"), max_size=8) | st.text()
 
 
-@pytest.mark.parametrize(
+@every(
     ("kind", "sent", "expected"),
     [
         (ID, 2**53 + 1, 2**53 + 1),
@@ -88,7 +89,7 @@ def test_what_fits_is_taken_exactly(kind: ValueType, sent: object, expected: obj
     assert type(judged) is type(expected)
 
 
-@pytest.mark.parametrize(
+@every(
     ("kind", "sent"),
     [
         *((ID, sent) for sent in _NO_ID),

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from schemas import wire
 from schemas.json_decode import decode_json
+from tests.rows import every
 
 DOCUMENT = b"""{
   "id": "9007199254740993", "closed": 1, "updated_at": "2023-12-11T15:02:51+00:00", "scan_code": 7, "new_key": [1],
@@ -47,7 +48,7 @@ def test_unknown_keys_are_kept() -> None:
     assert wire.File.model_validate(decode_json(DOCUMENT)).model_extra == {"new_key": [1]}
 
 
-@pytest.mark.parametrize("given", [{"id": "s3cr3t"}, {"id": Decimal("1.5")}, {"uploads": ["s3cr3t"]}, {"closed": {}}])
+@every("given", [{"id": "s3cr3t"}, {"id": Decimal("1.5")}, {"uploads": ["s3cr3t"]}, {"closed": {}}])
 def test_a_misfit_is_refused_without_being_shown(given: dict[str, Any]) -> None:
     """A value that does not fit its kind is an error of validation that does not show it."""
     with pytest.raises(ValidationError) as refused:

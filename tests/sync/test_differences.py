@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
 from pipeline.crawl.windows import ALL_TIME, Window
 from pipeline.sync.differences import SeenFiles, plan_repair_windows, select_rotating_share
 from schemas.timestamps import SECOND
+from tests.rows import every
 
 
-@pytest.mark.parametrize("share", [0.1, 0.25, 0.3, 0.999])
+@every("share", [0.1, 0.25, 0.3, 0.999])
 def test_rotating_shares_select_every_file(share: float) -> None:
     """Calls that pass the position on select all files before the rotation begins again."""
     files, seen, position = range(1, 5_000), set(), 0
