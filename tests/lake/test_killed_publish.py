@@ -20,7 +20,7 @@ from tests.lake.corruption import checked
 from tests.lake.lake_builder import AT, commit
 from tests.lake.publish_killer import WORK
 from tests.lake.test_crash import litter
-from tests.soaking import SOAKING
+from tests.soaking import SOAKING, draw_seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -90,8 +90,7 @@ def _choose_steps(names: list[str], *, after: str) -> list[int]:
         return list(steps)
     if after in names:
         return list(steps[names.index(after) + 1 :])
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = draw_seed(__name__)
     return [random.Random(seed).choice(steps)]
 
 

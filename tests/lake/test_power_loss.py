@@ -21,6 +21,7 @@ from tests.lake.corruption import checked
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import compact_all
 from tests.lake.powerloss import Entry, Log, Tree, losses, recorded
+from tests.soaking import draw_seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,8 +64,7 @@ def reading(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_nothing_that_is_named_is_missing(log: Log, reading: Path, tmp_path: Path) -> None:
     """After a loss of power at any moment no catalog and no ledger names a part that is missing or short."""
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = draw_seed(__name__)
     states = list(losses(log, alone=4))
     assert len(states) > 200
     named = named_in(reading)

@@ -18,6 +18,7 @@ from pipeline.lake.lake import Lake
 from pipeline.settings import Settings
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import compact_all
+from tests.soaking import draw_seed
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PUBLISHES: Final = 100 if os.environ.get("SOAK_EXAMPLES") else 32
@@ -36,8 +37,7 @@ for line in sys.stdin:
 @pytest.mark.slow
 def test_held_connections_see_whole_snapshots(tmp_path: Path) -> None:
     """Over many publishes, compactions and kills at random no reader errs, sees a mix, or goes back in time."""
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = draw_seed(__name__)
     rng = random.Random(seed)
     lake, stop = tmp_path / "lake", tmp_path / "stop"
     with Lake(lake, doing="test") as made:

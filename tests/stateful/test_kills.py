@@ -17,7 +17,7 @@ import pytest
 
 from pipeline.emulator import Emulator
 from tests.oracle import differences
-from tests.soaking import SOAKING
+from tests.soaking import SOAKING, draw_seed
 from tests.sync.sync_harness import opened
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FILES: Final = 8_000
 KILLS: Final = 6
-SEED: Final = int(os.environ.get("SOAK_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
+SEED: Final = draw_seed(__name__)
 
 
 async def started(emulator: Emulator, lake: Path, **settings: Any) -> asyncio.subprocess.Process:

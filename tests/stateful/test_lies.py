@@ -16,7 +16,7 @@ from pipeline.sync.sync import TimeRange
 from pipeline.sync.verify import VerifyMode
 from schemas.timestamps import SECOND, now_us
 from tests.oracle import differences
-from tests.soaking import SOAKING, sample
+from tests.soaking import SOAKING, draw_seed, sample
 from tests.stateful.lies import HIDES, NAMES, UNSEEN, Lie, LyingEmulator
 from tests.sync.sync_harness import opened, synced
 from tests.sync.test_verify import verified
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SOAK_SECONDS: Final = float(os.environ.get("SOAK_SECONDS", "600"))
-SEED: Final = int(os.environ.get("SOAK_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
+SEED: Final = draw_seed(__name__)
 FILES: Final = 70
 _HOUR: Final = 3_600
 _MAX_SECONDS: Final = 60.0

@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.emulator import Emulator
 from tests.oracle import differences
-from tests.soaking import SOAKING
+from tests.soaking import SOAKING, draw_seed
 from tests.sync.sync_harness import SEED, opened, synced
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ async def died(emulator: Emulator, lake: Path, when: str, min_files: int, *steps
 @pytest.mark.parametrize("when", ["early", "late"] if SOAKING else ["late"])
 async def test_killed_at_any_step(tmp_path: Path, when: str, min_files: int) -> None:
     """Killed before or after any write, sync, rename or transaction: readers see old or new, the next run heals."""
-    seed = random.SystemRandom().randrange(10**6)
-    print(f"seed {seed}")
+    seed = draw_seed(__name__)
     lake = tmp_path / "lake"
     async with Emulator(12, seed=SEED) as emulator:
         await synced(emulator, lake)
