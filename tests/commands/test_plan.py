@@ -8,9 +8,15 @@ import pytest
 
 from pipeline.emulator import Emulator
 from pipeline.emulator.options import Quirks
+from pipeline.lake.lake import Lake
+from pipeline.lake.layout import LakeLayout
+from pipeline.lake.models import RunRecord
+from pipeline.lake.reader import open_ledger_readonly
 from pipeline.settings import Settings
+from pipeline.sync import plan
 from pipeline.sync.plan import SyncPlan, plan_sync
 from tests.commands.cli_process import called, variables
+from tests.lake.lake_builder import commit
 from tests.sync.sync_harness import opened, synced
 
 if TYPE_CHECKING:
@@ -124,3 +130,15 @@ async def test_a_sample_heeds_the_rate_limit(tmp_path: Path) -> None:
         plan = await plan_sync(settings, emulator.token)
     assert plan.seconds is not None
     assert plan.seconds > 450 / 20
+
+
+def test_the_run_with_the_most_calls_shows_the_rate(tmp_path: Path) -> None:
+    """Of several runs the largest counts: small ones spend their time on other things than calls."""
+    with Lake(tmp_path / "lake", doing="test") as held:
+        commit(held, dict.fromkeys(range(60), 0))
+        for number, (calls, seconds) in enumerate([(4, 8.0), (900, 10.0), (30, 60.0)]):
+            run = RunRecord(f"run {number}", "sync", "1", number, requests_detail=calls, seconds=seconds, state="done")
+            held.ledger.begin_run(run)
+    with open_ledger_readonly(LakeLayout(tmp_path / "lake")) as ledger:
+        cost = plan._read_cost(ledger)
+    assert cost.calls_per_second == 90

@@ -1,16 +1,31 @@
-"""Batches: what one of them holds in memory is bounded by bytes as well as by files."""
+"""Batches: what one holds in memory is bounded by bytes as well as by files, and what follows a failed commit."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
+
+from pipeline.client.protocol import ListItem
 from pipeline.crawl import batcher
+from pipeline.crawl.batcher import Batcher
+from pipeline.crawl.details import FetchResult
+from pipeline.crawl.in_flight import InFlightFiles
+from pipeline.crawl.models import CrawlStats, ListedWindow
+from pipeline.crawl.windows import Window
 from pipeline.emulator import Emulator
+from pipeline.errors import StorageError
+from pipeline.lake.models import FileVersionRecord
+from schemas.file_versions import FileVersion, content_digest
 from tests.crawl.crawl_harness import WITH_DETAILS, FakeLake, run_crawl
 
 if TYPE_CHECKING:
-    import pytest
+    from collections.abc import Sequence
+
+    from pipeline.crawl.batcher import Commit
+    from pipeline.crawl.models import CommitBatch
 
 _MAX_UNITS = 40
 _UNIT_BYTES = 1_000
@@ -29,3 +44,71 @@ async def test_large_files_make_small_batches(monkeypatch: pytest.MonkeyPatch) -
     assert len(lake.stored) == 400
     assert max(map(sum, sizes)) <= _MAX_UNITS * _UNIT_BYTES + 2 * max(map(max, filter(None, sizes)))
     assert max(map(len, sizes)) < _MAX_UNITS
+
+
+async def test_nothing_is_committed_after_a_failed_commit() -> None:
+    """A batch that was being written when the commit before it failed is not committed: its window is read again."""
+    committed, first_fails, second_is_written = [], asyncio.Event(), asyncio.Event()
+
+    async def sink(batch: CommitBatch) -> Commit:
+        number = len(written)
+        written.append([version.file_id for version in batch.versions])
+        if number:
+            first_fails.set()
+            await second_is_written.wait()
+
+        async def commit() -> None:
+            if not number:
+                await first_fails.wait()
+                raise StorageError("The disk is full.")
+            committed.append(number)
+
+        return commit
+
+    written: list[list[int]] = []
+    options = replace(WITH_DETAILS, commit_every_files=1)
+    in_flight = InFlightFiles(options, CrawlStats(), run_id="run", lookup=_know_nothing)
+    batches = Batcher(options, in_flight, sink)
+    window = ListedWindow(Window(0, 10))
+    await in_flight.submit([ListItem(number, None, None, b"{}") for number in (1, 2)], window)
+    running = asyncio.create_task(batches.run())
+    for _ in range(2):
+        task = await in_flight.next_task()
+        await batches.add_file(task, FetchResult(FileVersion(task.key, b"{}", None, None, 0, "detail")))
+        while len(written) < task.key:
+            await asyncio.sleep(0)
+    second_is_written.set()
+    with pytest.raises(StorageError) as failed:
+        await running
+    await batches.close(failed.value)
+    assert (written, committed) == ([[1], [2]], [])
+
+
+async def _know_nothing(_: Sequence[int]) -> dict[int, FileVersionRecord]:
+    return {}
+
+
+async def test_a_version_that_may_have_changed_meanwhile_is_fetched_again() -> None:
+    """A stored version counts as current if it is stable; one that changed while it was fetched does not."""
+    item = ListItem(1, None, 5_000_000, b'{"id": 1}')
+    for is_stable in (True, False):
+        stored = FileVersionRecord(
+            file_id=1,
+            commit_seq=1,
+            deleted=False,
+            updated_at=item.updated_at,
+            fetched_at=6_000_000,
+            digest=content_digest(item.raw),
+            fetch_signature=WITH_DETAILS.fetch_signature,
+            is_stable=is_stable,
+            instance_id=None,
+            run_id="earlier",
+        )
+
+        async def lookup(_: Sequence[int], stored: FileVersionRecord = stored) -> dict[int, FileVersionRecord]:
+            return {1: stored}
+
+        stats = CrawlStats()
+        in_flight = InFlightFiles(WITH_DETAILS, stats, run_id="run", lookup=lookup)
+        await in_flight.submit([item], ListedWindow(Window(0, 10)))
+        assert (len(in_flight), stats.skipped) == ((0, 1) if is_stable else (1, 0))

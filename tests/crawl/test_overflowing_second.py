@@ -7,7 +7,11 @@ from typing import Final
 
 import pytest
 
+from pipeline.client.client import Client
+from pipeline.crawl.listing import WindowReader
+from pipeline.crawl.windows import Window
 from pipeline.emulator import make_quirks
+from schemas.timestamps import SECOND, now_us
 from tests.crawl.crawl_harness import LIST_ONLY, ChangingEmulator, FakeLake, differences, run_crawl
 
 SEED: Final = 13
@@ -101,3 +105,16 @@ async def test_a_long_window_with_an_overflow_at_its_end() -> None:
         ]
         await run_crawl(emulator, lake, options)
         assert differences(emulator, lake) == []
+
+
+@pytest.mark.parametrize(("paging", "calls"), [("top", 4), ("bare", 6)])
+async def test_pages_are_read_to_the_last_and_no_further(paging: str, calls: int) -> None:
+    """A second of 120 files is three pages and one without includes; without hints each list ends with an empty one."""
+    options = replace(LIST_ONLY, includes=("locations",))
+    async with ChangingEmulator(150, seed=SEED, quirks=make_quirks("seen", {"paging": paging})) as emulator:
+        keys = fill_second(emulator, 120)
+        second = Window(STAMP // SECOND, STAMP // SECOND + 1, overflows=True)
+        async with Client(emulator.base_url, emulator.token) as client:
+            result = await WindowReader(client, options, lambda: now_us() // SECOND).read(second)
+        assert sorted(item.id or 0 for item in result.items) == sorted(keys)
+        assert emulator.counts["list"] == calls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -9,8 +10,11 @@ import pytest
 from pipeline.emulator import Emulator, make_quirks
 from pipeline.errors import AuthenticationError, ProtocolError, SettingsError
 from pipeline.lake.lake import Lake
+from pipeline.lake.lookups import FileIdentity
+from pipeline.sync import account_check
 from pipeline.sync.verify import VerifyMode
 from tests.oracle import differences
+from tests.rows import every
 from tests.stateful import lies
 from tests.stateful.lies import Lie, LyingEmulator
 from tests.sync.sync_harness import SEED, opened, synced
@@ -27,6 +31,32 @@ CREATED: Final[dict[str, Callable[[str], Any]]] = {
     "an hour later": lambda text: text[:11] + f"{(int(text[11:13]) + 1) % 24:02}" + text[13:],
     "in local words": lambda text: f"{text[8:10]}.{text[5:7]}.{text[:4]}",
 }
+
+
+_NOON: Final = 1_772_366_400_000_000  # 2026-03-01T12:00:00Z
+
+
+@every(
+    ("document", "is_same"),
+    [
+        ({"scan_code": "R1"}, True),
+        ({"scan_code": "R2"}, False),
+        ({"scan_code": "R2", "created_at": "2026-03-01T12:00:00Z"}, True),
+        ({"scan_code": "R2", "created_at": "2026-03-01T12:00:01Z"}, False),
+        ({"scan_code": "R2", "created_at": None, "uploads": [{"id": 9}, {"id": 7}]}, True),
+        ({"scan_code": "R2", "created_at": None, "uploads": [{"id": 9}, {"id": "8"}, {"id": {}}, None]}, False),
+        ({"scan_code": "R2", "uploads": []}, False),
+        ({"scan_code": "R2", "uploads": {"id": 7}}, False),
+        ([], False),
+    ],
+)
+def test_reference_creation_or_an_upload_prove_a_file(document: object, is_same: bool) -> None:  # noqa: FBT001
+    """A file is the lake's by its reference, its creation or one of its uploads, and by nothing else."""
+    stored = FileIdentity("R1", _NOON, frozenset({7}))
+    assert account_check._is_same_file(stored, json.dumps(document).encode()) is is_same
+    nothing = FileIdentity(None, None)
+    assert not account_check._is_same_file(nothing, json.dumps(document).encode())
+    assert not account_check._is_same_file(None, json.dumps(document).encode())
 
 
 @pytest.mark.parametrize("settings", [{}, {"fetch_details": "never"}], ids=["details", "list only"])

@@ -169,11 +169,18 @@ async def test_what_is_owed_and_gone_is_forgotten(tmp_path: Path) -> None:
         await synced(emulator, lake)
         [new] = emulator.world.create(1)
         await synced(emulator, lake)
+        of_new = (
+            "SELECT count(*) FROM (SELECT file_id FROM files UNION ALL SELECT file_id FROM uploads) WHERE file_id = ?"
+        )
+        with opened(lake) as db:
+            assert db.execute(of_new, [new]).fetchall() > [(1,)]
         raw = max((lake / "raw").glob("*.parquet"))
         flip(raw)
         flip(lake / "parts" / "files" / raw.name)
         with Lake(lake, doing="check", check_before_open=True) as held:
             assert repair_files(held).files_to_fetch == [new]
+        with opened(lake) as db:  # until it is fetched again, no table has a part of it
+            assert db.execute(of_new, [new]).fetchall() == [(0,)]
         emulator.world.delete([new])
         await synced(emulator, lake)
         with Lake(lake, doing="test") as held:
