@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 MANIFEST: Final = "manifest.csv"
 SUMS: Final = "SHA256SUMS"
-STORED: Final = "stored"
 NO_LINK: Final = "unlinked"
 """State of an upload that has no link to an image, so none can be downloaded."""
 _LINE: Final = re.compile(r"([0-9a-f]{64})  (.+)")
