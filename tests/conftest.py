@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, core, settings
 from hypothesis.configuration import set_hypothesis_home_dir
 
+from tests.budget import Budget, read_slow_modules
 from tests.guards import Guard, spellings
 from tests.memory_folder import find_memory_folder
+from tests.soaking import SEED_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,31 +31,25 @@ CANARY: Final = "cAnArY/7f3a+Scanlake/Suite9c1e+Token=="
 TOKEN_FILE: Final = "token"
 """The one file name under which a test may keep the canary."""
 
-_SLOW_FOLDERS: Final = ("api", "engines", "lake", "publish", "reports", "stateful", "sync")
-_SLOW_MODULES: Final = frozenset(
-    "cli/test_argument_validation cli/test_damage cli/test_hostile_queries cli/test_mcp cli/test_output"
-    " cli/test_process_start cli/test_query_access cli/test_standard_streams cli/test_summaries client/test_proxy"
-    " client/test_rate_on_sockets commands/test_check commands/test_errors commands/test_files"
-    " commands/test_plan commands/test_sources commands/test_query_all commands/test_true_figures crawl/test_bounds"
-    " crawl/test_budgets crawl/test_failures crawl/test_list_variants crawl/test_moving_world"
-    " crawl/test_overflowing_second crawl/test_stopping pages/test_browser pages/test_command"
-    " pages/test_figures docs/test_output docs/test_search_output emulator/test_control_and_process"
-    " monitoring/test_container monitoring/test_metrics monitoring/test_terminal_progress"
-    " monitoring/test_watch cli/test_query_terminal commands/test_first_run commands/test_init"
-    " commands/test_init_source"
-    " test_distribution".split()
-)
-"""Modules whose tests mostly start processes or sync whole worlds: `make test-fast` leaves them out."""
-
 _ZONES: Final = ("UTC", "Europe/Berlin", "Asia/Kathmandu", "Pacific/Apia", "America/St_Johns")
 _OF_OTHERS: Final = ("SCANLAKE_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "NETRC")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a whole run record what `make test-fast` leaves out."""
+    parser.addoption("--record-costs", action="store_true", help="write tests/slow_modules.txt anew from this run")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Count processor time."""
+    config.pluginmanager.register(Budget(records=config.getoption("--record-costs")), "budget")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of slow modules."""
+    slow = read_slow_modules()
     for item in items:
-        module = item.path.relative_to(ROOT / "tests").with_suffix("").as_posix()
-        if module in _SLOW_MODULES or module.startswith(_SLOW_FOLDERS):
+        if item.path.relative_to(ROOT).as_posix() in slow:
             item.add_marker(pytest.mark.slow)
 
 
@@ -65,11 +61,12 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 set_hypothesis_home_dir(ROOT / ".hypothesis")
 _SLOW_IS_FINE: Final = (HealthCheck.too_slow, HealthCheck.function_scoped_fixture)
 settings.register_profile("dev", deadline=None, print_blob=True, suppress_health_check=_SLOW_IS_FINE)
-settings.register_profile(
-    "ci", settings.get_profile("dev"), max_examples=100, derandomize=True, database=None, print_blob=True
-)
+settings.register_profile("same", settings.get_profile("dev"), derandomize=True, database=None)
 settings.register_profile("soak", settings.get_profile("dev"), database=None)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or "same")
+if SEED_VARIABLE in os.environ:
+    settings.load_profile("soak")
+    core.global_force_seed = int(os.environ[SEED_VARIABLE])  # type: ignore[assignment]
 
 # pytest makes its temporary folder there.
 if "PYTEST_DEBUG_TEMPROOT" not in os.environ and (_memory := find_memory_folder()) is not None:

@@ -35,6 +35,7 @@ _SERVER_FLAG: Final = "--serve"
 _MAX_REQUEST_BYTES: Final = 1_000_000
 _lock: Final = threading.Lock()
 _server: socket.socket | None = None
+_used = 0.0
 
 
 @dataclass(frozen=True)
@@ -93,16 +94,25 @@ def _read_all(handle: int) -> bytes:
 
 def _run(request: Mapping[str, Any], streams: list[int]) -> int:
     """Let the server run the command; return its exit status."""
+    global _used  # noqa: PLW0603 - one sum for each process of tests
     read_end, write_end = os.pipe()
-    with os.fdopen(read_end, "rb") as status:
+    with os.fdopen(read_end, "rb") as pipe:
         try:
             with _lock:
                 socket.send_fds(_start_server(), [json.dumps(request).encode()], [*streams, write_end])
         finally:
             os.close(write_end)
-        code = status.read()
+        code = pipe.read()
     assert code, "the command has no exit status"
-    return int(code)
+    status, used = code.split()
+    with _lock:
+        _used += float(used)
+    return int(status)
+
+
+def used_seconds() -> float:
+    """Return the processor seconds of all commands that have ended, with those of their own children."""
+    return _used
 
 
 def _start_server() -> socket.socket:
@@ -157,13 +167,14 @@ def _serve(handle: int) -> None:
 def _supervise(child: int, files: list[int], seconds: float) -> None:
     for file in files[:3]:
         os.close(file)
-    until, ended = time.monotonic() + seconds, (0, 0)
-    while ended[0] == 0:
-        ended = os.waitpid(child, os.WNOHANG)
+    until, pid, status = time.monotonic() + seconds, 0, 0
+    while pid == 0:
+        pid, status, usage = os.wait4(child, os.WNOHANG)
         if time.monotonic() > until:
             os.kill(child, signal.SIGKILL)
         time.sleep(0.005)
-    os.write(files[3], str(os.waitstatus_to_exitcode(ended[1])).encode())
+    used = usage.ru_utime + usage.ru_stime
+    os.write(files[3], f"{os.waitstatus_to_exitcode(status)} {used:.3f}".encode())
     os._exit(0)
 
 

@@ -13,6 +13,7 @@ from pipeline.errors import SettingsError
 from pipeline.lake.request_log import ReportBatch, ReportJobFile
 from pipeline.reports.batches import make_batches, name_pdf
 from pipeline.reports.selection import Selection, read_ids
+from tests.rows import every
 
 NAMES = st.text(max_size=80) | st.sampled_from(["../../.ssh/x", "/etc/x", "C:\\x", "CON", "\0", "a\nb", ".", "\u202e"])
 
@@ -21,9 +22,7 @@ def _selected(file_id: int, group: str | None = None, reason: str | None = None)
     return ReportJobFile(0, file_id, None, group, None, reason)
 
 
-@pytest.mark.parametrize(
-    ("count", "sizes"), [(0, []), (1, [1]), (99, [99]), (100, [100]), (101, [100, 1]), (250, [100, 100, 50])]
-)
+@every(("count", "sizes"), [(0, []), (1, [1]), (99, [99]), (100, [100]), (101, [100, 1]), (250, [100, 100, 50])])
 def test_batches_hold_a_hundred(count: int, sizes: list[int]) -> None:
     """A batch has at most 100 files, in order."""
     batches = make_batches([_selected(number) for number in range(count)])
@@ -57,7 +56,7 @@ def test_names_stay_in_the_folder(group: str, number: int) -> None:
     assert ".." not in name
 
 
-@pytest.mark.parametrize("count", [1, 9_999, 10_000, 100_001])
+@every("count", [1, 9_999, 10_000, 100_001])
 def test_labels_sort_in_the_order_of_the_batches(count: int) -> None:
     """The labels of all batches, also of 10,000 and more, have the same length and sort like their numbers."""
     batches = make_batches([_selected(number, str(number)) for number in range(count)])
@@ -69,7 +68,7 @@ def test_labels_sort_in_the_order_of_the_batches(count: int) -> None:
     assert further[0].batch == count + 1
 
 
-@pytest.mark.parametrize(
+@every(
     ("group", "start"),
     [
         ("東京支店", "東京支店-"),
