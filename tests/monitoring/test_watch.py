@@ -253,7 +253,7 @@ async def test_a_rollback_pauses_it(tmp_path: Path) -> None:
         await synced(emulator, lake)
         with Lake(lake, doing="rollback") as open_lake:
             run = RunRecord("r-1", "rollback", "0", time.time_ns() // 1000, state="done")
-            roll_back(open_lake, read_restorable(open_lake, 2), run=run)
+            roll_back(open_lake, read_restorable(open_lake, 1), run=run)
         given = {"SCANLAKE_LAKE": str(lake), "SCANLAKE_NOTIFY_URL": hook.url}
         process = await started(emulator, "watch", "--every", "1s", **given)
         await until(lambda: _counted(lake).get("2", 0) >= 1)

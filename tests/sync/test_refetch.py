@@ -33,6 +33,7 @@ from tests.lake.lake_builder import AT, commit
 from tests.oracle import differences
 from tests.processes import ended
 from tests.sync.sync_harness import SEED, opened, synced
+from tests.sync.test_pending_rows import killed_sync
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -192,18 +193,20 @@ async def test_what_is_owed_and_gone_is_forgotten(tmp_path: Path) -> None:
             assert differences(db, list(emulator.truth())) == []
 
 
-async def test_a_first_catalog_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends the run with its own error soon, not when all files have been fetched."""
+async def test_a_catalog_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where commits wait for a publish, it ends the run with its own error soon, not when all files are fetched."""
 
     def full(*_: object, **__: object) -> None:
         raise StorageError("000001.duckdb: No space left on device")
 
-    monkeypatch.setattr(RunSession, "publish", full)
-    async with Emulator(600, seed=SEED) as emulator:
+    async with Emulator(20, seed=SEED) as emulator:
+        await killed_sync(emulator, tmp_path / "lake")
+        emulator.world.create(600)
         emulator.set_faults(latency_ms=30.0)
+        monkeypatch.setattr(RunSession, "publish", full)
         with pytest.raises(StorageError, match="No space"):
             await synced(emulator, tmp_path / "lake", max_concurrency=8)
-        assert emulator.counts["detail"] < 400
+        assert emulator.counts["detail"] < 420
 
 
 async def test_no_process_to_spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
