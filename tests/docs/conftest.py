@@ -61,7 +61,9 @@ async def _follow_start_page(folder: Path) -> PopulatedLake:
         emulator.world.update(emulator.world.pick_random(UPDATED))
         emulator.world.create(CREATED)
         await synced(emulator, folder / "lake")
-        emulator.world.delete(emulator.world.pick_random(DELETED))
+        documented = {row["key"] for row in emulator.truth() if row["scan_code"] == "SC00000000"}
+        deleted = [key for key in emulator.world.pick_random(DELETED + len(documented)) if key not in documented]
+        emulator.world.delete(deleted[:DELETED])
         settings = Settings(base_url=emulator.base_url, lake=folder / "lake")
         with Lake(settings.lake, doing="verify") as lake:
             result = await verify(lake, settings, emulator.token, VerifyMode(), NullProgress())

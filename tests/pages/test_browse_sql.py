@@ -194,7 +194,7 @@ def test_a_lake_that_disappears_is_one_line(small_lake: Path) -> None:
         catalog = small_lake / "catalog.duckdb"
         catalog.rename(small_lake / "away.duckdb")
         status, _, text = visitor.get("/browse")
-        assert (status, "Traceback" in text) == (400, False)
+        assert (status, "Traceback" in text) == (503, False)
         assert 'role="alert"' in text
         (small_lake / "away.duckdb").rename(catalog)
         assert visitor.get("/browse")[0] == 200

@@ -234,7 +234,7 @@ def test_each_request_shows_the_newest_publish(lake: Path) -> None:
         (lake / "catalog.duckdb").rename(lake / "away.duckdb")
         status, _, text = asked(port)
         assert (status, text.count("\n")) == (503, 1)
-        assert "No lake at" in text
+        assert "catalog.duckdb is missing." in text
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])

@@ -74,7 +74,7 @@ async def test_the_manifest_has_selection_and_options(tmp_path: Path) -> None:
     manifest = read_manifest(tmp_path / "out")
     assert manifest["selection"] == {"kind": "where", "group_by": None, "per_file": False, "sql": "TRUE"}
     assert (manifest["settings"]["template"], manifest["settings"]["timezone"]) == (7, "Europe/Berlin")
-    assert manifest["snapshot"] == 2
+    assert manifest["snapshot"] == 1
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", manifest["watermark"])
     assert manifest["deletions"] == {"known_up_to": None, "deleted_files_in_lake": 0, "selected": []}
     assert manifest["counts"]["files"] == manifest["counts"]["delivered"] == 120
