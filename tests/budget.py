@@ -18,7 +18,7 @@ from tests import forkserver
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MAX_SECONDS: Final = 600.0
+MAX_SECONDS: Final = 2_500.0
 """Processor seconds of a whole run of `make test`."""
 MAX_TEST_SECONDS: Final = 2.0
 """Processor seconds of one test that is not marked as slow."""
