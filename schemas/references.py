@@ -6,16 +6,8 @@ from typing import Final
 
 _REFERENCES: Final = {
     ("files", "recent_snap_id"): "uploads.id",
-    ("uploads", "device_id"): "devices.device_id",
-    ("uploads", "damage_type_id"): "damage_types.damage_type_id",
-    ("uploads", "document_type_id"): "document_types.document_type_id",
-    ("form_submits", "form_id"): "forms.form_id",
     ("form_answers", "form_submit_id"): "form_submits.id",
-    ("form_answers", "form_id"): "forms.form_id",
-    ("form_answers", "question_id"): "questions.question_id",
-    ("fields", "field_id"): "custom_fields.field_id",
     ("fields", "snap_id"): "uploads.id",
-    ("locations", "id"): "location_names.location_id",
     ("workflow_runs", "workflow_id"): "workflows.id",
     ("workflow_runs", "_definition_hash"): "workflow_definitions._definition_hash",
     ("workflow_run_steps", "workflow_run_id"): "workflow_runs.id",
@@ -32,8 +24,6 @@ _REFERENCES: Final = {
     ("open_workflow_runs", "workflow_run_id"): "workflow_runs.id",
     ("open_workflow_runs", "workflow_id"): "workflows.id",
     ("form_answers_wide", "form_submit_id"): "form_submits.id",
-    ("form_answers_wide", "form_id"): "forms.form_id",
-    ("questions", "form_id"): "forms.form_id",
     ("upload_addresses", "upload_id"): "uploads.id",
     ("images", "upload_id"): "uploads.id",
 }

@@ -17,7 +17,6 @@ from pipeline.lake.catalog_tables import OutdatedCatalogError, build_tables, des
 from pipeline.lake.catalog_views import build_views
 from pipeline.lake.duckdb import LARGE_MEMORY_LIMIT, count_used_bytes
 from pipeline.lake.duckdb_errors import first_line, translate_duckdb_errors, write_error
-from pipeline.lake.lake_readme import write_readme
 from pipeline.lake.layout import translate_os_errors, write_read_only
 from pipeline.lake.models import CatalogRecord
 
@@ -63,7 +62,6 @@ def write_catalog(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, rebu
     remove_stale_wal(layout)
     record = CatalogRecord(file=_identify_file(layout.catalog), written_at=spec.snapshot.published_at)
     ledger.set_properties(catalog=record, delta_base=base)
-    write_readme(layout)
 
 
 def is_rebuild_due(layout: LakeLayout, ledger: Ledger) -> bool:

@@ -152,11 +152,9 @@ def _find_wrong_table(
 
 def _read_spec(db: duckdb.DuckDBPyConnection, last: SnapshotRecord) -> CatalogSpec:
     """Return the contents of a catalog by its own list of parts."""
-    parts = read_parts(db)
     columns = db.execute("SELECT column_name FROM duckdb_columns() WHERE table_name = ?", [FILES.name]).fetchall()
-    # All are filtered: the catalog does not list which parts have superseded rows.
-    filtered = frozenset(part.name for part in parts)
-    return CatalogSpec(last, parts, filtered, has_instances=("instance_file_id",) in columns)
+    has_instances = ("instance_file_id",) in columns
+    return CatalogSpec(last, read_parts(db), has_superseded_rows=True, has_instances=has_instances)
 
 
 def _sum_rows_of_parts(

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pipeline.lake.models import Part, SnapshotRecord
     from schemas.tables import Column, Table
 
-_CLEAN_TO_DIRTY_RATIO: Final = 0.5  # rows of clean parts to rows of dirty ones, up to which all are filtered
 _SIGHTS: Final = (
     ("first_seen_at", "_fetched_at", "First fetch of a file with a run under this version (UTC)."),
     (
@@ -59,7 +58,7 @@ class CatalogSpec:
 
     snapshot: SnapshotRecord
     parts: Sequence[Part]
-    parts_with_superseded_rows: frozenset[str]
+    has_superseded_rows: bool
     has_instances: bool = False
 
     @property
@@ -134,17 +133,8 @@ def select_rows_sql(layout: LakeLayout, spec: CatalogSpec, table: Table) -> str:
 
 
 def _current_rows_sql(layout: LakeLayout, spec: CatalogSpec, table: Table) -> str:
-    parts = spec.parts_of(table.name)
-    with_superseded = spec.parts_with_superseded_rows if table.is_per_file else frozenset()
-    dirty = [part for part in parts if part.name in with_superseded]
-    clean = [part for part in parts if part.name not in with_superseded]
-    # A union makes joins slow. To filter a few rows without need is cheaper.
-    if dirty and sum(part.row_count for part in clean) <= _CLEAN_TO_DIRTY_RATIO * sum(part.row_count for part in dirty):
-        clean, dirty = [], parts
-    sources = [f"SELECT * FROM {_read_parts_sql(layout, table.name, clean)}"] if clean or not dirty else []
-    if dirty:
-        sources.append(_filter_superseded_sql(_read_parts_sql(layout, table.name, dirty)))
-    return "(" + " UNION ALL BY NAME ".join(sources) + ")"
+    source = f"SELECT * FROM {_read_parts_sql(layout, table.name, spec.parts_of(table.name))}"
+    return f"({_filter_superseded_sql(f'({source})') if spec.has_superseded_rows and table.is_per_file else source})"
 
 
 def _filter_superseded_sql(source: str) -> str:

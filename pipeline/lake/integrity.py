@@ -23,7 +23,6 @@ from pipeline.lake.duckdb_errors import first_line
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.file_names import list_part_files, list_snapshots
 from pipeline.lake.image_names import IMAGES, is_strange_incoming
-from pipeline.lake.lake_readme import README_NAME
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.parts import empty_part, encode_parquet
 from pipeline.lake.physical_tables import read_parts
@@ -42,7 +41,7 @@ _BATCH_ROWS: Final = 10_000
 # The last two: the statistics of runs, and the lock of share jobs.
 _AUXILIARY_FILES: Final = (
     *("ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.sqlite-journal", "catalog.duckdb.wal"),
-    *("run_stats.json", "SHARES.LOCK", README_NAME),
+    *("run_stats.json", "SHARES.LOCK"),
 )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 from schemas.timestamps import SECOND, to_datetime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from datetime import datetime
 
     from pipeline.settings import Settings
@@ -51,23 +51,11 @@ class RetentionRules:
         )
 
 
-def _to_day(at: datetime) -> tuple[int, ...]:
-    return at.year, at.month, at.day
-
-
-def _to_week(at: datetime) -> tuple[int, ...]:
-    return at.isocalendar()[:2]
-
-
-def _to_month(at: datetime) -> tuple[int, ...]:
-    return at.year, at.month
-
-
-_PERIODS: Final[tuple[tuple[str, Callable[[datetime], tuple[int, ...]]], ...]] = (
-    ("daily", _to_day),
-    ("weekly", _to_week),
-    ("monthly", _to_month),
-)
+_PERIODS: Final[Mapping[str, Callable[[datetime], tuple[int, ...]]]] = {
+    "daily": lambda at: (at.year, at.month, at.day),
+    "weekly": lambda at: at.isocalendar()[:2],
+    "monthly": lambda at: (at.year, at.month),
+}
 
 
 def select_kept(snapshots: Iterable[SnapshotTime], rules: RetentionRules, *, now: float) -> dict[int, tuple[str, ...]]:
@@ -85,7 +73,7 @@ def select_kept(snapshots: Iterable[SnapshotTime], rules: RetentionRules, *, now
     for item, successor in pairwise(ordered):
         if successor.published_at >= (now - rules.seconds) * SECOND:
             reasons[item.snapshot].append("recent")
-    for reason, to_period in _PERIODS:
+    for reason, to_period in _PERIODS.items():
         newest_of = {to_period(to_datetime(item.published_at)): item.snapshot for item in ordered}
         for period in sorted(newest_of)[max(0, len(newest_of) - getattr(rules, reason)) :]:
             reasons[newest_of[period]].append(reason)

@@ -25,7 +25,6 @@ from pipeline.lake.layout import LakeLayout, lock_lake, translate_os_errors
 from pipeline.lake.ledger import Ledger, integrity_problem
 from pipeline.lake.ledger_format import LedgerIdentity, describe_ledger, identify_ledger
 from pipeline.lake.pending_rows import write_pending_rows
-from pipeline.lake.views import count_wide_names_in_parts
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, TABLES
 
 if TYPE_CHECKING:
@@ -111,26 +110,16 @@ class Lake:
             self.findings += find_damaged_empty_parts(self.layout)
 
     def commit(self, commit: Commit) -> None:
-        """Write the rows as parts, durably, then make parts and progress current in one transaction.
+        """Make the parts of a commit, which are on disk, and its progress current in one transaction.
 
-        `commit.commit_seq` is `ledger.next_commit_seq()`, as in the rows.
+        `commit.commit_seq` is `ledger.next_commit_seq()`, as in the rows. Tombstones get a part here.
         """
-        run_id, seq = commit.run_id, commit.commit_seq
-        if commit.tombstones or commit.rows:
-            write_pending_rows(self.layout, self.ledger)  # the commits of two part groups never overlap
-        rows = dict(commit.rows or {})
         if commit.tombstones:
-            rows[DELETED_FILES.name] = self._tombstone_rows(commit)
-        written = list(commit.parts or ())
-        for name, table in rows.items():
-            if len(table):
-                written.append(parts.write_part(self.layout, name, table, run_id=run_id, seq=seq))
-        if commit.versions and commit.parts is None:
-            written.append(parts.write_raw_part(self.layout, commit.versions, run_id=run_id, seq=seq))
-        counts = commit.wide_column_counts
-        if counts is None:
-            counts = count_wide_names_in_parts(self.layout, written)
-        self.ledger.commit(replace(commit, parts=written, wide_column_counts=counts))
+            write_pending_rows(self.layout, self.ledger)  # the commits of two part groups never overlap
+            rows, run_id, seq = self._tombstone_rows(commit), commit.run_id, commit.commit_seq
+            part = parts.write_part(self.layout, DELETED_FILES.name, rows, run_id=run_id, seq=seq)
+            commit = replace(commit, parts=[*commit.parts, part])
+        self.ledger.commit(commit)
 
     def publish(
         self,
@@ -199,9 +188,9 @@ class Lake:
             catalog.write_catalog(self.layout, self.ledger, spec)
 
     def _catalog_spec(self, record: SnapshotRecord) -> CatalogSpec:
-        superseded = self.ledger.parts_with_superseded_rows()
+        has_superseded = bool(self.ledger.count("SELECT EXISTS (SELECT 1 FROM superseded_version)"))
         has_instances = self.ledger.properties.identity == "file_id"
-        return CatalogSpec(record, self.ledger.parts(), superseded, has_instances)
+        return CatalogSpec(record, self.ledger.parts(), has_superseded, has_instances)
 
     def _tombstone_rows(self, commit: Commit) -> pa.Table:
         tombstones = commit.tombstones

@@ -143,7 +143,7 @@ class Ledger(LedgerQueries):
             set_properties(db, next_commit_seq=max(commit.commit_seq + 1, ledger_writes.next_commit_seq(db)))
             if commit.parts:
                 set_properties(db, has_unpublished_rows=True)
-            for part in commit.parts or ():
+            for part in commit.parts:
                 insert(db, "part", asdict(part))
             ledger_writes.set_pending_rows(db, commit)
             ledger_writes.upsert_file_versions(db, commit)
@@ -223,6 +223,11 @@ class Ledger(LedgerQueries):
         """Delete the entries of retired parts whose files are deleted."""
         with self.transaction() as db:
             db.executemany("DELETE FROM retired_part WHERE name = ?", [(name,) for name in names])
+
+    def correct_part(self, entry: Part) -> None:
+        """Change the recorded size and hash of a part to those of an entry in the catalog."""
+        with self.transaction() as db:
+            db.execute("UPDATE part SET bytes = ?, sha256 = ? WHERE name = ?", (entry.bytes, entry.sha256, entry.name))
 
     def delete_definitions(self, hashes: Sequence[str]) -> None:
         """Delete workflow definitions. The next file with one of them brings it again."""

@@ -208,11 +208,6 @@ class LedgerQueries(ABC):
         """Return the parts with current rows, oldest first."""
         return self.select(Part, "part ORDER BY first_commit_seq, name")
 
-    def parts_with_superseded_rows(self) -> frozenset[str]:
-        """Return the names of the parts with rows of superseded versions."""
-        superseded = "superseded_version AS s WHERE s.commit_seq BETWEEN part.first_commit_seq AND part.last_commit_seq"
-        return frozenset(self._column(f"SELECT name FROM part WHERE EXISTS (SELECT 1 FROM {superseded})"))
-
     def row_counts(self, *, since_seq: int) -> dict[str, int]:
         """Return the number of rows by table in the parts that begin at a commit or later."""
         sql = "SELECT table_name, sum(row_count) FROM part WHERE first_commit_seq >= ?"

@@ -9,7 +9,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.lake.models import LakeProperties
-from schemas.file_versions import content_digest
 
 if TYPE_CHECKING:
     import sqlite3
@@ -98,9 +97,6 @@ def set_coverage(db: sqlite3.Connection, coverage: Sequence[tuple[int | None, in
 
 def upsert_file_versions(db: sqlite3.Connection, commit: Commit) -> None:
     """Make the versions and tombstones of a commit the current ones."""
-    digests = commit.digests
-    if digests is None:
-        digests = [content_digest(version.list_item or b"") for version in commit.versions]
     signatures = {(commit.run_id, version.fetch_signature) for version in commit.versions}
     insert_all(db, "run_fetch_signature", ("run_id", "fetch_signature"), signatures, on_conflict="IGNORE")
     deleted = [(tombstone.file_id,) for tombstone in commit.tombstones]
@@ -113,7 +109,7 @@ def upsert_file_versions(db: sqlite3.Connection, commit: Commit) -> None:
         " fetch_signature, is_stable, instance_id, run_id) VALUES (?, ?, 0, ?, ?, ?, ?, ?, ?, ?)",
         [
             (v.file_id, seq, v.updated_at, v.fetched_at, digest, v.fetch_signature, v.is_stable, v.instance, run_id)
-            for v, digest in zip(commit.versions, digests, strict=True)
+            for v, digest in zip(commit.versions, commit.digests, strict=True)
         ],
     )
     db.executemany(

@@ -11,8 +11,6 @@ from pipeline.errors import SettingsError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import pyarrow as pa
-
     from schemas.file_versions import FileVersion, Reject, Tombstone
 
 Coverage = tuple[tuple[int | None, int | None], ...]
@@ -166,20 +164,18 @@ class DeletedFileRecord:
 class Commit:
     """Everything that one transaction makes current together.
 
-    `rows` are tables still to be written, `parts` are on disk. `digests` of the list items go with `versions`, in
-    order; `wide_column_counts` with `parts`; both are computed if None. `resolved_files` need no further refetch,
-    `refetch` lists files for the next run: (id, updated_at). `rows_pending`: the rows of `versions` are not in parts
-    yet (True); `parts` has all rows that were pending (False); nothing changes in this respect (None). `run` and
-    `progress` are the counts of a run that goes on.
+    `parts` are on disk. `digests` of the list items go with `versions`, in order; `wide_column_counts` with `parts`.
+    `resolved_files` need no further refetch, `refetch` lists files for the next run: (id, updated_at). `rows_pending`:
+    the rows of `versions` are not in parts yet (True); `parts` has all rows that were pending (False); nothing changes
+    in this respect (None). `run` and `progress` are the counts of a run that goes on.
     """
 
     commit_seq: int
     run_id: str
     at: int
     versions: Sequence[FileVersion] = ()
-    rows: Mapping[str, pa.Table] | None = None
-    parts: Sequence[Part] | None = None
-    digests: Sequence[bytes] | None = None
+    parts: Sequence[Part] = ()
+    digests: Sequence[bytes] = ()
     wide_column_counts: Mapping[tuple[str, str], int] | None = None
     tombstones: Sequence[Tombstone] = ()
     rejects: Sequence[Reject] = ()

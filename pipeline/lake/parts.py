@@ -75,7 +75,9 @@ def part_schema(table_name: str) -> pa.Schema:
 
 def write_part(layout: LakeLayout, table_name: str, rows: pa.Table, *, run_id: str, seq: int) -> Part:
     """Write `rows` as a run's part of commit `seq`."""
-    return write_part_file(layout, _part_path(layout.table_dir(table_name), run_id, seq), table_name, rows, (seq, seq))
+    target = _part_path(layout.table_dir(table_name), run_id, seq)
+    content = _encode_tables([rows], part_schema(table_name), WRITE_OPTIONS)
+    return write_content(layout, target, table_name, content, rows=rows.num_rows, seqs=(seq, seq))
 
 
 def write_raw_part(layout: LakeLayout, versions: Sequence[FileVersion], *, run_id: str, seq: int) -> Part:
@@ -83,12 +85,6 @@ def write_raw_part(layout: LakeLayout, versions: Sequence[FileVersion], *, run_i
     target = _part_path(layout.raw_dir, run_id, seq)
     content = encode_documents(versions, run_id=run_id, seq=seq)
     return write_content(layout, target, RAW_TABLE, content, rows=len(versions), seqs=(seq, seq))
-
-
-def write_part_file(layout: LakeLayout, target: Path, table_name: str, rows: pa.Table, seqs: tuple[int, int]) -> Part:
-    """Write `rows` to `target` as the part of the commits from `seqs[0]` to `seqs[1]`."""
-    content = _encode_tables([rows], part_schema(table_name), RAW_OPTIONS if table_name == RAW_TABLE else WRITE_OPTIONS)
-    return write_content(layout, target, table_name, content, rows=rows.num_rows, seqs=seqs)
 
 
 def write_parts(

@@ -9,19 +9,21 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import duckdb
+import pyarrow as pa
 import structlog
 
 from pipeline.atomic_files import sha256_file
-from pipeline.lake.duckdb import bind_empty_read_parquet
+from pipeline.lake.catalog_sql import bind_to_schema
 from pipeline.lake.duckdb_errors import first_line
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.layout import write_read_only
 from pipeline.lake.sql import sql_comment, sql_literal
-from schemas.tables import COMMIT_SEQ_COLUMN, WORKFLOW_DEFINITIONS, WORKFLOW_RUNS
+from pipeline.lake.view_definitions import HISTORY
+from schemas.tables import BY_NAME, RAW, WORKFLOW_RUNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,14 +31,6 @@ if TYPE_CHECKING:
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
 
-_HISTORY: Final = "file_history"
-_RAW: Final = {
-    "list_item": "BLOB",
-    "detail": "BLOB",
-    COMMIT_SEQ_COLUMN: "BIGINT",
-    "_fetched_at": "TIMESTAMP",
-    "_run_id": "VARCHAR",
-}
 _log = structlog.get_logger()
 
 
@@ -84,41 +78,18 @@ def rewrite_views(path: Path, rewrite: Callable[[str], str | None], parts_root: 
         views = db.execute(
             "SELECT schema_name, view_name, sql, comment FROM duckdb_views() WHERE NOT internal"
         ).fetchall()
-        described = _list_columns(db)
-        columns = {name: described.get((schema, name), []) for schema, name, _, _ in views}
         for schema, name, sql, comment in views:
             rewritten = rewrite(sql)
             if rewritten is None:
                 db.execute(f"DROP VIEW {schema}.{name}")
                 db.execute("DELETE FROM meta.data_dictionary WHERE table_name = ?", [name])
             elif rewritten != sql:
-                bind_empty_read_parquet(db, _part_columns(name, columns))
+                table = BY_NAME.get(name)
+                # The definitions of workflows are bound with their runs.
+                parts = (RAW,) if table is None else (WORKFLOW_RUNS.arrow, table.arrow)
+                bind_to_schema(db, pa.schema({field.name: field for schema in parts for field in schema}.values()))
                 db.execute(rewritten.replace("CREATE VIEW", "CREATE OR REPLACE VIEW", 1))
                 if comment:  # a snapshot has none
-                    texts = [(column, text or "") for column, _, text in columns[name]]
-                    db.execute(sql_comment("VIEW", f"{schema}.{name}", comment, texts))
+                    db.execute(sql_comment("VIEW", f"{schema}.{name}", comment, HISTORY.columns))
         db.execute("UPDATE meta._freshness SET parts_root = ?", [parts_root])
         db.execute("COMMIT")
-
-
-def _list_columns(db: duckdb.DuckDBPyConnection) -> dict[tuple[str, str], list[tuple[str, str, str]]]:
-    """Return the columns of every table and view, by schema and name, as (name, SQL type, comment).
-
-    One query for all: DuckDB binds every view for it, whichever it is asked for.
-    """
-    columns: dict[tuple[str, str], list[tuple[str, str, str]]] = {}
-    rows = db.execute(
-        "SELECT schema_name, table_name, column_name, data_type, comment FROM duckdb_columns() WHERE NOT internal"
-        " ORDER BY column_index"
-    ).fetchall()
-    for schema, table, name, sql_type, comment in rows:
-        columns.setdefault((schema, table), []).append((name, sql_type, comment))
-    return columns
-
-
-def _part_columns(view: str, columns: dict[str, list[tuple[str, str, str]]]) -> dict[str, str]:
-    """Return the columns of the parts that a view reads, as {name: SQL type}."""
-    shape = {name: kind for name, kind, _ in columns[view]}
-    if view == WORKFLOW_DEFINITIONS.name:  # which looks into workflow_runs
-        shape = {name: kind for name, kind, _ in columns.get(WORKFLOW_RUNS.name, [])} | shape
-    return shape | (_RAW if view == _HISTORY else {COMMIT_SEQ_COLUMN: "BIGINT"})

@@ -1,4 +1,4 @@
-"""Views that have the same query in every lake: damage, workflows, dimensions, history."""
+"""Views that have the same query in every lake: damage, workflows, addresses, history."""
 
 from __future__ import annotations
 
@@ -150,121 +150,31 @@ FILE_SUMMARY: Final = View(
     " FROM main.files LEFT JOIN upload USING (file_id) LEFT JOIN form USING (file_id)"
     " LEFT JOIN place USING (file_id) LEFT JOIN run USING (file_id)",
 )
-DIMENSIONS: Final = (
-    View(
-        "devices",
-        "One row per device that took images.",
-        (
-            ("device_id", "Device; joins uploads.device_id."),
-            ("device_nick", "Its latest name."),
-            ("uploads", "Images and documents."),
-            ("first_upload_at", "First image (UTC)."),
-            ("last_upload_at", "Latest image (UTC)."),
-        ),
-        "SELECT device_id, arg_max(device_nick, coalesce(created_at, scan_date_time)) AS device_nick,"
-        " count(*) AS uploads, min(coalesce(scan_date_time, created_at)) AS first_upload_at,"
-        " max(coalesce(scan_date_time, created_at)) AS last_upload_at FROM main.uploads"
-        " WHERE device_id IS NOT NULL GROUP BY device_id",
+ADDRESSES: Final = View(
+    "upload_addresses",
+    "One row per address that the service found for an upload's position.",
+    (
+        ("file_id", "The file."),
+        ("upload_id", "Upload; see uploads.id."),
+        ("rank", "Position among the addresses found, from 1: the first is the best."),
+        ("street_name", "Street."),
+        ("street_number", "House number."),
+        ("postal_code", "Postal code."),
+        ("municipality", "Town."),
+        ("country_code", "Country, two letters."),
+        ("address", "The address in one line, where the service sends it."),
+        ("latitude", "Latitude of the address, degrees."),
+        ("longitude", "Longitude of the address, degrees."),
     ),
-    View(
-        "location_names",
-        "One row per location and name: a location can be renamed.",
-        (
-            ("location_id", "Location; joins locations.id."),
-            ("location", "Name, as sent."),
-            ("files", "Files with this location. A file with two locations counts in both."),
-        ),
-        "SELECT id AS location_id, location, count(DISTINCT file_id) AS files FROM main.locations GROUP BY ALL",
-    ),
-    View(
-        "custom_fields",
-        "One row per custom field and name: a field can be renamed.",
-        (
-            ("field_id", "Custom field; joins fields.field_id."),
-            ("name", "Name, as sent."),
-            ("occurrences", "Values under this name."),
-            ("first_used_at", "First value under this name (UTC)."),
-            ("last_used_at", "Latest value under this name (UTC)."),
-        ),
-        "SELECT field_id, name, count(*) AS occurrences, min(coalesce(created_at, updated_at)) AS first_used_at,"
-        " max(coalesce(updated_at, created_at)) AS last_used_at FROM main.fields GROUP BY field_id, name",
-    ),
-    View(
-        "forms",
-        "One row per form that was filled in.",
-        (
-            ("form_id", "Form; joins form_submits.form_id."),
-            ("title", "Its most frequent title."),
-            ("submits", "Submissions."),
-            ("files", "Files with a submission."),
-        ),
-        "SELECT form_id, mode(title) AS title, count(*) AS submits, count(DISTINCT file_id) AS files"
-        " FROM main.form_submits GROUP BY form_id",
-    ),
-    View(
-        "questions",
-        "One row per question of a form and label: a label can change over time.",
-        (
-            ("form_id", "Form; see forms."),
-            ("question_id", "Question; joins form_answers.question_id."),
-            ("label", "Label, as sent."),
-            ("answers", "Answers under this label."),
-            ("first_used_at", "Update time of the first file with this label (UTC)."),
-            ("last_used_at", "Update time of the latest file with this label (UTC)."),
-        ),
-        "SELECT answer.form_id, answer.question_id, answer.label, count(*) AS answers,"
-        " min(files.updated_at) AS first_used_at, max(files.updated_at) AS last_used_at"
-        " FROM main.form_answers AS answer LEFT JOIN main.files USING (file_id)"
-        " GROUP BY answer.form_id, answer.question_id, answer.label",
-    ),
-    View(
-        "damage_types",
-        "One row per kind of damage and text.",
-        (
-            ("damage_type_id", "Kind of damage; joins uploads.damage_type_id."),
-            ("damage_type_desc", "Its text, in the lake's language."),
-            ("uploads", "Images with this damage."),
-        ),
-        "SELECT damage_type_id, damage_type_desc, count(*) AS uploads FROM main.uploads"
-        " WHERE damage_type_id IS NOT NULL OR damage_type_desc <> '' GROUP BY ALL",
-    ),
-    View(
-        "document_types",
-        "One row per document type and text.",
-        (
-            ("document_type_id", "Document type; joins uploads.document_type_id."),
-            ("document_type_desc", "Its text, in the lake's language."),
-            ("uploads", "Documents of this type."),
-        ),
-        "SELECT document_type_id, document_type_desc, count(*) AS uploads FROM main.uploads"
-        " WHERE document_type_id IS NOT NULL OR document_type_desc <> '' GROUP BY ALL",
-    ),
-    View(
-        "upload_addresses",
-        "One row per address that the service found for an upload's position.",
-        (
-            ("file_id", "The file."),
-            ("upload_id", "Upload; see uploads.id."),
-            ("rank", "Position among the addresses found, from 1: the first is the best."),
-            ("street_name", "Street."),
-            ("street_number", "House number."),
-            ("postal_code", "Postal code."),
-            ("municipality", "Town."),
-            ("country_code", "Country, two letters."),
-            ("address", "The address in one line, where the service sends it."),
-            ("latitude", "Latitude of the address, degrees."),
-            ("longitude", "Longitude of the address, degrees."),
-        ),
-        "WITH found AS (SELECT file_id, id AS upload_id,"
-        " unnest(from_json(geocoding -> '$.addresses', '[\"JSON\"]')) AS found,"
-        " generate_subscripts(from_json(geocoding -> '$.addresses', '[\"JSON\"]'), 1) AS rank FROM main.uploads)"
-        " SELECT file_id, upload_id, rank, found ->> '$.address.streetName' AS street_name,"
-        " found ->> '$.address.streetNumber' AS street_number, found ->> '$.address.postalCode' AS postal_code,"
-        " found ->> '$.address.municipality' AS municipality, found ->> '$.address.countryCode' AS country_code,"
-        " found ->> '$.address.freeformAddress' AS address,"
-        " TRY_CAST(split_part(found ->> '$.position', ',', 1) AS DOUBLE) AS latitude,"
-        " TRY_CAST(split_part(found ->> '$.position', ',', 2) AS DOUBLE) AS longitude FROM found",
-    ),
+    "WITH found AS (SELECT file_id, id AS upload_id,"
+    " unnest(from_json(geocoding -> '$.addresses', '[\"JSON\"]')) AS found,"
+    " generate_subscripts(from_json(geocoding -> '$.addresses', '[\"JSON\"]'), 1) AS rank FROM main.uploads)"
+    " SELECT file_id, upload_id, rank, found ->> '$.address.streetName' AS street_name,"
+    " found ->> '$.address.streetNumber' AS street_number, found ->> '$.address.postalCode' AS postal_code,"
+    " found ->> '$.address.municipality' AS municipality, found ->> '$.address.countryCode' AS country_code,"
+    " found ->> '$.address.freeformAddress' AS address,"
+    " TRY_CAST(split_part(found ->> '$.position', ',', 1) AS DOUBLE) AS latitude,"
+    " TRY_CAST(split_part(found ->> '$.position', ',', 2) AS DOUBLE) AS longitude FROM found",
 )
 HISTORY: Final = View(
     "file_history",

@@ -19,8 +19,8 @@ from pipeline.lake.history_views import FILE_EVENTS, FILE_VERSIONS
 from pipeline.lake.parts import COUNTED_COLUMNS, QUESTION_NAMES, WIDE_NAME_COLUMNS, count_wide_names
 from pipeline.lake.sql import sql_identifier, sql_literal
 from pipeline.lake.view_definitions import (
+    ADDRESSES,
     DAMAGE,
-    DIMENSIONS,
     FILE_SUMMARY,
     HISTORY,
     OPEN_RUNS,
@@ -48,7 +48,7 @@ _MAX_COLUMN_NAME_LENGTH: Final = 500
 _MAX_SHOWN_CHARS: Final = 100
 _MAX_SHOWN_SPELLINGS: Final = 5
 _MAX_FORM_VIEWS: Final = 100  # every publish writes them
-_FIXED: Final = (DAMAGE, *DIMENSIONS, PROGRESS, OPEN_RUNS, FILE_SUMMARY)
+_FIXED: Final = (DAMAGE, ADDRESSES, PROGRESS, OPEN_RUNS, FILE_SUMMARY)
 _WIDTH_NOTE: Final = (
     "Names with equal labels get a number: status, Status (2); the comment of a column has its name."
     f" At most {MAX_WIDE_COLUMNS} columns, for the most frequent names."

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
-from uuid import uuid4
 
 from pipeline.errors import PublishError, SettingsError
 from schemas.tables import BY_NAME
@@ -84,8 +83,6 @@ def publish_iceberg_tables(
     last = lake.ledger.last_snapshot()
     if last is None:
         raise SettingsError("The lake has no snapshot to publish.", hint="Run `scanlake sync` first.")
-    if lake.ledger.properties.lake_id is None:
-        lake.ledger.set_properties(lake_id=uuid4().hex)
     publish = _import("iceberg_publish")
     purged_at = lake.ledger.last_purge_at()
     retention = RetentionOptions(
@@ -98,7 +95,7 @@ def publish_iceberg_tables(
             _connect(settings, location),
             lake.layout,
             number or last.snapshot,
-            lake_id=lake.ledger.properties.lake_id,
+            lake_id=lake.ledger.get_lake_id(),
             at=at,
             retention=retention,
             hashes={part.name: part.sha256 for part in lake.ledger.parts()},

@@ -104,13 +104,9 @@ def _find_sweep_time(retention: RetentionOptions, number: int, at: int) -> float
     A sweep reads the manifests of every kept snapshot, so it is due with every eighth snapshot. After a purge every
     publish sweeps for some days, so that a killed one leaves nothing.
     """
-    if retention.purged_at is not None and _is_purge_recent(retention, at):
+    if retention.purged_at is not None and at / SECOND < retention.purged_at + _PURGE_SWEEP_SECONDS:
         return max(retention.before, retention.purged_at + _CLOCK_SKEW_SECONDS)
     return retention.before if number % _SWEEP_INTERVAL == 0 else None
-
-
-def _is_purge_recent(retention: RetentionOptions, at: int) -> bool:
-    return retention.purged_at is not None and at / SECOND < retention.purged_at + _PURGE_SWEEP_SECONDS
 
 
 def _check_owner(state: TableState, lake_id: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.publish.store_records import FORMAT, read_record, refuse_other_lake
 from pipeline.publish.target_layout import LATEST
@@ -34,7 +34,6 @@ class PublishedCatalog:
     """The object `catalog.duckdb` that was written with this record; `written_at` is that of the local catalog."""
 
     file: str
-    form: str
     bytes: int
     sha256: str
     written_at: int
@@ -50,16 +49,12 @@ class PublishedImages:
 
 @dataclass(frozen=True, slots=True)
 class LatestRecord:
-    """Content of `latest.json`. `earlier` are the earlier snapshots on the target, oldest first.
-
-    `iceberg` belongs to the Iceberg tables; a mirror leaves it as it is. `images` is None without images.
-    """
+    """Content of `latest.json`. `earlier` are the earlier snapshots on the target, oldest first."""
 
     lake_id: str
     current: PublishedSnapshot
     catalog: PublishedCatalog
     earlier: tuple[PublishedSnapshot, ...] = ()
-    iceberg: dict[str, Any] | None = None
     images: PublishedImages | None = None
     format: int = FORMAT
     scanlake: str = field(default="")

@@ -183,19 +183,18 @@ class _Mirror:
             images = upload_images(self._lake, self._store, upload=self._options.images)
         with self._work_folder() as folder:
             snapshot = self._publish_snapshot(folder, source, contents, former, listed)
-            file, form, image_table = self._choose_catalog(folder, snapshot, last, listed, images)
-            published = self._swap_catalog(file, form, catalog, is_newest=snapshot.snapshot == last.snapshot)
+            file, image_table = self._choose_catalog(folder, snapshot, last, listed, images)
+            published = self._swap_catalog(file, catalog, is_newest=snapshot.snapshot == last.snapshot)
         purged_at = self._lake.ledger.last_purge_at()
         earlier = former.snapshots if former is not None else ()
         rules = self._options.retention
         remaining = select_remaining(earlier, snapshot, rules, now_us=self._at, purged_at=purged_at)
-        iceberg = former.iceberg if former is not None else None
         described = None
         if images.pictures:
             whole_at = former.images.whole_at if former and former.images else 0
             is_whole = self._options.images and not images.problems
             described = PublishedImages(images.pictures, self._at if is_whole else whole_at)
-        record = LatestRecord(self._lake_id, snapshot, published, remaining, iceberg, described, scanlake=__version__)
+        record = LatestRecord(self._lake_id, snapshot, published, remaining, described, scanlake=__version__)
         self._store.swap(LATEST, encode_record(record), version)
         deleted = sweep_target(
             self._lake,
@@ -348,8 +347,8 @@ class _Mirror:
         last: SnapshotRecord,
         listed: Collection[str],
         images: ImagesOnStore,
-    ) -> tuple[Path, str, str | None]:
-        """Return the next catalog of the target, its form, and the object of its table of images if it has one.
+    ) -> tuple[Path, str | None]:
+        """Return the next catalog of the target, and the object of its table of images if it has one.
 
         It is the lake's own if that shows the snapshot and is small, else one of views.
         """
@@ -358,19 +357,19 @@ class _Mirror:
             copy = folder / "catalog.duckdb"
             self._write_catalog(local, copy)
             if read_snapshot_number(copy) == snapshot.snapshot:
-                return copy, "tables", None
+                return copy, None
         views, image_table = folder / "snapshot.duckdb", None
         if images.pictures:
             image_table = publish_image_table(self._lake.ledger, self._store, folder, listed)
         if image_table is not None:
             add_image_view(views, self._store, image_table)
-        return views, "views", image_table
+        return views, image_table
 
-    def _swap_catalog(self, file: Path, form: str, former: StoredObject | None, *, is_newest: bool) -> PublishedCatalog:
+    def _swap_catalog(self, file: Path, former: StoredObject | None, *, is_newest: bool) -> PublishedCatalog:
         sha256 = sha256_file(file)
         version = former.version if former is not None else None
         self._store.swap(CATALOG, file, version, sha256=sha256)
-        return PublishedCatalog(CATALOG, form, file.stat().st_size, sha256, _written_at(self._lake) if is_newest else 0)
+        return PublishedCatalog(CATALOG, file.stat().st_size, sha256, _written_at(self._lake) if is_newest else 0)
 
 
 def _read_run_id(store: ObjectStore, path: str, folder: Path) -> str | None:

@@ -23,7 +23,6 @@ from pipeline.lake.image_names import IMAGES
 from pipeline.lake.image_records import forget_missing_pictures
 from pipeline.lake.lake import RESTORE_IN_PROGRESS, Lake
 from pipeline.lake.lake_folder import require_outside_lakes
-from pipeline.lake.lake_readme import README_NAME
 from pipeline.lake.layout import LakeLayout, translate_os_errors
 from pipeline.lake.ledger import Ledger
 from pipeline.publish.backup import RECORD, BackupRecord, backup_path, is_backup_path
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 _NOT_RESTORED: Final = "Use another backup; nothing was restored."
 # Entries of a killed restore: those of a lake, and the files that SQLite adds to the ledger.
 _LAKE_ENTRIES: Final = (
-    *(IMAGES, "parts", "raw", "snapshots", "spill", "LOCK", "catalog.duckdb", README_NAME),
+    *(IMAGES, "parts", "raw", "snapshots", "spill", "LOCK", "catalog.duckdb"),
     *("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.sqlite-journal"),
 )
 

@@ -29,6 +29,7 @@ from schemas.file_versions import FileVersion
 from schemas.tables import BY_NAME
 from tests.bench import operations
 from tests.bench.serving import scanlake
+from tests.lake.lake_builder import write_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -132,7 +133,7 @@ class Grown:
             FileVersion(key, (said := raw % (key, self.stamp)), said, AT + self.stamp, AT, "detail")
             for key in sorted(ids)
         ]
-        return Commit(seq, run_id, AT + self.stamp, versions=versions, rows=rows)
+        return write_parts(lake, Commit(seq, run_id, AT + self.stamp, versions=versions), rows)
 
     def _rows(self, name: str, run_id: str, seq: int) -> pa.Table:
         source, given = _ROWS[name]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from pipeline.lake import parts
 from pipeline.lake.models import Commit
-from schemas.file_versions import FileVersion, Tombstone
+from schemas.file_versions import FileVersion, Tombstone, content_digest
 from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN
 
 if TYPE_CHECKING:
@@ -69,18 +71,27 @@ def commit(
         ],
         **(children or {}),
     }
-    lake.commit(
-        Commit(
-            commit_seq=seq,
-            run_id=run_id,
-            at=AT + stamp,
-            versions=[version(key, stamp) for key in files],
-            rows={name: rows(name, values, run_id=run_id, seq=seq) for name, values in by_table.items() if values},
-            tombstones=[Tombstone(key, AT + stamp, "the test says so") for key in gone],
-            definitions=sorted({row["_definition_hash"] for row in by_table.get("workflow_definitions", ())}),
-        )
+    new = Commit(
+        commit_seq=seq,
+        run_id=run_id,
+        at=AT + stamp,
+        versions=[version(key, stamp) for key in files],
+        tombstones=[Tombstone(key, AT + stamp, "the test says so") for key in gone],
+        definitions=sorted({row["_definition_hash"] for row in by_table.get("workflow_definitions", ())}),
     )
+    tables = {name: rows(name, values, run_id=run_id, seq=seq) for name, values in by_table.items() if values}
+    lake.commit(write_parts(lake, new, tables))
     return seq
+
+
+def write_parts(lake: Lake, new: Commit, tables: Mapping[str, pa.Table]) -> Commit:
+    """Write the rows and the documents of a commit, and return it with its parts."""
+    options: dict[str, Any] = {"run_id": new.run_id, "seq": new.commit_seq}
+    written = [parts.write_part(lake.layout, name, table, **options) for name, table in tables.items() if len(table)]
+    if new.versions:
+        written.append(parts.write_raw_part(lake.layout, new.versions, **options))
+    digests = [content_digest(each.list_item or b"") for each in new.versions]
+    return replace(new, parts=written, digests=digests, wide_column_counts=parts.count_wide_names(tables))
 
 
 def counted(values: Iterable[Any]) -> Counter[Any]:

@@ -123,7 +123,7 @@ _DAMAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
         _execute("DROP TABLE uploads CASCADE"),
         "uploads cannot be read: Table with name uploads does not exist",
     ),
-    "lost view": (_execute("DROP VIEW devices"), "devices is missing"),
+    "lost view": (_execute("DROP VIEW damage_by_month"), "damage_by_month is missing"),
 }
 """What happens to a catalog, and what `repair` says."""
 
@@ -138,7 +138,7 @@ def _repair(lake: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tu
 def _read(path: Path) -> dict[str, Counter[str]]:
     """Return rows that queries on a catalog find."""
     with duckdb.connect(str(path), read_only=True) as db:
-        names = ("files", "uploads", "deleted_files", "devices", "meta.snapshots", "physical.parts")
+        names = ("files", "uploads", "deleted_files", "damage_by_month", "meta.snapshots", "physical.parts")
         return {name: Counter(map(repr, db.execute(f"FROM {name}").fetchall())) for name in names}
 
 

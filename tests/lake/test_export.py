@@ -264,7 +264,7 @@ def test_a_database_to_mail_has_views(lake: Path, tmp_path: Path) -> None:
             ).fetchall() == [("v1.0.0+",)]
     assert {"damage_by_month", "file_summary", "open_workflow_runs", "fields_wide"} <= views["all"]
     assert not views["all"] & {"file_history", "file_versions", "file_events"}
-    assert views["two"] >= {"damage_by_month", "devices"}
+    assert views["two"] >= {"damage_by_month", "upload_addresses"}
     assert "file_summary" not in views["two"]
 
 

@@ -25,8 +25,7 @@ from tests.sync.sync_harness import SEED, opened, synced
 CLIENT: Final = Path(sys.executable).with_name("duckdb")
 VIEWS: Final = (
     "fields_wide form_answers_wide damage_by_month workflow_progress open_workflow_runs file_history workflows"
-    " workflow_steps devices custom_fields forms questions damage_types document_types upload_addresses"
-    " location_names file_summary file_versions file_events"
+    " workflow_steps upload_addresses file_summary file_versions file_events"
 ).split()
 ODD: Final = (
     "plain",
@@ -139,10 +138,12 @@ async def test_the_dictionary_lists_everything_in_main(tmp_path: Path) -> None:
         where = "duckdb_columns() WHERE NOT internal AND schema_name = 'main'"
         assert declared == db.execute(types.format("data_type", where)).fetchall()
         targets = db.execute("SELECT DISTINCT refers_to FROM meta.data_dictionary WHERE refers_to <> ''").fetchall()
-        assert {"files.file_id", "workflow_runs.id", "devices.device_id"} <= {name for (name,) in targets}
+        assert {"files.file_id", "workflow_runs.id", "uploads.id"} <= {name for (name,) in targets}
         assert {name for (name,) in targets} <= {f"{table}.{column}" for table, column, _ in there}
         views = db.execute("SELECT DISTINCT table_name FROM meta.data_dictionary WHERE is_view").fetchall()
-        by_form = {f"form_{form_id}_wide" for (form_id,) in db.execute("SELECT form_id FROM forms").fetchall()}
+        by_form = {
+            f"form_{form_id}_wide" for (form_id,) in db.execute("SELECT DISTINCT form_id FROM form_submits").fetchall()
+        }
         assert {name for (name,) in views} == {*VIEWS, *by_form}
 
 
