@@ -67,10 +67,14 @@ class DamagedPart:
 
 @dataclass(frozen=True, slots=True)
 class PartDamage:
-    """Problems of the parts. No raw part has the documents of `files_without_raw`."""
+    """Problems of the parts. No raw part has the documents of `files_without_raw`.
+
+    `misrecorded` are undamaged raw parts of which the ledger has another size or hash than the catalog.
+    """
 
     parts: Sequence[DamagedPart]
     files_without_raw: frozenset[int]
+    misrecorded: Sequence[Part]
 
 
 def check_files(layout: LakeLayout, *, read_data: bool = False) -> LakeCheck:
@@ -150,6 +154,9 @@ def _describe_unknown_files(layout: LakeLayout, names: Iterable[str]) -> Iterato
 def find_part_damage(layout: LakeLayout, ledger: LedgerQueries, *, read_data: bool) -> PartDamage:
     """Return the problems of the parts. Changes nothing."""
     damaged = list(integrity.find_damaged_parts(layout, ledger, read_data=read_data))
+    misrecorded = list(_find_misrecorded_documents(layout, [part for part, _ in damaged]))
+    right = {part.name for part in misrecorded}
+    damaged = [(part, problem) for part, problem in damaged if part.name not in right]
     names = {part.name for part, _ in damaged}
     raw_parts = [part for part in ledger.parts() if part.table_name == RAW_TABLE and part.name not in names]
     commit_seqs = {part.span: dict(ledger.file_commit_seqs(part.span)) for part, _ in damaged}
@@ -159,7 +166,19 @@ def find_part_damage(layout: LakeLayout, ledger: LedgerQueries, *, read_data: bo
     return PartDamage(
         [DamagedPart(part, problem, frozenset(commit_seqs[part.span])) for part, problem in damaged],
         _find_files_without_raw(layout, raw_parts, affected),
+        misrecorded,
     )
+
+
+def _find_misrecorded_documents(layout: LakeLayout, parts: Sequence[Part]) -> Iterator[Part]:
+    """Yield the entries of the catalog for raw parts that equal them: nothing can bring their old versions again."""
+    if any(part.table_name == RAW_TABLE for part in parts):
+        recorded = integrity.read_recorded_parts([layout.catalog])
+        for part in parts:
+            entry = recorded.get(part.name, part)
+            is_intact = integrity.find_file_problem(layout.part_path(part.name), entry) is None
+            if part.table_name == RAW_TABLE and is_intact:
+                yield entry
 
 
 def _find_files_without_raw(
@@ -179,6 +198,9 @@ def _find_files_without_raw(
 
 
 def _describe_part_damage(parts: PartDamage) -> Iterator[Finding]:
+    for entry in parts.misrecorded:
+        problem = f"has another size or hash of {entry.name} than the catalog"
+        yield damage("ledger.sqlite", problem, "corrected from the catalog")
     for damaged in parts.parts:
         part, lost = damaged.part, damaged.files & parts.files_without_raw
         low, high = part.span
@@ -196,6 +218,8 @@ def _describe_part_damage(parts: PartDamage) -> Iterator[Finding]:
 
 
 def _repair_parts(lake: Lake, parts: PartDamage) -> None:
+    for entry in parts.misrecorded:
+        lake.ledger.correct_part(entry)
     damaged_rows = set()
     incomplete: set[int] = set()
     for damaged in parts.parts:

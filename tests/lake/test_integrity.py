@@ -196,6 +196,22 @@ async def test_the_ledger_alone_is_wrong(tmp_path: Path) -> None:
         assert differences(db, emulator.truth()) == []
 
 
+async def test_documents_survive_a_wrong_hash_in_the_ledger(tmp_path: Path) -> None:
+    """Documents that are as the catalog has them stay, whatever the ledger says: no call could bring old versions."""
+    lake = tmp_path / "lake"
+    async with grown(lake):
+        pass
+    documents = {path.name: path.read_bytes() for path in (lake / "raw").glob("*.parquet")}
+    with closing(sqlite3.connect(lake / "ledger.sqlite")) as db:
+        db.execute("UPDATE part SET sha256 = substr(sha256, 2) || '-' WHERE table_name = 'raw'")
+        db.commit()
+    found = checked(lake)
+    assert found.files_to_fetch == []
+    assert {(each.subject, each.repair) for each in found.damage} == {("ledger.sqlite", "corrected from the catalog")}
+    assert checked(lake).damage == []
+    assert {path.name: path.read_bytes() for path in (lake / "raw").glob("*.parquet")} == documents
+
+
 async def test_a_dry_run_of_a_repair_changes_nothing(tmp_path: Path) -> None:
     """With --dry-run damage is reported with exit code 9, and neither part nor catalog is touched."""
     lake = tmp_path / "lake"
