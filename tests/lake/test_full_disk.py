@@ -57,7 +57,7 @@ async def test_a_disk_that_is_full_of_the_catalog(tmp_path: Path) -> None:
             assert "Traceback" not in message
             assert catalog.read_bytes() == content, step
             assert shown(lake, former) == [True], step
-            assert "catalog.duckdb lacks the newest rows" in told(lake, "status"), step
+            assert "catalog.duckdb lacks the newest rows" in told(lake, "status", code=1), step
             assert checked(lake, mend=False).damage == [], step
             assert not [path for path in lake.rglob("*") if ".tmp" in path.name or path.name.endswith(".wal")], step
         await synced(emulator, lake)
@@ -79,7 +79,7 @@ async def test_a_run_on_a_full_disk_has_failed(small_disk: Path) -> None:
         other.write_bytes(b"x" * (free - 60_000))
         code, _, message = await ran(emulator, lake, "sync")
         assert code == ExitCode.STORAGE, message
-        status = json.loads(told(lake, "status", "--json"))
+        status = json.loads(told(lake, "status", "--json", code=1))
         assert status["interrupted"] is None
         assert status["runs"][0]["state"] == "failed"
         assert status["runs"][0]["error"] in message
