@@ -28,7 +28,7 @@ demo: $(STAMP) ## run the main workflow against the emulator: sync, change, sync
 test: $(STAMP) ## run the whole test suite
 	@$(BIN)/python -m pytest -q -n 3 --dist worksteal
 
-test-fast: $(STAMP) ## run the tests that start no process and sync no world
+test-fast: $(STAMP) ## run the tests of the modules that are not in tests/slow_modules.txt
 	@$(BIN)/python -m pytest -q -n 3 --dist worksteal -m "not slow"
 
 coverage: $(STAMP) ## run the whole test suite with branch coverage; fails below the floor in pyproject.toml
