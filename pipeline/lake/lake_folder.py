@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _LOST_AND_FOUND: Final = "lost+found"  # a folder in the root of a file system
 _RUN_STATS: Final = "run_stats.json"  # which a failed first run leaves, and no lake needs
+_RUN_STATS_BEGIN: Final = b'{"runs":'
 
 
 class FolderKind(Enum):
@@ -80,9 +81,17 @@ def find_other_entry(layout: LakeLayout) -> str | None:
         is_of_first_run = path == layout.ledger or (path == journal and layout.ledger.exists()) or is_temp_file(path)
         is_own_lock = path == layout.lock and has_lock_note(layout)
         is_of_file_system = path.name == _LOST_AND_FOUND and path.is_dir()
-        if not (is_of_first_run or is_own_lock or is_of_file_system or path.name == _RUN_STATS):
+        if not (is_of_first_run or is_own_lock or is_of_file_system or _is_run_stats(path)):
             return path.name
     return None
+
+
+def _is_run_stats(path: Path) -> bool:
+    """Return whether a file is the statistics of runs as scanlake writes them. An empty one is of a killed run."""
+    if path.name != _RUN_STATS or path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_RUN_STATS_BEGIN)) in {b"", _RUN_STATS_BEGIN}
 
 
 def missing_catalog_error(layout: LakeLayout, settings: Settings) -> ScanlakeError:

@@ -79,3 +79,18 @@ async def test_without_settings_everybody_is_sent_to_init(tmp_path: Path) -> Non
         assert answer.code == 2, command
         assert "scanlake init" in answer.err + answer.out, command
     assert names(tmp_path) == []
+
+
+async def test_statistics_of_others_are_no_leftover(tmp_path: Path) -> None:
+    """A run_stats.json that scanlake did not write is somebody's: a run refuses the folder and leaves the file."""
+    async with Emulator(files=5) as emulator:
+        for content in (b'{"loss": [0.3, 0.2]}', b"notes"):
+            folder = tmp_path / "lake"
+            folder.mkdir(exist_ok=True)
+            (folder / "run_stats.json").write_bytes(content)
+            for token in ("another-token", emulator.token):
+                answer = await called(tmp_path, "sync", **variables(emulator) | {"SCANLAKE_TOKEN": token})
+                assert answer.code == 2
+                assert "is not a lake and not empty: it has run_stats.json." in answer.err
+            assert names(folder) == ["run_stats.json"]
+            assert (folder / "run_stats.json").read_bytes() == content
