@@ -122,10 +122,13 @@ def _list_windows(ledger: LedgerReader, settings: Settings) -> list[Window]:
 
 
 def _read_cost(ledger: LedgerReader) -> _FileCost:
-    """Return what the lake shows: nothing while it has too few versions, no rate without a run of many calls."""
+    """Return what the lake shows: nothing while it has too few versions, no rate without a run of many calls.
+
+    Nor while rows of a killed run are pending: the tables have fewer rows than the documents then.
+    """
     totals = ledger.part_totals()
     raw = totals.pop(RAW_TABLE, None)
-    if raw is None or raw.rows < _MIN_FILES:
+    if raw is None or raw.rows < _MIN_FILES or ledger.properties.pending_rows_from is not None:
         return _FileCost()
     runs = [(run.requests_list + run.requests_detail + run.retries, run.seconds) for run in ledger.recent_runs(20)]
     calls, seconds = max(runs, default=(0, 0.0))
