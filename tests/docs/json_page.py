@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import datetime
@@ -33,7 +34,7 @@ def format_json_page() -> str:
             continue
         lines += ["", f"## {name}", ""]
         for number, variant in enumerate(_variants(result_type)):
-            lines += ["", f"or, {_first_line(variant)}", ""] if number else [_first_line(variant), ""]
+            lines += ["", f"Or: {_first_line(variant)}", ""] if number else [_first_line(variant), ""]
             lines += ["| key | type |", "|---|---|", *(f"| `{key}` | {kind} |" for key, kind in _rows(variant, ""))]
     return "\n".join(lines) + "\n"
 
@@ -48,7 +49,8 @@ def _variants(result_type: Any) -> Sequence[Any]:
 
 
 def _first_line(result_type: Any) -> str:
-    return (result_type.__doc__ or "").strip().splitlines()[0]
+    """Return what the docstring says first, in the words of JSON."""
+    return re.sub(r"\bNone\b", "`null`", (result_type.__doc__ or "").strip().splitlines()[0])
 
 
 def _rows(kind: Any, prefix: str) -> Iterator[tuple[str, str]]:
