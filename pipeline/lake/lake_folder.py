@@ -87,11 +87,11 @@ def find_other_entry(layout: LakeLayout) -> str | None:
 
 
 def _is_run_stats(path: Path) -> bool:
-    """Return whether a file is the statistics of runs as scanlake writes them. An empty one is of a killed run."""
+    """Return whether a file is the statistics of runs as scanlake writes them. Nothing, or zeros, is of a killed run."""
     if path.name != _RUN_STATS or path.is_symlink() or not path.is_file():
         return False
     with path.open("rb") as file:
-        return file.read(len(_RUN_STATS_BEGIN)) in {b"", _RUN_STATS_BEGIN}
+        return file.read(len(_RUN_STATS_BEGIN)).strip(b"\0") in {b"", _RUN_STATS_BEGIN}
 
 
 def missing_catalog_error(layout: LakeLayout, settings: Settings) -> ScanlakeError:

@@ -45,15 +45,20 @@ async def test_a_service_that_answers_late_gets_one_order_at_a_time(tmp_path: Pa
 
 async def test_a_kill_during_an_order(tmp_path: Path) -> None:
     """The order in flight is in the ledger, is named by the next run and is ordered again; nothing else is."""
-    quirks = Quirks(report_async="ignored", report_seconds=0.5)
+    quirks = Quirks(report_async="ignored", report_seconds=0.1)
     command = ("report", "--where", "TRUE", "--out", str(tmp_path / "out"), "--json")
     async with Emulator(450, seed=SEED, quirks=quirks) as emulator:
         await sync_lists(emulator, tmp_path / "lake")
         process = await started(emulator, tmp_path / "lake", *command)
-        while emulator.counts["report"] < 3:
-            await asyncio.sleep(0.005)
-            if emulator.counts["report"] == 2:
+        fourth = asyncio.Event()
+
+        def hold_the_fourth(endpoint: str) -> None:
+            if endpoint == "report" and emulator.counts["report"] == 3:  # three are answered
                 emulator.set_quirks(report_seconds=3.0)
+                fourth.set()
+
+        emulator.on_request = hold_the_fourth
+        await fourth.wait()
         process.kill()
         await process.communicate()
         emulator.set_quirks(report_seconds=0.1)
