@@ -24,6 +24,8 @@ MAX_TEST_SECONDS: Final = 5.0
 """Processor seconds of one test that is not marked as slow, without its fixtures, which others share."""
 SLOW_MODULES: Final = Path(__file__).with_name("slow_modules.txt")
 """Modules with dear tests, one a line, as `pytest --record-costs` of a whole run on a quiet machine has found them."""
+COSTS: Final = Path(__file__).parent.parent / "build" / "test_costs.tsv"
+"""Processor seconds of each test, dearest first, written with the slow modules."""
 _SLOW_TEST_SECONDS: Final = 1.0
 _SLOW_MODULE_SECONDS: Final = 5.0
 _PROPERTY: Final = "cpu_seconds"
@@ -84,6 +86,10 @@ class Budget:
         write(", ".join(f"{folder} {used:,.0f}" for folder, used in folders.most_common()))
         if self._records:
             SLOW_MODULES.write_text("".join(f"{module}\n" for module in self._find_slow_modules()), encoding="utf-8")
+            COSTS.parent.mkdir(exist_ok=True)
+            COSTS.write_text(
+                "".join(f"{used:.2f}\t{name}\n" for name, used in self._costs.most_common()), encoding="utf-8"
+            )
         for name in self._over:
             write(f"over {MAX_TEST_SECONDS:g} processor seconds and not marked as slow: {name}")
 
