@@ -49,12 +49,9 @@ docs: $(STAMP) ## generate the reference pages and the diagram, and build the si
 	@$(BIN)/python -m tests.docs.generate
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-soak: $(STAMP) ## run the stateful tests with more examples: make soak SOAK_EXAMPLES=1000 SOAK_STEPS=40 SOAK_SECONDS=3600
+soak: $(STAMP) ## run every test, also those that take long, with more examples: make soak SOAK_EXAMPLES=1000 SOAK_STEPS=40 SOAK_SECONDS=3600
 	@SOAK_EXAMPLES=$${SOAK_EXAMPLES:-500} SOAK_STEPS=$${SOAK_STEPS:-30} SOAK_SECONDS=$${SOAK_SECONDS:-600} HYPOTHESIS_PROFILE=soak \
-		$(BIN)/python -m pytest -q --timeout 0 --hypothesis-show-statistics tests/stateful tests/sync/test_kill_steps.py \
-		tests/lake/test_oracle_machine.py tests/lake/test_crash.py tests/lake/test_readers.py tests/lake/test_power_loss.py \
-		tests/lake/test_after_faults.py tests/lake/test_killed_runs.py tests/commands/test_query_all.py \
-		tests/cli/test_standard_streams.py tests/reports/test_proof.py tests/publish
+		$(BIN)/python -m pytest -q --timeout 0 --hypothesis-show-statistics $(ARGS)
 
 soak-publish: $(STAMP) ## publish to SeaweedFS, its REST catalog, Postgres and Glue (moto), for long: make soak-publish ARGS="--rows 1000000"
 	@$(BIN)/python -m tests.soak_publish $(ARGS)

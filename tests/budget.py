@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -45,6 +45,7 @@ class Budget:
         self._records = records
         self._costs = Counter[str]()
         self._over: list[str] = []
+        self._left_to_soak = 0
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -74,9 +75,16 @@ class Budget:
         if is_dear:
             self._over.append(report.nodeid)
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take from a worker how many tests it has left out; all workers leave out the same."""
+        self._left_to_soak = getattr(node, "workeroutput", {}).get(_WORKER_KEY, 0)
+
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the total, the dearest tests, and the cost of each folder."""
         write, total = terminalreporter.write_line, self._costs.total()
+        if left := terminalreporter.config.stash.get(LEFT_TO_SOAK, self._left_to_soak):
+            write(f"{left:,} tests are marked `soak`: `make soak` runs them")
         write(f"{total:,.0f} processor seconds (of {MAX_SECONDS:,.0f})")
         for name, used in self._costs.most_common(_SHOWN):
             write(f"{used:8.1f}  {name}")
@@ -107,7 +115,10 @@ class Budget:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Fail a run that is over budget."""
-        if not hasattr(session.config, "workerinput") and (self._over or self._costs.total() > MAX_SECONDS):
+        config = session.config
+        if hasattr(config, "workerinput"):
+            config.workeroutput[_WORKER_KEY] = config.stash.get(LEFT_TO_SOAK, 0)  # type: ignore[attr-defined]
+        elif self._over or self._costs.total() > MAX_SECONDS:
             session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
 
@@ -116,6 +127,9 @@ def read_slow_modules() -> frozenset[str]:
     return frozenset(SLOW_MODULES.read_text(encoding="utf-8").split())
 
 
+LEFT_TO_SOAK: Final = pytest.StashKey[int]()
+"""How many tests of this process's collection only a soak runs."""
+_WORKER_KEY: Final = "left_to_soak"
 _STARTED: Final = pytest.StashKey[float]()
 _SET_UP: Final = pytest.StashKey[float]()
 """Processor seconds used before the test, and when its fixtures were made."""

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import HealthCheck, core, settings
 from hypothesis.configuration import set_hypothesis_home_dir
 
-from tests.budget import Budget, read_slow_modules
+from tests.budget import LEFT_TO_SOAK, Budget, read_slow_modules
 from tests.guards import Guard, spellings
 from tests.memory_folder import find_memory_folder
-from tests.soaking import SEED_VARIABLE
+from tests.soaking import SEED_VARIABLE, SOAKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,8 +45,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Budget(records=config.getoption("--record-costs")), "budget")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of slow modules."""
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests of slow modules, and leave to `make soak` what is its own."""
+    if not SOAKING:
+        left = [item for item in items if item.get_closest_marker("soak")]
+        items[:] = [item for item in items if not item.get_closest_marker("soak")]
+        config.stash[LEFT_TO_SOAK] = len(left)
+        config.hook.pytest_deselected(items=left)
     slow = read_slow_modules()
     for item in items:
         if item.path.relative_to(ROOT).as_posix() in slow:

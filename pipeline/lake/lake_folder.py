@@ -87,7 +87,7 @@ def find_other_entry(layout: LakeLayout) -> str | None:
 
 
 def _is_run_stats(path: Path) -> bool:
-    """Return whether a file is the statistics of runs as scanlake writes them. Nothing, or zeros, is of a killed run."""
+    """Return whether a file is the statistics of runs as scanlake writes them; empty or zeros after a kill."""
     if path.name != _RUN_STATS or path.is_symlink() or not path.is_file():
         return False
     with path.open("rb") as file:

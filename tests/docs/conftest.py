@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
-import pickle
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +17,7 @@ from pipeline.settings import Settings
 from pipeline.sync.verify import VerifyMode, verify
 from tests.commands.cli_process import called
 from tests.docs.documents import INDEX
+from tests.made_once import make_once
 from tests.sync.sync_harness import synced
 
 if TYPE_CHECKING:
@@ -77,21 +75,9 @@ async def _follow_start_page(folder: Path) -> PopulatedLake:
 
 
 @pytest.fixture(scope="session")
-def populated_lake(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> PopulatedLake:
-    """A lake made by following the start page, built by one worker for all workers. Tests do not change it."""
-    own = tmp_path_factory.getbasetemp()
-    shared = own.parent if hasattr(request.config, "workerinput") else own
-    with (shared / "reader.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        cache = shared / "reader.pickle"
-        if not cache.exists():
-            with pytest.MonkeyPatch.context() as environment:
-                for name in [name for name in os.environ if name.startswith("SCANLAKE_")]:
-                    environment.delenv(name)
-                cache.write_bytes(pickle.dumps(asyncio.run(_follow_start_page(tmp_path_factory.mktemp("reader")))))
-        result = pickle.loads(cache.read_bytes())  # noqa: S301 - written three lines above
-    assert isinstance(result, PopulatedLake)
-    return result
+def populated_lake(tmp_path_factory: pytest.TempPathFactory) -> PopulatedLake:
+    """A lake made by following the start page."""
+    return make_once(tmp_path_factory, "reader", lambda folder: asyncio.run(_follow_start_page(folder)))
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 
 from pipeline.emulator import Emulator
 from tests.oracle import differences
-from tests.soaking import SOAKING, draw_seed
+from tests.soaking import draw_seed
 from tests.sync.sync_harness import opened
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ async def started(emulator: Emulator, lake: Path, **settings: Any) -> asyncio.su
     )
 
 
-@pytest.mark.skipif(not SOAKING, reason="takes a minute; `make soak` runs it")
+@pytest.mark.soak
 async def test_eight_thousand_files_and_six_kills(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """For 8,000 files and six kill -9 at random moments, fewer than 1.3 detail calls a file are made in all."""
     rng = random.Random(SEED)

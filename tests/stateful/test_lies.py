@@ -16,7 +16,7 @@ from pipeline.sync.sync import TimeRange
 from pipeline.sync.verify import VerifyMode
 from schemas.timestamps import SECOND, now_us
 from tests.oracle import differences
-from tests.soaking import SOAKING, draw_seed, sample
+from tests.soaking import draw_seed, sample
 from tests.stateful.lies import HIDES, NAMES, UNSEEN, Lie, LyingEmulator
 from tests.sync.sync_harness import opened, synced
 from tests.sync.test_verify import verified
@@ -95,14 +95,14 @@ async def test_a_lie_told_always(tmp_path: Path, name: str) -> None:
     await check_lies(tmp_path, [Lie(name)], 7, starts_honest=True)
 
 
-@pytest.mark.skipif(not SOAKING, reason="takes minutes; `make soak` runs it")
+@pytest.mark.soak
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_lie_told_once(tmp_path: Path, name: str) -> None:
     """A lie in a single answer does no harm either."""
     await check_lies(tmp_path, [Lie(name, times=1)], 8, starts_honest=True)
 
 
-@pytest.mark.skipif(not SOAKING, reason="`make soak` runs it for as long as SOAK_SECONDS says")
+@pytest.mark.soak
 async def test_random_lies(tmp_path: Path) -> None:
     """Random lies, told at random, one or two at a time, to new and old lakes: no finding in all the time."""
     dice, until, rounds = random.Random(SEED), time.monotonic() + SOAK_SECONDS, 0
