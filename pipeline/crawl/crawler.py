@@ -148,10 +148,10 @@ class Crawler:
     async def _list(self, window: Window, batcher: Batcher) -> tuple[Window, ...]:
         self._check_list_calls()
         # The service reads its list between request and answer; the earlier instant is the safe one.
-        listed_at, requested = self._now_us() // SECOND, monotonic()
+        requested_us, requested = self._now_us(), monotonic()
         result = await self._reader.read(window)
-        observation = ListObservation(requested, monotonic(), self._now_us())
-        pending = ListedWindow(window, listed_at, observation, is_consistent=result.is_consistent)
+        observation = ListObservation(requested, monotonic(), requested_us)
+        pending = ListedWindow(window, requested_us // SECOND, observation, is_consistent=result.is_consistent)
         self.stats.windows += not result.sub_windows
         self.stats.windows_total += len(result.sub_windows) - bool(result.sub_windows)
         self.stats.inconsistent_windows += not result.is_consistent
@@ -184,9 +184,9 @@ class Crawler:
                 group.create_task(refetch_files())
 
     async def _refetch(self, request: RefetchRequest, batcher: Batcher) -> None:
-        key, requested = request.file_id, monotonic()
+        key, requested_us, requested = request.file_id, self._now_us(), monotonic()
         item = await self._reader.find_item(key, request.reference, request.updated_at)
-        pending = ListedWindow(ALL_TIME, observation=ListObservation(requested, monotonic(), self._now_us()))
+        pending = ListedWindow(ALL_TIME, observation=ListObservation(requested, monotonic(), requested_us))
         if item is None and request.document is not None:
             # The list no longer contains the file; the call by id shows whether it was deleted.
             item = ListItem(key, None, request.updated_at, request.document)

@@ -189,10 +189,10 @@ class InFlightFiles:
             raise SharedFileIdError
 
     def _is_outdated(self, item: ListItem, observation: ListObservation, stored: FileVersionRecord) -> bool:
-        """Return whether this run fetched a later version after the list was read: the item may have waited."""
+        """Return whether this run fetched a later version after the list was requested: the item may have waited."""
         return (
             stored.run_id == self._run_id
-            and observation.answered_us < stored.fetched_at
+            and observation.requested_us < stored.fetched_at
             and (item.updated_at or 0) < (stored.updated_at or 0)
         )
 

@@ -126,12 +126,13 @@ class CommitBatch:
 class ListObservation:
     """When a list was read.
 
-    `requested` and `answered` are monotonic seconds; `answered_us` is the service's clock in microseconds.
+    `requested` and `answered` are monotonic seconds; `requested_us` is the service's clock in microseconds. The pages
+    of one list can lie seconds apart, and an item can be from the first of them.
     """
 
     requested: float = 0.0
     answered: float = 0.0
-    answered_us: int = 0
+    requested_us: int = 0
 
 
 @dataclass(slots=True, eq=False)
