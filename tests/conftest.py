@@ -6,6 +6,7 @@ and no token is left lying about. `tests/architecture/test_guards.py` shows that
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -22,9 +23,10 @@ from tests.budget import LEFT_TO_SOAK, Budget, read_slow_modules
 from tests.guards import Guard, spellings
 from tests.memory_folder import find_memory_folder
 from tests.soaking import SEED_VARIABLE, SOAKING
+from tests.virtual_time import VirtualLoop
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 CANARY: Final = "cAnArY/7f3a+Scanlake/Suite9c1e+Token=="
@@ -57,6 +59,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.relative_to(ROOT).as_posix() in slow:
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Run a test in virtual time if it is marked so."""
+    return {"loop": VirtualLoop if item.get_closest_marker("virtual_time") else asyncio.new_event_loop}
 
 
 # A shell starts background commands without Ctrl-C, `nohup` any without SIGHUP, and what a test starts inherits it.

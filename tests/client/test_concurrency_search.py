@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from pipeline.client.concurrency_search import AdaptiveConcurrency
 from pipeline.client.rate_limiter import LearnedLimits, RateLimiter
 from tests.client.rate_limit_models import Bucket, drive
-from tests.client.virtual_time import run_virtually
 from tests.rows import every
+from tests.virtual_time import run_virtually
 
 if TYPE_CHECKING:
     from collections.abc import Callable

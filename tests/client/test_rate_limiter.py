@@ -22,8 +22,8 @@ from tests.client.rate_limit_models import (
     SlidingWindow,
     drive,
 )
-from tests.client.virtual_time import run_virtually
 from tests.rows import every
+from tests.virtual_time import run_virtually
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,8 +9,8 @@ import pytest
 
 from pipeline.client.errors import AttemptError, ThrottledError
 from pipeline.client.retry import BUDGET_CAPACITY, RetryBudget, RetryPolicy, TimeSource
-from tests.client.virtual_time import run_virtually
 from tests.rows import every
+from tests.virtual_time import run_virtually
 
 
 async def failing(errors: list[AttemptError | None], chance: float = 1.0, **options: Any) -> tuple[list[float], Any]:

@@ -31,7 +31,7 @@ def crawl_tasks() -> list[str]:
     return [
         repr(coroutine)
         for coroutine in coroutines
-        if isinstance(coroutine, CoroutineType) and "crawl" in coroutine.cr_code.co_filename
+        if isinstance(coroutine, CoroutineType) and "pipeline/crawl/" in coroutine.cr_code.co_filename
     ]
 
 

@@ -1,0 +1,117 @@
+"""Virtual time: clients and servers meet in memory, the clocks follow, threads are waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+
+import pytest
+
+from pipeline.client.client import Client
+from pipeline.client.errors import RetriesExhaustedError
+from pipeline.client.options import ClientOptions
+from pipeline.emulator import Emulator
+from schemas.requests import FileQuery
+from schemas.timestamps import now_us
+from tests.virtual_time import START, run_virtually
+
+pytestmark = pytest.mark.virtual_time
+EXACT = 0.01
+"""Seconds that reading clocks may take."""
+
+
+def elapsed() -> float:
+    """Return the virtual seconds since the test began."""
+    return asyncio.get_running_loop().time()
+
+
+async def test_an_hour_of_retry_after_takes_an_hour_of_virtual_time() -> None:
+    """The client waits for `Retry-After`, and its clocks and the service's show the time that has passed."""
+    options = ClientOptions(max_retry_after_seconds=3_600.0)
+    async with Emulator(10) as emulator, Client(emulator.base_url, emulator.token, options=options) as client:
+        emulator.set_faults(retry_after="seconds", retry_after_seconds=3_600)
+        emulator.script("429")
+        page = await client.list_files(FileQuery())
+        assert len(page.items) == 10
+        assert elapsed() == pytest.approx(3_600.0, abs=EXACT)
+        assert now_us() / 1e6 == pytest.approx(START + 3_600.0, abs=EXACT)
+        assert datetime.now(UTC).timestamp() == pytest.approx(START + 3_600.0, abs=EXACT)
+        assert emulator.world.clock.now() / 1e6 == pytest.approx(START + 3_600.0, abs=EXACT)
+        assert (client.clock.now() or 0) / 1e6 == pytest.approx(START + 3_600.0, abs=1 + EXACT)  # a `Date` has seconds
+
+
+async def test_virtual_time_waits_for_threads() -> None:
+    """A timer does not pass a thread that was started before, however long that takes."""
+    done: list[str] = []
+
+    async def work() -> None:
+        await asyncio.to_thread(time.sleep, 0.05)
+        done.append("thread")
+
+    async def wait() -> None:
+        await asyncio.sleep(0.001)
+        done.append("timer")
+
+    await asyncio.gather(work(), wait())
+    assert done == ["thread", "timer"]
+
+
+async def test_virtual_time_waits_for_child_processes() -> None:
+    """A timeout does not pass a child process of asyncio."""
+    async with asyncio.timeout(0.001):
+        process = await asyncio.create_subprocess_exec("sleep", "0.05")
+        assert await process.wait() == 0
+
+
+def test_a_deadlock_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If every task waits and no timer runs, the loop ends with an error."""
+    monkeypatch.setattr("tests.virtual_time._DEADLOCK_SECONDS", 0.01)
+    with pytest.raises(RuntimeError, match="all tasks wait for ever"):
+        run_virtually(asyncio.Event().wait())
+
+
+async def test_a_closed_port_refuses_and_a_reset_resets() -> None:
+    """A client sees refused, reset and truncated connections as over sockets."""
+    async with Emulator(10) as emulator, Client(emulator.base_url, emulator.token) as client:
+        for fault in ("refuse", "drop-mid-headers", "drop-mid-body", "cut-length", "cut-chunked"):
+            emulator.script(fault)
+            await client.list_files(FileQuery())
+        assert client.stats.retries == 5
+        assert client.stats.error_kinds == {"closed": 2, "cut": 3}
+    async with Client(emulator.base_url, emulator.token, options=ClientOptions(max_attempts=1)) as client:
+        with pytest.raises(RetriesExhaustedError, match="no connection"):
+            await client.list_files(FileQuery())
+
+
+async def test_streams_meet_in_memory() -> None:
+    """Servers and connections of asyncio's streams carry more than a buffer, in both directions, until each ends."""
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while part := await reader.read(1_000):
+            writer.write(part)
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    sent = bytes(range(256)) * 4_000
+    received = asyncio.create_task(reader.read())
+    writer.write(sent)
+    await writer.drain()
+    writer.write_eof()
+    assert await received == sent
+    writer.close()
+    server.close()
+
+
+def test_every_run_is_the_same() -> None:
+    """Retries with jitter take the same time in every run."""
+
+    async def run() -> float:
+        async with Emulator(10) as emulator, Client(emulator.base_url, emulator.token) as client:
+            emulator.script("500", times=4)
+            await client.list_files(FileQuery())
+            return elapsed()
+
+    assert run_virtually(run()) == run_virtually(run())
