@@ -36,8 +36,8 @@ coverage: $(STAMP) ## run the whole test suite with branch coverage; fails below
 
 check: lint types test docs ## run lint, types, tests and docs; changes no file
 
-lint: $(STAMP) ## run ruff (rules and format) and codespell
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/codespell
+lint: $(STAMP) ## run ruff (rules and format), codespell, and the project's own rules of names and sizes
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/codespell && $(BIN)/python -m tests.lint
 
 types: $(STAMP) ## run mypy in strict mode
 	@$(BIN)/mypy

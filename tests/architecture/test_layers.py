@@ -1,20 +1,19 @@
-"""Rules of the source tree: imports point down without circles, files and functions are short, names are unique."""
+"""Rules of the source tree: imports point down without circles, at the top, and module names are unique."""
 
 from __future__ import annotations
 
 import ast
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Final
 
+from tests.lint.problems import Source, read_sources
 from tests.rows import every
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 LAYERS: Final = (
     {"__main__"},
     {"cli"},
@@ -50,25 +49,24 @@ LAYERS: Final = (
 SHARED_MODULE_NAMES: Final = frozenset({"errors", "models"})
 """Module names that several packages may have: each package's own exceptions and values."""
 
-_VAGUE: Final = frozenset({"utils", "util", "helpers", "helper", "common", "base", "manager", "misc"})
-_MAX_FILE_STATEMENTS: Final = 320
-_MAX_FUNCTION_STATEMENTS: Final = 45
-
 
 @dataclass(frozen=True, eq=False)
 class Module:
     """A source file of the project."""
 
-    path: Path
-    tree: ast.Module
+    source: Source
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Dotted name."""
-        parts = self.path.relative_to(ROOT).with_suffix("").parts
-        return ".".join(part for part in parts if part != "__init__")
+        return self.source.path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
 
-    @property
+    @cached_property
+    def imports(self) -> list[str]:
+        """The dotted name of every import, including those for type checking."""
+        return list(list_imports(self.source.nodes))
+
+    @cached_property
     def unit(self) -> str:
         """Package or module directly below `pipeline`; empty for `pipeline` itself and for schemas."""
         parts = self.name.split(".")
@@ -76,25 +74,14 @@ class Module:
 
 
 @cache
-def read_modules(*folders: str) -> tuple[Module, ...]:
-    """Return the parsed modules of some folders."""
-    paths = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
-    return tuple(Module(path, ast.parse(path.read_text(encoding="utf-8"))) for path in paths)
-
-
 def product_modules() -> tuple[Module, ...]:
     """Return the modules of the product."""
-    return read_modules("pipeline", "schemas")
+    return tuple(Module(source) for source in read_sources(["pipeline", "schemas"]))
 
 
-def all_modules() -> tuple[Module, ...]:
-    """Return the modules of product and tests."""
-    return (*product_modules(), *read_modules("tests"))
-
-
-def list_imports(tree: ast.AST) -> Iterator[str]:
-    """Yield the dotted name of every import, including those for type checking."""
-    for node in ast.walk(tree):
+def list_imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield the dotted name of every import below some nodes."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -199,7 +186,7 @@ def test_imports_point_down() -> None:
     """A module imports only from lower layers, so that each layer can be read and tested without the higher ones."""
     wrong = []
     for module in product_modules():
-        for name in list_imports(module.tree):
+        for name in module.imports:
             parts = name.split(".")
             is_unit = parts[0] == "pipeline" and len(parts) > 1 and parts[1] != "__version__"
             if parts[0] == "tests" or (module.name.startswith("schemas") and parts[0] == "pipeline"):
@@ -216,7 +203,7 @@ def test_no_imports_in_circles() -> None:
     names = {module.name for module in product_modules()}
     imports = defaultdict(set)
     for module in product_modules():
-        for imported in list_imports(module.tree):
+        for imported in module.imports:
             target = imported if imported in names else imported.rpartition(".")[0]
             if target in names:
                 imports[module.name].add(target)
@@ -230,7 +217,7 @@ def test_commands_do_not_import_each_other() -> None:
     wrong = []
     for module in product_modules():
         if module.name in commands:
-            targets = {part for name in list_imports(module.tree) for part in (name, name.rpartition(".")[0])}
+            targets = {part for name in module.imports for part in (name, name.rpartition(".")[0])}
             wrong += [f"{module.name}: {name}" for name in targets & commands]
     assert not wrong
 
@@ -238,7 +225,7 @@ def test_commands_do_not_import_each_other() -> None:
 def test_module_names_are_unique() -> None:
     """A module name means one thing in the whole product."""
     modules = product_modules()
-    assert find_repeated(module.name for module in modules if module.path.name != "__init__.py") == {}
+    assert find_repeated(module.name for module in modules if not module.source.path.endswith("__init__.py")) == {}
 
 
 def test_every_unit_has_its_layer() -> None:
@@ -257,12 +244,9 @@ def test_imports_are_at_the_top() -> None:
     by_name = {"pipeline", *(f"pipeline.{unit}" for unit in units)}
     hidden = []
     for module in product_modules():
-        for function in ast.walk(module.tree):
-            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-                nodes = ast.walk(function)
-                if any(isinstance(node, ast.Import | ast.ImportFrom) for node in nodes):
-                    hidden.append(f"{module.name}: {function.name}")
-        if module.name not in by_name and {"importlib", "importlib.import_module"} & set(list_imports(module.tree)):
+        functions = [node for node in module.source.functions if any(list_imports(ast.walk(node)))]
+        hidden += [f"{module.name}: {function.name}" for function in functions]
+        if module.name not in by_name and {"importlib", "importlib.import_module"} & set(module.imports):
             hidden.append(f"{module.name}: importlib")
     assert not hidden
 
@@ -272,35 +256,8 @@ def test_databases_are_opened_in_one_place() -> None:
     openers = [
         module.name
         for module in product_modules()
-        for call in ast.walk(module.tree)
+        for call in module.source.nodes
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "duckdb.connect"
         if any(keyword.arg == "read_only" for keyword in call.keywords)
     ]
     assert openers == ["pipeline.lake.duckdb_files"]
-
-
-def count_statements(tree: ast.AST) -> int:
-    """Return the number of statements below a node, docstrings left out: they and blank lines cost nothing."""
-    return sum(
-        isinstance(node, ast.stmt) and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-        for node in ast.walk(tree)
-    )
-
-
-def test_files_and_functions_are_short() -> None:
-    """No file has more than 320 statements, no function more than 45."""
-    long = []
-    for module in all_modules():
-        if (statements := count_statements(module.tree)) > _MAX_FILE_STATEMENTS:
-            long.append(f"{module.name}: {statements} statements")
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                statements = count_statements(node) - 1
-                if statements > _MAX_FUNCTION_STATEMENTS:
-                    long.append(f"{module.name}: {node.name} has {statements} statements")
-    assert not long
-
-
-def test_no_module_has_a_vague_name() -> None:
-    """No module is called utils, helpers, common, base or manager."""
-    assert not [module.name for module in all_modules() if _VAGUE & set(module.name.split("."))]

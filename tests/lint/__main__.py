@@ -1,0 +1,38 @@
+"""Print a line for every problem, as file:line: what to do; exit 1 if there is one."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from tests.lint import names, sizes
+from tests.lint.problems import read_sources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from tests.lint.problems import Problem
+
+
+def find_problems() -> Iterator[Problem]:
+    """Yield the problems that all checks find. A new check is called here."""
+    product = read_sources(["pipeline", "schemas"])
+    everything = [*product, *read_sources(["tests"])]
+    for source in product:
+        yield from names.check_words(source)
+        yield from names.check_function_names(source)
+    yield from names.check_class_names(product)
+    yield from names.check_module_names(everything)
+    for source in everything:
+        yield from sizes.check_sizes(source)
+
+
+def print_problems(problems: Iterable[Problem]) -> int:
+    """Print each problem once, in order, and return the exit code."""
+    lines = [f"{problem}\n" for problem in sorted(set(problems))]
+    sys.stdout.writelines(lines)
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(print_problems(find_problems()))
