@@ -1,17 +1,21 @@
 """Runs the command by a fork of a process that has imported it: a real process, without half a second of imports.
 
-Tests that send signals or look at the start itself start their own processes.
+The commands that such a command starts are forks, too. Tests that look at the start itself start their own processes.
 """
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import gc
 import json
+import mmap
 import os
 import resource
+import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -21,21 +25,28 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.constants import apply_constants
+from tests.constants import VARIABLE, apply_constants
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 _PRELOADED: Final = (
-    "pipeline.cli", "pipeline.context", "pipeline.commands.sync", "pipeline.commands.query", "pipeline.commands.report",
-    "pipeline.commands.status", "pipeline.commands.check", "pipeline.commands.export",
+    "pipeline.cli", "pipeline.context", "pipeline.sources",
+    *(f"pipeline.commands.{name}" for name in (
+        "backup", "changes", "check", "export", "files", "images", "init", "plan", "publish", "query", "rebuild",
+        "repair", "report", "serve", "settings", "share", "status", "sync", "tables", "verify", "watch",
+    )),
 )  # fmt: skip
 _SERVER_FLAG: Final = "--serve"
 _MAX_REQUEST_BYTES: Final = 1_000_000
+COMMAND_OF: Final = "of"
+"""Name of the process of a command that a command has started, before the number of that one."""
 _lock: Final = threading.Lock()
 _server: socket.socket | None = None
 _used = 0.0
+_shared: mmap.mmap | None = None
+"""In a command: where its supervisor finds the processor seconds of the commands that it has started."""
 
 
 @dataclass(frozen=True)
@@ -94,20 +105,32 @@ def _read_all(handle: int) -> bytes:
 
 def _run(request: Mapping[str, Any], streams: list[int]) -> int:
     """Let the server run the command; return its exit status."""
-    global _used  # noqa: PLW0603 - one sum for each process of tests
+    with os.fdopen(request_fork(request, streams), "rb") as pipe:
+        _pid, *end = pipe.read().splitlines()
+    assert end, "the command has no exit status"
+    return read_end(end[0])
+
+
+def request_fork(request: Mapping[str, Any], streams: list[int]) -> int:
+    """Let the server run a command on three streams. Return a pipe with two lines: process id; how it ended."""
     read_end, write_end = os.pipe()
-    with os.fdopen(read_end, "rb") as pipe:
-        try:
-            with _lock:
-                socket.send_fds(_start_server(), [json.dumps(request).encode()], [*streams, write_end])
-        finally:
-            os.close(write_end)
-        code = pipe.read()
-    assert code, "the command has no exit status"
-    status, used = code.split()
+    try:
+        with _lock:
+            socket.send_fds(_start_server(), [json.dumps(request).encode()], [*streams, write_end])
+    finally:
+        os.close(write_end)
+    return read_end
+
+
+def read_end(line: bytes) -> int:
+    """Return the exit status that a command has ended with, and count its processor seconds."""
+    global _used  # noqa: PLW0603 - one sum for each process of tests
+    code, used = line.split()
     with _lock:
         _used += float(used)
-    return int(status)
+        if _shared is not None:
+            struct.pack_into("d", _shared, 0, _used)
+    return int(code)
 
 
 def used_seconds() -> float:
@@ -145,53 +168,72 @@ def _serve(handle: int) -> None:
         __import__(module)
     gc.freeze()  # a collection in a command does not copy these pages
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for supervisors
-    with socket.socket(fileno=handle) as server:
-        while True:
-            request, files, _, _ = socket.recv_fds(server, _MAX_REQUEST_BYTES, 4)
-            if not request:
-                os._exit(0)
-            if os.fork() == 0:
-                server.close()
-                break
-            for file in files:
-                os.close(file)
+    own, of_commands = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    of_commands.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MAX_REQUEST_BYTES)
+    servers = [socket.socket(fileno=handle), own]
+    while True:
+        ready, _, _ = select.select(servers, [], [])
+        request, files, _, _ = socket.recv_fds(ready[0], _MAX_REQUEST_BYTES, 4)
+        if not request:
+            os._exit(0)
+        if os.fork() == 0:
+            break
+        for file in files:
+            os.close(file)
+    for server in servers:
+        server.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    given = json.loads(request)
+    given, used_by_children = json.loads(request), mmap.mmap(-1, 8)
     child = os.fork()
     if child:
-        _supervise(child, files, given["seconds"])
-    os.close(files[3])
-    _become(given, files[:3])
+        of_commands.close()
+        _supervise(child, files, given.get("seconds", 300), used_by_children)
+    _become(given, files, of_commands, used_by_children)
 
 
-def _supervise(child: int, files: list[int], seconds: float) -> None:
+def _supervise(child: int, files: list[int], seconds: float, used_by_children: mmap.mmap) -> None:
     for file in files[:3]:
         os.close(file)
     until, pid, status = time.monotonic() + seconds, 0, 0
     while pid == 0:
         pid, status, usage = os.wait4(child, os.WNOHANG)
-        if time.monotonic() > until:
+        if pid == 0 and time.monotonic() > until:
             os.kill(child, signal.SIGKILL)
         time.sleep(0.005)
-    used = usage.ru_utime + usage.ru_stime
-    os.write(files[3], f"{os.waitstatus_to_exitcode(status)} {used:.3f}".encode())
+    used = usage.ru_utime + usage.ru_stime + struct.unpack_from("d", used_by_children)[0]
+    os.write(files[3], f"{os.waitstatus_to_exitcode(status)} {used:.3f}\n".encode())
     os._exit(0)
 
 
-def _become(given: dict[str, Any], files: list[int]) -> None:
-    """Become the command: its streams, folder, environment, arguments."""
-    for target, file in enumerate(files):
+def _become(given: dict[str, Any], files: list[int], server: socket.socket, used_by_children: mmap.mmap) -> None:
+    """Become the command: its streams, folder, environment, arguments; children are forks of the same server."""
+    global _server, _shared
+    _server, _shared = server, used_by_children
+    if given.get("session"):
+        os.setsid()
+    os.write(files[3], f"{os.getpid()}\n".encode())
+    os.close(files[3])
+    for target, file in enumerate(files[:3]):
         os.dup2(file, target)
         os.close(file)
     os.chdir(given["cwd"])
     os.environ.clear()
     os.environ.update(given["env"])
     apply_constants(os.environ)
+    os.environ.pop(VARIABLE, None)  # children do not get them
     time.tzset()
-    if given["limits"]:
-        _limit(given["limits"])
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout, sys.stderr = (os.fdopen(handle, "w", closefd=False) for handle in (1, 2))
+    for name, limit in (given.get("limits") or {}).items():
+        sys.dont_write_bytecode = True  # it would leave half a file
+        resource.setrlimit(getattr(resource, name), (limit, limit))
     sys.argv[1:] = given["arguments"]
     sys.orig_argv[1:] = ["-m", "pipeline", *given["arguments"]]
+    if "parent" in given:
+        os.getppid = lambda: given["parent"]
+        with open("/proc/self/comm", "w") as name:  # noqa: PTH123
+            name.write(f"{COMMAND_OF} {given['parent']}")
+    asyncio.create_subprocess_exec = __import__("tests.forked_process", fromlist=["execute"]).execute
     code: object = 1
     try:
         __import__("pipeline.__main__", fromlist=["main"]).main()
@@ -204,13 +246,7 @@ def _become(given: dict[str, Any], files: list[int]) -> None:
         os._exit(code if isinstance(code, int) else 1)  # the frozen modules would be reported as leaks
 
 
-def _limit(limits: dict[str, int]) -> None:
-    """Let the system limit this process, whose streams are pipes."""
-    sys.stdout, sys.stderr = (os.fdopen(handle, "w", closefd=False) for handle in (1, 2))  # those of before can seek
-    sys.dont_write_bytecode = True  # it would leave half a file
-    for name, limit in limits.items():
-        resource.setrlimit(getattr(resource, name), (limit, limit))
-
-
 if __name__ == "__main__":
+    sys.modules["tests.forkserver"] = sys.modules["__main__"]  # `tests.forked_process` imports it
+    __import__("tests.forked_process")
     _serve(int(sys.argv[sys.argv.index(_SERVER_FLAG) + 1]))

@@ -6,15 +6,17 @@ import asyncio
 import json
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 from typing import TYPE_CHECKING, Any
 
-from tests.constants import VARIABLE
-from tests.forkserver import run_command
+from tests.forked_process import fork_command
+from tests.forkserver import COMMAND_OF, run_command
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from pipeline.emulator import Emulator
 
@@ -42,7 +44,7 @@ class Answer:
 
 async def launched(emulator: Emulator, *arguments: str, **environment: str) -> asyncio.subprocess.Process:
     """Start the command, told where the service is and what its token is, with nothing to read."""
-    return await _launch(emulator, arguments, environment, asyncio.subprocess.DEVNULL)
+    return await fork_command(arguments, env=_environment(emulator, environment))
 
 
 async def started(emulator: Emulator, lake: Path, *arguments: str, **environment: str) -> asyncio.subprocess.Process:
@@ -52,20 +54,19 @@ async def started(emulator: Emulator, lake: Path, *arguments: str, **environment
 
 async def started_at(terminal: int, emulator: Emulator, lake: Path, *arguments: str) -> asyncio.subprocess.Process:
     """Start the command on a lake, where a person sits at a terminal."""
-    return await _launch(emulator, arguments, {"SCANLAKE_LAKE": str(lake)}, terminal)
+    return await fork_command(arguments, env=_environment(emulator, {"SCANLAKE_LAKE": str(lake)}), stdin=terminal)
 
 
-async def _launch(
-    emulator: Emulator, arguments: Sequence[str], environment: Mapping[str, str], stdin: int
-) -> asyncio.subprocess.Process:
+async def executed(emulator: Emulator, *arguments: str, **environment: str) -> asyncio.subprocess.Process:
+    """Start the command as its users do, by a new interpreter, where its start, memory or arguments matter."""
+    env = _environment(emulator, environment)
+    command = (sys.executable, "-m", "pipeline", *arguments)
+    return await asyncio.create_subprocess_exec(*command, env=env, stdin=DEVNULL, stdout=PIPE, stderr=PIPE)
+
+
+def _environment(emulator: Emulator, environment: Mapping[str, str]) -> dict[str, str]:
     service = {"SCANLAKE_BASE_URL": emulator.base_url, "SCANLAKE_TOKEN": emulator.token}
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.constants" if VARIABLE in environment else "pipeline", *arguments),
-        env={**os.environ, **service, **environment},
-        stdin=stdin,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    return {**os.environ, **service, **environment}
 
 
 async def ended(process: asyncio.subprocess.Process, within: float = 300) -> tuple[int, str, str]:
@@ -78,8 +79,7 @@ async def ended(process: asyncio.subprocess.Process, within: float = 300) -> tup
 
 async def ran(emulator: Emulator, lake: Path, *arguments: str, **environment: str) -> tuple[int, str, str]:
     """Run the command on a lake to its end: exit code, stdout and stderr."""
-    service = {"SCANLAKE_BASE_URL": emulator.base_url, "SCANLAKE_TOKEN": emulator.token, "SCANLAKE_LAKE": str(lake)}
-    env = {**os.environ, **service, **environment}
+    env = _environment(emulator, {"SCANLAKE_LAKE": str(lake), **environment})
     finished = await asyncio.to_thread(run_command, arguments, cwd=Path.cwd(), env=env)
     return finished.code, finished.out.decode(), finished.err.decode()
 
@@ -89,4 +89,14 @@ def children_of(pid: int) -> list[int]:
     found = []
     for thread in Path(f"/proc/{pid}/task").iterdir():
         found += [int(each) for each in (thread / "children").read_text().split()]
+    return found
+
+
+def forks_of(pid: int) -> list[int]:
+    """The commands that a forked command has started and that still run."""
+    found = []
+    for name in Path("/proc").glob("[0-9]*/comm"):
+        with suppress(OSError):  # it has ended
+            if name.read_text() == f"{COMMAND_OF} {pid}\n":
+                found.append(int(name.parent.name))
     return found

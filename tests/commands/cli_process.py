@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from typing import TYPE_CHECKING
 
+from tests.forked_process import fork_command
 from tests.forkserver import run_command
 from tests.processes import Answer
 
@@ -18,14 +18,8 @@ if TYPE_CHECKING:
 
 async def started(folder: Path, *arguments: str, **environment: str) -> asyncio.subprocess.Process:
     """Start the command in a folder, with nothing to read."""
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "pipeline", *arguments),
-        cwd=folder,
-        env={**os.environ, "NO_COLOR": "1", "COLUMNS": "120", **environment},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "120", **environment}
+    return await fork_command(arguments, env=env, cwd=folder)
 
 
 async def called(folder: Path, *arguments: str, **environment: str) -> Answer:
