@@ -7,16 +7,18 @@ import json
 import re
 import sqlite3
 import subprocess
-from contextlib import closing
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+from unittest.mock import patch
 
 import pypdf
 
 from pipeline.client.client import Client
 from pipeline.client.options import ClientOptions
 from pipeline.client.retry import TimeSource
-from pipeline.lake.lake import Lake
+from pipeline.emulator import Emulator, Quirks
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import open_catalog
 from pipeline.lake.request_log import open_request_log
@@ -25,30 +27,91 @@ from pipeline.reports.models import JobOptions
 from pipeline.reports.run_state import RunOptions
 from pipeline.reports.selection import Selection, select_files
 from pipeline.settings import Settings
+from tests.constants import set_constants
+from tests.lake_copies import copy_lake
+from tests.processes import Answer, ended, started
 from tests.sync.sync_harness import SEED, synced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from asyncio.subprocess import Process
+    from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
-    from pipeline.emulator import Emulator
+    import pytest
+
     from pipeline.lake.request_log import ReportJobFile
     from pipeline.reports.models import CatalogState
 
-EVERY_FILE = Selection("where", sql="TRUE")
-QUICK = RunOptions(timeout_seconds=15.0, max_poll_seconds=0.5)
-__all__ = ["EVERY_FILE", "QUICK", "SEED", "JobResult", "RunOptions", "Selection"]
+EVERY_FILE: Final = Selection("where", sql="TRUE")
+FILES: Final = 25
+PATIENT: Final = RunOptions(timeout_seconds=300.0, max_poll_seconds=0.05)
+NO_WAITING: Final = RunOptions(timeout_seconds=0.0)
+_BATCH_SIZE: Final = "pipeline.reports.models.MAX_REPORT_FILES"
+__all__ = ["EVERY_FILE", "SEED", "JobResult", "RunOptions", "Selection"]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A service of 25 files, the lake of their list items, and the folder of a job, which is not there yet."""
+
+    emulator: Emulator
+    lake: Path
+    main: Callable[..., Answer]
+
+    @property
+    def out(self) -> Path:
+        """The folder of the job."""
+        return self.lake.with_name("out")
+
+    @property
+    def keys(self) -> list[int]:
+        """The ids of the files."""
+        return sorted(self.emulator.world.keys())
+
+    async def run(self, selection: Selection = EVERY_FILE, *, out: Path | None = None, **options: Any) -> JobResult:
+        """Run a job as `run_report` does."""
+        return await run_report(self.emulator, self.lake, out or self.out, selection, **options)
+
+    async def report(self, *options: str) -> Answer:
+        """Run the command for every file, in this process."""
+        return await self.command("report", "--where", "TRUE", "--out", str(self.out), *options)
+
+    async def command(self, *arguments: str) -> Answer:
+        """Run a command in a thread of this process, which gets no signals there."""
+        with patch("pipeline.process.STOP_SIGNALS", ()):
+            return await asyncio.to_thread(self.main, *arguments, **self._environment)
+
+    async def start(self, *arguments: str, batch_size: int = 10) -> Process:
+        """Start a command as a process."""
+        return await started(self.emulator, self.lake, *arguments, **set_constants({_BATCH_SIZE: batch_size}))
+
+    async def finish(self, *arguments: str) -> Answer:
+        """Run a command as a process to its end."""
+        return Answer(*await ended(await self.start(*arguments)))
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        service = {"SCANLAKE_BASE_URL": self.emulator.base_url, "SCANLAKE_TOKEN": self.emulator.token}
+        return service | {"SCANLAKE_LAKE": str(self.lake)}
+
+
+@asynccontextmanager
+async def open_scene(
+    listed_lake: Path, folder: Path, main: Callable[..., Answer], **options: Any
+) -> AsyncIterator[Scene]:
+    """Start the service, with these options, and copy its lake to the folder `lake` of `folder`."""
+    async with Emulator(FILES, seed=SEED, quirks=Quirks(report_ready_seconds=0.0), **options) as emulator:
+        yield Scene(emulator, copy_lake(listed_lake, folder / "lake", emulator.base_url), main)
+
+
+def set_batch_size(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Let a PDF have at most so many files."""
+    monkeypatch.setattr(_BATCH_SIZE, size)
 
 
 async def sync_lists(emulator: Emulator, lake: Path) -> None:
     """Sync every file of the emulator into a lake, without details: that is fast."""
     await synced(emulator, lake, fetch_details="never", includes=())
-
-
-def make_empty_lake(lake: Path) -> None:
-    """Make a lake without files: its ledger is enough for share links."""
-    with Lake(lake, doing="the test"):
-        pass
 
 
 def quick_client(emulator: Emulator, **options: Any) -> Client:
@@ -64,12 +127,13 @@ async def run_report(
     out: Path,
     selection: Selection = EVERY_FILE,
     *,
-    run_options: RunOptions = QUICK,
+    run_options: RunOptions = PATIENT,
     client: Client | None = None,
     sign: Callable[[bytes], bytes] | None = None,
+    publishes: bool = False,
     **options: Any,
 ) -> JobResult:
-    """Run a job, as one run of the command does."""
+    """Run a job, as one run of the command does, which also publishes its records."""
     settings = Settings(base_url=emulator.base_url, lake=lake)
 
     def select() -> tuple[Sequence[ReportJobFile], CatalogState]:
@@ -85,15 +149,20 @@ async def run_report(
             job_options,
             run_options,
             select_files=select,
-            publish=partial(publish_if_unlocked, settings, "the test"),
+            publish=partial(publish_if_unlocked, settings, "the test") if publishes else lambda: None,
             sign=sign,
         )
 
 
 def age_orders_by_an_hour(lake: Path) -> None:
     """Make the orders in the ledger an hour older."""
+    change_orders(lake, "ordered_at = ordered_at - 3600000000")
+
+
+def change_orders(lake: Path, assignments: str) -> None:
+    """Change columns of the orders in the ledger."""
     with closing(sqlite3.connect(lake / "ledger.sqlite")) as ledger, ledger:
-        ledger.execute("UPDATE report_order SET ordered_at = ordered_at - 3600000000")
+        ledger.execute(f"UPDATE report_order SET {assignments}")
 
 
 def read_ids_of_pdf(pdf: Path) -> list[int]:

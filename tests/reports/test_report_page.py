@@ -6,18 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipeline.emulator import Emulator
-from pipeline.errors import SettingsError
+from pipeline.errors import ExitCode, SettingsError
 from pipeline.reports.index_page import render_page
 from tests.pages.conftest import browser, chromium
-from tests.processes import ran
-from tests.reports.report_harness import SEED, Selection, check_folder, read_manifest, run_report, sync_lists
+from tests.reports.report_harness import FILES, Selection, check_folder, read_manifest
 from tests.reports.test_report_folder import make_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.pages.browser import Tab
+    from tests.reports.report_harness import Scene
 
 __all__ = ["browser", "chromium"]
 
@@ -47,6 +46,7 @@ def test_the_page_says_what_the_files_are_for() -> None:
     assert "<dt>Grouped by</dt><dd>closed</dd>" in page
 
 
+@pytest.mark.soak
 async def test_the_page_on_a_telephone_and_in_the_dark(browser: Tab, tmp_path: Path) -> None:
     """The page keeps the width of a telephone and is dark where the system is; nothing else is fetched."""
     path = tmp_path / "index.html"
@@ -60,30 +60,25 @@ async def test_the_page_on_a_telephone_and_in_the_dark(browser: Tab, tmp_path: P
         assert (color == "rgb(255, 255, 255)") is not dark
 
 
-async def test_one_pdf_for_each_file(tmp_path: Path) -> None:
+async def test_one_pdf_for_each_file(scene: Scene) -> None:
     """A job per file has one PDF for each, named by its reference; title and purpose are in the manifest for good."""
-    async with Emulator(6, seed=SEED) as emulator:
-        await sync_lists(emulator, tmp_path / "lake")
-        selection = Selection("where", sql="TRUE", per_file=True)
-        about: dict[str, Any] = {"title": "Audit", "purpose": "Insurance", "requested_by": "J. Doe"}
-        await run_report(emulator, tmp_path / "lake", tmp_path / "out", selection, **about)
-        manifest = read_manifest(tmp_path / "out")
-        assert len(check_folder(tmp_path / "out")) == 6
-        assert {pdf["files"] for pdf in manifest["pdfs"]} == {1}
-        assert all(file["pdf"].startswith(f"{file['reference']}-0") for file in manifest["files"])
-        assert {name: manifest[name] for name in about} == about
-        assert not about.keys() & manifest["settings"].keys()
-        with pytest.raises(SettingsError, match="another title"):
-            await run_report(emulator, tmp_path / "lake", tmp_path / "out", selection, **{**about, "title": "Other"})
+    selection = Selection("ids", ids=tuple(scene.keys[:6]), per_file=True)
+    about: dict[str, Any] = {"title": "Audit", "purpose": "Insurance", "requested_by": "J. Doe"}
+    await scene.run(selection, **about)
+    manifest = read_manifest(scene.out)
+    assert len(check_folder(scene.out)) == 6
+    assert {pdf["files"] for pdf in manifest["pdfs"]} == {1}
+    assert all(file["pdf"].startswith(f"{file['reference']}-0") for file in manifest["files"])
+    assert {name: manifest[name] for name in about} == about
+    assert not about.keys() & manifest["settings"].keys()
+    with pytest.raises(SettingsError, match="another title"):
+        await scene.run(selection, **{**about, "title": "Other"})
 
 
-async def test_the_command_refuses_what_does_not_fit(tmp_path: Path) -> None:
+async def test_the_command_refuses_what_does_not_fit(scene: Scene) -> None:
     """--per-file excludes --group-by; the dry run lists one PDF for each file."""
-    async with Emulator(3, seed=SEED) as emulator:
-        await sync_lists(emulator, tmp_path / "lake")
-        command = ("report", "--where", "TRUE", "--out", str(tmp_path / "out"))
-        code, _, err = await ran(emulator, tmp_path / "lake", *command, "--per-file", "--group-by", "closed")
-        assert (code, "--per-file and --group-by exclude each other" in err) == (2, True)
-        code, out, _ = await ran(emulator, tmp_path / "lake", *command, "--per-file", "--dry-run")
-        assert code == 0
-        assert "3 files in 3 PDFs" in out
+    answer = await scene.report("--per-file", "--group-by", "closed")
+    assert (answer.code, "--per-file and --group-by exclude each other" in answer.err) == (ExitCode.USAGE, True)
+    answer = await scene.report("--per-file", "--dry-run")
+    assert answer.code == ExitCode.OK
+    assert f"{FILES} files in {FILES} PDFs" in answer.out

@@ -3,44 +3,47 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pipeline.atomic_files import temp_name
-from pipeline.emulator import Emulator, Quirks
-from pipeline.errors import LakeLockedError, ProtocolError, SettingsError, StorageError
+from pipeline.emulator import Emulator
+from pipeline.errors import ExitCode, LakeLockedError, ProtocolError, SettingsError, StorageError
 from pipeline.reports.folder import open_job_folder
 from schemas.timestamps import new_run_id
-from tests.constants import set_run_constants
-from tests.processes import ended, ran, started
 from tests.reports.report_harness import (
+    FILES,
+    NO_WAITING,
     SEED,
     RunOptions,
     Selection,
     age_orders_by_an_hour,
     check_folder,
     check_orders,
+    open_scene,
     quick_client,
-    run_report,
-    sync_lists,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from tests.processes import Answer
+    from tests.reports.report_harness import Scene
 
 
 @pytest.mark.parametrize("token_location", ["query", "header"])
-async def test_another_host_gets_no_secret(tmp_path: Path, token_location: str) -> None:
+async def test_another_host_gets_no_secret(scene: Scene, token_location: str) -> None:
     """Reports on another port are downloaded, and no token, cookie or referrer is sent there."""
-    quirks = Quirks(report_host="other-port", report_disposition="traversal", report_not_ready="html-200")
-    async with Emulator(120, seed=SEED, quirks=quirks) as emulator:
-        await sync_lists(emulator, tmp_path / "lake")
-        client = quick_client(emulator, token_location=token_location)
-        await run_report(emulator, tmp_path / "lake", tmp_path / "out", client=client)
-        assert emulator.counts["download"] == 2
-        assert (emulator.leaks, emulator.strays) == ([], [])
-        assert len(check_folder(tmp_path / "out")) == 120
+    emulator = scene.emulator
+    emulator.set_quirks(report_host="other-port", report_disposition="traversal", report_not_ready="html-200")
+    await scene.run(client=quick_client(emulator, token_location=token_location))
+    assert emulator.counts["download"] == 3
+    assert (emulator.leaks, emulator.strays) == ([], [])
+    assert len(check_folder(scene.out)) == FILES
+    names = [path.name for path in scene.out.glob("*.pdf")]
+    assert sorted(names) == [f"report-000{number}.pdf" for number in (1, 2, 3)], "a name is the service's"
 
 
 async def test_the_emulator_records_leaks() -> None:
@@ -55,79 +58,64 @@ async def test_the_emulator_records_leaks() -> None:
         assert emulator.leaks == ["referer"]
 
 
-async def test_a_report_that_redirects_elsewhere_is_named_and_exits_6(tmp_path: Path) -> None:
+async def test_a_report_that_redirects_elsewhere_is_named_and_exits_6(scene: Scene) -> None:
     """Its files fail, all others are delivered, the other host gets no request; the next run delivers all."""
-    async with Emulator(150, seed=SEED) as emulator:
-        await sync_lists(emulator, tmp_path / "lake")
-        emulator.script("redirect", path="/reports/")
-        command = ("report", "--where", "TRUE", "--out", str(tmp_path / "out"))
-        code, text, err = await ran(emulator, tmp_path / "lake", *command)
-        assert code == 6, err
-        assert emulator.strays == []
-        assert "redirected to another host" in text
-        assert len(check_folder(tmp_path / "out")) in {50, 100}
-        code, _, _ = await ran(emulator, tmp_path / "lake", *command)
-        assert (code, emulator.counts["report"]) == (0, 2)
+    scene.emulator.script("redirect", path="/reports/")
+    answer = await scene.report()
+    assert answer.code == ExitCode.PROTOCOL, answer.err
+    assert scene.emulator.strays == []
+    assert "redirected to another host" in answer.out
+    assert len(check_folder(scene.out)) in {15, 20}
+    assert not (await scene.run()).manifest.failed
+    assert scene.emulator.counts["report"] == 3
 
 
-async def test_a_redirected_order_stops_the_run(tmp_path: Path) -> None:
+async def test_a_redirected_order_stops_the_run(scene: Scene) -> None:
     """The order's body is not sent to another address: a redirect is a protocol error."""
-    async with Emulator(30, seed=SEED) as emulator:
-        await sync_lists(emulator, tmp_path / "lake")
-        emulator.script("redirect-307", path="/api/v2/reports")
-        with pytest.raises(ProtocolError, match="redirected"):
-            await run_report(emulator, tmp_path / "lake", tmp_path / "out")
-        assert (emulator.strays, emulator.leaks) == ([], [])
+    scene.emulator.script("redirect-307", path="/api/v2/reports")
+    with pytest.raises(ProtocolError, match="redirected"):
+        await scene.run()
+    assert (scene.emulator.strays, scene.emulator.leaks) == ([], [])
 
 
-async def test_unknown_files_are_not_overwritten_and_links_not_followed(tmp_path: Path) -> None:
+async def test_unknown_files_are_not_overwritten_and_links_not_followed(scene: Scene, tmp_path: Path) -> None:
     """A symlink or file with a PDF's name stops the run and is unchanged; the run works after it is moved away."""
     target = tmp_path / "elsewhere"
     target.write_bytes(b"precious")
-    async with Emulator(30, seed=SEED, quirks=Quirks(report_ready_seconds=3600.0)) as emulator:
-        await sync_lists(emulator, tmp_path / "lake")
-        await run_report(emulator, tmp_path / "lake", tmp_path / "out", run_options=RunOptions(timeout_seconds=0))
-        emulator.set_quirks(report_ready_seconds=0.0)
-        age_orders_by_an_hour(tmp_path / "lake")
-        trap = tmp_path / "out" / "report-0001.pdf"
-        for create in (lambda: trap.symlink_to(target), lambda: trap.write_bytes(b"mine")):
-            create()
-            with pytest.raises(StorageError, match="not a file of this job"):
-                await _raise_first(run_report(emulator, tmp_path / "lake", tmp_path / "out"))
-            trap.unlink()
-        assert target.read_bytes() == b"precious"
-        await run_report(emulator, tmp_path / "lake", tmp_path / "out")
-        assert len(check_folder(tmp_path / "out")) == 30
+    scene.emulator.set_quirks(report_ready_seconds=3600.0)
+    await scene.run(run_options=NO_WAITING)
+    scene.emulator.set_quirks(report_ready_seconds=0.0)
+    age_orders_by_an_hour(scene.lake)
+    trap = scene.out / "report-0001.pdf"
+    for create in (lambda: trap.symlink_to(target), lambda: trap.write_bytes(b"mine")):
+        create()
+        with pytest.raises(StorageError, match="not a file of this job"):
+            await _raise_first(scene.run())
+        trap.unlink()
+    assert target.read_bytes() == b"precious"
+    await scene.run()
+    assert len(check_folder(scene.out)) == FILES
 
 
-async def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
+async def test_a_folder_with_other_files_is_refused(scene: Scene, tmp_path: Path) -> None:
     """A folder with other files and a folder in the lake are refused, and nothing is ordered."""
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("dear")
-    async with Emulator(30, seed=SEED) as emulator:
-        await sync_lists(emulator, tmp_path / "lake")
-        for out in (tmp_path / "full", tmp_path / "lake" / "out"):
-            process = await started(emulator, tmp_path / "lake", "report", "--where", "TRUE", "--out", str(out))
-            code, _, err = await ended(process)
-            assert code == 2, err
-        assert emulator.counts["report"] == 0
+    for out in (tmp_path / "full", scene.lake / "out"):
+        answer = await scene.command("report", "--where", "TRUE", "--out", str(out))
+        assert answer.code == ExitCode.USAGE, answer.err
+    assert scene.emulator.counts["report"] == 0
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["letter.txt"]
 
 
-async def test_a_job_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
-    """An empty selection leaves no new folder and an existing folder empty; an existing job keeps its folder."""
+async def test_a_job_that_cannot_begin_leaves_nothing(scene: Scene, tmp_path: Path) -> None:
+    """An empty selection leaves no new folder and an existing folder empty."""
     (tmp_path / "existing").mkdir()
-    async with Emulator(30, seed=SEED) as emulator:
-        await sync_lists(emulator, tmp_path / "lake")
-        for out in (tmp_path / "new", tmp_path / "existing"):
-            with pytest.raises(SettingsError, match="empty"):
-                await run_report(emulator, tmp_path / "lake", out, Selection("where", sql="FALSE"))
-        assert not (tmp_path / "new").exists()
-        assert list((tmp_path / "existing").iterdir()) == []
-        await run_report(emulator, tmp_path / "lake", tmp_path / "existing")
-        with pytest.raises(SettingsError, match="another selection"):
-            await run_report(emulator, tmp_path / "lake", tmp_path / "existing", Selection("where", sql="FALSE"))
-        assert len(check_folder(tmp_path / "existing")) == 30
+    for out in (tmp_path / "new", tmp_path / "existing"):
+        with pytest.raises(SettingsError, match="empty"):
+            await scene.run(Selection("where", sql="FALSE"), out=out)
+    assert not (tmp_path / "new").exists()
+    assert list((tmp_path / "existing").iterdir()) == []
 
 
 def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
@@ -178,67 +166,60 @@ def test_temporary_files_of_killed_runs_are_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", ["422", "404"])
-async def test_the_file_that_causes_a_rejection_is_found(tmp_path: Path, status: str) -> None:
-    """Two of 230 files are deleted just before an order: it is split to single files; all others are delivered."""
-    async with Emulator(230, seed=SEED, quirks=Quirks(report_unknown_ids=status)) as emulator:  # type: ignore[arg-type]
-        await sync_lists(emulator, tmp_path / "lake")
-        deleted = sorted(emulator.world.keys())[17:160:142]
+async def test_the_file_that_causes_a_rejection_is_found(scene: Scene, status: str) -> None:
+    """Two of 25 files are deleted just before an order: it is split to single files; all others are delivered."""
+    emulator, deleted = scene.emulator, scene.keys[1:15:12]
+    emulator.set_quirks(report_unknown_ids=status)
 
-        def delete_before_order(endpoint: str) -> None:
-            if endpoint == "report" and deleted[0] in emulator.world.records:
-                emulator.world.delete(deleted)
+    def delete_before_order(endpoint: str) -> None:
+        if endpoint == "report" and deleted[0] in emulator.world.records:
+            emulator.world.delete(deleted)
 
-        emulator.on_request = delete_before_order
-        command = ("report", "--where", "TRUE", "--out", str(tmp_path / "out"))
-        code, text, err = await ran(emulator, tmp_path / "lake", *command)
-        assert code == 4, err
-        delivered = check_folder(tmp_path / "out")
-        assert len(delivered) == 228
-        assert not set(deleted) & set(delivered)
-        assert all(f"file {key}: " in text for key in deleted)
-        assert f"file {deleted[0]}: rejected: NO FILE FOUND: {deleted[0]}" in text
-        assert emulator.counts["report"] < 3 + 2 * 2 * 8
-        assert check_orders(emulator, tmp_path / "out") == 0
+    emulator.on_request = delete_before_order
+    answer = await scene.report()
+    assert answer.code == ExitCode.REJECTS, answer.err
+    assert set(scene.keys) == set(check_folder(scene.out))
+    assert all(f"file {key}: " in answer.out for key in deleted)
+    assert f"file {deleted[0]}: rejected: NO FILE FOUND: {deleted[0]}" in answer.out
+    assert emulator.counts["report"] <= 3 + 2 * 2 * 4
+    assert check_orders(emulator, scene.out) == 0
 
 
-async def test_options_that_the_service_rejects_stop_the_run(tmp_path: Path) -> None:
-    """A wrong time zone does not fail 300 files: the run stops, and the folder accepts other options."""
-    async with Emulator(300, seed=SEED) as emulator:
-        await sync_lists(emulator, tmp_path / "lake")
-        with pytest.raises(SettingsError, match="INVALID TIMEZONE"):
-            await run_report(emulator, tmp_path / "lake", tmp_path / "out", timezone="Mars/Olympus")
-        assert emulator.counts["report"] <= 20
-        result = await run_report(emulator, tmp_path / "lake", tmp_path / "out", timezone="Europe/Berlin")
-        assert not result.manifest.failed
-        assert len(result.manifest.pdfs) == 3
+async def test_options_that_the_service_rejects_stop_the_run(scene: Scene) -> None:
+    """A wrong time zone does not fail all files: the run stops, and the folder accepts other options."""
+    with pytest.raises(SettingsError, match="INVALID TIMEZONE"):
+        await scene.run(timezone="Mars/Olympus")
+    assert scene.emulator.counts["report"] == 20
+    result = await scene.run(timezone="Europe/Berlin")
+    assert not result.manifest.failed
+    assert len(result.manifest.pdfs) == 3
 
 
-async def test_a_pdf_above_the_size_limit_fails(tmp_path: Path) -> None:
+async def test_a_pdf_above_the_size_limit_fails(scene: Scene) -> None:
     """A PDF above --max-mb is not saved, and its files fail."""
-    async with Emulator(30, seed=SEED) as emulator:
-        await sync_lists(emulator, tmp_path / "lake")
-        run_options = RunOptions(timeout_seconds=5, max_pdf_bytes=500)
-        result = await run_report(emulator, tmp_path / "lake", tmp_path / "out", run_options=run_options)
-    assert len(result.manifest.failed) == 30
+    result = await scene.run(run_options=RunOptions(max_pdf_bytes=500))
+    assert len(result.manifest.failed) == FILES
     assert "more than 500 bytes" in str(result.manifest.failed[0].reason)
-    assert check_folder(tmp_path / "out") == {}
+    assert check_folder(scene.out) == {}
 
 
-async def test_changed_options_in_the_same_folder_are_refused(tmp_path: Path) -> None:
-    """Another selection or option in a job's folder is refused, and the difference is named."""
-    async with Emulator(30, seed=SEED) as emulator:
-        await sync_lists(emulator, tmp_path / "lake")
-        await run_report(emulator, tmp_path / "lake", tmp_path / "out")
+async def test_changed_options_in_the_same_folder_are_refused(
+    scene: Scene, tmp_path: Path, listed_lake: Path, main: Callable[..., Answer]
+) -> None:
+    """Another selection, option or lake in a job's folder is refused, and the difference is named."""
+    await scene.run()
+    for sql in ("NOT closed", "FALSE"):
         with pytest.raises(SettingsError, match="another selection"):
-            await run_report(emulator, tmp_path / "lake", tmp_path / "out", Selection("where", sql="NOT closed"))
-        with pytest.raises(SettingsError, match="another locale and another template"):
-            await run_report(emulator, tmp_path / "lake", tmp_path / "out", template=3, locale="de-DE")
-        await sync_lists(emulator, tmp_path / "lake2")
+            await scene.run(Selection("where", sql=sql))
+    with pytest.raises(SettingsError, match="another locale and another template"):
+        await scene.run(template=3, locale="de-DE")
+    async with open_scene(listed_lake, tmp_path / "other", main) as other:
         with pytest.raises(SettingsError, match="another lake"):
-            await run_report(emulator, tmp_path / "lake2", tmp_path / "out")
+            await other.run(out=scene.out)
+    assert len(check_folder(scene.out)) == FILES
 
 
-async def test_a_full_disk_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_is_a_storage_error(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk stops the run without a partial file; the next run resumes."""
     real = os.write
 
@@ -247,37 +228,36 @@ async def test_a_full_disk_is_a_storage_error(tmp_path: Path, monkeypatch: pytes
             raise OSError(28, "No space left on device")
         return real(descriptor, data)
 
-    async with Emulator(30, seed=SEED) as emulator:
-        await sync_lists(emulator, tmp_path / "lake")
-        with monkeypatch.context() as patch:
-            patch.setattr("pipeline.reports.folder.os.write", full)
-            with pytest.raises(StorageError, match="No space"):
-                await _raise_first(run_report(emulator, tmp_path / "lake", tmp_path / "out"))
-        assert [path.name for path in (tmp_path / "out").iterdir()] == [".scanlake-job"]
-        await run_report(emulator, tmp_path / "lake", tmp_path / "out")
-        assert emulator.counts["report"] == 1
+    chosen = Selection("ids", ids=tuple(scene.keys[:10]))
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.reports.folder.os.write", full)
+        with pytest.raises(StorageError, match="No space"):
+            await _raise_first(scene.run(chosen))
+    assert [path.name for path in scene.out.iterdir()] == [".scanlake-job"]
+    await scene.run(chosen)
+    assert scene.emulator.counts["report"] == 1
 
 
-async def test_the_token_is_in_no_output(tmp_path: Path, canary: str) -> None:
+async def test_the_token_is_in_no_output(
+    tmp_path: Path, canary: str, listed_lake: Path, main: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After failed reports and shares no output, log, ledger or folder has the token."""
-    streams = ""
+    monkeypatch.setattr("pipeline.client.factory.MAX_ATTEMPTS", 2)
     log = ("--log-file", str(tmp_path / "log.jsonl"), "-v")
-    async with Emulator(120, seed=SEED, token=canary) as emulator:
-        await sync_lists(emulator, tmp_path / "lake")
+    streams = ""
+    async with open_scene(listed_lake, tmp_path, main, token=canary) as scene:
+        reference = next(iter(scene.emulator.world.by_reference))
+        faults: dict[str, Any]
         for faults in ({"probabilities": {"echo-token": 0.6}, "paths": "/api"}, {"outage": True}, {}):
-            emulator.set_faults(**{"probabilities": {}, "outage": False, "retry_after_seconds": 0, **faults})
-            reference = next(iter(emulator.world.by_reference))
-            for command in (
-                ("report", "--where", "TRUE", "--out", str(tmp_path / "out")),
-                ("share", reference, "--force-new"),
+            scene.emulator.set_faults(**{"probabilities": {}, "outage": False, "retry_after_seconds": 0, **faults})
+            for answer in (
+                await scene.report(*log),
+                await scene.command("share", reference, "--force-new", *log),
             ):
-                process = await started(
-                    emulator, tmp_path / "lake", *command, *log, **set_run_constants(max_attempts=2)
-                )
-                _, out, err = await ended(process)
-                streams += out + err
-        assert emulator.injected_faults["echo-token"]
-    assert len(check_folder(tmp_path / "out")) == 120
+                streams += answer.out + answer.err
+        assert scene.emulator.injected_faults["echo-token"]
+    assert "report.ordered" in (tmp_path / "log.jsonl").read_text()
+    assert len(check_folder(scene.out)) == FILES
     assert canary not in streams
 
 

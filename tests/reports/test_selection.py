@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -13,7 +12,7 @@ from pipeline.lake.reader import open_catalog
 from pipeline.lake.request_log import ReportJobFile
 from pipeline.reports.selection import Selection, describe_unorderable, select_files, select_references
 from pipeline.settings import Settings
-from tests.reports.report_harness import SEED, sync_lists
+from tests.reports.report_harness import FILES, SEED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,19 +20,6 @@ if TYPE_CHECKING:
 
 
 _CLOSED: Final = "SELECT file_id FROM copy WHERE closed"
-
-
-@pytest.fixture(scope="module")
-def forty_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A lake of forty files; tests only read it."""
-    folder = tmp_path_factory.mktemp("forty_files") / "lake"
-
-    async def fill() -> None:
-        async with Emulator(40, seed=SEED) as emulator:
-            await sync_lists(emulator, folder)
-
-    asyncio.run(fill())
-    return folder
 
 
 def select(lake_folder: Path, *selections: Selection) -> list[Sequence[ReportJobFile] | str]:
@@ -48,10 +34,10 @@ def select(lake_folder: Path, *selections: Selection) -> list[Sequence[ReportJob
     return results
 
 
-def test_equal_selections(forty_files: Path) -> None:
+def test_equal_selections(listed_lake: Path) -> None:
     """A condition and equal queries select the same files, each once; a condition selects them by id."""
     plain, *others = select(
-        forty_files,
+        listed_lake,
         Selection("where", sql="closed -- the closed ones"),
         Selection("sql", sql="SELECT file_id FROM files WHERE closed;"),
         Selection("sql", sql="FROM files SELECT closed, file_id AS id WHERE closed"),
@@ -65,15 +51,15 @@ def test_equal_selections(forty_files: Path) -> None:
         assert sorted(file.file_id for file in other if isinstance(file, ReportJobFile)) == ids  # type: ignore[type-var]
 
 
-def test_the_order_of_a_selection_is_kept(forty_files: Path) -> None:
+def test_the_order_of_a_selection_is_kept(listed_lake: Path) -> None:
     """ORDER BY of a query, and the order of ids and references, are those of the files within each group."""
     query = "SELECT file_id FROM files ORDER BY hash(file_id) DESC"
-    with open_catalog(Settings(lake=forty_files)) as lake:
+    with open_catalog(Settings(lake=listed_lake)) as lake:
         expected = [row[0] for row in lake.execute(query).fetchall()]
         references = {row[0]: row[1] for row in lake.execute("SELECT file_id, scan_code FROM files").fetchall()}
     ordered = tuple(dict.fromkeys(references[file_id] for file_id in expected))
     by_sql, by_id, by_reference, by_group = select(
-        forty_files,
+        listed_lake,
         Selection("sql", sql=query),
         Selection("ids", ids=(*expected, *expected[:5])),
         Selection("reference", references=ordered),
@@ -90,10 +76,10 @@ def test_the_order_of_a_selection_is_kept(forty_files: Path) -> None:
         assert ids == [file_id for file_id in expected if file_id in ids]
 
 
-def test_invalid_selections(forty_files: Path) -> None:
+def test_invalid_selections(listed_lake: Path) -> None:
     """Wrong SQL, no column of ids, values that are not ids and an empty selection are errors."""
     messages = select(
-        forty_files,
+        listed_lake,
         Selection("where", sql="colour = 'red'"),
         Selection("where", sql="closed) UNION SELECT (1"),
         Selection("sql", sql="SELECT scan_code, closed FROM files"),
@@ -108,35 +94,32 @@ def test_invalid_selections(forty_files: Path) -> None:
     assert "empty" in messages[5]
 
 
-async def test_unknown_files_come_last_with_a_reason(tmp_path: Path) -> None:
+def test_unknown_files_come_last_with_a_reason(listed_lake: Path) -> None:
     """Unknown ids and references are part of the selection; a reference selects every file that has it."""
-    async with Emulator(80, seed=SEED) as emulator:
-        await sync_lists(emulator, tmp_path / "lake")
-        reference, keys = next(
-            (reference, keys) for reference, keys in emulator.world.by_reference.items() if len(keys) > 1
-        )
-        with open_catalog(Settings(lake=tmp_path / "lake")) as lake:
-            by_id, _ = select_files(lake, Selection("ids", ids=(5, keys[0], 5)))
-        with open_catalog(Settings(lake=tmp_path / "lake")) as lake:
-            by_reference, _ = select_files(lake, Selection("reference", references=(reference, "NOPE", reference)))
-            assert set(select_references(lake, "TRUE")) == set(emulator.world.by_reference)
+    references = Emulator(FILES, seed=SEED).world.by_reference
+    reference, keys = next((reference, keys) for reference, keys in references.items() if len(keys) > 1)
+    with open_catalog(Settings(lake=listed_lake)) as lake:
+        by_id, _ = select_files(lake, Selection("ids", ids=(5, keys[0], 5)))
+    with open_catalog(Settings(lake=listed_lake)) as lake:
+        by_reference, _ = select_files(lake, Selection("reference", references=(reference, "NOPE", reference)))
+        assert set(select_references(lake, "TRUE")) == set(references)
     assert [(file.file_id, file.reason) for file in by_id] == [(keys[0], None), (5, "not in the lake")]
     assert [file.file_id for file in by_reference] == [*sorted(keys), None]
     assert describe_unorderable(by_reference) == ["reference NOPE: no file with this reference in the lake"]
 
 
-def test_a_null_group_is_a_group(forty_files: Path) -> None:
+def test_a_null_group_is_a_group(listed_lake: Path) -> None:
     """Files without a value of --group-by are one group, named NULL."""
-    (result,) = select(forty_files, Selection("where", sql="TRUE", group_by="CASE WHEN closed THEN 'x' END"))
+    (result,) = select(listed_lake, Selection("where", sql="TRUE", group_by="CASE WHEN closed THEN 'x' END"))
     groups = [file.group_name for file in result if isinstance(file, ReportJobFile)]
     assert set(groups) == {"NULL", "x"}
     assert groups == sorted(groups)  # type: ignore[type-var]
 
 
 @pytest.mark.parametrize("ids", [(), (7,)])
-def test_selections_without_known_files(forty_files: Path, ids: tuple[int, ...]) -> None:
+def test_selections_without_known_files(listed_lake: Path, ids: tuple[int, ...]) -> None:
     """An empty list is an error; unknown ids are selected as files that cannot be ordered."""
-    (result,) = select(forty_files, Selection("ids", ids=ids))
+    (result,) = select(listed_lake, Selection("ids", ids=ids))
     if ids:
         assert all(isinstance(file, ReportJobFile) and file.reason for file in result)
     else:

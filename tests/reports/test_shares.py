@@ -5,39 +5,36 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
-import json
 import os
 import pty
 import sqlite3
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pipeline.emulator import Emulator
-from pipeline.errors import ScanlakeError, SettingsError
+from pipeline.errors import ExitCode, ScanlakeError, SettingsError
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.request_log import open_request_log
 from pipeline.shares import ShareOutcome, ShareRun, build_requests, count_recipients, read_share_csv
 from schemas.timestamps import SECOND, now_us
-from tests.processes import ended, ran, started, started_at
-from tests.reports.report_harness import SEED, make_empty_lake, quick_client, sync_lists
+from tests.processes import ended, started_at
+from tests.reports.report_harness import quick_client
 from tests.rows import every
 from tests.sync.sync_harness import opened
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.reports.report_harness import Scene
+
 
 async def create_shares(
-    emulator: Emulator,
-    lake: Path,
-    *shares: dict[str, Any],
-    send_email: bool = False,
-    force_new: bool = False,
-    now: int = 0,
+    emulator: Emulator, lake: Path, *shares: dict[str, Any], send_email: bool = False, force_new: bool = False
 ) -> list[ShareOutcome]:
     """Create shares, as one run of the command does."""
-    now = now or now_us()
+    now = now_us()
     requests = build_requests(shares, send_email=send_email, now=now)
     with open_request_log(LakeLayout(lake)) as request_log:
         client = quick_client(emulator)
@@ -47,92 +44,80 @@ async def create_shares(
     return share_run.outcomes
 
 
-def pick_references(emulator: Emulator, count: int) -> list[str]:
+def pick_references(scene: Scene, count: int) -> list[str]:
     """Return references of the service."""
-    return sorted(emulator.world.by_reference)[:count]
+    return sorted(scene.emulator.world.by_reference)[:count]
 
 
-async def test_no_email_without_send_email(tmp_path: Path) -> None:
-    """Forty links with recipients send no e-mail; with send_email each recipient gets one."""
-    async with Emulator(60, seed=SEED) as emulator:
-        make_empty_lake(tmp_path / "lake")
-        wanted = [
-            {"reference": each, "email": f"{n}@x.example"} for n, each in enumerate(pick_references(emulator, 40))
-        ]
-        quiet = await create_shares(emulator, tmp_path / "lake", *wanted)
-        assert {each.state for each in quiet} == {"created"}
-        assert len(emulator.shares.by_secret) == 40
-        assert emulator.emails == []
-        for _ in range(2):
-            await create_shares(emulator, tmp_path / "lake", *wanted, send_email=True)
-        assert sorted(emulator.emails) == sorted((each["email"], each["reference"]) for each in wanted)
+def read_states(lake: Path) -> dict[str, int]:
+    """Return the number of published shares by state."""
+    with closing(opened(lake)) as db:
+        return dict(db.execute("SELECT state, count(*) FROM meta.shares GROUP BY 1").fetchall())
+
+
+async def test_no_email_without_send_email(scene: Scene) -> None:
+    """Links with recipients send no e-mail; with send_email each recipient gets one."""
+    emulator = scene.emulator
+    references = pick_references(scene, 20)
+    wanted = [{"reference": each, "email": f"{n}@x.example"} for n, each in enumerate(references)]
+    quiet = await create_shares(emulator, scene.lake, *wanted)
+    assert {each.state for each in quiet} == {"created"}
+    assert len(emulator.shares.by_secret) == len(wanted) > 10
+    assert emulator.emails == []
+    for _ in range(2):
+        await create_shares(emulator, scene.lake, *wanted, send_email=True)
+    assert sorted(emulator.emails) == sorted((each["email"], each["reference"]) for each in wanted)
 
 
 @pytest.mark.parametrize("kind", ["drop-before-status", "drop-mid-headers", "drop-mid-body", "cut-json", "500", "503"])
-async def test_a_call_without_response_is_never_repeated(tmp_path: Path, kind: str) -> None:
+async def test_a_call_without_response_is_never_repeated(scene: Scene, kind: str) -> None:
     """A share whose response is lost is unknown; neither this run nor the next repeats the call."""
-    async with Emulator(60, seed=SEED) as emulator:
-        make_empty_lake(tmp_path / "lake")
-        first, second = pick_references(emulator, 2)
-        emulator.script(kind, path="/api/v2/share")
-        wanted = ({"reference": first, "email": "a@x.example"}, {"reference": second, "email": "a@x.example"})
-        for _ in range(2):
-            found = await create_shares(emulator, tmp_path / "lake", *wanted, send_email=True)
-            assert found[0].reference == first
-            assert found[0].state == "unknown"
-        assert emulator.counts["share"] == 2
-        assert len(emulator.emails) == (1 if kind in {"500", "503"} else 2)
-        renewed = await create_shares(emulator, tmp_path / "lake", wanted[0], send_email=True, force_new=True)
-        assert renewed[0].state == "created"
+    emulator = scene.emulator
+    emulator.script(kind, path="/api/v2/share")
+    wanted = [{"reference": each, "email": "a@x.example"} for each in pick_references(scene, 2)]
+    for _ in range(2):
+        found = await create_shares(emulator, scene.lake, *wanted, send_email=True)
+        assert found[0].reference == wanted[0]["reference"]
+        assert found[0].state == "unknown"
+    assert emulator.counts["share"] == 2
+    assert len(emulator.emails) == (1 if kind in {"500", "503"} else 2)
+    renewed = await create_shares(emulator, scene.lake, wanted[0], send_email=True, force_new=True)
+    assert renewed[0].state == "created"
 
 
-async def test_a_share_that_was_not_sent_is_not_unknown(tmp_path: Path) -> None:
+async def test_a_share_that_was_not_sent_is_not_unknown(scene: Scene) -> None:
     """Without a connection nothing was sent: the run ends, and the next run creates the link."""
-    async with Emulator(60, seed=SEED) as emulator:
-        make_empty_lake(tmp_path / "lake")
-        reference = pick_references(emulator, 1)[0]
-        elsewhere = Emulator(1, seed=SEED)
-        async with elsewhere:
-            pass
-        with pytest.raises(ScanlakeError, match="no connection"):
-            await create_shares(elsewhere, tmp_path / "lake", {"reference": reference})
-        assert [each.state for each in await create_shares(emulator, tmp_path / "lake", {"reference": reference})] == [
-            "created"
-        ]
+    (reference,) = pick_references(scene, 1)
+    async with Emulator(1) as elsewhere:
+        pass
+    with pytest.raises(ScanlakeError, match="no connection"):
+        await create_shares(elsewhere, scene.lake, {"reference": reference})
+    (created,) = await create_shares(scene.emulator, scene.lake, {"reference": reference})
+    assert created.state == "created"
 
 
-async def test_a_valid_identical_share_is_reused(tmp_path: Path) -> None:
+async def test_a_valid_identical_share_is_reused(scene: Scene) -> None:
     """The same request reuses the link until it expires; another recipient or `force_new` gets a new link."""
-    async with Emulator(60, seed=SEED) as emulator:
-        make_empty_lake(tmp_path / "lake")
-        reference = pick_references(emulator, 1)[0]
-        wish = {"reference": reference, "expires": "2030-01-01T12:00:00Z"}
-        (first,) = await create_shares(emulator, tmp_path / "lake", wish)
-        (again,) = await create_shares(emulator, tmp_path / "lake", wish)
-        assert (first.state, again.state, again.share_url) == ("created", "reused", first.share_url)
-        (other,) = await create_shares(emulator, tmp_path / "lake", {**wish, "email": "b@x.example"})
-        (renewed,) = await create_shares(emulator, tmp_path / "lake", wish, force_new=True)
-        assert len({first.share_url, other.share_url, renewed.share_url}) == 3
-        with sqlite3.connect(tmp_path / "lake" / "ledger.sqlite") as ledger:
-            ledger.execute("UPDATE share SET expires_at = ?", (now_us() - SECOND,))
-        ledger.close()
-        (after,) = await create_shares(emulator, tmp_path / "lake", wish)
-        assert after.state == "created"
-        assert emulator.counts["share"] == 4
+    emulator, lake = scene.emulator, scene.lake
+    wish = {"reference": pick_references(scene, 1)[0], "expires": "2030-01-01T12:00:00Z"}
+    (first,) = await create_shares(emulator, lake, wish)
+    (again,) = await create_shares(emulator, lake, wish)
+    assert (first.state, again.state, again.share_url) == ("created", "reused", first.share_url)
+    (other,) = await create_shares(emulator, lake, {**wish, "email": "b@x.example"})
+    (renewed,) = await create_shares(emulator, lake, wish, force_new=True)
+    assert len({first.share_url, other.share_url, renewed.share_url}) == 3
+    with closing(sqlite3.connect(lake / "ledger.sqlite")) as ledger, ledger:
+        ledger.execute("UPDATE share SET expires_at = ?", (now_us() - SECOND,))
+    (after,) = await create_shares(emulator, lake, wish)
+    assert after.state == "created"
+    assert emulator.counts["share"] == 4
 
 
-async def test_each_reference_has_its_own_error(tmp_path: Path) -> None:
+async def test_each_reference_has_its_own_error(scene: Scene) -> None:
     """NO FILE FOUND and INVALID TIMEZONE are reported by reference; the others are created."""
-    async with Emulator(60, seed=SEED) as emulator:
-        make_empty_lake(tmp_path / "lake")
-        one, two = pick_references(emulator, 2)
-        found = await create_shares(
-            emulator,
-            tmp_path / "lake",
-            {"reference": "NOPE"},
-            {"reference": one, "timezone": "Mars/Olympus"},
-            {"reference": two},
-        )
+    one, two = pick_references(scene, 2)
+    wanted = ({"reference": "NOPE"}, {"reference": one, "timezone": "Mars/Olympus"}, {"reference": two})
+    found = await create_shares(scene.emulator, scene.lake, *wanted)
     assert [(each.state, each.error) for each in found] == [
         ("failed", "NO FILE FOUND"),
         ("failed", "INVALID TIMEZONE"),
@@ -140,128 +125,104 @@ async def test_each_reference_has_its_own_error(tmp_path: Path) -> None:
     ]
 
 
-async def test_a_refused_token_stops_the_run(tmp_path: Path) -> None:
+async def test_a_refused_token_stops_the_run(scene: Scene) -> None:
     """The first 401 stops the run with exit 3; the links created before are printed and kept."""
-    async with Emulator(60, seed=SEED) as emulator:
-        await sync_lists(emulator, tmp_path / "lake")
-        emulator.script("401", path="/api/v2/share", skip=2, times=100)
-        process = await started(emulator, tmp_path / "lake", "share", *pick_references(emulator, 10), "--json")
-        code, out, err = await ended(process)
-        assert (code, emulator.counts["share"]) == (3, 3)
-        assert err.count(",created,") == 2
-        assert json.loads(out)["exit_code"] == 3
-    with opened(tmp_path / "lake") as db:
-        assert db.execute("SELECT state, count(*) FROM meta.shares GROUP BY 1").fetchall() == [("created", 2)]
+    scene.emulator.script("401", path="/api/v2/share", skip=2, times=100)
+    answer = await scene.command("share", *pick_references(scene, 10), "--json")
+    assert (answer.code, scene.emulator.counts["share"]) == (ExitCode.AUTH, 3)
+    assert answer.err.count(",created,") == 2
+    assert answer.json["exit_code"] == 3
+    assert read_states(scene.lake) == {"created": 2}
 
 
-async def test_a_killed_run(tmp_path: Path) -> None:
+async def test_a_killed_run(scene: Scene) -> None:
     """After SIGKILL each link was requested at most once; the next run reports the one in flight as unknown."""
-    async with Emulator(60, seed=SEED) as emulator:
-        await sync_lists(emulator, tmp_path / "lake")
-        given = pick_references(emulator, 12)
-        emulator.script("stall", path="/api/v2/share", skip=5)
-        process = await started(emulator, tmp_path / "lake", "share", *given)
-        while emulator.injected_faults["stall"] < 1:
-            await asyncio.sleep(0.01)
-        process.kill()
-        await process.communicate()
-        code, out, _ = await ran(emulator, tmp_path / "lake", "share", *given, "--format", "json")
-        assert code == 4
-        states = {each["reference"]: each["state"] for each in json.loads(out)["shares"]}
-        assert [states[each] for each in given] == ["reused"] * 5 + ["unknown"] + ["created"] * 6
-        assert sorted(emulator.shares.by_secret.values()) == given
-    with opened(tmp_path / "lake") as db:
-        found = db.execute("SELECT state, count(*) FROM meta.shares GROUP BY 1 ORDER BY 1").fetchall()
-    assert found == [("created", 11), ("unknown", 1)]
+    emulator, given = scene.emulator, pick_references(scene, 12)
+    emulator.script("stall", path="/api/v2/share", skip=5)
+    process = await scene.start("share", *given)
+    while emulator.injected_faults["stall"] < 1:
+        await asyncio.sleep(0.01)
+    process.kill()
+    await process.communicate()
+    answer = await scene.command("share", *given, "--json")
+    assert answer.code == ExitCode.REJECTS
+    states = {each["reference"]: each["state"] for each in answer.json["shares"]}
+    assert [states[each] for each in given] == ["reused"] * 5 + ["unknown"] + ["created"] * 6
+    assert sorted(emulator.shares.by_secret.values()) == given
+    assert read_states(scene.lake) == {"created": 11, "unknown": 1}
 
 
-async def test_emails_need_a_confirmation(tmp_path: Path) -> None:
+async def test_emails_need_a_confirmation(scene: Scene, tmp_path: Path) -> None:
     """A script needs --yes with --send-email; without it nothing is shared and the number is printed."""
-    async with Emulator(60, seed=SEED) as emulator:
-        await sync_lists(emulator, tmp_path / "lake")
-        table = tmp_path / "wanted.csv"
-        rows = [f"{each},r{n % 3}@x.example" for n, each in enumerate(pick_references(emulator, 7))]
-        table.write_text("reference,email\n" + "\n".join(rows) + "\n")
-        command = ("share", "--file", str(table), "--send-email", "--format", "csv")
-        code, _, err = await ran(emulator, tmp_path / "lake", *command)
-        assert code == 2
-        assert "7 links would be e-mailed to 3 recipients" in err
-        assert (emulator.counts["share"], emulator.emails) == (0, [])
-        code, out, _ = await ran(emulator, tmp_path / "lake", *command, "--yes")
-        assert code == 0
-        assert len(emulator.emails) == 7
-        assert [row["state"] for row in csv.DictReader(io.StringIO(out))] == ["created"] * 7
+    emulator, table = scene.emulator, tmp_path / "wanted.csv"
+    rows = [f"{each},r{n % 3}@x.example" for n, each in enumerate(pick_references(scene, 7))]
+    table.write_text("reference,email\n" + "\n".join(rows) + "\n")
+    command = ("share", "--file", str(table), "--send-email", "--format", "csv")
+    answer = await scene.command(*command)
+    assert answer.code == ExitCode.USAGE
+    assert "7 links would be e-mailed to 3 recipients" in answer.err
+    assert (emulator.counts["share"], emulator.emails) == (0, [])
+    answer = await scene.command(*command, "--yes")
+    assert answer.code == ExitCode.OK
+    assert len(emulator.emails) == 7
+    assert [row["state"] for row in csv.DictReader(io.StringIO(answer.out))] == ["created"] * 7
 
 
-@pytest.mark.parametrize(("answer", "code", "sent"), [(b"n\n", 2, 0), (b"y\n", 0, 1)])
-async def test_a_terminal_prompts_before_emails(tmp_path: Path, answer: bytes, code: int, sent: int) -> None:
+@pytest.mark.parametrize(("typed", "code", "sent"), [(b"n\n", ExitCode.USAGE, 0), (b"y\n", ExitCode.OK, 1)])
+async def test_a_terminal_prompts_before_emails(scene: Scene, typed: bytes, code: ExitCode, sent: int) -> None:
     """On a terminal the command prints the number of recipients and waits for a yes."""
-    async with Emulator(60, seed=SEED) as emulator:
-        await sync_lists(emulator, tmp_path / "lake")
-        ours, theirs = pty.openpty()
-        try:
-            command = ("share", pick_references(emulator, 1)[0], "--send-email", "--email", "a@x.example")
-            process = await started_at(theirs, emulator, tmp_path / "lake", *command)
-            os.write(ours, answer)
-            found, _, err = await ended(process)
-        finally:
-            os.close(ours)
-            os.close(theirs)
-        assert "E-mail 1 link to 1 recipient?" in err
-        assert (found, len(emulator.emails), len(emulator.shares.by_secret)) == (code, sent, sent)
+    emulator = scene.emulator
+    ours, theirs = pty.openpty()
+    try:
+        command = ("share", *pick_references(scene, 1), "--send-email", "--email", "a@x.example")
+        process = await started_at(theirs, emulator, scene.lake, *command)
+        os.write(ours, typed)
+        found, _, err = await ended(process)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert "E-mail 1 link to 1 recipient?" in err
+    assert (found, len(emulator.emails), len(emulator.shares.by_secret)) == (code, sent, sent)
 
 
-async def test_shares_by_condition(tmp_path: Path) -> None:
-    """--where shares each reference of the selected files once, although several files can have it."""
-    async with Emulator(80, seed=SEED) as emulator:
-        await sync_lists(emulator, tmp_path / "lake")
-        code, out, _ = await ended(
-            await started(emulator, tmp_path / "lake", "share", "--where", "TRUE", "--format", "json")
-        )
-        assert code == 0
-        assert sorted(each["reference"] for each in json.loads(out)["shares"]) == sorted(emulator.world.by_reference)
-        assert len(emulator.world.by_reference) < 80
+async def test_shares_by_condition(scene: Scene) -> None:
+    """--where shares each reference of the selected files once, and names one that several files have before."""
+    emulator, lake = scene.emulator, scene.lake
+    files = {name: len(keys) for name, keys in emulator.world.by_reference.items()}
+    shared = [name for name, count in files.items() if count > 1]
+    assert shared
+    answer = await scene.command("share", "--where", "TRUE", "--format", "json")
+    assert answer.code == ExitCode.OK
+    assert sorted(each["reference"] for each in answer.json["shares"]) == sorted(files)
+    warnings = [line for line in answer.lines if "share.reference_ambiguous" in line]
+    assert len(warnings) == len(shared)
+    assert all(any(name in line and f"files={files[name]}" in line for line in warnings) for name in shared)
+    emulator.reset()
+    name = shared[0]
+    await create_shares(emulator, lake, {"reference": name, "email": "a@x.example"})
+    paths = [request.raw_path.partition("?")[0].rpartition("/")[2] for request in emulator.log]
+    assert paths == ["files", "share"], "the service picks one of the files only when that has been said"
+    emulator.reset()
+    answer = await scene.command("share", name)
+    assert (answer.code, emulator.requests) == (ExitCode.OK, 0), "the link is not reused"
 
 
-async def test_everything_that_was_sent_is_recorded(tmp_path: Path) -> None:
+async def test_everything_that_was_sent_is_recorded(scene: Scene) -> None:
     """An auditor reads in meta.shares what was sent: both recipients, languages, time zone and user."""
-    async with Emulator(60, seed=SEED) as emulator:
-        await sync_lists(emulator, tmp_path / "lake")
-        reference = pick_references(emulator, 1)[0]
-        options = ("--email", "a@x.example", "--dl", "team-7", "--language", "de", "--timezone", "Europe/Berlin")
-        command = ("share", reference, *options, "--username", "audit", "--json")
-        code, out, _ = await ran(emulator, tmp_path / "lake", *command)
-        assert code == 0
-        (share,) = json.loads(out)["shares"]
-        assert (share["email"], share["dl"]) == ("a@x.example", "team-7")
-        table = (await ran(emulator, tmp_path / "lake", *command[:-1]))[1]
-        assert table.splitlines()[-1] == "1 reused; no e-mail was sent: that needs --send-email"
-        table = (await ran(emulator, tmp_path / "lake", "share", reference))[1]
-        assert "e-mail" not in table
-    with opened(tmp_path / "lake") as db:
+    (reference,) = pick_references(scene, 1)
+    options = ("--email", "a@x.example", "--dl", "team-7", "--language", "de", "--timezone", "Europe/Berlin")
+    command = ("share", reference, *options, "--username", "audit")
+    answer = await scene.command(*command, "--json")
+    assert answer.code == ExitCode.OK
+    (share,) = answer.json["shares"]
+    assert (share["email"], share["dl"]) == ("a@x.example", "team-7")
+    with closing(opened(scene.lake)) as db:
         columns = "reference, email, dl, language, lang, timezone, username"
         sent = db.execute(f"SELECT {columns} FROM meta.shares WHERE email IS NOT NULL").fetchall()
     assert sent == [(reference, "a@x.example", "team-7", "de", "de", "Europe/Berlin", "audit")]
-
-
-async def test_a_reference_of_several_files_is_a_warning_before_the_share(tmp_path: Path) -> None:
-    """The service picks one of several files: stderr names the reference and their number before the link is made."""
-    async with Emulator(80, seed=SEED) as emulator:
-        await sync_lists(emulator, tmp_path / "lake")
-        counts = {name: len(keys) for name, keys in emulator.world.by_reference.items()}
-        shared = next(name for name, count in sorted(counts.items()) if count > 1)
-        single = next(name for name, count in sorted(counts.items()) if count == 1)
-        emulator.reset()
-        code, _, err = await ran(emulator, tmp_path / "lake", "share", shared, single)
-        assert code == 0
-        (line,) = [line for line in err.splitlines() if "share.reference_ambiguous" in line]
-        assert shared in line
-        assert f"files={counts[shared]}" in line
-        paths = [request.raw_path.partition("?")[0].rpartition("/")[2] for request in emulator.log]
-        assert paths == ["files", "share", "files", "share"]
-        emulator.reset()
-        code, _, err = await ran(emulator, tmp_path / "lake", "share", shared, single)
-        assert (code, emulator.requests) == (0, 0)  # both links are reused
+    table = (await scene.command(*command)).out
+    assert table.splitlines()[-1] == "1 reused; no e-mail was sent: that needs --send-email"
+    assert "e-mail" not in (await scene.command("share", reference)).out
 
 
 @every(

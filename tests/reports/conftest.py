@@ -1,0 +1,79 @@
+"""A service of 25 files and a copy of their lake; a PDF has at most ten files, unless a test says otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from pipeline.emulator import Emulator
+from tests.commands.conftest import main
+from tests.lake_copies import copy_lake
+from tests.made_once import make_once
+from tests.reports.report_harness import FILES, SEED, Scene, open_scene, run_report, set_batch_size, sync_lists
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from tests.processes import Answer
+
+__all__ = ["main"]
+
+
+class FinishedFolder(NamedTuple):
+    """The folder of a finished job, and the secrets in the URLs of its reports."""
+
+    path: Path
+    secrets: list[str]
+
+
+@pytest.fixture(autouse=True)
+def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three PDFs of ten files are as good as of a hundred, which `test_batches` looks at. Polls do not wait long."""
+    set_batch_size(monkeypatch, 10)
+    monkeypatch.setattr("pipeline.reports.polling._FIRST_POLL_SECONDS", 0.02)
+
+
+@pytest.fixture(scope="session")
+def listed_lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The lake of the service's list items; tests must not change it."""
+
+    async def fill(lake: Path) -> None:
+        async with Emulator(FILES, seed=SEED) as emulator:
+            await sync_lists(emulator, lake)
+
+    def make(folder: Path) -> Path:
+        asyncio.run(fill(folder / "lake"))
+        return folder / "lake"
+
+    return make_once(tmp_path_factory, "listed_lake", make)
+
+
+@pytest.fixture
+async def scene(tmp_path: Path, listed_lake: Path, main: Callable[..., Answer]) -> AsyncIterator[Scene]:
+    """The service, which has a report at once, and the lake."""
+    async with open_scene(listed_lake, tmp_path, main) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def finished_folder(tmp_path_factory: pytest.TempPathFactory, listed_lake: Path) -> FinishedFolder:
+    """The folder of a finished job of three PDFs without its lake; tests must not change it."""
+
+    async def fill(folder: Path) -> FinishedFolder:
+        async with Emulator(FILES, seed=SEED) as emulator:
+            lake = copy_lake(listed_lake, folder / "lake", emulator.base_url)
+            await run_report(emulator, lake, folder / "out", template=7, timezone="Europe/Berlin")
+            return FinishedFolder(folder / "out", list(emulator.reports.by_secret))
+
+    def make(folder: Path) -> FinishedFolder:
+        with pytest.MonkeyPatch.context() as patch:
+            set_batch_size(patch, 10)
+            finished = asyncio.run(fill(folder))
+        shutil.rmtree(folder / "lake")
+        return finished
+
+    return make_once(tmp_path_factory, "finished_folder", make)
