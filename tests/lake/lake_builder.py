@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pipeline.lake import parts
 from pipeline.lake.models import Commit
@@ -16,6 +17,7 @@ from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from pipeline.lake.lake import Lake
 
@@ -92,6 +94,13 @@ def write_parts(lake: Lake, new: Commit, tables: Mapping[str, pa.Table]) -> Comm
         written.append(parts.write_raw_part(lake.layout, new.versions, **options))
     digests = [content_digest(each.list_item or b"") for each in new.versions]
     return replace(new, parts=written, digests=digests, wide_column_counts=parts.count_wide_names(tables))
+
+
+def undeclared_parts(lake: Path) -> list[str]:
+    """Return the parts, the empty ones included, whose columns or field ids are not the declared ones."""
+    paths = sorted([*lake.glob("parts/*/*.parquet"), *lake.glob("raw/*.parquet")])
+    schemas = {path: (pq.read_schema(path), parts.part_schema(path.parent.name)) for path in paths}
+    return [str(path) for path, (has, declared) in schemas.items() if not has.equals(declared, check_metadata=True)]
 
 
 def counted(values: Iterable[Any]) -> Counter[Any]:
