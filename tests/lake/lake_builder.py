@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.lake import parts
+from pipeline.lake.lake import Lake
 from pipeline.lake.models import Commit
 from schemas.file_versions import FileVersion, Tombstone, content_digest
 from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
-
-    from pipeline.lake.lake import Lake
 
 AT: Final = 1_795_000_000_000_000
 """An instant, in microseconds."""
@@ -94,6 +93,28 @@ def write_parts(lake: Lake, new: Commit, tables: Mapping[str, pa.Table]) -> Comm
         written.append(parts.write_raw_part(lake.layout, new.versions, **options))
     digests = [content_digest(each.list_item or b"") for each in new.versions]
     return replace(new, parts=written, digests=digests, wide_column_counts=parts.count_wide_names(tables))
+
+
+def made_in(root: Path) -> Path:
+    """A published lake of two commits, with uploads."""
+    with Lake(root, doing="test") as made:
+        for file_id in (11, 12):
+            commit(made, {file_id: 1}, {"uploads": [{"file_id": file_id, "position": 0, "comment": f"of {file_id}"}]})
+            made.publish("", at=AT, complete=True, watermark=AT)
+    return root
+
+
+def state(lake: Path) -> list[tuple[str, bytes]]:
+    """Every file of a lake with its content, but for what opening it touches."""
+    files = [path for path in lake.rglob("*") if path.is_file() and not path.name.startswith(("LOCK", "ledger.sqlite"))]
+    return sorted((str(path), path.read_bytes()) for path in files)
+
+
+def facts(lake: Path) -> Any:
+    """Commits, parts, files, snapshots and purges of the ledger."""
+    with Lake(lake, doing="test") as held:
+        names = ("lake_property", "part", "retired_part", "file_version", "snapshot", "purge")
+        return {name: [tuple(row) for row in held.ledger.query(f"SELECT * FROM {name}")] for name in names}
 
 
 def undeclared_parts(lake: Path) -> list[str]:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
+import io
 import json
-import os
-import pty
+import shutil
 import sqlite3
-import subprocess
 import sys
-from contextlib import closing, suppress
+from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.cli import main
 from pipeline.errors import SettingsError
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import RunRecord
@@ -27,14 +25,13 @@ from pipeline.settings import Settings
 from pipeline.sync.verify import VerifyMode, verify
 from tests.lake.corruption import checked, grown
 from tests.lake.fault_injection import Disk, ProcessKilled, failing
-from tests.lake.lake_builder import AT, insert_reject
+from tests.lake.lake_builder import AT, commit, facts, insert_reject, state, undeclared_parts
 from tests.lake.operations import compact_all, told
 from tests.oracle import differences
+from tests.soaking import sample
 from tests.sync.sync_harness import opened, synced
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pipeline.emulator import Emulator
 
 
@@ -79,19 +76,17 @@ def purged(lake: Path, *file_ids: int) -> Any:
         return purge(held, file_ids, by="the data protection officer", at=1_700_000_000_000_000, mark="abcdef")
 
 
-@pytest.mark.parametrize("folded", [False, True])
-async def test_nothing_of_it_is_found(tmp_path: Path, folded: bool) -> None:  # noqa: FBT001
+async def test_nothing_of_it_is_found(tmp_path: Path) -> None:
     """No file of the lake holds anything of a purged file, decompressed or not; all other files are as they were."""
     lake = tmp_path / "lake"
-    async with grown(lake) as emulator:
+    async with grown(lake, files=12, rounds=1) as emulator:
         file_id = eventful(emulator)
         words = secrets_of(emulator, file_id)
+        with Lake(lake, doing="compaction") as held:
+            compact_all(held, Settings(lake=lake))
         emulator.world.update([file_id])
         await synced(emulator, lake)
         words += secrets_of(emulator, file_id)
-        if folded:
-            with Lake(lake, doing="compaction") as held:
-                compact_all(held, Settings(lake=lake))
         with closing(sqlite3.connect(lake / "ledger.sqlite")) as db:
             reject = f'{{"scan_code": "{words[0]}"}}'.encode()
             insert_reject(db, file_id, reject)
@@ -112,14 +107,14 @@ async def test_nothing_of_it_is_found(tmp_path: Path, folded: bool) -> None:  # 
         assert [word for word in words if word in after] == []
         assert done.known == (file_id,)
         assert done.parts > 3
+        assert undeclared_parts(lake) == []
         with opened(lake) as db:
-            assert differences(db, emulator.truth()) == []
+            assert differences(db, emulator.truth(), history=True) == []
         await synced(emulator, lake)
         made = Settings(base_url=emulator.base_url, lake=lake)
         with Lake(lake, doing="verify") as held:
             proof = await verify(held, made, emulator.token, VerifyMode(), NullProgress())
-        assert proof.consistent
-        assert proof.deleted == 0
+        assert (proof.consistent, proof.deleted) == (True, 0)
     assert checked(lake, read_data=True).damage == []
     with closing(sqlite3.connect(lake / "ledger.sqlite")) as db:
         assert db.execute("SELECT * FROM purge").fetchall() == [
@@ -127,98 +122,111 @@ async def test_nothing_of_it_is_found(tmp_path: Path, folded: bool) -> None:  # 
         ]
 
 
-async def test_a_killed_purge_is_finished_by_the_next(tmp_path: Path) -> None:
-    """Killed anywhere, a purge leaves a lake that is whole; the same purge again leaves nothing of the file."""
-    lake = tmp_path / "lake"
-    async with grown(lake, files=8, rounds=1) as emulator:
-        file_id = eventful(emulator)
-        words = secrets_of(emulator, file_id)
-        truth = list(emulator.truth())
-        left = [true for true in truth if true["key"] != file_id]
-    for at in range(9, 200, 9):
-        with failing(Disk(at, None)) as disk, suppress(ProcessKilled):
-            purged(lake, file_id)
+def test_a_killed_purge_is_finished(two_files: Path, tmp_path: Path) -> None:
+    """Killed anywhere, a purge leaves a whole lake, with the file or without.
+
+    Once its commit is done, no rollback brings the file back, and the next publish or the same purge finishes it.
+    """
+    whole = Path(shutil.copytree(two_files, tmp_path / "whole"))
+    with failing(Disk(0, None)) as disk:
+        purged(whole, 11)
+    commits = [at for at, what in enumerate(disk.done, 1) if what == "transaction"]
+    begun = dict[bool, int]()
+    for number, at in enumerate(sample(range(commits[0], len(disk.done) + 1), 4)):
+        lake = Path(shutil.copytree(two_files, tmp_path / str(at)))
+        with failing(Disk(at, None)), pytest.raises(ProcessKilled):
+            purged(lake, 11)
         with opened(lake) as db:
-            # Definitions of workflows belong to no file, and stay.
-            unlike = [line for line in differences(db, left) if not line.startswith("workflow")]
-            assert not unlike or not differences(db, truth), f"torn at {at}"
-        if not disk.struck:
-            break
-    assert at > 20
-    purged(lake, file_id)
-    assert [word for word in words if word in everything(lake)] == []
-    assert checked(lake, read_data=True).damage == []
-
-
-async def test_no_rollback_behind_a_purge(tmp_path: Path) -> None:
-    """After a purge that was killed before it published, no rollback brings the file back; a publish finishes it."""
-    lake = tmp_path / "lake"
-    async with grown(lake, files=8, rounds=1) as emulator:
-        file_id = eventful(emulator)
-        words = secrets_of(emulator, file_id)
-    for at in range(3, 200, 3):
-        with failing(Disk(at, None)), suppress(ProcessKilled):
-            purged(lake, file_id)
+            assert db.execute("SELECT file_id FROM files WHERE file_id <> 11").fetchall() == [(12,)]
         with Lake(lake, doing="test") as held:
-            if held.ledger.properties.purge_in_progress is not None:
-                break
-    with Lake(lake, doing="rollback") as held:
-        run = RunRecord("20260101T000000Z-abcdef", "rollback", "0", AT)
-        with pytest.raises(SettingsError, match="A purge was killed"):
-            roll_back(held, read_restorable(held, 1), run=run)
-        held.republish(at=AT)
-        assert held.ledger.properties.purge_in_progress is None
-    assert [word for word in words if word in everything(lake)] == []
+            in_progress = held.ledger.properties.purge_in_progress
+            is_done = in_progress is None and held.ledger.count("SELECT count(*) FROM purge") == 1
+            if in_progress is not None:
+                run = RunRecord("20260101T000000Z-abcdef", "rollback", "0", AT)
+                with pytest.raises(SettingsError, match="A purge was killed"):
+                    roll_back(held, read_restorable(held, 1), run=run)
+            if number % 2:
+                held.republish(at=AT)
+                assert held.ledger.properties.purge_in_progress is None
+                assert ("ref 11" in everything(lake)) is (in_progress is None and not is_done)
+        purged(lake, 11)
+        assert "ref 11" not in everything(lake)
+        assert "ref 12" in everything(lake)
+        assert checked(lake, read_data=True).damage == []
+        begun[number % 2 == 1] = begun.get(number % 2 == 1, 0) + (in_progress == (11,))
+    assert min(begun.values()) > 0, begun
 
 
-async def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`scanlake purge ID` says what it erased, and who asked for it; again, that nothing of it was left."""
-    lake = tmp_path / "lake"
-    async with grown(lake, files=8, rounds=0) as emulator:
-        file_id = eventful(emulator)
-    for known in ([file_id], []):
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main(["purge", str(file_id), "--yes", "--requested-by", "me", "--json", "--lake", str(lake)])
-        told = json.loads(capsys.readouterr().out)
-        assert ended.value.code == 0
-        erased = told["erased"]
-        assert (erased["file_ids"], erased["known"], told["requested_by"]) == ([file_id], known, "me")
+class Terminal(io.StringIO):
+    """A terminal on which a person has typed a text."""
+
+    def isatty(self) -> bool:
+        """It is one."""
+        return True
 
 
-async def test_nothing_is_erased_without_a_yes(tmp_path: Path) -> None:
-    """Without --yes and a terminal nothing is erased; --dry-run names the file, its uploads and what goes with it."""
-    lake = tmp_path / "lake"
-    async with grown(lake, files=8, rounds=1) as emulator:
-        file_id = eventful(emulator)
-        (true,) = [true for true in emulator.truth() if true["key"] == file_id]
-    before = sorted((path.name, path.stat().st_ino) for path in lake.rglob("*.parquet"))
-    refused = told(lake, "purge", str(file_id), code=2)
+def test_the_command(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --yes a person on a terminal is asked, after the list of what goes; otherwise nothing is erased.
+
+    Nor is it with --dry-run or an unknown id. `scanlake purge` says what it erased, and what nothing was left of.
+    """
+    before, files = facts(lake), state(lake)
+    refused = told(lake, "purge", "11", code=2)
     assert "Erasing 1 file cannot be undone. Nothing was erased. Add --yes" in refused
-    shown = told(lake, "purge", str(file_id), "--dry-run")
-    uploads = len(true["detail"]["uploads"])
-    assert f"file {file_id}: reference {true['detail']['scan_code']}, {uploads} upload" in shown
+    shown = told(lake, "purge", "11", "--dry-run")
+    assert "file 11: reference ref 11, 1 upload" in shown
     assert "would be deleted" in shown
     assert shown.endswith("nothing was erased\n")
-    plan = json.loads(told(lake, "purge", str(file_id), "--dry-run", "--json"))
-    assert (plan["files"][0]["file_id"], plan["files"][0]["uploads"]) == (file_id, uploads)
-    assert sorted((path.name, path.stat().st_ino) for path in lake.rglob("*.parquet")) == before
-    assert "1 file erased" in told(lake, "purge", str(file_id), "--yes")
+    plan = json.loads(told(lake, "purge", "11", "--dry-run", "--json"))
+    assert (plan["files"][0]["file_id"], plan["files"][0]["uploads"]) == (11, 1)
+    assert "4711, 4712" in told(lake, "purge", "11", "4711", "4712", code=2)
+    for wrong in ("0", str(2**63), str(10**30)):
+        assert "Traceback" not in told(lake, "purge", wrong, code=2)
+    for number in (0, -1, 2**63):
+        with pytest.raises(SettingsError):
+            purged(lake, number)
+    monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
+    asked = told(lake, "purge", "11", code=2)
+    assert "file 11: reference " in asked
+    assert "Erase 1 file? This cannot be undone. [y/N]" in asked
+    assert (facts(lake), state(lake)) == (before, files)
+    monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
+    assert "1 file erased;" in told(lake, "purge", "11")
+    assert "0 files erased, 1 already erased;" in told(lake, "purge", "11", "--yes")
+    done = json.loads(told(lake, "purge", "11", "12", "--yes", "--requested-by", "me", "--json"))
+    assert (done["erased"]["file_ids"], done["erased"]["known"], done["requested_by"]) == ([11, 12], [12], "me")
 
 
-async def test_a_person_is_asked_before_an_erasure(tmp_path: Path) -> None:
-    """On a terminal the question comes after the list of what goes; no erases nothing, yes erases."""
-    lake = tmp_path / "lake"
-    async with grown(lake, files=8, rounds=0) as emulator:
-        file_id = eventful(emulator)
-    for answer, code in ((b"n\n", 2), (b"y\n", 0)):
-        ours, theirs = pty.openpty()
-        os.write(ours, answer)
-        arguments = (sys.executable, "-m", "pipeline", "purge", str(file_id), "--lake", str(lake))
-        done = await asyncio.to_thread(subprocess.run, arguments, stdin=theirs, capture_output=True, check=False)
-        os.close(ours)
-        os.close(theirs)
-        assert done.returncode == code, done.stderr
-        assert f"file {file_id}: reference ".encode() in done.stderr
-        assert b"Erase 1 file? This cannot be undone. [y/N]" in done.stderr
-    assert b"1 file erased" in done.stdout
+def test_a_purge_of_what_stands_in_one_place_alone(lake: Path) -> None:
+    """A file that only kept snapshots, a reject or a verify's record still hold is known, and erased there."""
+    with Lake(lake, doing="test") as held:
+        commit(held, {79: 0})
+        held.publish("", at=AT, complete=True, watermark=AT)
+        (*_, part) = [part for part in held.ledger.parts() if part.table_name == "files"]
+        gone = [each for each in held.ledger.parts() if each.first_commit_seq == part.first_commit_seq]
+        held.ledger.replace_parts(gone, [], superseded_span=(0, -1), at=AT)  # every version is folded away
+        with held.ledger.transaction() as db:
+            db.execute("DELETE FROM file_version WHERE file_id = 79")
+            insert_reject(db, 78, b"\x00")
+            names = ["run_id", "verified_at", "mode", "consistent", "ids"]
+            columns = db.execute("PRAGMA table_info(verification)").fetchall()
+            names += [row["name"] for row in columns if row["name"] not in names and row["notnull"]]
+            values = ["r", 1, "check", 0, '{"missing": [76, 77]}', *[0] * (len(names) - 5)]
+            db.execute(f"INSERT INTO verification ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})", values)
+        held.republish(at=AT)
+    assert purged(lake, 77, 78, 79).known == (77, 78, 79)
+    assert "ref 79" not in everything(lake)
+    assert "[76, 77]" not in everything(lake)
+
+
+def test_a_purge_of_a_damaged_lake(lake: Path) -> None:
+    """Where a part is cut short or cannot be read, a purge ends with exit 9 and changes nothing."""
+    with Lake(lake, doing="test") as held:
+        (part, *_) = held.ledger.parts()
+    before, whole = facts(lake), (lake / part.name).read_bytes()
+    (lake / part.name).chmod(0o644)
+    for content in (whole[: len(whole) // 2], b"\0" * len(whole)):
+        (lake / part.name).write_bytes(content)
+        assert "scanlake check" in told(lake, "purge", "11", "--yes", code=9)
+    (lake / part.name).write_bytes(whole)
+    assert facts(lake) == before
