@@ -15,6 +15,7 @@ from pipeline.emulator.world import World
 INCLUDES = ("uploads", "geocoding", "forms", "fields", "locations", "workflows")
 ALL_INCLUDES = frozenset(INCLUDES)
 
+_MAX_BODIES = 4_000
 _SIGNATURE = b"signature=0000000000"
 _ID_KEYS = frozenset((
     "id", "file_id", "tenant_id", "device_id", "workflow_id", "workflow_step_id", "workflow_run_id", "field_id",
@@ -31,9 +32,10 @@ _SEEN_KEYS = frozenset((
 
 
 class DocumentRenderer:
-    """Renders files, and keeps the children of recent ones and the documents that were rendered beforehand.
+    """Renders files, and keeps the children and the bodies of recent ones, and bodies that were rendered beforehand.
 
-    Keys contain the revision of the file, so a change needs no invalidation.
+    Keys contain the state of the file, so a change needs no invalidation. A crawl lists most files several times, and
+    rendering takes most of the emulator's time.
     """
 
     def __init__(self, world: World, quirks: Quirks, image_origin: str) -> None:
@@ -41,7 +43,8 @@ class DocumentRenderer:
         self.image_origin = image_origin
         self._signature_count = 0
         self._sign: Callable[[], bytes] | None = None
-        self._bodies: dict[tuple[Any, ...], bytes] = {}
+        self._bodies: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
+        self._max_bodies = _MAX_BODIES
         self._contents: OrderedDict[tuple[int, int], Content] = OrderedDict()
         self.set_quirks(quirks)
 
@@ -82,25 +85,29 @@ class DocumentRenderer:
 
     def prerender(self) -> None:
         """Render every file now (about 17 kB of memory each), so that responses need not be rendered."""
+        self._max_bodies += 3 * len(self.world.records)
         for record in self.world.records.values():
-            key = (record.key, record.revision)
             for includes in (frozenset[str](), ALL_INCLUDES):
-                self._bodies[*key, includes, None] = msgspec.json.encode(self.build_item(record, includes))
-            self._bodies[*key, None] = msgspec.json.encode(self.build_detail(record))
+                self.render_item(record, includes, None)
+            self.render_detail(record, None)
 
     # Bytes, for responses.
 
     def render_item(self, record: FileRecord, includes: frozenset[str], lang: str | None) -> bytes:
         """Return one element of the data array of a list."""
-        key = (record.key, record.revision, includes, lang)
-        return self._render(key, lambda: self.build_item(record, includes, lang))
+        return self._render(record, (includes, lang), lambda: self.build_item(record, includes, lang))
 
     def render_detail(self, record: FileRecord, lang: str | None) -> bytes:
         """Return the body of a detail response, without a wrapper."""
-        return self._render((record.key, record.revision, lang), lambda: self.build_detail(record, lang))
+        return self._render(record, (lang,), lambda: self.build_detail(record, lang))
 
-    def _render(self, key: tuple[Any, ...], build: Callable[[], JsonObject]) -> bytes:
-        body = self._bodies.get(key) or msgspec.json.encode(build())
+    def _render(self, record: FileRecord, variant: tuple[Any, ...], build: Callable[[], JsonObject]) -> bytes:
+        key = (record.key, record.revision, record.id, record.scan_code, record.closed, record.updated, variant)
+        body = self._bodies.get(key)
+        if body is None:
+            body = self._bodies[key] = msgspec.json.encode(build())
+            if len(self._bodies) > self._max_bodies:
+                self._bodies.popitem(last=False)
         if self._sign is not None:
             return body.replace(_SIGNATURE, self._sign())
         if self.quirks.image_urls != "fresh":
