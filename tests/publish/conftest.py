@@ -18,7 +18,8 @@ from obstore.store import MemoryStore
 
 from pipeline.publish.cloud_store import CloudStore
 from pipeline.publish.object_store import ObjectStore, open_store
-from tests.publish.lake_history import LivedLake
+from tests.made_once import make_once
+from tests.publish.lake_history import Changes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,9 +100,9 @@ def s3_url(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture(scope="session")
-def lived_lake(tmp_path_factory: pytest.TempPathFactory) -> LivedLake:
-    """One lake for the session; no test writes to it."""
-    return LivedLake.record(tmp_path_factory.mktemp("lived"))
+def changes(tmp_path_factory: pytest.TempPathFactory) -> Changes:
+    """One lake of eight snapshots for the whole run; no test writes to it."""
+    return make_once(tmp_path_factory, "changes", Changes.make)
 
 
 @pytest.fixture(params=["memory", "file", "s3"])

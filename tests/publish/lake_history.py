@@ -14,6 +14,7 @@ from pipeline.lake.purge import purge
 from pipeline.lake.snapshots import clear_pause, read_restorable, roll_back
 from pipeline.settings import Settings
 from schemas.tables import TABLES
+from schemas.timestamps import now_us
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import compact_all
 
@@ -56,7 +57,7 @@ class History:
     def purge(self, *file_ids: int) -> int:
         """Purge files; only one snapshot stays."""
         with Lake(self.root, doing="purge") as lake:
-            return purge(lake, file_ids, by="the test", at=AT, mark="abcdef").snapshot
+            return purge(lake, file_ids, by="the test", at=now_us(), mark="abcdef").snapshot
 
     def roll_back(self, number: int) -> int:
         """Publish the contents of a snapshot again, and let later syncs run."""
@@ -78,7 +79,33 @@ class History:
         return last.snapshot
 
 
-def live_history(root: Path) -> Iterator[tuple[str, int]]:
+FILES: Final = dict.fromkeys((*range(1, 41), 777_123), 2)
+"""Files of the first snapshot of a lake of changes, one of them to be purged."""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """A lake with a number of snapshots, which are small changes. It is made once for a run, and only read."""
+
+    root: Path
+    numbers: tuple[int, ...]
+
+    @classmethod
+    def make(cls, folder: Path) -> Changes:
+        """Make the lake. The second change deletes a file, and a file of the first has no uploads any more."""
+        history = History(folder / "lake")
+        first, second = history.sync(FILES), history.sync({3: 1, 4: 0, 50: 2}, deleted=(7,))
+        return cls(history.root, (first, second, *(history.sync({step: 1}) for step in (3, 5, 6, 8, 9, 10))))
+
+    def copy(self, folder: Path) -> History:
+        """Copy the lake with its newest snapshot alone, so that it can be changed."""
+        shutil.copytree(self.root, folder)
+        for path in sorted((folder / "snapshots").iterdir())[:-1]:
+            path.unlink()
+        return History(folder, len(self.numbers))
+
+
+def live_history(root: Path, *, syncs_after_purge: int = 10) -> Iterator[tuple[str, int]]:
     """Live through all kinds of changes; yield the name of each step and the newest snapshot."""
     history = History(root)
     yield "empty", history.sync({})
@@ -92,35 +119,11 @@ def live_history(root: Path) -> Iterator[tuple[str, int]]:
     yield "changed after a rollback", history.sync({1: 2, 30: 0})
     yield "purged", history.purge(1, 40)
     numbers = []
-    for step in range(10):
+    for step in range(syncs_after_purge):
         numbers.append(history.sync({2: 1, 41 + step: 1, 100 + step: 2}))
         yield f"changed {step} times after a purge", numbers[-1]
-    yield "rolled back to the same parts", history.roll_back(numbers[5])
+    yield "rolled back to the same parts", history.roll_back(numbers[syncs_after_purge // 2])
     yield "changed after another rollback", history.sync({3: 3})
-
-
-@dataclass
-class LivedLake:
-    """A lake as it was after each of its steps, at one path: every snapshot names its parts by that path."""
-
-    root: Path
-    steps: list[tuple[str, int]]
-
-    @classmethod
-    def record(cls, folder: Path) -> LivedLake:
-        """Live through all kinds of changes, and keep a copy of the lake after each."""
-        lived = cls(folder / "lake", [])
-        for step, found in enumerate(live_history(lived.root)):
-            shutil.copytree(lived.root, folder / f"step{step}")
-            lived.steps.append(found)
-        shutil.rmtree(lived.root)
-        lived.go_to(len(lived.steps) - 1)
-        return lived
-
-    def go_to(self, step: int) -> None:
-        """Make the lake as it was after a step."""
-        self.root.unlink(missing_ok=True)
-        self.root.symlink_to(self.root.with_name(f"step{step}"), target_is_directory=True)
 
 
 def list_differences(lake: Path, number: int, read: Callable[[str], pa.Table]) -> list[str]:

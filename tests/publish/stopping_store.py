@@ -1,57 +1,78 @@
-"""Object stores that stop a publisher, and copies of stores in memory."""
+"""Object stores in memory that stop a publisher at a write."""
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import obstore
 from obstore.store import MemoryStore
 
 from pipeline.publish.cloud_store import CloudStore
+from tests.soaking import sample
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterable
 
 URL = "memory://test"
 
 
 class PublisherStopped(BaseException):
-    """The publisher ended before a write, as a kill ends it."""
+    """The publisher ended at a write, as a kill ends it."""
 
 
 class StoppingStore(CloudStore):
-    """A store in memory that counts writes, and stops the publisher before the write number `stop_at` and later."""
+    """A store that counts writes, and stops the publisher at the write number `stop_at` and later.
 
-    def __init__(self, backend: MemoryStore | None = None, *, stop_at: int = 0) -> None:
+    With `after` the write number `stop_at` happens, and those that run side by side with it. `written` has the paths of
+    the objects that were written.
+    """
+
+    def __init__(self, backend: MemoryStore | None = None, *, stop_at: int = 0, after: bool = False) -> None:
         self.backend = backend or MemoryStore()
         super().__init__(URL, self.backend)
         self.writes = 0
-        self.created: list[str] = []
-        self._stop_at = stop_at
+        self.written: list[str] = []
+        self._stop_at, self._after = stop_at, after
         self._lock = threading.Lock()
 
-    def create(self, path: str, content: bytes | Path, *, sha256: str = "") -> bool:
-        """Create unless stopped."""
-        self._count(path)
-        return super().create(path, content, sha256=sha256)
+    def delete(self, paths: Iterable[str]) -> None:
+        """Delete one object at a time: a stop may come between two."""
+        for path in paths:
+            self._count(after=False)
+            super().delete([path])
+            self._count(after=True)
 
-    def swap(self, path: str, content: bytes | Path, version: str | None, *, sha256: str = "") -> str:
-        """Swap unless stopped."""
-        self._count(path)
-        return super().swap(path, content, version, sha256=sha256)
-
-    def _count(self, path: str) -> None:
-        with self._lock:
-            self.writes += 1
-            if self._stop_at and self.writes >= self._stop_at:
-                raise PublisherStopped
-            self.created.append(path)
-
-    def fork(self, *, stop_at: int = 0) -> StoppingStore:
+    def fork(self, *, stop_at: int = 0, after: bool = False) -> StoppingStore:
         """Return a store with the same objects."""
         backend = MemoryStore()
         for batch in obstore.list(self.backend):
             for item in batch:
-                obstore.put(backend, item["path"], bytes(obstore.get(self.backend, item["path"]).bytes()))
-        return StoppingStore(backend, stop_at=stop_at)
+                found = obstore.get(self.backend, item["path"])
+                obstore.put(backend, item["path"], bytes(found.bytes()), attributes=found.attributes)
+        return StoppingStore(backend, stop_at=stop_at, after=after)
+
+    def _put(self, path: str, *arguments: Any, **options: Any) -> Any:
+        self._count(after=False)
+        result = super()._put(path, *arguments, **options)
+        self.written.append(path)
+        self._count(after=True)
+        return result
+
+    def _count(self, *, after: bool) -> None:
+        with self._lock:
+            self.writes += not after
+            is_dead = 0 < self._stop_at <= self.writes
+        if is_dead and after == self._after:
+            raise PublisherStopped
+
+
+def choose_stops(whole: StoppingStore, pointer: str, count: int = 2) -> list[int]:
+    """Return the numbers of the writes to stop at.
+
+    These are the write of the pointer that readers start from, the one before, the one after, and some of the others,
+    in a soak all of them.
+    """
+    turn = whole.written.index(pointer) + 1
+    stops = {turn - 1, turn, turn + 1, *sample(range(1, whole.writes + 1), count)}
+    return [number for number in sorted(stops) if number <= whole.writes]

@@ -175,7 +175,7 @@ async def test_a_backup_or_restore_that_stops_is_completed_by_the_next(tmp_path:
         count = _EndingStore()
         _back_up(here.lake, count, with_images=True)
         names = files_in(here.lake)
-        images_from = next(number for number, path in enumerate(count.created, 1) if path in names)
+        images_from = next(number for number, path in enumerate(count.written, 1) if path in names)
         for stop_at in range(images_from, count.writes + 1):
             stopped = StoppingStore(stop_at=stop_at)
             with pytest.raises(PublisherStopped):

@@ -1,20 +1,17 @@
-"""The protocol of a publish: stops at every write, two publishers, other lakes, retention, refusals."""
+"""The protocol of a publish: stops at writes, two publishers, other lakes, retention, refusals."""
 
 from __future__ import annotations
 
 import shutil
-import threading
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-import obstore
 import pytest
 from obstore.store import MemoryStore
 
 from pipeline.atomic_files import sha256_file
-from pipeline.emulator import Emulator
 from pipeline.errors import (
     ExitCode,
     LakeCorruptedError,
@@ -25,7 +22,6 @@ from pipeline.errors import (
 )
 from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.lake import Lake
-from pipeline.lake.purge import purge
 from pipeline.publish.cloud_store import CloudStore
 from pipeline.publish.latest import PublishedSnapshot
 from pipeline.publish.mirror import MirrorOptions
@@ -33,70 +29,24 @@ from pipeline.publish.store_records import encode_record
 from pipeline.publish.target_layout import LATEST, is_part_path, remove_hash, to_target_path, to_unhashed_path
 from pipeline.publish.target_retention import select_remaining
 from pipeline.settings import Settings
-from schemas.timestamps import SECOND, now_us
-from tests.lake.corruption import flip, grown, parts
-from tests.lake.lake_copies import LakeCopies
+from schemas.timestamps import SECOND
+from tests.lake.corruption import flip
 from tests.lake.operations import compact_all
+from tests.publish.lake_history import History
+from tests.publish.stopping_store import URL, PublisherStopped, StoppingStore, choose_stops
 from tests.publish.target_reading import all_differing, attached, copied, latest, published
 from tests.soaking import sample
-from tests.sync.sync_harness import SEED, synced
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
-URL = "s3://bucket/lake"
+    from tests.publish.lake_history import Changes
 
 
-class Stopped(BaseException):
-    """The process was killed."""
-
-
-class StoppingStore(CloudStore):
-    """A store that stops the process at a write, before or after the write happens."""
-
-    def __init__(self, backend: Any, stop_at: int, *, after: bool = False) -> None:
-        super().__init__(URL, backend)
-        self.writes, self._stop_at, self._after, self._lock = 0, stop_at, after, threading.Lock()
-        self.written: list[str] = []
-
-    def _count(self, *, after: bool) -> None:
-        with self._lock:
-            self.writes += not after
-            is_dead = self.writes >= self._stop_at
-        if is_dead and after == self._after:
-            raise Stopped
-
-    def _put(self, *arguments: Any, **options: Any) -> Any:
-        self._count(after=False)
-        result = super()._put(*arguments, **options)
-        self.written.append(arguments[0])
-        self._count(after=True)
-        return result
-
-    def delete(self, paths: Iterable[str]) -> None:
-        """Delete one object at a time: a stop may come between two."""
-        for path in paths:
-            self._count(after=False)
-            super().delete([path])
-            self._count(after=True)
-
-
-def choose_stops(whole: StoppingStore, pointer: str) -> list[int]:
-    """Numbers of writes to stop at: those around the one that readers start from, and some of the others."""
-    turn = whole.written.index(pointer) + 1
-    around = range(turn - 2, turn + 3)
-    return [number for number in sorted({*around, *sample(range(1, whole.writes + 1), 6)}) if number <= whole.writes]
-
-
-def copy_of(backend: MemoryStore) -> MemoryStore:
-    """A store with the same objects."""
-    copy = MemoryStore()
-    for batch in obstore.list(backend):
-        for item in batch:
-            found = obstore.get(backend, item["path"])
-            obstore.put(copy, item["path"], bytes(found.bytes()), attributes=found.attributes)
-    return copy
+@pytest.fixture
+def history(changes: Changes, tmp_path: Path) -> History:
+    """A copy of the lake of small changes."""
+    return changes.copy(tmp_path / "lake")
 
 
 def shown(store: CloudStore, folder: Path) -> list[tuple[Any, ...]]:
@@ -107,28 +57,25 @@ def shown(store: CloudStore, folder: Path) -> list[tuple[Any, ...]]:
         return sorted(db.execute(sql).fetchall(), key=str)
 
 
-async def test_a_stop_at_every_write_heals(tmp_path: Path) -> None:
+def test_a_stop_at_any_write_heals(history: History, tmp_path: Path) -> None:
     """Wherever a publish stops, a reader sees the former snapshot or the new one, and a second try completes it."""
-    lake, base = tmp_path / "lake", MemoryStore()
-    async with grown(lake, files=20, rounds=1) as emulator:
-        published(lake, CloudStore(URL, base), MirrorOptions())
-        former = shown(CloudStore(URL, base), tmp_path / "former")
-        emulator.world.update(emulator.world.pick_random(5))
-        await synced(emulator, lake)
-        with Lake(lake, doing="purge") as held:
-            purge(held, emulator.world.pick_random(1), by="tester", at=now_us(), mark="abcdef")
-    whole = StoppingStore(copy_of(base), 10**9)
+    lake, base = history.root, StoppingStore()
+    published(lake, base, MirrorOptions())
+    former = shown(base, tmp_path / "former")
+    history.sync({1: 3, 60: 1})
+    history.purge(777_123)
+    whole = base.fork()
     published(lake, whole, MirrorOptions())
     new = shown(whole, tmp_path / "new")
     assert former != new
     objects = {item.path for item in whole.list()}
-    assert whole.writes > 20
+    assert whole.writes > len(whole.written) > 7
     seen = set()
-    for place, number in enumerate(range(1, whole.writes + 1)):
-        backend = copy_of(base)
-        with pytest.raises(Stopped):
-            published(lake, StoppingStore(backend, number, after=place % 2 == 1), MirrorOptions())
-        store = CloudStore(URL, backend)
+    for place, number in enumerate(choose_stops(whole, LATEST)):
+        stopped = base.fork(stop_at=number, after=place % 2 == 1)
+        with pytest.raises(PublisherStopped):
+            published(lake, stopped, MirrorOptions())
+        store = stopped.fork()
         rows = shown(store, tmp_path / f"copy{number}")
         assert rows in (former, new)
         seen.add(rows == new)
@@ -139,42 +86,38 @@ async def test_a_stop_at_every_write_heals(tmp_path: Path) -> None:
     assert all_differing(lake, store, tmp_path / "copy") == []
 
 
-async def test_a_first_publish_that_stopped_is_completed(tmp_path: Path) -> None:
+def test_a_first_publish_that_stopped_is_completed(history: History, tmp_path: Path) -> None:
     """Before the first latest.json a target shows nothing; what a stop left is used, not uploaded again."""
-    lake, backend = tmp_path / "lake", MemoryStore()
-    async with grown(lake, files=20, rounds=1):
-        pass
-    for number in (14, 24, 30, 18):
-        with pytest.raises(Stopped):
-            published(lake, StoppingStore(backend, number))
-    store = CloudStore(URL, backend)
+    store = StoppingStore()
+    for number in (14, 24, 18):
+        store = store.fork(stop_at=number)
+        with pytest.raises(PublisherStopped):
+            published(history.root, store)
+    store = store.fork()
     there = len([item for item in store.list() if is_part_path(item.path)])
-    result = published(lake, store)
+    result = published(history.root, store)
     assert there > 5
     assert result.uploaded < there + result.parts
-    assert all_differing(lake, store, tmp_path / "copy") == []
-    assert not published(lake, store).changed
+    assert all_differing(history.root, store, tmp_path / "copy") == []
+    assert not published(history.root, store).changed
 
 
-async def test_of_two_publishers_one_is_refused(tmp_path: Path) -> None:
+def test_of_two_publishers_one_is_refused(history: History, tmp_path: Path) -> None:
     """While one publishes, a copy of the lake publishes as a whole: one of them is refused, and nothing is mixed."""
-    lake, copy, base = tmp_path / "lake", tmp_path / "backup", MemoryStore()
-    async with grown(lake, files=20, rounds=1) as emulator:
-        published(lake, CloudStore(URL, base))
-        shutil.copytree(lake, copy)
-        emulator.world.update(emulator.world.pick_random(5))
-        await synced(emulator, lake)
-        await synced(emulator, copy)
-    copies = [LakeCopies(lake), LakeCopies(copy)]
-    for moment in ("head", "read_versioned", "list", "create", "swap"):
-        with copies[0].copied(), copies[1].copied(), pytest.MonkeyPatch.context() as patch:
-            backend = copy_of(base)
-            store, other = CloudStore(URL, backend), CloudStore(URL, backend)
-            ((loser, code),) = publish_both(moment, (lake, store), (copy, other), patch)
-            # Who reads the record of the other is told that its snapshot is another; the others meet a condition.
-            assert code == (ExitCode.STORAGE if moment in {"head", "read_versioned"} else ExitCode.LOCKED), moment
-            winner = copy if loser == lake else lake
-            assert all_differing(winner, other, tmp_path / f"target-{moment}") == [], moment
+    base = StoppingStore()
+    published(history.root, base)
+    other = History(shutil.copytree(history.root, tmp_path / "backup"), 100)
+    history.sync({1: 3})
+    other.sync({2: 3})
+    for moment in sample(("head", "read_versioned", "list", "create", "swap"), 2):
+        with pytest.MonkeyPatch.context() as patch:
+            store = base.fork()
+            fast = StoppingStore(store.backend)
+            ((loser, code),) = publish_both(moment, (history.root, store), (other.root, fast), patch)
+        # Who reads the record of the other is told that its snapshot is another; the others meet a condition.
+        assert code == (ExitCode.STORAGE if moment in {"head", "read_versioned"} else ExitCode.LOCKED), moment
+        winner = other.root if loser == history.root else history.root
+        assert all_differing(winner, fast, tmp_path / f"target-{moment}") == [], moment
 
 
 def publish_both(
@@ -200,42 +143,29 @@ def publish_both(
     return refused
 
 
-async def test_another_lake_is_refused(tmp_path: Path) -> None:
-    """A target shows one lake: another one is refused before anything is written."""
-    first, second, store = tmp_path / "first", tmp_path / "second", CloudStore(URL, MemoryStore())
-    async with Emulator(5, seed=SEED) as emulator:
-        await synced(emulator, first)
-        await synced(emulator, second)
-    published(first, store)
-    before = [(item.path, item.version) for item in store.list()]
+def test_records_of_others_are_refused(history: History, tmp_path: Path) -> None:
+    """A target that shows another lake, that a newer scanlake wrote, or that has another latest.json is not touched."""
+    store, other = StoppingStore(), History(tmp_path / "other")
+    other.sync({1: 1})
+    published(history.root, store)
+    before = store.writes
     with pytest.raises(SettingsError, match="has the mirror of another lake"):
-        published(second, store)
-    assert [(item.path, item.version) for item in store.list()] == before
-
-
-async def test_a_newer_record_is_refused(tmp_path: Path) -> None:
-    """A target of a newer scanlake is not touched; neither is one with another latest.json."""
-    lake, store = tmp_path / "lake", CloudStore(URL, MemoryStore())
-    async with Emulator(5, seed=SEED) as emulator:
-        await synced(emulator, lake)
-    published(lake, store)
-    record = latest(store)
+        published(other.root, store)
     found = store.read_versioned(LATEST)
     assert found is not None
-    version = store.swap(LATEST, encode_record(replace(record, format=99)), found[1])
+    version = store.swap(LATEST, encode_record(replace(latest(store), format=99)), found[1])
     with pytest.raises(SettingsError, match="newer scanlake"):
-        published(lake, store)
+        published(history.root, store)
     store.swap(LATEST, b"[]", version)
-    with pytest.raises(Exception, match="not a record of scanlake"):
-        published(lake, store)
+    with pytest.raises(PublishError, match="not a record of scanlake"):
+        published(history.root, store)
+    assert store.writes == before + 2
 
 
-async def test_other_contents_under_the_name_of_a_part_are_refused(tmp_path: Path) -> None:
+def test_other_contents_under_the_name_of_a_part_are_refused(history: History) -> None:
     """A part of another size, or of another hash, is never taken for ours: exit code 7."""
-    lake, store = tmp_path / "lake", CloudStore(URL, MemoryStore())
-    async with Emulator(5, seed=SEED) as emulator:
-        await synced(emulator, lake)
-    part = next(lake.glob("parts/files/0*.parquet"))
+    lake, store = history.root, StoppingStore()
+    part = max(lake.glob("parts/files/0*.parquet"))
     path = to_target_path(f"parts/files/{part.name}", sha256_file(part))
     store.create(path, b"other")
     with pytest.raises(StorageError, match=r"tables/files/data/.* has other contents") as refused:
@@ -253,13 +183,11 @@ async def test_other_contents_under_the_name_of_a_part_are_refused(tmp_path: Pat
     published(lake, store)
 
 
-async def test_a_create_that_was_refused_for_nothing_is_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_create_that_was_refused_for_nothing_is_repeated(
+    history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An object that is refused as existing and cannot be found is created again, a few times."""
-    lake, store = tmp_path / "lake", CloudStore(URL, MemoryStore())
-    async with Emulator(5, seed=SEED) as emulator:
-        await synced(emulator, lake)
+    lake, store = history.root, StoppingStore()
     create, refused = store.create, Counter[str]()
 
     def create_at_third(path: str, *rest: Any, **choices: Any) -> bool:
@@ -269,42 +197,41 @@ async def test_a_create_that_was_refused_for_nothing_is_repeated(
         return create(path, *rest, **choices)
 
     monkeypatch.setattr(store, "create", create_at_third)
-    assert published(lake, store).parts == len(refused) + 1 > 5  # the documents stay local
+    documents = len(list(lake.glob("raw/*.parquet")))  # they stay local
+    assert published(lake, store).parts == len(refused) + documents > 20
     assert all_differing(lake, store, tmp_path / "copy") == []
-    other = CloudStore(URL, MemoryStore())
+    other = StoppingStore()
     monkeypatch.setattr(other, "create", lambda path, *_, **_choices: not is_part_path(path))
     monkeypatch.setattr(other, "probe", lambda: None)
     with pytest.raises(PublishError, match="is refused as existing, but cannot be found"):
         published(lake, other)
 
 
-async def test_a_damaged_part_is_not_published(tmp_path: Path) -> None:
+def test_a_damaged_part_is_not_published(history: History) -> None:
     """A part that differs from its hash stays local, and the target stays as it was."""
-    lake, store = tmp_path / "lake", CloudStore(URL, MemoryStore())
-    async with Emulator(5, seed=SEED) as emulator:
-        await synced(emulator, lake)
-    flip(parts(lake)[0])
+    store = StoppingStore()
+    flip(min(history.root.glob("parts/files/0*.parquet")))
     with pytest.raises(LakeCorruptedError, match="was not uploaded"):
-        published(lake, store)
+        published(history.root, store)
     assert store.head(LATEST) is None
 
 
-async def test_a_store_without_conditions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_without_conditions_is_refused(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that lets two publishers overwrite each other gets nothing."""
-    lake, store = tmp_path / "lake", CloudStore(URL, MemoryStore())
-    async with Emulator(5, seed=SEED) as emulator:
-        await synced(emulator, lake)
+    store = CloudStore(URL, MemoryStore())
     put = store._put
     monkeypatch.setattr(store, "_put", lambda *names, **others: put(*names, **{**others, "mode": "overwrite"}))
-    with pytest.raises(Exception, match="ignores conditions"):
-        published(lake, store)
+    with pytest.raises(PublishError, match="ignores conditions"):
+        published(history.root, store)
     assert list(store.list()) == []
 
 
-async def test_retention_on_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retention_on_the_target(history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Old snapshots and their parts go after the grace time; a part that a kept snapshot names stays."""
-    lake, store = tmp_path / "lake", CloudStore(URL, MemoryStore())
+    lake, store = history.root, StoppingStore()
     options = MirrorOptions(retention=RetentionRules(newest=2, seconds=0))
+    orphan = "tables/files/data/000000000001-aaaaaa-0123456789ab.parquet"
+    others = "tables/files/data/of-another-program.parquet"
     listed = store.list
 
     def aged(prefix: str = "") -> Any:
@@ -312,26 +239,21 @@ async def test_retention_on_the_target(tmp_path: Path, monkeypatch: pytest.Monke
         return (replace(item, modified_at=past) for item in listed(prefix))
 
     monkeypatch.setattr(store, "list", aged)
-    async with Emulator(30, seed=SEED) as emulator:
-        await synced(emulator, lake)
-        for _ in range(3):
-            emulator.world.update(emulator.world.pick_random(8))
-            await synced(emulator, lake, keep_snapshots=1, retention_hours=0)
-            published(lake, store, options)
-            # The lake's own snapshot is renewed and names the new parts; the published one goes on naming the old ones.
-            with Lake(lake, doing="compaction") as held:
-                compact_all(held, Settings(lake=lake, keep_snapshots=1, retention_hours=0))
-            store.create("tables/files/data/000000000001-aaaaaa-0123456789ab.parquet", b"orphan")
-            store.create("tables/files/data/of-another-program.parquet", b"other")
-        emulator.world.update(emulator.world.pick_random(8))
-        await synced(emulator, lake, keep_snapshots=1, retention_hours=0)
-    assert published(lake, store, options).deleted > 0
+    published(lake, store, options)
+    for step in range(2):
+        # The lake's own snapshot is renewed and names the new parts; the published one goes on naming the old ones.
+        with Lake(lake, doing="compaction") as held:
+            compact_all(held, Settings(lake=lake, keep_snapshots=1, retention_hours=0))
+        store.create(orphan, b"orphan")
+        store.create(others, b"other")
+        history.sync({1 + step: 1, 60 + step: 1})
+        assert published(lake, store, options).deleted > 0
     record = latest(store)
     assert len(record.snapshots) == 2
     assert all_differing(lake, store, tmp_path / "copy") == []
     names = {item.path for item in store.list()}
-    assert "tables/files/data/of-another-program.parquet" in names
-    assert "tables/files/data/000000000001-aaaaaa-0123456789ab.parquet" not in names
+    assert others in names
+    assert orphan not in names
     named = set().union(*(_parts_of(store, tmp_path / "copy", item.file) for item in record.snapshots))
     assert {path for path in named if path.startswith("tables/")} <= names
     with Lake(lake, doing="look") as held:

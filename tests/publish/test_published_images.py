@@ -170,7 +170,7 @@ async def test_a_publish_that_stops_at_any_write_is_completed(tmp_path: Path) ->
         assert (await here.fetch()).code == ExitCode.OK
         count = StoppingStore()
         published(here.lake, count, _WITH_IMAGES)
-        for stop_at in (number for number, path in enumerate(count.created, 1) if not path.startswith("tables/")):
+        for stop_at in (number for number, path in enumerate(count.written, 1) if not path.startswith("tables/")):
             store = StoppingStore(stop_at=stop_at)
             with pytest.raises(PublisherStopped):
                 published(here.lake, store, _WITH_IMAGES)
