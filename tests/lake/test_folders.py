@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import sqlite3
 import stat
@@ -30,21 +31,14 @@ from tests.rows import every
 from tests.sync.sync_harness import opened, synced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
-COMMANDS: Final = {
-    "sync": (),
-    "verify": (),
-    "plan": (),
-    "share": ("REF1",),
-    "report": ("--reference", "REF1", "--out", "pdfs"),
-    "publish": ("--to", "file:///nowhere/target"),
-    "repair": (),
-    "purge": ("1",),
-    "rebuild": (),
-    "rollback": ("1", "--yes"),
-    "backup": ("copy",),
-}
+COMMANDS: Final = (
+    *(("sync",), ("verify",), ("plan",), ("share", "REF1"), ("report", "--reference", "REF1", "--out", "pdfs")),
+    *(("publish", "--to", "file:///nowhere/target"), ("repair",), ("purge", "1"), ("rebuild",)),
+    *(("rollback", "1", "--yes"), ("backup", "copy")),
+)
+READING: Final = (("status",), ("tables",), ("query", "SELECT 1"), ("repair", "--dry-run"), ("snapshots",), ("serve",))
 
 
 def make_lake(root: Path, **properties: Any) -> Path:
@@ -69,79 +63,38 @@ def describe(folder: Path) -> dict[str, tuple[Any, ...]]:
 # Folders of others
 
 
-def make_home(folder: Path) -> None:
-    """A home folder."""
-    (folder / "Documents").mkdir()
-    (folder / ".profile").write_text("export A=1\n")
+def fill(folder: Path, entries: Mapping[str, bytes | None]) -> None:
+    """Make the entries of a folder: files with their content, and folders, which have none."""
+    for name, content in sorted(entries.items()):
+        path = folder / name
+        if path.exists() or any(parent.is_file() for parent in path.parents):
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if content is None:
+            path.mkdir()
+        else:
+            path.write_bytes(content)
 
 
-def make_checkout(folder: Path) -> None:
-    """A fresh git checkout."""
-    (folder / ".git" / "refs").mkdir(parents=True)
-    (folder / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+def _database(*statements: str) -> bytes:
+    with closing(sqlite3.connect(":memory:")) as db:
+        for statement in statements:
+            db.execute(statement)
+        return db.serialize()
 
 
-def make_database(folder: Path) -> None:
-    """Another program's database with the name of the ledger."""
-    with closing(sqlite3.connect(folder / "ledger.sqlite")) as db, db:
-        db.execute("CREATE TABLE account (owner TEXT)")
-        db.execute("INSERT INTO account VALUES ('mine')")
-
-
-def make_database_with_log(folder: Path) -> None:
-    """Another program's database, with a log that this program left."""
-    source = folder.parent / "source.sqlite"
-    with closing(sqlite3.connect(source)) as db:
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("CREATE TABLE account (owner TEXT)")
-        db.commit()
-        for suffix in ("", "-wal"):
-            (folder / f"ledger.sqlite{suffix}").write_bytes(Path(f"{source}{suffix}").read_bytes())
-
-
-def make_marked_database(folder: Path) -> None:
-    """Another program's database without tables yet, but with its application id."""
-    with closing(sqlite3.connect(folder / "ledger.sqlite")) as db:
-        db.execute("PRAGMA application_id = 252006673")
-
-
-def make_same_names(folder: Path) -> None:
-    """A folder whose entries have our names by chance."""
-    for name in ("raw", "parts", "snapshots"):
-        (folder / name).mkdir()
-    (folder / "raw" / "holiday.raw").write_bytes(b"\x01")
-    (folder / "LOCK").write_text("locked by my editor")
-
-
-def make_foreign_catalog(folder: Path) -> None:
-    """A DuckDB database of somebody, with the name of the catalog, beside raw data of theirs."""
-    (folder / "raw").mkdir()
-    with duckdb.connect(str(folder / "catalog.duckdb")) as db:
-        db.execute("CREATE TABLE mine AS SELECT 1 AS a")
-
-
-def make_no_catalog(folder: Path) -> None:
-    """A text file with the name of the catalog."""
-    (folder / "catalog.duckdb").write_text("no database")
-
-
-def make_unfinished_restore(folder: Path) -> None:
-    """A restore that was killed before it had its ledger."""
-    make_lake(folder)
-    for path in (*folder.glob("ledger.sqlite*"), folder / "catalog.duckdb", *folder.glob("snapshots/*")):
-        path.unlink()
-    (folder / RESTORE_IN_PROGRESS).touch()
-
-
-def make_lock_folder(folder: Path) -> None:
-    """A folder of locks of another program."""
-    (folder / "LOCK").mkdir()
-
-
-FOLDERS: Final[tuple[Callable[[Path], None], ...]] = (
-    *(make_home, make_checkout, make_database, make_database_with_log, make_marked_database, make_same_names),
-    *(make_foreign_catalog, make_no_catalog, make_unfinished_restore, make_lock_folder),
-)
+FOLDERS: Final[dict[str, dict[str, bytes | None]]] = {
+    "a home folder": {"Documents": None, ".profile": b"export A=1\n"},
+    "a checkout": {".git/refs": None, ".git/HEAD": b"ref: refs/heads/main\n"},
+    "a database": {"ledger.sqlite": _database("CREATE TABLE account (owner TEXT)")},
+    "a database with a log": {},
+    "a database with a mark": {"ledger.sqlite": _database("PRAGMA application_id = 252006673")},
+    "our names by chance": {"parts": None, "snapshots": None, "raw/holiday.raw": b"\x01", "LOCK": b"by my editor"},
+    "a catalog": {"raw": None},
+    "no catalog": {"catalog.duckdb": b"no database" * 1_000},
+    "a folder of locks": {"LOCK": None},
+    "an unfinished restore": {RESTORE_IN_PROGRESS: b""},
+}
 
 
 @contextmanager
@@ -166,17 +119,29 @@ def silent_service() -> Iterator[Callable[[], int]]:
         yield count
 
 
-@pytest.mark.parametrize("make", FOLDERS)
-def test_a_folder_of_others_is_refused_by_every_command(make: Callable[[Path], None], tmp_path: Path) -> None:
-    """Every command that writes or sends ends with one line; nothing in the folder changes, nothing is sent."""
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_of_others_is_refused_by_every_command(name: str, tmp_path: Path, two_files: Path) -> None:
+    """Every command ends with one line that names the folder; nothing in it changes, nothing is sent."""
     folder = tmp_path / "folder"
-    folder.mkdir()
-    make(folder)
+    if name == "an unfinished restore":  # killed before it had its ledger
+        shutil.copytree(two_files, folder, ignore=shutil.ignore_patterns("ledger.sqlite*", "*.duckdb"))
+    else:
+        folder.mkdir()
+    fill(folder, FOLDERS[name])
+    if name == "a database with a log":
+        with closing(sqlite3.connect(tmp_path / "other.sqlite")) as db:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("CREATE TABLE account (owner TEXT)")
+            db.commit()
+            for suffix in ("", "-wal"):
+                shutil.copy(tmp_path / f"other.sqlite{suffix}", folder / f"ledger.sqlite{suffix}")
+    if name == "a catalog":
+        with duckdb.connect(str(folder / "catalog.duckdb")) as db:
+            db.execute("CREATE SCHEMA meta; CREATE TABLE files AS SELECT 1 AS file_id")
     before = describe(folder)
-    code = 9 if make is make_unfinished_restore else 2
     with silent_service() as connections:
-        for command, arguments in COMMANDS.items():
-            message = told(folder, command, *arguments, code=code)
+        for command in (*COMMANDS, *(READING if (folder / "catalog.duckdb").exists() else ())):
+            message = told(folder, *command, code=9 if name == "an unfinished restore" else 2)
             assert len(message.splitlines()) == 1, (command, message)
             assert str(folder) in message, (command, message)
         assert connections() == 0
@@ -185,17 +150,15 @@ def test_a_folder_of_others_is_refused_by_every_command(make: Callable[[Path], N
     assert not (tmp_path / "copy").exists()
 
 
-@pytest.mark.parametrize("alerts", [False, True])
-def test_statistics_of_a_refused_folder(tmp_path: Path, alerts: bool) -> None:  # noqa: FBT001
+def test_statistics_of_a_refused_folder(tmp_path: Path) -> None:
     """A refused sync writes no statistics into the folder, though alerts and metrics are on."""
-    make_home(tmp_path)
-    before = describe(tmp_path / "Documents")
-    more = {"SCANLAKE_ON_FAILURE": "true", "SCANLAKE_METRICS_FILE": "/tmp/" + tmp_path.name} if alerts else {}  # noqa: S108
+    folder = tmp_path / "folder"
+    fill(folder, FOLDERS["a home folder"])
+    before = describe(folder)
+    more = {"SCANLAKE_ON_FAILURE": "true", "SCANLAKE_METRICS_FILE": str(tmp_path / "metrics")}
     with silent_service():
-        assert "not empty" in told(tmp_path, "sync", code=2, **more)
-    assert describe(tmp_path / "Documents") == before
-    assert {path.name for path in tmp_path.iterdir()} == {"Documents", ".profile"}
-    Path("/tmp", tmp_path.name).unlink(missing_ok=True)  # noqa: S108
+        assert "not empty" in told(folder, "sync", code=2, **more)
+    assert describe(folder) == before
 
 
 @every("path", [Path("/"), Path("/usr"), Path("/etc")])
@@ -205,19 +168,17 @@ def test_folders_of_the_system(path: Path) -> None:
         require_lake_or_empty(LakeLayout(path))
 
 
-@pytest.mark.parametrize("new", ["inside", "inside/deep/er"])
-def test_a_lake_inside_a_lake_is_refused(tmp_path: Path, new: str) -> None:
+def test_a_lake_inside_a_lake_is_refused(lake: Path, tmp_path: Path) -> None:
     """No lake begins in the folder of another one, whether the folder exists or a link leads there."""
-    outer = make_lake(tmp_path / "outer")
-    (outer / "inside").mkdir()
-    (tmp_path / "link").symlink_to(outer)
-    before = describe(outer)
+    (lake / "inside").mkdir()
+    (tmp_path / "link").symlink_to(lake)
+    before = describe(lake)
     with silent_service() as connections:
-        for root in (outer / new, tmp_path / "link" / new):
+        for root in (lake / "inside", lake / "inside/deep/er", tmp_path / "link/inside", tmp_path / "link/new"):
             for command in ("sync", "plan"):
                 assert "is inside the lake" in told(root, command, code=2)
         assert connections() == 0
-    assert describe(outer) == before
+    assert describe(lake) == before
 
 
 def _entries() -> st.SearchStrategy[dict[str, bytes | None]]:
@@ -238,15 +199,7 @@ def test_whatever_a_folder_has_nothing_of_it_is_lost(entries: dict[str, bytes | 
     """A folder with any entries is refused unchanged, or becomes a lake that leaves every file with content alone."""
     with TemporaryDirectory() as name:
         root = Path(name)
-        for entry, content in sorted(entries.items()):
-            path = root / entry
-            if path.exists() or any(parent.is_file() for parent in path.parents):
-                continue
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if content is None:
-                path.mkdir()
-            else:
-                path.write_bytes(content)
+        fill(root, entries)
         before, refusal = describe(root), None
         try:
             with Lake(root, doing="test") as lake:
@@ -271,29 +224,29 @@ def test_what_is_left_of_a_first_run(tmp_path: Path) -> None:
     assert inspect_folder(LakeLayout(tmp_path)) is FolderKind.LAKE
 
 
-@pytest.mark.parametrize("number", [0, 7])
-def test_a_ledger_without_our_mark_is_of_others(tmp_path: Path, number: int) -> None:
+@every("number", [0, 7])
+def test_a_ledger_without_our_mark_is_of_others(number: int, lake: Path) -> None:
     """A database with our tables and another application id is refused."""
-    make_lake(tmp_path)
-    with closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as db:
+    with closing(sqlite3.connect(lake / "ledger.sqlite")) as db:
         assert db.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
         db.execute(f"PRAGMA application_id = {number}")
-    with pytest.raises(LakeCorruptedError, match="not a ledger of scanlake"), Lake(tmp_path, doing="test"):
+    with pytest.raises(LakeCorruptedError, match="not a ledger of scanlake"), Lake(lake, doing="test"):
         pass
+    with closing(sqlite3.connect(lake / "ledger.sqlite")) as db:
+        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
 
-@pytest.mark.parametrize("target", ["somebody.txt", "missing.txt"])
-def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path, target: str) -> None:
+def test_a_lock_that_is_a_link_is_not_followed(lake: Path, tmp_path: Path) -> None:
     """A LOCK that is a link ends a run with exit 7 and its path; the file behind it keeps its content."""
-    lake = make_lake(tmp_path / "lake")
     (tmp_path / "somebody.txt").write_text("my diary")
-    (lake / "LOCK").unlink()
-    (lake / "LOCK").symlink_to(tmp_path / target)
-    before = describe(tmp_path)
-    with pytest.raises(StorageError, match="LOCK: Not a regular file") as error, Lake(lake, doing="test"):
-        pass
-    assert error.value.hint == f"Remove {lake / 'LOCK'}, then run again."
-    assert describe(tmp_path) == before
+    for target in ("somebody.txt", "missing.txt"):
+        (lake / "LOCK").unlink()
+        (lake / "LOCK").symlink_to(tmp_path / target)
+        before = describe(tmp_path)
+        with pytest.raises(StorageError, match="LOCK: Not a regular file") as error, Lake(lake, doing="test"):
+            pass
+        assert error.value.hint == f"Remove {lake / 'LOCK'}, then run again."
+        assert describe(tmp_path) == before
     (lake / "LOCK").unlink()
     assert told(lake, "repair").startswith("ok: ")
 
@@ -301,15 +254,18 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path, target: str) -> N
 # Outputs
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_no_output_goes_into_a_lake(tmp_path: Path, own: bool) -> None:  # noqa: FBT001
+def test_no_output_goes_into_a_lake(lake: Path, two_files: Path, tmp_path: Path) -> None:
     """Exports, backups, reports and the results of queries are refused in the own and in any other lake."""
-    lake, other = make_lake(tmp_path / "lake"), make_lake(tmp_path / "other")
+    other = Path(shutil.copytree(two_files, tmp_path / "other"))
     (tmp_path / "link").symlink_to(other)
-    target = lake if own else other
-    before = describe(target)
-    for folder in (target, target / "raw", *([] if own else [tmp_path / "link"])):
-        new, file = str(folder / "new"), str(folder / "out.csv")
+    Path("ids").write_text("11\n")
+    before = describe(other)
+    for folder in (lake, lake / "raw", other, other / "raw", tmp_path / "link"):
+        new, file, which = (
+            str(folder / "new"),
+            str(folder / "out.csv"),
+            "the" if lake in (folder, *folder.parents) else "another",
+        )
         environment = {"SCANLAKE_BASE_URL": "http://127.0.0.1:9", "SCANLAKE_TOKEN": "a-token"}
         for arguments in (
             ("export", new, "--format", "csv"),
@@ -318,33 +274,32 @@ def test_no_output_goes_into_a_lake(tmp_path: Path, own: bool) -> None:  # noqa:
             ("query", "SELECT 1", "--out", file, "--format", "csv"),
             ("serve", "--write", file),
         ):
-            Path("ids").write_text("11\n")
             message = told(lake, *arguments, code=2, **environment)
-            assert f"is in {'the' if own else 'another'} lake. Use a path outside" in message, arguments
-    assert describe(other) == (before if not own else describe(other))
+            assert f"is in {which} lake. Use a path outside" in message, arguments
+    assert describe(other) == before
     assert {path.name for path in lake.iterdir()} == {path.name for path in other.iterdir()}
 
 
 # The service of a lake
 
 
-@pytest.mark.parametrize(
-    "arguments", [("plan",), ("share", "ref 11"), ("report", "--ids", "ids", "--out", "pdfs"), ("sync",), ("verify",)]
-)
-def test_nothing_is_sent_to_the_service_of_another_lake(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_nothing_is_sent_to_the_service_of_another_lake(lake: Path) -> None:
     """With another service's lake every command ends with exit 2, names both services and makes no connection."""
-    lake = make_lake(tmp_path / "lake", source="https://other.example")
+    with Lake(lake, doing="test") as held:
+        held.ledger.set_properties(source="https://other.example")
     Path("ids").write_text("11\n")
+    report = ("report", "--ids", "ids", "--out", "pdfs")
     with silent_service() as connections:
-        message = told(lake, *arguments, code=2)
-        assert "The lake contains the files of https://other.example, not of http://127.0.0.1:" in message
+        for arguments in (("plan",), ("share", "ref 11"), report, ("sync",), ("verify",)):
+            message = told(lake, *arguments, code=2)
+            assert "The lake contains the files of https://other.example, not of http://127.0.0.1:" in message
         assert connections() == 0
 
 
 @pytest.mark.parametrize("option", [(), ("--accept-new-base-url",)])
 async def test_a_mistyped_address_binds_no_lake(tmp_path: Path, option: tuple[str, ...]) -> None:
     """After attempts at a wrong address the right one works without a word, in a new lake and in a moved one."""
-    async with Emulator(20, seed=3) as wrong, Emulator(20, seed=3) as emulator:
+    async with Emulator(4, seed=3) as wrong, Emulator(4, seed=3) as emulator:
         if option:
             await synced(emulator, tmp_path / "lake")
         mistyped = {"SCANLAKE_TOKEN": "a-token", **set_run_constants(max_attempts=1)}
@@ -354,29 +309,7 @@ async def test_a_mistyped_address_binds_no_lake(tmp_path: Path, option: tuple[st
         answer = await called(tmp_path, "sync", **variables(emulator))
         assert answer.code == 0, answer.err
         with opened(tmp_path / "lake") as db:
-            assert db.execute("SELECT count(*) FROM files").fetchone() == (20,)
+            assert db.execute("SELECT count(*) FROM files").fetchone() == (4,)
         answer = await called(tmp_path, "sync", **variables(wrong))
         assert answer.code == 2
         assert f"The lake contains the files of {emulator.base_url}" in answer.err
-
-
-@pytest.mark.parametrize(
-    "command", ["sync", "status", "tables", "query SELECT 1", "repair", "repair --dry-run", "snapshots", "serve"]
-)
-@pytest.mark.parametrize("is_database", [True, False])
-async def test_a_foreign_catalog_is_no_lake(tmp_path: Path, command: str, is_database: bool) -> None:  # noqa: FBT001
-    """A folder whose catalog.duckdb is another program's is refused in one line, and keeps its bytes."""
-    folder = tmp_path / "other"
-    folder.mkdir()
-    if is_database:
-        with duckdb.connect(str(folder / "catalog.duckdb")) as db:
-            db.execute("CREATE SCHEMA meta; CREATE TABLE files AS SELECT 1 AS file_id")
-    else:
-        (folder / "catalog.duckdb").write_bytes(b"no database" * 1_000)
-    before = (folder / "catalog.duckdb").read_bytes()
-    service = {"SCANLAKE_BASE_URL": "http://127.0.0.1:9", "SCANLAKE_TOKEN": "unused-token"}
-    ran = await called(tmp_path, *command.split(" ", 1), SCANLAKE_LAKE=str(folder), **service)
-    assert (ran.code, ran.err.count("\n")) == (2, 1)
-    assert "is not a lake" in ran.err
-    assert [path.name for path in folder.iterdir()] == ["catalog.duckdb"]
-    assert (folder / "catalog.duckdb").read_bytes() == before
