@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import duckdb
+import pytest
 
+from pipeline.lake import catalog
+from pipeline.lake.catalog_meta import write_superseded_versions
+from pipeline.lake.catalog_sql import CatalogSpec, select_rows_sql
+from pipeline.lake.duckdb import TableWriter
 from pipeline.lake.lake import Lake
+from pipeline.lake.layout import LakeLayout
+from pipeline.lake.ledger import Ledger
+from pipeline.lake.models import SnapshotRecord
+from pipeline.lake.view_definitions import PROGRESS, WORKFLOW_STEPS, WORKFLOWS
 from pipeline.progress import NullProgress
 from pipeline.settings import Settings
 from pipeline.sync.sync import SyncSummary, TimeRange, sync
+from pipeline.sync.verify import VerifyMode, VerifyResult, verify
+from schemas.tables import TABLES
 from tests.constants import run_constants
+from tests.oracle import differences
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pipeline.emulator import Emulator
 
 SEED = 11
+_PUBLISH = catalog.publish
 
 
 async def synced(
@@ -42,6 +58,65 @@ async def synced(
             )
 
 
+async def verified(emulator: Emulator, lake: Path, mode: VerifyMode | None = None, **settings: Any) -> VerifyResult:
+    """Verify `lake` against the emulator, as one run of the command would."""
+    with run_constants(settings):
+        made = Settings(base_url=emulator.base_url, lake=lake, **settings)
+        with Lake(made.lake, doing="verify") as held:
+            return await verify(held, made, emulator.token, mode or VerifyMode(), NullProgress())
+
+
+@contextmanager
+def unpublished() -> Iterator[None]:
+    """Let runs in the block record their snapshots without a catalog, which takes most of a small sync's time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(catalog, "publish", lambda *_, **__: "0" * 64)
+        yield
+
+
 def opened(lake: Path) -> duckdb.DuckDBPyConnection:
-    """The lake as an analyst opens it."""
+    """The lake as an analyst opens it; in a block that is `unpublished` its tables from ledger and parts."""
+    if catalog.publish is not _PUBLISH:
+        return stored(lake)
     return duckdb.connect(str(lake / "catalog.duckdb"), read_only=True)
+
+
+def stored(lake: Path) -> duckdb.DuckDBPyConnection:
+    """The tables that a publish would show, and the views of workflows. It changes nothing in the lake."""
+    layout, db = LakeLayout(lake), duckdb.connect(config={"threads": 1})
+    db.execute("CREATE SCHEMA meta")
+    with closing(Ledger(layout.ledger)) as ledger:
+        record = SnapshotRecord(0, 0, "", complete=False, commit_seq=0, files=0, watermark=None)
+        has_instances = ledger.properties.identity == "file_id"
+        spec = CatalogSpec(record, ledger.parts(), has_superseded_rows=True, has_instances=has_instances)
+        write_superseded_versions(TableWriter(db, exists=False, has_comments=False), ledger)
+    for table in TABLES:
+        db.execute(f"CREATE TABLE {table.qualified_name} AS {select_rows_sql(layout, spec, table)}")
+    for view in (WORKFLOWS, WORKFLOW_STEPS, PROGRESS):
+        db.execute(f"CREATE VIEW {view.name} AS {view.sql}")
+    return db
+
+
+def check_equal(lake: Path, emulator: Emulator, *, history: bool = False) -> None:
+    """Compare lake and service, table by table and value by value; see `differences`."""
+    with opened(lake) as db:
+        assert differences(db, list(emulator.truth()), history=history) == []
+
+
+def count_files(lake: Path) -> int:
+    """Return the number of files that the lake shows."""
+    with opened(lake) as db:
+        return len(db.execute("SELECT file_id FROM files").fetchall())
+
+
+@contextmanager
+def tampered(lake: Path) -> Iterator[sqlite3.Connection]:
+    """The ledger, to be changed behind scanlake's back."""
+    with closing(sqlite3.connect(lake / "ledger.sqlite")) as ledger, ledger:
+        yield ledger
+
+
+def asked(lake: Path, question: str) -> list[tuple[Any, ...]]:
+    """The rows of a query of the ledger."""
+    with tampered(lake) as ledger:
+        return ledger.execute(question).fetchall()
