@@ -18,8 +18,7 @@ from schemas.timestamps import SECOND, now_us
 from tests.oracle import differences
 from tests.soaking import draw_seed, sample
 from tests.stateful.lies import HIDES, NAMES, UNSEEN, Lie, LyingEmulator
-from tests.sync.sync_harness import opened, synced
-from tests.sync.test_verify import verified
+from tests.sync.sync_harness import opened, synced, verified
 
 if TYPE_CHECKING:
     from pathlib import Path

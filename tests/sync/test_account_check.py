@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -13,12 +14,11 @@ from pipeline.lake.lake import Lake
 from pipeline.lake.lookups import FileIdentity
 from pipeline.sync import account_check
 from pipeline.sync.verify import VerifyMode
-from tests.oracle import differences
 from tests.rows import every
+from tests.soaking import sample
 from tests.stateful import lies
 from tests.stateful.lies import Lie, LyingEmulator
-from tests.sync.sync_harness import SEED, opened, synced
-from tests.sync.test_verify import verified
+from tests.sync.sync_harness import SEED, asked, check_equal, count_files, synced, verified
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,23 +59,23 @@ def test_reference_creation_or_an_upload_prove_a_file(document: object, is_same:
     assert not account_check._is_same_file(None, json.dumps(document).encode())
 
 
-@pytest.mark.parametrize("settings", [{}, {"fetch_details": "never"}], ids=["details", "list only"])
-@pytest.mark.parametrize("files", [1, 2, FILES])
-@pytest.mark.parametrize("profile", ["seen", "instances"])
-async def test_another_account_is_refused(tmp_path: Path, profile: str, files: int, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("profile", "files", "fetch_details"),
+    sample(product(("seen", "instances"), (1, 2, FILES), ("changed", "never")), 5),
+)
+async def test_another_account_is_refused(tmp_path: Path, profile: str, files: int, fetch_details: str) -> None:
     """With the token of another account, whose files have the same ids or others, nothing is mixed or removed."""
     quirks = make_quirks(profile)
     async with Emulator(files, seed=SEED, quirks=quirks) as emulator:
-        await synced(emulator, tmp_path / "lake", **settings)
+        await synced(emulator, tmp_path / "lake", fetch_details=fetch_details)
     async with Emulator(FILES, seed=SEED + 1, port=emulator.port, quirks=quirks) as other:
         other.world.update(other.world.pick_random(2))
         for attempt in (synced, verified):
             with pytest.raises(SettingsError, match=r"none of \d+ files? .* or every file was changed") as refused:
-                await attempt(other, tmp_path / "lake", **settings)
+                await attempt(other, tmp_path / "lake", fetch_details=fetch_details)
             assert "verify --dry-run" in refused.value.hint
         assert other.counts["detail"] <= 40
-    with opened(tmp_path / "lake") as db:
-        assert db.execute("SELECT count(DISTINCT _run_id) FROM files").fetchone() == (1,)
+    assert asked(tmp_path / "lake", "SELECT count(DISTINCT run_id), count(*) FROM file_version") == [(1, files)]
 
 
 @pytest.mark.parametrize("gone", ["the first", "the last", "the sampled"])
@@ -116,8 +116,7 @@ async def test_new_files_first_are_not_another_account(tmp_path: Path) -> None:
         await synced(emulator, tmp_path / "lake")
         emulator.world.create(60)
         await synced(emulator, tmp_path / "lake")
-        with opened(tmp_path / "lake") as db:
-            assert differences(db, list(emulator.truth()), history=True) == []
+        check_equal(tmp_path / "lake", emulator, history=True)
         assert emulator.counts["detail"] == FILES + 60 + 1
 
 
@@ -135,8 +134,7 @@ async def test_everything_has_changed(tmp_path: Path) -> None:
         assert (seen.deleted, seen.consistent) == (FILES, False)
         await verified(emulator, lake, VerifyMode(accept_deletions=True))
         await synced(emulator, lake)
-        with opened(lake) as db:
-            assert differences(db, list(emulator.truth())) == []
+        check_equal(lake, emulator)
 
 
 @pytest.mark.parametrize(
@@ -155,8 +153,7 @@ async def test_sync_and_verify_refuse_the_same_losses(tmp_path: Path, files: int
                 await attempt(emulator, tmp_path / "lake")
         await verified(emulator, tmp_path / "lake", VerifyMode(accept_deletions=True))
         await synced(emulator, tmp_path / "lake")
-    with opened(tmp_path / "lake") as db:
-        assert db.execute("SELECT count(*) FROM files").fetchone() == (files - lost,)
+    assert count_files(tmp_path / "lake") == files - lost
 
 
 async def test_a_token_without_details_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
