@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import closing
 from email.utils import formatdate
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,20 +24,17 @@ from pipeline.settings import Settings
 from pipeline.sync import batch_sink, batch_writer
 from pipeline.sync.run import RunSession
 from pipeline.sync.sync import TimeRange, sync
-from pipeline.sync.verify import VerifyMode, verify
+from pipeline.sync.verify import VerifyMode
 from tests.client.scripted_server import Asked, answer, scripted
 from tests.constants import run_constants, set_run_constants
 from tests.lake.corruption import flip
 from tests.lake.lake_builder import AT, commit
-from tests.oracle import differences
 from tests.processes import ended
-from tests.sync.sync_harness import SEED, opened, synced
+from tests.sync.sync_harness import SEED, asked, check_equal, count_files, opened, synced, verified
 from tests.sync.test_pending_rows import killed_sync
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from pipeline.sync.verify import VerifyResult
 
 STAMP = "2026-01-01T00:00:00Z"
 
@@ -72,13 +68,6 @@ async def ran(base: str, lake: Path, **settings: Any) -> Any:
         return await sync(held, made, "tokentoken", TimeRange(), NullProgress())
 
 
-async def verified(emulator: Emulator, lake: Path) -> VerifyResult:
-    """One verify."""
-    with Lake(lake, doing="verify") as held:
-        settings = Settings(base_url=emulator.base_url, lake=lake)
-        return await verify(held, settings, emulator.token, VerifyMode(), NullProgress())
-
-
 async def test_an_instance_whose_number_is_another_files_id(tmp_path: Path) -> None:
     """Where the instance is the key, the detail of another file, whose id is that number, is never stored under it."""
     files = [
@@ -107,7 +96,7 @@ async def test_an_instance_whose_number_is_another_files_id(tmp_path: Path) -> N
 async def test_a_reject_from_before_ids_were_shared(tmp_path: Path) -> None:
     """A file rejected under an id that turns out to be shared comes back as its instances, and not a second time."""
     lake = tmp_path / "lake"
-    async with Emulator(120, seed=SEED, quirks=Quirks(instances="on")) as emulator:
+    async with Emulator(60, seed=SEED, quirks=Quirks(instances="on")) as emulator:
         hidden = [key for keys in emulator.world.instances.values() for key in keys[1:]]
         emulator.world.delete(hidden)  # one instance each: nothing shows that ids are shared
         emulator.set_faults(poison=(next(iter(emulator.world.instances)),))
@@ -116,15 +105,14 @@ async def test_a_reject_from_before_ids_were_shared(tmp_path: Path) -> None:
         emulator.world.restore(hidden, stamp=True)
         for _ in range(2):
             await synced(emulator, lake)
-            with opened(lake) as db:
-                assert differences(db, list(emulator.truth())) == []
-                assert db.execute("SELECT count(*) FROM meta.rejects").fetchall() == [(0,)]
+            check_equal(lake, emulator)
+            assert asked(lake, "SELECT * FROM reject") == []
 
 
 async def test_no_watermark_holds_while_everything_is_read_again(tmp_path: Path) -> None:
     """A run that is stopped after ids turned out to be shared publishes what it has, and promises nothing."""
     lake = tmp_path / "lake"
-    async with Emulator(300, seed=SEED, quirks=Quirks(instances="on")) as emulator:
+    async with Emulator(100, seed=SEED, quirks=Quirks(instances="on")) as emulator:
         hidden = [key for keys in emulator.world.instances.values() for key in keys[1:]]
         emulator.world.delete(hidden)
         await synced(emulator, lake)
@@ -137,16 +125,12 @@ async def test_no_watermark_holds_while_everything_is_read_again(tmp_path: Path)
         run.cancel()
         with pytest.raises(asyncio.CancelledError):
             await run
-        with opened(lake) as db:
-            [(watermark, files, complete)] = db.execute(
-                "SELECT watermark, files, complete FROM meta.freshness"
-            ).fetchall()
-        assert (watermark, complete) == (None, False)
-        assert 0 < files < 300
+        [(watermark, complete, files)] = asked(lake, "SELECT watermark, complete, files FROM snapshot")[-1:]
+        assert (watermark, complete) == (None, 0)
+        assert 0 < files < 100
         emulator.set_faults(latency_ms=0.0)
         await synced(emulator, lake)
-        with opened(lake) as db:
-            assert differences(db, list(emulator.truth())) == []
+        check_equal(lake, emulator)
 
 
 async def test_a_document_that_cannot_be_read_is_tried_again(tmp_path: Path) -> None:
@@ -160,7 +144,7 @@ async def test_a_document_that_cannot_be_read_is_tried_again(tmp_path: Path) -> 
         assert (await ran(server.base, tmp_path / "lake")).rejects == 0
     with opened(tmp_path / "lake") as db:
         assert db.execute("SELECT file_id, _has_detail FROM files ORDER BY ALL").fetchall() == [(1, True), (2, True)]
-        assert db.execute("SELECT count(*) FROM meta.rejects").fetchall() == [(0,)]
+    assert asked(tmp_path / "lake", "SELECT * FROM reject") == []
 
 
 async def test_what_is_owed_and_gone_is_forgotten(tmp_path: Path) -> None:
@@ -184,13 +168,9 @@ async def test_what_is_owed_and_gone_is_forgotten(tmp_path: Path) -> None:
             assert db.execute(of_new, [new]).fetchall() == [(0,)]
         emulator.world.delete([new])
         await synced(emulator, lake)
-        with Lake(lake, doing="test") as held:
-            assert held.ledger.query("SELECT * FROM refetch_queue") == []
-        with opened(lake) as db:
-            assert db.execute("SELECT count(*) FROM meta.rejects").fetchall() == [(0,)]
+        assert asked(lake, "SELECT file_id FROM refetch_queue UNION SELECT file_id FROM reject") == []
         assert (await verified(emulator, lake)).consistent
-        with opened(lake) as db:
-            assert differences(db, list(emulator.truth())) == []
+        check_equal(lake, emulator)
 
 
 async def test_a_catalog_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,12 +181,12 @@ async def test_a_catalog_that_cannot_be_written(tmp_path: Path, monkeypatch: pyt
 
     async with Emulator(20, seed=SEED) as emulator:
         await killed_sync(emulator, tmp_path / "lake")
-        emulator.world.create(600)
+        emulator.world.create(200)
         emulator.set_faults(latency_ms=30.0)
         monkeypatch.setattr(RunSession, "publish", full)
         with pytest.raises(StorageError, match="No space"):
-            await synced(emulator, tmp_path / "lake", max_concurrency=8)
-        assert emulator.counts["detail"] < 420
+            await synced(emulator, tmp_path / "lake", max_concurrency=8, commit_every_files=20)
+        assert emulator.counts["detail"] < 140
 
 
 async def test_no_process_to_spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,32 +199,30 @@ async def test_no_process_to_spare(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(subprocess, "Popen", refused)
     async with Emulator(50, seed=SEED) as emulator:
         await synced(emulator, tmp_path / "lake")
-        with opened(tmp_path / "lake") as db:
-            assert differences(db, list(emulator.truth())) == []
+        check_equal(tmp_path / "lake", emulator)
 
 
+@pytest.mark.usefixtures("published")
 async def test_a_stop_that_reaches_every_process(tmp_path: Path) -> None:
     """SIGTERM to the whole group, as systemd sends it, ends the run as cleanly as one to the command alone."""
     lake = tmp_path / "lake"
-    async with Emulator(2_000, seed=SEED) as emulator:
+    async with Emulator(1_500, seed=SEED) as emulator:
         emulator.set_faults(latency_ms=10.0)
         given = {"SCANLAKE_BASE_URL": emulator.base_url, "SCANLAKE_TOKEN": emulator.token, "SCANLAKE_LAKE": str(lake)}
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "pipeline", "sync", "--quiet"),
-            env={**os.environ, **given, **set_run_constants(commit_every_files=300), "SCANLAKE_MAX_CONCURRENCY": "8"},
+            env={**os.environ, **given, **set_run_constants(commit_every_files=60), "SCANLAKE_MAX_CONCURRENCY": "8"},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
-        while emulator.counts["detail"] < 800:
+        while emulator.counts["detail"] < 200:
             await asyncio.sleep(0.02)
         os.killpg(process.pid, signal.SIGTERM)
         fetched = emulator.counts["detail"]
         code, _, err = await ended(process)
     assert code == 130, err
-    with closing(opened(lake)) as db:
-        [(held,)] = db.execute("SELECT count(*) FROM files").fetchall()
-    assert held >= fetched - 8 - 8
+    assert count_files(lake) >= fetched - 8 - 8
 
 
 async def test_what_a_killed_run_left_is_not_called_complete(tmp_path: Path) -> None:
@@ -264,8 +242,7 @@ async def test_a_deep_verify_needs_details(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     async with Emulator(20, seed=SEED) as emulator:
         await synced(emulator, lake, fetch_details="never")
-        asked = emulator.requests
-        settings = Settings(base_url=emulator.base_url, lake=lake, fetch_details="never")
-        with Lake(lake, doing="verify") as held, pytest.raises(SettingsError, match="compares details"):
-            await verify(held, settings, emulator.token, VerifyMode(deep=1.0), NullProgress())
-        assert emulator.requests == asked
+        requests = emulator.requests
+        with pytest.raises(SettingsError, match="compares details"):
+            await verified(emulator, lake, VerifyMode(deep=1.0), fetch_details="never")
+        assert emulator.requests == requests
