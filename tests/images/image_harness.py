@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import sqlite3
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.emulator import Emulator, ImageOptions
+from pipeline.errors import ExitCode
+from pipeline.lake.lake import Lake
 from tests.constants import set_constants
+from tests.lake_copies import copy_lake
+from tests.made_once import make_once
 from tests.processes import Answer, ran
 from tests.sync.sync_harness import SEED, synced
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
+
+    import pytest
 
     from pipeline.emulator.image_host import ImageHost
 
@@ -64,6 +72,41 @@ async def scene(tmp_path: Path, files: int = 40, **options: Any) -> AsyncIterato
         assert emulator.images is not None
         yield Scene(emulator, lake)
         assert not emulator.images.leaks, "a credential arrived at the image host"
+
+
+@dataclass(frozen=True)
+class PicturedLakes:
+    """A lake before its images were fetched, with those of half of its files, and with all; and the truth.
+
+    They are made once for a run, and only read.
+    """
+
+    bare: Path
+    half: Path
+    whole: Path
+    truth: dict[Key, Row]
+
+    @classmethod
+    def make(cls, folder: Path) -> PicturedLakes:
+        """Make the lakes."""
+        return asyncio.run(cls._make(folder))
+
+    @classmethod
+    async def _make(cls, folder: Path) -> PicturedLakes:
+        async with scene(folder, 12, duplicate_ratio=0.3, duplicate_pictures=3) as here:
+            with Lake(here.lake, doing="test") as held:
+                held.ledger.get_lake_id()  # the first call makes it
+            bare = copy_lake(here.lake, folder / "bare")
+            assert (await here.fetch("--where", "files.file_id % 2 = 0")).code == ExitCode.OK
+            half = copy_lake(here.lake, folder / "half")
+            assert (await here.fetch("--thumbnails")).code == ExitCode.OK
+            return cls(bare, half, here.lake, here.truth("image", "thumbnail"))
+
+
+def make_pictured_lakes(factory: pytest.TempPathFactory) -> PicturedLakes:
+    """Return lakes with images, for the fixture of a session."""
+    with ThreadPoolExecutor(1) as pool:  # a fixture of a session has no loop, and none of a test may be replaced
+        return pool.submit(make_once, factory, "pictured", PicturedLakes.make).result()
 
 
 def limited(concurrency: int) -> dict[str, str]:

@@ -15,6 +15,7 @@ from pipeline.lake import compaction
 from pipeline.lake.lake import Lake
 from pipeline.maintenance.compact import run_compaction
 from tests.lake.lake_builder import AT
+from tests.processes import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,15 +24,21 @@ if TYPE_CHECKING:
     from pipeline.settings import Settings
 
 
-def told(lake: Path, *arguments: str, code: int = 0, **environment: str) -> str:
-    """What a verb prints: on standard output, or when it is to fail with `code` on standard error, if anything."""
+def called(lake: Path, *arguments: str, **environment: str) -> Answer:
+    """Run a verb that needs no service to its end."""
     out, err = (TextIOWrapper(BytesIO(), "utf-8", write_through=True) for _ in range(2))
     surroundings = patch.dict(os.environ, {"NO_COLOR": "1", **environment})
     with surroundings, redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
         main([*arguments, "--lake", str(lake)])
-    printed = [stream.buffer.getvalue().decode() for stream in (out, err)]
-    assert ended.value.code == code, printed
-    return (printed[1] or printed[0]) if code else printed[0]
+    assert isinstance(ended.value.code, int)
+    return Answer(ended.value.code, *(stream.buffer.getvalue().decode() for stream in (out, err)))
+
+
+def told(lake: Path, *arguments: str, code: int = 0, **environment: str) -> str:
+    """What a verb prints: on standard output, or when it is to fail with `code` on standard error, if anything."""
+    answer = called(lake, *arguments, **environment)
+    assert answer.code == code, answer
+    return (answer.err or answer.out) if code else answer.out
 
 
 def compact_all(lake: Lake, settings: Settings) -> bool:

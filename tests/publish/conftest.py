@@ -18,6 +18,7 @@ from obstore.store import MemoryStore
 
 from pipeline.publish.cloud_store import CloudStore
 from pipeline.publish.object_store import ObjectStore, open_store
+from tests.images.image_harness import PicturedLakes, make_pictured_lakes
 from tests.made_once import make_once
 from tests.publish.lake_history import Changes
 
@@ -103,6 +104,12 @@ def s3_url(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
 def changes(tmp_path_factory: pytest.TempPathFactory) -> Changes:
     """One lake of eight snapshots for the whole run; no test writes to it."""
     return make_once(tmp_path_factory, "changes", Changes.make)
+
+
+@pytest.fixture(scope="session")
+def pictured(tmp_path_factory: pytest.TempPathFactory) -> PicturedLakes:
+    """Lakes with images; no test writes to them."""
+    return make_pictured_lakes(tmp_path_factory)
 
 
 @pytest.fixture(params=["memory", "file", "s3"])

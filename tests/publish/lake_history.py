@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +16,7 @@ from schemas.tables import TABLES
 from schemas.timestamps import now_us
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import compact_all
+from tests.lake_copies import copy_lake
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -99,7 +99,7 @@ class Changes:
 
     def copy(self, folder: Path) -> History:
         """Copy the lake with its newest snapshot alone, so that it can be changed."""
-        shutil.copytree(self.root, folder)
+        copy_lake(self.root, folder)
         for path in sorted((folder / "snapshots").iterdir())[:-1]:
             path.unlink()
         return History(folder, len(self.numbers))

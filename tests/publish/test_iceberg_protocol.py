@@ -30,6 +30,7 @@ from pipeline.publish.iceberg_publish import publish_iceberg
 from pipeline.publish.iceberg_retention import list_table_files
 from pipeline.publish.target_layout import to_target_path
 from tests.lake.lake_builder import AT
+from tests.lake.operations import told
 from tests.publish.iceberg_reading import NAMES, connect, load_tables, reader
 from tests.publish.lake_history import FILES, LAKE_ID, Changes, History, list_differences
 from tests.publish.stopping_store import URL, PublisherStopped, StoppingStore, choose_stops
@@ -82,19 +83,23 @@ def test_a_stop_at_any_write_is_completed_later(changes: Changes) -> None:
 
 
 @pytest.mark.parametrize("kill_at", [17, *(pytest.param(number, marks=pytest.mark.soak) for number in (1, 9, 25))])
-def test_a_killed_publisher_leaves_the_former_sync(kill_at: int, changes: Changes, tmp_path: Path) -> None:
+def test_a_killed_publisher_leaves_the_former_sync(
+    kill_at: int, changes: Changes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After SIGKILL the SQL catalog has the former metadata of every table; the next publish completes the sync."""
-    lake, (first, second, *_) = changes.root, changes.numbers
+    history, former = changes.copy(tmp_path / "lake"), changes.numbers[-1]
     catalog = connect("sql on files", tmp_path)
-    publish(lake, catalog, first)
+    monkeypatch.setenv("PYICEBERG_CATALOG__SCANLAKE__URI", f"sqlite:///{tmp_path}/catalog.sqlite")
+    command = ("publish", "--iceberg", "--set", f"iceberg_location=file://{tmp_path}/target")
+    told(history.root, *command)
     before = locations(catalog)
-    arguments = [str(lake), str(tmp_path), str(second), str(kill_at)]
-    ended = subprocess.run([sys.executable, "-m", "tests.publish.killed_publisher", *arguments], check=False)
-    assert ended.returncode == -signal.SIGKILL
+    number = history.sync({2: 3, 4: 1, 60: 2}, deleted=(9,))
+    program = (sys.executable, "-m", "tests.publish.killed_process", "create", str(kill_at), *command)
+    assert subprocess.run([*program, "--lake", str(history.root)], check=False).returncode == -signal.SIGKILL
     assert locations(catalog) == before
-    publish(lake, catalog, second)
-    assert list_differences(lake, second, reader(catalog)) == []
-    assert list_differences(lake, first, reader(catalog, f"sync-{first}")) == []
+    told(history.root, *command)
+    assert list_differences(history.root, number, reader(catalog)) == []
+    assert list_differences(history.root, former, reader(catalog, f"sync-{former}")) == []
 
 
 @pytest.mark.parametrize("kind", ["none", "glue on S3", pytest.param("sql on files", marks=pytest.mark.soak)])
