@@ -75,32 +75,60 @@ def test_csv_is_guarded(lake: Path, tmp_path: Path) -> None:
         assert {(row["latitude"], row["geocoding"]) for row in rows} == {("-0.5", '{"a": 1}')}
 
 
-def unescaped(text: str) -> str:
-    """Decode the escapes of control characters in a workbook's text (ST_Xstring of ECMA-376)."""
-    return re.sub("_x([0-9A-F]{4})_", lambda match: chr(int(match[1], 16)), text)
+def read_xml(book: Path, name: str) -> ET.Element:
+    """Return a part of a workbook."""
+    with zipfile.ZipFile(book) as parts:
+        return ET.fromstring(parts.read(f"xl/{name}.xml"))  # noqa: S314 - our own
+
+
+def read_cells(sheet: ET.Element) -> list[dict[str, tuple[str | None, str]]]:
+    """Return the rows of a sheet: type and text by column letter, control characters unescaped (ST_Xstring)."""
+    return [
+        {
+            re.sub(r"\d", "", str(cell.get("r"))): (
+                cell.get("t"),
+                re.sub("_x([0-9A-F]{4})_", lambda match: chr(int(match[1], 16)), "".join(cell.itertext())),
+            )
+            for cell in row
+        }
+        for row in sheet.iter(f"{NS}row")
+    ]
 
 
 def test_a_workbook(lake: Path, tmp_path: Path) -> None:
-    """A workbook has a sheet a table; text is never a formula, and numbers too great for a spreadsheet are text."""
-    exported(lake, tmp_path / "out", OutputFormat.XLSX)
-    with zipfile.ZipFile(tmp_path / "out") as book:
-        assert book.testzip() is None
-        sheets = [sheet.get("name") for sheet in ET.fromstring(book.read("xl/workbook.xml")).iter(f"{NS}sheet")]  # noqa: S314
-        assert sheets == ["files", "uploads"]
-        for place in book.namelist():
-            ET.fromstring(book.read(place))  # noqa: S314 - our own
-        rows = list(ET.fromstring(book.read("xl/worksheets/sheet2.xml")).iter(f"{NS}row"))  # noqa: S314
-    heading = ["".join(cell.itertext()) for cell in rows[0]]
-    columns = {re.sub(r"\d", "", str(cell.get("r"))): name for cell, name in zip(rows[0], heading, strict=True)}
-    shown = [{columns[re.sub(r"\d", "", str(cell.get("r")))]: cell for cell in row} for row in rows[1:]]
-    texts = [unescaped("".join(row["comment"].itertext())) if "comment" in row else None for row in shown]
-    assert tuple(texts) == TEXTS
-    assert {row["comment"].get("t") for row in shown if "comment" in row} == {"inlineStr"}
-    assert {(row["file_id"].get("t"), "".join(row["file_id"].itertext())) for row in shown} == {
-        ("inlineStr", str(2**53 + 1))
-    }
-    assert [row["id"].findtext(f"{NS}v") for row in shown] == [str(place) for place in range(len(TEXTS))]
-    assert not [formula for row in rows for formula in row.iter(f"{NS}f")]
+    """A workbook has a sheet a table; text is never a formula, and numbers too great for a spreadsheet are text.
+
+    Times are Excel's own dates, the heading is frozen and has a filter over all rows, columns fit what they show.
+    """
+    book = tmp_path / "out"
+    exported(lake, book, OutputFormat.XLSX)
+    with zipfile.ZipFile(book) as parts:
+        assert parts.testzip() is None
+        for name in parts.namelist():
+            ET.fromstring(parts.read(name))  # noqa: S314 - our own
+    assert [sheet.get("name") for sheet in read_xml(book, "workbook").iter(f"{NS}sheet")] == ["files", "uploads"]
+    files, uploads = (read_xml(book, f"worksheets/sheet{number}") for number in (1, 2))
+    assert not [*uploads.iter(f"{NS}f")]
+    heading, *cells = read_cells(uploads)
+    rows = [{heading[column][1]: cell for column, cell in row.items()} for row in cells]
+    texts = [row.get("comment") for row in rows]
+    assert texts == [("inlineStr", text) if text is not None else None for text in TEXTS]
+    assert {row["file_id"] for row in rows} == {("inlineStr", str(2**53 + 1))}
+    assert [row["id"] for row in rows] == [(None, str(place)) for place in range(len(TEXTS))]
+
+    (pane,), (filtered,) = files.iter(f"{NS}pane"), files.iter(f"{NS}autoFilter")
+    assert (pane.get("ySplit"), pane.get("state")) == ("1", "frozen")
+    assert re.sub(r"[A-Z]", "", str(filtered.get("ref"))) == "1:2"
+    (updated,) = (column for column, (_, name) in read_cells(files)[0].items() if name == "updated_at")
+    (cell,) = (cell for cell in files.iter(f"{NS}c") if cell.get("r") == f"{updated}2")
+    days = AT / 86_400e6 + 25_569  # from 1899-12-30, Excel's first day, to 1970
+    assert float(cell.findtext(f"{NS}v") or 0) == pytest.approx(days, abs=1e-8)
+    styles = read_xml(book, "styles")
+    dates = {each.get("numFmtId") for each in styles.iter(f"{NS}numFmt") if "yyyy" in str(each.get("formatCode"))}
+    assert styles.findall(f"{NS}cellXfs/*")[int(cell.get("s") or 0)].get("numFmtId") in dates
+    widths = [float(str(column.get("width"))) for column in files.iter(f"{NS}col")]
+    assert max(widths) < 60
+    assert len(set(widths)) > 1
 
 
 def test_a_workbook_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,45 +169,6 @@ def test_one_snapshot(lake: Path, tmp_path: Path) -> None:
         assert run_export(db, tmp_path / "out", ExportPlan(OutputFormat.PARQUET, ("files",))) == {"files": 1}
 
 
-# Workbooks for people
-
-
-def _sheet(path: Path, number: int = 1) -> ET.Element:
-    with zipfile.ZipFile(path) as book:
-        return ET.fromstring(book.read(f"xl/worksheets/sheet{number}.xml"))  # noqa: S314 - our own
-
-
-def _date_styles(path: Path) -> set[str]:
-    """Return the indices of cell styles whose format is that of a date."""
-    with zipfile.ZipFile(path) as book:
-        styles = ET.fromstring(book.read("xl/styles.xml"))  # noqa: S314 - our own
-    dates = {each.get("numFmtId") for each in styles.iter(f"{NS}numFmt") if "yyyy" in str(each.get("formatCode"))}
-    cells = styles.find(f"{NS}cellXfs")
-    assert cells is not None
-    return {str(index) for index, style in enumerate(cells) if style.get("numFmtId") in dates}
-
-
-def test_a_workbook_has_dates_and_a_heading_that_stays(lake: Path, tmp_path: Path) -> None:
-    """Times are Excel's own dates, the heading is frozen and has a filter over all rows, columns fit what they show."""
-    exported(lake, tmp_path / "out", OutputFormat.XLSX, "files")
-    book = tmp_path / "out"
-    sheet = _sheet(book)
-    (pane,) = sheet.iter(f"{NS}pane")
-    assert (pane.get("ySplit"), pane.get("state")) == ("1", "frozen")
-    heading, row = sheet.iter(f"{NS}row")
-    names = ["".join(cell.itertext()) for cell in heading]
-    (filtered,) = sheet.iter(f"{NS}autoFilter")
-    assert re.sub(r"[A-Z]", "", str(filtered.get("ref"))) == "1:2"
-    cells = {names[ord(str(cell.get("r"))[0]) - ord("A")]: cell for cell in row}
-    updated = cells["updated_at"]
-    assert updated.get("s") in _date_styles(book)
-    days = AT / 86_400e6 + 25_569  # from 1899-12-30, Excel's first day, to 1970
-    assert float(updated.findtext(f"{NS}v") or 0) == pytest.approx(days, abs=1e-8)
-    widths = [float(str(column.get("width"))) for column in sheet.iter(f"{NS}col")]
-    assert max(widths) < 60
-    assert len(set(widths)) > 1
-
-
 def test_a_result_as_a_workbook(lake: Path, tmp_path: Path) -> None:
     """Query -o answer.xlsx writes a workbook with numbers, dates and text; what Excel has no type for is text."""
     out = tmp_path / "answer.xlsx"
@@ -189,9 +178,7 @@ def test_a_result_as_a_workbook(lake: Path, tmp_path: Path) -> None:
         " TIMESTAMPTZ '2026-11-21 02:00:00+02' AS at, NULL AS none FROM files GROUP BY ALL"
     )
     told(lake, "query", sql, "-o", str(out))
-    _, row = _sheet(out).iter(f"{NS}row")
-    cells = {str(cell.get("r"))[0]: (cell.get("t"), "".join(cell.itertext())) for cell in row}
-    assert cells == {
+    assert read_cells(read_xml(out, "worksheets/sheet1"))[1] == {
         "A": ("inlineStr", str(2**53 + 1)), "B": (None, "1.5"), "C": (None, "1"), "D": (None, "46347"),
         "E": ("inlineStr", "=1+1"), "F": ("inlineStr", "[1]"), "G": ("inlineStr", "nan"),
         "H": ("inlineStr", "1850-01-01 00:00:00"), "I": (None, "46347"),

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,6 @@ import pytest
 from pipeline.errors import LakeCorruptedError, LakeLockedError, SettingsError, StorageError
 from pipeline.lake import export
 from pipeline.lake.export import ExportPlan, run_export
-from pipeline.lake.integrity import missing_or_resized_parts
 from pipeline.lake.lake import RESTORE_IN_PROGRESS, Lake
 from pipeline.lake.models import RunRecord
 from pipeline.output_formats import OutputFormat
@@ -42,8 +40,6 @@ if TYPE_CHECKING:
     from pipeline.emulator import Emulator
 
 __all__ = ["made_in", "state"]
-
-PARQUET = ExportPlan(OutputFormat.PARQUET, ("files", "uploads"))
 
 
 def cut_short(paths: Iterable[Path]) -> None:
@@ -71,44 +67,44 @@ def test_an_export_touches_only_what_is_its_own(two_files: Path, tmp_path: Path)
     assert (tmp_path / "out").stat().st_mode == plain.stat().st_mode
 
 
-@pytest.mark.parametrize("there", [False, True])
-def test_two_exports_to_one_folder(
-    two_files: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    there: bool,  # noqa: FBT001
-) -> None:
+def export_to(out: Path, lake: Path) -> None:
+    """Export two tables as Parquet, as the command does."""
+    with duckdb.connect(str(lake / "catalog.duckdb"), read_only=True) as db:
+        run_export(db, out, ExportPlan(OutputFormat.PARQUET, ("files", "uploads")))
+
+
+def test_two_exports_to_one_folder(two_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two exports to one folder one ends, whole, and the other is told; neither deletes the other's work."""
-    out, began, go_on = tmp_path / "out", Event(), Event()
-    if there:
-        out.mkdir()
-    real, refused = export._write_files, list[str]()
+    real = export._write_files
+    for name in ("new", "there"):
+        out, began, go_on, refused = tmp_path / name, Event(), Event(), list[str]()
+        if name == "there":
+            out.mkdir()
 
-    def slow(*arguments: Any) -> int:
-        rows = real(*arguments)
-        began.set()
-        assert go_on.wait(20)
-        return rows
+        def slow(*arguments: Any, began: Event = began, go_on: Event = go_on) -> int:
+            rows = real(*arguments)
+            began.set()
+            assert go_on.wait(60)
+            return rows
 
-    def write() -> None:
-        with duckdb.connect(str(two_files / "catalog.duckdb"), read_only=True) as db:
+        def write(out: Path = out, refused: list[str] = refused) -> None:
             try:
-                run_export(db, out, PARQUET)
+                export_to(out, two_files)
             except SettingsError as error:
                 refused.append(error.message)
 
-    monkeypatch.setattr(export, "_write_files", slow)
-    thread = Thread(target=write)
-    thread.start()
-    assert began.wait(20)
-    monkeypatch.setattr(export, "_write_files", real)
-    write()
-    go_on.set()
-    thread.join()
-    assert len(refused) == 1
-    assert {path.name for path in out.iterdir()} == {"files.parquet", "uploads.parquet"}
-    assert pq.read_table(out / "uploads.parquet").num_rows == 2
-    assert not list(tmp_path.glob(".scanlake*"))
+        monkeypatch.setattr(export, "_write_files", slow)
+        thread = Thread(target=write)
+        thread.start()
+        assert began.wait(60)
+        monkeypatch.setattr(export, "_write_files", real)
+        write()
+        go_on.set()
+        thread.join()
+        assert len(refused) == 1
+        assert {path.name for path in out.iterdir()} == {"files.parquet", "uploads.parquet"}
+        assert pq.read_table(out / "uploads.parquet").num_rows == 2
+        assert not list(tmp_path.glob(".scanlake*"))
 
 
 def test_an_export_to_a_link(two_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,32 +122,30 @@ def test_an_export_to_a_link(two_files: Path, tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "new" / "out" / "files.csv").exists()
     monkeypatch.setattr(export, "_write_files", lambda *_: 1 / 0)
     (tmp_path / "empty").mkdir()
-    with suppress(ZeroDivisionError), duckdb.connect(str(two_files / "catalog.duckdb"), read_only=True) as db:
-        run_export(db, tmp_path / "empty", PARQUET)
+    with pytest.raises(ZeroDivisionError):
+        export_to(tmp_path / "empty", two_files)
     assert not list((tmp_path / "empty").iterdir())
 
 
 def test_a_folder_that_is_filled_meanwhile(two_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What somebody puts into the folder, or behind the link, while an export is at it stays; the export is told."""
-    (tmp_path / "there").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "there")
-    real = export._write_files
+    there, link, real = tmp_path / "there", tmp_path / "link", export._write_files
+    there.mkdir()
+    link.symlink_to(there)
 
     def meanwhile(*arguments: Any) -> int:
-        (tmp_path / "there" / "files.parquet").write_text("mine")
+        (there / "files.parquet").write_text("mine")
         return real(*arguments)
 
-    monkeypatch.setattr(export, "_write_files", meanwhile)
-    with duckdb.connect(str(two_files / "catalog.duckdb"), read_only=True) as db:
+    with monkeypatch.context() as patch:
+        patch.setattr(export, "_write_files", meanwhile)
         with pytest.raises(SettingsError, match="Another process filled"):
-            run_export(db, tmp_path / "link", PARQUET)
-        assert (tmp_path / "there" / "files.parquet").read_text() == "mine"
-        assert [path.name for path in (tmp_path / "there").iterdir()] == ["files.parquet"]
-        monkeypatch.setattr(export, "_write_files", real)
-        (tmp_path / "there" / "files.parquet").unlink()
-        run_export(db, tmp_path / "link", PARQUET)
-    assert (tmp_path / "link").is_symlink()
-    assert pq.read_table(tmp_path / "there" / "files.parquet").num_rows == 2
+            export_to(link, two_files)
+    assert [(path.name, path.read_text()) for path in there.iterdir()] == [("files.parquet", "mine")]
+    (there / "files.parquet").unlink()
+    export_to(link, two_files)
+    assert link.is_symlink()
+    assert pq.read_table(there / "files.parquet").num_rows == 2
 
 
 # Parts that are gone
@@ -194,93 +188,84 @@ async def _verified(emulator: Emulator, lake: Path) -> bool:
         return (await verify(held, settings, emulator.token, VerifyMode(), NullProgress())).consistent
 
 
-def test_which_parts_are_lost(lake: Path) -> None:
-    """A part that is gone, short or long is lost; one with its size is not."""
-    with Lake(lake, doing="test") as held:
-        sizes = [(part.name, part.bytes) for part in held.ledger.parts()]
-        assert missing_or_resized_parts(held.layout, sizes) == []
-        names = [name for name, _ in sizes]
-        cut_short([lake / names[1]])
-        (lake / names[2]).unlink()
-        assert missing_or_resized_parts(held.layout, sizes) == names[1:3]
-
-
 # Restores
 
 
-def restore(folder: Path) -> int:
-    """Restore the backup beside a folder into it; the number of files."""
-    return restore_backup(open_folder_or_store(str(folder.with_name("backup"))), folder)[0].files
+@pytest.fixture(scope="module")
+def backup(two_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A backup of the lake of two files, only to be read."""
+    target = tmp_path_factory.mktemp("backups") / "backup"
+    told(two_files, "backup", str(target))
+    return target
 
 
-def test_a_restore_that_was_killed_is_replaced_by_the_next(two_files: Path, tmp_path: Path) -> None:
-    """Killed anywhere, a restore leaves a folder that the same command fills; what is not ours is never replaced."""
-    told(two_files, "backup", str(tmp_path / "backup"))
+def restore(backup: Path, folder: Path) -> int:
+    """Restore a backup into a folder; the number of files."""
+    return restore_backup(open_folder_or_store(str(backup)), folder)[0].files
+
+
+def test_a_restore_that_was_killed_is_replaced_by_the_next(backup: Path, tmp_path: Path) -> None:
+    """Killed anywhere, a restore leaves a folder that the same command fills."""
     with failing(Disk(0, None)) as disk:
-        restore(tmp_path / "whole")
-    for at in sample(range(6, len(disk.done), 6), 4):
-        folder = tmp_path / f"restored{at}"
+        restore(backup, tmp_path / "whole")
+    for at in sample(range(6, len(disk.done), 6), 3):
+        folder = tmp_path / str(at)
         with failing(Disk(at, None)), pytest.raises(ProcessKilled):
-            restore(folder)
+            restore(backup, folder)
         if not (folder / "catalog.duckdb").exists() or (folder / RESTORE_IN_PROGRESS).exists():
-            assert restore(folder) == 2  # otherwise it was killed when all was done
+            assert restore(backup, folder) == 2  # otherwise it was killed when all was done
         assert checked(folder, read_data=True).damage == []
         assert not (folder / RESTORE_IN_PROGRESS).exists()
         with opened(folder) as db:
             assert db.execute("SELECT count(*) FROM files").fetchall() == [(2,)]
-    half = tmp_path / "half"
+
+
+def test_what_is_not_ours_is_not_replaced(backup: Path, tmp_path: Path) -> None:
+    """No restore replaces a half one with a file of others, or one that a run has made a lake of its own."""
+    half, used = tmp_path / "half", tmp_path / "used"
     (half / "parts").mkdir(parents=True)
-    (half / RESTORE_IN_PROGRESS).touch()
     (half / "thesis").write_text("mine")
-    with pytest.raises(SettingsError):
-        restore(half)
+    restore(backup, used)
+    for folder in (half, used):
+        (folder / RESTORE_IN_PROGRESS).touch()
+    with Lake(used, doing="sync") as held:
+        held.ledger.begin_run(RunRecord("20261121T000000Z-abcdef", "sync", "0.1.0", AT))
+    for folder in (half, used):
+        with pytest.raises(SettingsError, match="not an empty folder"):
+            restore(backup, folder)
     assert {path.name for path in half.iterdir()} == {"parts", RESTORE_IN_PROGRESS, "thesis"}
 
 
-def test_a_restore_killed_for_good(lake: Path, tmp_path: Path) -> None:
+def test_a_restore_killed_for_good(backup: Path, tmp_path: Path) -> None:
     """A restore whose process dies by SIGKILL in the middle is replaced; one that is at work is not."""
-    told(lake, "backup", str(tmp_path / "backup"))
     folder = tmp_path / "restored"
     code = (
         "import sys, time, pipeline.publish.restore as copying\n"
-        "real = copying.fsync_dir\n"
-        "copying.fsync_dir = lambda path: (print('there', flush=True), time.sleep(60))\n"
+        "copying.fsync_dir = lambda path: (print('there', flush=True), time.sleep(600))\n"
         "from pipeline.cli import main\n"
         "main(sys.argv[1:])\n"
     )
-    command = [sys.executable, "-c", code, "restore", str(tmp_path / "backup"), str(folder)]
+    command = [sys.executable, "-c", code, "restore", str(backup), str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "there\n"
         with pytest.raises(LakeLockedError, match="Another restore writes to"):
-            restore(folder)
+            restore(backup, folder)
         assert list(folder.glob("parts/*/0*"))
         process.send_signal(signal.SIGKILL)
-    assert restore(folder) == 2
+    assert restore(backup, folder) == 2
     assert checked(folder, read_data=True).damage == []
 
 
-def test_a_restore_that_fails_leaves_nothing(lake: Path, tmp_path: Path) -> None:
+def test_a_restore_that_fails_leaves_nothing(backup: Path, lake: Path, tmp_path: Path) -> None:
     """A restore that fails in order leaves the folder as it found it; a backup of a lost part is damage, exit 9."""
-    told(lake, "backup", str(tmp_path / "backup"))
     (tmp_path / "there").mkdir()
     for name in ("there", "new"):
         for at in (8, 30):
             with failing(Disk(at, 28)), pytest.raises(StorageError):
-                restore(tmp_path / name)
+                restore(backup, tmp_path / name)
             assert not list((tmp_path / "there").iterdir())
             assert not (tmp_path / "new").exists()
     parts(lake)[0].unlink()
     assert "scanlake check" in told(lake, "backup", str(tmp_path / "there"), code=9)
     assert not list((tmp_path / "there").iterdir())
-
-
-def test_a_half_restore_that_is_in_use_is_no_half_restore(lake: Path, tmp_path: Path) -> None:
-    """A run that fetched into a half restore made it a lake of its own: no later restore replaces it."""
-    told(lake, "backup", str(tmp_path / "backup"))
-    restore(tmp_path / "restored")
-    (tmp_path / "restored" / RESTORE_IN_PROGRESS).touch()
-    with Lake(tmp_path / "restored", doing="sync") as held:
-        held.ledger.begin_run(RunRecord("20261121T000000Z-abcdef", "sync", "0.1.0", AT))
-    with pytest.raises(SettingsError, match="not an empty folder"):
-        restore(tmp_path / "restored")
