@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.lint import names, sizes
+from tests.docs.documents import ROOT, Document
+from tests.lint import names, pages, sizes
 from tests.lint.__main__ import print_problems
 from tests.lint.problems import Problem, Source
 from tests.rows import every
@@ -74,3 +75,15 @@ def test_problems_are_printed_by_place(capsys: pytest.CaptureFixture[str]) -> No
     assert print_problems([later, first, later]) == 1
     assert capsys.readouterr().out == "m.py:2: rename y\nm.py:12: rename x\n"
     assert print_problems([]) == 0
+
+
+def test_long_lines_dead_links_and_local_times() -> None:
+    """A document's long lines, links without a target, missing files and targets and local times are found."""
+    lines = ["# A", "x" * 121, "[a](#b) [c](d.md) [e](#a)", "`make nothing` `make test`", "configs/none.toml", "```sql"]
+    page = Document(ROOT / "docs" / "page.md", "\n".join([*lines, "SELECT now(), utc_now()", "```", ""]))
+    assert [problem.line for problem in pages.check_page(page)] == [2, 7, 3, 3, 5, 4]
+    security = Document(page.path, "| it | `lake/test_nothing.py` |\n| it | `lake/test_purge.py` |\n")
+    rows = ["| I want a new ... | where |", "|---|---|", "| thing | `pipeline/nothing.py` |", ""]
+    rows += ["| step | file | function | what |", "|---|---|---|---|", "| 1 | `pipeline/cli.py` | `nothing` | - |"]
+    architecture = Document(page.path, "\n".join([*rows, "| 2 | `pipeline/cli.py` | `main` | - |", ""]))
+    assert [problem.line for problem in pages.check_named_code(security, architecture)] == [1, 3, 7]

@@ -37,6 +37,11 @@ class Document:
         self.path = path
         self.text = path.read_text(encoding="utf-8") if text is None else text
 
+    @property
+    def name(self) -> str:
+        """The path below the project."""
+        return self.path.relative_to(ROOT).as_posix()
+
     def blocks(self, language: str) -> list[str]:
         """Return the fenced blocks of a language."""
         return [body for name, body in _FENCE.findall(self.text) if name == language]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from contextlib import suppress
 from functools import cache
@@ -27,7 +26,7 @@ from pipeline.monitoring.metrics import METRICS
 from pipeline.settings import Settings
 from schemas.tables import TABLES
 from tests.docs import documents
-from tests.docs.documents import ARCHITECTURE, DOCUMENTS, GENERATED, OPERATIONS, ROOT, Document, calls
+from tests.docs.documents import DOCUMENTS, OPERATIONS, ROOT, calls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -219,72 +218,11 @@ def test_every_variable_exists() -> None:
     _refuse(bad)
 
 
-def test_all_exit_codes_are_listed() -> None:
-    """The table of exit codes has each code once, in order."""
-    assert [int(row[0]) for row in OPERATIONS.table("exit code")] == [int(code) for code in ExitCode]
-    assert all(len(row) == 3 and all(row) for row in OPERATIONS.table("exit code"))
-
-
-def test_all_meta_tables_are_listed() -> None:
-    """The table of meta tables has each of them."""
+def test_reference_tables_are_complete() -> None:
+    """The tables have each exit code, meta table and metric once, exit codes in order."""
+    rows = OPERATIONS.table("exit code")
+    assert [int(row[0]) for row in rows] == [int(code) for code in ExitCode]
+    assert all(len(row) == 3 and all(row) for row in rows)
     assert {row[0].strip("`").removeprefix("meta.") for row in documents.TABLES.table("meta table")} == _META
-
-
-def test_all_metrics_are_listed() -> None:
-    """The table of metrics has each metric once."""
     listed = [name for row in OPERATIONS.table("metric") for name in re.findall(r"`(\w+)`", row[0])]
     assert sorted(listed) == sorted(metric.name for metric in METRICS)
-
-
-def _is_defined(path: str, function: str) -> bool:
-    body: list[ast.stmt] = ast.parse((ROOT / path).read_text(encoding="utf-8")).body
-    for name in function.split("."):
-        kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-        found = [node for node in body if isinstance(node, kinds) and node.name == name]
-        if len(found) != 1:
-            return False
-        body = found[0].body
-    return True
-
-
-def test_the_trace_names_functions_that_exist() -> None:
-    """Each function in the trace of a sync is defined in the file beside it."""
-    steps = [(path.strip("`"), function.strip("`")) for _, path, function, _ in ARCHITECTURE.table("step")]
-    assert len(steps) > 10
-    _refuse([step for step in steps if not _is_defined(*step)])
-
-
-def _is_broken(document: Document, link: str) -> bool:
-    target, _, anchor = link.partition("#")
-    path = (document.path.parent / target).resolve() if target else document.path
-    return not path.exists() or bool(anchor and anchor not in Document(path).anchors)
-
-
-def test_every_link_has_a_target() -> None:
-    """A link refers to a title, a file of the repository, or an https address."""
-    links = [(name, link) for name, each in DOCUMENTS.items() for link in each.links if not link.startswith("https://")]
-    _refuse([(name, link) for name, link in links if _is_broken(DOCUMENTS[name], link)])
-
-
-def test_named_files_and_targets_exist() -> None:
-    """Files below configs/ and targets of make that a document names exist."""
-    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for name, document in DOCUMENTS.items():
-        paths = re.findall(r"\bconfigs/[\w./-]*\w", document.text)
-        assert (name, [path for path in paths if not (ROOT / path).exists()]) == (name, [])
-        assert (name, set(re.findall(r"(?:`|\$ )make ([a-z-]+)", document.text)) - targets) == (name, set())
-
-
-def test_named_tests_and_modules_exist() -> None:
-    """The tests that the page on security names, and the modules to open for something new, exist."""
-    tests = re.findall(r"`((?:\w+/)?\w+\.py)` \|$", documents.SECURITY.text, re.MULTILINE)
-    modules = [row[1].strip("`").partition("`")[0] for row in ARCHITECTURE.table("I want a new ...")]
-    assert len(tests) > 25
-    _refuse([name for name in tests if not (ROOT / "tests" / name).exists()])
-    _refuse([name for name in modules if "NAME" not in name and not (ROOT / name).exists()])
-
-
-def test_lines_fit_a_terminal() -> None:
-    """No line of a written document is longer than 120 characters."""
-    written = set(DOCUMENTS) - GENERATED
-    _refuse([(name, line) for name in written for line in DOCUMENTS[name].text.splitlines() if len(line) > 120])

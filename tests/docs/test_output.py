@@ -11,13 +11,18 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from pipeline.cli import COMMANDS
+from pipeline.emulator import Emulator
 from schemas.tables import TABLES as DECLARED
+from tests.commands.cli_process import called, variables
+from tests.docs.conftest import FILES
 from tests.docs.diagram import draw_diagram, place_boxes
-from tests.docs.documents import CLI, INDEX, README, ROOT, TABLES, Document
+from tests.docs.documents import CLI, INDEX, QUERIES, README, ROOT, TABLES, Document
 from tests.docs.generate import DOCS, PAGES, PICTURE, render
 from tests.rows import every
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.docs.conftest import PopulatedLake
 
 _NUMBER: Final = re.compile(r"\d[\d,.:TZ-]*(?: (?:bytes|kB|MB|GB)\b)?")
@@ -34,14 +39,14 @@ def _documented(command: str, document: Document = INDEX) -> str:
     return next(step.output for step in document.steps if step.command.startswith(command) and step.output)
 
 
-@pytest.mark.parametrize("command", ["scanlake check", "scanlake plan", "scanlake query"])
-def test_first_commands_print_the_documented_output(command: str, populated_lake: PopulatedLake) -> None:
+def test_first_commands_print_the_documented_output(populated_lake: PopulatedLake) -> None:
     """The first commands print the start page's lines; only the line about the disk can differ."""
-    printed, documented = (
-        [line for line in _shape(text) if " disk " not in line]
-        for text in (populated_lake.output[command], _documented(command))
-    )
-    assert printed == documented
+    for command in ("scanlake check", "scanlake plan", "scanlake query"):
+        printed, documented = (
+            [line for line in _shape(text) if " disk " not in line]
+            for text in (populated_lake.output[command], _documented(command))
+        )
+        assert (command, printed) == (command, documented)
 
 
 def test_the_first_query_of_the_readme_prints_its_output(populated_lake: PopulatedLake) -> None:
@@ -114,3 +119,14 @@ def test_the_picture_of_the_tables_is_current() -> None:
     assert set(boxes) == {table.name for table in DECLARED if table.schema == "main"}
     for first, second in combinations(boxes.values(), 2):
         assert first.column != second.column or first.bottom < second.top or second.bottom < first.top
+
+
+async def test_searches_print_the_documented_output(tmp_path: Path) -> None:
+    """Each search that has its output in the document prints these lines; a long output may go on."""
+    shown = [step for step in QUERIES.section("Ask the service").steps if step.output]
+    assert len(shown) == 5
+    async with Emulator(FILES, seed=0) as emulator:
+        for step in shown:
+            answer = await called(tmp_path, *step.command.split()[1:], **variables(emulator))
+            documented = _shape(step.output)
+            assert _shape(answer.out + answer.err)[: len(documented)] == documented

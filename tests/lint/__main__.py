@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from tests.lint import names, sizes
+from tests.docs.documents import DOCUMENTS
+from tests.lint import names, pages, sizes
 from tests.lint.problems import read_sources
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ def find_problems() -> Iterator[Problem]:
     yield from names.check_module_names(everything)
     for source in everything:
         yield from sizes.check_sizes(source)
+    for document in DOCUMENTS.values():
+        yield from pages.check_page(document)
+    yield from pages.check_named_code()
 
 
 def print_problems(problems: Iterable[Problem]) -> int:
