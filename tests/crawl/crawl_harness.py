@@ -28,6 +28,7 @@ from pipeline.crawl.windows import (
     uncovered_windows,
 )
 from pipeline.emulator import Emulator
+from pipeline.emulator.documents import ALL_INCLUDES
 from pipeline.emulator.world import change_one
 from pipeline.lake.models import FileVersionRecord
 from schemas.file_versions import content_digest
@@ -250,22 +251,23 @@ def _recorded(lake: FakeLake) -> Iterator[None]:
 
 def differences(emulator: Emulator, lake: FakeLake, keys: set[int] | None = None) -> list[str]:
     """Return where the lake differs from the service, without deletions; `keys`: of these files only."""
+    world, documents = emulator.world, emulator.documents
+    world.apply_late_commits()
     found = []
-    for true in emulator.truth():
-        key = true["key"]
-        if keys is not None and key not in keys:
-            continue
-        version = lake.versions.get(key)
+    for key in world.keys() if keys is None else keys & world.records.keys():
+        record, version = world.records[key], lake.versions.get(key)
         if version is None:
             found.append(f"{key} is missing")
-            continue
-        item = _read(version.list_item)
-        if version.updated_at is not None and version.updated_at != true["updated"]:
-            found.append(f"{key} is stale: {version.updated_at} for {true['updated']}")
-        elif item.get("form_submits") is not None and item["form_submits"] != true["item"]["form_submits"]:
-            found.append(f"{key} has old forms")
-        elif version.detail is not None and not _is_same(_read(version.detail), true["detail"]):
-            found.append(f"{key} has an old detail")
+        elif version.list_item != documents.render_item(record, ALL_INCLUDES, None) or (
+            version.detail is not None and version.detail != documents.render_detail(record, None)
+        ):  # different bytes: other includes, a wrapper, fresh links, or another state
+            item, true = _read(version.list_item), documents.build_item(record)
+            if version.updated_at is not None and version.updated_at != record.updated:
+                found.append(f"{key} is stale: {version.updated_at} for {record.updated}")
+            elif item.get("form_submits") is not None and item["form_submits"] != true["form_submits"]:
+                found.append(f"{key} has old forms")
+            elif version.detail is not None and not _is_same(_read(version.detail), documents.build_detail(record)):
+                found.append(f"{key} has an old detail")
     return found
 
 

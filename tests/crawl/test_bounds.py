@@ -42,8 +42,8 @@ async def measure_peaks(files: int, *, pause: float, details: bool) -> tuple[int
 
 @pytest.mark.parametrize("pause", [0.0, 0.15])
 async def test_tasks_and_in_flight_files_are_bounded(pause: float) -> None:
-    """With a slow or a fast disk, five times the files need no more tasks and no more files in flight."""
-    few, many = await measure_peaks(80, pause=pause, details=True), await measure_peaks(400, pause=pause, details=True)
+    """With a slow or a fast disk, three times the files need no more tasks and no more files in flight."""
+    few, many = await measure_peaks(80, pause=pause, details=True), await measure_peaks(240, pause=pause, details=True)
     assert many[0] <= few[0] + 4 * WORKERS
     assert many[0] <= 6 * WORKERS + 20
     assert many[1] <= 2 * COMMIT + 4 * WORKERS
@@ -51,8 +51,5 @@ async def test_tasks_and_in_flight_files_are_bounded(pause: float) -> None:
 
 async def test_lists_do_not_run_ahead_either() -> None:
     """Without detail calls the listed files wait for the disk as well."""
-    few, many = (
-        await measure_peaks(200, pause=0.01, details=False),
-        await measure_peaks(2_000, pause=0.01, details=False),
-    )
+    few, many = [await measure_peaks(files, pause=0.01, details=False) for files in (200, 1_000)]
     assert many[0] <= few[0] + 2 * WORKERS

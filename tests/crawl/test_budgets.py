@@ -11,7 +11,7 @@ from pipeline.emulator import Emulator, WorldPlan, make_quirks
 from tests.crawl.crawl_harness import LIST_ONLY, WITH_DETAILS, FakeLake, differences, run_crawl
 
 SEED: Final = 5
-FILES: Final = 3_000
+FILES: Final = 1_000
 PAGE: Final = 50
 _FAST: Final = replace(LIST_ONLY, commit_every_files=1_000, includes=("locations",))
 
@@ -23,10 +23,6 @@ async def test_a_first_sync_of_many(spread: Literal["natural", "even", "burst", 
     async with Emulator(plan=plan) as emulator:
         lake = FakeLake()
         result = await run_crawl(emulator, lake, _FAST)
-        print(
-            f"{spread}: {result.lists} list calls, {result.lists * PAGE / FILES:.2f} x files/{PAGE},"
-            f" {result.seconds:.1f} s"
-        )
         assert len(lake.stored) == FILES
         assert result.lists <= factor * FILES / PAGE
         assert not result.inconsistent
@@ -36,48 +32,34 @@ async def test_a_first_sync_of_many(spread: Literal["natural", "even", "burst", 
 async def test_a_first_sync_whatever_the_answers(profile: str) -> None:
     """Lists without hints need more list calls, but not many more."""
     quirks = make_quirks(profile)
-    async with Emulator(2_000, seed=SEED, quirks=quirks) as emulator:
+    async with Emulator(FILES, seed=SEED, quirks=quirks) as emulator:
         lake = FakeLake()
         result = await run_crawl(emulator, lake, _FAST, token_location="header" if profile == "contrary" else "query")
         page = quirks.page_cap or PAGE
-        print(f"{profile}: {result.lists} list calls, {result.lists * page / 2_000:.2f} x files/{page}")
-        assert len(lake.stored) == 2_000
-        assert result.lists <= 6 * 2_000 / page
+        assert len(lake.stored) == FILES
+        assert result.lists <= 6 * FILES / page
 
 
 @pytest.mark.parametrize("paging", ["none", "bare"])
 async def test_a_first_sync_without_counts(paging: str) -> None:
     """Without counts a full page may not be the last, so windows are split to leave one place free."""
-    async with Emulator(2_000, seed=SEED, quirks=make_quirks("seen", {"paging": paging})) as emulator:
+    async with Emulator(FILES, seed=SEED, quirks=make_quirks("seen", {"paging": paging})) as emulator:
         lake = FakeLake()
         result = await run_crawl(emulator, lake, _FAST)
-        print(f"{paging}: {result.lists} list calls, {result.lists * PAGE / 2_000:.2f} x files/{PAGE}")
-        assert len(lake.stored) == 2_000
-        assert result.lists <= 1.8 * 2_000 / PAGE
+        assert len(lake.stored) == FILES
+        assert result.lists <= 1.8 * FILES / PAGE
 
 
-async def test_nothing_changed() -> None:
-    """A second sync with nothing changed makes a handful of list calls and no detail call."""
-    async with Emulator(400, seed=SEED) as emulator:
+async def test_only_changes_are_fetched() -> None:
+    """With ten changed files a sync makes ten detail calls; with none it makes a handful of list calls."""
+    async with Emulator(150, seed=SEED) as emulator:
         lake = FakeLake()
-        first = await run_crawl(emulator, lake)
-        assert first.details == 400
-        second = await run_crawl(emulator, lake)
-    assert second.details == 0
-    assert second.lists <= 4
-    assert not second.stats.details_fetched
-
-
-async def test_ten_changed() -> None:
-    """With ten changed files a sync makes ten detail calls, and the next one none."""
-    async with Emulator(400, seed=SEED) as emulator:
-        lake = FakeLake()
-        await run_crawl(emulator, lake)
+        assert (await run_crawl(emulator, lake)).details == 150
         emulator.world.update(emulator.world.pick_random(10))
-        second = await run_crawl(emulator, lake)
-        third = await run_crawl(emulator, lake)
-        assert second.details == 10
-        assert third.details == 0
+        assert (await run_crawl(emulator, lake)).details == 10
+        unchanged = await run_crawl(emulator, lake)
+        assert (unchanged.details, unchanged.stats.details_fetched) == (0, 0)
+        assert unchanged.lists <= 4
         assert differences(emulator, lake) == []
 
 

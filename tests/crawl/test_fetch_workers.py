@@ -12,7 +12,7 @@ MIB = 1024**2
 
 
 async def workers_after(changes: list[tuple[int, int]], *, max_workers: int = 512) -> list[int]:
-    """Return the number of workers after rounds of fetches, each with a concurrency and bytes per file."""
+    """Return the number of workers after rounds of 30 fetches, each with a concurrency and bytes per file."""
     concurrency, size = changes[0]
     found: list[int] = []
 
@@ -24,7 +24,7 @@ async def workers_after(changes: list[tuple[int, int]], *, max_workers: int = 51
         workers = FetchWorkers(group, fetch, concurrency=lambda: concurrency, max_workers=max_workers)
         for change in changes:
             concurrency, size = change
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.03)
             found.append(len(workers))
         workers.cancel()
     return found
