@@ -1,17 +1,27 @@
-"""A visitor of the browse pages: the command serves them in a process of its own, the visitor has its key."""
+"""A visitor of the pages of `scanlake serve`: a thread of this process serves them, the visitor has their key."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-import os
+import queue
 import re
+import socket
 import subprocess
 import sys
-from contextlib import contextmanager
+import threading
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 from urllib.parse import urlsplit
+
+from pipeline.commands import serve
+from pipeline.context import CommandContext
+from pipeline.errors import ExitCode
+from pipeline.settings import Settings
+from tests.soaking import unmeasured
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,35 +52,91 @@ class Visitor:
 
     def get_bytes(self, path: str) -> tuple[int, dict[str, str], bytes]:
         """Return status, headers and body of an answer."""
-        return _get(self.port, path, {"Cookie": self.cookie})
+        return send_request(self.port, path, Cookie=self.cookie)
+
+    def call(self, path: str = "/", method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
+        """Return status, headers and text of the answer to anybody: without the cookie."""
+        status, found, body = send_request(self.port, path, method, **headers)
+        return status, found, body.decode()
+
+    def send_raw(self, head: bytes) -> bytes:
+        """Return all that the server answers to the head of a request."""
+        with self.connect() as line:
+            line.sendall(head)
+            return b"".join(iter(lambda: line.recv(65_536), b""))
+
+    def connect(self) -> socket.socket:
+        """Open a connection."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=300)
+
+    @contextmanager
+    def sent_request(self, path: str) -> Iterator[socket.socket]:
+        """Send a request that takes long, and wait until the server has begun with it."""
+        fields = (f"Host: 127.0.0.1:{self.port}", f"Cookie: {self.cookie}", "Connection: close")
+        with self.connect() as line:
+            line.sendall("\r\n".join([f"GET {path} HTTP/1.1", *fields, "", ""]).encode())
+            assert self.get("/x")[0] == 404  # requests begin in the order in which they come
+            yield line
 
 
 @contextmanager
-def open_browse(lake: Path, *options: str, **environment: str) -> Iterator[tuple[Visitor, subprocess.Popen[str]]]:
-    """Serve a lake and open the printed address; end the server at the end."""
-    command = [sys.executable, "-m", "pipeline", "--lake", str(lake), "serve", "--port", "0", "--json"]
+def open_browse(lake: Path) -> Iterator[Visitor]:
+    """Serve a lake as the command does, from a thread of this process, and open the printed address."""
+    said: queue.Queue[Any] = queue.Queue()
+
+    class Context(CommandContext):
+        def print_result(self, result: object, text: str = "", code: ExitCode = ExitCode.OK) -> ExitCode:  # noqa: ARG002
+            said.put((result.address, asyncio.get_running_loop(), asyncio.current_task()))  # type: ignore[attr-defined]
+            return code
+
+    def run() -> None:
+        try:
+            with suppress(asyncio.CancelledError):
+                serve._serve(Context(lake=lake), Settings(lake=lake), 0)
+        except BaseException as error:  # noqa: BLE001 - it is raised in the other thread
+            said.put(error)
+
+    thread = threading.Thread(target=run)
+    with patch("pipeline.pages.server.STOP_SIGNALS", ()):  # they reach the main thread only
+        thread.start()
+        answer = said.get()
+    if isinstance(answer, BaseException):
+        raise answer
+    address, loop, task = answer
+    try:
+        yield _visit(address)
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join()
+
+
+@contextmanager
+def start_browse(lake: Path, **environment: str) -> Iterator[tuple[Visitor, subprocess.Popen[str]]]:
+    """Serve a lake by a process, for what signals and streams do; open the printed address."""
+    module = "tests.constants" if environment else "pipeline"
+    command = [sys.executable, "-m", module, "--lake", str(lake), "serve", "--port", "0", "--json"]
     with subprocess.Popen(
-        [*command, *options],
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        command, env=unmeasured() | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
             assert process.stdout is not None
-            address = json.loads(process.stdout.readline())["address"]
-            parts = urlsplit(address)
-            status, headers, _ = _get(parts.port or 0, f"/?{parts.query}", {})
-            assert status == 303
-            yield Visitor(address, headers["Set-Cookie"].partition(";")[0]), process
+            yield _visit(json.loads(process.stdout.readline())["address"]), process
         finally:
             process.kill()
 
 
-def _get(port: int, path: str, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
+def _visit(address: str) -> Visitor:
+    parts = urlsplit(address)
+    status, headers, _ = send_request(parts.port or 0, f"/?{parts.query}")
+    assert status == 303
+    return Visitor(address, headers["Set-Cookie"].partition(";")[0])
+
+
+def send_request(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+    """Return status, headers and body of an answer."""
     connection = HTTPConnection("127.0.0.1", port, timeout=300)
     try:
-        connection.request("GET", path, headers=headers)
+        connection.request(method, path, headers=headers)
         reply = connection.getresponse()
         return reply.status, dict(reply.getheaders()), reply.read()
     finally:

@@ -1,4 +1,4 @@
-"""One populated lake for all tests that only read it, and a tab of the machine's own browser."""
+"""Lakes for all tests that only read them, and a tab of the machine's own browser."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
+from tests.commands.conftest import main
+from tests.lake_copies import copy_lake
+from tests.made_once import make_once
 from tests.pages.browse_client import Visitor, open_browse
 from tests.pages.browser import Tab, installed, running, tab
-from tests.pages.page_lakes import build_lake, build_populated_lake
+from tests.pages.page_lakes import HOSTILE_ROWS, build_lake, build_populated_lake, page_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
+
+
+__all__ = ["main"]
 
 
 class PopulatedLake(NamedTuple):
@@ -26,8 +32,18 @@ class PopulatedLake(NamedTuple):
 @pytest.fixture(scope="session")
 def populated_lake(tmp_path_factory: pytest.TempPathFactory) -> PopulatedLake:
     """A lake with a history; tests must not change it."""
-    folder = tmp_path_factory.mktemp("populated_lake") / "gate <7>"
-    return PopulatedLake(folder, asyncio.run(build_populated_lake(folder)))
+
+    def make(folder: Path) -> PopulatedLake:
+        lake = folder / "gate <7>"
+        return PopulatedLake(lake, asyncio.run(build_populated_lake(lake)))
+
+    return make_once(tmp_path_factory, "populated_lake", make)
+
+
+@pytest.fixture(scope="session")
+def populated_page(populated_lake: PopulatedLake) -> str:
+    """The page of the populated lake."""
+    return page_of(populated_lake.folder)
 
 
 @pytest.fixture(scope="session")
@@ -46,15 +62,34 @@ async def browser(chromium: str) -> AsyncIterator[Tab]:
         yield opened
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def visitor(populated_lake: PopulatedLake) -> Iterator[Visitor]:
     """A browser with the key to the pages of the populated lake."""
-    with open_browse(populated_lake.folder) as (opened, _):
+    with open_browse(populated_lake.folder) as opened:
         yield opened
 
 
+@pytest.fixture(scope="session")
+def empty_lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A published lake without files; tests must not change it."""
+    return _build_once(tmp_path_factory, "empty_lake", {})
+
+
+@pytest.fixture(scope="session")
+def hostile_lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A lake whose every name is hostile; tests must not change it."""
+    return _build_once(tmp_path_factory, "hostile_lake", {7: 1}, HOSTILE_ROWS)
+
+
 @pytest.fixture
-def small_lake(tmp_path: Path) -> Path:
-    """A lake of two files."""
-    build_lake(tmp_path / "lake", {7: 0, 8: 0})
-    return tmp_path / "lake"
+def small_lake(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Path:
+    """A copy of a lake of two files."""
+    return copy_lake(_build_once(tmp_path_factory, "small_lake", {7: 0, 8: 0}), tmp_path / "lake")
+
+
+def _build_once(factory: pytest.TempPathFactory, name: str, *contents: Any) -> Path:
+    def make(folder: Path) -> Path:
+        build_lake(folder / "lake", *contents)
+        return folder / "lake"
+
+    return make_once(factory, name, make)

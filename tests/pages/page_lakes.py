@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing, contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +30,27 @@ NOW: Final = datetime(2026, 11, 21, 7, tzinfo=UTC)
 HOSTILE: Final = (
     "</title><script>document.title='broken'</script>\"'<img src=https://evil.example/x>\u202eRTL\x00\x1b[31m"
 )
+_AT: Final = NOW.replace(tzinfo=None)
+SCRIPT_ADDRESS: Final = "javascript:alert(1)//https://x"
+HOSTILE_ROWS: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
+    "uploads": [
+        {"file_id": 7, "id": 1, "position": 0, "upload_type": HOSTILE, "comment": HOSTILE, "has_damage": True,
+         "damage_type_desc": HOSTILE, "created_at": _AT - timedelta(days=200), "image_url": SCRIPT_ADDRESS,
+         "image_thumb": 'https://a.example/"><script>alert(1)</script>'},
+        {"file_id": 7, "id": 2, "position": 1, "image_url": "data:text/html,x", "device_nick": "https://"},
+        {"file_id": 7, "id": 3, "position": 2, "image_url": "https://a.example/?a=1&b=<script>'\""},
+    ],
+    "fields": [{"file_id": 7, "field_id": 1, "position": 0, "name": HOSTILE * 50, "value": f"{HOSTILE} secret answer"},
+               {"file_id": 7, "field_id": 2, "position": 1, "name": HOSTILE, "value": HOSTILE}],
+    "form_submits": [{"file_id": 7, "id": "a", "form_id": 1, "position": 0, "title": HOSTILE}],
+    "form_answers": [{"file_id": 7, "form_submit_id": "a", "form_id": 1, "position": 0, "submit_position": 0,
+                      "label": HOSTILE, "value": f"{HOSTILE} secret answer"}],
+    "locations": [{"file_id": 7, "id": 1, "position": 0, "location": HOSTILE}],
+    "workflow_runs": [{"file_id": 7, "id": 1, "workflow_id": 3, "position": 0,
+                       "created_at": _AT - timedelta(days=200)}],
+    "workflow_definitions": [{"id": 3, "name": HOSTILE, "_definition_hash": "h"}],
+}  # fmt: skip
+"""Rows by table. Every text is hostile; answers are secret."""
 _EMPTY: Final = frozenset({"meta", "link", "img", "br", "input"})
 
 
@@ -46,11 +67,16 @@ async def build_populated_lake(folder: Path) -> list[dict[str, Any]]:
             await synced(emulator, folder)
         emulator.set_faults(revoked=False)
         emulator.world.delete(emulator.world.pick_random(7))
-        settings = Settings(base_url=emulator.base_url, lake=folder)
-        with Lake(folder, doing="verify") as lake:
-            assert (await verify(lake, settings, emulator.token, VerifyMode(), NullProgress())).consistent
+        await verified(emulator, folder)
         await synced(emulator, folder)
         return list(emulator.truth())
+
+
+async def verified(emulator: Emulator, folder: Path) -> None:
+    """Verify a lake that is consistent with the service."""
+    settings = Settings(base_url=emulator.base_url, lake=folder)
+    with Lake(folder, doing="verify") as lake:
+        assert (await verify(lake, settings, emulator.token, VerifyMode(), NullProgress())).consistent
 
 
 def build_lake(
@@ -62,6 +88,14 @@ def build_lake(
         if files:
             commit(lake, files, rows)
         lake.publish("r1", at=at, complete=True, watermark=at)
+
+
+def republish(folder: Path) -> None:
+    """Publish the lake of two files with a third one."""
+    at = int(NOW.timestamp() * 1_000_000)
+    with Lake(folder, doing="the test") as lake:
+        commit(lake, {9: 0})
+        lake.publish("r2", at=at, complete=True, watermark=at)
 
 
 def load_data(folder: Path, now: datetime = NOW, ledger: LedgerState | None = None) -> Dashboard:

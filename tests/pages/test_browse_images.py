@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
 import pytest
 
+from tests.lake_copies import copy_lake
+from tests.made_once import make_once
 from tests.pages.browse_client import Visitor, open_browse
 from tests.pages.page_lakes import NOW, ParsedPage, build_lake
-from tests.pages.test_command import asked as call
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,26 +52,39 @@ def _publish_images(lake: Path, rows: list[dict[str, Any]]) -> None:
             db.execute(f"INSERT INTO images ({', '.join(row)}) VALUES ({marks})", list(row.values()))
 
 
+_TYPES: Final = ("text/html", "image/svg+xml", "image/jpeg\r\nX-Own: 1", "IMAGE/JPEG", "")
+"""Types that no page may show."""
+
+
 @pytest.fixture
-def lake(tmp_path: Path) -> Path:
-    """A lake with one file of four uploads."""
+def lake(uploads_lake: Path, tmp_path: Path) -> Path:
+    """A copy of the lake of a file with four uploads."""
+    return copy_lake(uploads_lake, tmp_path / "lake")
+
+
+@pytest.fixture(scope="module")
+def uploads_lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A lake with one file of four uploads, and one with an upload of each of `_TYPES`; tests must not change it."""
+    at = NOW.replace(tzinfo=None)
     uploads = [
-        {
-            "file_id": 7,
-            "id": n,
-            "position": n,
-            "image_url": f"https://a.example/{n}",
-            "created_at": NOW.replace(tzinfo=None),
-        }
-        for n in range(1, 5)
-    ]
-    build_lake(tmp_path / "lake", {7: 1}, {"uploads": uploads})
-    return tmp_path / "lake"
+        {"file_id": file_id, "id": n, "position": n, "image_url": f"https://a.example/{n}", "created_at": at}
+        for file_id, ids in ((7, range(1, 5)), (8, range(11, 11 + len(_TYPES)))) for n in ids
+    ]  # fmt: skip
+
+    def make(folder: Path) -> Path:
+        build_lake(folder / "lake", {7: 4, 8: len(_TYPES)}, {"uploads": uploads})
+        return folder / "lake"
+
+    return make_once(tmp_path_factory, "uploads_lake", make)
 
 
-@pytest.fixture
-def shown(lake: Path) -> Iterator[Visitor]:
-    """A visitor of pages with copies: full and thumbnail, full alone, a PDF, and one that was not found."""
+@pytest.fixture(scope="module")
+def shown(uploads_lake: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visitor]:
+    """A visitor of pages with copies: full and thumbnail, full alone, a PDF, and one that was not found.
+
+    A second file has a copy of each of `_TYPES`.
+    """
+    lake = copy_lake(uploads_lake, tmp_path_factory.mktemp("shown") / "lake")
     rows = [
         _copy(lake, 1, JPEG),
         _copy(lake, 1, THUMB, kind="thumbnail"),
@@ -78,8 +92,9 @@ def shown(lake: Path) -> Iterator[Visitor]:
         _copy(lake, 3, b"%PDF-", "application/pdf"),
         {"file_id": 7, "upload_id": "4", "kind": "image", "state": "not_found", "reason": "<b>no picture</b>"},
     ]
+    rows += [_copy(lake, 11 + n, PAGE + bytes([n]), mime, file_id=8) for n, mime in enumerate(_TYPES)]
     _publish_images(lake, rows)
-    with open_browse(lake) as (visitor, _):
+    with open_browse(lake) as visitor:
         yield visitor
 
 
@@ -107,43 +122,35 @@ def test_a_file_shows_its_copies_from_the_store(shown: Visitor) -> None:
 
 def test_the_table_of_images_is_listed_with_its_rows(shown: Visitor) -> None:
     """It is a table like all others, with a count, and its rows can be read."""
-    assert '<a href="/browse/table/images">images</a></td><td>5</td>' in shown.get("/browse")[2]
+    assert '<a href="/browse/table/images">images</a></td><td>10</td>' in shown.get("/browse")[2]
     status, _, text = shown.get("/browse/table/images?column=state&op=is&value=stored")
-    assert (status, "Rows 1 to 4 of 4" in text) == (200, True)
+    assert (status, "Rows 1 to 9 of 9" in text) == (200, True)
 
 
-def test_a_copy_is_found_without_its_page(shown: Visitor) -> None:
-    """The address of a copy works in a server that has shown no page; HEAD has no body."""
-    assert shown.get_bytes(f"/browse/image/{_hash(JPEG)}")[::2] == (200, JPEG)
-    path = f"/browse/image/{_hash(THUMB)}"
-    assert call(shown.port, path, "HEAD", Cookie=shown.cookie)[::2] == (200, "")
-
-
-def test_a_pdf_is_a_download(shown: Visitor) -> None:
-    """A type that could run in the origin of the pages is never shown there."""
+def test_no_other_type_is_inline(shown: Visitor) -> None:
+    """Whatever the table says, only four types are shown; a PDF and the others are downloads of bytes."""
+    assert _images_of(shown.get("/browse/file?id=8")[2]) == []
+    bodies = {_hash(PAGE + bytes([n])): mime for n, mime in enumerate(_TYPES)}
+    for sha256, mime in bodies.items():
+        status, headers, _ = shown.get_bytes(f"/browse/image/{sha256}")
+        assert (status, headers["Content-Type"]) == (200, "application/octet-stream"), mime
+        assert headers["Content-Disposition"].startswith("attachment; "), mime
+        assert "sandbox" in headers["Content-Security-Policy"], mime
+        assert "X-Own" not in headers
     status, headers, body = shown.get_bytes(f"/browse/image/{_hash(b'%PDF-')}")
     assert (status, headers["Content-Type"], body) == (200, "application/pdf", b"%PDF-")
     assert headers["Content-Disposition"] == f'attachment; filename="{_hash(b"%PDF-")}.pdf"'
 
 
-def test_copies_need_the_key(shown: Visitor) -> None:
-    """Without the cookie of the printed address there is no picture, and no other host gets one."""
+def test_a_copy_needs_the_key_and_no_page(lake: Path) -> None:
+    """The address of a copy works in a server that has shown no page; without the cookie there is no picture."""
+    _publish_images(lake, [_copy(lake, 1, JPEG)])
     path = f"/browse/image/{_hash(JPEG)}"
-    assert call(shown.port, path)[0] == 403
-    assert call(shown.port, path, Host="evil.example", Cookie=shown.cookie)[0] == 421
-
-
-@pytest.mark.parametrize("mime", ["text/html", "image/svg+xml", "image/jpeg\r\nX-Own: 1", "IMAGE/JPEG", ""])
-def test_no_other_type_is_inline(lake: Path, mime: str) -> None:
-    """Whatever the table says, only four types are shown; the others are downloads of bytes."""
-    _publish_images(lake, [_copy(lake, 1, PAGE, mime)])
-    with open_browse(lake) as (visitor, _):
-        assert _images_of(visitor.get("/browse/file?id=7")[2]) == []
-        status, headers, _ = visitor.get_bytes(f"/browse/image/{_hash(PAGE)}")
-        assert (status, headers["Content-Type"]) == (200, "application/octet-stream")
-        assert headers["Content-Disposition"].startswith("attachment; ")
-        assert "sandbox" in headers["Content-Security-Policy"]
-        assert "X-Own" not in headers
+    with open_browse(lake) as visitor:
+        assert visitor.get_bytes(path)[::2] == (200, JPEG)
+        assert visitor.call(path, "HEAD", Cookie=visitor.cookie)[::2] == (200, "")
+        assert visitor.call(path)[0] == 403
+        assert visitor.call(path, Host="evil.example", Cookie=visitor.cookie)[0] == 421
 
 
 def test_only_what_the_table_names_is_read(lake: Path) -> None:
@@ -158,7 +165,7 @@ def test_only_what_the_table_names_is_read(lake: Path) -> None:
     (lake / changed["path"]).write_bytes(b"4")
     unnamed = _copy(lake, 4, b"unnamed")
     _publish_images(lake, [outside, linked, changed, {**unnamed, "state": "failed"}])
-    with open_browse(lake) as (visitor, _):
+    with open_browse(lake) as visitor:
         for _ in range(2):  # with and without the page of the file
             for name in (outside["sha256"], linked["sha256"], unnamed["sha256"], "A" * 64, "a" * 63, "../../token",
                          "%2e%2e/token", unnamed["path"], "", "x' OR 1=1 --"):  # fmt: skip

@@ -34,7 +34,7 @@ def _read_pages(lake: Path) -> dict[str, tuple[str, bytes]]:
     with duckdb.connect(str(lake / "catalog.duckdb"), read_only=True) as db:
         files = [file_id for (file_id,) in db.execute("SELECT file_id FROM files").fetchall()]
     served = {}
-    with open_browse(lake) as (visitor, _):
+    with open_browse(lake) as visitor:
         for file_id in files:
             page = ParsedPage(visitor.get(f"/browse/file?id={file_id}")[2])
             for path in {*page.values("src"), *page.values("href")}:

@@ -8,8 +8,8 @@ from urllib.parse import quote
 import pytest
 
 from tests.pages.browse_client import open_browse
-from tests.pages.page_lakes import HOSTILE, asked, build_lake, page_of
-from tests.pages.test_page import hostile_page
+from tests.pages.page_lakes import HOSTILE, asked, page_of
+from tests.soaking import sample
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,31 +58,30 @@ def saved(folder: Path, text: str) -> str:
     return path.as_uri()
 
 
-async def test_quiet_and_alone_everywhere(browser: Tab, populated_lake: PopulatedLake, tmp_path: Path) -> None:
-    """From a file, on a desk, a phone and in the dark: nothing else is fetched, nothing complains or sticks out."""
-    address = saved(tmp_path, page_of(populated_lake.folder))
-    for width, dark in ((1200, False), (390, False), (390, True), (320, False)):
+async def test_quiet_and_alone_everywhere(browser: Tab, populated_page: str, tmp_path: Path) -> None:
+    """From a file, on a desk, a phone and in the dark: nothing else is fetched, nothing complains or sticks out.
+
+    Every text stands out from what is behind it by 4.5 to 1.
+    """
+    address = saved(tmp_path, populated_page)
+    for width, dark in sample([(1200, False), (320, False), (390, False), (390, True)], 2):
         await browser.show(address, width=width, dark=dark)
         await browser.ask("document.querySelectorAll('details').forEach((each) => { each.open = true })")
         assert browser.requests == [address]
         assert browser.complaints == []
         assert await browser.ask("document.documentElement.scrollWidth") == width
         assert await browser.ask(_BEYOND) == []
+        worst = await browser.ask(_CONTRAST)
+        assert len(worst) > 15
+        assert {key: ratio for key, ratio in worst.items() if ratio < 4.5} == {}
+        background = await browser.ask("getComputedStyle(document.body).backgroundColor")
+        assert (background == "rgb(255, 255, 255)") is not dark
 
 
-@pytest.mark.parametrize("dark", [False, True])
-async def test_every_text_can_be_read(browser: Tab, populated_lake: PopulatedLake, tmp_path: Path, dark: bool) -> None:  # noqa: FBT001
-    """Every text stands out from what is behind it by 4.5 to 1, in light and in dark."""
-    await browser.show(saved(tmp_path, page_of(populated_lake.folder)), dark=dark)
-    worst = await browser.ask(_CONTRAST)
-    assert len(worst) > 15
-    assert {key: ratio for key, ratio in worst.items() if ratio < 4.5} == {}
-    assert (await browser.ask("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)") is not dark
-
-
-async def test_labels_do_not_overlap(browser: Tab, populated_lake: PopulatedLake, tmp_path: Path) -> None:
+@pytest.mark.soak
+async def test_labels_do_not_overlap(browser: Tab, populated_page: str, tmp_path: Path) -> None:
     """Labels of an axis leave room between them, on a phone too."""
-    await browser.show(saved(tmp_path, page_of(populated_lake.folder)), width=390)
+    await browser.show(saved(tmp_path, populated_page), width=390)
     overlaps = await browser.ask("""
         [...document.querySelectorAll("svg.area")].flatMap((plot) => {
           const boxes = [...plot.querySelectorAll("text.tick")].map((each) => each.getBoundingClientRect());
@@ -93,9 +92,10 @@ async def test_labels_do_not_overlap(browser: Tab, populated_lake: PopulatedLake
     assert overlaps == []
 
 
-async def test_marks_are_where_the_values_are(browser: Tab, populated_lake: PopulatedLake, tmp_path: Path) -> None:
+@pytest.mark.soak
+async def test_marks_are_where_the_values_are(browser: Tab, populated_page: str, tmp_path: Path) -> None:
     """Bars fill their share of the cell, as they are drawn."""
-    await browser.show(saved(tmp_path, page_of(populated_lake.folder)))
+    await browser.show(saved(tmp_path, populated_page))
     off = await browser.ask("""
         [...document.querySelectorAll(":is(#completeness ~ figure, #completeness ~ div) table.meters tbody tr")]
           .filter((row) => row.querySelector("rect.mark"))
@@ -107,9 +107,10 @@ async def test_marks_are_where_the_values_are(browser: Tab, populated_lake: Popu
     assert all(abs(drawn - said) < 0.2 for drawn, said in off)
 
 
-async def test_hostile_values_run_nothing(browser: Tab, tmp_path: Path) -> None:
+@pytest.mark.soak
+async def test_hostile_values_run_nothing(browser: Tab, hostile_lake: Path, tmp_path: Path) -> None:
     """Markup in names is read as text: no script runs, no image is fetched, the page keeps its width."""
-    address = saved(tmp_path, hostile_page(tmp_path / "lake"))
+    address = saved(tmp_path, page_of(hostile_lake))
     await browser.show(address, width=390)
     assert browser.requests == [address]
     assert browser.complaints == []
@@ -118,10 +119,10 @@ async def test_hostile_values_run_nothing(browser: Tab, tmp_path: Path) -> None:
     assert HOSTILE.split("\u202e")[0] in await browser.ask("document.body.textContent")
 
 
-async def test_ages_go_on_while_the_page_lies_there(browser: Tab, tmp_path: Path) -> None:
+@pytest.mark.soak
+async def test_ages_go_on_while_the_page_lies_there(browser: Tab, small_lake: Path, tmp_path: Path) -> None:
     """Ages grow while the page is open, and a watermark that becomes old needs attention."""
-    build_lake(tmp_path / "lake", {7: 0})
-    address = saved(tmp_path, page_of(tmp_path / "lake"))
+    address = saved(tmp_path, page_of(small_lake))
     hours = "new Date('2026-11-21T07:00:00Z').getTime() + 3600000 * "
     for later, says, fine in (
         (-1, "1h ahead of the local clock", False),
@@ -138,9 +139,10 @@ async def test_ages_go_on_while_the_page_lies_there(browser: Tab, tmp_path: Path
         assert browser.complaints == []
 
 
-async def test_paper(browser: Tab, populated_lake: PopulatedLake, tmp_path: Path) -> None:
+@pytest.mark.soak
+async def test_paper(browser: Tab, populated_page: str, tmp_path: Path) -> None:
     """On paper there are no links to click and nothing is dark, whatever the screen is."""
-    await browser.show(saved(tmp_path, page_of(populated_lake.folder)), width=800, dark=True, media="print")
+    await browser.show(saved(tmp_path, populated_page), width=800, dark=True, media="print")
     assert await browser.ask("document.querySelector('nav').checkVisibility()") is False
     assert await browser.ask("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert await browser.ask("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
@@ -149,11 +151,12 @@ async def test_paper(browser: Tab, populated_lake: PopulatedLake, tmp_path: Path
 # Browse pages
 
 
+@pytest.mark.soak
 async def test_browse_pages_are_quiet_everywhere(browser: Tab, populated_lake: PopulatedLake) -> None:
     """On a desk, a phone and in the dark: only this server is called, nothing complains or sticks out."""
     sql = "SELECT file_id FROM file_summary ORDER BY uploads + form_submits + workflow_runs DESC LIMIT 1"
     ((file_id,),) = asked(populated_lake.folder, sql)
-    with open_browse(populated_lake.folder) as (visitor, _):
+    with open_browse(populated_lake.folder) as visitor:
         await browser.show(visitor.address)
         query = quote("FROM uploads JOIN files USING (file_id)")
         for path in (
@@ -170,9 +173,10 @@ async def test_browse_pages_are_quiet_everywhere(browser: Tab, populated_lake: P
                 assert {key: ratio for key, ratio in worst.items() if ratio < 4.5} == {}, (path, dark)
 
 
+@pytest.mark.soak
 async def test_browse_by_keyboard(browser: Tab, populated_lake: PopulatedLake) -> None:
     """Tab, typing and Enter reach a table, filter and sort it, scroll it, and run a query; each focus is visible."""
-    with open_browse(populated_lake.folder) as (visitor, _):
+    with open_browse(populated_lake.folder) as visitor:
         await browser.show(visitor.address)
         await browser.show(f"{visitor.root}/browse/table/files")
         seen = [await _press_tab(browser) for _ in range(9)]
@@ -198,10 +202,10 @@ async def test_browse_by_keyboard(browser: Tab, populated_lake: PopulatedLake) -
         assert browser.complaints == []
 
 
-async def test_hostile_values_run_nothing_in_browse_pages(browser: Tab, tmp_path: Path) -> None:
+@pytest.mark.soak
+async def test_hostile_values_run_nothing_in_browse_pages(browser: Tab, hostile_lake: Path) -> None:
     """Markup in a file's values is text: no script runs, nothing is fetched, the page keeps its width."""
-    hostile_page(tmp_path / "lake")
-    with open_browse(tmp_path / "lake") as (visitor, _):
+    with open_browse(hostile_lake) as visitor:
         await browser.show(visitor.address)
         for path in ("/browse/file?id=7", "/browse/table/fields", "/browse/table/form_answers"):
             await browser.show(visitor.root + path, width=390)

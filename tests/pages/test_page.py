@@ -5,14 +5,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from pipeline.formatting import format_bytes, format_duration
 from pipeline.logs import register_secrets
 from pipeline.pages.charts import axis_values, build_charts
+from pipeline.pages.dashboard import render_dashboard
 from pipeline.templates.rendering import ENVIRONMENT
-from tests.pages.page_lakes import HOSTILE, NOW, ParsedPage, build_lake, load_data, open_page_macros, page_of
+from tests.pages.page_lakes import HOSTILE, NOW, ParsedPage, asked, build_lake, load_data, open_page_macros, page_of
 from tests.rows import every
 
 if TYPE_CHECKING:
@@ -23,9 +25,9 @@ if TYPE_CHECKING:
 _HASH = re.compile(r"(style|script)-src 'sha256-([^']+)'")
 
 
-def test_nothing_is_fetched(populated_lake: PopulatedLake) -> None:
+def test_nothing_is_fetched(populated_page: str) -> None:
     """No address stands on the page but those of its own parts; its policy forbids all others."""
-    read = ParsedPage(page_of(populated_lake.folder))
+    read = ParsedPage(populated_page)
     assert {value[:1] if value.startswith("#") else value for value in read.values("href")} == {"#", "data:,"}
     assert not read.values("src")
     assert not read.values("style")
@@ -37,19 +39,19 @@ def test_nothing_is_fetched(populated_lake: PopulatedLake) -> None:
     )
 
 
-def test_the_policy_names_the_very_style_and_script(populated_lake: PopulatedLake) -> None:
-    """The hashes in the policy are those of what stands on the page."""
-    text = page_of(populated_lake.folder)
-    named = dict(_HASH.findall(text))
+def test_the_policy_names_the_very_style_and_script(populated_page: str) -> None:
+    """The hashes in the policy are those of what stands on the page, which is far below half a megabyte."""
+    named = dict(_HASH.findall(populated_page))
     assert set(named) == {"style", "script"}
     for tag, told in named.items():
-        (inner,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        (inner,) = re.findall(f"<{tag}>(.*?)</{tag}>", populated_page, re.DOTALL)
         assert base64.b64encode(hashlib.sha256(inner.encode()).digest()).decode() == told
+    assert 50_000 < len(populated_page.encode()) < 250_000
 
 
-def test_every_link_and_label_leads_somewhere(populated_lake: PopulatedLake) -> None:
+def test_every_link_and_label_leads_somewhere(populated_page: str) -> None:
     """Ids are unique; links, labels and descriptions point to one that is there."""
-    read = ParsedPage(page_of(populated_lake.folder))
+    read = ParsedPage(populated_page)
     ids = read.values("id")
     assert len(ids) == len(set(ids))
     pointed = {value[1:] for value in read.values("href") if value.startswith("#")}
@@ -60,10 +62,9 @@ def test_every_link_and_label_leads_somewhere(populated_lake: PopulatedLake) -> 
     assert all(attributes.get("aria-labelledby") for attributes in pictures)
 
 
-def test_an_empty_lake(tmp_path: Path) -> None:
+def test_an_empty_lake(empty_lake: Path) -> None:
     """A lake without a file has a page that says so in every part."""
-    build_lake(tmp_path / "lake")
-    read = ParsedPage(page_of(tmp_path / "lake"))
+    read = ParsedPage(page_of(empty_lake))
     for words in ("No files in the lake yet", "No workflow run is open", "No run has been recorded", "Never verified",
                   "No rejects", "No drift", "No deleted files", "No reports have been ordered",
                   "No custom field", "No form has been submitted"):  # fmt: skip
@@ -73,37 +74,26 @@ def test_an_empty_lake(tmp_path: Path) -> None:
 
 
 def test_one_file(tmp_path: Path) -> None:
-    """One file and one upload without a type, a date or a mark are enough for a page."""
-    build_lake(tmp_path / "lake", {7: 1}, {"uploads": [{"file_id": 7, "id": 1, "position": 0}]})
-    text = ParsedPage(page_of(tmp_path / "lake")).text
+    """One file and one upload without a type, a date or a mark are enough for a page.
+
+    A token that somebody typed into a name is masked, as in every other output.
+    """
+    token = "tOkEn/of+the/Test=="
+    register_secrets(token)
+    fields = [{"file_id": 7, "field_id": 1, "position": 0, "name": f"a {token} b"}]
+    build_lake(tmp_path / "lake", {7: 1}, {"uploads": [{"file_id": 7, "id": 1, "position": 0}], "fields": fields})
+    page = page_of(tmp_path / "lake")
+    text = ParsedPage(page).text
     assert "Files 1 " in text
     assert "2 files and uploads without a date" in text
     assert "No upload of the last two years has a damage flag" in text
+    assert token not in page
+    assert "a [secret] b" in page
 
 
-def hostile_page(folder: Path) -> str:
-    """The page of a lake whose every name is hostile."""
-    at = NOW.replace(tzinfo=None) - timedelta(days=200)
-    build_lake(
-        folder,
-        {7: 1},
-        {
-            "uploads": [{"file_id": 7, "id": 1, "position": 0, "upload_type": HOSTILE, "has_damage": True,
-                         "damage_type_desc": HOSTILE, "created_at": at}],
-            "fields": [{"file_id": 7, "field_id": 1, "position": 0, "name": HOSTILE * 50, "value": "secret answer"}],
-            "form_submits": [{"file_id": 7, "id": "a", "form_id": 1, "position": 0, "title": HOSTILE}],
-            "form_answers": [{"file_id": 7, "form_submit_id": "a", "form_id": 1, "position": 0, "label": HOSTILE,
-                              "value": "secret answer"}],
-            "workflow_runs": [{"file_id": 7, "id": 1, "workflow_id": 3, "position": 0, "created_at": at}],
-            "workflow_definitions": [{"id": 3, "name": HOSTILE, "_definition_hash": "h"}],
-        },
-    )  # fmt: skip
-    return page_of(folder)
-
-
-def test_no_value_becomes_markup(tmp_path: Path) -> None:
+def test_no_value_becomes_markup(hostile_lake: Path) -> None:
     """Scripts, quotes, direction signs, NULs and endless names are shown as text, wherever they stand."""
-    text = hostile_page(tmp_path / HOSTILE[9:30].replace("/", "_"))
+    text = render_dashboard(replace(load_data(hostile_lake), lake=HOSTILE))
     tags = [tag for tag, _ in ParsedPage(text).tags]
     assert (tags.count("script"), tags.count("img")) == (1, 0)
     assert text.count("<script") == 1
@@ -116,21 +106,9 @@ def test_no_value_becomes_markup(tmp_path: Path) -> None:
     assert len(text) < 60_000
 
 
-def test_secrets_are_not_on_the_page(tmp_path: Path) -> None:
-    """A token that somebody typed into a name is masked, as in every other output."""
-    token = "tOkEn/of+the/Test=="
-    register_secrets(token)
-    build_lake(
-        tmp_path / "lake", {7: 1}, {"fields": [{"file_id": 7, "field_id": 1, "position": 0, "name": f"a {token} b"}]}
-    )
-    text = page_of(tmp_path / "lake")
-    assert token not in text
-    assert "a [secret] b" in text
-
-
 def test_what_needs_attention_comes_first(populated_lake: PopulatedLake) -> None:
     """A watermark older than a day is said, at once or, by the page's script, when it has become so."""
-    watermark = load_data(populated_lake.folder).page["watermark"]
+    ((watermark,),) = asked(populated_lake.folder, "SELECT watermark FROM meta.freshness")
     stale_at = watermark.replace(tzinfo=NOW.tzinfo) + timedelta(days=1)
     early = page_of(populated_lake.folder, stale_at - timedelta(minutes=1))
     late = page_of(populated_lake.folder, stale_at + timedelta(minutes=1))
@@ -140,11 +118,6 @@ def test_what_needs_attention_comes_first(populated_lake: PopulatedLake) -> None
         (item,) = [attributes for _, attributes in ParsedPage(page).tags if "data-old-after" in attributes]
         assert ("hidden" in item) is is_hidden
     assert "Needs attention" in late
-
-
-def test_a_rich_page_stays_small(populated_lake: PopulatedLake) -> None:
-    """The page of a lake with everything in it is far below half a megabyte."""
-    assert 50_000 < len(page_of(populated_lake.folder).encode()) < 250_000
 
 
 def test_months_without_uploads_keep_their_place(tmp_path: Path) -> None:
@@ -204,21 +177,14 @@ def test_a_missing_value_interrupts_the_line() -> None:
     assert draw("rates", rows).values("points") == ["0.00,88.00 25.00,44.00", "75.00,0.00 100.00,44.00"]
 
 
-def test_shares_are_never_rounded_to_nothing_or_all(tmp_path: Path) -> None:
-    """0 % and 100 % are said of exactly that, also of shares of nothing."""
-    build_lake(tmp_path / "lake")
-    with open_page_macros(tmp_path / "lake") as lake:
+def test_the_macros_of_the_panels(empty_lake: Path) -> None:
+    """0 % and 100 % are said of exactly that, also of shares of nothing; sizes and spans are those of all output."""
+    sizes, spans = (0, 999, 1_500, 99_950, 123_456, 10**9, 5 * 10**14), (0, 1, 119, 120, 7_199, 7_200, 90_061, 172_800)
+    with open_page_macros(empty_lake) as lake:
         parts = ", ".join(f"percent({part}, 100000)" for part in (0, 1, 500, 50_000, 99_999, 100_000))
         assert lake.execute(f"SELECT {parts}, percent(0, 0)").fetchall() == [
             ("0 %", "< 0.1 %", "0.5 %", "50.0 %", "> 99.9 %", "100 %", "-")
         ]
-
-
-def test_sizes_and_spans_in_sql_are_those_of_every_command(tmp_path: Path) -> None:
-    """The macros of the panels write sizes and spans as all other output."""
-    build_lake(tmp_path / "lake")
-    sizes, spans = (0, 999, 1_500, 99_950, 123_456, 10**9, 5 * 10**14), (0, 1, 119, 120, 7_199, 7_200, 90_061, 172_800)
-    with open_page_macros(tmp_path / "lake") as lake:
         for number in sizes:
             assert lake.execute(f"SELECT size_text({number})").fetchall() == [(format_bytes(number),)]
         for seconds in spans:
