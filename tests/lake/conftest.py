@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.lake.lake_builder import made_in
+from tests.lake_copies import copy_lake
 from tests.made_once import make_once
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture(scope="session")
@@ -20,4 +23,4 @@ def two_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def lake(two_files: Path, tmp_path: Path) -> Path:
     """A copy of that lake."""
-    return Path(shutil.copytree(two_files, tmp_path / "lake"))
+    return copy_lake(two_files, tmp_path / "lake")

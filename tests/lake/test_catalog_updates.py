@@ -17,35 +17,24 @@ from schemas.tables import UPLOADS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_COLUMNS: Final = {
-    "file_id": "BIGINT",
-    "id": "VARCHAR",
-    "latitude": "DOUBLE",
-    "comment": "VARCHAR",
-    "extra": "JSON",
-    "position": "BIGINT",
-    "_run_id": "VARCHAR",
+_COLUMNS: Final[dict[str, tuple[str, st.SearchStrategy[Any]]]] = {
+    "file_id": ("BIGINT", st.integers(1, 4)),
+    "id": ("VARCHAR", st.sampled_from(["1", "2", "3", None])),
+    "latitude": ("DOUBLE", st.sampled_from([0.0, float("nan"), 1.5, None])),
+    "comment": ("VARCHAR", st.sampled_from(["", "a", None])),
+    "extra": ("JSON", st.sampled_from(['{"a":1}', '{"a": 1}', None])),
+    "position": ("BIGINT", st.integers(0, 2)),
+    "_run_id": ("VARCHAR", st.sampled_from(["first", "second"])),
 }
-_SPEC: Final = [CatalogColumn(name, kind, "", f'"{name}"') for name, kind in _COLUMNS.items()]
-_ROWS: Final = st.lists(
-    st.tuples(
-        st.integers(1, 4),
-        st.sampled_from(["1", "2", "3", None]),
-        st.sampled_from([0.0, float("nan"), 1.5, None]),
-        st.sampled_from(["", "a", None]),
-        st.sampled_from(['{"a":1}', '{"a": 1}', None]),
-        st.integers(0, 2),
-        st.sampled_from(["first", "second"]),
-    ),
-    max_size=12,
-)
+_SPEC: Final = [CatalogColumn(name, kind, "", f'"{name}"') for name, (kind, _) in _COLUMNS.items()]
+_ROWS: Final = st.lists(st.tuples(*(values for _, values in _COLUMNS.values())), max_size=12)
 
 
 @pytest.fixture(scope="module")
 def database() -> Iterator[duckdb.DuckDBPyConnection]:
     """A database with the table, and the temporary table of changed files."""
     with duckdb.connect(":memory:") as db:
-        definitions = ", ".join(f'"{name}" {kind}' for name, kind in _COLUMNS.items())
+        definitions = ", ".join(f'"{name}" {kind}' for name, (kind, _) in _COLUMNS.items())
         db.execute(f"CREATE TABLE main.uploads ({definitions})")
         db.execute(f"CREATE TABLE incoming ({definitions})")
         db.execute(f"CREATE TEMP TABLE {CHANGED_FILES} (file_id BIGINT)")

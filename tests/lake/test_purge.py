@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 import sqlite3
 import sys
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
@@ -27,11 +25,14 @@ from tests.lake.corruption import checked, grown
 from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.lake.lake_builder import AT, commit, facts, insert_reject, state, undeclared_parts
 from tests.lake.operations import compact_all, told
+from tests.lake_copies import copy_lake
 from tests.oracle import differences
 from tests.soaking import sample
 from tests.sync.sync_harness import opened, synced
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pipeline.emulator import Emulator
 
 
@@ -127,13 +128,13 @@ def test_a_killed_purge_is_finished(two_files: Path, tmp_path: Path) -> None:
 
     Once its commit is done, no rollback brings the file back, and the next publish or the same purge finishes it.
     """
-    whole = Path(shutil.copytree(two_files, tmp_path / "whole"))
+    whole = copy_lake(two_files, tmp_path / "whole")
     with failing(Disk(0, None)) as disk:
         purged(whole, 11)
     commits = [at for at, what in enumerate(disk.done, 1) if what == "transaction"]
     begun = dict[bool, int]()
     for number, at in enumerate(sample(range(commits[0], len(disk.done) + 1), 4)):
-        lake = Path(shutil.copytree(two_files, tmp_path / str(at)))
+        lake = copy_lake(two_files, tmp_path / str(at))
         with failing(Disk(at, None)), pytest.raises(ProcessKilled):
             purged(lake, 11)
         with opened(lake) as db:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
-import shutil
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -36,6 +35,7 @@ from tests.lake.corruption import checked, grown
 from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.lake.lake_builder import AT, commit, undeclared_parts
 from tests.lake.operations import compact_all, told
+from tests.lake_copies import copy_lake
 from tests.made_once import make_once
 from tests.oracle import differences
 from tests.rows import every
@@ -73,7 +73,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 @pytest.fixture
 def lake(world: World, tmp_path: Path) -> Path:
     """A copy of that lake."""
-    return Path(shutil.copytree(world[0], tmp_path / "lake"))
+    return copy_lake(world[0], tmp_path / "lake")
 
 
 def rebuilt(lake: Path, run_tasks: RunTasks = run_here) -> RebuildResult:

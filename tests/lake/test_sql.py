@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import duckdb
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,25 +16,19 @@ if TYPE_CHECKING:
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 
 
-@given(TEXTS)
-def test_a_literal_is_its_text(text: str) -> None:
-    """A literal has exactly the characters of the text, NUL included."""
-    assert duckdb.execute(f"SELECT {sql_literal(text)}").fetchone() == (text,)
+@given(TEXTS, TEXTS.filter(lambda name: name and "\0" not in name))
+def test_quoting_keeps_every_character(text: str, name: str) -> None:
+    """A literal has exactly the characters of the text, NUL included, and an identifier those of the name."""
+    result = duckdb.execute(f"SELECT {sql_literal(text)} AS {sql_identifier(name)}")
+    assert (result.description[0][0], result.fetchone()) == (name, (text,))
 
 
-@given(TEXTS.filter(lambda name: name and "\0" not in name))
-def test_an_identifier_is_its_name(name: str) -> None:
-    """An identifier has exactly the characters of the name."""
-    result = duckdb.execute(f"SELECT 1 AS {sql_identifier(name)}")
-    assert result.description[0][0] == name
-
-
-@pytest.mark.parametrize("name", ["plain.parquet", 'it\'s [1] "quoted".parquet'])
-def test_parts_are_read_by_any_path(tmp_path: Path, name: str) -> None:
+def test_parts_are_read_by_any_path(tmp_path: Path) -> None:
     """A part is read whatever its path contains."""
+    path = tmp_path / 'it\'s [1] "quoted".parquet'
     duckdb.execute(f"COPY (SELECT 1 AS a) TO {sql_literal(str(tmp_path / 'x'))} (FORMAT parquet)")
-    (tmp_path / "x").rename(tmp_path / name)
-    assert duckdb.execute(f"FROM {sql_read_parquet([tmp_path / name])}").fetchall() == [(1,)]
+    (tmp_path / "x").rename(path)
+    assert duckdb.execute(f"FROM {sql_read_parquet([path])}").fetchall() == [(1,)]
 
 
 def test_comments_are_stored() -> None:
