@@ -84,6 +84,13 @@ async def ran(emulator: Emulator, lake: Path, *arguments: str, **environment: st
     return finished.code, finished.out.decode(), finished.err.decode()
 
 
+def forked(lake: Path, *arguments: str, **environment: str) -> Answer:
+    """Run a command that needs no service on a lake to its end; what it starts are forks, too."""
+    env = {**os.environ, "SCANLAKE_LAKE": str(lake), **environment}
+    finished = run_command(arguments, cwd=Path.cwd(), env=env)
+    return Answer(finished.code, finished.out.decode(), finished.err.decode())
+
+
 def children_of(pid: int) -> list[int]:
     """The processes that a process has started and that are not waited for yet."""
     found = []

@@ -21,6 +21,7 @@ from tests.findings import printed_lines
 from tests.images.image_harness import errors_of, files_in, rows_of, scene
 from tests.lake.operations import called, republish
 from tests.lake_copies import copy_lake
+from tests.processes import forked
 from tests.publish.stopping_store import PublisherStopped, StoppingStore
 from tests.publish.target_reading import latest, published
 from tests.soaking import SOAKING
@@ -49,7 +50,7 @@ def _publish(lake: Path, url: str, *arguments: str, **environment: str) -> dict[
 
 def _purge_one(lake: Path, **environment: str) -> None:
     purged = min(key[0] for key in rows_of(lake))
-    assert called(lake, "purge", str(purged), "--yes", **environment).code == ExitCode.OK
+    assert forked(lake, "purge", str(purged), "--yes", **environment).code == ExitCode.OK
 
 
 def test_readers_find_each_image_by_its_path(pictured: PicturedLakes, tmp_path: Path) -> None:
@@ -187,7 +188,7 @@ def test_a_publish_that_stops_at_any_write_is_completed(pictured: PicturedLakes,
         assert stop_at % 2 or images == files_in(lake).keys(), stop_at
     left = {item.path for item in repeated.list("images")}
     purged = min(key[0] for key in rows_of(lake))
-    answer = called(lake, "purge", str(purged), "--yes")
+    answer = forked(lake, "purge", str(purged), "--yes")
     assert answer.code == ExitCode.PUBLISH, "no other process reaches this target"
     published(lake, repeated, MirrorOptions())
     assert {item.path for item in repeated.list("images")} == left & files_in(lake).keys()
