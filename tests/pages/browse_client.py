@@ -7,12 +7,12 @@ import json
 import queue
 import re
 import socket
-import subprocess
 import sys
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection
+from subprocess import PIPE
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 from urllib.parse import urlsplit
@@ -21,10 +21,12 @@ from pipeline.commands import serve
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.settings import Settings
+from tests.forked_process import fork_command
 from tests.soaking import unmeasured
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from asyncio.subprocess import Process
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
 
@@ -110,19 +112,24 @@ def open_browse(lake: Path) -> Iterator[Visitor]:
         thread.join()
 
 
-@contextmanager
-def start_browse(lake: Path, **environment: str) -> Iterator[tuple[Visitor, subprocess.Popen[str]]]:
+@asynccontextmanager
+async def start_browse(
+    lake: Path, *, is_forked: bool = True, **environment: str
+) -> AsyncIterator[tuple[Visitor, Process]]:
     """Serve a lake by a process, for what signals and streams do; open the printed address."""
-    module = "tests.constants" if environment else "pipeline"
-    command = [sys.executable, "-m", module, "--lake", str(lake), "serve", "--port", "0", "--json"]
-    with subprocess.Popen(
-        command, env=unmeasured() | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            yield _visit(json.loads(process.stdout.readline())["address"]), process
-        finally:
+    command, env = ("--lake", str(lake), "serve", "--port", "0", "--json"), unmeasured() | environment
+    if is_forked:
+        process: Process = await fork_command(command, env=env)
+    else:
+        start = (sys.executable, "-m", "tests.constants")
+        process = await asyncio.create_subprocess_exec(*start, *command, env=env, stdout=PIPE, stderr=PIPE)
+    try:
+        assert process.stdout is not None
+        yield _visit(json.loads(await process.stdout.readline())["address"]), process
+    finally:
+        with suppress(ProcessLookupError):
             process.kill()
+        await process.communicate()
 
 
 def _visit(address: str) -> Visitor:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pipeline.pages.dashboard import Dashboard, LedgerState
 
 NOW: Final = datetime(2026, 11, 21, 7, tzinfo=UTC)
+POPULATED_FILES: Final = 202
 HOSTILE: Final = (
     "</title><script>document.title='broken'</script>\"'<img src=https://evil.example/x>\u202eRTL\x00\x1b[31m"
 )
@@ -57,7 +58,7 @@ _EMPTY: Final = frozenset({"meta", "link", "img", "br", "input"})
 async def build_populated_lake(folder: Path) -> list[dict[str, Any]]:
     """Build a lake with a history: syncs, changes, a failed run, deletions, a verify. Return the service's truth."""
     quirks = Quirks(times="micros-z", extra_keys="many")
-    async with Emulator(300, seed=5, quirks=quirks) as emulator:
+    async with Emulator(POPULATED_FILES - 2, seed=5, quirks=quirks) as emulator:
         await synced(emulator, folder)
         emulator.world.update(emulator.world.pick_random(20))
         emulator.world.create(9)

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from typing import IO, TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
@@ -24,6 +24,7 @@ from pipeline.pages.sql_view import MAX_ROWS
 from pipeline.query_process import write_query_csv
 from pipeline.settings import Settings
 from tests.constants import set_constants
+from tests.forked_process import forked_children
 from tests.pages.browse_client import Visitor, open_browse, start_browse, table_rows
 from tests.pages.page_lakes import ParsedPage, republish
 from tests.rows import every
@@ -88,7 +89,8 @@ def test_csv_is_that_of_the_query_command(
 ) -> None:
     """A downloaded result has the bytes that `scanlake query --format csv` writes, formulas escaped."""
     query = "SELECT file_id, updated_at, comment, '=1+1' AS \"=x\" FROM uploads JOIN files USING (file_id) ORDER BY ALL"
-    status, headers, text = visitor.get(f"/browse/csv?{urlencode({'sql': query})}")
+    with forked_children():
+        status, headers, text = visitor.get(f"/browse/csv?{urlencode({'sql': query})}")
     assert (status, headers["Content-Disposition"]) == (200, 'attachment; filename="result.csv"')
     assert text == main("--lake", str(populated_lake.folder), "query", query, "--format", "csv").out
     assert '"\'=1+1"' in text
@@ -106,12 +108,13 @@ async def test_a_csv_that_would_be_cut_is_refused(small_lake: Path) -> None:
     """A CSV beyond its size or its time ends with one line, and a whole one has all its bytes."""
     context = CommandContext(lake=small_lake)
     file = io.BytesIO()
-    await write_query_csv(context, "SELECT 7 AS n", file, size=6, seconds=300)
-    assert file.getvalue() == b'"n"\n7\n'
-    with pytest.raises(SettingsError, match=r"The result has more than 5 bytes\."):
-        await write_query_csv(context, "SELECT 7 AS n", io.BytesIO(), size=5, seconds=300)
-    with pytest.raises(TimeLimitReachedError, match=r"time limit of 0\.1 seconds"):
-        await write_query_csv(context, _ENDLESS, io.BytesIO(), size=5, seconds=0.1)
+    with forked_children():
+        await write_query_csv(context, "SELECT 7 AS n", file, size=6, seconds=300)
+        assert file.getvalue() == b'"n"\n7\n'
+        with pytest.raises(SettingsError, match=r"The result has more than 5 bytes\."):
+            await write_query_csv(context, "SELECT 7 AS n", io.BytesIO(), size=5, seconds=300)
+        with pytest.raises(TimeLimitReachedError, match=r"time limit of 0\.1 seconds"):
+            await write_query_csv(context, _ENDLESS, io.BytesIO(), size=5, seconds=0.1)
 
 
 def test_a_csv_download_holds_up_no_page(small_lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +139,7 @@ def test_a_csv_download_holds_up_no_page(small_lake: Path, monkeypatch: pytest.M
 
 def test_a_catalog_that_cannot_be_read_is_one_line(small_lake: Path) -> None:
     """While somebody has the catalog open for writing, or it is away, pages are 503; the server goes on."""
-    with open_browse(small_lake) as visitor:
+    with open_browse(small_lake) as visitor, forked_children():
         with start_writer(small_lake / "catalog.duckdb"):
             for path in ("/browse", f"/browse/csv?{urlencode({'sql': 'SELECT 1'})}"):
                 status, headers, text = visitor.get(path)
@@ -206,16 +209,19 @@ def test_a_page_that_reads_for_long(small_lake: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
-def test_it_ends_cleanly(small_lake: Path, end: signal.Signals) -> None:
+async def test_it_ends_cleanly(small_lake: Path, end: signal.Signals) -> None:
     """Ctrl-C and SIGTERM end it with 0 and without a word: no query, download or open line is waited for."""
-    with start_browse(small_lake, **set_constants({_STOP_SECONDS: 0.1})) as (visitor, process), ExitStack() as stack:
+    is_idle = end == signal.SIGTERM
+    served = start_browse(small_lake, is_forked=is_idle, **set_constants({_STOP_SECONDS: 0.1}))
+    async with served as (visitor, process), AsyncExitStack() as stack:
         idle = stack.enter_context(visitor.connect())
         idle.sendall(b"GET / HTTP/1.1\r\nHost: 127.")
-        if end == signal.SIGINT:
+        if not is_idle:
             stack.enter_context(visitor.sent_request(f"/browse/sql?{urlencode({'sql': _UNINTERRUPTIBLE})}"))
             stack.enter_context(visitor.sent_request(f"/browse/csv?{urlencode({'sql': _ENDLESS})}"))
         process.send_signal(end)
-        assert process.wait(59) == 0, "the limit of a CSV is 60 seconds"
+        async with asyncio.timeout(59):
+            assert await process.wait() == 0, "the limit of a CSV is 60 seconds"
         assert process.stderr is not None
         # DuckDB's binding names what it leaks when a query still runs at the end of the interpreter.
-        assert end == signal.SIGINT or process.stderr.read() == ""
+        assert not is_idle or await process.stderr.read() == b""

@@ -102,9 +102,9 @@ def test_a_full_disk_leaves_the_former_page(tmp_path: Path) -> None:
 # Served
 
 
-def test_served_to_this_machine_under_its_own_name(small_lake: Path, canary: str) -> None:
+async def test_served_to_this_machine_under_its_own_name(small_lake: Path, canary: str) -> None:
     """Only / is there without the key, only on 127.0.0.1, and only for who calls it by that name."""
-    with start_browse(small_lake, SCANLAKE_TOKEN=canary) as (visitor, process):
+    async with start_browse(small_lake, SCANLAKE_TOKEN=canary) as (visitor, process):
         port = visitor.port
         status, headers, page = visitor.call()
         assert status == 200
@@ -127,7 +127,7 @@ def test_served_to_this_machine_under_its_own_name(small_lake: Path, canary: str
             assert reply.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4")), (name, reply[:100])
             assert b"Files" not in reply, name
         assert visitor.call()[0] == 200
-        assert process.poll() is None
+        assert process.returncode is None
 
 
 HEADS = {  # lines of the head after the request line's method; {port} is the server's

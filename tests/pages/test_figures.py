@@ -14,7 +14,7 @@ from pipeline.lake.lake import Lake
 from pipeline.pages.dashboard import LedgerState, render_dashboard
 from tests.lake.lake_builder import commit
 from tests.oracle import expected
-from tests.pages.page_lakes import NOW, ParsedPage, asked, build_lake, details_of, load_data, rows_of
+from tests.pages.page_lakes import NOW, POPULATED_FILES, ParsedPage, asked, build_lake, details_of, load_data, rows_of
 from tests.reports.report_harness import run_report, set_batch_size
 from tests.sync.sync_harness import synced
 
@@ -46,7 +46,7 @@ def truth(populated_lake: PopulatedLake) -> dict[str, list[Row]]:
 def test_totals(figures: Dashboard, truth: dict[str, list[Row]]) -> None:
     """Files and uploads are those of the service."""
     page = figures.page
-    assert (page["files"], page["uploads"]) == (302, len(truth["uploads"]))
+    assert (page["files"], page["uploads"]) == (POPULATED_FILES, len(truth["uploads"]))
     assert page["first_file"] == min(row["created_at"] for row in truth["files"])
 
 
@@ -146,7 +146,7 @@ def test_fields(figures: Dashboard, truth: dict[str, list[Row]]) -> None:
     shown = rows_of(figures, "completeness")
     counts = sorted(((-len(files), name) for name, files in holders.items()))[:MAX_NAMES]
     assert [(-row["part"], row["Field"]) for row in shown] == counts
-    assert {row["whole"] for row in shown} == {302}
+    assert {row["whole"] for row in shown} == {POPULATED_FILES}
     assert shown[0]["others"] == f"and {len(holders) - MAX_NAMES} other fields"
 
 
@@ -200,7 +200,7 @@ def test_the_page_says_these_numbers(figures: Dashboard) -> None:
     """The numbers reach the page, with thousands separators."""
     data, text = figures, _read_text(figures)
     for words in (
-        f"Files 302 {data.page['deleted_files']} files deleted in the service",
+        f"Files {POPULATED_FILES} {data.page['deleted_files']} files deleted in the service",
         f"Uploads {data.page['uploads']:,} ",
         f"{sum(row['part'] for row in rows_of(data, 'workflows')):,} workflow runs are open",
         "1 of the last 5 runs did not finish",
