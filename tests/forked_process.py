@@ -74,9 +74,17 @@ async def fork_command(
     )
 
 
+class _PipeProtocol(asyncio.StreamReaderProtocol):
+    """Lets uvloop close a pipe at its end; a stream keeps a socket open for its answers."""
+
+    def eof_received(self) -> bool:
+        super().eof_received()
+        return False
+
+
 async def _open_reader(file: int, limit: int) -> asyncio.StreamReader:
     reader = asyncio.StreamReader(limit=limit)
-    protocol = asyncio.StreamReaderProtocol(reader)
+    protocol = _PipeProtocol(reader)
     await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(file, "rb", 0))
     return reader
 

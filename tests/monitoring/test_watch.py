@@ -56,14 +56,14 @@ class Usage:
 
     def has_looked(self) -> bool:
         """Look once more; return whether it was seen twice after its last run, without a child."""
-        runs, children = _runs(self.metrics), children_of(self.pid)
+        runs, children = _runs(self.metrics), forks_of(self.pid)
         self.most_children = max(self.most_children, len(children))
         if not children:
             status = Path(f"/proc/{self.pid}/status").read_text()
             lines = dict(line.split(":", 1) for line in status.splitlines())
             descriptors = len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
             seen = descriptors, int(lines["Threads"]), int(lines["VmRSS"].split()[0])
-            if not children_of(self.pid):
+            if not forks_of(self.pid):
                 self.idle.setdefault(runs, []).append(seen)
         return runs in self.looked_at
 
@@ -77,12 +77,12 @@ class Usage:
         return [min(seen) for seen in zip(*self.idle[runs], strict=True)]
 
 
-async def until(condition: Callable[[], Any], within: float = 200) -> None:
+async def until(condition: Callable[[], Any], within: float = 200, pause: float = 0.03) -> None:
     """Wait until something is true."""
     end = time.monotonic() + within
     while not condition():
         assert time.monotonic() < end, "it did not come to pass"
-        await asyncio.sleep(0.03)
+        await asyncio.sleep(pause)
 
 
 def metric(path: Path, name: str, **labels: str) -> float | None:
@@ -101,19 +101,19 @@ async def test_it_outlives_trouble_and_holds_nothing(tmp_path: Path) -> None:
     given = {"SCANLAKE_LAKE": str(lake), "SCANLAKE_METRICS_FILE": str(metrics), **QUICK}
     async with Emulator(60, seed=5) as emulator:
         # Longer than a run on a loaded machine: without a pause between two runs there is nothing to look at.
-        process = await executed(emulator, "watch", "--every", "5s", "--jitter", "0s", "--quiet", **given)
+        process = await started(emulator, "watch", "--every", "5s", "--jitter", "0s", "--quiet", **given)
         usage = Usage(process.pid, metrics)
-        await until(lambda: usage.has_looked() and any(usage.looked_at))
+        await until(lambda: usage.has_looked() and any(usage.looked_at), pause=0.1)
         first = usage.least(max(usage.looked_at))  # what is opened once is there after a run
         emulator.set_faults(outage=True)
         failures = {"name": "scanlake_runs_total", "exit_code": "1"}
-        await until(lambda: usage.has_looked() and metric(metrics, **failures))
+        await until(lambda: usage.has_looked() and metric(metrics, **failures), pause=0.1)
         emulator.faults.clear()
         emulator.set_faults(error_ratio=0.1, rate_limit=40.0)
         emulator.world.update(emulator.world.pick_random(5))
         since = time.time()
         success = "scanlake_last_success_timestamp_seconds"
-        await until(lambda: usage.has_looked() and (metric(metrics, success) or 0) > since)
+        await until(lambda: usage.has_looked() and (metric(metrics, success) or 0) > since, pause=0.1)
         last = usage.least(max(usage.looked_at))
         process.send_signal(signal.SIGTERM)
         code, _, err = await ended(process)
