@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import fcntl
 import gc
 import json
 import mmap
 import os
+import pty
 import resource
 import select
 import signal
@@ -19,16 +21,18 @@ import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.constants import VARIABLE, apply_constants
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 _PRELOADED: Final = (
@@ -66,12 +70,14 @@ def run_command(
     stdin: bytes = b"",
     seconds: float = 300,
     limits: Mapping[str, int] | None = None,
+    user: int | None = None,
 ) -> Finished:
     """Run the command to its end in `cwd` with exactly this environment. It is killed after so many seconds.
 
-    `limits`: what the system permits the process, such as {"RLIMIT_NOFILE": 64}.
+    `limits`: what the system permits the process, such as {"RLIMIT_NOFILE": 64}. `user`: whose process it is.
     """
-    request = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env), "seconds": seconds, "limits": limits}
+    request = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env), "seconds": seconds}
+    request |= {"limits": limits, "user": user}
     with tempfile.TemporaryFile() as given:
         given.write(stdin)
         given.seek(0)
@@ -103,12 +109,38 @@ def _read_all(handle: int) -> bytes:
         return source.read()
 
 
+def run_on_terminal(
+    arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], columns: int, talk: Callable[[int], None]
+) -> int:
+    """Run the command on a terminal of its own; `talk` reads and writes the other side. Return its exit status."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    given = {name: value for name, value in env.items() if name not in {"COLUMNS", "LINES"}}
+    request = {"arguments": list(arguments), "cwd": str(cwd), "env": given, "session": True, "terminal": True}
+    end = request_fork(request, [theirs] * 3)
+    os.close(theirs)
+    with suppress(OSError):  # the terminal is gone with its process
+        talk(ours)
+    os.close(ours)
+    return _wait(end)
+
+
+def share_server() -> int:
+    """Return the descriptor of the server, for processes that ask it themselves (see `tests/fork_client.py`)."""
+    return _start_server().fileno()
+
+
 def _run(request: Mapping[str, Any], streams: list[int]) -> int:
     """Let the server run the command; return its exit status."""
-    with os.fdopen(request_fork(request, streams), "rb") as pipe:
-        _pid, *end = pipe.read().splitlines()
-    assert end, "the command has no exit status"
-    return read_end(end[0])
+    return _wait(request_fork(request, streams))
+
+
+def _wait(end: int) -> int:
+    """Return the exit status of a requested command."""
+    with os.fdopen(end, "rb") as pipe:
+        _pid, *last = pipe.read().splitlines()
+    assert last, "the command has no exit status"
+    return read_end(last[0])
 
 
 def request_fork(request: Mapping[str, Any], streams: list[int]) -> int:
@@ -211,11 +243,17 @@ def _become(given: dict[str, Any], files: list[int], server: socket.socket, used
     _server, _shared = server, used_by_children
     if given.get("session"):
         os.setsid()
+    if given.get("terminal"):
+        fcntl.ioctl(files[0], termios.TIOCSCTTY, 0)
     os.write(files[3], f"{os.getpid()}\n".encode())
     os.close(files[3])
     for target, file in enumerate(files[:3]):
         os.dup2(file, target)
         os.close(file)
+    if given.get("user"):
+        os.setgroups([])
+        os.setgid(given["user"])
+        os.setuid(given["user"])
     os.chdir(given["cwd"])
     os.environ.clear()
     os.environ.update(given["env"])
@@ -224,6 +262,9 @@ def _become(given: dict[str, Any], files: list[int], server: socket.socket, used
     time.tzset()
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout, sys.stderr = (os.fdopen(handle, "w", closefd=False) for handle in (1, 2))
+    for handle in given.get("closed", ()):
+        setattr(sys, ("stdin", "stdout", "stderr")[handle], None)  # as an interpreter starts
+        os.close(handle)
     for name, limit in (given.get("limits") or {}).items():
         sys.dont_write_bytecode = True  # it would leave half a file
         resource.setrlimit(getattr(resource, name), (limit, limit))
@@ -240,8 +281,9 @@ def _become(given: dict[str, Any], files: list[int], server: socket.socket, used
     except SystemExit as end:
         code = end.code
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
         atexit._run_exitfuncs()
         os._exit(code if isinstance(code, int) else 1)  # the frozen modules would be reported as leaks
 

@@ -1,10 +1,8 @@
-"""Ports, paths and streams that cannot be what they are given as, and the shape of the help."""
+"""Ports and paths that cannot be what they are given as, and the shape of the help."""
 
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -60,33 +58,6 @@ def test_an_empty_path_is_a_mistake(flag: str, scanlake: Scanlake) -> None:
     answer = scanlake("status", flag, "")
     assert answer.code == ExitCode.USAGE
     assert f"'{flag}': is empty; give a path." in answer.err
-
-
-@pytest.mark.parametrize(
-    ("line", "code"),
-    [
-        ("status --json >&-", ExitCode.OK),
-        ("--version >&-", ExitCode.OK),
-        ("--no-such-option --json >&-", ExitCode.USAGE),
-        ("--no-such-option 2>&-", ExitCode.USAGE),
-        ("query 'SELECT 1' <&- >&- 2>&-", ExitCode.OK),
-    ],
-)
-def test_closed_streams(line: str, code: ExitCode, lake: Path, tmp_path: Path) -> None:
-    """With a stream closed the command ends as ever, without a traceback on the others."""
-    assert lake.exists()
-    answer = subprocess.run(
-        ["sh", "-c", f'exec "{sys.executable}" -m pipeline {line}'],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert answer.returncode == code, answer.stderr
-    assert len(answer.stderr.splitlines()) == (1 if code and "2>" not in line else 0), answer.stderr
-    assert answer.stdout == ""
-    assert [path.name for path in tmp_path.iterdir()] == ["lake"]
 
 
 @pytest.mark.parametrize("width", [80, 100])

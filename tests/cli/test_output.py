@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -13,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import ExitCode
+from tests.forked_shell import run_shell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,13 +44,11 @@ def test_a_device_stays_a_device(scanlake: Scanlake, lake: Path, tmp_path: Path)
 
 def test_a_link_to_standard_output_is_standard_output(lake: Path, tmp_path: Path) -> None:
     """A link to what standard output is gets the answer behind what stands there."""
+    assert lake.exists()
     link = tmp_path / "link"
     link.symlink_to("/proc/self/fd/1")
-    command = [sys.executable, "-m", "pipeline", "--lake", str(lake), *ONE, "-o", str(link)]
-    with (tmp_path / "all.txt").open("w", encoding="utf-8") as everything:
-        everything.write("before\n")
-        everything.flush()
-        subprocess.run(command, cwd=tmp_path, stdout=everything, timeout=300, check=True)
+    question, _, output_format = ONE[1:]
+    run_shell(tmp_path, f"(echo before; $S query '{question}' --format {output_format} -o link) > all.txt")
     assert (tmp_path / "all.txt").read_text(encoding="utf-8") == 'before\n"n"\n1\n'
     assert link.is_symlink()
 
