@@ -233,7 +233,8 @@ def _supervise(child: int, files: list[int], seconds: float, used_by_children: m
             os.kill(child, signal.SIGKILL)
         time.sleep(0.005)
     used = usage.ru_utime + usage.ru_stime + struct.unpack_from("d", used_by_children)[0]
-    os.write(files[3], f"{os.waitstatus_to_exitcode(status)} {used:.3f}\n".encode())
+    with suppress(BrokenPipeError):  # who asked for it has ended
+        os.write(files[3], f"{os.waitstatus_to_exitcode(status)} {used:.3f}\n".encode())
     os._exit(0)
 
 

@@ -34,7 +34,7 @@ def sample(cases: Iterable[_Case], count: int) -> list[_Case]:
     every = list(cases)
     if SOAKING or len(every) <= count:
         return every
-    return [every[step * (len(every) - 1) // (count - 1)] for step in range(count)]
+    return [every[step * (len(every) - 1) // max(count - 1, 1)] for step in range(count)]
 
 
 def unmeasured() -> dict[str, str]:

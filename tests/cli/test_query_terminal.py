@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import pty
 import re
-import struct
-import sys
-import termios
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
 from schemas.tables import BY_NAME
+from tests.constants import set_constants
+from tests.forkserver import run_on_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,45 +20,34 @@ if TYPE_CHECKING:
 
     Scanlake = Callable[..., Answer]
 
-PROGRAM = ("-m", "pipeline")
 ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])")
 
 
-def program_with_client(client: Path | None) -> tuple[str, str]:
-    """Return the arguments of an interpreter in which a look for DuckDB's client finds `client`."""
-    found = None if client is None else str(client)
-    return "-c", f"import shutil; shutil.which = lambda *_, **__: {found!r}; import pipeline.cli as cli; cli.main()"
-
-
-def read_screen(folder: Path, columns: int, *arguments: str, program: tuple[str, ...] = PROGRAM) -> tuple[int, str]:
+def read_screen(folder: Path, columns: int, *arguments: str, **environment: str) -> tuple[int, str]:
     """Run the command on a terminal of its own. Return exit code and screen."""
-    pid, screen = pty.fork()
-    if pid == 0:
-        os.chdir(folder)
-        # A parent that has loaded readline hands on COLUMNS and LINES of its own terminal.
-        given = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES"}}
-        given |= {"TERM": "xterm", "NO_COLOR": "1"}
-        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-        os.execve(sys.executable, [sys.executable, *program, *arguments], given)  # noqa: S606
-    shown = b""
-    with suppress(OSError):  # the terminal is gone with its process
+    shown = []
+
+    def read(screen: int) -> None:
         while chunk := os.read(screen, 65_536):
-            shown += chunk
-    os.close(screen)
-    _, status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(status), ESCAPE.sub("", shown.decode()).replace("\r\n", "\n")
+            shown.append(chunk)
+
+    env = {**os.environ, "TERM": "xterm", "NO_COLOR": "1", **environment}
+    code = run_on_terminal(arguments, cwd=folder, env=env, columns=columns, talk=read)
+    return code, ESCAPE.sub("", b"".join(shown).decode()).replace("\r\n", "\n")
 
 
 @pytest.mark.usefixtures("lake")
 @pytest.mark.parametrize("columns", [60, 100])
 def test_a_few_wide_rows_are_one_line_per_column(tmp_path: Path, columns: int) -> None:
-    """A wide answer with few rows is shown in the expanded form, with whole names and values."""
+    """A wide answer with few rows is shown in the expanded form, with whole names and values; one that fits is not."""
     code, shown = read_screen(tmp_path, columns, "query", "FROM meta.freshness")
     assert code == 0
     assert re.search(r"^watermark +2024-03-31 12:00:00 *$", shown, re.MULTILINE)
     assert re.search(r"^last_verify_at +NULL *$", shown, re.MULTILINE)
     assert "…" not in shown
     assert max(map(len, shown.splitlines())) <= columns
+    _, shown = read_screen(tmp_path, columns, "query", "SELECT file_id, closed FROM files LIMIT 1")
+    assert shown.splitlines()[0].split() == ["file_id", "closed"]
 
 
 @pytest.mark.usefixtures("lake")
@@ -94,30 +79,19 @@ def test_of_many_wide_rows_columns_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("lake")
-def test_what_fits_is_a_table(tmp_path: Path) -> None:
-    """A result that fits is a table, however few rows it has."""
-    code, shown = read_screen(tmp_path, 60, "query", "SELECT file_id, closed FROM files LIMIT 1")
-    assert code == 0
-    assert shown.splitlines()[0].split() == ["file_id", "closed"]
-
-
-@pytest.mark.usefixtures("lake")
-def test_without_a_query_a_terminal_gets_duckdbs_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_query_a_terminal_gets_duckdbs_client(tmp_path: Path) -> None:
     """The client replaces the command: it opens the catalog read-only, ends with its own code and has no token."""
-    client = tmp_path / "client"
-    client.write_text('#!/bin/sh\necho "$@, token: $SCANLAKE_TOKEN."\nexit 7\n')
-    client.chmod(0o700)
-    monkeypatch.setenv("SCANLAKE_TOKEN", "in-the-environment")
-    code, shown = read_screen(tmp_path, 100, "query", program=program_with_client(client))
-    assert (code, shown) == (7, f"-readonly {tmp_path}/lake/catalog.duckdb, token: .\n")
-
-
-@pytest.mark.usefixtures("lake")
-def test_without_duckdbs_client_a_line_says_how_to_get_it(tmp_path: Path) -> None:
-    """A terminal without a query and without the client gets one line and exit code 2."""
-    code, shown = read_screen(tmp_path, 100, "query", program=program_with_client(None))
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    surroundings = {"PATH": str(folder), **set_constants({"sys.executable": str(folder / "python")})}
+    code, shown = read_screen(tmp_path, 100, "query", **surroundings)
     assert (code, shown.count("\n")) == (2, 1)
     assert "pip install duckdb-cli" in shown
+    client = folder / "duckdb"
+    client.write_text('#!/bin/sh\necho "$@, token: $SCANLAKE_TOKEN."\nexit 7\n')
+    client.chmod(0o700)
+    code, shown = read_screen(tmp_path, 100, "query", SCANLAKE_TOKEN="in-the-environment", **surroundings)
+    assert (code, shown) == (7, f"-readonly {tmp_path}/lake/catalog.duckdb, token: .\n")
 
 
 @pytest.mark.usefixtures("lake")

@@ -16,6 +16,7 @@ from pipeline.errors import ExitCode, RunInterrupted
 from pipeline.lake.lake import Lake
 from pipeline.process import run_async
 from tests.commands.cli_process import called, variables
+from tests.forked_process import forked_children
 from tests.lake.corruption import flip
 from tests.sync.sync_harness import synced
 
@@ -60,11 +61,11 @@ async def test_repair_counts_and_knows_what_scanlake_kept(tmp_path: Path) -> Non
 
 def test_maintenance_that_meets_another_run_is_deferred(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """While another run holds the lake maintenance is deferred without a warning; any other failure is one."""
-    with Lake(tmp_path / "lake", doing="test"), capture_logs() as events:
+    with Lake(tmp_path / "lake", doing="test"), forked_children(), capture_logs() as events:
         run_async(run_maintenance(["rebuild", "--lake", str(tmp_path / "lake")]))
     assert [(event["event"], event["log_level"]) for event in events] == [("maintenance.deferred", "info")]
     assert capfd.readouterr().err == ""
-    with capture_logs() as events:
+    with forked_children(), capture_logs() as events:
         run_async(run_maintenance(["rebuild", "--lake", str(tmp_path / "none")]))
     assert [(event["event"], event["log_level"]) for event in events] == [("maintenance.failed", "warning")]
     assert "scanlake: " in capfd.readouterr().err
