@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tests.forked_process import fork_command
 from tests.forkserver import COMMAND_OF, run_command
@@ -42,8 +42,14 @@ class Answer:
         return self.err.splitlines()
 
 
+_READ_AT_START: Final = frozenset({"PYTHONPATH", "SSL_CERT_FILE"})
+"""Environment variables that an interpreter or a library reads before it forks."""
+
+
 async def launched(emulator: Emulator, *arguments: str, **environment: str) -> asyncio.subprocess.Process:
     """Start the command, told where the service is and what its token is, with nothing to read."""
+    if _READ_AT_START & environment.keys():
+        return await executed(emulator, *arguments, **environment)
     return await fork_command(arguments, env=_environment(emulator, environment))
 
 

@@ -8,10 +8,12 @@ import shutil
 import socket
 import sqlite3
 import ssl
+import subprocess
+import sys
 import threading
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -22,7 +24,7 @@ from pipeline.findings import Severity
 from pipeline.lake.layout import LakeLayout, lock_lake
 from pipeline.maintenance import lake_checks
 from pipeline.settings import Settings
-from tests.commands.cli_process import called, started
+from tests.commands.cli_process import called
 from tests.lake.corruption import checked, flip
 from tests.lake.test_folders import describe
 from tests.sync.sync_harness import synced
@@ -103,29 +105,37 @@ async def test_a_machine_that_only_reads_checks_its_lake(tmp_path: Path) -> None
     assert (await called(tmp_path, "check")).code == 9
 
 
+_FAULTS_OF_TLS: Final = {
+    "expired": "has expired",
+    "elsewhere": "is for another host",
+    "self": "is self-signed",
+    "old": "old TLS",
+    "none": "does not speak TLS",
+    "good": None,
+}
+_CHECK_EACH: Final = """
+import os, sys
+from pipeline.cli import main
+for os.environ["SCANLAKE_BASE_URL"] in sys.argv[1:]:
+    try: main(["check", "--json"])
+    except SystemExit as end: assert end.code == 1
+"""
+
+
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")  # that is what the server is for
-@pytest.mark.parametrize(
-    ("certificate", "says"),
-    [
-        ("expired", "has expired"),
-        ("elsewhere", "is for another host"),
-        ("self", "is self-signed"),
-        ("old", "old TLS"),
-        ("none", "does not speak TLS"),
-        ("good", None),
-    ],
-)
-async def test_tls_faults_are_told_apart(certificate: str, says: str | None, tmp_path: Path) -> None:
+def test_tls_faults_are_told_apart(tmp_path: Path) -> None:
     """An expired certificate, one for another host, a self-signed one and an old TLS each have their own words."""
-    with speaking(certificate) as port:
-        given = {"SCANLAKE_BASE_URL": f"https://localhost:{port}", "SCANLAKE_TOKEN": "token"}
-        process = await started(tmp_path, "check", "--json", **given, SSL_CERT_FILE=str(CERTIFICATES / "ca.pem"))
-        out, _ = await process.communicate()
-    [finding] = [each for each in json.loads(out)["findings"] if each["severity"] == "error"]
-    assert (process.returncode, finding["area"], finding["subject"]) == (1, "service", "service")
-    assert ("TLS: " in finding["problem"]) == (says is not None), finding
-    assert says is None or says in finding["problem"]
-    assert finding["hint"]
+    env = {**os.environ, "SCANLAKE_TOKEN": "token", "SSL_CERT_FILE": str(CERTIFICATES / "ca.pem")}
+    with ExitStack() as servers:
+        urls = [f"https://localhost:{servers.enter_context(speaking(name))}" for name in _FAULTS_OF_TLS]
+        command = [sys.executable, "-c", _CHECK_EACH, *urls]  # certificates are read when a process starts
+        process = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
+    for line, says in zip(process.stdout.splitlines(), _FAULTS_OF_TLS.values(), strict=True):
+        [finding] = [each for each in json.loads(line)["findings"] if each["severity"] == "error"]
+        assert (finding["exit_code"], finding["area"], finding["subject"]) == (1, "service", "service")
+        assert ("TLS: " in finding["problem"]) == (says is not None), finding
+        assert says is None or says in finding["problem"]
+        assert finding["hint"]
 
 
 @contextmanager

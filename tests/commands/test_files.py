@@ -6,8 +6,6 @@ import asyncio
 import csv
 import io
 import os
-import pty
-import sys
 from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -17,6 +15,7 @@ import pytest
 from pipeline.emulator import Emulator, make_quirks
 from schemas.timestamps import format_instant, parse_instant, to_datetime
 from tests.commands.cli_process import called, variables
+from tests.forkserver import run_on_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,38 +140,24 @@ async def test_csv_has_one_exact_row_for_each_file(tmp_path: Path) -> None:
         assert row["recent_snap_id"] == str(file["item"]["recent_snap_id"] or "")
 
 
-@pytest.mark.parametrize("arguments", [(), ("--include", "uploads", "--include", "forms", "--include", "workflows")])
-async def test_a_table_fits_a_terminal_of_80_columns(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+async def test_a_table_fits_a_terminal_of_80_columns(tmp_path: Path) -> None:
     """On a terminal no line is wider than 80 columns, and every id stands on it whole."""
+    shown = bytearray()
+
+    def read(screen: int) -> None:
+        while chunk := os.read(screen, 65_536):
+            shown.extend(chunk)
+
     async with Emulator(40, seed=SEED) as emulator:
-        ours, theirs = pty.openpty()
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "pipeline", "files", *arguments),
-            cwd=tmp_path,
-            env={**os.environ, **variables(emulator), "COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"},
-            stdout=theirs,
-        )
-        os.close(theirs)
-        text = await asyncio.to_thread(read_terminal, ours)
-        assert await process.wait() == 0
-        lines = text.replace("\r", "").splitlines()
-        assert max(map(len, lines)) <= 80
-        assert all(any(str(file["id"]) in line for line in lines) for file in emulator.truth())
-
-
-def read_terminal(descriptor: int) -> str:
-    """Return everything that is written to a terminal."""
-    parts = []
-    while True:
-        try:
-            part = os.read(descriptor, 65_536)
-        except OSError:
-            break
-        if not part:
-            break
-        parts.append(part)
-    os.close(descriptor)
-    return b"".join(parts).decode()
+        env = {**os.environ, **variables(emulator), "NO_COLOR": "1", "TERM": "dumb"}
+        for more in ((), ("--include", "uploads", "--include", "forms", "--include", "workflows")):
+            shown.clear()
+            arguments = ("files", *more)
+            code = await asyncio.to_thread(run_on_terminal, arguments, cwd=tmp_path, env=env, columns=80, talk=read)
+            assert code == 0
+            lines = shown.decode().replace("\r", "").splitlines()
+            assert max(map(len, lines)) <= 80
+            assert all(any(str(file["id"]) in line for line in lines) for file in emulator.truth())
 
 
 async def test_values_of_any_type_are_listed(tmp_path: Path) -> None:

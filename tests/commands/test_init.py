@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import io
 import os
-import pty
 import stat
 import subprocess
 import sys
 import time
 import tomllib
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,6 +21,7 @@ from pipeline.settings import Settings
 from pipeline.settings_template import render_settings_file
 from tests.commands.cli_process import called
 from tests.conftest import ROOT
+from tests.forkserver import run_on_terminal
 from tests.rows import every
 
 if TYPE_CHECKING:
@@ -43,23 +42,20 @@ def names(folder: Path) -> list[str]:
 
 def typed(folder: Path, answers: list[tuple[str, str]], *arguments: str) -> tuple[int, str]:
     """Run the command on a terminal of its own, typing the answers in order, each once its question is there."""
-    pid, screen = pty.fork()
-    if pid == 0:
-        os.chdir(folder)
-        os.environ["TERM"] = "dumb"
-        os.execv(sys.executable, [sys.executable, "-m", "pipeline", *arguments])  # noqa: S606
-    shown, left, read = b"", list(answers), 0
-    deadline = time.monotonic() + 300
-    with suppress(OSError):  # the terminal is gone with its process
-        while time.monotonic() < deadline:
-            shown += os.read(screen, 4096)
-            while left and (at := shown.find(f"{left[0][0]}".encode(), read)) >= 0 and b": " in shown[at:]:
+    shown, left, read = bytearray(), list(answers), 0
+
+    def talk(screen: int) -> None:
+        nonlocal read
+        while chunk := os.read(screen, 4096):
+            shown.extend(chunk)
+            while left and (at := shown.find(left[0][0].encode(), read)) >= 0 and b": " in shown[at:]:
                 time.sleep(0.1)  # the echo is turned off after the question is there
                 os.write(screen, left.pop(0)[1].encode() + b"\n")
                 read = len(shown)
-    os.close(screen)
-    _, status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(status), shown.decode()
+
+    env = {**os.environ, "TERM": "dumb"}
+    code = run_on_terminal(arguments, cwd=folder, env=env, columns=80, talk=talk)
+    return code, shown.decode()
 
 
 def test_it_asks_on_a_terminal(tmp_path: Path, canary: str) -> None:

@@ -21,6 +21,7 @@ from pipeline.emulator import Emulator
 from pipeline.settings import Settings
 from pipeline.version import __version__
 from tests.conftest import ROOT
+from tests.forkserver import run_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -111,8 +112,8 @@ def test_the_compose_file_runs_this_image() -> None:
     assert (marker, [program]) == ("CMD", json.loads(argument("ENTRYPOINT")))
     assert watch["command"][watch["command"].index("--liveness") + 1] == probe[-1]
     for command in (watch["command"], probe):  # a usage error would come before the missing settings and file
-        done = subprocess.run([sys.executable, "-m", "pipeline", *command], capture_output=True, text=True, check=False)
-        assert re.search("base_url is required|No such file", done.stderr), done.stderr
+        done = run_command(command, cwd=Path.cwd(), env=dict(os.environ))
+        assert re.search(b"base_url is required|No such file", done.err), done.err
 
 
 def test_its_entry_point_is_the_command() -> None:
@@ -123,10 +124,13 @@ def test_its_entry_point_is_the_command() -> None:
 
 
 def contained(
-    *arguments: str, volume: Path | None, environment: Mapping[str, str] | None = None
+    *arguments: str,
+    volume: Path | None,
+    environment: Mapping[str, str] | None = None,
+    program: tuple[str, ...] = ("-m", "pipeline"),
 ) -> subprocess.CompletedProcess[str]:
     """Run scanlake as the image does, without HOME; without a volume in this process's own surroundings."""
-    command = [sys.executable, "-m", "pipeline", *arguments]
+    command = [sys.executable, *program, *arguments]
     variables = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     if volume is not None:
         variables |= {
@@ -160,17 +164,29 @@ async def test_a_sync_needs_nothing_but_its_volume(tmp_path: Path) -> None:
     """Check, sync, verify, rebuild, repair and query run without HOME, as non-root, on a read-only root."""
     volume = tmp_path / "volume"
     volume.mkdir()
+    commands = [
+        ["check"], ["sync", "--quiet"], ["verify", "--quiet"], ["rebuild", "--quiet"], ["repair", "--read-data"],
+        ["check", "--read-data"], ["query", "SELECT count(*) AS n FROM files", "--format", "csv"], ["init"],
+    ]  # fmt: skip
     async with Emulator(120, seed=5) as emulator:
         environment = {"SCANLAKE_BASE_URL": emulator.base_url, "SCANLAKE_TOKEN": emulator.token}
-        for arguments in (
-            ("check",), ("sync", "--quiet"), ("verify", "--quiet"), ("rebuild", "--quiet"),
-            ("repair", "--read-data"), ("check", "--read-data"),
-        ):  # fmt: skip
-            done = await asyncio.to_thread(contained, *arguments, volume=volume, environment=environment)
-            assert done.returncode == 0, (arguments, done.stdout, done.stderr)
-    counted = await asyncio.to_thread(contained, "query", "SELECT count(*) AS n FROM files", volume=volume)
-    assert "120" in counted.stdout
+        program = ("-c", _RUN_EACH, json.dumps(commands))
+        done = await asyncio.to_thread(contained, volume=volume, environment=environment, program=program)
+    *shown, codes = done.stdout.splitlines()
+    assert shown[-2:] == ['"n"', "120"]
+    *codes, refused = json.loads(codes)
+    assert codes == [0] * (len(commands) - 1), (done.stdout, done.stderr)
+    assert refused  # the surroundings are read-only indeed: its settings file cannot be written
     assert {path.stat().st_uid for path in volume.rglob("*")} == {UID}
-    refused = await asyncio.to_thread(contained, "init", volume=volume)
-    assert refused.returncode != 0  # the surroundings are read-only indeed: its settings file cannot be written
-    assert "Traceback" not in refused.stderr
+    assert "Traceback" not in done.stderr
+
+
+_RUN_EACH: Final = """
+import json, sys
+from pipeline.cli import main
+codes = []
+for arguments in json.loads(sys.argv[1]):
+    try: main(arguments)
+    except SystemExit as end: codes.append(end.code)
+print(json.dumps(codes))
+"""

@@ -10,15 +10,16 @@ import pty
 import re
 import signal
 import struct
-import sys
 import termios
 import time
 from dataclasses import dataclass, field
+from subprocess import DEVNULL
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pipeline.emulator import Emulator, Quirks
+from tests.forked_process import fork_command
 from tests.sync.sync_harness import synced
 
 if TYPE_CHECKING:
@@ -54,13 +55,8 @@ class Terminal:
         given |= {"SCANLAKE_BASE_URL": emulator.base_url, "SCANLAKE_TOKEN": emulator.token, "TERM": "xterm-256color"}
         loop = asyncio.get_running_loop()
         loop.add_reader(self.ours, lambda: self.written.extend(os.read(self.ours, 65_536)))
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "pipeline", *arguments),
-            env={**given, **environment},
-            stdin=self.theirs,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=self.theirs,
-        )
+        env = {**given, **environment}
+        return await fork_command(arguments, env=env, stdin=self.theirs, stdout=DEVNULL, stderr=self.theirs)
 
     @property
     def text(self) -> str:
