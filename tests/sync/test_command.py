@@ -25,6 +25,7 @@ from tests.sync.sync_harness import SEED, opened
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+pytestmark = pytest.mark.usefixtures("published")
 DUCKDB_CLI = Path(sys.executable).with_name("duckdb")
 
 

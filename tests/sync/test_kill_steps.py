@@ -20,6 +20,7 @@ from tests.sync.sync_harness import SEED, opened, synced
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("published")
 ROOT: Final = __file__.rpartition("/tests/")[0]
 SOME: Final = 3  # steps of the many; `make soak` takes all
 

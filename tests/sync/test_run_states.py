@@ -9,6 +9,8 @@ import pty
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 from pipeline.emulator import Emulator
 from tests.constants import set_run_constants
 from tests.processes import ran, started
@@ -17,6 +19,7 @@ from tests.sync.sync_harness import SEED, opened
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("published")
 _SLOW = {"SCANLAKE_MAX_CONCURRENCY": "8", **set_run_constants(commit_every_files=40)}
 
 
