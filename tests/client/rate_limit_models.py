@@ -223,4 +223,5 @@ class Simulation:
 
     def _refused(self, left: float, after: float | None) -> None:
         self.counts.refused += 1
+        self.counts.refused_late += self.course.counts(self.now)
         self.limiter.on_throttle(after, started=left)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import random
 from typing import TYPE_CHECKING
 
 from pipeline.client.concurrency_search import AdaptiveConcurrency
 from pipeline.client.rate_limiter import LearnedLimits, RateLimiter
-from tests.client.rate_limit_models import Bucket, drive
+from tests.client.rate_limit_models import Bucket, Course, Simulation, drive
 from tests.rows import every
 from tests.virtual_time import run_virtually
 
@@ -30,32 +32,28 @@ def run(
 
     Return (instant, limit) for each change of the limit, and the number of answers. Latencies vary by a fifth.
     """
-
-    async def main() -> tuple[list[tuple[float, int]], int]:
-        loop, chance = asyncio.get_running_loop(), random.Random(7)
-        limiter = RateLimiter(max_concurrency=max_concurrency, clock=loop.time)
-        changes: list[tuple[float, int]] = [(0.0, limiter.concurrency)]
-        answers = 0
-
-        async def work() -> None:
-            nonlocal answers
-            while loop.time() < seconds:
-                async with limiter.slot():
-                    started, in_flight = loop.time(), limiter.state.in_flight
-                    assert in_flight <= limiter.concurrency <= max_concurrency
-                    await asyncio.sleep(latency(started, in_flight) * chance.uniform(0.8, 1.2))
-                    if fails(started, in_flight):
-                        limiter.on_failure(started=started)
-                    else:
-                        answers += 1
-                        limiter.on_success(loop.time() - started)
-                    if limiter.concurrency != changes[-1][1]:
-                        changes.append((loop.time(), limiter.concurrency))
-
-        await asyncio.gather(*(work() for _ in range(workers)))
-        return changes, answers
-
-    return run_virtually(main())
+    now, answers, numbers, chance = 0.0, 0, itertools.count(), random.Random(7)
+    limiter = RateLimiter(max_concurrency=max_concurrency, clock=lambda: now)
+    changes: list[tuple[float, int]] = [(0.0, limiter.concurrency)]
+    sent: list[tuple[float, int, float, int]] = []
+    while now < seconds:
+        in_flight = len(sent)
+        while in_flight < workers and not limiter._try_acquire():
+            in_flight += 1
+        assert in_flight <= limiter.concurrency <= max_concurrency or in_flight == len(sent)
+        for _ in range(in_flight - len(sent)):
+            answered = now + latency(now, in_flight) * chance.uniform(0.8, 1.2)
+            heapq.heappush(sent, (answered, next(numbers), now, in_flight))
+        now, _, started, in_flight = heapq.heappop(sent)
+        if fails(started, in_flight):
+            limiter.on_failure(started=started)
+        else:
+            answers += 1
+            limiter.on_success(now - started)
+        limiter._in_flight -= 1
+        if limiter.concurrency != changes[-1][1]:
+            changes.append((now, limiter.concurrency))
+    return changes, answers
 
 
 def limits_after(changes: list[tuple[float, int]], start: float) -> list[int]:
@@ -185,16 +183,10 @@ def test_429s_of_one_burst_take_back_one_step() -> None:
 
 def test_a_rate_limit_keeps_its_share() -> None:
     """A slow service with a rate limit gets nine tenths of it, with few 429s, whatever the concurrency may become."""
-
-    async def main() -> None:
-        limiter = RateLimiter(clock=asyncio.get_running_loop().time)
-        counts = await drive(
-            limiter, limit=Bucket(), rate=lambda _: 150.0, seconds=120.0, warm_up=20.0, latency=LATENCY, workers=600
-        )
-        assert counts.share(150.0 * 100) >= 0.9
-        assert counts.refused_late < 0.01 * counts.good_late
-
-    run_virtually(main())
+    course = Course(120.0, lambda _: 150.0, ((0.0, 20.0),))
+    counts = Simulation(lambda clock: RateLimiter(clock=clock), Bucket(), course, latency=LATENCY).run()
+    assert counts.share(course.allowed) >= 0.9
+    assert counts.refused_late < 0.01 * counts.good_late
 
 
 def test_learned_concurrency_is_proven_anew() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -23,6 +23,7 @@ from tests.client.rate_limit_models import (
     drive,
 )
 from tests.rows import every
+from tests.soaking import SOAKING
 from tests.virtual_time import run_virtually
 
 if TYPE_CHECKING:
@@ -46,8 +47,7 @@ def run(limits: dict[str, Any] | None = None, **options: Any) -> tuple[AnswerCou
     return run_virtually(main())
 
 
-@pytest.mark.parametrize("name", LIMITS)
-@pytest.mark.parametrize("retry_after", [None, 1.0])
+@pytest.mark.parametrize(("name", "retry_after"), [*zip(LIMITS, (None, 1.0, 1.0, None), strict=True)])
 def test_an_unknown_limit_is_found(name: str, retry_after: float | None) -> None:
     """After ten seconds nine tenths of the allowed rate are used; about one answer in a hundred is a 429."""
     counts, limiter = run(
@@ -63,7 +63,10 @@ def test_an_unknown_limit_is_found(name: str, retry_after: float | None) -> None
 def test_learned_limits_need_no_search(name: str) -> None:
     """A run that starts with the learned rate uses nine tenths of the limit from its first second, with few 429s."""
     learned = LearnedLimits(rate=194.0, concurrency=16)
-    counts, _ = run({"learned": learned}, limit=LIMITS[name](), rate=lambda _: 200.0, latency=0.02, retry_after=1.0)
+    limit_course = Course(60.0, lambda _: 200.0, ())
+    counts = Simulation(
+        lambda clock: RateLimiter(clock=clock, learned=learned), LIMITS[name](), limit_course, retry_after=1.0
+    ).run()
     assert counts.good >= 0.9 * 200 * 60
     assert counts.refused < 0.004 * counts.good
 
@@ -89,9 +92,18 @@ def course(kind: str, rate: float, after: float) -> Course:
     return Course(85.0 + after, lambda now: rate if now < 40 else rate * factor, ((0.0, 10.0), (40.0, 40.0 + after)))
 
 
-@pytest.mark.parametrize("kind", ["stays", "halved", "doubled", "tripled", "drifts"])
-@pytest.mark.parametrize("name", ["bucket of one second", "calendar seconds", "sliding second"])
-@pytest.mark.parametrize("retry_after", [None, "accurate", 1.0])
+CHANGES: Final = [
+    (name, kind, retry_after, (first + second + third) % 3 == 0)
+    for first, name in enumerate(["bucket of one second", "calendar seconds", "sliding second"])
+    for second, kind in enumerate(["stays", "halved", "doubled", "tripled", "drifts"])
+    for third, retry_after in enumerate([None, "accurate", 1.0])
+]
+"""Each pair of limit, change and `Retry-After` is in `make test`, each triple in a soak."""
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "retry_after"), [case for *case, is_usual in CHANGES if is_usual or SOAKING], ids=str
+)
 def test_a_changing_limit_is_followed(name: str, kind: str, retry_after: float | str | None) -> None:
     """Nine tenths of the allowed rate are used however the limit changes; under one answer in a hundred is a 429."""
     limit_course = course(kind, 200.0, 35.0 if retry_after == 1.0 else 15.0)
@@ -158,8 +170,8 @@ def test_a_queueing_service_is_not_overloaded() -> None:
 
 def test_concurrency_stops_growing_without_a_gain() -> None:
     """Against a service with four workers concurrency stays near four, without a loss of throughput."""
-    counts, limiter = run(capacity=4, latency=0.01)
-    assert counts.good >= 0.98 * 60 * 4 / 0.01
+    counts, limiter = run(capacity=4, latency=0.01, seconds=20.0)
+    assert counts.good >= 0.98 * 20 * 4 / 0.01
     assert limiter.state.concurrency <= 16
     assert limiter.state.limited_by == "latency"
 
@@ -248,7 +260,7 @@ def test_an_overload_halves_concurrency() -> None:
             limiter.on_throttle(None, started=0.5, overload=True)
         assert limiter.state.concurrency == 32
         assert limiter.state.rate is None
-        await drive(limiter, limit=None, rate=lambda _: 0.0, seconds=30.0, latency=0.1)
+        await drive(limiter, limit=None, rate=lambda _: 0.0, seconds=15.0, latency=0.1)
         assert limiter.state.concurrency == 64
 
     run_virtually(main())
