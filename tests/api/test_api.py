@@ -14,7 +14,7 @@ import pipeline
 from pipeline.emulator import Emulator
 from pipeline.errors import RunInterrupted, SettingsError
 
-FILES = 60
+FILES = 20
 
 
 def settings_of(emulator: Emulator, lake: Path) -> dict[str, Any]:
@@ -23,7 +23,10 @@ def settings_of(emulator: Emulator, lake: Path) -> dict[str, Any]:
 
 
 async def test_a_lake_is_synced_and_queried(tmp_path: Path) -> None:
-    """A sync in a running loop fills the lake, a second one brings what changed, and `refresh` shows it."""
+    """A sync in a running loop fills the lake, a second one brings what changed, and `refresh` shows it.
+
+    A query only reads tables.
+    """
     async with Emulator(FILES, seed=3) as emulator:
         first = await pipeline.sync_lake_async(**settings_of(emulator, tmp_path / "lake"))
         assert first["ok"]
@@ -39,43 +42,42 @@ async def test_a_lake_is_synced_and_queried(tmp_path: Path) -> None:
             assert lake.sql("SELECT count(*) FROM files").fetchall() == [(FILES,)]
             lake.refresh()
             assert lake.sql("SELECT count(*) FROM files").fetchall() == [(FILES + 5,)]
+            # What writes or reads a file is refused, and so is wrong SQL.
+            for query in (f"COPY files TO '{tmp_path}/out.csv'", "SELECT * FROM '/etc/passwd'", "SELECT nothing"):
+                with pytest.raises(SettingsError):
+                    lake.sql(query)
 
 
 async def test_a_cancelled_sync_keeps_what_it_has(tmp_path: Path) -> None:
-    """A cancelled sync ends in good order, and the next one completes it."""
+    """A cancelled sync ends in good order with the files it has, and the next one completes it."""
     async with Emulator(FILES, seed=4) as emulator:
-        emulator.set_faults(latency_ms=100)
         task = asyncio.create_task(
             pipeline.sync_lake_async(**settings_of(emulator, tmp_path / "lake"), max_concurrency=2)
         )
-        await asyncio.sleep(2)
-        task.cancel()
+        loop = asyncio.get_running_loop()
+
+        def cancel_in_the_middle(_endpoint: str) -> None:
+            if emulator.requests == FILES // 2:
+                loop.call_soon_threadsafe(task.cancel)
+
+        emulator.on_request = cancel_in_the_middle
         with pytest.raises(asyncio.CancelledError):
             await task
-        emulator.faults.clear()
+        emulator.on_request = None
         done = await pipeline.sync_lake_async(**settings_of(emulator, tmp_path / "lake"))
         assert done["ok"]
+        assert 0 < done["files_stored"] < FILES
         with pipeline.open_lake(tmp_path / "lake") as lake:
             assert lake.sql("SELECT count(*) FROM files").fetchall() == [(FILES,)]
 
 
-def test_a_query_only_reads(tmp_path: Path) -> None:
-    """Where no lake is, and what is no query of tables, is refused with scanlake's own error."""
+def test_no_lake_is_no_lake(tmp_path: Path) -> None:
+    """Where no lake is, and without a service, a program gets scanlake's own error."""
     with pytest.raises(pipeline.ScanlakeError, match="No lake"):
         pipeline.open_lake(tmp_path)
     with pytest.raises(SettingsError, match="base_url"):
         pipeline.sync_lake(lake=tmp_path / "lake", token="t" * 20)
     assert list(tmp_path.iterdir()) == []
-
-
-async def test_only_tables_are_read(tmp_path: Path) -> None:
-    """A query that writes or reads a file is refused, and wrong SQL has a hint."""
-    async with Emulator(3, seed=3) as emulator:
-        await pipeline.sync_lake_async(**settings_of(emulator, tmp_path / "lake"))
-    with pipeline.open_lake(tmp_path / "lake") as lake:
-        for query in (f"COPY files TO '{tmp_path}/out.csv'", "SELECT * FROM '/etc/passwd'", "SELECT nothing"):
-            with pytest.raises(SettingsError):
-                lake.sql(query)
 
 
 def test_the_names_are_lazy() -> None:
