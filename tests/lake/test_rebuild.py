@@ -7,20 +7,18 @@ import json
 import pickle
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from pipeline.atomic_files import sha256_file
 from pipeline.emulator import Emulator
 from pipeline.errors import LakeCorruptedError, ScanlakeError
 from pipeline.findings import Severity
-from pipeline.flatten import flatten as flattening
-from pipeline.lake import catalog_meta, catalog_sql, catalog_tables, catalog_views, parts, views
 from pipeline.lake.lake import Lake
-from pipeline.lake.view_definitions import WORKFLOWS
 from pipeline.maintenance import ray_tasks
 from pipeline.maintenance import rebuild as rebuild_module
 from pipeline.maintenance.rebuild import FlattenedRows, FlattenTask, RebuildResult, RunTasks, rebuild, run_here
@@ -44,8 +42,6 @@ from tests.sync.sync_harness import SEED, opened, synced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from schemas.tables import Table
 
 World: TypeAlias = "tuple[Path, list[dict[str, Any]]]"
 """A lake, and the files that its service held."""
@@ -140,47 +136,36 @@ def test_every_row_is_the_same(world: World, lake: Path, monkeypatch: pytest.Mon
     assert checked(lake, read_data=True).damage == []
 
 
-async def test_a_column_declared_later_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lake of a version that did not know a column shows it empty, and filled after a rebuild; syncs go on."""
+async def test_a_column_declared_later_is_filled(tmp_path: Path) -> None:
+    """A lake whose parts do not have a column shows it empty, and filled after a rebuild; syncs go on."""
     lake, later = tmp_path / "lake", (("uploads", "comment"), ("workflow_definitions", "type"))
+
+    def filled() -> list[bool]:
+        with opened(lake) as db:
+            sql = "SELECT count({1}) > 0 FROM {0}"
+            return [is_filled for of in later for (is_filled,) in db.execute(sql.format(*of)).fetchall()]
+
     async with Emulator(8, seed=SEED) as emulator:
-        with monkeypatch.context() as patch:
-            for name, column in later:
-                known = tables.BY_NAME[name]
-                _declare(patch, replace(known, columns=tuple(each for each in known.columns if each.name != column)))
-            await synced(emulator, lake)
-        for name, column in later:
-            with opened(lake) as db:
-                assert column not in {row[0] for row in db.execute(f"DESCRIBE {name}").fetchall()}
-        with Lake(lake, doing="publish") as held:
-            held.republish(at=1)
-        for is_filled in (False, True):
-            if is_filled:
-                rebuilt(lake)
-            for name, column in later:
-                with opened(lake) as db:
-                    assert db.execute(f"SELECT count({column}) > 0 FROM {name}").fetchall() == [(is_filled,)]
+        await synced(emulator, lake)
+        assert filled() == [True, True]
+        with Lake(lake, doing="test") as held:
+            for table, column in later:
+                for path in lake.glob(f"parts/{table}/0*.parquet"):
+                    path.chmod(0o600)
+                    pq.write_table(pq.read_table(path).drop_columns([column]), path)
+                    changes = (path.stat().st_size, sha256_file(path), path.relative_to(lake).as_posix())
+                    with held.ledger.transaction() as ledger:
+                        ledger.execute("UPDATE part SET bytes = ?, sha256 = ? WHERE name = ?", changes)
+            held.republish(at=1, rebuild=True)
+        assert filled() == [False, False]
+        rebuilt(lake)
+        assert filled() == [True, True]
         assert (await synced(emulator, lake)).details_fetched == 0
         emulator.world.update(emulator.world.pick_random(2))
         await synced(emulator, lake)
         with opened(lake) as db:
             assert differences(db, emulator.truth()) == []
-
-
-def _declare(patch: pytest.MonkeyPatch, table: Table) -> None:
-    declared = tuple(table if each.name == table.name else each for each in tables.TABLES)
-    for module in (tables, catalog_meta, catalog_sql, catalog_tables, catalog_views, parts, rebuild_module):
-        if hasattr(module, "TABLES"):
-            patch.setattr(module, "TABLES", declared)
-        if hasattr(module, "BY_NAME"):
-            patch.setattr(module, "BY_NAME", {each.name: each for each in declared})
-    if hasattr(catalog_sql, table.name.upper()):
-        patch.setattr(catalog_sql, table.name.upper(), table)
-    if table.name == "workflow_definitions":
-        listed = ", ".join(f'"{column.name}"' for column in table.columns)
-        latest = WORKFLOWS.sql.partition(" FROM ")[2]
-        patch.setattr(views, "WORKFLOWS", replace(WORKFLOWS, columns=(), sql=f"SELECT {listed} FROM {latest}"))
-    patch.setattr(flattening, "_FLATTENED", tuple(each for each in declared if each.from_wire))
+    assert checked(lake, read_data=True).damage == []
 
 
 def test_gaps_in_raw_are_refused(lake: Path) -> None:
