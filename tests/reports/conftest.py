@@ -13,6 +13,7 @@ from tests.commands.conftest import main
 from tests.lake_copies import copy_lake
 from tests.made_once import make_once
 from tests.reports.report_harness import FILES, SEED, Scene, open_scene, run_report, set_batch_size, sync_lists
+from tests.virtual_time import run_virtually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -32,9 +33,8 @@ class FinishedFolder(NamedTuple):
 
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three PDFs of ten files are as good as of a hundred, which `test_batches` looks at. Polls do not wait long."""
+    """Three PDFs of ten files are as good as of a hundred, which `test_batches` looks at."""
     set_batch_size(monkeypatch, 10)
-    monkeypatch.setattr("pipeline.reports.polling._FIRST_POLL_SECONDS", 0.02)
 
 
 @pytest.fixture(scope="session")
@@ -46,7 +46,7 @@ def listed_lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
             await sync_lists(emulator, lake)
 
     def make(folder: Path) -> Path:
-        asyncio.run(fill(folder / "lake"))
+        run_virtually(fill(folder / "lake"))  # in the past of all tests
         return folder / "lake"
 
     return make_once(tmp_path_factory, "listed_lake", make)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 EVERY_FILE: Final = Selection("where", sql="TRUE")
 FILES: Final = 25
-PATIENT: Final = RunOptions(timeout_seconds=300.0, max_poll_seconds=0.05)
+PATIENT: Final = RunOptions()
 NO_WAITING: Final = RunOptions(timeout_seconds=0.0)
 _BATCH_SIZE: Final = "pipeline.reports.models.MAX_REPORT_FILES"
 __all__ = ["EVERY_FILE", "SEED", "JobResult", "RunOptions", "Selection"]

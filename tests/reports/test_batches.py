@@ -45,17 +45,6 @@ def _name(group: str | None, number: int = 1, suffix: str = "") -> str:
     return name_pdf(ReportBatch(number, f"{number:04}{suffix}", group, split=False, files=(1,)))
 
 
-@given(NAMES, st.integers(1, 99999))
-def test_names_stay_in_the_folder(group: str, number: int) -> None:
-    """For every group a name is visible, of limited length, has no separator, and contains its batch."""
-    name = _name(group, number, "ab")
-    assert all(unicodedata.category(char)[0] in "LMN" or char in "._-" for char in name)
-    assert name[0] not in ".-"
-    assert len(name.encode()) < 210
-    assert name.endswith(f"-{number:04}ab.pdf")
-    assert ".." not in name
-
-
 @every("count", [1, 9_999, 10_000])
 def test_labels_sort_in_the_order_of_the_batches(count: int) -> None:
     """The labels of all batches, also of 10,000, have the same length and sort like their numbers."""
@@ -77,9 +66,10 @@ def test_labels_sort_in_the_order_of_the_batches(count: int) -> None:
         ("a/b\\c\x00d\u202e", "a_b_c_d_-"),
         ("日" * 80, "日" * 50 + "-"),
         ("..", "_-"),
+        (None, "report-"),
     ],
 )
-def test_groups_of_any_script_are_readable(group: str, start: str) -> None:
+def test_groups_of_any_script_are_readable(group: str | None, start: str) -> None:
     """Letters of every script stay in the name; separators, control and direction characters do not."""
     name = _name(group)
     assert name.startswith(start), name
@@ -102,21 +92,22 @@ def is_legal_on_windows(name: str) -> bool:
     return not (is_device or re.search(r"[<>:\"/\\|?*\x00-\x1f\x7f]", name) or name.endswith((".", " ")))
 
 
+@given(NAMES | st.sampled_from(ODD_GROUPS), st.integers(1, 99999))
+def test_names_stay_in_the_folder(group: str, number: int) -> None:
+    """For every group a name is visible, of limited length, has no separator, and contains its batch."""
+    name = _name(group, number, "ab")
+    assert all(unicodedata.category(char)[0] in "LMN" or char in "._-" for char in name)
+    assert name[0] not in ".-"
+    assert len(name.encode()) < 210
+    assert name.endswith(f"-{number:04}ab.pdf")
+    assert ".." not in name
+    assert is_legal_on_windows(name)
+
+
 def test_names_are_legal_on_windows() -> None:
     """No group gives a device's name, a reserved character, or a dot or blank at the end."""
     for number, group in enumerate(ODD_GROUPS, 1):
         assert is_legal_on_windows(_name(group, number)), group
-
-
-@given(NAMES | st.sampled_from(ODD_GROUPS))
-def test_any_name_is_legal_on_windows(group: str) -> None:
-    """Whatever the group is, the names can be copied to Windows."""
-    assert is_legal_on_windows(_name(group))
-
-
-def test_a_pdf_without_a_group_is_a_report() -> None:
-    """The batch is always part of the name."""
-    assert _name(None) == "report-0001.pdf"
 
 
 @given(st.integers(1, 5), st.integers(1, 12))

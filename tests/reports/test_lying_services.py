@@ -1,26 +1,39 @@
-"""Services that answer orders wrongly: endless pauses, errors as successes, one document for all."""
+"""Services that answer orders late or wrongly: endless pauses, errors as successes, one document for all.
+
+And report URLs that want the token.
+"""
 
 from __future__ import annotations
 
-import time
+import asyncio
+import sqlite3
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 from pipeline.emulator.reports import Reports
-from pipeline.errors import ExitCode, ServiceUnavailableError
-from tests.reports.report_harness import FILES, Selection, check_folder, read_manifest, set_batch_size
-from tests.soaking import sample
+from pipeline.errors import AuthenticationError, ExitCode, ServiceUnavailableError
+from tests.reports.report_harness import (
+    FILES,
+    Selection,
+    check_folder,
+    check_orders,
+    quick_client,
+    read_manifest,
+    set_batch_size,
+)
 
 if TYPE_CHECKING:
     from pipeline.emulator import Emulator
     from tests.reports.report_harness import Scene
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize(("kind", "accepted"), [("429", 0), ("429", 1), ("503", 0)])
 async def test_a_pause_of_years_ends_the_run(scene: Scene, kind: str, accepted: int) -> None:
-    """An order that must wait 30 years ends the run with exit 1; accepted reports are saved; the rest is kept."""
+    """An order that must wait 30 years ends the run soon, with exit 1; accepted reports are saved; the rest is kept."""
     emulator = scene.emulator
     emulator.set_faults(retry_after="huge")
     emulator.script(kind, path="/api/v2/reports", skip=accepted)
@@ -29,6 +42,7 @@ async def test_a_pause_of_years_ends_the_run(scene: Scene, kind: str, accepted: 
     ) as end:
         await scene.run()
     assert end.value.exit_code == ExitCode.FAILED
+    assert asyncio.get_running_loop().time() <= 2
     assert (emulator.counts["report"], emulator.injected_faults[kind]) == (accepted + 1, 1)
     assert len(list(scene.out.glob("*.pdf"))) == accepted
     assert not (await scene.run()).manifest.failed
@@ -68,6 +82,7 @@ def _delete_before_order(emulator: Emulator) -> Any:
     return delete
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("documents", ["first-url", "first-content"])
 @pytest.mark.parametrize("shows", ["nothing", "reference", "id-and-reference"])
 async def test_one_document_for_three_batches_is_not_three_reports(scene: Scene, documents: str, shows: str) -> None:
@@ -85,6 +100,7 @@ async def test_one_document_for_three_batches_is_not_three_reports(scene: Scene,
     assert not (await scene.run()).manifest.failed
 
 
+@pytest.mark.virtual_time
 async def test_a_document_that_comes_again_in_a_later_run_is_noticed(scene: Scene) -> None:
     """A PDF that was delivered by one run is withdrawn when the next run gets the same document for other files."""
     emulator = scene.emulator
@@ -101,6 +117,7 @@ async def test_a_document_that_comes_again_in_a_later_run_is_noticed(scene: Scen
     assert not (await scene.run()).manifest.failed
 
 
+@pytest.mark.virtual_time
 async def test_reports_that_always_lack_a_file_are_bounded(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A service that leaves the first file out of each report gets five orders of a batch; every file is named."""
     render = Reports._render
@@ -120,30 +137,85 @@ async def test_reports_that_always_lack_a_file_are_bounded(scene: Scene, monkeyp
     assert len(check_folder(scene.out)) == FILES
 
 
-@pytest.mark.parametrize(
-    ("kind", "form", "seconds"),
-    sample(
-        [
-            ("503", "seconds", 1),
-            *(("503", form, 3) for form in ("seconds", "http-date")),
-            *(("429", form, 3) for form in ("seconds", "http-date")),
-            ("429", "seconds", 1),
-            ("429", "http-date", 2),
-        ],
-        2,
-    ),
-)
-async def test_an_order_is_not_repeated_before_its_retry_after(
-    scene: Scene, kind: str, form: str, seconds: int
-) -> None:
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("kind", ["503", "429"])
+@pytest.mark.parametrize("form", ["seconds", "http-date"])
+async def test_an_order_is_not_repeated_before_its_retry_after(scene: Scene, kind: str, form: str) -> None:
     """After a 503 or a 429 the next order waits for `Retry-After`, whichever call sends it."""
+    emulator, loop = scene.emulator, asyncio.get_running_loop()
     ordered_at: list[float] = []
-    emulator = scene.emulator
-    emulator.set_faults(retry_after=form, retry_after_seconds=seconds)
+    emulator.set_faults(retry_after=form, retry_after_seconds=30)
     emulator.script(kind, path="/api/v2/reports")
-    emulator.on_request = lambda endpoint: ordered_at.append(time.monotonic()) if endpoint == "report" else None
+    emulator.on_request = lambda endpoint: ordered_at.append(loop.time()) if endpoint == "report" else None
     result = await scene.run(Selection("ids", ids=tuple(scene.keys[:10])))
     assert not result.manifest.failed
-    assert len(ordered_at) == 2
+    assert len(emulator.reports.by_secret) == 1
+    assert len(result.manifest.unknown_orders) == (kind == "503"), "a 429 means that nothing was ordered"
+    first, second = ordered_at
     # A date has whole seconds, so that its pause is up to a second shorter.
-    assert ordered_at[1] - ordered_at[0] >= seconds - (form == "http-date")
+    assert 30 - (form == "http-date") <= second - first <= 32
+
+
+# Late answers
+
+
+@pytest.mark.virtual_time
+async def test_a_service_that_answers_late_gets_one_order_at_a_time(scene: Scene) -> None:
+    """An answer that takes as long as the report, and longer than other calls may, is waited for: none comes twice."""
+    emulator = scene.emulator
+    emulator.set_quirks(report_async="ignored", report_seconds=1_700.0)
+    counts: list[int] = []
+    emulator.on_request = lambda endpoint: counts.append(emulator.in_flight) if endpoint == "report" else None
+    result = await scene.run()
+    assert max(counts) == 1
+    assert emulator.counts["report"] == len(result.manifest.orders) == 3
+    assert 3 * 1_700 <= asyncio.get_running_loop().time() < 3 * 1_700 + 1
+    assert len(check_folder(scene.out)) == FILES
+    assert check_orders(emulator, scene.out) == 0
+
+
+# Report URLs
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("token_location", ["query", "header"])
+async def test_a_report_url_that_wants_the_token_gets_it(scene: Scene, token_location: str) -> None:
+    """After one 401 the token is sent to the service's own origin."""
+    scene.emulator.set_quirks(report_download_token="required")
+    await scene.run(client=quick_client(scene.emulator, token_location=token_location))
+    assert scene.emulator.statuses[401] == 1
+    assert len(check_folder(scene.out)) == FILES
+
+
+@pytest.mark.virtual_time
+async def test_a_report_url_that_stays_unauthorized_stops_the_run(scene: Scene) -> None:
+    """A 401 with the token is said at once, not after --timeout; the order stays, and the next run polls it."""
+    emulator = scene.emulator
+    emulator.set_quirks(report_download_token="refused")
+    with pytest.raises(BaseExceptionGroup) as raised:
+        await scene.run()
+    assert raised.group_contains(AuthenticationError, match="HTTP 401, without the token and with it")
+    orders = emulator.counts["report"]
+    assert asyncio.get_running_loop().time() <= 2
+    emulator.set_quirks(report_download_token="required")
+    await scene.run()
+    # An order whose response the stopped run did not wait for is sent again.
+    with closing(sqlite3.connect(scene.lake / "ledger.sqlite")) as ledger:
+        ((unknown,),) = ledger.execute("SELECT count(*) FROM report_order WHERE state = 'unknown'").fetchall()
+    assert max(orders, 3) <= emulator.counts["report"] <= 3 + unknown
+    assert len(check_folder(scene.out)) == FILES
+
+
+@pytest.mark.virtual_time
+async def test_another_host_that_wants_credentials_never_gets_the_token(scene: Scene) -> None:
+    """A 401 of another host fails the report by name at once; the host sees no secret."""
+    emulator = scene.emulator
+    emulator.set_quirks(report_host="other-port")
+    emulator.script("401", times=2, path="/reports/")
+    result = await scene.run(Selection("ids", ids=tuple(scene.keys[:10])))
+    assert result.had_protocol_errors
+    assert {"another host wants credentials (HTTP 401)" in str(file.reason) for file in result.manifest.failed} == {
+        True
+    }
+    assert (emulator.leaks, emulator.strays) == ([], [])
+    assert emulator.counts["poll"] == 1

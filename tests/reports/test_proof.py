@@ -85,6 +85,7 @@ async def test_files_deleted_after_the_sync_are_not_certified(scene: Scene) -> N
     assert len(check_folder(scene.out)) == FILES
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("files", [1, FILES])
 async def test_the_cheaper_way_of_confirmation_is_taken(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, files: int
@@ -98,6 +99,7 @@ async def test_the_cheaper_way_of_confirmation_is_taken(
     assert read_manifest(scene.out)["pdfs"][0]["references_found"] == min(files, 10)
 
 
+@pytest.mark.virtual_time
 async def test_a_file_that_the_list_omits_is_requested_by_its_id(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A list that loses files between its pages excludes none of them."""
     monkeypatch.setattr("pipeline.reports.confirmation.MAX_LIMIT", 5)
@@ -111,6 +113,7 @@ async def test_a_file_that_the_list_omits_is_requested_by_its_id(scene: Scene, m
 MOMENTS: Final = ("list_1", "list_2", "report_1", "poll_1", "poll_2", "list_3", "report_2", "list_5")
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize(
     ("render", "shows", "change"),
     sample(
@@ -177,6 +180,7 @@ def _read_text(pdf: Path) -> str:
     return _texts[pdf]
 
 
+@pytest.mark.virtual_time
 async def test_a_file_deleted_between_order_and_delivery_is_named(scene: Scene) -> None:
     """Its PDF is superseded and removed, the batch is ordered again without it."""
     deleted = scene.keys[5:7]
@@ -188,6 +192,7 @@ async def test_a_file_deleted_between_order_and_delivery_is_named(scene: Scene) 
     assert sorted(states) in (["delivered", "delivered", "superseded"], ["delivered"] * 2 + ["superseded"] * 2)
 
 
+@pytest.mark.virtual_time
 async def test_a_template_without_references(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """The two confirmations are the proof; the manifest says that the pages show no references."""
     set_batch_size(monkeypatch, FILES)
@@ -224,6 +229,7 @@ async def test_a_run_killed_between_download_and_confirmation(scene: Scene) -> N
     check_certified(scene.out)
 
 
+@pytest.mark.virtual_time
 async def test_a_service_that_does_not_confirm_certifies_nothing(scene: Scene) -> None:
     """An outage after the download ends the run without a delivered file; the next run confirms and goes on."""
     emulator = scene.emulator

@@ -39,6 +39,7 @@ FAULT_KINDS = (
 ).split()
 
 
+@pytest.mark.virtual_time
 async def test_every_file_is_in_one_pdf_or_named_as_failed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """With 40 % failing requests each run accounts for every file; a run without failures delivers all files."""
     set_batch_size(monkeypatch, 2)
@@ -77,7 +78,7 @@ async def test_runs_killed_at_random_times(scene: Scene, monkeypatch: pytest.Mon
     command = ("report", "--sql", SAMPLE, "--out", str(scene.out), "--json")
     emulator.set_quirks(report_ready_seconds=0.2)
     emulator.set_faults(latency_ms=40.0)
-    kills = sample(range(1, 6), 2)
+    kills = sample(range(1, 6), 3)
     for kill in kills:
         process = await scene.start(*command, batch_size=2)
         while emulator.counts["report"] < 2 * kill and process.returncode is None:
@@ -122,6 +123,7 @@ async def test_a_kill_during_an_order(scene: Scene) -> None:
     assert len(read_manifest(scene.out)["orders"]) == 3 + 1
 
 
+@pytest.mark.virtual_time
 async def test_a_stop_on_request_loses_no_response(scene: Scene) -> None:
     """A run that must stop waits for the response to the order in flight; the next one orders nothing twice."""
     emulator, ordered = scene.emulator, asyncio.Event()
@@ -139,6 +141,7 @@ async def test_a_stop_on_request_loses_no_response(scene: Scene) -> None:
     assert emulator.counts["report"] == 3
 
 
+@pytest.mark.virtual_time
 async def test_a_batch_whose_response_is_lost_is_ordered_again_and_named(scene: Scene) -> None:
     """The service makes the report and the response is lost: one further order, named in result and manifest."""
     scene.emulator.script("drop-before-status", path="/api/v2/reports")
@@ -150,14 +153,7 @@ async def test_a_batch_whose_response_is_lost_is_ordered_again_and_named(scene: 
     assert read_manifest(scene.out)["counts"]["unknown_orders"] == 1
 
 
-async def test_a_throttled_order_is_not_unknown(scene: Scene) -> None:
-    """A 429 means that nothing was ordered: the call is repeated and no order is unknown."""
-    scene.emulator.set_faults(retry_after_seconds=0)
-    scene.emulator.script("429", times=2, path="/api/v2/reports")
-    result = await scene.run()
-    assert len(scene.emulator.reports.by_secret) == len(result.manifest.orders) == 3
-
-
+@pytest.mark.virtual_time
 async def test_what_is_on_disk_is_not_ordered_again(scene: Scene) -> None:
     """A finished job calls nobody; missing and changed PDFs are downloaded, and a changed one is kept."""
     emulator, damaged = scene.emulator, scene.out / "report-0001.pdf"
@@ -202,26 +198,31 @@ def _damage(pdf: Path, content: bytes) -> None:
     pdf.write_bytes(content)
 
 
+@pytest.mark.virtual_time
 async def test_reports_that_are_not_ready(scene: Scene) -> None:
-    """A run with more time polls a report that timed out before; one that is too old is ordered again.
+    """They are polled until the timeout. A run with more time polls them on; one that is too old is ordered again.
 
     Files that come into the lake meanwhile do not enter the job.
     """
-    emulator = scene.emulator
+    emulator, loop = scene.emulator, asyncio.get_running_loop()
     emulator.set_quirks(report_lost_ratio=1.0)
-    result = await scene.run(run_options=NO_WAITING)
+    result = await scene.run()
+    assert 1_800 <= loop.time() <= 1_801
+    assert emulator.counts["poll"] < 3 * 110, "a report is polled every 20 s"
     assert len(result.manifest.failed) == FILES
-    assert all("not ready" in str(outcome.reason) for outcome in result.manifest.failed)
+    assert all("not ready 1800 s after its order" in str(outcome.reason) for outcome in result.manifest.failed)
     assert check_folder(scene.out) == {}
     for report in list(emulator.reports.by_secret.values())[:2]:
-        report.ready_at = 0.0
-    result = await scene.run(run_options=RunOptions(timeout_seconds=0.2, max_poll_seconds=0.05))
+        report.ready_at = 2_000.0
+    result = await scene.run(run_options=RunOptions(timeout_seconds=3_600.0))
+    assert 3_600 <= loop.time() <= 3_601
     assert [order.state for order in result.manifest.orders] == ["delivered", "delivered", "timed_out"]
     assert emulator.counts["report"] == 3
     emulator.world.create(5)
     await sync_lists(emulator, scene.lake)
+    with opened(scene.lake) as db:
+        assert db.execute("SELECT count(*) FROM files").fetchall() == [(FILES + 5,)]
     emulator.set_quirks(report_lost_ratio=0.0)
-    age_orders_by_an_hour(scene.lake)
     result = await scene.run()
     assert [order.state for order in result.manifest.orders] == ["delivered", "delivered", "timed_out", "delivered"]
     assert emulator.counts["report"] == 4
@@ -245,6 +246,7 @@ async def test_a_refused_token_or_an_outage_ends_the_run(scene: Scene) -> None:
     assert len(check_folder(scene.out)) == FILES
 
 
+@pytest.mark.virtual_time
 async def test_a_job_and_a_sync_run_concurrently(scene: Scene) -> None:
     """A sync commits and publishes while a job polls; the job is published when the lake is unlocked."""
     emulator = scene.emulator

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import pytest
-
 from pipeline.emulator import Emulator
 from pipeline.errors import SettingsError
 from pipeline.lake.reader import open_catalog
@@ -87,6 +85,7 @@ def test_invalid_selections(listed_lake: Path) -> None:
         Selection("sql", sql="SELECT file_id FROM read_csv('/etc/passwd')"),
         Selection("where", sql="FALSE"),
         Selection("where", sql="TRUE", group_by="nothing"),
+        Selection("ids", ids=()),
     )
     assert all(isinstance(message, str) for message in messages)
     assert "colour" in messages[0]
@@ -114,13 +113,3 @@ def test_a_null_group_is_a_group(listed_lake: Path) -> None:
     groups = [file.group_name for file in result if isinstance(file, ReportJobFile)]
     assert set(groups) == {"NULL", "x"}
     assert groups == sorted(groups)  # type: ignore[type-var]
-
-
-@pytest.mark.parametrize("ids", [(), (7,)])
-def test_selections_without_known_files(listed_lake: Path, ids: tuple[int, ...]) -> None:
-    """An empty list is an error; unknown ids are selected as files that cannot be ordered."""
-    (result,) = select(listed_lake, Selection("ids", ids=ids))
-    if ids:
-        assert all(isinstance(file, ReportJobFile) and file.reason for file in result)
-    else:
-        assert isinstance(result, str)

@@ -69,6 +69,7 @@ async def test_no_email_without_send_email(scene: Scene) -> None:
     assert sorted(emulator.emails) == sorted((each["email"], each["reference"]) for each in wanted)
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("kind", ["drop-before-status", "drop-mid-headers", "drop-mid-body", "cut-json", "500", "503"])
 async def test_a_call_without_response_is_never_repeated(scene: Scene, kind: str) -> None:
     """A share whose response is lost is unknown; neither this run nor the next repeats the call."""
