@@ -15,7 +15,7 @@ import structlog
 from pipeline.atomic_files import DATABASE_LOG_SUFFIXES, clone_file, sha256_file
 from pipeline.lake.catalog_tables import OutdatedCatalogError, build_tables, describe_format, update_tables
 from pipeline.lake.catalog_views import build_views
-from pipeline.lake.duckdb import LARGE_MEMORY_LIMIT, count_used_bytes
+from pipeline.lake.duckdb import LARGE_MEMORY_LIMIT, count_used_bytes, share_instance
 from pipeline.lake.duckdb_errors import first_line, translate_duckdb_errors, write_error
 from pipeline.lake.layout import translate_os_errors, write_read_only
 from pipeline.lake.models import CatalogRecord
@@ -42,9 +42,10 @@ def publish(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, rebuild: b
     `rebuild`: write all rows of the catalog again, although it could be updated.
     """
     path = layout.snapshot_path(spec.snapshot.snapshot)
-    with write_read_only(path) as temp, translate_duckdb_errors(str(path)):
-        build_views(temp, layout, ledger, spec)
-    write_catalog(layout, ledger, spec, rebuild=rebuild)
+    with share_instance():
+        with write_read_only(path) as temp, translate_duckdb_errors(str(path)):
+            build_views(temp, layout, ledger, spec)
+        write_catalog(layout, ledger, spec, rebuild=rebuild)
     return sha256_file(path)
 
 

@@ -18,7 +18,7 @@ from schemas import value_types
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES, RAW, TABLES, WORKFLOW_DEFINITIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import duckdb
 
@@ -177,9 +177,20 @@ def select_documents_sql(layout: LakeLayout, spec: CatalogSpec) -> str:
     return f"(SELECT {', '.join(f'NULL::{_sql_type(field.type)} AS {field.name}' for field in RAW)} WHERE false)"
 
 
-def bind_to_schema(db: duckdb.DuckDBPyConnection, schema: pa.Schema) -> None:
-    """Let `read_parquet` of this connection return no rows of these columns, for views that are only created."""
-    bind_empty_read_parquet(db, {field.name: _sql_type(field.type) for field in schema})
+def bind_to_schema(
+    db: duckdb.DuckDBPyConnection, *schemas: pa.Schema, bound: Mapping[str, str] | None = None
+) -> Mapping[str, str]:
+    """Let `read_parquet` of this connection return no rows of these columns, for views that are only created.
+
+    Of several schemas with a column, the first gives its type. Return the columns as {name: SQL type}; if `bound`, the
+    result of an earlier call, has them all, nothing is done.
+    """
+    columns = {field.name: _sql_type(field.type) for schema in reversed(schemas) for field in schema}
+    if bound is not None and columns.items() <= bound.items():
+        return bound
+    columns = {**(bound or {}), **columns}
+    bind_empty_read_parquet(db, columns)
+    return columns
 
 
 def _sql_type(arrow_type: pa.DataType) -> str:

@@ -24,7 +24,7 @@ from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.file_names import list_part_files, list_snapshots
 from pipeline.lake.image_names import IMAGES, is_strange_incoming
 from pipeline.lake.layout import translate_os_errors
-from pipeline.lake.parts import empty_part, encode_parquet
+from pipeline.lake.parts import empty_part, encode_empty_part
 from pipeline.lake.physical_tables import read_parts
 from schemas.tables import COMMIT_SEQ_COLUMN, TABLES
 
@@ -73,7 +73,7 @@ def find_damaged_empty_parts(layout: LakeLayout) -> list[Finding]:
     for table in TABLES:
         path = empty_part(layout, table.name)
         try:
-            if path.read_bytes() == encode_parquet(table.arrow.empty_table()):
+            if path.read_bytes() == encode_empty_part(table.name):
                 continue
             problem = "not the empty part of this version"
         except OSError as error:

@@ -60,8 +60,13 @@ def embed_ledger(writer: TableWriter, ledger: Ledger) -> None:
     names, texts = [name for name, _ in rows], [text for _, text in rows]
     table = pa.table({"table_name": pa.array(names, pa.string()), "row_json": pa.array(texts, pa.string())})
     comment = "Small tables of the ledger: a lost ledger is rebuilt from them."
-    comments = (("table_name", "Table of the ledger."), ("row_json", "One row of it, as JSON."))
-    writer.fill(EMBEDDED_LEDGER, comment, comments, table)
+    if not writer.exists:
+        columns = (
+            ("table_name", "VARCHAR", "Table of the ledger."),
+            ("row_json", "VARCHAR", "One row of it, as JSON."),
+        )
+        writer.create(EMBEDDED_LEDGER, comment, columns)
+    writer.fill(EMBEDDED_LEDGER, table)
 
 
 def _hex(value: bytes) -> dict[str, str]:

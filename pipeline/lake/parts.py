@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -217,11 +218,17 @@ def empty_part(layout: LakeLayout, table_name: str) -> Path:
     return layout.table_dir(table_name) / "empty.parquet"
 
 
+@cache
+def encode_empty_part(table_name: str) -> memoryview:
+    """Return the file of a table without rows."""
+    return encode_parquet(BY_NAME[table_name].arrow.empty_table())
+
+
 def write_empty_parts(layout: LakeLayout) -> None:
     """Write each table's empty part that is missing or has other columns."""
     for table in TABLES:
         target = empty_part(layout, table.name)
-        content = encode_parquet(table.arrow.empty_table())
+        content = encode_empty_part(table.name)
         if not target.exists() or target.read_bytes() != content:
             with write_read_only(target) as temp:
                 temp.write_bytes(content)
