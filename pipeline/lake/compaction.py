@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 MAX_GROUPS: Final = 16
 MAX_SUPERSEDED_RATIO: Final = 0.05
+MIN_SUPERSEDED: Final = 1_000  # versions: fewer slow no query down, and a compaction is a process of one second
 SMALL_RAW_PART_BYTES: Final = 32 * 1024 * 1024  # larger parts of documents are not merged
 _MIN_MERGED_RAW_PARTS: Final = 20
 _MERGED_RAW_PART_BYTES: Final = 128 * 1024 * 1024
@@ -82,7 +83,8 @@ def select_for_compaction(groups: Sequence[PartGroup]) -> Sequence[PartGroup]:
     An older group is taken only when the younger ones together have half its files. So the number of times that a
     row is rewritten grows with the logarithm of the lake's size, not with its age.
     """
-    if sum(group.superseded for group in groups) > MAX_SUPERSEDED_RATIO * sum(group.files for group in groups):
+    superseded = sum(group.superseded for group in groups)
+    if superseded >= MIN_SUPERSEDED and superseded > MAX_SUPERSEDED_RATIO * sum(group.files for group in groups):
         return groups
     if len(groups) <= MAX_GROUPS:
         return ()

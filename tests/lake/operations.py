@@ -60,6 +60,7 @@ def _everything_due(lake: Lake) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if len(groups) > 1 or any(group.superseded for group in groups):
             patch.setattr(compaction, "MAX_SUPERSEDED_RATIO", -1)
+            patch.setattr(compaction, "MIN_SUPERSEDED", 0)
         patch.setattr(compaction, "_MAX_EXPIRED_RATIO", 0)
         yield
 

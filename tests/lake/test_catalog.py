@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pytest
 
-from pipeline.lake import catalog, catalog_tables
+from pipeline.lake import catalog, catalog_tables, compaction
 from pipeline.lake.catalog import is_rebuild_due
 from pipeline.lake.catalog_integrity import find_damaged_catalogs
 from pipeline.lake.catalog_sql import list_columns
@@ -77,12 +77,23 @@ def _freshness(lake: Lake) -> tuple[object, ...]:
     return tuple(row)
 
 
-def test_a_publish_updates_the_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def _small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Treat lakes of a few rows as large ones are treated."""
+    monkeypatch.setattr(catalog_tables, "_MIN_ROWS_IN_PLACE", 0)
+    monkeypatch.setattr(compaction, "MIN_SUPERSEDED", 0)
+
+
+@pytest.mark.parametrize(("min_rows_in_place", "replaced"), [(0, 4 + 3), (100_000, 4 + 3 + 2 + 2)])
+def test_a_publish_updates_the_catalog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, min_rows_in_place: int, replaced: int
+) -> None:
     """An update changes the rows of changed files only, and shows what a catalog built from the parts shows.
 
     A publish without new rows, a killed one and one of records alone take no snapshot and lose nothing. What a
     session wrote to the catalog is found by check, and is gone after the next publish.
     """
+    monkeypatch.setattr(catalog_tables, "_MIN_ROWS_IN_PLACE", min_rows_in_place)
     with _open(tmp_path) as lake:
         _fill(lake)
         lake.publish("run", at=AT, complete=False, watermark=None)
@@ -92,8 +103,9 @@ def test_a_publish_updates_the_catalog(tmp_path: Path, monkeypatch: pytest.Monke
 
         commit(lake, {3: 0, 4: 2, 99: 1}, {"uploads": [{"file_id": 99, "id": 5, "position": 0}]}, gone=[7], stamp=2)
         _publish(lake, 3)
-        # Deleted: a file and the uploads of three. Inserted: a file, its upload, a deleted file. Updated: two files.
-        assert _base(lake)["replaced_rows"] == 4 + 3
+        # Deleted: a file and the uploads of three. Inserted: a file, its upload, a deleted file. Two files are updated
+        # in place in a large catalog, deleted and inserted in a small one.
+        assert _base(lake)["replaced_rows"] == replaced
         expected = {**dict.fromkeys(range(1, 41), 1), 3: 0, 4: 2, 99: 1}
         del expected[7]
         assert _counts(lake) == expected

@@ -20,6 +20,7 @@ async def test_compaction_names_a_damaged_part(tmp_path: Path, folder: str, monk
     """A compaction that cannot read a part ends with exit code 9 and names it; it does not blame the disk."""
     monkeypatch.setattr(compaction, "_MIN_MERGED_RAW_PARTS", 2)
     monkeypatch.setattr(compaction, "MAX_SUPERSEDED_RATIO", -1)
+    monkeypatch.setattr(compaction, "MIN_SUPERSEDED", 0)
     lake = tmp_path / "lake"
     async with grown(lake):
         pass
