@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast coverage check lint types format docs lock soak soak-publish bench bench-peers test-engines clean
+.PHONY: help demo test test-fast coverage check lint types format docs lock soak soak-publish mutants bench bench-peers test-engines clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -30,6 +30,9 @@ test: $(STAMP) ## run the whole test suite
 
 test-fast: $(STAMP) ## run the tests of the modules that are not in tests/slow_modules.txt
 	@$(BIN)/python -m pytest -q -n 3 --dist worksteal -m "not slow"
+
+mutants: $(STAMP) ## edit single lines of the product at random, and look whether the nearest tests notice: make mutants ARGS="--count 100 --seed 1"
+	@$(BIN)/python -m tests.mutants $(ARGS)
 
 coverage: $(STAMP) ## run the whole test suite with branch coverage; fails below the floor in pyproject.toml
 	@$(BIN)/python -m pytest -q -n 3 --dist worksteal --cov --cov-report=term

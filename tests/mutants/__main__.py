@@ -1,0 +1,197 @@
+"""Mutants: edits one line of the product at random, and looks whether the nearest tests notice.
+
+Each mutant is a copy of the sources in which one line differs, and a fork of this process, which has imported the
+libraries: its tests run until the first that fails. A survivor is a hole in the tests, or no fault at all: look at it.
+
+`python -m tests.mutants --count 100 --seed 1`; `--only sync` for one package, `--show` to print without running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tests.mutants.lines import Mutant, list_mutants
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+_COPIED: Final = ("pipeline", "schemas", "tests", "configs", "docs", "pyproject.toml", "README.md", "CHANGELOG.md")
+_LIBRARIES: Final = (
+    "pytest",
+    "hypothesis",
+    "aiohttp",
+    "duckdb",
+    "pyarrow.parquet",
+    "pyarrow.compute",
+    "pydantic",
+    "structlog",
+)
+_SECONDS: Final = 900.0  # after which a mutant that makes tests wait counts as noticed
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """Modules of the product, and the tests that are nearest to them, the nearest first."""
+
+    modules: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+AREAS: Final = {
+    "crawl": Area(("pipeline/crawl/*.py",), ("tests/crawl", "tests/sync", "tests/stateful")),
+    "client": Area(("pipeline/client/protocol.py",), ("tests/client", "tests/crawl")),
+    "flatten": Area(("pipeline/flatten/*.py",), ("tests/flatten", "tests/schemas", "tests/sync", "tests/stateful")),
+    "sync": Area(("pipeline/sync/*.py",), ("tests/sync", "tests/stateful", "tests/commands/test_plan.py")),
+    "ledger": Area(("pipeline/lake/ledger*.py",), ("tests/lake", "tests/sync", "tests/stateful")),
+    "project": Area(
+        tuple(
+            f"pipeline/lake/{name}.py" for name in ("catalog_tables", "catalog_updates", "catalog_sql", "row_buffer")
+        ),
+        ("tests/lake", "tests/sync", "tests/stateful"),
+    ),
+    "reports": Area(("pipeline/reports/confirmation.py", "pipeline/reports/certification.py"), ("tests/reports",)),
+    "publish": Area(("pipeline/publish/*.py",), ("tests/publish",)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A mutant of a module of an area."""
+
+    area: str
+    module: str
+    mutant: Mutant
+
+    def describe(self) -> str:
+        """Return the line before and after."""
+        source = (ROOT / self.module).read_text(encoding="utf-8")
+        before = source.splitlines()[self.mutant.line - 1].strip()
+        after = self.mutant.apply(source).splitlines()[self.mutant.line - 1].strip()
+        return f"{self.module}:{self.mutant.line}\n    - {before}\n    + {after}"
+
+
+def draw_cases(areas: Sequence[str], *, count: int, seed: int) -> list[Case]:
+    """Return mutants drawn from the areas in turn, so that each has its share; the same for the same seed."""
+    dice = random.Random(seed)
+    pools: dict[str, list[Case]] = {}
+    for area in areas:
+        modules = sorted(
+            {path.relative_to(ROOT).as_posix() for glob in AREAS[area].modules for path in ROOT.glob(glob)}
+        )
+        pools[area] = [
+            Case(area, module, mutant)
+            for module in modules
+            for mutant in list_mutants((ROOT / module).read_text(encoding="utf-8"))
+        ]
+        dice.shuffle(pools[area])
+    cases = [pools[area][turn] for turn in range(count) for area in areas if turn < len(pools[area])]
+    return cases[:count]
+
+
+def is_noticed(case: Case, folder: Path) -> tuple[bool, str]:
+    """Return whether the area's tests fail on the mutant, and the first test that does."""
+    tree = folder / "tree"
+    for name in _COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tree / name, ignore=shutil.ignore_patterns("__pycache__", "results.json"))
+        else:
+            tree.mkdir(exist_ok=True)
+            shutil.copy2(source, tree / name)
+    path = tree / case.module
+    path.write_text(case.mutant.apply(path.read_text(encoding="utf-8")), encoding="utf-8")
+    output = folder / "output"
+    child = os.fork()
+    if not child:
+        _run_tests(tree, output, AREAS[case.area].tests)
+    status = _wait(child, _SECONDS)
+    failed = [line for line in output.read_text(errors="replace").splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return status != 0, "too slow" if status is None else failed[0].split(" - ")[0] if failed else f"status {status}"
+
+
+def _run_tests(tree: Path, output: Path, tests: Sequence[str]) -> None:
+    """Run tests in this forked process, in a group of its own, and end it with their status."""
+    status = 70
+    try:
+        os.setsid()
+        os.chdir(tree)
+        handle = os.open(output, os.O_WRONLY | os.O_CREAT, 0o600)
+        os.dup2(handle, 1)
+        os.dup2(handle, 2)
+        for name in [name for name in sys.modules if name.partition(".")[0] in {"tests", "pipeline", "schemas"}]:
+            del sys.modules[name]
+        sys.path[:] = [str(tree), *(entry for entry in sys.path if entry not in {"", str(ROOT)})]
+        pytest = importlib.import_module("pytest")
+        status = pytest.main(["-q", "-x", "-p", "no:cacheprovider", f"--basetemp={output.parent / 'temp'}", *tests])
+    except BaseException:  # noqa: BLE001 - the fork has nobody to tell but its output
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(int(status))
+
+
+def _wait(child: int, seconds: float) -> int | None:
+    """Return the exit status of a process, None if it was killed after so many seconds. Its group goes with it."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.05)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+def _run_in_new_folder(case: Case) -> tuple[bool, str]:
+    with tempfile.TemporaryDirectory(prefix="scanlake-mutant-", ignore_cleanup_errors=True) as folder:
+        return is_noticed(case, Path(folder))
+
+
+def main() -> None:
+    """Draw mutants, run the tests on each, print the survivors."""
+    parser = argparse.ArgumentParser(prog="make mutants", description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--count", type=int, default=20, help="mutants (20)")
+    parser.add_argument("--seed", type=int, default=1, help="the same mutants for the same seed and sources (1)")
+    parser.add_argument("--only", action="append", choices=sorted(AREAS), help="an area; repeatable")
+    parser.add_argument("--skip", type=int, default=0, help="leave out the first mutants of the draw, done before")
+    parser.add_argument("--show", action="store_true", help="print the mutants and run nothing")
+    arguments = parser.parse_args()
+    cases = draw_cases(arguments.only or sorted(AREAS), count=arguments.count, seed=arguments.seed)
+    survivors = []
+    for library in () if arguments.show else _LIBRARIES:
+        importlib.import_module(library)
+    for area in () if arguments.show else sorted({case.area for case in cases[arguments.skip :]}):
+        unchanged = Case(area, next(case.module for case in cases if case.area == area), Mutant(1, 0, 0, ""))
+        noticed, by = _run_in_new_folder(unchanged)
+        if noticed:
+            sys.exit(f"{area}: the tests fail without a mutant: {by}")
+    for number, case in enumerate(cases[arguments.skip :], start=arguments.skip + 1):
+        if arguments.show:
+            print(f"{number}. {case.describe()}")
+            continue
+        began = time.monotonic()
+        noticed, by = _run_in_new_folder(case)
+        survivors += [] if noticed else [case]
+        verdict = f"noticed by {by}" if noticed else "SURVIVES"
+        print(f"{number}. {case.describe()}\n    {verdict} ({time.monotonic() - began:.0f} s)", flush=True)
+    if not arguments.show:
+        done = len(cases) - arguments.skip
+        print(f"{done - len(survivors)} of {done} mutants noticed (seed {arguments.seed})")
+
+
+if __name__ == "__main__":
+    main()
