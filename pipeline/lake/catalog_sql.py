@@ -61,11 +61,6 @@ class CatalogSpec:
     has_superseded_rows: bool
     has_instances: bool = False
 
-    @property
-    def part_bytes(self) -> int:
-        """Size of the parts of all tables; the catalog is about as large."""
-        return sum(part.bytes for part in self.parts if part.table_name != RAW_TABLE)
-
     def count_rows(self, *, since_seq: int) -> int:
         """Return the number of rows in the parts of tables that came after a commit."""
         return sum(

@@ -23,7 +23,6 @@ from pipeline.lake.catalog_sql import (
 from pipeline.lake.catalog_updates import CHANGED_FILES, update_rows
 from pipeline.lake.duckdb import (
     BUILD_MEMORY_LIMIT,
-    LARGE_BLOCKS,
     MEDIUM_BLOCKS,
     TableWriter,
     create_database,
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
 
 _FORMAT: Final = 2
 """Raise it when `build_tables` writes other rows for the same parts: then no older catalog is updated."""
-_MAX_MEDIUM_BYTES: Final = 16 * 1024**2  # of parts, up to which a catalog has medium blocks
 _MAX_ROWS_IN_PLACE: Final = 500_000  # of one table: they are compared with the former ones, in temporary tables
 _MIN_ROWS_IN_PLACE: Final = 100_000  # of the catalog: below, deleted rows slow no query down, and this takes 0.1 s
 _MAX_MERGED_BYTES: Final = 4 * 1024**2  # of a catalog whose updates merge row groups: it stays small of itself
@@ -72,8 +70,7 @@ def build_tables(
     path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, memory_limit: str = BUILD_MEMORY_LIMIT
 ) -> DeltaBase:
     """Write a catalog to the new file `path`, from the parts."""
-    block_size = MEDIUM_BLOCKS if spec.part_bytes < _MAX_MEDIUM_BYTES else LARGE_BLOCKS
-    with create_database(path, spill=layout.spill_dir, block_size=block_size, memory_limit=memory_limit) as db:
+    with create_database(path, spill=layout.spill_dir, block_size=MEDIUM_BLOCKS, memory_limit=memory_limit) as db:
         writer = TableWriter(db, exists=False)
         write_superseded_versions(writer, ledger)
         create_empty_tables(db, spec)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 RESULTS: Final = Path(__file__).with_name("results.json")
 CASES: Final[dict[str, Callable[[Path, int], dict[str, float]]]] = {
     "sync": syncing.first_and_later,
+    "changes": syncing.changes,
     "latency": syncing.latency,
     "memory": syncing.memory,
     "pace": lambda _folder, _files: pace.measure(),

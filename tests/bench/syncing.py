@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _LATER: Final = 3  # runs of what is short, of which the median counts
+_IN_A_ROW: Final = 50  # syncs after which a catalog that grew with each would be due for a rebuild
 
 
 def first_and_later(folder: Path, files: int) -> dict[str, float]:
@@ -38,6 +39,27 @@ def first_and_later(folder: Path, files: int) -> dict[str, float]:
         proof = scanlake(emulated, folder / "lake", "verify")
         found["verify, s"] = proof.seconds
         found["verify, calls"] = proof.said["requests"]["total"]
+    return found
+
+
+def changes(folder: Path, files: int) -> dict[str, float]:
+    """The whole command with 100 changed files in lakes of three sizes; of the middle one many times in a row."""
+    found: dict[str, float] = {}
+    for size, rounds in ((files // 2, _LATER), (files * 5, _IN_A_ROW), (files * 15, _LATER)):
+        lake = folder / f"lake-{size}"
+        with service(size, "--prerender") as emulated:
+            scanlake(emulated, lake, "sync")
+            fresh = (lake / "catalog.duckdb").stat().st_size
+            ran = []
+            for _ in range(rounds):
+                emulated.wish("world", {"op": "update", "n": 100})
+                ran.append(scanlake(emulated, lake, "sync"))
+            seconds = [one.seconds for one in ran]
+            found[f"100 of {size:,} changed, s"] = statistics.median(seconds)
+            found[f"100 of {size:,} changed, s at most"] = max(seconds)
+            found[f"100 of {size:,} changed, MB at most"] = max(one.mb for one in ran)
+            found[f"100 of {size:,} changed, catalog / fresh"] = (lake / "catalog.duckdb").stat().st_size / fresh
+            found[f"nothing of {size:,} changed, s"] = scanlake(emulated, lake, "sync").seconds
     return found
 
 
