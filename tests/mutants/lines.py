@@ -9,17 +9,10 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_OPPOSITES: Final = (
-    ("Lt", "<", "LtE", "<="),
-    ("Gt", ">", "GtE", ">="),
-    ("Eq", "==", "NotEq", "!="),
-    ("Is", "is", "IsNot", "is not"),
-)
 _COMPARISONS: Final = {
-    getattr(ast, name): other
-    for first, sign, second, opposite in (*_OPPOSITES, ("In", "in", f"Not{'In'}", "not in"))
-    for name, other in ((first, opposite), (second, sign))
-}
+    ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
+    ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in",
+}  # fmt: skip
 _OPERATORS: Final = {ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.FloorDiv: "*", ast.Div: "*"}
 _NAMES: Final = {"min": "max", "max": "min", "any": "all", "all": "any"}
 _SILENT: Final = ("_log.", "log.", "typer.", "sys.stderr")
