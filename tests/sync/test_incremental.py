@@ -10,7 +10,13 @@ import pytest
 
 from pipeline.client import clock
 from pipeline.emulator import Emulator, make_quirks
-from pipeline.errors import AuthenticationError, LakeLockedError, ServiceUnavailableError, SettingsError
+from pipeline.errors import (
+    AuthenticationError,
+    LakeCorruptedError,
+    LakeLockedError,
+    ServiceUnavailableError,
+    SettingsError,
+)
 from pipeline.lake.lake import Lake
 from pipeline.sync import run
 from pipeline.sync.sync import TimeRange
@@ -99,7 +105,7 @@ async def test_fewer_includes_change_the_shape(tmp_path: Path) -> None:
 
 
 async def test_refused_runs_leave_the_lake(tmp_path: Path) -> None:
-    """Another service or language, a lock, a refused token and a service that is away end a run at once."""
+    """Another service or language, a lock, a refused token, a lost part and a service that is away end a run."""
     lake = tmp_path / "lake"
     async with Emulator(20, seed=SEED) as emulator, Emulator(20, seed=SEED + 1) as another:
         await synced(emulator, lake, lang="de")
@@ -118,6 +124,10 @@ async def test_refused_runs_leave_the_lake(tmp_path: Path) -> None:
     with pytest.raises(ServiceUnavailableError):
         await synced(emulator, lake, lang="de", max_attempts=2)
     assert count_files(lake) == 20
+    next((lake / "parts" / "files").glob("0*.parquet")).unlink()
+    with pytest.raises(LakeCorruptedError):
+        await synced(emulator, lake, lang="de")
+    assert asked(lake, "SELECT state FROM run ORDER BY started_at") == [("done",), *[("failed",)] * 3]
 
 
 async def test_token_revoked_in_the_middle(tmp_path: Path) -> None:
