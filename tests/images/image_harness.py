@@ -11,6 +11,8 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import duckdb
+
 from pipeline.emulator import Emulator, ImageOptions
 from pipeline.errors import ExitCode
 from pipeline.lake.lake import Lake
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 Key = tuple[int, int, str]
+_COLUMNS = ("file_id", "upload_id", "kind", "state", "sha256", "bytes", "width", "taken_at", "fetched_at", "path")
 
 
 @dataclass(frozen=True)
@@ -76,15 +79,18 @@ async def scene(tmp_path: Path, files: int = 40, **options: Any) -> AsyncIterato
 
 @dataclass(frozen=True)
 class PicturedLakes:
-    """A lake before its images were fetched, with those of half of its files, and with all; and the truth.
+    """A lake before its images were fetched, with those of files with an even id, and with all and their thumbnails.
 
-    They are made once for a run, and only read.
+    They are made once for a run, and only read. `summary` is what the command printed that made the last one.
     """
 
     bare: Path
     half: Path
     whole: Path
     truth: dict[Key, Row]
+    summary: dict[str, Any]
+    service: dict[str, str]
+    """Environment of a command that needs an address and a token, but no answer."""
 
     @classmethod
     def make(cls, folder: Path) -> PicturedLakes:
@@ -99,8 +105,10 @@ class PicturedLakes:
             bare = copy_lake(here.lake, folder / "bare")
             assert (await here.fetch("--where", "files.file_id % 2 = 0")).code == ExitCode.OK
             half = copy_lake(here.lake, folder / "half")
-            assert (await here.fetch("--thumbnails")).code == ExitCode.OK
-            return cls(bare, half, here.lake, here.truth("image", "thumbnail"))
+            answer = await here.fetch("--thumbnails")
+            assert (answer.code, errors_of(answer)) == (ExitCode.OK, [])
+            service = {"SCANLAKE_BASE_URL": here.emulator.base_url, "SCANLAKE_TOKEN": here.emulator.token}
+            return cls(bare, half, here.lake, here.truth("image", "thumbnail"), answer.json, service)
 
 
 def make_pictured_lakes(factory: pytest.TempPathFactory) -> PicturedLakes:
@@ -124,6 +132,18 @@ def rows_of(lake: Path) -> dict[Key, Row]:
     with closing(sqlite3.connect(lake / "ledger.sqlite")) as db:
         db.row_factory = sqlite3.Row
         return {(row["file_id"], row["upload_id"], row["kind"]): dict(row) for row in db.execute("SELECT * FROM image")}
+
+
+def published_rows(lake: Path) -> list[Any]:
+    """The rows of the table of images, as sorted values."""
+    names = ", ".join(f"epoch_us({name})" if name.endswith("_at") else name for name in _COLUMNS)
+    with closing(duckdb.connect(str(lake / "catalog.duckdb"), read_only=True)) as db:
+        return db.execute(f"SELECT {names} FROM images ORDER BY ALL").fetchall()
+
+
+def recorded_rows(lake: Path) -> list[Any]:
+    """The same values of the rows of the ledger."""
+    return sorted(tuple(row[name] for name in _COLUMNS) for row in rows_of(lake).values())
 
 
 def states_of(lake: Path) -> Counter[str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from pipeline.emulator.faults import ScriptedFault
 from pipeline.errors import ExitCode
@@ -17,39 +19,46 @@ from tests.images.image_harness import (
     errors_of,
     files_in,
     limited,
+    published_rows,
+    recorded_rows,
     rows_of,
     scene,
     states_of,
     stored,
     wanted,
 )
-from tests.processes import ended, started
+from tests.lake.operations import called
+from tests.lake_copies import copy_lake
+from tests.processes import ended, executed, started
+from tests.soaking import SOAKING
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
-_CONCURRENCY = 4
+    from tests.images.image_harness import PicturedLakes
+
+_CONCURRENCY: Final = 4
+_KILLS: Final = 6 if SOAKING else 2
 
 
-async def test_rows_files_and_the_truth_agree_byte_for_byte(tmp_path: Path) -> None:
+def test_rows_files_and_the_truth_agree_byte_for_byte(pictured: PicturedLakes, lake: Path) -> None:
     """Every picture is stored once under its hash, with its size, time and position; a second run asks nobody."""
-    async with scene(tmp_path, duplicate_ratio=0.2) as here:
-        answer = await here.fetch("--thumbnails")
-        truth = here.truth("image", "thumbnail")
-        assert (answer.code, errors_of(answer)) == (ExitCode.OK, [])
-        assert disagreements(here.lake, truth) == []
-        assert stored(here.lake) == set(truth)
-        assert len(files_in(here.lake)) == len({row["sha256"] for row in truth.values()}) < len(truth)
-        assert answer.json["duplicates"] == len(truth) - len(files_in(here.lake))
-        for key, row in rows_of(here.lake).items():
-            expected = truth[key]
-            assert [row[name] for name in ("width", "height")] == [expected[name] for name in ("width", "height")]
-            assert (row["taken_at"] is None) == (expected["taken_at"] is None)
-            assert (row["latitude"], row["longitude"]) == (expected["latitude"], expected["longitude"])
-        calls = here.calls()
-        again = await here.fetch("--thumbnails")
-        assert (again.code, again.json["stored"], again.json["stored_before"]) == (ExitCode.OK, 0, len(truth))
-        assert here.calls() == calls
+    truth, rows, files = pictured.truth, rows_of(lake), files_in(lake)
+    assert disagreements(lake, truth) == []
+    assert stored(lake) == set(truth)
+    assert len(files) == len({row["sha256"] for row in truth.values()}) < len(truth)
+    before = stored(pictured.half)
+    new_files = len(files) - len(files_in(pictured.half))
+    assert pictured.summary["duplicates"] == len(truth) - len(before) - new_files
+    for key, row in rows.items():
+        expected = truth[key]
+        assert [row[name] for name in ("width", "height")] == [expected[name] for name in ("width", "height")]
+        assert (row["taken_at"] is None) == (expected["taken_at"] is None)
+        assert (row["latitude"], row["longitude"]) == (expected["latitude"], expected["longitude"])
+    again = called(lake, "images", "--thumbnails", "--json", **pictured.service)
+    assert (again.code, again.json["stored"], again.json["stored_before"]) == (ExitCode.OK, 0, len(truth))
+    assert again.json["requests"] == {}
+    assert rows_of(lake) == rows
 
 
 async def test_what_is_no_picture_is_named_and_asked_for_again_only_on_request(tmp_path: Path) -> None:
@@ -69,6 +78,7 @@ async def test_what_is_no_picture_is_named_and_asked_for_again_only_on_request(t
         reasons = " ".join(answer.json["reasons"])
         for part in ("no picture", "cannot be decoded", "more than 1,000,000 bytes", "HTTP 404 for a new link"):
             assert part in reasons
+        assert published_rows(here.lake) == recorded_rows(here.lake)
         calls = here.calls()
         assert (await here.fetch(**limit)).code == ExitCode.OK
         assert here.calls() == calls
@@ -76,31 +86,31 @@ async def test_what_is_no_picture_is_named_and_asked_for_again_only_on_request(t
         assert (await here.fetch("--retry", **limit)).code == ExitCode.OK
         assert stored(here.lake) == set(here.truth())
         assert disagreements(here.lake, here.truth()) == []
+        assert published_rows(here.lake) == recorded_rows(here.lake), "later rows for earlier ones"
 
 
-async def test_a_selection_is_a_condition_on_uploads_and_files(tmp_path: Path) -> None:
-    """--where selects uploads, --dry-run counts them without a call, and wrong SQL is one line that changes nothing."""
-    async with scene(tmp_path, 20) as here:
-        where = ["--where", "uploads.image_mime = 'application/pdf' AND files.scan_code <> ''"]
-        plan = await here.fetch(*where, "--dry-run")
-        pdfs = {key for key, row in here.truth().items() if row["mime"] == "application/pdf"}
-        assert pdfs
-        assert plan.json["to_fetch"] == plan.json["selected"] == len(pdfs)
-        assert here.host.counts.total() == 0
-        assert not (here.lake / "images").exists()
-        wrong = await here.fetch("--where", "nothing = 1")
-        assert wrong.code == ExitCode.USAGE
-        assert len(wrong.lines) == 1
-        assert not (here.lake / "images").exists()
-        assert (await here.fetch(*where)).json["stored"] == len(pdfs)
-        assert stored(here.lake) == pdfs
+def test_a_selection_is_a_condition_on_uploads_and_files(pictured: PicturedLakes, tmp_path: Path) -> None:
+    """--where selects uploads, --dry-run counts them without a call, and wrong SQL is one line that changes nothing.
+
+    Who does not ask for images has no folder and no rows.
+    """
+    lake = copy_lake(pictured.bare, tmp_path / "lake")
+    even = {key for key in pictured.truth if key[2] == "image" and key[0] % 2 == 0}
+    where = ("--where", "uploads.id > 0 AND files.file_id % 2 = 0")
+    plan = called(lake, "images", *where, "--dry-run", "--json", **pictured.service)
+    assert plan.json["to_fetch"] == plan.json["selected"] == len(even) > 0
+    wrong = called(lake, "images", "--where", "nothing = 1", **pictured.service)
+    assert wrong.code == ExitCode.USAGE
+    assert len(errors_of(wrong)) == 1
+    assert not (lake / "images").exists()
+    assert rows_of(lake) == {}
+    assert stored(pictured.half) == even
 
 
 async def test_an_expired_link_is_renewed_by_one_call_for_its_file(tmp_path: Path) -> None:
     """Links that expired since the sync cost one detail call per file, and nothing is lost."""
-    async with scene(tmp_path, 15, link_seconds=1) as here:
-        await asyncio.sleep(2.1)
-        here.host.set_options(link_seconds=600)
+    async with scene(tmp_path, 8, link_seconds=600) as here:
+        here.emulator.world.clock.advance(1_800)
         before = here.calls()[1]
         answer = await here.fetch()
         truth = here.truth()
@@ -111,32 +121,26 @@ async def test_an_expired_link_is_renewed_by_one_call_for_its_file(tmp_path: Pat
 
 
 async def test_a_host_that_is_down_is_one_line_and_the_next_run_goes_on(tmp_path: Path) -> None:
-    """An image host without answers ends the run with exit code 1; no picture is called failed because of it."""
-    async with scene(tmp_path, 25) as here:
+    """An image host without answers ends the run with exit code 1; no picture is called failed because of it.
+
+    A run whose only image gets an error calls the image failed, in the first run and in the next.
+    """
+    async with scene(tmp_path, 20) as here:
         here.host.set_faults(probabilities={"refuse": 1.0})
         answer = await here.fetch(**set_run_constants(max_attempts=1))
         assert answer.code == ExitCode.FAILED
         assert len(errors_of(answer)) == 1
         assert "image host is down" in errors_of(answer)[0]
         assert states_of(here.lake) == {}
-        here.host.set_faults(probabilities={})
-        assert (await here.fetch()).code == ExitCode.OK
-        assert stored(here.lake) == set(here.truth())
-
-
-async def test_an_image_that_always_fails_is_failed_and_not_a_host_that_is_down(tmp_path: Path) -> None:
-    """A run whose only image gets an error from its host calls the image failed, in the first run and in the next."""
-    async with scene(tmp_path, 12) as here:
-        first = min(here.truth())
-        one = ("--where", f"upload_id = {first[1]}")
+        one = ("--where", f"upload_id = {min(here.truth())[1]}")
         for kind in ("500", "cut-length"):
             here.host.set_faults(probabilities={kind: 1.0})
             answer = await here.fetch(*one, **set_run_constants(max_attempts=2))
             assert (answer.code, errors_of(answer)) == (ExitCode.REJECTS, []), kind
             assert states_of(here.lake) == {"failed": 1}
         here.host.set_faults(probabilities={})
-        assert (await here.fetch(*one)).code == ExitCode.OK
-        assert states_of(here.lake) == {"stored": 1}
+        assert (await here.fetch()).code == ExitCode.OK
+        assert stored(here.lake) == set(here.truth())
 
 
 async def test_a_host_that_recovers_too_late_does_not_hide_what_is_left(tmp_path: Path) -> None:
@@ -147,32 +151,11 @@ async def test_a_host_that_recovers_too_late_does_not_hide_what_is_left(tmp_path
         assert answer.code == ExitCode.FAILED
         assert 0 < len(stored(here.lake)) < len(here.truth()) - 20
         assert "left, because the image host is down" in errors_of(answer)[0]
-        here.host.set_options(slow_ratio=0.0)
-        here.host.faults.clear()
-        assert (await here.fetch()).code == ExitCode.OK
-        assert stored(here.lake) == set(here.truth())
-
-
-async def test_the_limit_of_all_images_stops_the_run_before_it(tmp_path: Path) -> None:
-    """images_max_bytes is exit code 7 and one line; what fits is stored, and a higher limit goes on."""
-    async with scene(tmp_path, 20) as here:
-        answer = await here.fetch("--set", "images_max_bytes=500000")
-        assert answer.code == ExitCode.STORAGE
-        assert len(errors_of(answer)) == 1
-        assert "images_max_bytes" in errors_of(answer)[0]
-        assert 0 < sum(map(len, files_in(here.lake).values())) <= 500_000
-        assert disagreements(here.lake, here.truth()) == []
-        low = await here.fetch(**set_constants({"pipeline.lake.image_store._KEEP_FREE_BYTES": 10**18}))
-        assert (low.code, len(errors_of(low))) == (ExitCode.STORAGE, 1)
-        assert "images leave" in errors_of(low)[0]
-        assert (await here.fetch()).code == ExitCode.OK
-        assert stored(here.lake) == set(here.truth())
-        assert disagreements(here.lake, here.truth()) == []
 
 
 async def test_a_disk_that_takes_no_more_is_one_line(tmp_path: Path) -> None:
-    """If many downloads cannot be written at once, the run ends with exit code 7 and one line, and the next goes on."""
-    async with scene(tmp_path, 20, size_bytes=600_000) as here:
+    """Downloads that cannot be written, and a limit that is reached, are exit code 7 and one line; then runs go on."""
+    async with scene(tmp_path, 12, size_bytes=600_000) as here:
         service = {"SCANLAKE_BASE_URL": here.emulator.base_url, "SCANLAKE_TOKEN": here.emulator.token}
         answer = await asyncio.to_thread(
             run_command,
@@ -185,45 +168,80 @@ async def test_a_disk_that_takes_no_more_is_one_line(tmp_path: Path) -> None:
         assert b"never retrieved" not in answer.err
         assert len([line for line in answer.err.splitlines() if line.startswith(b"scanlake: ")]) == 1
         assert not list((here.lake / "images").rglob("*.tmp*"))
-        assert (await here.run("check", "--read-data")).code == ExitCode.OK
+        assert called(here.lake, "check", "--read-data").code == ExitCode.OK
+        limited_run = await here.fetch("--set", "images_max_bytes=3000000")
+        assert 0 < sum(map(len, files_in(here.lake).values())) <= 3_000_000
+        low_disk = await here.fetch(**set_constants({"pipeline.lake.image_store._KEEP_FREE_BYTES": 10**18}))
+        for stopped, line in ((limited_run, "images_max_bytes"), (low_disk, "images leave")):
+            assert (stopped.code, len(errors_of(stopped))) == (ExitCode.STORAGE, 1)
+            assert line in errors_of(stopped)[0]
+        assert disagreements(here.lake, here.truth()) == []
         assert (await here.fetch()).code == ExitCode.OK
         assert disagreements(here.lake, here.truth()) == []
         assert stored(here.lake) == set(here.truth())
 
 
+def workers_of(lake: Path) -> list[Path]:
+    """Return the processes that store pictures of a lake."""
+    found = []
+    for process in Path("/proc").iterdir():
+        with suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0") if process.name.isdigit() else []
+            if str(lake).encode() in words and any(b"pipeline.images.storing" in word for word in words):
+                found.append(process)
+    return found
+
+
+async def until(is_reached: Callable[[], object]) -> None:
+    """Wait for what another process does."""
+    async with asyncio.timeout(120):
+        while not is_reached():
+            await asyncio.sleep(0.005)
+
+
 async def test_kills_repeat_only_the_downloads_in_flight(tmp_path: Path) -> None:
-    """After six kills at different times every picture is there, and complete downloads were not asked for again."""
-    async with scene(tmp_path, 70, size_bytes=60_000) as here:
+    """After kills at different times every picture is there, and complete downloads were not asked for again.
+
+    The workers of a run end with it.
+    """
+    async with scene(tmp_path, 70 if SOAKING else 30, size_bytes=60_000) as here:
         truth = here.truth()
-        for number in range(1, 7):
+        for number in range(1, _KILLS + 1):
             process = await started(here.emulator, here.lake, "images", **limited(_CONCURRENCY))
-            while process.returncode is None and len(here.host.fetches) < number * len(truth) // 8:
-                await asyncio.sleep(0.002)
+            enough = number * len(truth) // (_KILLS + 2)
+            await until(lambda enough=enough: len(here.host.fetches) >= enough)  # type: ignore[misc]
             if process.returncode is None:
                 process.send_signal(signal.SIGKILL)
             await ended(process)
+            await until(lambda: not workers_of(here.lake))
         answer = await here.fetch()
         assert answer.code == ExitCode.OK
         assert disagreements(here.lake, truth) == []
         assert stored(here.lake) == set(truth)
-        assert here.host.fetches.total() - len(here.host.fetches) <= 6 * _CONCURRENCY
+        assert here.host.fetches.total() - len(here.host.fetches) <= _KILLS * _CONCURRENCY
         assert not any(name.endswith(".tmp") for name in files_in(here.lake))
 
 
 async def test_a_request_to_stop_commits_what_is_complete(tmp_path: Path) -> None:
-    """SIGTERM ends the run with exit code 130; complete downloads are in the lake, and the next run takes the rest."""
-    async with scene(tmp_path, 60, slow_ratio=1.0, slow_seconds=0.2) as here:
+    """SIGTERM ends the run with exit code 130, and a time limit with 0; neither loses a download or leaves a worker."""
+    async with scene(tmp_path, 30, slow_ratio=1.0, slow_seconds=0.2) as here:
         process = await started(here.emulator, here.lake, "images", **limited(_CONCURRENCY))
-        while not here.host.fetches and process.returncode is None:
-            await asyncio.sleep(0.01)
+        await until(lambda: here.host.fetches and workers_of(here.lake))
         process.send_signal(signal.SIGTERM)
         code, _, err = await ended(process)
         assert code == ExitCode.INTERRUPTED, err
         assert disagreements(here.lake, here.truth()) == []
+        assert workers_of(here.lake) == []
+        before = len(stored(here.lake))
+        answer = await here.fetch(**limited(_CONCURRENCY), SCANLAKE_MAX_DURATION_SECONDS="0.5")
+        assert (answer.code, answer.json["state"]) == (ExitCode.OK, "stopped")
+        assert len(stored(here.lake)) - before == answer.json["stored"]
+        assert workers_of(here.lake) == []
         here.host.set_options(slow_ratio=0.0)
         assert (await here.fetch()).code == ExitCode.OK
         assert stored(here.lake) == set(here.truth())
-        assert here.host.fetches.total() - len(here.host.fetches) <= _CONCURRENCY
+        assert disagreements(here.lake, here.truth()) == []
+        assert here.host.fetches.total() - len(here.host.fetches) <= 2 * _CONCURRENCY
 
 
 async def test_without_pillow_pictures_are_stored_and_the_summary_says_so(tmp_path: Path) -> None:
@@ -231,8 +249,9 @@ async def test_without_pillow_pictures_are_stored_and_the_summary_says_so(tmp_pa
     blocker = tmp_path / "blocker"
     (blocker / "PIL").mkdir(parents=True)
     (blocker / "PIL" / "__init__.py").write_text("raise ImportError")
-    async with scene(tmp_path, 5) as here:
-        process = await started(here.emulator, here.lake, "images", PYTHONPATH=f"{blocker}:{ROOT}")
+    async with scene(tmp_path, 3) as here:
+        variables = {"SCANLAKE_LAKE": str(here.lake), "PYTHONPATH": f"{blocker}:{ROOT}"}
+        process = await executed(here.emulator, "images", **variables)
         code, out, err = await ended(process)
         assert code == ExitCode.OK, err
         assert "pip install pillow" in out
@@ -240,17 +259,9 @@ async def test_without_pillow_pictures_are_stored_and_the_summary_says_so(tmp_pa
         assert disagreements(here.lake, here.truth()) == []
 
 
-async def test_a_lake_without_images_has_no_trace_of_them(tmp_path: Path) -> None:
-    """Who does not ask for images has no folder, no rows and no picture library in the process."""
-    async with scene(tmp_path, 5) as here:
-        assert rows_of(here.lake) == {}
-        assert not (here.lake / "images").exists()
-        assert here.host.counts.total() == 0
-
-
 async def test_a_sync_fetches_images_if_the_settings_say_so(tmp_path: Path) -> None:
     """images_after_sync stores the pictures after the sync; an image host that is down fails no sync."""
-    async with scene(tmp_path, 10) as here:
+    async with scene(tmp_path, 4) as here:
         here.host.set_faults(probabilities={"refuse": 1.0})
         environment = {"SCANLAKE_IMAGES_AFTER_SYNC": "true", **set_run_constants(max_attempts=1)}
         failed = await here.run("sync", "--json", **environment)

@@ -18,7 +18,7 @@ from pipeline.errors import ExitCode
 from pipeline.lake.image_store import IncomingFile
 from tests.client.test_proxy import CERTIFICATES, encrypted, proxied
 from tests.images.image_harness import Scene, disagreements, stored
-from tests.processes import ended, launched
+from tests.processes import ended, executed
 from tests.sync.sync_harness import SEED, synced
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 async def test_images_come_through_the_proxy_without_the_token(tmp_path: Path) -> None:
     """Over https every connection to service and image host uses the proxy; the images are whole."""
-    async with Emulator(25, seed=SEED, images=ImageOptions()) as emulator, proxied() as proxy:
+    async with Emulator(8, seed=SEED, images=ImageOptions()) as emulator, proxied() as proxy:
         images, service = emulator.images, urlsplit(emulator.base_url).port
         assert images is not None
         assert service is not None
@@ -44,7 +44,7 @@ async def test_images_come_through_the_proxy_without_the_token(tmp_path: Path) -
             }
             for command in ("sync", "images"):
                 proxy.asked.clear()
-                code, _, err = await ended(await launched(emulator, command, **environment))
+                code, _, err = await ended(await executed(emulator, command, **environment))
                 assert code == ExitCode.OK, err
         assert set(proxy.asked) == {f"CONNECT localhost:{image_port} HTTP/1.1"}
         assert stored(here.lake) == set(here.truth())
@@ -56,7 +56,7 @@ async def test_images_come_through_the_proxy_without_the_token(tmp_path: Path) -
 
 async def test_images_on_this_machine_do_not_use_the_proxy(tmp_path: Path) -> None:
     """A plain link to this machine is requested directly."""
-    async with Emulator(5, seed=SEED, images=ImageOptions()) as emulator, proxied() as proxy:
+    async with Emulator(3, seed=SEED, images=ImageOptions()) as emulator, proxied() as proxy:
         here = Scene(emulator, tmp_path / "lake")
         await synced(emulator, here.lake)
         assert (await here.fetch(SCANLAKE_PROXY=proxy.address)).code == ExitCode.OK

@@ -16,6 +16,7 @@ from pipeline.client.options import ClientOptions
 from pipeline.images.decoding import UndecodableError, read_content
 from pipeline.lake.image_store import IncomingFile
 from tests.client.scripted_server import Scripted, answer, scripted
+from tests.rows import every
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +25,7 @@ _TOKEN = "Tok3n-of-the-service"
 _JPEG = b"\xff\xd8\xff\xe0" + bytes(60)
 
 
-@pytest.mark.parametrize(
+@every(
     ("head", "mime"),
     [
         (b"\xff\xd8\xff\xe1", "image/jpeg"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import io
 import os
@@ -20,16 +19,14 @@ pytest.importorskip("PIL", reason="the extra is not installed")
 
 from PIL import Image
 
-from pipeline.errors import ExitCode
 from pipeline.images.storing_pool import StoringPool
 from pipeline.lake.image_records import ImageKey, ImageKind
 from pipeline.lake.image_store import CompleteDownload, ImageStore
 from pipeline.lake.layout import LakeLayout
-from tests.images.image_harness import disagreements, limited, scene, stored
-from tests.processes import children_of, ended, started
+from tests.processes import children_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from pipeline.images.storing import StoreResult
 
@@ -137,48 +134,3 @@ def test_a_pool_that_was_not_started_starts_with_the_first_files(tmp_path: Path)
         assert _sizes(pool.store((_download(layout, "1", _picture(1)),))) == [41]
     finally:
         pool.close()
-
-
-def _workers_of(lake: Path) -> list[Path]:
-    """The processes that have the lake as an argument."""
-    found = []
-    for process in Path("/proc").iterdir():
-        with suppress(OSError):
-            if process.name.isdigit() and str(lake).encode() in (process / "cmdline").read_bytes().split(b"\0"):
-                found.append(process)
-    return found
-
-
-async def _until(is_reached: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
-        while not is_reached():
-            await asyncio.sleep(0.01)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-async def test_a_run_that_ends_leaves_no_worker(tmp_path: Path, number: signal.Signals) -> None:
-    """Workers end with their run, whatever ends it, and the next run completes the lake."""
-    async with scene(tmp_path, 100, slow_ratio=1.0, slow_seconds=0.05) as here:
-        process = await started(here.emulator, here.lake, "images", **limited(8))
-        await _until(lambda: len(_workers_of(here.lake)) > 1 and here.host.counts.total() > 40)
-        process.send_signal(number)
-        code, _, _ = await ended(process)
-        assert code == (ExitCode.INTERRUPTED if number is signal.SIGTERM else -number)
-        await _until(lambda: not _workers_of(here.lake))
-        here.host.set_options(slow_ratio=0.0)
-        assert (await here.fetch()).code == ExitCode.OK
-        assert disagreements(here.lake, here.truth()) == []
-        assert stored(here.lake) == set(here.truth())
-
-
-async def test_a_time_limit_ends_a_run_and_its_workers(tmp_path: Path) -> None:
-    """max_duration_seconds is no error; what was downloaded is stored, and no worker is left."""
-    async with scene(tmp_path, 100, slow_ratio=1.0, slow_seconds=0.2) as here:
-        answer = await here.fetch(**limited(4), SCANLAKE_MAX_DURATION_SECONDS="2")
-        assert (answer.code, answer.json["state"]) == (ExitCode.OK, "stopped")
-        assert 0 < answer.json["stored"] < len(here.truth())
-        assert len(stored(here.lake)) == answer.json["stored"]
-        assert _workers_of(here.lake) == []
-        here.host.set_options(slow_ratio=0.0)
-        assert (await here.fetch()).code == ExitCode.OK
-        assert stored(here.lake) == set(here.truth())
