@@ -34,7 +34,8 @@ CREATE TEMP MACRO size_text(n) AS CASE
     WHEN n < 1e6 THEN scaled(n / 1e3, 'kB')
     WHEN n < 1e9 THEN scaled(n / 1e6, 'MB')
     WHEN n < 1e12 THEN scaled(n / 1e9, 'GB')
-    ELSE scaled(n / 1e12, 'TB') END;
+    WHEN n < 1e15 THEN scaled(n / 1e12, 'TB')
+    ELSE format('{:,.1f} PB', n / 1e15) END;
 
 -- The two largest units of a number of seconds: 2h17m.
 CREATE TEMP MACRO span(seconds) AS coalesce(nullif(array_to_string(list_filter(

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 
 def test_only_the_printed_address_opens_the_rows(visitor: Visitor) -> None:
-    """Without the key there are no rows; the printed address gives a cookie that no script and no other site has."""
+    """Without the key there are no rows; the printed address gives a cookie that no script and no other site has.
+
+    It does not help a request under another name, and nothing is written to.
+    """
     parts, name = urlsplit(visitor.address), f"scanlake-{visitor.port}"
     for path in ("/browse", "/browse/table/files", "/browse/file?id=7", "/browse/sql?sql=FROM+files", "/browse/csv"):
         for cookie in ("", f"{name}=", f"{name}=wrong", visitor.cookie[:-1], f"x{visitor.cookie}"):
@@ -35,18 +38,13 @@ def test_only_the_printed_address_opens_the_rows(visitor: Visitor) -> None:
     assert (status, headers["Location"], text) == (303, "/", "")
     assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(headers["Set-Cookie"].split("; ")[1:])
     assert visitor.call(f"/browse/sql?{parts.query}")[1]["Location"] == "/browse/sql"
-    pages = [visitor.get(path) for path in ("/browse", "/")]
-    assert [status for status, _, _ in pages] == [200, 200]
-    assert all(parts.query.removeprefix("key=") not in text for _, _, text in pages)
-
-
-def test_every_other_host_and_method_is_refused(visitor: Visitor) -> None:
-    """The cookie does not help a request under another name, and nothing is written to."""
-    for host in ("evil.example", f"evil.example:{visitor.port}", f"127.0.0.1:{visitor.port + 1}"):
-        assert visitor.call("/browse", Host=host, Cookie=visitor.cookie)[0] == 421
+    assert visitor.call("/browse", Host="evil.example", Cookie=visitor.cookie)[0] == 421
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
         assert visitor.call("/browse/sql?sql=FROM+files", method, Cookie=visitor.cookie)[0] == 405
     assert visitor.call("/browse", "HEAD", Cookie=visitor.cookie)[::2] == (200, "")
+    pages = [visitor.get(path) for path in ("/browse", "/")]
+    assert [status for status, _, _ in pages] == [200, 200]
+    assert all(parts.query.removeprefix("key=") not in text for _, _, text in pages)
 
 
 def test_the_policy_allows_one_style_and_nothing_else(visitor: Visitor) -> None:

@@ -79,9 +79,10 @@ async def test_quiet_and_alone_everywhere(browser: Tab, populated_page: str, tmp
 
 
 @pytest.mark.soak
-async def test_labels_do_not_overlap(browser: Tab, populated_page: str, tmp_path: Path) -> None:
-    """Labels of an axis leave room between them, on a phone too."""
-    await browser.show(saved(tmp_path, populated_page), width=390)
+async def test_the_page_is_drawn_as_it_says(browser: Tab, populated_page: str, tmp_path: Path) -> None:
+    """Labels of an axis leave room between them, bars fill their share, and paper has no links and nothing dark."""
+    address = saved(tmp_path, populated_page)
+    await browser.show(address, width=390)
     overlaps = await browser.ask("""
         [...document.querySelectorAll("svg.area")].flatMap((plot) => {
           const boxes = [...plot.querySelectorAll("text.tick")].map((each) => each.getBoundingClientRect());
@@ -90,12 +91,7 @@ async def test_labels_do_not_overlap(browser: Tab, populated_page: str, tmp_path
         })
     """)
     assert overlaps == []
-
-
-@pytest.mark.soak
-async def test_marks_are_where_the_values_are(browser: Tab, populated_page: str, tmp_path: Path) -> None:
-    """Bars fill their share of the cell, as they are drawn."""
-    await browser.show(saved(tmp_path, populated_page))
+    await browser.show(address)
     off = await browser.ask("""
         [...document.querySelectorAll(":is(#completeness ~ figure, #completeness ~ div) table.meters tbody tr")]
           .filter((row) => row.querySelector("rect.mark"))
@@ -105,18 +101,25 @@ async def test_marks_are_where_the_values_are(browser: Tab, populated_page: str,
     """)
     assert len(off) > 20
     assert all(abs(drawn - said) < 0.2 for drawn, said in off)
+    await browser.show(address, width=800, dark=True, media="print")
+    assert await browser.ask("document.querySelector('nav').checkVisibility()") is False
+    assert await browser.ask("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert await browser.ask("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
 
 
 @pytest.mark.soak
 async def test_hostile_values_run_nothing(browser: Tab, hostile_lake: Path, tmp_path: Path) -> None:
-    """Markup in names is read as text: no script runs, no image is fetched, the page keeps its width."""
-    address = saved(tmp_path, page_of(hostile_lake))
-    await browser.show(address, width=390)
-    assert browser.requests == [address]
-    assert browser.complaints == []
-    assert await browser.ask("document.title") == "lake: scanlake"
-    assert await browser.ask("document.documentElement.scrollWidth") == 390
-    assert HOSTILE.split("\u202e")[0] in await browser.ask("document.body.textContent")
+    """Markup in values is text on every page: no script runs, nothing is fetched, the page keeps its width."""
+    with open_browse(hostile_lake) as visitor:
+        await browser.show(visitor.address)
+        paths = ("/browse/file?id=7", "/browse/table/fields", "/browse/table/form_answers")
+        for address in (saved(tmp_path, page_of(hostile_lake)), *(visitor.root + path for path in paths)):
+            await browser.show(address, width=390)
+            assert browser.requests == [address]
+            assert browser.complaints == []
+            assert await browser.ask("document.title") != "broken"
+            assert await browser.ask("document.documentElement.scrollWidth") == 390
+            assert HOSTILE.split("\u202e")[0] in await browser.ask("document.body.textContent")
 
 
 @pytest.mark.soak
@@ -137,15 +140,6 @@ async def test_ages_go_on_while_the_page_lies_there(browser: Tab, small_lake: Pa
         assert await browser.ask("document.querySelector('.lead time').textContent") == says
         assert await browser.ask("document.querySelector('[data-old-after]').checkVisibility()") is fine
         assert browser.complaints == []
-
-
-@pytest.mark.soak
-async def test_paper(browser: Tab, populated_page: str, tmp_path: Path) -> None:
-    """On paper there are no links to click and nothing is dark, whatever the screen is."""
-    await browser.show(saved(tmp_path, populated_page), width=800, dark=True, media="print")
-    assert await browser.ask("document.querySelector('nav').checkVisibility()") is False
-    assert await browser.ask("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert await browser.ask("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
 
 
 # Browse pages
@@ -200,20 +194,6 @@ async def test_browse_by_keyboard(browser: Tab, populated_lake: PopulatedLake) -
         assert await browser.ask("document.querySelector('.rows td').textContent") == "42"
         assert await browser.ask("document.querySelector('textarea').value") == "SELECT 6 * 7 AS answer"
         assert browser.complaints == []
-
-
-@pytest.mark.soak
-async def test_hostile_values_run_nothing_in_browse_pages(browser: Tab, hostile_lake: Path) -> None:
-    """Markup in a file's values is text: no script runs, nothing is fetched, the page keeps its width."""
-    with open_browse(hostile_lake) as visitor:
-        await browser.show(visitor.address)
-        for path in ("/browse/file?id=7", "/browse/table/fields", "/browse/table/form_answers"):
-            await browser.show(visitor.root + path, width=390)
-            assert browser.requests == [visitor.root + path]
-            assert browser.complaints == []
-            assert await browser.ask("document.title") != "broken"
-            assert await browser.ask("document.documentElement.scrollWidth") == 390
-            assert HOSTILE.split("\u202e")[0] in await browser.ask("document.body.textContent")
 
 
 async def _press_tab(browser: Tab) -> str:

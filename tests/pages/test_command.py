@@ -114,8 +114,6 @@ async def test_served_to_this_machine_under_its_own_name(small_lake: Path, canar
         assert headers["Content-Security-Policy"].startswith("default-src 'none'")
         assert (headers["Cache-Control"], headers["Server"]) == ("no-store", "scanlake")
         assert visitor.call(Host=f"localhost:{port}")[0] == 200
-        for host in ("evil.example", f"evil.example:{port}", "127.0.0.1", f"127.0.0.1:{port + 1}", ""):
-            assert visitor.call(Host=host)[0] == 421, host
         for path in ("/x", "//", "/version", "/../lake/ledger.sqlite", "/%2e%2e/", "/favicon.ico", "/dashboard.html"):
             assert visitor.call(path)[0] == 404, path
         assert visitor.call(method="POST")[0] == 405

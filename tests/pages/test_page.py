@@ -7,13 +7,14 @@ import hashlib
 import re
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.formatting import format_bytes, format_duration
 from pipeline.logs import register_secrets
 from pipeline.pages.charts import axis_values, build_charts
 from pipeline.pages.dashboard import render_dashboard
-from pipeline.templates.rendering import ENVIRONMENT
+from pipeline.templates.rendering import ENVIRONMENT, is_web_address
 from tests.pages.page_lakes import HOSTILE, NOW, ParsedPage, asked, build_lake, load_data, open_page_macros, page_of
 from tests.rows import every
 
@@ -177,25 +178,70 @@ def test_a_missing_value_interrupts_the_line() -> None:
     assert draw("rates", rows).values("points") == ["0.00,88.00 25.00,44.00", "75.00,0.00 100.00,44.00"]
 
 
-def test_the_macros_of_the_panels(empty_lake: Path) -> None:
-    """0 % and 100 % are said of exactly that, also of shares of nothing; sizes and spans are those of all output."""
-    sizes, spans = (0, 999, 1_500, 99_950, 123_456, 10**9, 5 * 10**14), (0, 1, 119, 120, 7_199, 7_200, 90_061, 172_800)
+SIZES: Final = {0: "0 bytes", 999: "999 bytes", 1_500: "1.5 kB", 99_950: "100.0 kB", 123_456: "123 kB",
+                10**9: "1.0 GB", 5 * 10**15: "5.0 PB"}  # fmt: skip
+SPANS: Final = {0: "0s", 1: "1s", 119: "1m59s", 120: "2m", 7_199: "1h59m", 7_200: "2h", 90_061: "1d1h", 172_800: "2d"}
+
+
+def test_sizes_spans_and_shares(empty_lake: Path) -> None:
+    """Sizes come in powers of a thousand, spans in the largest units, in all output; 0 % and 100 % are exactly that."""
+    assert {number: format_bytes(number) for number in SIZES} == SIZES
+    assert {seconds: format_duration(seconds) for seconds in SPANS} == SPANS
     with open_page_macros(empty_lake) as lake:
+        for macro, texts in (("size_text", SIZES), ("span", SPANS)):
+            (found,) = lake.execute(f"SELECT {', '.join(f'{macro}({value})' for value in texts)}").fetchall()
+            assert list(found) == list(texts.values())
         parts = ", ".join(f"percent({part}, 100000)" for part in (0, 1, 500, 50_000, 99_999, 100_000))
         assert lake.execute(f"SELECT {parts}, percent(0, 0)").fetchall() == [
             ("0 %", "< 0.1 %", "0.5 %", "50.0 %", "> 99.9 %", "100 %", "-")
         ]
-        for number in sizes:
-            assert lake.execute(f"SELECT size_text({number})").fetchall() == [(format_bytes(number),)]
-        for seconds in spans:
-            assert lake.execute(f"SELECT span({seconds})").fetchall() == [(format_duration(seconds),)]
 
 
-def test_sizes_and_spans() -> None:
-    """Sizes come in powers of a thousand, spans in one unit."""
-    assert [format_bytes(each) for each in (0, 999, 1_500, 123_456, 10**9, 5 * 10**15)] == [
-        "0 bytes", "999 bytes", "1.5 kB", "123 kB", "1.0 GB", "5.0 PB"
-    ]  # fmt: skip
-    assert [format_duration(each) for each in (0, 1, 119, 120, 7_199, 7_200, 172_800)] == [
-        "0s", "1s", "1m59s", "2m", "1h59m", "2h", "2d"
-    ]  # fmt: skip
+# The templates
+
+
+NAMES: Final = sorted(
+    path.name for path in files("pipeline.templates").iterdir() if path.name.endswith((".jinja", ".html"))
+)
+POSITIONS: Final = ("<p>{{ text }}</p>", '<p title="{{ text }}"></p>', '<input value="{{ text | exact }}">',
+                    "<p>{{ text | unredacted }}</p>", "<p>{{ text | visible | shorten(2000) }}</p>")  # fmt: skip
+
+
+@every("name", NAMES)
+def test_no_template_turns_escaping_off(name: str) -> None:
+    """No filter marks a value as markup, no block turns escaping off, and every attribute with a value has quotes."""
+    text = files("pipeline.templates").joinpath(name).read_text(encoding="utf-8")
+    assert not re.search(r"\bsafe\b|autoescape|Markup", text)
+    assert not re.search(r"\s[a-z-]+=\{\{", re.sub(r"\{%.*?%\}", "", text))
+    assert not re.search(r"\bon[a-z]+=|javascript:|style=", text)
+    for scripts in re.findall(r"<script>(.*?)</script>", text, re.DOTALL):
+        assert scripts == "{{ script }}", "no value is part of a script"
+
+
+@every("position", POSITIONS)
+def test_a_value_is_text_in_every_position(position: str) -> None:
+    """Whatever the filter, a value ends neither the attribute nor the element that it is in."""
+    shown = ENVIRONMENT.from_string(position).render(text=HOSTILE)
+    assert shown.count("<") == position.count("<")
+    assert shown.count('"') == position.count('"')
+    assert shown.count("'") == 0
+
+
+def test_what_hides_is_seen_and_secrets_are_not() -> None:
+    """Controls and direction signs are shown by their numbers, also in attributes; a token is masked."""
+    register_secrets("tOkEn/of+the/Template==")
+    template = ENVIRONMENT.from_string('<p title="{{ text }}">{{ text }}</p>')
+    shown = "a\\x00 b \\u202ec [secret]"
+    assert template.render(text=" a\0\n b \u202ec tOkEn/of+the/Template== ") == f'<p title="{shown}">{shown}</p>'
+    assert ENVIRONMENT.from_string("{{ text | unredacted }}").render(text="/a?b=c\x1b") == "/a?b=c\\x1b"
+
+
+@every(
+    ("text", "is_address"),
+    [("https://a.example/?a=1", True), ("http://a", True), ("javascript:alert(1)//https://x", False), (None, False),
+     ("data:text/html,x", False), ("https://", False), ("https://a.example/ b", False), ("https://[", False),
+     ("https://a.example/\u202e", False), ("//a.example", False), (" https://a.example", False)],
+)  # fmt: skip
+def test_only_web_addresses_are_links(text: str | None, is_address: bool) -> None:  # noqa: FBT001
+    """A link leads to a host by http or https, and shows where."""
+    assert is_web_address(text) is is_address
