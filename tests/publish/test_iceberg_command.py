@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
-from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,24 +21,25 @@ from tests.publish.lake_history import History, list_differences
 if TYPE_CHECKING:
     from pathlib import Path
 
-
-def told_with(variables: dict[str, str], lake: Path, *arguments: str, code: int = 0) -> str:
-    """Return what `scanlake publish` prints with these environment variables."""
-    with patch.dict(os.environ, variables):
-        return told(lake, "publish", *arguments, code=code)
+    from tests.publish.lake_history import Changes
 
 
-def test_mirror_and_tables_share_the_parts(tmp_path: Path) -> None:
+@pytest.fixture
+def history(changes: Changes, tmp_path: Path) -> History:
+    """A copy of the lake of small changes."""
+    return changes.copy(tmp_path / "lake")
+
+
+def test_mirror_and_tables_share_the_parts(history: History, tmp_path: Path) -> None:
     """With --to and --iceberg both are published; the tables add no second copy, and the mirror's sweep spares them."""
-    history = History(tmp_path / "lake")
-    first, second = history.sync({1: 2, 2: 1}), history.sync({2: 3})
+    first, second = history.stamp, history.sync({2: 3})
     url = f"file://{tmp_path}/target"
     result = json.loads(told(history.root, "publish", "--to", url, "--iceberg", "--json"))
     assert (result["iceberg"]["snapshot"], result["iceberg"]["parts_uploaded"]) == (second, 0)
     assert result["iceberg"]["parts_added"] > 5
     history.compact()
     printed = told(history.root, "publish", "--to", url, "--iceberg")
-    assert f"snapshot {second}: 13 Iceberg tables, tag sync-{second}: 3 changed" in printed
+    assert f"snapshot {second}: 13 Iceberg tables, tag sync-{second}: 4 changed" in printed
     catalog = connect_catalog(url)
     assert list_differences(history.root, second, reader(catalog)) == []
     told(history.root, "publish", "--iceberg", "--set", f"iceberg_location={url}", "--snapshot", str(first))
@@ -77,45 +76,38 @@ def test_a_repaired_part_is_published_beside_the_former(tmp_path: Path) -> None:
     assert "was repaired later" in told(history.root, "publish", *options, code=9)
 
 
-def test_settings_publish_tables_after_the_lake(tmp_path: Path) -> None:
-    """A catalog in the settings is published with every publish; a failed one ends with exit code 8 and is recorded."""
-    history = History(tmp_path / "lake")
-    number = history.sync({1: 2})
+def test_settings_publish_tables_after_the_lake(history: History, tmp_path: Path) -> None:
+    """A catalog in the settings is published with every publish; a failed one ends with exit code 8 and is recorded.
+
+    A file of pyiceberg is as good as its variables; one that cannot be read is refused before anything is sent.
+    """
+    lake, number = history.root, history.stamp
     url, uri = f"file://{tmp_path}/target", f"sqlite:///{tmp_path}/catalog.sqlite"
     settings = {"PYICEBERG_CATALOG__SCANLAKE__URI": uri, "SCANLAKE_ICEBERG_LOCATION": url}
-    result = json.loads(told_with(settings, history.root, "--json"))
+    result = json.loads(told(lake, "publish", "--json", code=0, **settings))
     assert (result["iceberg"]["snapshot"], result["iceberg"]["tag"]) == (number, f"sync-{number}")
     catalog = connect_catalog(url, properties={"uri": uri})
     assert all(f"sync-{number}" in table.metadata.refs for table in load_tables(catalog).values())
     wrong = settings | {"PYICEBERG_CATALOG__SCANLAKE__URI": f"sqlite:///{tmp_path}/missing/catalog.sqlite"}
-    message = told_with(wrong, history.root, "--iceberg", code=8)
+    message = told(lake, "publish", "--iceberg", code=8, **wrong)
     assert "The Iceberg catalog cannot be used (OperationalError)." in message
     assert str(tmp_path) not in message.splitlines()[0]
-    message = told(history.root, "publish", "--iceberg", code=2, PYICEBERG_CATALOG__SCANLAKE__URI=uri)
+    message = told(lake, "publish", "--iceberg", code=2, PYICEBERG_CATALOG__SCANLAKE__URI=uri)
     assert "Iceberg tables need a location." in message
-
-
-def test_a_configuration_file_names_the_catalog(tmp_path: Path) -> None:
-    """A file of pyiceberg is as good as its variables; one that cannot be read is refused before anything is sent."""
-    history = History(tmp_path / "lake")
-    number = history.sync({1: 2})
-    url, uri = f"file://{tmp_path}/target", f"sqlite:///{tmp_path}/catalog.sqlite"
     file = tmp_path / ".pyiceberg.yaml"
     file.write_text(f"catalog:\n  scanlake:\n    type: sql\n    uri: {uri}\n")
     settings = {"PYICEBERG_HOME": str(tmp_path), "SCANLAKE_PUBLISH_TO": url}
-    told_with(settings, history.root)
-    catalog = connect_catalog(url, properties={"uri": uri})
-    assert list_differences(history.root, number, reader(catalog)) == []
+    number = history.sync({1: 3})
+    told(lake, "publish", code=0, **settings)
+    assert list_differences(lake, number, reader(catalog)) == []
     file.write_text("catalog: {scanlake")
     history.sync({2: 1})
-    assert "pyiceberg's configuration cannot be read" in told_with(settings, history.root, code=2)
+    assert "pyiceberg's configuration cannot be read" in told(lake, "publish", code=2, **settings)
     assert json.loads((tmp_path / "target" / "latest.json").read_text())["current"]["snapshot"] == number
 
 
-def test_without_the_extra(tmp_path: Path) -> None:
+def test_without_the_extra(history: History, tmp_path: Path) -> None:
     """Without pyiceberg the command names what to install."""
-    history = History(tmp_path / "lake")
-    history.sync({1: 2})
     program = (
         "import sys; sys.modules['pyiceberg'] = None; from pipeline.cli import main;"
         f" main(['publish', '--iceberg', '--set', 'iceberg_location=file://{tmp_path}/t', '--lake', '{history.root}'])"
@@ -125,27 +117,19 @@ def test_without_the_extra(tmp_path: Path) -> None:
     assert "pip install pyiceberg sqlalchemy obstore" in ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("catalog", "uri", "library", "package"),
-    [
-        ("sql", "postgresql+psycopg://user:pw@127.0.0.1:1/x", "psycopg", '"psycopg[binary]"'),
-        ("sql", "postgresql+psycopg2://user:pw@127.0.0.1:1/x", "psycopg2", '"psycopg[binary]"'),
-        ("glue", "", "boto3", "boto3"),
-    ],
-)
-def test_without_the_library_of_a_catalog(catalog: str, uri: str, library: str, package: str, tmp_path: Path) -> None:
+def test_without_the_library_of_a_catalog(history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A catalog whose library is missing ends with one line that names what to install; nothing is written."""
-    history = History(tmp_path / "lake")
-    history.sync({1: 2})
-    program = (
-        f"import sys; sys.modules['{library}'] = None; from pipeline.cli import main;"
-        f" main(['publish', '--iceberg', '--set', 'iceberg_location=file://{tmp_path}/t', '--lake', '{history.root}'])"
-    )
-    settings = {"PYICEBERG_CATALOG__SCANLAKE__TYPE": catalog, "PYICEBERG_CATALOG__SCANLAKE__URI": uri}
-    command = [sys.executable, "-c", program]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | settings)
-    assert ended.returncode == 2
-    assert f"The Iceberg catalog needs the library {library}." in ended.stderr
-    assert f"pip install {package}" in ended.stderr
-    assert "pw@" not in ended.stderr
-    assert not list(tmp_path.glob("t/**/*.json"))
+    monkeypatch.delitem(sys.modules, "pyiceberg.catalog.glue", raising=False)
+    for library, catalog, uri, package in (
+        ("psycopg", "sql", "postgresql+psycopg://user:pw@127.0.0.1:1/x", '"psycopg[binary]"'),
+        ("psycopg2", "sql", "postgresql+psycopg2://user:pw@127.0.0.1:1/x", '"psycopg[binary]"'),
+        ("boto3", "glue", "", "boto3"),
+    ):
+        monkeypatch.setitem(sys.modules, library, None)
+        settings = {"PYICEBERG_CATALOG__SCANLAKE__TYPE": catalog, "PYICEBERG_CATALOG__SCANLAKE__URI": uri}
+        command = ("publish", "--iceberg", "--set", f"iceberg_location=file://{tmp_path}/t")
+        message = told(history.root, *command, code=2, **settings)
+        assert f"The Iceberg catalog needs the library {library}." in message
+        assert f"pip install {package}" in message
+        assert "pw@" not in message
+        assert not list(tmp_path.glob("t/**/*.json"))

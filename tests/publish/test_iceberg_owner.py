@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.publish.iceberg_catalogs import IcebergCatalog
+    from tests.publish.lake_history import Changes
 
-OTHER_ID = "f" * 32
-FILES = dict.fromkeys(range(1, 30), 2)
+_OTHER_ID = "f" * 32
 
 
 def connect_sql(tmp_path: Path, location: str, namespace: str, database: str = "catalog") -> IcebergCatalog:
@@ -36,13 +36,11 @@ def connect_sql(tmp_path: Path, location: str, namespace: str, database: str = "
     return connect_catalog(f"file://{tmp_path}/{location}", namespace, {"uri": uri})
 
 
-def publish(
-    history: History, catalog: IcebergCatalog, number: int, lake_id: str = LAKE_ID, *, sweep: bool = False
-) -> int:
+def publish(lake: Path, catalog: IcebergCatalog, number: int, lake_id: str = LAKE_ID, *, sweep: bool = False) -> int:
     """Publish a snapshot; with `sweep`, delete every file at once that no kept snapshot needs. Return their number."""
     everything = RetentionOptions(before=time.time() + 600, purged_at=AT / 1_000_000, part_names=frozenset())
-    layout, retention = LakeLayout(history.root), everything if sweep else None
-    return publish_iceberg(catalog, layout, number, lake_id=lake_id, at=AT, retention=retention).deleted
+    retention = everything if sweep else None
+    return publish_iceberg(catalog, LakeLayout(lake), number, lake_id=lake_id, at=AT, retention=retention).deleted
 
 
 def stored_files(folder: Path) -> dict[str, bytes]:
@@ -50,62 +48,54 @@ def stored_files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_two_lakes_in_two_namespaces_never_share_a_location(tmp_path: Path) -> None:
+def test_two_lakes_in_two_namespaces_never_share_a_location(changes: Changes, tmp_path: Path) -> None:
     """The second lake is refused and has written nothing; at a location of its own a sweep of either spares both."""
-    one, two = History(tmp_path / "one"), History(tmp_path / "two")
-    first, other = one.sync(FILES), two.sync({3: 1})
+    one, two = changes.copy(tmp_path / "one").root, History(tmp_path / "two")
+    first, second, other = changes.numbers[0], changes.numbers[-1], two.sync({3: 1})
     catalog = connect_sql(tmp_path, "target", "one")
-    publish(one, catalog, first)
+    publish(changes.root, catalog, first)
     before = stored_files(tmp_path / "target")
     with pytest.raises(SettingsError, match=r"has Iceberg tables of another lake \(01234567, not ffffffff\)"):
-        publish(two, connect_sql(tmp_path, "target", "two"), other, OTHER_ID)
+        publish(two.root, connect_sql(tmp_path, "target", "two"), other, _OTHER_ID)
     assert stored_files(tmp_path / "target") == before
     own = connect_sql(tmp_path, "own", "two")
-    publish(two, own, other, OTHER_ID)
-    (tmp_path / "one" / "snapshots" / f"{first:06d}.duckdb").rename(tmp_path / "expired")
-    second, later = one.sync({4: 1}), two.sync({5: 1})
-    assert publish(one, catalog, second, sweep=True) > 0
-    publish(two, own, later, OTHER_ID, sweep=True)
-    assert list_differences(one.root, second, reader(catalog)) == []
+    publish(two.root, own, other, _OTHER_ID)
+    later = two.sync({5: 1})
+    assert publish(one, catalog, second, sweep=True) > 0, "the copy does not keep the first snapshot"
+    publish(two.root, own, later, _OTHER_ID, sweep=True)
+    assert list_differences(one, second, reader(catalog)) == []
     assert list_differences(two.root, later, reader(own)) == []
     assert list_differences(two.root, other, reader(own, f"sync-{other}")) == []
 
 
-@pytest.mark.parametrize(("namespace", "database"), [("one", "moved"), ("two", "catalog")])
-def test_two_catalogs_of_a_lake_never_share_a_location(namespace: str, database: str, tmp_path: Path) -> None:
-    """Another namespace or database is refused, as is a location without a catalog; a moved catalog is taken again."""
-    history = History(tmp_path / "lake")
-    number = history.sync(FILES)
-    publish(history, connect_sql(tmp_path, "target", "one"), number)
-    target = tmp_path / "target"
+def test_two_catalogs_of_a_lake_never_share_a_location(changes: Changes, tmp_path: Path) -> None:
+    """Another namespace or database is refused, as is a location without a catalog; a moved catalog is taken again.
+
+    Tables of an earlier version, without an owner, claim their own location, also if the setting names another now.
+    """
+    lake, target, (first, second, third, *_) = changes.root, tmp_path / "target", changes.numbers
+    publish(lake, connect_sql(tmp_path, "target", "one"), first)
     before = stored_files(target)
-    with pytest.raises(SettingsError, match=r"of another catalog \(sql, namespace one\)") as refused:
-        publish(history, connect_sql(tmp_path, "target", namespace, database), number)
-    assert f"delete {OWNER}" in refused.value.hint
+    for namespace, database in (("one", "moved"), ("two", "catalog")):
+        with pytest.raises(SettingsError, match=r"of another catalog \(sql, namespace one\)") as refused:
+            publish(lake, connect_sql(tmp_path, "target", namespace, database), first)
+        assert f"delete {OWNER}" in refused.value.hint
     with pytest.raises(SettingsError, match="of another catalog"):
-        publish(history, connect_catalog(f"file://{target}"), number)
+        publish(lake, connect_catalog(f"file://{target}"), first)
     assert stored_files(target) == before
     (tmp_path / "catalog.sqlite").rename(tmp_path / "renamed.sqlite")
     (target / OWNER).unlink()
-    moved = connect_sql(tmp_path, "target", "one", "renamed")
-    publish(history, moved, history.sync({3: 1}))
+    publish(lake, connect_sql(tmp_path, "target", "one", "renamed"), second)
     assert (target / OWNER).exists()
-
-
-def test_tables_without_an_owner_get_one(tmp_path: Path) -> None:
-    """Tables of an earlier version claim their own location, also if the setting names another one now."""
-    history = History(tmp_path / "lake")
-    publish(history, connect_sql(tmp_path, "target", "one"), history.sync(FILES))
-    (tmp_path / "target" / OWNER).unlink()
-    publish(history, connect_sql(tmp_path, "elsewhere", "one"), history.sync({3: 1}))
-    assert (tmp_path / "target" / OWNER).exists()
+    (target / OWNER).unlink()
+    publish(lake, connect_sql(tmp_path, "elsewhere", "one", "renamed"), third)
+    assert (target / OWNER).exists()
     assert stored_files(tmp_path / "elsewhere") == {}
 
 
-def test_a_mirror_and_tables_of_two_lakes_are_refused(tmp_path: Path) -> None:
+def test_a_mirror_and_tables_of_two_lakes_are_refused(changes: Changes, tmp_path: Path) -> None:
     """Tables are not published beside the mirror of another lake, nor a mirror beside the tables of another lake."""
-    one, two = History(tmp_path / "one"), History(tmp_path / "two")
-    one.sync(FILES)
+    one, two = changes.copy(tmp_path / "one"), History(tmp_path / "two")
     two.sync({3: 1})
     mirror, tables = f"file://{tmp_path}/mirror", f"file://{tmp_path}/tables"
     told(one.root, "publish", "--to", mirror)
@@ -118,61 +108,50 @@ def test_a_mirror_and_tables_of_two_lakes_are_refused(tmp_path: Path) -> None:
     told(one.root, "publish", "--to", tables, "--iceberg")
 
 
-class RacingStore(StoppingStore):
+class _RacingStore(StoppingStore):
     """A store where another lake claims the location just before."""
 
     def create(self, path: str, content: bytes | Path, *, sha256: str = "") -> bool:
         """Create after the other one."""
         if path == OWNER and self.writes == 0:
-            record = {**json.loads(bytes(content)), "lake_id": OTHER_ID}
+            record = {**json.loads(bytes(content)), "lake_id": _OTHER_ID}
             super().create(path, json.dumps(record).encode())
         return super().create(path, content, sha256=sha256)
 
 
-def test_only_one_of_two_claims_holds(tmp_path: Path) -> None:
+def test_only_one_of_two_claims_holds(changes: Changes) -> None:
     """A lake that loses the race for a location is refused before it writes anything else."""
-    history = History(tmp_path / "lake")
-    number = history.sync(FILES)
-    store = RacingStore()
+    store = _RacingStore()
     with pytest.raises(SettingsError, match="of another lake"):
-        publish(history, connect_catalog(URL, store=store), number)
+        publish(changes.root, connect_catalog(URL, store=store), changes.numbers[0])
     assert [item.path for item in store.list()] == [OWNER]
     foreign = StoppingStore()
     foreign.create(OWNER, b"other")
     with pytest.raises(PublishError, match="is not a record of scanlake"):
-        publish(history, connect_catalog(URL, store=foreign), number)
+        publish(changes.root, connect_catalog(URL, store=foreign), changes.numbers[0])
 
 
-def test_a_relative_address_is_the_catalog_in_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A relative address of SQLite is another catalog in another folder, and the same as its absolute address."""
-    ids = []
+def test_a_relative_address_is_the_catalog_in_this_folder(
+    changes: Changes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative address of SQLite is another catalog in another folder, and the same as its absolute address.
+
+    The address of a server, or of no file, names the same catalog in every folder.
+    """
+    uris = ("sqlite://", "sqlite:///:memory:", "postgresql://db/catalog", "http://host/a/../b")
+    options = (f"file://{tmp_path}/target", "n", {"uri": "sqlite:///catalog.sqlite"})
+    ids, others = [], []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
         relative = CatalogId.from_uri("sql", "n", "sqlite:///sub/../catalog.sqlite?timeout=5")
         assert relative == CatalogId.from_uri("sql", "n", f"sqlite:///{tmp_path}/{name}/catalog.sqlite?timeout=5")
         ids.append(relative)
+        others.append([CatalogId.from_uri("sql", "n", uri) for uri in uris])
+        if name == "one":
+            publish(changes.root, connect_catalog(*options), changes.numbers[0])
+        else:
+            with pytest.raises(SettingsError, match="of another catalog"):
+                publish(changes.root, connect_catalog(*options), changes.numbers[0])
     assert ids[0] != ids[1]
-
-
-@pytest.mark.parametrize("uri", ["sqlite://", "sqlite:///:memory:", "postgresql://db/catalog", "http://host/a/../b"])
-def test_other_addresses_do_not_depend_on_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str) -> None:
-    """The address of a server, or of no file, names the same catalog in every folder."""
-    before = CatalogId.from_uri("sql", "n", uri)
-    monkeypatch.chdir(tmp_path)
-    assert CatalogId.from_uri("sql", "n", uri) == before
-
-
-def test_the_catalogs_of_two_folders_never_share_a_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A publish of the same lake from another folder, with the same relative address, is refused."""
-    one = History(tmp_path / "one")
-    first = one.sync(FILES)
-    options = (f"file://{tmp_path}/target", "n", {"uri": "sqlite:///catalog.sqlite"})
-    monkeypatch.chdir(tmp_path)
-    publish(one, connect_catalog(*options), first)
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    with pytest.raises(SettingsError, match="of another catalog"):
-        publish(one, connect_catalog(*options), first)
-    monkeypatch.chdir(tmp_path)
-    publish(one, connect_catalog(*options), first)
+    assert others[0] == others[1]

@@ -25,15 +25,17 @@ if TYPE_CHECKING:
     from tests.publish.conftest import S3Server
 
 
-def test_an_object_is_created_once(store: ObjectStore) -> None:
-    """A second creation is refused and changes nothing."""
-    assert store.create("a/b", b"first")
+def test_an_object_is_created_once_and_whole(store: ObjectStore, tmp_path: Path) -> None:
+    """A second creation is refused and changes nothing. The hash that was given is returned, or nothing.
+
+    Content in a file arrives byte by byte, be it empty or larger than one request of the library's default.
+    """
+    assert store.create("a/b", b"first", sha256="00ff")
     assert not store.create("a/b", b"second")
     assert store.read("a/b") == b"first"
-
-
-def test_a_file_is_uploaded_whole(store: ObjectStore, tmp_path: Path) -> None:
-    """Content in a file arrives byte by byte, be it empty or larger than one request of the library's default."""
+    head = store.head("a/b")
+    assert head is not None
+    assert head.sha256 == ("" if store.base_url.startswith("file:") else "00ff")
     for name, content in (("empty", b""), ("large", os.urandom(11_000_000))):
         source = tmp_path / name
         source.write_bytes(content)
@@ -104,42 +106,26 @@ def test_a_swap_whose_response_was_lost_is_recognised(monkeypatch: pytest.Monkey
     assert store.read_versioned("pointer") == (b"2", version)
 
 
-def test_objects_are_listed_and_deleted(store: ObjectStore) -> None:
-    """A list has the objects of a folder and below, not those of a folder whose name begins alike."""
+def test_objects_are_listed_and_deleted(store: ObjectStore, tmp_path: Path) -> None:
+    """A list has the objects of a folder and below, not those of a folder whose name begins alike.
+
+    Looking for an object that does not exist finds nothing; reading it is an error with its URL. A probe, which a store
+    that obeys conditions passes, leaves the store as it was.
+    """
     for path in ("a/1", "a/b/2", "ab/3", "4"):
         store.create(path, b"x" * len(path))
     assert sorted(found.path for found in store.list()) == ["4", "a/1", "a/b/2", "ab/3"]
     assert {found.path: found.bytes for found in store.list("a")} == {"a/1": 3, "a/b/2": 5}
     assert list(store.list("none")) == []
     store.delete(["a/1", "none", "ab/3"])
+    store.probe()
     assert sorted(found.path for found in store.list()) == ["4", "a/b/2"]
     store.delete([])
-
-
-def test_a_missing_object(store: ObjectStore, tmp_path: Path) -> None:
-    """Looking for an object that does not exist finds nothing; reading it is an error with its URL."""
-    store.create("a", b"")
-    assert store.head("b") is None
-    assert store.read_versioned("b") is None
-    assert store.read_versioned("a/b") is None
+    assert [store.head("b"), store.read_versioned("b"), store.read_versioned("4/b")] == [None] * 3
     for act in (lambda: store.read("b"), lambda: store.download("b", tmp_path / "b")):
         with pytest.raises(PublishError) as refused:
             act()
         assert store.url("b") in refused.value.message
-
-
-def test_the_hash_is_kept_where_the_store_can(store: ObjectStore) -> None:
-    """The hash that was given is returned with the object, or nothing; never another one."""
-    store.create("a", b"", sha256="00ff")
-    head = store.head("a")
-    assert head is not None
-    assert head.sha256 == ("" if store.base_url.startswith("file:") else "00ff")
-
-
-def test_a_probe_leaves_nothing(store: ObjectStore) -> None:
-    """A store that obeys conditions passes, and is as it was."""
-    store.probe()
-    assert list(store.list()) == []
 
 
 @pytest.mark.parametrize("ignored", ["create", "swap", "race"])
@@ -205,16 +191,13 @@ def test_a_missing_bucket_is_named(s3_url: str) -> None:  # noqa: ARG001 - sets 
             act()
 
 
-def test_an_unreachable_host(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A port where nothing listens is a wrong endpoint."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    with pytest.raises(PublishError, match="the host cannot be reached") as refused:
-        open_store(s3_url).head("a")
-    assert "AWS_ENDPOINT_URL" in refused.value.hint
-
-
-def test_missing_credentials(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a key in the environment, and no machine that gives one, the environment is named."""
+def test_a_wrong_environment_is_named(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port where nothing listens is a wrong endpoint; without a key, that no machine gives either, it is missing."""
+    with monkeypatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+        with pytest.raises(PublishError, match="the host cannot be reached") as refused:
+            open_store(s3_url).head("a")
+        assert "AWS_ENDPOINT_URL" in refused.value.hint
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     with pytest.raises(PublishError, match="no credentials were found") as refused:
@@ -251,7 +234,7 @@ def refusing(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[d
     server.server_close()
 
 
-@pytest.mark.parametrize(
+@every(
     ("status", "code", "problem", "hint"),
     [
         (403, "AccessDenied", "the credentials do not permit the request", "docs/scale-out.md"),

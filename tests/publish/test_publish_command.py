@@ -91,29 +91,16 @@ def test_documents_are_published_on_request(lake: Path, tmp_path: Path) -> None:
                 assert db.execute("SELECT count(*) > 20 FROM file_history").fetchall() == [(True,)]
 
 
-@pytest.mark.parametrize(
-    ("url", "environment", "line"),
-    [
-        ("{s3}", {"AWS_ACCESS_KEY_ID": ""}, "no credentials were found"),
-        ("s3://no-such-bucket-here/lake", {}, "the bucket does not exist"),
-        ("{s3}", {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, "the host cannot be reached"),
-    ],
-)
-def test_a_wrong_target_is_one_line(
-    lake: Path, s3_url: str, url: str, environment: dict[str, str], line: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Wrong credentials, bucket or host: one line with a hint, exit code 8, and `status` shows it."""
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name)
-    if "AWS_ACCESS_KEY_ID" in environment:
-        monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    target = url.format(s3=s3_url)
-    text = told(lake, "publish", "--to", target, "--quiet", code=ExitCode.PUBLISH)
+def test_a_wrong_target_is_one_line(lake: Path, s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that is not there: one line, exit code 8, and `status` shows it."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    text = told(lake, "publish", "--to", s3_url, "--quiet", code=ExitCode.PUBLISH)
     assert text.count("\n") == 1
-    assert line in text
+    assert "the host cannot be reached" in text
     assert "testing-secret" not in text
-    assert f"Publishing to {target} failed 1 time; nothing was published there before: " in told(lake, "status")
-    assert line in told(lake, "status")
+    status = told(lake, "status")
+    assert f"Publishing to {s3_url} failed 1 time; nothing was published there before: " in status
+    assert "the host cannot be reached" in status
 
 
 def test_wrong_usage(lake: Path) -> None:
