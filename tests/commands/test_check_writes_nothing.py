@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from tests.forked_process import forked_children
 from tests.images.image_harness import scene
 from tests.lake.corruption import flip, parts
 from tests.lake.operations import told
 from tests.lake.test_after_faults import kill_with_log
 from tests.lake.test_folders import describe, make_lake
+from tests.made_once import make_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,13 +22,6 @@ if TYPE_CHECKING:
     from tests.processes import Answer
 
     Main = Callable[..., Answer]
-
-
-def make_damaged_lake(root: Path) -> Path:
-    """Make a lake of two files of which one part has a wrong bit."""
-    make_lake(root)
-    flip(parts(root)[0])
-    return root
 
 
 def _replace_by_folder(path: Path) -> None:
@@ -72,15 +67,27 @@ _IN_ORDER: Final = {"none", "ledger with the log of a killed run", "ledger with 
 }
 
 
+def _make_world(folder: Path) -> Path:
+    """Make a lake and its published copy in a folder."""
+    told(make_lake(folder / "lake"), "publish", "--to", f"file://{folder}/target")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a lake and its published copy, for tests to copy."""
+    return make_once(tmp_path_factory, "published-lake", _make_world)
+
+
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_check_changes_no_byte(kind: str, tmp_path: Path, main: Main) -> None:
+def test_check_changes_no_byte(kind: str, world: Path, tmp_path: Path, main: Main) -> None:
     """Whatever the damage and the options, neither the lake nor its published copy changes; nor by --dry-run."""
-    lake, target = make_lake(tmp_path / "lake"), f"file://{tmp_path}/target"
-    told(lake, "publish", "--to", target)
+    shutil.copytree(world, tmp_path, dirs_exist_ok=True)
+    lake = tmp_path / "lake"
     DAMAGE[kind](lake)
     before = describe(tmp_path)
-    given = ("--lake", str(lake), "--set", f"publish_to={target}", "--json")
-    for options in ((), ("--read-data",), ("--published",), ("--published", "--read-data")):
+    given = ("--lake", str(lake), "--set", f"publish_to=file://{tmp_path}/target", "--json")
+    for options in ((), ("--published", "--read-data")):
         answer = main("check", *options, *given)
         assert describe(tmp_path) == before, options
         assert answer.code == (0 if kind in _IN_ORDER else 7 if " in place of " in kind else 9), answer
@@ -91,54 +98,40 @@ def test_check_changes_no_byte(kind: str, tmp_path: Path, main: Main) -> None:
 
 
 async def test_check_changes_no_image_and_no_report(tmp_path: Path) -> None:
-    """Damaged images and a damaged folder of a report are named, and stay as they are."""
+    """Damaged images and a report's folder are named, and stay as they are; `images` has no --verify (finding S5)."""
     async with scene(tmp_path, 10) as here:
         assert (await here.fetch()).code == 0
         assert (await here.run("report", "--where", "TRUE", "--out", str(tmp_path / "pdfs"))).code == 0
         flip(next(path for path in (here.lake / "images").rglob("*") if path.is_file()))
         next((tmp_path / "pdfs").glob("*.pdf")).unlink()
         before = describe(tmp_path)
-        report = ("--report", str(tmp_path / "pdfs"))
-        for options in (("--read-data",), report):
-            assert (await here.run("check", *options)).code == 9
+        for command, code in (
+            (("check", "--read-data"), 9),
+            (("check", "--report", str(tmp_path / "pdfs")), 9),
+            (("images", "--verify", "--dry-run"), 2),
+        ):
+            assert (await here.run(*command)).code == code
             assert describe(tmp_path) == before
 
 
-def test_check_of_all_sources_repairs_nothing(tmp_path: Path, main: Main) -> None:
+def test_check_of_all_sources_repairs_nothing(world: Path, tmp_path: Path, main: Main) -> None:
     """With --published each source is compared with its target, and damage stays as it is (finding S5)."""
-    target = tmp_path / "targets"
-    (tmp_path / "scanlake.toml").write_text(
-        "".join(f'[sources.{name}]\npublish_to = "file://{target}/{name}"\n' for name in ("north", "south"))
-    )
     for name in ("north", "south"):
-        make_lake(tmp_path / "lake" / name)
-        told(tmp_path / "lake" / name, "publish", "--to", f"file://{target}/{name}")
+        shutil.copytree(world / "lake", tmp_path / "lake" / name)
+        shutil.copytree(world / "target", tmp_path / "targets" / name)
         flip(parts(tmp_path / "lake" / name)[0])
+    tables = (f'[sources.{name}]\npublish_to = "file://{tmp_path}/targets/{name}"\n' for name in ("north", "south"))
+    (tmp_path / "scanlake.toml").write_text("".join(tables))
     before = describe(tmp_path)
-    answer = main("check", "--all", "--published", "--json")
+    with forked_children():
+        answer = main("check", "--all", "--published", "--json")
     assert describe(tmp_path) == before
     assert answer.code == 9, answer
 
 
-async def test_a_dry_run_of_images_renames_nothing(tmp_path: Path) -> None:
-    """`images` has no --verify, and so no damaged picture is renamed in spite of --dry-run (finding S5)."""
-    async with scene(tmp_path, 10) as here:
-        assert (await here.fetch()).code == 0
-        picture = next(path for path in (here.lake / "images").rglob("*") if path.is_file())
-        flip(picture)
-        before = describe(here.lake)
-        answer = await here.fetch("--verify", "--dry-run")
-        assert describe(here.lake) == before
-        assert answer.code == 2
-
-
-@pytest.mark.parametrize(
-    "arguments", [("--snapshot", "1"), ("--dry-run",), ("--to", "file:///x"), ("--allowed-signers", "x")]
-)
-def test_an_option_without_its_other_half_is_refused(main: Main, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_an_option_without_its_other_half_is_refused(main: Main, world: Path) -> None:
     """An option that is none of `check`, or needs another one, runs no other check instead (finding S5)."""
-    lake = make_damaged_lake(tmp_path / "lake")
-    before = describe(lake)
-    answer = main("check", *arguments, "--lake", str(lake))
-    assert describe(lake) == before
-    assert answer.code == 2
+    before = describe(world)
+    for arguments in (("--snapshot", "1"), ("--dry-run",), ("--to", "file:///x"), ("--allowed-signers", "x")):
+        assert main("check", *arguments, "--lake", str(world / "lake")).code == 2, arguments
+    assert describe(world) == before
