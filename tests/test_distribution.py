@@ -20,20 +20,26 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel and the sdist of the working tree."""
-    folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-t", "wheel", "-d", str(folder)]
+def build(kind: str, folder: Path) -> Path:
+    """Build the wheel or the sdist of the working tree in a folder; return it."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    return folder
+    [built] = folder.iterdir()
+    return built
 
 
-def test_the_wheel_has_what_an_operator_needs(built: Path) -> None:
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the working tree."""
+    return build("wheel", tmp_path_factory.mktemp("wheel"))
+
+
+def test_the_wheel_has_what_an_operator_needs(wheel: Path) -> None:
     """The wheel has both packages with their data, every file of configs/, the licence, and metadata for an index."""
-    with zipfile.ZipFile(built / f"scanlake-{__version__}-py3-none-any.whl") as wheel:
-        names = set(wheel.namelist())
-        metadata = email.message_from_bytes(wheel.read(f"scanlake-{__version__}.dist-info/METADATA"))
+    assert wheel.name == f"scanlake-{__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        metadata = email.message_from_bytes(archive.read(f"scanlake-{__version__}.dist-info/METADATA"))
     shared = f"scanlake-{__version__}.data/data/share/scanlake/"
     configs = {
         path.relative_to(ROOT / "configs").as_posix() for path in (ROOT / "configs").rglob("*") if path.is_file()
@@ -48,9 +54,10 @@ def test_the_wheel_has_what_an_operator_needs(built: Path) -> None:
     assert "Is it for you?" in str(metadata.get_payload())
 
 
-def test_the_sdist_has_the_project(built: Path) -> None:
+@pytest.mark.soak
+def test_the_sdist_has_the_project(tmp_path: Path) -> None:
     """The sdist has sources, tests, documents and the lock, and nothing that a build or a user has left."""
-    with tarfile.open(built / f"scanlake-{__version__}.tar.gz") as sdist:
+    with tarfile.open(build("sdist", tmp_path)) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
     assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "Makefile", "requirements.lock"} <= names
     assert {
@@ -63,12 +70,12 @@ def test_the_sdist_has_the_project(built: Path) -> None:
     assert not [name for name in names if name.startswith((".venv", "build/", "dist/")) or name.endswith("token")]
 
 
-def test_the_installed_wheel_runs(built: Path, tmp_path: Path) -> None:
+@pytest.mark.soak
+def test_the_installed_wheel_runs(wheel: Path, tmp_path: Path) -> None:
     """Installed into an environment of its own, without network, the command runs from its own files."""
     environment = tmp_path / "env"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
     python = environment / "bin" / "python"
-    [wheel] = built.glob("*.whl")
     install = ["-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
     subprocess.run([sys.executable, *install], check=True, capture_output=True)
     [packages] = environment.glob("lib/python*/site-packages")

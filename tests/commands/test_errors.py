@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pipeline.commands import status
-from pipeline.emulator import Emulator
-from tests.sync.sync_harness import synced
+from tests.forkserver import run_command
+from tests.lake.test_folders import make_lake
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,12 +71,7 @@ def test_a_mistake_ends_with_2_before_the_first_request(
 
 def test_another_service_is_2_and_a_file_in_the_lakes_place_7(tmp_path: Path, main: Main) -> None:
     """A lake holds one service; a path that is no folder is the disk's matter. Both say what to do."""
-
-    async def make() -> None:
-        async with Emulator(5) as emulator:
-            await synced(emulator, tmp_path / "lake")
-
-    asyncio.run(make())
+    make_lake(tmp_path / "lake", source="https://service.example")
     answer = main("sync", **REACHABLE)
     assert answer.code == 2
     assert "Use another --lake, or run `scanlake sync --accept-new-base-url` once" in answer.err
@@ -163,9 +157,9 @@ def completed(*words: str) -> list[str]:
         "COMP_WORDS": " ".join(words),
         "COMP_CWORD": str(len(words) - 1),
     }
-    found = subprocess.run([SCANLAKE], env=environment, capture_output=True, text=True, check=True, timeout=300)
-    assert found.stderr == ""
-    return found.stdout.split()
+    found = run_command((), cwd=Path.cwd(), env=environment)
+    assert (found.code, found.err) == (0, b"")
+    return found.out.decode().split()
 
 
 def test_the_shell_completes_verbs_and_their_flags() -> None:

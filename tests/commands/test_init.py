@@ -76,26 +76,6 @@ def test_it_asks_on_a_terminal(tmp_path: Path, canary: str) -> None:
     assert names(tmp_path) == ["scanlake.toml", "token"]
 
 
-def test_a_wrong_answer_is_asked_again(tmp_path: Path) -> None:
-    """A mistyped address is named on the spot, and asked for once more."""
-    process = subprocess.run(
-        [sys.executable, "-c", _ASKED_TWICE], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300
-    )
-    assert "no address. Type https:// and the host" in process.stderr
-    assert "must be https; http is for this machine (127.0.0.1) only. Type https://service.example." in process.stderr
-    assert process.stdout == URL
-
-
-_ASKED_TWICE = f"""
-import sys
-from pipeline.commands import init
-answers = iter(["nothing", "http://service.example", "{URL}"])
-init.typer.prompt = lambda *_, **__: next(answers)
-sys.stdin.isatty = lambda: True
-sys.stdout.write(init._prompt("Address", "base_url", init.validate_address))
-"""
-
-
 def test_it_takes_flags_and_the_environment(tmp_path: Path, canary: str, main: Main) -> None:
     """With SCANLAKE_TOKEN the token is written nowhere; what is written is a file the other verbs load."""
     made = main("init", "--no-test", "--set", f"base_url={URL}", "--lake", "data", "--json", SCANLAKE_TOKEN=canary)
@@ -173,6 +153,7 @@ async def test_address_and_token_are_tested(tmp_path: Path, canary: str) -> None
     async with Emulator(files=3, token=canary) as emulator:
         answers = [
             ("Address", "service"),
+            ("Address", "http://service.example"),
             ("Address", "http://127.0.0.1:9"),
             ("Token", "not-the-token-of-this-service"),
             ("Address", f" '{emulator.base_url}/api/v2/files?limit=1' "),
@@ -182,6 +163,7 @@ async def test_address_and_token_are_tested(tmp_path: Path, canary: str) -> None
     assert code == 0, shown
     assert "flag" not in shown
     assert "Type https:// and the host: https://service.example." in shown
+    assert "must be https; http is for this machine (127.0.0.1) only. Type https://service.example." in shown
     assert "GET http://127.0.0.1:9/api/v2/files ..." in shown
     assert "GET /files at 127.0.0.1:9: no connection" in shown
     assert "HTTP 401" in shown
