@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -125,20 +126,13 @@ def test_a_mistake_is_one_line_with_the_nearest_name(
     assert line.startswith(f"scanlake: {says}")
 
 
-@pytest.mark.parametrize("arguments", [("status", "--token", "s3cr3t-abc"), ("--token=s3cr3t-abc", "status")])
-def test_a_token_on_the_command_line_is_refused_unseen(arguments: tuple[str, ...], scanlake: Scanlake) -> None:
-    """--token is refused with the way to do it, and what followed it is not shown."""
-    answer = scanlake(*arguments)
-    assert answer.code == ExitCode.USAGE
-    assert "SCANLAKE_TOKEN" in answer.err
-    assert "s3cr3t" not in answer.out + answer.err
-
-
-def test_the_token_is_found_wherever_it_stands(scanlake: Scanlake, canary: str) -> None:
-    """The token's value in any argument is refused, even where nobody looks for it."""
-    answer = scanlake("query", f"SELECT '{canary}'", SCANLAKE_TOKEN=canary)
-    assert answer.code == ExitCode.USAGE
-    assert canary not in answer.out + answer.err
+def test_a_token_on_the_command_line_is_refused_unseen(scanlake: Scanlake, canary: str) -> None:
+    """--token, and the token's value in any argument, are refused with the way to do it, and are not shown."""
+    for arguments in (("status", "--token", canary), (f"--token={canary}", "status"), ("query", f"SELECT '{canary}'")):
+        answer = scanlake(*arguments, **({} if "query" not in arguments else {"SCANLAKE_TOKEN": canary}))
+        assert answer.code == ExitCode.USAGE
+        assert "SCANLAKE_TOKEN" in answer.err
+        assert canary not in answer.out + answer.err
 
 
 def test_flags_may_stand_before_and_after_the_command(scanlake: Scanlake, lake: Path) -> None:
@@ -203,42 +197,79 @@ def test_every_failure_ends_with_its_code_and_one_line(
     assert "somebody's data" not in line
 
 
-def test_a_settings_error_reaches_the_screen_as_one_line(scanlake: Scanlake) -> None:
-    """A mistyped variable stops the command with 2 before anything else happens."""
-    answer = scanlake("status", SCANLAKE_LAEK="x")
-    assert answer.code == ExitCode.USAGE
-    assert len(answer.lines) == 1
-    assert "SCANLAKE_LAKE" in answer.err
-
-
 def test_the_traceback_is_in_the_log_file_alone(scanlake: Scanlake, tmp_path: Path, canary: str) -> None:
-    """A failure leaves its traceback in the log file; SCANLAKE_DEBUG shows it on the screen as well."""
+    """A failure leaves its traceback in the log file, and with SCANLAKE_DEBUG on the screen; no file for it is 7."""
     answer = scanlake("status", "--log-file", "run.log", SCANLAKE_TOKEN=canary)
     assert len(answer.lines) == 1
     [event] = [json.loads(line) for line in (tmp_path / "run.log").read_text(encoding="utf-8").splitlines()]
     assert event["event"] == "command.failed"
     assert "SettingsError: No lake" in event["traceback"]
     assert "Traceback" in scanlake("status", SCANLAKE_DEBUG="1").err
-
-
-def test_an_unwritable_log_file_is_said(scanlake: Scanlake) -> None:
-    """A log file that cannot be opened ends the command with 7 and its name."""
     answer = scanlake("status", "--log-file", "/proc/none/run.log")
-    assert answer.code == ExitCode.STORAGE
-    assert "/proc/none" in answer.err
+    assert (answer.code, "/proc/none" in answer.err) == (ExitCode.STORAGE, True)
 
 
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
-        (("status", "--source", ""), ["north", "south"]),
-        (("status", "--la"), ["--lake"]),
-    ],
-)
-def test_the_shell_completes_names(scanlake: Scanlake, tmp_path: Path, typed: list[str], offered: list[str]) -> None:
-    """Completion offers sources, enumerated values, and the global options."""
-    if "--source" in typed:
-        (tmp_path / "scanlake.toml").write_text("[sources.north]\n[sources.south]\n")
-    line = {"COMP_WORDS": " ".join(["scanlake", *typed]), "COMP_CWORD": str(len(typed))}
-    answer = scanlake(_SCANLAKE_COMPLETE="complete_bash", **line)
-    assert answer.out.split() == offered, answer.err
+def test_the_shell_completes_names(scanlake: Scanlake, tmp_path: Path) -> None:
+    """Completion offers the sources of the settings file, and the global options."""
+    (tmp_path / "scanlake.toml").write_text("[sources.north]\n[sources.south]\n")
+    for typed, offered in ((("status", "--source", ""), ["north", "south"]), (("status", "--la"), ["--lake"])):
+        line = {"COMP_WORDS": " ".join(["scanlake", *typed]), "COMP_CWORD": str(len(typed))}
+        answer = scanlake(_SCANLAKE_COMPLETE="complete_bash", **line)
+        assert answer.out.split() == offered, answer.err
+
+
+# Ports, paths and the shape of the help
+
+
+def test_a_port_that_cannot_be_used_is_named(scanlake: Scanlake) -> None:
+    """A port that somebody has, or that is none of 65536, ends with 2 and names the option."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        answer = scanlake("emulator", "--port", port, "--files", "0", "--max-seconds", "0.1")
+    assert answer.code == ExitCode.USAGE, answer.err
+    assert f"Port {port}: " in answer.err
+    assert answer.err.endswith("Use another port with --port.\n")
+    assert len(answer.lines) == 1
+    for number in ("-1", "80000"):
+        answer = scanlake("emulator", "--port", number, "--files", "0", "--max-seconds", "0.1")
+        assert (answer.code, answer.out, "--port" in answer.err) == (ExitCode.USAGE, "", True)
+
+
+def test_a_folder_must_not_be_a_pattern(scanlake: Scanlake, tmp_path: Path) -> None:
+    """A lake whose path DuckDB would read as a pattern is refused, and nothing is created."""
+    answers = [
+        scanlake("--lake", "a?b", "sync", "--set", "base_url=http://127.0.0.1:1", SCANLAKE_TOKEN="nobody"),
+        scanlake("status", SCANLAKE_LAKE="a*b/lake"),
+        scanlake("status", "--lake", "a[1]"),
+    ]
+    for answer in answers:
+        assert answer.code == ExitCode.USAGE, answer.err
+        assert "which DuckDB reads as a pattern" in answer.err
+        assert len(answer.lines) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_path_is_a_mistake(scanlake: Scanlake) -> None:
+    """An empty path, as of an unset variable, does not mean the current folder."""
+    for flag in ("--lake", "--config", "--log-file"):
+        answer = scanlake("status", flag, "")
+        assert (answer.code, f"'{flag}': is empty; give a path." in answer.err) == (ExitCode.USAGE, True)
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_help_breaks_where_the_screen_ends(width: int, scanlake: Scanlake) -> None:
+    """A paragraph of the help fills its lines: none ends where its source did."""
+    text = scanlake("query", "--help", COLUMNS=str(width)).out
+    said = [line.strip() for line in text.split("╭")[0].splitlines()]
+    paragraph = said[said.index("Query the lake with SQL.") + 2 :]
+    paragraph = paragraph[: paragraph.index("")]
+    words = [line.split()[0] for line in paragraph]
+    for line, following in zip(paragraph, words[1:], strict=False):
+        assert len(line) + 1 + len(following) > width - 3, paragraph
+
+
+def test_paragraphs_of_the_help_stay_apart(scanlake: Scanlake) -> None:
+    """What stands apart in the help's source stands apart on the screen."""
+    lines = [line.strip() for line in scanlake("emulator", "--help").out.splitlines()]
+    index = lines.index("scanlake emulator --churn 2 --quirk order=shuffled --fault 429=0.02")
+    assert (lines[index - 1], lines[index + 1]) == ("", "")

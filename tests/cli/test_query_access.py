@@ -233,15 +233,6 @@ def test_an_answer_is_not_written_into_the_lake(scanlake: Scanlake, lake: Path) 
     assert fingerprint(lake) == before
 
 
-def test_a_lost_part_is_damage(scanlake: Scanlake, lake: Path) -> None:
-    """A part that is gone is told apart from a mistake in the question: 9, and how to mend it."""
-    (lake / "parts" / "files.parquet").unlink()
-    answer = scanlake("query", "SELECT count(*) FROM files")
-    assert answer.code == ExitCode.DAMAGE
-    assert "scanlake check" in answer.err
-    assert len(answer.lines) == 1
-
-
 def test_a_session_that_writes_is_waited_for(scanlake: Scanlake, lake: Path) -> None:
     """While somebody has the catalog open for writing, the command says so and ends with 5."""
     with duckdb.connect(str(lake / "catalog.duckdb")):
