@@ -21,19 +21,12 @@ if TYPE_CHECKING:
 
     Scanlake = Callable[..., Answer]
 
+pytestmark = pytest.mark.usefixtures("lake")
 ONE = ("query", "SELECT 1 AS n", "--format", "csv")
 
 
-def test_a_dash_is_standard_output(scanlake: Scanlake, lake: Path, tmp_path: Path) -> None:
-    """--out - writes to standard output, and makes no file of that name."""
-    assert lake.exists()
-    assert scanlake(*ONE, "-o", "-").out == '"n"\n1\n'
-    assert not (tmp_path / "-").exists()
-
-
-def test_a_device_stays_a_device(scanlake: Scanlake, lake: Path, tmp_path: Path) -> None:
+def test_a_device_stays_a_device(scanlake: Scanlake, tmp_path: Path) -> None:
     """A link to a device is written through, and a full one ends with 7."""
-    assert lake.exists()
     link = tmp_path / "full"
     link.symlink_to("/dev/full")
     answer = scanlake(*ONE, "-o", "full")
@@ -42,21 +35,21 @@ def test_a_device_stays_a_device(scanlake: Scanlake, lake: Path, tmp_path: Path)
     assert link.is_symlink()
 
 
-def test_a_link_to_standard_output_is_standard_output(lake: Path, tmp_path: Path) -> None:
-    """A link to what standard output is gets the answer behind what stands there."""
-    assert lake.exists()
+def test_a_link_to_standard_output_is_standard_output(tmp_path: Path) -> None:
+    """A link to what standard output is gets the answer behind what stands there; so does --out -, without a file."""
     link = tmp_path / "link"
     link.symlink_to("/proc/self/fd/1")
     question, _, output_format = ONE[1:]
     run_shell(tmp_path, f"(echo before; $S query '{question}' --format {output_format} -o link) > all.txt")
-    assert (tmp_path / "all.txt").read_text(encoding="utf-8") == 'before\n"n"\n1\n'
+    run_shell(tmp_path, f"$S query '{question}' --format {output_format} -o - >> all.txt")
+    assert not (tmp_path / "-").exists()
+    assert (tmp_path / "all.txt").read_text(encoding="utf-8") == 'before\n"n"\n1\n"n"\n1\n'
     assert link.is_symlink()
 
 
 @pytest.mark.parametrize("shape", ["csv", "jsonl", "parquet"])
-def test_a_pipe_gets_the_answer(shape: str, scanlake: Scanlake, lake: Path, tmp_path: Path) -> None:
+def test_a_pipe_gets_the_answer(shape: str, scanlake: Scanlake, tmp_path: Path) -> None:
     """A named pipe is written into, in every format, and stays one."""
-    assert lake.exists()
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     read: list[bytes] = []
@@ -74,9 +67,8 @@ def test_a_pipe_gets_the_answer(shape: str, scanlake: Scanlake, lake: Path, tmp_
 
 
 @pytest.mark.parametrize("shape", ["json", "jsonl"])
-def test_numbers_that_json_does_not_have_are_text(shape: str, scanlake: Scanlake, lake: Path) -> None:
+def test_numbers_that_json_does_not_have_are_text(shape: str, scanlake: Scanlake) -> None:
     """Not-a-number and infinity become text, also in lists, and texts with these words stay as they are."""
-    assert lake.exists()
     query = """SELECT 'nan'::DOUBLE AS "NaN", ['-inf'::DOUBLE, 1] AS b, 'a "NaN, Infinity\\' AS c, 1 / 0 AS d"""
     answer = scanlake("query", query, "--format", shape)
 
@@ -88,9 +80,8 @@ def test_numbers_that_json_does_not_have_are_text(shape: str, scanlake: Scanlake
     assert row == {"NaN": "NaN", "b": ["-Infinity", 1.0], "c": 'a "NaN, Infinity\\', "d": "Infinity"}
 
 
-def test_a_link_to_a_file_stays_a_link(scanlake: Scanlake, lake: Path, tmp_path: Path) -> None:
+def test_a_link_to_a_file_stays_a_link(scanlake: Scanlake, tmp_path: Path) -> None:
     """The file behind a link is replaced, not the link; one that leads nowhere makes its file."""
-    assert lake.exists()
     (tmp_path / "old.csv").write_text("old", encoding="utf-8")
     for name in ("old", "new"):
         (tmp_path / name).symlink_to(f"{name}.csv")
@@ -99,22 +90,15 @@ def test_a_link_to_a_file_stays_a_link(scanlake: Scanlake, lake: Path, tmp_path:
         assert (tmp_path / f"{name}.csv").read_text(encoding="utf-8") == '"n"\n1\n'
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
+def test_where_nothing_can_be_is_a_mistake(scanlake: Scanlake, tmp_path: Path) -> None:
+    """A file that is not there and a place where none can be end with 2, and name it."""
+    (tmp_path / "circle").symlink_to("circle")
+    for arguments, says in (
         (("query", "-f", "nope.sql"), "--file nope.sql: No such file or directory."),
         ((*ONE, "-o", "nodir/x.csv"), "--out nodir/x.csv: folder nodir does not exist."),
         ((*ONE, "-o", "."), "--out . is a folder."),
         ((*ONE, "-o", "circle"), "--out circle is a link that refers to itself."),
-    ],
-)
-def test_where_nothing_can_be_is_a_mistake(
-    arguments: tuple[str, ...], says: str, scanlake: Scanlake, lake: Path, tmp_path: Path
-) -> None:
-    """A file that is not there and a place where none can be end with 2, and name it."""
-    assert lake.exists()
-    (tmp_path / "circle").symlink_to("circle")
-    answer = scanlake(*arguments)
-    assert answer.code == ExitCode.USAGE, answer.err
-    assert says in answer.err
-    assert len(answer.lines) == 1
+    ):
+        answer = scanlake(*arguments)
+        assert (answer.code, len(answer.lines)) == (ExitCode.USAGE, 1), answer.err
+        assert says in answer.err

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from subprocess import PIPE
 from typing import TYPE_CHECKING
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     Scanlake = Callable[..., Answer]
 
+pytestmark = pytest.mark.usefixtures("lake")
 FILES = "SELECT file_id, scan_code, updated_at, closed FROM files ORDER BY file_id"
 
 
@@ -44,12 +46,12 @@ def fingerprint(lake: Path) -> dict[str, str]:
     }
 
 
-def test_status_for_people(scanlake: Scanlake, lake: Path) -> None:
-    """Status says how current the lake is, what it holds, what the last runs did and what was rejected."""
+def test_status_says_how_current_the_lake_is(scanlake: Scanlake) -> None:
+    """Status says what the lake holds, what the last runs did and what was rejected; --json has moments in UTC."""
     answer = scanlake("status")
     assert answer.code == 0
     for words in (
-        f"3 files in {lake.name}.",
+        "3 files in lake.",
         "Everything updated before 2024-03-31 12:00:00 UTC is in the lake (2h ago).",
         "Never verified",
         "the service was away",
@@ -57,12 +59,7 @@ def test_status_for_people(scanlake: Scanlake, lake: Path) -> None:
     ):
         assert words in answer.out
     assert "\x1b" not in answer.out
-
-
-def test_status_as_json(scanlake: Scanlake, lake: Path) -> None:
-    """--json is one object with the same facts, and moments that say they are UTC."""
-    assert lake.exists()
-    state = json.loads(scanlake("status", "--json", "--runs", "1").out)
+    state = scanlake("status", "--json", "--runs", "1").json
     assert state["freshness"]["watermark"] == "2024-03-31T12:00:00Z"
     assert state["tables"]["files"] == 3
     assert set(state["tables"]) == {table.name for table in TABLES}
@@ -71,9 +68,8 @@ def test_status_as_json(scanlake: Scanlake, lake: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", [(), ("--no-formula-escape",)])
-def test_csv_is_exact(flags: tuple[str, ...], scanlake: Scanlake, lake: Path) -> None:
+def test_csv_is_exact(flags: tuple[str, ...], scanlake: Scanlake) -> None:
     """CSV keeps every digit and sign, and NULL apart from empty text; a formula gets a ' unless that is refused."""
-    assert lake.exists()
     answer = scanlake("query", FILES, "--format", "csv", *flags)
     assert answer.lines == []
     rows = list(csv.DictReader(io.StringIO(answer.out, newline="")))
@@ -83,29 +79,22 @@ def test_csv_is_exact(flags: tuple[str, ...], scanlake: Scanlake, lake: Path) ->
     assert ',"",2024-03-31 12:00:00.000000,\n' in answer.out
 
 
-def test_json_lines_are_exact(scanlake: Scanlake, lake: Path) -> None:
-    """Each line is one row, with whole numbers whole."""
-    assert lake.exists()
+def test_json_is_exact(scanlake: Scanlake) -> None:
+    """Each line of jsonl is a row with whole numbers whole; --json is columns, rows and their number in one object."""
     rows = [json.loads(line) for line in scanlake("query", FILES, "--format", "jsonl").out.splitlines()]
     assert rows[2]["file_id"] == 9_007_199_254_740_995
     assert rows[2]["scan_code"] == HOSTILE
     assert rows[1]["closed"] is None
     assert scanlake("query", "SELECT 1 AS result, 2 AS n", "--format", "jsonl").out == '{"result":1,"n":2}\n'
+    for flags in (("--json",), ("--format", "json")):
+        answer = scanlake("query", FILES, *flags).json
+        assert answer["columns"][0] == {"name": "file_id", "type": "BIGINT"}
+        assert (answer["count"], len(answer["rows"])) == (3, 3)
+        assert scanlake("query", "FROM uploads", *flags).json["rows"] == []
 
 
-@pytest.mark.parametrize("flags", [("--json",), ("--format", "json")])
-def test_json_is_one_object(flags: tuple[str, ...], scanlake: Scanlake, lake: Path) -> None:
-    """--json gives columns, rows and their number in one object, also when there are no rows."""
-    assert lake.exists()
-    answer = json.loads(scanlake("query", FILES, *flags).out)
-    assert answer["columns"][0] == {"name": "file_id", "type": "BIGINT"}
-    assert answer["count"] == len(answer["rows"]) == 3
-    assert json.loads(scanlake("query", "FROM uploads", *flags).out)["rows"] == []
-
-
-def test_odd_types_can_be_written(scanlake: Scanlake, lake: Path) -> None:
+def test_odd_types_can_be_written(scanlake: Scanlake) -> None:
     """Lists, intervals, decimals, moments with zones and repeated column names come out in every format."""
-    assert lake.exists()
     question = (
         "SELECT 1 AS a, 2 AS a, [1, 2] AS l, INTERVAL 1 DAY AS i, 1.50::DECIMAL(5,2) AS d, 'nan'::DOUBLE AS n,"
         " TIMESTAMPTZ '2024-01-01 00:00:00+00' AS t, '{\"x\": 1}'::JSON AS j"
@@ -117,16 +106,14 @@ def test_odd_types_can_be_written(scanlake: Scanlake, lake: Path) -> None:
     assert "2024-01-01 00:00:00+00" in scanlake("query", question).out
 
 
-def test_only_numbers_and_dates_keep_a_sign_in_csv(scanlake: Scanlake, lake: Path) -> None:
+def test_only_numbers_and_dates_keep_a_sign_in_csv(scanlake: Scanlake) -> None:
     """A negative number stays a number; a negative interval is no number to a spreadsheet and is escaped."""
-    assert lake.exists()
     numbers = "-1 AS a, (-2)::BIGINT AS b, (-1.5)::DECIMAL(5,2) AS d, (-2.5)::DOUBLE AS f"
     question = f"SELECT {numbers}, INTERVAL '-1 day' AS i, [-1] AS l"
     answer = scanlake("query", question, "--format", "csv")
     assert answer.out.splitlines()[1] == '-1,-2,"-1.50",-2.5,"\'-1 day","[-1]"'
 
 
-@pytest.mark.usefixtures("lake")
 def test_instants_in_json_are_iso_8601(scanlake: Scanlake) -> None:
     """JSON has every column of instants with T and Z, with the digits that it has; other columns are unchanged."""
     sql = (
@@ -142,9 +129,8 @@ def test_instants_in_json_are_iso_8601(scanlake: Scanlake) -> None:
     assert row["g"] == "2024-01-01T10:00:00.123456789Z"
 
 
-def test_parquet_to_a_file(scanlake: Scanlake, lake: Path, tmp_path: Path) -> None:
+def test_parquet_to_a_file(scanlake: Scanlake, tmp_path: Path) -> None:
     """The ending of --out chooses the format; Parquet is typed and exact, and --json says what was written."""
-    assert lake.exists()
     answer = scanlake("query", FILES, "--out", "answer.parquet", "--json")
     written = {"out": "answer.parquet", "format": "parquet", "rows": 3}
     assert json.loads(answer.out) == {"ok": True, "exit_code": 0} | written
@@ -153,7 +139,7 @@ def test_parquet_to_a_file(scanlake: Scanlake, lake: Path, tmp_path: Path) -> No
     assert str(table.schema.field("updated_at").type) == "timestamp[us]"
 
 
-def test_a_failed_query_leaves_no_file(scanlake: Scanlake, lake: Path, tmp_path: Path) -> None:
+def test_a_failed_query_leaves_no_file(scanlake: Scanlake, tmp_path: Path) -> None:
     """A query that fails half-way leaves neither its file nor a part of it, and keeps what stood there."""
     (tmp_path / "answer.csv").write_text("before", encoding="utf-8")
     answer = scanlake(
@@ -168,30 +154,22 @@ def test_a_failed_query_leaves_no_file(scanlake: Scanlake, lake: Path, tmp_path:
     ]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["answer.csv", "lake"]
     assert (tmp_path / "answer.csv").read_text(encoding="utf-8") == "before"
-    assert lake.exists()
 
 
-def test_a_table_for_people_cannot_be_forged(scanlake: Scanlake, lake: Path) -> None:
-    """On the screen values lose terminal sequences and line breaks, and NULL is told from empty."""
-    assert lake.exists()
+def test_a_table_for_people_cannot_be_forged(scanlake: Scanlake) -> None:
+    """On the screen values lose terminal sequences and line breaks; after a thousand it says that there are more."""
     answer = scanlake("query", FILES)
     assert "\x1b" not in answer.out
     assert "second line" in answer.out
     assert len(answer.out.splitlines()) == 5
     assert "NULL" in answer.out
     assert "3 rows" in answer.out
-
-
-def test_a_table_says_when_there_is_more(scanlake: Scanlake, lake: Path) -> None:
-    """A table ends after a thousand rows and says so."""
-    assert lake.exists()
     assert "1,000 rows, the first rows of more; use --format for all rows" in scanlake("query", "FROM range(1001)").out
     assert scanlake("query", "FROM range(1000)").out.splitlines()[-1] == "1,000 rows"
 
 
-def test_the_question_may_come_from_elsewhere(scanlake: Scanlake, lake: Path, tmp_path: Path) -> None:
+def test_the_question_may_come_from_elsewhere(scanlake: Scanlake, tmp_path: Path) -> None:
     """SQL comes as an argument, from standard input or from a file; none or two of them is a mistake."""
-    assert lake.exists()
     (tmp_path / "q.sql").write_text("SELECT 41 + 1 AS n; -- a comment", encoding="utf-8")
     assert scanlake("query", "-", "--format", "jsonl", stdin="SELECT 42 AS n").out == '{"n":42}\n'
     assert scanlake("query", "--file", "q.sql", "--format", "jsonl").out == '{"n":42}\n'
@@ -205,32 +183,20 @@ def test_the_question_may_come_from_elsewhere(scanlake: Scanlake, lake: Path, tm
     assert len(gone.lines) == 1
 
 
-@pytest.mark.parametrize(
-    ("question", "says"),
-    [
-        ("SELEC 1", 'Parser Error: syntax error at or near "SELEC". Run `scanlake tables` to list tables and columns.'),
-        ("FROM filse", 'Table with name filse does not exist! Did you mean "files"?'),
-        ("COPY files TO 'out.csv'", "COPY: a query reads tables only. Use SELECT, FROM, PIVOT, DESCRIBE or SHOW"),
-    ],
-)
-def test_sql_errors_are_one_line_and_reach_nothing(
-    question: str, says: str, scanlake: Scanlake, lake: Path, tmp_path: Path
-) -> None:
-    """SQL that is wrong, that writes, or that reaches beyond the lake ends with 2 and one line."""
+def test_sql_errors_are_one_line_and_reach_nothing(scanlake: Scanlake, lake: Path, tmp_path: Path) -> None:
+    """SQL that is wrong or writes, and --out within the lake, end with 2 and one line, and change nothing."""
     before = fingerprint(lake)
-    answer = scanlake("query", question)
-    assert answer.code == ExitCode.USAGE, answer.err
-    assert len(answer.lines) == 1
-    assert says in answer.err
+    for arguments, says in (
+        (("SELEC 1",), 'Parser Error: syntax error at or near "SELEC". Run `scanlake tables` to list tables and colu'),
+        (("FROM filse",), 'Table with name filse does not exist! Did you mean "files"?'),
+        (("COPY files TO 'x.csv'",), "COPY: a query reads tables only. Use SELECT, FROM, PIVOT, DESCRIBE or SHOW"),
+        (("SELECT 1", "--out", "lake/catalog.duckdb"), "--out"),
+    ):
+        answer = scanlake("query", *arguments)
+        assert (answer.code, len(answer.lines)) == (ExitCode.USAGE, 1), answer.err
+        assert says in answer.err
     assert fingerprint(lake) == before
     assert [path.name for path in tmp_path.iterdir()] == ["lake"]
-
-
-def test_an_answer_is_not_written_into_the_lake(scanlake: Scanlake, lake: Path) -> None:
-    """--out within the lake is refused: a slip of the hand may not replace the catalog."""
-    before = fingerprint(lake)
-    assert scanlake("query", "SELECT 1", "--out", "lake/catalog.duckdb").code == ExitCode.USAGE
-    assert fingerprint(lake) == before
 
 
 def test_a_session_that_writes_is_waited_for(scanlake: Scanlake, lake: Path) -> None:
@@ -242,13 +208,14 @@ def test_a_session_that_writes_is_waited_for(scanlake: Scanlake, lake: Path) -> 
 
 
 def test_tables_without_a_lake(scanlake: Scanlake) -> None:
-    """The data dictionary needs no lake: it is the declared schema."""
-    answer = scanlake("tables")
+    """The data dictionary needs no lake: it is the declared schema, without the views and the tables of meta."""
+    ask = partial(scanlake, "--lake", "nowhere")
+    answer = ask("tables")
     assert answer.code == 0
     for table in TABLES:
         assert table.name in answer.out
         assert table.comment in answer.out
-    described = json.loads(scanlake("tables", "uploads", "--json").out)["tables"]
+    described = json.loads(ask("tables", "uploads", "--json").out)["tables"]
     assert [table["name"] for table in described] == ["uploads"]
     assert described[0]["rows"] is None
     assert (described[0]["key"], described[0]["tie_break"]) == (["file_id", "id"], "position")
@@ -256,17 +223,19 @@ def test_tables_without_a_lake(scanlake: Scanlake) -> None:
     assert {"type": "BIGINT", "is_key": True, "is_nullable": True}.items() <= by_name["id"].items()
     assert {"type": "BIGINT", "is_key": False, "is_nullable": False}.items() <= by_name["position"].items()
     assert (by_name["file_id"]["refers_to"], by_name["comment"]["refers_to"]) == ("files.file_id", None)
-    told = " ".join(scanlake("tables", "uploads").out.split())
+    told = " ".join(ask("tables", "uploads").out.split())
     assert "Key: file_id, id, then position. Parent: files." in told
     assert "file_id BIGINT NOT NULL The file." in told
-    assert "Key: file_id. column" in " ".join(scanlake("tables", "main.files").out.split())
-    (misfits,) = json.loads(scanlake("tables", "meta.misfits", "--json").out)["tables"]
+    assert "Key: file_id. column" in " ".join(ask("tables", "main.files").out.split())
+    (misfits,) = json.loads(ask("tables", "meta.misfits", "--json").out)["tables"]
     assert misfits["name"] == "meta.misfits"
+    answer = ask("tables", "meta.runs")
+    assert (answer.code, len(answer.lines)) == (ExitCode.USAGE, 1)
+    assert "Views and the tables of meta require a lake." in answer.err
 
 
-def test_tables_with_a_lake(scanlake: Scanlake, lake: Path) -> None:
+def test_tables_with_a_lake(scanlake: Scanlake) -> None:
     """With a lake the dictionary counts rows; an unknown name brings the nearest."""
-    assert lake.exists()
     assert "files: One row per file: its latest version. 3 rows." in scanlake("tables", "files").out
     answer = scanlake("tables", "upload")
     assert answer.code == ExitCode.USAGE
@@ -298,14 +267,6 @@ def test_tables_know_views_and_meta(scanlake: Scanlake, lake: Path) -> None:
     for wrong, near in (("damage_by_mont", "damage_by_month"), ("meta.run", "meta.runs"), ("runs", "meta.runs")):
         assert f"Did you mean {near}?" in scanlake("tables", wrong).err
     assert scanlake("tables", "_parts").code == ExitCode.USAGE
-
-
-def test_tables_of_meta_need_a_lake(scanlake: Scanlake) -> None:
-    """Without a lake a view is unknown, and the message says when it would be."""
-    answer = scanlake("tables", "meta.runs")
-    assert answer.code == ExitCode.USAGE
-    assert "Views and the tables of meta require a lake." in answer.err
-    assert len(answer.lines) == 1
 
 
 async def test_ctrl_c_ends_a_long_query(lake: Path) -> None:
@@ -344,11 +305,11 @@ async def test_an_answer_from_half_a_lake_says_so(tmp_path: Path) -> None:
     async with Emulator(100) as emulator:
         emulator.set_faults(latency_ms=100.0)
         limits = {"SCANLAKE_MAX_DURATION_SECONDS": "1", "SCANLAKE_MAX_CONCURRENCY": "4"}
-        assert (await ran(emulator, tmp_path / "lake", "sync", "-q", **limits))[0] == 0
-        code, out, err = await ran(emulator, tmp_path / "lake", "query", "SELECT 1", "--format", "csv")
+        assert (await ran(emulator, tmp_path / "half", "sync", "-q", **limits))[0] == 0
+        code, out, err = await ran(emulator, tmp_path / "half", "query", "SELECT 1", "--format", "csv")
         assert (code, out.split()[1:]) == (0, ["1"])
         assert "snapshot.incomplete" in err
         assert "is incomplete: the first sync has not finished." in err
         emulator.set_faults(latency_ms=0.0)
-        assert (await ran(emulator, tmp_path / "lake", "sync", "-q"))[0] == 0
-        assert (await ran(emulator, tmp_path / "lake", "query", "SELECT 1"))[2] == ""
+        assert (await ran(emulator, tmp_path / "half", "sync", "-q"))[0] == 0
+        assert (await ran(emulator, tmp_path / "half", "query", "SELECT 1"))[2] == ""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     Scanlake = Callable[..., Answer]
 
+pytestmark = pytest.mark.usefixtures("lake")
 ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])")
 
 
@@ -36,7 +37,6 @@ def read_screen(folder: Path, columns: int, *arguments: str, **environment: str)
     return code, ESCAPE.sub("", b"".join(shown).decode()).replace("\r\n", "\n")
 
 
-@pytest.mark.usefixtures("lake")
 @pytest.mark.parametrize("columns", [60, 100])
 def test_a_few_wide_rows_are_one_line_per_column(tmp_path: Path, columns: int) -> None:
     """A wide answer with few rows is shown in the expanded form, with whole names and values; one that fits is not."""
@@ -50,7 +50,6 @@ def test_a_few_wide_rows_are_one_line_per_column(tmp_path: Path, columns: int) -
     assert shown.splitlines()[0].split() == ["file_id", "closed"]
 
 
-@pytest.mark.usefixtures("lake")
 @pytest.mark.parametrize("arguments", [("tables",), ("tables", "uploads")])
 def test_a_narrow_terminal_has_whole_names_and_texts(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     """At 60 columns names of tables and columns are whole, and their texts are broken beside them."""
@@ -64,7 +63,6 @@ def test_a_narrow_terminal_has_whole_names_and_texts(tmp_path: Path, arguments: 
     assert "".join(BY_NAME["uploads"].comment.split()) in "".join(shown.split())
 
 
-@pytest.mark.usefixtures("lake")
 def test_of_many_wide_rows_columns_are_left_out(tmp_path: Path) -> None:
     """More rows keep whole cells of the first and last columns, and the last line says what is left out."""
     code, shown = read_screen(tmp_path, 100, "query", "SELECT files.* FROM files, range(3)")
@@ -78,7 +76,6 @@ def test_of_many_wide_rows_columns_are_left_out(tmp_path: Path) -> None:
     assert re.search(r"9 rows, \d+ of \d+ columns; --json has all", shown)
 
 
-@pytest.mark.usefixtures("lake")
 def test_without_a_query_a_terminal_gets_duckdbs_client(tmp_path: Path) -> None:
     """The client replaces the command: it opens the catalog read-only, ends with its own code and has no token."""
     folder = tmp_path / "bin"
@@ -94,7 +91,6 @@ def test_without_a_query_a_terminal_gets_duckdbs_client(tmp_path: Path) -> None:
     assert (code, shown) == (7, f"-readonly {tmp_path}/lake/catalog.duckdb, token: .\n")
 
 
-@pytest.mark.usefixtures("lake")
 def test_standard_input_is_a_query(scanlake: Scanlake) -> None:
     """Without a query and without a terminal standard input is read, as with -."""
     piped = scanlake("query", "--format", "csv", stdin="SELECT 1 AS one;\n")
@@ -103,7 +99,6 @@ def test_standard_input_is_a_query(scanlake: Scanlake) -> None:
     assert (empty.code, "The query is empty." in empty.err) == (2, True)
 
 
-@pytest.mark.usefixtures("lake")
 def test_an_unknown_extension_is_refused(scanlake: Scanlake, tmp_path: Path) -> None:
     """--out with the extension of another format writes nothing; --format decides for any name."""
     refused = scanlake("query", "SELECT 1", "--out", "answer.docx")
