@@ -2,22 +2,23 @@
 
 Its one invariant: after a quiet sync the lake equals the service in all but deletions, and after a quiet verify
 in everything, value by value. How much was done is counted in `DONE`. Kills are simulated at every step of a
-commit and a publish; real ones, with real processes, are in test_kills.py and in tests/sync.
+commit and a publish; real ones, with real processes, are in test_kills.py and in tests/sync. Time is virtual. Only
+kills within a publish and the last run of an example write catalogs, in a soak all runs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import tempfile
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
-import duckdb
 from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -26,15 +27,15 @@ from pipeline import atomic_files
 from pipeline.emulator import EDIT_KINDS, Emulator, WorldPlan
 from pipeline.errors import ScanlakeError
 from pipeline.lake import catalog, parts
-from pipeline.lake.lake import Lake
+from pipeline.lake.duckdb import TableWriter
 from pipeline.lake.ledger import Ledger
-from pipeline.progress import NullProgress
-from pipeline.settings import Settings
-from pipeline.sync.sync import TimeRange, sync
-from pipeline.sync.verify import VerifyMode, verify
-from tests.constants import run_constants
+from pipeline.sync.sync import TimeRange
+from pipeline.sync.verify import VerifyMode
 from tests.lake.fault_injection import ProcessKilled
 from tests.oracle import DEFINITIONS, TABLES, differences
+from tests.soaking import SOAKING
+from tests.sync.sync_harness import opened, synced, unpublished, verified
+from tests.virtual_time import VirtualLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -50,14 +51,19 @@ STEPS: Final = (
     (parts, "write_part"),
     (parts, "write_raw_part"),
     (Ledger, "commit"),
-    (Ledger, "begin_snapshot"),
-    (Ledger, "end_snapshot"),
     (Ledger, "update_run"),
-    (catalog, "publish"),
 )
+PUBLISH_STEPS: Final = ((Ledger, "begin_snapshot"), (Ledger, "end_snapshot"), (catalog, "publish"))
 RESTLESS: Final = 0.6  # seconds at most in which the world changes during a crawl
-RATES: Final = (50, 400, 1500) if "SOAK_EXAMPLES" in os.environ else (50, 400)  # changes a second
-_CONSTANTS: Final = {"max_attempts": 4, "commit_every_files": 25, "commit_every_seconds": 0.2}
+RATES: Final = (50, 400, 1500) if SOAKING else (50, 400)  # changes a second
+_MONTH_SECONDS: Final = 30 * 86_400
+_OPTIONS: Final[dict[str, Any]] = {
+    "max_attempts": 4,
+    "commit_every_files": 10,
+    "commit_every_seconds": 0.2,
+    "max_concurrency": 8,
+    "request_timeout_seconds": 5,
+}
 DONE: Final[Counter[str]] = Counter()
 """What all machines of this process did: steps, changes of the world, changes during a crawl, comparisons."""
 
@@ -65,13 +71,15 @@ DONE: Final[Counter[str]] = Counter()
 class LakeMachine(RuleBasedStateMachine):
     """World, service and lake; every rule is something that happens."""
 
-    files = 40
+    files = 24
 
     @initialize(seed=st.integers(0, 2**32 - 1))
     def begin(self, seed: int) -> None:
         """A service with some files, and no lake yet."""
         note(f"world seed {seed}")
-        self.runner = asyncio.Runner()
+        self.publishes = SOAKING
+        later = datetime.fromisoformat(NOW).timestamp() + _MONTH_SECONDS  # than the service's clock will ever be
+        self.runner = asyncio.Runner(loop_factory=partial(VirtualLoop, start=later))
         self.folder = Path(tempfile.mkdtemp(prefix="machine-"))
         self.lake = self.folder / "lake"
         plan = WorldPlan(files=self.files, seed=seed, now=NOW, days=30)
@@ -88,7 +96,7 @@ class LakeMachine(RuleBasedStateMachine):
         try:
             self.emulator.faults.clear()
             self.quiet_sync()
-            self.quiet_verify()
+            self.quiet_verify(publishes=True)
         finally:
             DONE["changes"] += self.world.changes
             self.run(self.emulator.__aexit__(None, None, None))
@@ -97,7 +105,9 @@ class LakeMachine(RuleBasedStateMachine):
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine on the machine's loop."""
-        return self.runner.run(work)
+        # A comment takes a quarter of a millisecond, and there are six hundred.
+        with mock.patch.object(TableWriter, "comment") if self.publishes else unpublished():
+            return self.runner.run(work)
 
     def check_invariants(self, *arguments: Any, **options: Any) -> None:
         """Called after every step."""
@@ -117,10 +127,10 @@ class LakeMachine(RuleBasedStateMachine):
         for key in self.world.pick_random(count):
             self.world.edit(key, kind)  # type: ignore[arg-type]
 
-    @rule(count=st.integers(40, 130))
+    @rule(count=st.integers(51, 80))
     def touch_many_in_one_second(self, count: int) -> None:
         """More files than fit one response share a second."""
-        self.world.create(max(0, min(70, count - len(self.world.records))))
+        self.world.create(max(0, count - len(self.world.records)))
         self.world.touch(self.world.pick_random(count))
 
     @rule(count=st.integers(1, 5))
@@ -131,7 +141,7 @@ class LakeMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 5))
     def delete(self, count: int) -> None:
         """Files are deleted."""
-        if len(self.world.records) > 20:
+        if len(self.world.records) > 12:
             self.world.delete(self.world.pick_random(count))
             self.deletions = True
 
@@ -153,7 +163,7 @@ class LakeMachine(RuleBasedStateMachine):
     def sync_under_faults(self, chosen: TimeRange) -> None:
         """A sync with whatever faults are on; it may fail, and must not do harm."""
         with suppress(ScanlakeError):
-            self.synced(chosen)
+            self.run(self._sync(chosen))
 
     @rule(kinds=st.lists(st.sampled_from(FAULTS), min_size=1, max_size=3), share=st.sampled_from([0.05, 0.3]))
     def faults_begin(self, kinds: list[str], share: float) -> None:
@@ -169,7 +179,14 @@ class LakeMachine(RuleBasedStateMachine):
     def killed_sync(self, step: tuple[Any, str], nth: int, *, before: bool) -> None:
         """A sync that is killed before or after the nth time of some step."""
         with suppress(ProcessKilled, ScanlakeError), _killed_at(step, nth, before=before):
-            self.synced(TimeRange())
+            self.run(self._sync())
+
+    @rule(step=st.sampled_from(PUBLISH_STEPS), before=st.booleans())
+    def killed_publish(self, step: tuple[Any, str], *, before: bool) -> None:
+        """A sync that is killed before or after a step of its publish."""
+        self.publishes = True
+        self.killed_sync(step, 1, before=before)
+        self.publishes = SOAKING
 
     @rule(after=st.integers(0, 60))
     def cancelled_sync(self, after: int) -> None:
@@ -177,7 +194,7 @@ class LakeMachine(RuleBasedStateMachine):
         self.run(self._cancelled(after))
 
     async def _cancelled(self, after: int) -> None:
-        task = asyncio.ensure_future(self._sync(TimeRange()))
+        task = asyncio.ensure_future(self._sync())
         wanted = self.emulator.counts["detail"] + after
         while not task.done() and self.emulator.counts["detail"] < wanted:
             await asyncio.sleep(0.001)
@@ -185,7 +202,7 @@ class LakeMachine(RuleBasedStateMachine):
         with suppress(asyncio.CancelledError, ScanlakeError):
             await task
 
-    @rule(rate=st.sampled_from(RATES), latency_ms=st.sampled_from([0, 5]), verified=st.booleans())
+    @rule(rate=st.sampled_from(RATES), latency_ms=st.sampled_from([5, 20]), verified=st.booleans())
     def sync_while_the_world_changes(self, rate: int, latency_ms: int, *, verified: bool) -> None:
         """A sync, and perhaps a verify, in a world that does not stand still."""
         before = self.world.changes
@@ -201,9 +218,9 @@ class LakeMachine(RuleBasedStateMachine):
         calm = asyncio.get_running_loop().call_later(RESTLESS, self.emulator.set_churn, 0)
         try:
             with suppress(ScanlakeError):
-                await self._sync(TimeRange())
+                await self._sync()
                 if verified:
-                    await self._verified()
+                    await self._verify()
         finally:
             calm.cancel()
             self.emulator.set_churn(0)
@@ -214,56 +231,40 @@ class LakeMachine(RuleBasedStateMachine):
     def quiet_sync(self) -> None:
         """A sync without faults: the lake equals the service in all but deletions and what was back-dated."""
         self.emulator.faults.clear()
-        self.synced(TimeRange())
+        self.run(self._sync())
         if not self.backdated:
             self.check(but_for_deletions=self.deletions)
 
-    @precondition(lambda self: (self.lake / "catalog.duckdb").exists())
+    @precondition(lambda self: self.lake.exists())
     @rule()
-    def quiet_verify(self) -> None:
+    def quiet_verify(self, *, publishes: bool = SOAKING) -> None:
         """A sync and a verify without faults: the lake equals the service."""
         self.emulator.faults.clear()
-        self.synced(TimeRange())
-        assert self.run(self._verified())
+        self.run(self._sync())
+        self.publishes = publishes
+        assert self.run(self._verify())
         self.deletions = self.backdated = False
         self.check(but_for_deletions=False)
 
-    def synced(self, chosen: TimeRange) -> None:
-        """Run a sync to its end."""
-        self.run(self._sync(chosen))
+    async def _sync(self, chosen: TimeRange | None = None) -> None:
+        await synced(self.emulator, self.lake, chosen, **_OPTIONS)
 
-    async def _sync(self, chosen: TimeRange) -> None:
-        made = self._settings()
-        with run_constants(dict(_CONSTANTS)), Lake(made.lake, doing="sync") as lake:
-            await sync(lake, made, self.emulator.token, chosen, NullProgress())
-
-    async def _verified(self) -> bool:
+    async def _verify(self) -> bool:
         """Run a verify; whether it says that lake and service are equal."""
-        made = self._settings()
-        with run_constants(dict(_CONSTANTS)), Lake(made.lake, doing="verify") as lake:
-            return (
-                await verify(lake, made, self.emulator.token, VerifyMode(accept_deletions=True), NullProgress())
-            ).consistent
-
-    def _settings(self) -> Settings:
-        return Settings(
-            base_url=self.emulator.base_url,
-            lake=self.lake,
-            max_concurrency=8,
-            request_timeout_seconds=5,
-        )
+        return (await verified(self.emulator, self.lake, VerifyMode(accept_deletions=True), **_OPTIONS)).consistent
 
     def check(self, *, but_for_deletions: bool) -> None:
         """Compare lake and service, table by table and value by value; of the files that the service has, or all."""
         truth = list(self.emulator.truth())
         DONE["comparisons"] += 1
-        with duckdb.connect(str(self.lake / "catalog.duckdb"), read_only=True) as db:
+        with nullcontext() if self.publishes else unpublished(), opened(self.lake) as db:
             if but_for_deletions:
                 keys = [row["key"] for row in truth]
                 db.execute("CREATE TEMP TABLE there AS SELECT unnest(?::BIGINT[]) AS id", [keys])
+                [(name,)] = db.execute("SELECT current_database()").fetchall()
                 for table in set(TABLES) - DEFINITIONS:
                     db.execute(
-                        f"CREATE TEMP VIEW {table} AS FROM catalog.main.{table} WHERE file_id IN (SELECT id FROM there)"
+                        f"CREATE TEMP VIEW {table} AS FROM {name}.main.{table} WHERE file_id IN (SELECT id FROM there)"
                     )
             assert differences(db, truth, history=True) == []
 

@@ -14,7 +14,7 @@ from tests.stateful.lake_machine import DONE, LakeMachine
 if TYPE_CHECKING:
     import pytest
 
-EXAMPLES = int(os.environ.get("SOAK_EXAMPLES", "3"))
+EXAMPLES = int(os.environ.get("SOAK_EXAMPLES", "25"))
 STEPS = int(os.environ.get("SOAK_STEPS", "12"))
 
 
