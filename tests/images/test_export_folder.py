@@ -81,42 +81,33 @@ def test_a_killed_export_leaves_no_picture_that_was_not_selected(
     assert not [path for path in out.rglob("*") if path.is_dir() and not list(path.iterdir())]
 
 
-def test_a_second_export_is_refused(tmp_path: Path) -> None:
-    """While one export writes to a folder, another one is refused and changes nothing."""
-    lake, out = tmp_path / "lake", tmp_path / "out"
-    rows = [picture(lake, number) for number in range(2)]
-    export(lake, rows)
+def test_what_belongs_to_others_stops_the_export(tmp_path: Path) -> None:
+    """Another export at the same time, a file or folder where a picture would be, and a link stay as they were."""
+    lake, out, elsewhere = tmp_path / "lake", tmp_path / "out", tmp_path / "elsewhere"
+    rows = [picture(lake, number) for number in range(4)]
+    export(lake, rows[:1])
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     with lock_file(out), pytest.raises(LakeLockedError, match="out"):
-        export(lake, rows[:1])
+        export(lake, rows[1:])
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
-
-
-def test_a_file_of_others_is_not_replaced(tmp_path: Path) -> None:
-    """A file that somebody put where a picture would be stops the export, and SHA256SUMS stays as it was."""
-    lake, out = tmp_path / "lake", tmp_path / "out"
-    rows = [picture(lake, number) for number in range(2)]
-    export(lake, rows[:1])
     (out / "SC-1").mkdir()
     (out / "SC-1" / "snap-1.jpg").write_text("mine")
-    with pytest.raises(SettingsError, match=r"SC-1/snap-1\.jpg"):
-        export(lake, rows)
+    (out / "SC-2" / "snap-1.jpg").mkdir(parents=True)
+    elsewhere.mkdir()
+    (out / "SC-3").symlink_to(elsewhere)
+    for row, problem in zip(rows[1:], (r"SC-1/snap-1\.jpg", r"snap-1\.jpg", "SC-3 is a link"), strict=True):
+        with pytest.raises((SettingsError, StorageError), match=problem):
+            export(lake, [rows[0], row])
     assert (out / "SC-1" / "snap-1.jpg").read_text() == "mine"
+    assert list(elsewhere.iterdir()) == []
     assert list_sums(out) == {"SC-0/snap-1.jpg"}
 
 
-def test_a_changed_picture_of_a_former_export_is_replaced(tmp_path: Path) -> None:
-    """A picture that was changed in the folder is exported again."""
-    lake, out = tmp_path / "lake", tmp_path / "out"
-    rows = [picture(lake, 0)]
-    export(lake, rows)
-    (out / "SC-0" / "snap-1.jpg").write_text("edited")
-    export(lake, rows)
-    assert (out / "SC-0" / "snap-1.jpg").read_bytes() == b"picture 0"
-
-
 def test_copies_share_nothing_with_the_lake(tmp_path: Path) -> None:
-    """No picture is a link into the lake, whose edit would change the lake, and no intact copy is made again."""
+    """No picture is a link into the lake, whose edit would change the lake, and no intact copy is made again.
+
+    A picture that was changed in the folder is exported again.
+    """
     lake, out = tmp_path / "lake", tmp_path / "out"
     rows = [picture(lake, 0)]
     export(lake, rows)
@@ -129,50 +120,26 @@ def test_copies_share_nothing_with_the_lake(tmp_path: Path) -> None:
     target.hardlink_to(lake / rows[0]["path"])
     export(lake, rows)
     assert not target.samefile(lake / rows[0]["path"])
-
-
-def test_no_picture_leaves_the_folder_by_a_link(tmp_path: Path) -> None:
-    """A link in the place of any folder of a name is refused, and nothing is written where it leads."""
-    lake, out, elsewhere = tmp_path / "lake", tmp_path / "out", tmp_path / "elsewhere"
-    rows = [picture(lake, 0)]
-    export(lake, [])
-    elsewhere.mkdir()
-    (out / "SC-0").symlink_to(elsewhere)
-    with pytest.raises(SettingsError, match="SC-0 is a link"):
-        export(lake, rows)
-    assert list(elsewhere.iterdir()) == []
-
-
-@pytest.mark.parametrize("reference", ["manifest.csv", "SHA256SUMS", "sha256sums", "Manifest.CSV"])
-def test_a_reference_named_as_a_file_of_the_export(tmp_path: Path, reference: str) -> None:
-    """A reference that is the name of the manifest or of the checksums becomes another folder."""
-    lake, out = tmp_path / "lake", tmp_path / "out"
-    export(lake, [picture(lake, 0, reference=reference)])
-    assert list_files(out) == list_sums(out) == {f"_{reference}/snap-1.jpg"}
+    target.write_text("edited")
+    export(lake, rows)
+    assert target.read_bytes() == b"picture 0"
 
 
 def test_equal_and_empty_names_are_different_files(tmp_path: Path) -> None:
-    """An empty field of one upload and a hostile one of another give as many files."""
+    """An empty field of one upload and a hostile one of another give as many files.
+
+    A reference that is the name of the manifest or of the checksums becomes another folder.
+    """
     lake, out = tmp_path / "lake", tmp_path / "out"
-    rows = [
-        picture(lake, 0, reference="R", upload_type=None),
-        picture(lake, 1, reference="R", upload_type="1.JPG"),
-        picture(lake, 2, reference="R", upload_type="1.jpg"),
-    ]
+    types = (None, "1.JPG", "1.jpg")
+    rows = [picture(lake, number, reference="R", upload_type=kind) for number, kind in enumerate(types)]
     for selected in (rows, rows[::-1]):
         assert export(lake, selected).exported == 3
         assert list_files(out) == list_sums(out)
         assert len(list_files(out)) == 3
-
-
-def test_a_folder_in_the_place_of_a_picture_is_named(tmp_path: Path) -> None:
-    """A folder of others where a picture would be stops the export with its name."""
-    lake, out = tmp_path / "lake", tmp_path / "out"
-    rows = [picture(lake, 0)]
-    export(lake, [])
-    (out / "SC-0" / "snap-1.jpg").mkdir(parents=True)
-    with pytest.raises((SettingsError, StorageError), match=r"snap-1\.jpg"):
-        export(lake, rows)
+    for reference in ("manifest.csv", "SHA256SUMS", "sha256sums", "Manifest.CSV"):
+        export(lake, [picture(lake, 0, reference=reference)])
+        assert list_files(out) == list_sums(out) == {f"_{reference}/snap-1.jpg"}
 
 
 def test_each_image_that_is_not_stored_has_a_reason() -> None:

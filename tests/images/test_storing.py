@@ -46,12 +46,15 @@ def _download(layout: LakeLayout, name: str, body: bytes) -> CompleteDownload:
 
 
 @contextmanager
-def _pool(folder: Path, images: int) -> Iterator[tuple[StoringPool, LakeLayout]]:
+def _pool(folder: Path, images: int = 0) -> Iterator[tuple[StoringPool, LakeLayout]]:
+    """A pool that is started for so many images, by default not at all."""
     layout = LakeLayout(folder)
+    folder.mkdir(exist_ok=True)
     ImageStore(layout).prepare()
     pool = StoringPool(layout)
     try:
-        pool.start(images)
+        if images:
+            pool.start(images)
         yield pool, layout
     finally:
         pool.close()
@@ -114,23 +117,15 @@ def _has_open(pid: int, path: Path) -> bool:
     return False
 
 
-def test_a_system_that_refuses_processes_only_slows_the_run_down(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If no worker can be started, pictures are stored in the process itself."""
+def test_a_pool_without_workers_stores_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system that refuses processes only slows a run down. A pool that was not started starts with the first files.
+
+    These are the complete downloads of a killed run, before anybody knows how many images the run has.
+    """
+    with _pool(tmp_path / "late") as (pool, layout):
+        assert _sizes(pool.store((_download(layout, "1", _picture(1)),))) == [41]
     monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
     with _pool(tmp_path, images=800) as (pool, layout):
         file = _download(layout, "1", _picture(1))
         assert _sizes(pool.store((file,))) == [41]
     assert (tmp_path / file.name).read_bytes() == _picture(1)
-
-
-def test_a_pool_that_was_not_started_starts_with_the_first_files(tmp_path: Path) -> None:
-    """The complete downloads of a killed run are stored before anybody knows how many images the run has."""
-    layout = LakeLayout(tmp_path)
-    ImageStore(layout).prepare()
-    pool = StoringPool(layout)
-    try:
-        assert _sizes(pool.store((_download(layout, "1", _picture(1)),))) == [41]
-    finally:
-        pool.close()

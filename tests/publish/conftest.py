@@ -20,7 +20,7 @@ from pipeline.publish.cloud_store import CloudStore
 from pipeline.publish.object_store import ObjectStore, open_store
 from tests.images.image_harness import PicturedLakes, make_pictured_lakes
 from tests.made_once import make_once
-from tests.publish.lake_history import Changes
+from tests.publish.lake_history import Changes, History
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,6 +104,12 @@ def s3_url(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
 def changes(tmp_path_factory: pytest.TempPathFactory) -> Changes:
     """One lake of eight snapshots for the whole run; no test writes to it."""
     return make_once(tmp_path_factory, "changes", Changes.make)
+
+
+@pytest.fixture
+def history(changes: Changes, tmp_path: Path) -> History:
+    """A copy of the lake of small changes."""
+    return changes.copy(tmp_path / "lake")
 
 
 @pytest.fixture(scope="session")

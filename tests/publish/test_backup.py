@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.publish.object_store import ObjectStore
-    from tests.publish.lake_history import Changes
 
 
 def backed_up(lake: Path, store: ObjectStore) -> BackupResult:
@@ -81,10 +80,9 @@ def read_rows(lake: Path) -> list[Any]:
         ).fetchall()
 
 
-def test_a_stop_at_any_write_leaves_a_backup(changes: Changes, tmp_path: Path) -> None:
+def test_a_stop_at_any_write_leaves_a_backup(history: History, tmp_path: Path) -> None:
     """Wherever a backup stops, the former or the new one can be restored, and the next one completes it."""
-    history, base = changes.copy(tmp_path / "lake"), StoppingStore()
-    lake = history.root
+    lake, base = history.root, StoppingStore()
     backed_up(lake, base)
     former = Counter(read_rows(lake))
     history.sync({1: 3, 60: 1})
@@ -103,9 +101,9 @@ def test_a_stop_at_any_write_leaves_a_backup(changes: Changes, tmp_path: Path) -
         assert len(list(store.list())) == len(list(whole.list()))
 
 
-def test_what_is_refused(changes: Changes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_refused(history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other objects, other lakes, damage and folders with files are refused, and nothing is left behind."""
-    lake, other, folder = changes.copy(tmp_path / "lake").root, tmp_path / "other", tmp_path / "restored"
+    lake, other, folder = history.root, tmp_path / "other", tmp_path / "restored"
     store = StoppingStore()
     with pytest.raises(SettingsError, match="has no backup"):
         restored(store, folder)
@@ -143,10 +141,9 @@ def test_what_is_refused(changes: Changes, tmp_path: Path, monkeypatch: pytest.M
         restored(store, folder)
 
 
-def test_the_commands(changes: Changes, tmp_path: Path) -> None:
+def test_the_commands(history: History, tmp_path: Path) -> None:
     """Backup and restore as a person types them; a damaged part is exit code 9, and the former backup stays."""
-    history, url = changes.copy(tmp_path / "lake"), f"file://{tmp_path}/target"
-    lake, before = history.root, read_rows(changes.root)
+    lake, url, before = history.root, f"file://{tmp_path}/target", read_rows(history.root)
     assert told(lake, "backup", url).startswith("41 files in ")
     assert ": 0 parts copied" in told(lake, "backup", url)
     assert ": 0 parts copied" in told(lake, "backup", str(tmp_path / "target")), "a folder is the same place"

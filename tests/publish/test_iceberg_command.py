@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from pipeline.atomic_files import sha256_file
 from pipeline.lake.lake import Lake
@@ -21,13 +20,7 @@ from tests.publish.lake_history import History, list_differences
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.publish.lake_history import Changes
-
-
-@pytest.fixture
-def history(changes: Changes, tmp_path: Path) -> History:
-    """A copy of the lake of small changes."""
-    return changes.copy(tmp_path / "lake")
+    import pytest
 
 
 def test_mirror_and_tables_share_the_parts(history: History, tmp_path: Path) -> None:

@@ -84,11 +84,10 @@ def test_a_stop_at_any_write_is_completed_later(changes: Changes) -> None:
 
 @pytest.mark.parametrize("kill_at", [17, *(pytest.param(number, marks=pytest.mark.soak) for number in (1, 9, 25))])
 def test_a_killed_publisher_leaves_the_former_sync(
-    kill_at: int, changes: Changes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kill_at: int, history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After SIGKILL the SQL catalog has the former metadata of every table; the next publish completes the sync."""
-    history, former = changes.copy(tmp_path / "lake"), changes.numbers[-1]
-    catalog = connect("sql on files", tmp_path)
+    former, catalog = history.stamp, connect("sql on files", tmp_path)
     monkeypatch.setenv("PYICEBERG_CATALOG__SCANLAKE__URI", f"sqlite:///{tmp_path}/catalog.sqlite")
     command = ("publish", "--iceberg", "--set", f"iceberg_location=file://{tmp_path}/target")
     told(history.root, *command)
@@ -265,9 +264,8 @@ def test_tables_of_another_lake_are_refused(changes: Changes) -> None:
     assert locations(catalog) == before
 
 
-def test_a_purge_leaves_nothing_on_the_target(changes: Changes, tmp_path: Path) -> None:
+def test_a_purge_leaves_nothing_on_the_target(changes: Changes, history: History) -> None:
     """After a purge the next publish drops the earlier syncs, and deletes their parts and manifests at once."""
-    history = changes.copy(tmp_path / "lake")
     target = StoppingStore()
     for number in changes.numbers[:2]:
         publish(changes.root, connect_store(target), number)

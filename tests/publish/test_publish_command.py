@@ -27,13 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.publish.object_store import ObjectStore
-    from tests.publish.lake_history import Changes, History
-
-
-@pytest.fixture
-def history(changes: Changes, tmp_path: Path) -> History:
-    """A copy of the lake of small changes."""
-    return changes.copy(tmp_path / "lake")
+    from tests.publish.lake_history import History
 
 
 @pytest.fixture

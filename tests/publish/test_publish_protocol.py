@@ -34,19 +34,11 @@ from tests.lake.corruption import flip
 from tests.lake.operations import compact_all
 from tests.publish.lake_history import History
 from tests.publish.stopping_store import URL, PublisherStopped, StoppingStore, choose_stops
-from tests.publish.target_reading import all_differing, attached, copied, latest, published
+from tests.publish.target_reading import all_differing, attached, copied, differing, latest, published
 from tests.soaking import sample
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from tests.publish.lake_history import Changes
-
-
-@pytest.fixture
-def history(changes: Changes, tmp_path: Path) -> History:
-    """A copy of the lake of small changes."""
-    return changes.copy(tmp_path / "lake")
 
 
 def shown(store: CloudStore, folder: Path) -> list[tuple[Any, ...]]:
@@ -141,6 +133,26 @@ def publish_both(
     patch.setattr(slow[1], moment, interrupted)
     publish_or_note(*slow)
     return refused
+
+
+def test_a_record_is_not_written_over_a_newer_one(history: History, tmp_path: Path) -> None:
+    """A publisher is refused whose catalog another one replaced before latest.json: both show one snapshot."""
+    lake, store = history.root, StoppingStore()
+    published(lake, store)
+    number = history.sync({1: 3})
+    other, fast, swap = shutil.copytree(lake, tmp_path / "backup"), StoppingStore(store.backend), store.swap
+
+    def swap_late(path: str, *arguments: Any, **named: Any) -> str:
+        if path == LATEST:
+            published(other, fast, number=number - 1)
+        return swap(path, *arguments, **named)
+
+    store.swap = swap_late  # type: ignore[method-assign]
+    with pytest.raises(PublishConflictError):
+        published(lake, store)
+    assert latest(fast).current.snapshot == number - 1
+    snapshot = lake / "snapshots" / f"{number - 1:06d}.duckdb"
+    assert differing(fast, copied(fast, tmp_path / "copy"), "catalog.duckdb", snapshot) == []
 
 
 def test_records_of_others_are_refused(history: History, tmp_path: Path) -> None:
