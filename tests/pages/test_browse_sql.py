@@ -148,6 +148,8 @@ def test_a_catalog_that_cannot_be_read_is_one_line(small_lake: Path) -> None:
         catalog.rename(small_lake / "away.duckdb")
         status, _, text = visitor.get("/browse")
         assert (status, 'role="alert"' in text, "Traceback" in text) == (503, True, False)
+        status, _, text = visitor.get("/")
+        assert (status, text.count("\n"), "catalog.duckdb is missing." in text) == (503, 1, True)
         (small_lake / "away.duckdb").rename(catalog)
         assert visitor.get("/browse")[0] == 200
 
@@ -168,7 +170,7 @@ def _read_all(line: Any) -> bytes:
 
 
 def test_a_page_that_reads_for_long(small_lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run publishes meanwhile, and the next page has the new rows. A query that cannot be stopped ends its page.
+    """A run publishes meanwhile, and the next pages show it. A query that cannot be stopped ends its page.
 
     DuckDB does not interrupt the computation of one value. The others say why they wait, and go on after its end.
     """
@@ -192,6 +194,7 @@ def test_a_page_that_reads_for_long(small_lake: Path, monkeypatch: pytest.Monkey
             go_on.set()
             assert _read_all(line).startswith(b"HTTP/1.1 200")
         assert "Rows 1 to 3 of 3" in visitor.get("/browse/table/files")[2]
+        assert "Files 3 " in ParsedPage(visitor.get("/")[2]).text
 
         go_on.clear()
         monkeypatch.setattr(CatalogAccess.read, "__defaults__", (0.0,))

@@ -14,8 +14,8 @@ from pipeline.errors import ExitCode, ScanlakeError
 from pipeline.pages.catalog_access import CatalogAccess
 from pipeline.settings import Settings
 from tests.forkserver import run_command
-from tests.pages.browse_client import open_browse, start_browse
-from tests.pages.page_lakes import ParsedPage, republish, verified
+from tests.pages.browse_client import start_browse
+from tests.pages.page_lakes import ParsedPage, verified
 from tests.sync.sync_harness import SEED, synced
 
 if TYPE_CHECKING:
@@ -160,18 +160,6 @@ HEADS = {  # lines of the head after the request line's method; {port} is the se
     "forwarded": "/ HTTP/1.1\r\nHost: evil.example\r\nX-Forwarded-Host: 127.0.0.1:{port}",
     "bare line feed": "/ HTTP/1.1\r\nX: y\nHost: 127.0.0.1:{port}",
 }
-
-
-def test_each_request_shows_the_newest_publish(small_lake: Path) -> None:
-    """The page is that of the present catalog; while there is none, it is one line with the reason."""
-    with open_browse(small_lake) as visitor:
-        assert "Files 2 " in ParsedPage(visitor.call()[2]).text
-        republish(small_lake)
-        assert "Files 3 " in ParsedPage(visitor.call()[2]).text
-        (small_lake / "catalog.duckdb").rename(small_lake / "away.duckdb")
-        status, _, text = visitor.call()
-        assert (status, text.count("\n")) == (503, 1)
-        assert "catalog.duckdb is missing." in text
 
 
 async def test_failing_and_paused_syncs_need_attention(tmp_path: Path, main: Main) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pypdf
 import pytest
 
-from pipeline.errors import ExitCode, ScanlakeError
+from pipeline.errors import ScanlakeError
 from tests.findings import folder_problems
 from tests.reports.report_harness import (
     FILES,
@@ -69,22 +69,6 @@ def check_certified(out: Path, selected: int = FILES) -> None:
     assert folder_problems(out) == []
 
 
-async def test_files_deleted_after_the_sync_are_not_certified(scene: Scene) -> None:
-    """Three files deleted after the sync, in a service that leaves them out, are named; the rest is whole; exit 4."""
-    world = scene.emulator.world
-    deleted = scene.keys[1:FILES:9]
-    world.delete(deleted)
-    answer = await scene.report()
-    assert answer.code == ExitCode.REJECTS, answer.err
-    assert reasons_in(scene.out) == dict.fromkeys(deleted, DELETED_BEFORE)
-    assert all(f"file {key}: {DELETED_BEFORE}" in answer.out for key in deleted)
-    assert scene.emulator.counts["report"] == 3
-    check_certified(scene.out)
-    world.restore(deleted)
-    assert (await scene.report()).code == ExitCode.OK
-    assert len(check_folder(scene.out)) == FILES
-
-
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("files", [1, FILES])
 async def test_the_cheaper_way_of_confirmation_is_taken(
@@ -110,6 +94,7 @@ async def test_a_file_that_the_list_omits_is_requested_by_its_id(scene: Scene, m
     assert reasons_in(scene.out) == {}
 
 
+REASONS: Final = {"list_1": {DELETED_BEFORE}, "list_2": {DELETED_BEFORE, DELETED_AFTER}}
 MOMENTS: Final = ("list_1", "list_2", "report_1", "poll_1", "poll_2", "list_3", "report_2", "list_5")
 
 
@@ -128,7 +113,10 @@ MOMENTS: Final = ("list_1", "list_2", "report_1", "poll_1", "poll_2", "list_3", 
 async def test_no_file_is_certified_that_is_not_in_its_pdf(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, render: Any, shows: Any, change: str
 ) -> None:
-    """Files deleted, restored or changed before any call of a run are in their PDF, or named with the reason."""
+    """Files deleted, restored or changed before any call of a run are in their PDF, or named with the reason.
+
+    The others are delivered, and the next run delivers those that the service has again.
+    """
     monkeypatch.setattr("pipeline.reports.confirmation.MAX_LIMIT", 15)  # two pages of the list
     emulator, keys = scene.emulator, scene.keys
     emulator.set_quirks(report_render=render, report_shows=shows, report_ready_seconds=0.01, report_ready_polls=1)
@@ -145,9 +133,13 @@ async def test_no_file_is_certified_that_is_not_in_its_pdf(
             assert file["reason"] or is_shown(out, file), (moment, file)
         assert folder_problems(out) == []
         assert moment not in script.actions or moment == "list_5", "nothing was changed"
+        reasons = reasons_in(out)
         if change == "delete" and not script.actions and moment != "list_5":
-            assert set(changed) <= set(reasons_in(out)), moment
+            assert set(reasons) == set(changed), moment
+            assert set(reasons.values()) <= REASONS.get(moment, {DELETED_AFTER}), moment
         emulator.world.restore(list(emulator.world.deleted))
+        if reasons:  # the service has these files again
+            assert not (await scene.run(out=out)).manifest.failed, moment
 
 
 def plan_change(
@@ -178,18 +170,6 @@ def _read_text(pdf: Path) -> str:
     if pdf not in _texts:
         _texts[pdf] = " ".join("\n".join(page.extract_text() for page in pypdf.PdfReader(pdf).pages).split())
     return _texts[pdf]
-
-
-@pytest.mark.virtual_time
-async def test_a_file_deleted_between_order_and_delivery_is_named(scene: Scene) -> None:
-    """Its PDF is superseded and removed, the batch is ordered again without it."""
-    deleted = scene.keys[5:7]
-    Script(scene.emulator, poll_1=lambda: scene.emulator.world.delete(deleted))
-    result = await scene.run(Selection("ids", ids=tuple(scene.keys[:20])))
-    assert reasons_in(scene.out) == dict.fromkeys(deleted, DELETED_AFTER)
-    check_certified(scene.out, 20)
-    states = [order.state for order in result.manifest.orders]
-    assert sorted(states) in (["delivered", "delivered", "superseded"], ["delivered"] * 2 + ["superseded"] * 2)
 
 
 @pytest.mark.virtual_time
