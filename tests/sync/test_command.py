@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import shutil
 import signal
 import sys
@@ -21,6 +22,7 @@ from schemas.timestamps import to_datetime
 from tests.constants import set_run_constants
 from tests.forkserver import run_command
 from tests.processes import ended, ran, started
+from tests.soaking import SOAKING, draw_seed
 from tests.sync.sync_harness import SEED, check_equal, count_files, opened
 
 if TYPE_CHECKING:
@@ -172,23 +174,24 @@ async def test_stops_on_request(tmp_path: Path) -> None:
 
 
 async def test_kills(tmp_path: Path) -> None:
-    """After kill -9 at several moments the next run repeats only what was not committed, and nothing is lost."""
-    lake, files, kills = tmp_path / "lake", 240, 2
-    async with Emulator(files, seed=SEED) as emulator:
-        emulator.set_faults(latency_ms=20.0)
-        for kill in range(1, kills + 1):
-            process = await started(emulator, lake, "sync", **SMALL)
-            while emulator.counts["detail"] < kill * 80 and process.returncode is None:
-                await asyncio.sleep(0.02)
+    """After kill -9 at random moments the next run repeats only what was not committed, and nothing is lost."""
+    lake, dice = tmp_path / "lake", random.Random(draw_seed(__name__))
+    files, kills, options, latency_ms = (8_000, 6, {}, 0.0) if SOAKING else (240, 2, SMALL, 20.0)
+    async with Emulator(files, seed=SEED, prerender=SOAKING) as emulator:
+        emulator.set_faults(latency_ms=latency_ms)
+        for moment in sorted(dice.uniform(0.1, 0.8) * files for _ in range(kills)):
+            process = await started(emulator, lake, "sync", **options)
+            while emulator.counts["detail"] < moment and process.returncode is None:
+                await asyncio.sleep(0.001 if SOAKING else 0.02)
             assert process.returncode is None, await process.communicate()
             process.kill()
             await process.communicate()
             assert not (lake / "catalog.duckdb").exists() or count_files(lake) <= files  # published at its end
         emulator.set_faults(latency_ms=0.0)
-        code, _, _ = await ran(emulator, lake, "sync")
+        code, _, _ = await ran(emulator, lake, "sync", **options)
         assert code == 0
         # Each costs at most the batch that was being committed, the one being gathered, and what was on its way.
-        assert emulator.counts["detail"] <= files + kills * (2 * 25 + 8)
+        assert emulator.counts["detail"] <= files + (0.3 * files if SOAKING else kills * (2 * 25 + 8))
         check_equal(lake, emulator)
     assert [path.name for path in lake.rglob("*.tmp")] == []
 
