@@ -138,6 +138,7 @@ def test_a_workbook_that_cannot_be_written(lake: Path, tmp_path: Path, monkeypat
         assert "more rows than a sheet" in told(lake, *arguments, code=2)
     monkeypatch.setattr(xlsx, "xlsxwriter", None)
     assert "pip install XlsxWriter" in told(lake, *arguments, code=2)
+    told(lake, "export", str(tmp_path / "folder"), *FEW)
     assert not list(tmp_path.glob("out*"))
 
 
