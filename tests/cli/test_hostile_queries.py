@@ -24,35 +24,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-READERS: Final = """
-read_text('{file}')
+_OF_A_FILE: Final = """
+read_text read_blob read_csv read_csv_auto read_json read_json_auto read_json_objects read_ndjson read_ndjson_objects
+read_parquet "read_parquet" system.main.parquet_scan parquet_metadata parquet_schema parquet_file_metadata
+parquet_kv_metadata read_duckdb sniff_csv glob read_avro read_xlsx query_table
+""".split()
+_CALLS: Final = """
 read_text(['{file}'])
-read_blob('{file}')
-read_csv('{file}')
 read_csv('{file}', auto_detect = false, columns = {{'a': 'VARCHAR'}})
-read_csv_auto('{file}')
-read_json('{file}')
-read_json_auto('{file}')
-read_json_objects('{file}')
-read_ndjson('{file}')
-read_ndjson_objects('{file}')
-read_parquet('{file}')
 READ_PARQUET(['{file}'])
-"read_parquet"('{file}')
-system.main.parquet_scan('{file}')
-parquet_metadata('{file}')
-parquet_schema('{file}')
-parquet_file_metadata('{file}')
-parquet_kv_metadata('{file}')
-read_duckdb('{file}')
-sniff_csv('{file}')
-glob('{file}')
 glob('{lake}/*')
 sqlite_scan('{file}', 'sqlite_master')
-read_avro('{file}')
-read_xlsx('{file}')
 query('FROM read_text(''{file}'')')
-query_table('{file}')
 json_execute_serialized_sql(json_serialize_sql('FROM read_text(''{file}'')'))
 enable_logging('QueryLog', storage = 'file', storage_config = {{'path': '{lake}/parts/log'}})
 enable_profiling(save_location = '{lake}/parts/profile')
@@ -62,6 +45,7 @@ duckdb_secrets()
 duckdb_logs()
 pandas_scan(1, 1, 1)
 """.strip().splitlines()
+READERS: Final = (*(f"{name}('{{file}}')" for name in _OF_A_FILE), *_CALLS)
 STATEMENTS: Final = """
 FROM '{file}'
 FROM "{file}"

@@ -34,12 +34,6 @@ def test_later_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.lookback_seconds == 600
 
 
-def test_the_variables_of_an_alert_are_not_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command of on_failure can run scanlake: its SCANLAKE_ALERT_* variables are ignored."""
-    monkeypatch.setenv("SCANLAKE_ALERT_EVENT", "failed")
-    assert load(None, {}).keep_snapshots == 3
-
-
 def test_the_file_is_found_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """--config wins over SCANLAKE_CONFIG, which wins over ./scanlake.toml."""
     write("keep_snapshots = 2")
@@ -51,17 +45,12 @@ def test_the_file_is_found_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None
         load(Path("gone.toml"), {})
 
 
-def test_paths_in_the_file_start_at_the_file(tmp_path: Path) -> None:
-    """A relative path in a settings file means the same wherever the command is started."""
-    (tmp_path / "etc").mkdir()
+def test_the_lake_has_one_path_from_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path in a settings file starts there, one with .. names no folder needlessly, and the lake's own link stays."""
+    for name in ("home", "elsewhere", "data", "etc"):
+        (tmp_path / name).mkdir()
     assert load(write('lake = "data"', "etc/scanlake.toml"), {}).lake == Path("etc/data")
     assert load(None, {}).lake == Path("lake")
-
-
-def test_the_lake_has_one_path_from_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A path with .. names no folder that a reader of the lake does not need, and keeps the lake's own link."""
-    for name in ("home", "elsewhere", "data"):
-        (tmp_path / name).mkdir()
     (tmp_path / "home" / "lake").symlink_to(tmp_path / "data")
     write('base_url = "https://service.example"', "home/scanlake.toml")
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -70,16 +59,11 @@ def test_the_lake_has_one_path_from_every_folder(tmp_path: Path, monkeypatch: py
     assert load(None, {"lake": "../home/lake"}).lake == expected
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [("forms, uploads", ("uploads", "forms")), ("all", INCLUDES), ("none", ())],
-)
-def test_includes_stand_in_the_interfaces_order(
-    given: str, expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_includes_stand_in_the_interfaces_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Includes may be given in any order, as text or as a list, and come out in one."""
-    monkeypatch.setenv("SCANLAKE_INCLUDES", given)
-    assert load(None, {}).includes == expected
+    for given, expected in (("forms, uploads", ("uploads", "forms")), ("all", INCLUDES), ("none", ())):
+        monkeypatch.setenv("SCANLAKE_INCLUDES", given)
+        assert load(None, {}).includes == expected
 
 
 @every(
@@ -123,8 +107,9 @@ def test_every_problem_is_named_with_its_origin(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_unknown_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mistyped SCANLAKE_ variable is refused rather than ignored; ours that are no settings are not."""
+    """A mistyped SCANLAKE_ variable is refused; ours that are no settings, such as those of an alert, are not."""
     monkeypatch.setenv("SCANLAKE_DEBUG", "1")
+    monkeypatch.setenv("SCANLAKE_ALERT_EVENT", "failed")
     load(None, {})
     monkeypatch.setenv("SCANLAKE_CONCURENCY", "3")
     with pytest.raises(SettingsError, match="did you mean SCANLAKE_MAX_CONCURRENCY"):
@@ -153,21 +138,17 @@ def test_a_wrong_address_says_what_is_wrong(url: str, says: str) -> None:
     assert url not in caught.value.message
 
 
-@every("url", ["https://service.example/", "http://127.0.0.1:80", "http://[::1]:8/", "http://localhost"])
-def test_a_right_address_loses_its_slash(url: str) -> None:
-    """Https anywhere and http on this machine are taken, without a trailing slash."""
-    assert require_base_url(load(None, {"base_url": url})) == url.rstrip("/")
-
-
-def test_no_address_is_said_only_when_it_is_needed() -> None:
-    """Commands that ask nothing of the service need no address; the others say where to set it."""
+def test_a_right_address_loses_its_slash() -> None:
+    """Https anywhere and http on this machine are taken, without a trailing slash; none is said where one is needed."""
+    for url in ("https://service.example/", "http://127.0.0.1:80", "http://[::1]:8/", "http://localhost"):
+        assert require_base_url(load(None, {"base_url": url})) == url.rstrip("/")
     with pytest.raises(SettingsError, match="base_url is required"):
         require_base_url(load(None, {}))
 
 
-@pytest.mark.parametrize(
-    ("token", "says"),
-    [
+def test_a_mistaken_token_is_refused_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token that was pasted wrongly is refused before the first request, unseen; none names both ways to give one."""
+    for token, says in (
         (" ", "white space"),
         ("abc def", "white space"),
         ("abc\n", "white space"),
@@ -175,22 +156,13 @@ def test_no_address_is_said_only_when_it_is_needed() -> None:
         ("Bearer abc=", "Bearer"),
         ("bearer bearer abc=", "Bearer"),
         ("abc\u00e4", "no token has"),
-    ],
-)
-def test_a_mistaken_token_is_refused_unseen(token: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token that was pasted wrongly is refused before the first request, without being shown."""
-    monkeypatch.setenv("SCANLAKE_TOKEN", token)
-    settings = load(None, {})
-    with pytest.raises(SettingsError, match=says) as caught:
-        load_token(settings)
-    assert "abc" not in f"{caught.value.message} {caught.value.hint} {settings!r}"
-
-
-def test_no_token_says_where_to_put_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a token, or with an empty variable, the hint names both ways to give one."""
-    monkeypatch.setenv("SCANLAKE_TOKEN", "")
-    with pytest.raises(SettingsError) as caught:
-        load_token(load(None, {}))
+        ("", "No token is set"),
+    ):
+        monkeypatch.setenv("SCANLAKE_TOKEN", token)
+        settings = load(None, {})
+        with pytest.raises(SettingsError, match=says) as caught:
+            load_token(settings)
+        assert "abc" not in f"{caught.value.message} {caught.value.hint} {settings!r}"
     assert "SCANLAKE_TOKEN" in caught.value.hint
     assert "token_file" in caught.value.hint
 
@@ -210,33 +182,25 @@ def test_the_token_file_is_read(canary: str) -> None:
 
 
 def test_the_token_file_of_a_flag_is_the_later_word(canary: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SCANLAKE_TOKEN wins over a file named in the settings file, and --token-file wins over both."""
+    """SCANLAKE_TOKEN wins over a file of the settings file, a given file over both; one that is gone is named."""
     monkeypatch.setenv("SCANLAKE_TOKEN", "of-the-environment")
     path = write(canary, "token")
     write('token_file = "token"')
     assert load_token(load(None, {})) == "of-the-environment"
     assert load_token(load(None, {"token_file": path})) == canary
-
-
-def test_a_missing_token_file_is_named() -> None:
-    """A token file that cannot be read is named with the reason."""
     with pytest.raises(SettingsError, match="gone: No such file"):
         load_token(load(None, {"token_file": Path("gone")}))
 
 
 def test_secrets_are_masked(canary: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither repr nor str of the settings shows the token, and no option may set it."""
+    """Neither repr nor str of the settings shows the token, no option may set it, and settings are a value."""
     monkeypatch.setenv("SCANLAKE_TOKEN", canary)
     settings = load(None, {})
     assert canary not in f"{settings!r} {settings}"
     with pytest.raises(SettingsError, match="must not be on the command line"):
         parse_settings(["token=abc"])
-
-
-def test_settings_do_not_change() -> None:
-    """Settings are a value: nothing downstream can turn them."""
     with pytest.raises(ValueError, match="frozen"):
-        load(None, {}).keep_snapshots = 3
+        settings.keep_snapshots = 3
 
 
 def test_the_example_file_lists_every_setting_with_its_default(pytestconfig: pytest.Config) -> None:
@@ -248,6 +212,7 @@ def test_the_example_file_lists_every_setting_with_its_default(pytestconfig: pyt
     examples = [line[1:] for line in text.splitlines() if line.startswith("#") and line[1:2].isalpha()]
     shown: dict[str, Any] = tomllib.loads("\n".join(examples))
     assert set(shown) == set(Settings.model_fields) - {"token"}
+    assert all(field.description for field in Settings.model_fields.values())
     loaded, default = load(write("\n".join(examples), "shown.toml"), {}), load(None, {})
     for name in shown:
         if getattr(default, name) is not None:

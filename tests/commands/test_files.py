@@ -10,12 +10,11 @@ from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from pipeline.emulator import Emulator, make_quirks
 from schemas.timestamps import format_instant, parse_instant, to_datetime
 from tests.commands.cli_process import called, variables
 from tests.forkserver import run_on_terminal
+from tests.rows import every
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -183,7 +182,7 @@ async def test_a_refused_search_names_the_parameter(tmp_path: Path) -> None:
         assert emulator.token not in answer.out + answer.err
 
 
-@pytest.mark.parametrize(
+@every(
     ("arguments", "says"),
     [
         (("--since", "yesterday"), "--since is not an instant"),
@@ -265,13 +264,13 @@ async def test_the_children_of_one_id_are_sections(tmp_path: Path) -> None:
     assert "https://" not in answer.out
 
 
-@pytest.mark.parametrize("not_found", ["404", "empty", "data-null", "envelope-300"])
-async def test_a_file_that_the_service_does_not_have_is_4(tmp_path: Path, not_found: str) -> None:
+async def test_a_file_that_the_service_does_not_have_is_4(tmp_path: Path) -> None:
     """A deleted or unknown id is one clear line and exit code 4, however the service says so."""
-    async with Emulator(20, seed=29, quirks=make_quirks(settings={"not_found": not_found})) as emulator:
-        answer = await called(tmp_path, "files", "5", "--json", **variables(emulator))
-    assert (answer.code, answer.json["exit_code"]) == (4, 4)
-    assert answer.lines == ["scanlake: 5: the service does not have the file."]
+    for not_found in ("404", "empty", "data-null", "envelope-300"):
+        async with Emulator(20, seed=29, quirks=make_quirks(settings={"not_found": not_found})) as emulator:
+            answer = await called(tmp_path, "files", "5", "--json", **variables(emulator))
+        assert (answer.code, answer.json["exit_code"]) == (4, 4)
+        assert answer.lines == ["scanlake: 5: the service does not have the file."]
 
 
 async def test_lang_selects_the_language(tmp_path: Path) -> None:

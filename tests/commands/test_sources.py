@@ -23,6 +23,7 @@ from pipeline.errors import ExitCode, SettingsError, most_severe
 from pipeline.lake.all_catalogs import open_all_catalogs
 from pipeline.settings import load_token
 from tests.commands.cli_process import called, started
+from tests.rows import every
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,6 +95,8 @@ def test_each_source_has_its_token(monkeypatch: pytest.MonkeyPatch, canary: str)
 
 def test_one_source_needs_not_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A single source is taken by itself; of several one has to be named, by the flag or SCANLAKE_SOURCE."""
+    with pytest.raises(SettingsError, match="The settings file has no sources"):
+        load_all_sources(None)
     write('[sources.only]\nbase_url = "https://only.example"\n')
     assert load(None, {}).lake == Path("lake/only")
     write(TWO)
@@ -104,7 +107,7 @@ def test_one_source_needs_not_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None
     assert load(None, {}).lake == Path("own")
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "source", "says"),
     [
         (TWO, "nort", "No source nort in scanlake.toml. Did you mean north"),
@@ -133,12 +136,6 @@ def test_a_mistake_in_the_sources_is_one_clear_line(text: str, source: str | Non
     assert "\n" not in caught.value.message
 
 
-def test_all_need_a_table() -> None:
-    """`--all` without any source says how to write one."""
-    with pytest.raises(SettingsError, match="The settings file has no sources"):
-        load_all_sources(None)
-
-
 def test_the_worst_code_is_what_needs_somebody_most() -> None:
     """Damage outweighs what mends itself, whatever the numbers say."""
     assert most_severe([0, 4, 5, 1]) == ExitCode.FAILED
@@ -147,11 +144,6 @@ def test_the_worst_code_is_what_needs_somebody_most() -> None:
     assert most_severe([2, 130]) == ExitCode.INTERRUPTED
     assert most_severe([77]) == ExitCode.FAILED
     assert most_severe([]) == ExitCode.OK
-
-
-def left_aside(folder: Path) -> list[Path]:
-    """What a write left behind."""
-    return list(folder.glob(".*.tmp*"))
 
 
 def sources(*emulators: Emulator, **more: str) -> dict[str, str]:
@@ -179,21 +171,15 @@ async def test_all_are_synced_side_by_side(tmp_path: Path) -> None:
     assert "scanlake:" not in mixed.err
 
 
-def test_all_names_no_single_one(main: Main) -> None:
-    """--all together with a flag that names one service or lake is refused."""
+def test_flags_of_one_source_and_of_all(main: Main) -> None:
+    """--all together with a flag that names one service or lake is refused, as is --jobs without --all."""
     write(TWO)
     for flag in ("--source north", "--lake north", "--log-file north", "--set base_url=north", "--set token_file=x"):
         refused = main("sync", "--all", *flag.split())
         assert refused.code == 2
         assert f"--all and {re.sub('[ =](north|x)$', '', flag)} exclude each other" in refused.err
-
-
-def test_jobs_are_for_all(main: Main) -> None:
-    """--jobs without --all is refused, as it would change nothing."""
-    write(TWO)
     refused = main("sync", "--source", "north", "--jobs", "3")
-    assert refused.code == 2
-    assert "--jobs requires --all" in refused.err
+    assert (refused.code, "--jobs requires --all" in refused.err) == (2, True)
 
 
 async def test_sigterm_is_passed_on_and_waited_for(tmp_path: Path) -> None:
@@ -228,7 +214,7 @@ def test_a_source_that_says_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     assert sources_module.default_jobs() == 3
 
 
-async def test_status_verify_and_check_take_all_sources(tmp_path: Path) -> None:
+async def test_commands_take_all_sources(tmp_path: Path) -> None:
     """With --all each command prints one line per source, ends with the most severe code, and has all in its JSON."""
     async with Emulator(20) as north, Emulator(30, seed=5) as south:
         tables = (f'[sources.{name}]\nbase_url = "{each.base_url}"\n' for name, each in (("n", north), ("s", south)))
@@ -254,6 +240,19 @@ async def test_status_verify_and_check_take_all_sources(tmp_path: Path) -> None:
     assert "n  0 errors" in failing.out
     assert "\n  ERROR     service   " in failing.out
     assert set(everything.json["sources"]) == {"n", "s"}
+    copied = await called(tmp_path, "backup", "copies/today/", "--all")
+    assert copied.code == 0, copied.err
+    assert [line.split(" in ")[0] for line in copied.out.splitlines()] == ["n  20 files", "s  30 files"]
+    for name, files in (("n", 20), ("s", 30)):
+        folder = tmp_path / "copies" / "today" / name
+        assert f"to file://{folder}\n" in copied.out
+        assert json.loads((folder / "backup.json").read_text())["files"] == files
+    next((tmp_path / "lake" / "n" / "parts" / "files").glob("0*.parquet")).unlink()
+    remote = await called(tmp_path, "backup", f"file://{tmp_path}/store", "--all", "--json")
+    assert remote.code == remote.json["exit_code"] == 9
+    assert [remote.json["sources"][name]["exit_code"] for name in ("n", "s")] == [9, 0]
+    assert remote.json["sources"]["s"]["files"] == 30
+    assert (tmp_path / "store" / "s").is_dir()
 
 
 async def test_status_tells_why_the_first_sync_failed(tmp_path: Path) -> None:
@@ -287,33 +286,6 @@ async def test_hints_of_all_sources_name_each(tmp_path: Path) -> None:
     assert status.code == 2
     for name, line in zip(("n", "s"), status.out.splitlines(), strict=True):
         assert line.endswith(f"/lake/{name}. Run `scanlake sync --source {name}` first, or correct --lake."), line
-
-
-async def test_backup_takes_all_sources(tmp_path: Path) -> None:
-    """With --all each lake is copied below the target; one that fails stops none, and gives the exit code."""
-    async with Emulator(20) as north, Emulator(30, seed=5) as south:
-        tables = (f'[sources.{name}]\nbase_url = "{each.base_url}"\n' for name, each in (("n", north), ("s", south)))
-        (tmp_path / "scanlake.toml").write_text("".join(tables), encoding="utf-8")
-        tokens = {"SCANLAKE_TOKEN_N": north.token, "SCANLAKE_TOKEN_S": south.token}
-        assert (await called(tmp_path, "sync", "--all", **tokens)).code == 0
-    first = await called(tmp_path, "backup", "copies/today/", "--all")
-    assert first.code == 0, first.err
-    lines = [line.split(" in ")[0] for line in first.out.splitlines()]
-    assert lines == ["n  20 files", "s  30 files"]
-    for name, files in (("n", 20), ("s", 30)):
-        folder = tmp_path / "copies" / "today" / name
-        assert f"to file://{folder}\n" in first.out
-        assert json.loads((folder / "backup.json").read_text())["files"] == files
-    next((tmp_path / "lake" / "n" / "parts" / "files").glob("0*.parquet")).unlink()
-    again = await called(tmp_path, "backup", "copies/today", "--all", "--json")
-    assert again.code == again.json["exit_code"] == 9
-    assert again.json["sources"]["n"]["exit_code"] == 9
-    assert again.json["sources"]["s"]["exit_code"] == 0
-    remote = await called(tmp_path, "backup", f"file://{tmp_path}/store", "--all", "--source", "n")
-    assert (remote.code, remote.err.count("exclude each other")) == (2, 1)
-    remote = await called(tmp_path, "backup", f"file://{tmp_path}/store", "--all", "--json")
-    assert (remote.code, remote.json["sources"]["s"]["files"]) == (9, 30)
-    assert (tmp_path / "store" / "s").is_dir()
 
 
 async def test_all_fetch_their_images(tmp_path: Path) -> None:
