@@ -25,7 +25,7 @@ from pipeline.lake.layout import LakeLayout, lock_lake
 from pipeline.maintenance import lake_checks
 from pipeline.settings import Settings
 from tests.commands.cli_process import called
-from tests.lake.corruption import checked, flip
+from tests.lake.corruption import checked
 from tests.lake.test_folders import describe
 from tests.sync.sync_harness import synced
 
@@ -46,32 +46,35 @@ def found(findings: Iterator[Finding] | list[Finding]) -> dict[str, list[Finding
     return by_subject
 
 
-async def test_all_is_well(tmp_path: Path, canary: str) -> None:
-    """With a whole lake and a service that answers, every line is ok, the code 0, and nothing has changed."""
+async def test_each_fault_is_named(tmp_path: Path, canary: str) -> None:
+    """A whole lake is all ok; without a service it is compared all the same; faults are all named, the worst counts."""
     (tmp_path / "token").write_text(canary)
     (tmp_path / "token").chmod(0o600)
-    (tmp_path / "scanlake.toml").write_text('token_file = "token"\n')
+    config = tmp_path / "scanlake.toml"
+    config.write_text('token_file = "token"\n')
     async with Emulator(40, token=canary) as emulator:
         await synced(emulator, tmp_path / "lake")
         before = describe(tmp_path)
-        answer = await called(tmp_path, "check", "--json", SCANLAKE_BASE_URL=emulator.base_url)
-    assert describe(tmp_path) == before
-    findings = answer.json["findings"]
-    assert [each for each in findings if each["severity"] != "ok"] == []
-    assert list(dict.fromkeys(each["area"] for each in findings)) == ["settings", "lake", "service"]
-    subjects = {"file", "scanlake.toml", "token", "disk", emulator.base_url, "clock", "ledger", "watermark", "files"}
-    assert {each["subject"] for each in findings} == subjects
-    assert (answer.code, answer.json["ok"], answer.json["counts"]) == (0, True, {"ok": len(findings)})
-    assert "it has 40 files" in answer.out
-
-
-async def test_it_goes_on_after_a_fault(tmp_path: Path) -> None:
-    """Wrong settings, a refused token and a damaged lake are all named; the code is that of the worst."""
-    async with Emulator(30) as emulator:
-        await synced(emulator, tmp_path / "lake")
+        address = {"SCANLAKE_BASE_URL": emulator.base_url}
+        answer = await called(tmp_path, "check", "--json", **address)
+        assert describe(tmp_path) == before
+        findings = answer.json["findings"]
+        assert [each for each in findings if each["severity"] != "ok"] == []
+        assert list(dict.fromkeys(each["area"] for each in findings)) == ["settings", "lake", "service"]
+        subjects = {"file", "scanlake.toml", "token", "disk", emulator.base_url, "clock"}
+        assert {each["subject"] for each in findings} == subjects | {"ledger", "watermark", "files"}
+        assert (answer.code, answer.json["ok"], answer.json["counts"]) == (0, True, {"ok": len(findings)})
+        assert "it has 40 files" in answer.out
+        config.write_text("")
+        for environment in ({}, address):
+            answer = await called(tmp_path, "check", "--json", **environment)
+            [service] = [each for each in answer.json["findings"] if each["area"] == "service"]
+            assert (answer.code, service["severity"]) == (0, "skipped"), answer
+            assert ("token" if environment else "base_url") in service["problem"]
+            assert answer.json["findings"][-1]["subject"] == "files"
         part = next((tmp_path / "lake" / "parts" / "uploads").glob("0*.parquet"))
         part.unlink()
-        (tmp_path / "scanlake.toml").write_text(f'base_url = "{emulator.base_url}"\nmax_concurrency = "many"\n')
+        config.write_text(f'base_url = "{emulator.base_url}"\nmax_concurrency = "many"\n')
         answer = await called(tmp_path, "check", "--json", SCANLAKE_TOKEN="wrong")
     errors = {each["subject"]: each for each in answer.json["findings"] if each["severity"] == "error"}
     name = f"parts/uploads/{part.name}"
@@ -89,20 +92,6 @@ def test_no_address_and_no_token(main: Callable[..., Answer]) -> None:
     assert "ERROR     settings  service: base_url is required" in answer.out
     assert "No lake at" in answer.out
     assert answer.out.splitlines()[-1].startswith("2 errors, ")
-
-
-async def test_a_machine_that_only_reads_checks_its_lake(tmp_path: Path) -> None:
-    """Without address or token the service is not asked, which is said; the lake is compared all the same."""
-    async with Emulator(10) as emulator:
-        await synced(emulator, tmp_path / "lake")
-    for environment in ({}, {"SCANLAKE_BASE_URL": emulator.base_url}):
-        answer = await called(tmp_path, "check", "--json", **environment)
-        [service] = [each for each in answer.json["findings"] if each["area"] == "service"]
-        assert (answer.code, service["severity"]) == (0, "skipped"), answer
-        assert ("token" if environment else "base_url") in service["problem"]
-        assert answer.json["findings"][-1]["subject"] == "files"
-    flip(next((tmp_path / "lake" / "parts" / "uploads").glob("0*.parquet")))
-    assert (await called(tmp_path, "check")).code == 9
 
 
 _FAULTS_OF_TLS: Final = {
@@ -292,10 +281,15 @@ async def test_the_health_of_the_lake(tmp_path: Path) -> None:
 
 
 async def test_damage_is_9_and_another_format_2(tmp_path: Path) -> None:
-    """A catalog that is gone or foreign, a ledger that is gone or no ledger, and another format are faults."""
+    """A catalog or ledger that is gone or foreign and another format are faults; a lake that was moved is a warning."""
     async with Emulator(10) as emulator:
         await synced(emulator, tmp_path / "lake")
-        settings = Settings(base_url=emulator.base_url, lake=tmp_path / "lake")
+        (tmp_path / "lake").rename(tmp_path / "moved")
+        settings = Settings(base_url=emulator.base_url, lake=tmp_path / "moved")
+    [moved] = found(lake_checks.check_lake(settings))["catalog"]
+    assert (moved.severity, "scanlake repair" in moved.hint) == (Severity.WARNING, True)
+    assert checked(tmp_path / "moved").damage == []
+    assert {each.severity for each in lake_checks.check_lake(settings)} == {Severity.OK}
     layout = LakeLayout(settings.lake)
     catalog, ledger = layout.catalog.read_bytes(), layout.ledger.read_bytes()
     layout.catalog.unlink()
@@ -322,15 +316,3 @@ def change(layout: LakeLayout, statement: str) -> None:
     """Change the ledger behind everybody's back."""
     with closing(sqlite3.connect(layout.ledger)) as db, db:
         db.execute(statement)
-
-
-async def test_a_lake_that_was_moved(tmp_path: Path) -> None:
-    """A catalog that looks for its parts where they no longer are says so, with the way to publish it again."""
-    async with Emulator(10) as emulator:
-        await synced(emulator, tmp_path / "lake")
-        (tmp_path / "lake").rename(tmp_path / "moved")
-    settings = Settings(lake=tmp_path / "moved")
-    [catalog] = found(lake_checks.check_lake(settings))["catalog"]
-    assert (catalog.severity, "scanlake repair" in catalog.hint) == (Severity.WARNING, True)
-    assert checked(tmp_path / "moved").damage == []
-    assert {each.severity for each in lake_checks.check_lake(settings)} == {Severity.OK}
