@@ -58,7 +58,7 @@ def judge(arguments: list[str]) -> Any:
     return command.make_context(name, rest, parent=context).params
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@every("path", FILES)
 def test_every_call_is_understood(path: Path) -> None:
     """Each call in them has a verb and options that the command line has."""
     for arguments in commands_of(path.read_text(encoding="utf-8")):
@@ -81,7 +81,7 @@ def test_the_calls_are_found() -> None:
         judge(["watch", "--evry", "15m"])
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@every("path", FILES)
 def test_every_setting_exists(path: Path) -> None:
     """Each variable of ours that they set or name is a setting; none holds a token."""
     text = path.read_text(encoding="utf-8")

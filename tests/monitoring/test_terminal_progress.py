@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from subprocess import DEVNULL
 from typing import TYPE_CHECKING
 
-import pytest
-
 from pipeline.emulator import Emulator, Quirks
 from tests.forked_process import fork_command
 from tests.sync.sync_harness import synced
@@ -135,21 +133,20 @@ async def test_lines_per_call_are_for_the_log_file_and_verbose(tmp_path: Path) -
     assert events.count("request.retried") == 6
 
 
-@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {}])
-async def test_elsewhere_it_is_lines(tmp_path: Path, environment: dict[str, str]) -> None:
+async def test_elsewhere_it_is_lines(tmp_path: Path) -> None:
     """A dumb terminal, and --log-json on any terminal, get plain lines."""
-    terminal = Terminal(100)
-    arguments = ["sync", "--lake", str(tmp_path / "lake")] + ([] if environment else ["--log-json"])
-    async with Emulator(30, seed=5) as emulator:
-        assert await terminal.run(emulator, *arguments, **environment) == 0
-    lines = terminal.written.decode().splitlines()
-    terminal.close()
-    assert "\x1b" not in "".join(lines)
-    [progress] = [line for line in lines if "run.progress" in line]
-    if environment:
-        assert re.search(r"info +run.progress +listed=30 files_stored=30 .*total=30", progress)
-    else:
-        assert json.loads(progress)["files_stored"] == 30
+    for name, flags, environment in (("dumb", (), {"TERM": "dumb"}), ("json", ("--log-json",), {})):
+        terminal = Terminal(100)
+        async with Emulator(30, seed=5) as emulator:
+            assert await terminal.run(emulator, "sync", "--lake", str(tmp_path / name), *flags, **environment) == 0
+        lines = terminal.written.decode().splitlines()
+        terminal.close()
+        assert "\x1b" not in "".join(lines)
+        [progress] = [line for line in lines if "run.progress" in line]
+        if flags:
+            assert json.loads(progress)["files_stored"] == 30
+        else:
+            assert re.search(r"info +run.progress +listed=30 files_stored=30 .*total=30", progress)
 
 
 async def test_ctrl_c_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
