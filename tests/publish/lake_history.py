@@ -122,7 +122,7 @@ def live_history(root: Path, *, syncs_after_purge: int = 10) -> Iterator[tuple[s
     for step in range(syncs_after_purge):
         numbers.append(history.sync({2: 1, 41 + step: 1, 100 + step: 2}))
         yield f"changed {step} times after a purge", numbers[-1]
-    yield "rolled back to the same parts", history.roll_back(numbers[syncs_after_purge // 2])
+    yield "rolled back to the same parts", history.roll_back(numbers[(syncs_after_purge - 1) // 2])
     yield "changed after another rollback", history.sync({3: 3})
 
 

@@ -117,10 +117,18 @@ def test_what_is_refused(history: History, tmp_path: Path, monkeypatch: pytest.M
         backed_up(other, store)
     with pytest.raises(SettingsError, match="not an empty folder"):
         restored(store, other)
-    swap = store.swap
-    monkeypatch.setattr(store, "swap", lambda path, content, _, **named: swap(path, content, None, **named))
-    with pytest.raises(PublishConflictError):
-        backed_up(lake, store)
+    create = store.create
+
+    def create_after_another(path: str, *content: Any, **named: Any) -> bool:
+        if path.startswith("ledgers/"):
+            record, version = store.read_versioned(RECORD) or (b"", None)
+            store.swap(RECORD, record + b" ", version)
+        return create(path, *content, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "create", create_after_another)
+        with pytest.raises(PublishConflictError):
+            backed_up(lake, store)
     path = next(item.path for item in store.list("parts/files"))
     content = store.read(path)
     store.delete([path])
@@ -133,10 +141,10 @@ def test_what_is_refused(history: History, tmp_path: Path, monkeypatch: pytest.M
     found = store.read_versioned(RECORD)
     assert found is not None
     names = json.loads(found[0]) | {"ledger": "ledgers/../../victim/file"}
-    version = swap(RECORD, json.dumps(names).encode(), found[1])
+    version = store.swap(RECORD, json.dumps(names).encode(), found[1])
     with pytest.raises(LakeCorruptedError, match="names a file that is no ledger"):
         restored(store, folder)
-    swap(RECORD, b"{}", version)
+    store.swap(RECORD, b"{}", version)
     with pytest.raises(PublishError, match="not a record"):
         restored(store, folder)
 

@@ -26,7 +26,7 @@ from pipeline.publish.cloud_store import CloudStore
 from pipeline.publish.latest import PublishedSnapshot
 from pipeline.publish.mirror import MirrorOptions
 from pipeline.publish.store_records import encode_record
-from pipeline.publish.target_layout import LATEST, is_part_path, remove_hash, to_target_path, to_unhashed_path
+from pipeline.publish.target_layout import CATALOG, LATEST, is_part_path, remove_hash, to_target_path, to_unhashed_path
 from pipeline.publish.target_retention import select_remaining
 from pipeline.settings import Settings
 from schemas.timestamps import SECOND
@@ -142,12 +142,13 @@ def test_a_record_is_not_written_over_a_newer_one(history: History, tmp_path: Pa
     number = history.sync({1: 3})
     other, fast, swap = shutil.copytree(lake, tmp_path / "backup"), StoppingStore(store.backend), store.swap
 
-    def swap_late(path: str, *arguments: Any, **named: Any) -> str:
-        if path == LATEST:
+    def swap_and_be_late(path: str, *arguments: Any, **named: Any) -> str:
+        version = swap(path, *arguments, **named)
+        if path == CATALOG:
             published(other, fast, number=number - 1)
-        return swap(path, *arguments, **named)
+        return version
 
-    store.swap = swap_late  # type: ignore[method-assign]
+    store.swap = swap_and_be_late  # type: ignore[method-assign]
     with pytest.raises(PublishConflictError):
         published(lake, store)
     assert latest(fast).current.snapshot == number - 1
