@@ -14,11 +14,14 @@ from pipeline.client.retry import TimeSource
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    Make = Callable[..., Client]
+
 CANARY = "cAnArY/0123+456789=="
+"""A token with the characters that have several encodings: a slash, a plus and padding."""
 
 
 @pytest.fixture
-def client() -> Callable[..., Client]:
+def client() -> Make:
     """Return a factory of clients with the canary token whose back-off takes no time."""
 
     def make(base: str, *, token: str = CANARY, **options: object) -> Client:

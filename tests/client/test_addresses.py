@@ -29,11 +29,7 @@ from tests.client.scripted_server import answer, scripted
 from tests.rows import every
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pipeline.client.client import Client
-
-    Make = Callable[..., Client]
+    from tests.client.conftest import Make
 
 SERVICES: Final = {  # letter of the tables below: the addresses of a service
     "p": "93.184.215.14",

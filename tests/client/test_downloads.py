@@ -13,17 +13,13 @@ from pipeline.client.allowed_urls import SafeResolver, resolve_named_url
 from pipeline.client.downloads import DownloadedReport, ReportNotReady
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.errors import ProtocolError
-from tests.client.conftest import CANARY
 from tests.client.scripted_server import Close, Wait, answer, scripted
 from tests.rows import every
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from tests.client.conftest import Make
 
-    from pipeline.client.client import Client
-
-    Make = Callable[..., Client]
-
+pytestmark = pytest.mark.virtual_time
 PDF = b"%PDF-1.7\n" + b"x" * 5_000 + b"\n%%EOF\n"
 PACKED = gzip.compress(PDF, mtime=0)
 GZIP = [("Content-Encoding", "gzip")]
@@ -41,23 +37,21 @@ async def test_a_ready_report_is_downloaded_completely(client: Make) -> None:
     assert into.getvalue() == b"kept" + PDF
 
 
-@pytest.mark.parametrize(
-    ("steps", "reason"),
-    [
-        (answer(status=404), "HTTP 404"),
-        (answer(status=403), "HTTP 403"),
-        (answer(status=202), "HTTP 202"),
-        (answer(b""), "empty body"),
-        (answer(b"<html>soon"), "no PDF"),
-        (answer(b"%P"), "no PDF"),
-    ],
-)
-async def test_not_ready(steps: bytes, reason: str, client: Make) -> None:
-    """Every answer for an unfinished report is recognized, and nothing is written."""
+async def test_not_ready(client: Make) -> None:
+    """Every answer for an unfinished report is recognized in one request, and nothing is written."""
     into = io.BytesIO()
-    async with scripted(steps) as server, client(server.base) as asking:
-        assert await asking.download_report(f"{server.base}/r/1", into) == ReportNotReady(reason)
-        assert len(server.asked) == 1
+    answers = {
+        answer(status=404): "HTTP 404",
+        answer(status=403): "HTTP 403",
+        answer(status=202): "HTTP 202",
+        answer(b""): "empty body",
+        answer(b"<html>soon"): "no PDF",
+        answer(b"%P"): "no PDF",
+    }
+    async with scripted([*answers]) as server, client(server.base) as asking:
+        for reason in answers.values():
+            assert await asking.download_report(f"{server.base}/r/1", into) == ReportNotReady(reason)
+        assert len(server.asked) == len(answers)
     assert into.getvalue() == b""
 
 
@@ -86,13 +80,12 @@ async def test_a_broken_download_is_retried(steps: Any, client: Make) -> None:
             await asking.download_report(f"{server.base}/r/1", into)
 
 
-@pytest.mark.parametrize("pieces", [1, 7, 100_000])
 @pytest.mark.parametrize(
-    ("encoding", "body"),
+    ("encoding", "body", "pieces"),
     [
-        ("gzip", PACKED),
-        ("X-GZIP", gzip.compress(PDF[:3_000], mtime=0) + gzip.compress(PDF[3_000:], mtime=0)),
-        ("identity", PDF),
+        ("gzip", PACKED, 1),
+        ("X-GZIP", gzip.compress(PDF[:3_000], mtime=0) + gzip.compress(PDF[3_000:], mtime=0), 7),
+        ("identity", PDF, 100_000),
     ],
     ids=["gzip", "members", "identity"],
 )
@@ -109,14 +102,18 @@ async def test_a_compressed_report_is_decompressed(encoding: str, body: bytes, p
 
 
 @pytest.mark.parametrize(
-    "packed",
-    [gzip.compress(BOMB, mtime=0), gzip.compress(b"%PDF", mtime=0) + gzip.compress(b"", mtime=0) * 4_000],
-    ids=["large", "many"],
+    "sent",
+    [
+        answer(BOMB[:70_000]),
+        answer(gzip.compress(BOMB, mtime=0), headers=GZIP),
+        answer(gzip.compress(b"%PDF", mtime=0) + gzip.compress(b"", mtime=0) * 4_000, headers=GZIP),
+    ],
+    ids=["plain", "large", "many"],
 )
-async def test_a_compressed_report_is_capped(packed: bytes, client: Make) -> None:
-    """A small body that decompresses above the limit, or an endless one to nothing, fails without a retry."""
+async def test_a_report_is_capped(sent: bytes, client: Make) -> None:
+    """A body above the limit, also a small one that decompresses to more or without end, fails without a retry."""
     into = io.BytesIO()
-    async with scripted(answer(packed, headers=GZIP)) as server, client(server.base) as asking:
+    async with scripted(sent) as server, client(server.base) as asking:
         with pytest.raises(RetriesExhaustedError, match="more than 60,000 bytes") as raised:
             await asking.download_report("/r/1", into, max_bytes=60_000)
         assert (raised.value.kind, len(server.asked)) == ("size", 1)
@@ -170,34 +167,12 @@ async def test_redirects_to_other_hosts_are_not_followed(client: Make) -> None:
         assert other.connections == 0
 
 
-async def test_a_large_report_is_capped(client: Make) -> None:
-    """A report above the size limit fails without a retry."""
-    async with scripted(answer(PDF)) as server, client(server.base) as asking:
-        with pytest.raises(RetriesExhaustedError, match="more than 1,000 bytes"):
-            await asking.download_report(f"{server.base}/r/1", io.BytesIO(), max_bytes=1_000)
-        assert len(server.asked) == 1
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "https://10.0.0.1/r",
-        "https://169.254.169.254/latest/meta-data",
-        "https://[fe80::1]/r",
-        "https://[::ffff:10.0.0.1]/r",
-        "https://0.0.0.0/r",
-        "https://192.168.1.1/r",
-        "https://[::1]/r",
-        "https://100.64.0.1/r",
-        "https://localhost/r",
-        "https://LOCALHOST./r",
-    ],
-)
-async def test_private_hosts_are_refused_before_connecting(url: str, client: Make) -> None:
-    """A public service cannot direct a request to this machine or its network, in any spelling of the address."""
+async def test_private_hosts_are_refused_before_connecting(client: Make) -> None:
+    """A public service cannot direct a request to this machine or its network; test_addresses.py has all addresses."""
     async with client("https://93.184.215.14") as asking:
-        with pytest.raises(ProtocolError, match="private"):
-            await asking.download_report(url, io.BytesIO())
+        for host in ("10.0.0.1", "169.254.169.254", "[fe80::1]", "[::ffff:10.0.0.1]", "localhost", "LOCALHOST."):
+            with pytest.raises(ProtocolError, match="private"):
+                await asking.download_report(f"https://{host}/r", io.BytesIO())
 
 
 @pytest.mark.parametrize("places", [["10.0.0.1"], ["93.184.215.14", "127.0.0.1"], ["::ffff:192.168.0.1"]])
@@ -216,18 +191,7 @@ async def test_names_of_private_hosts_are_refused(
             await asking.download_report("https://evil.example/r", io.BytesIO())
 
 
-@every(
-    "url",
-    [
-        "http://files.example/r",
-        "file:///etc/passwd",
-        "ftp://x/y",
-        "https://a@b/c",
-        "https://x/\n",
-        "https://[",
-        "http:",
-    ],
-)
+@every("url", ["http://files.example/r", "file:///etc/passwd", "ftp://x/y", "https://a@b/c", "https://x/\n", "http:"])
 def test_urls_that_are_never_requested(url: str) -> None:
     """Plain http, other schemes, users and control characters are refused."""
     with pytest.raises(ProtocolError):
@@ -244,8 +208,3 @@ def test_urls_are_resolved() -> None:
     )
     assert resolve_named_url("http://service.example:80/r", base, "a report URL")[0] == "https://service.example/r"
     assert resolve_named_url("https://cdn.example/r", base, "a report URL")[0] == "https://cdn.example/r"
-
-
-def test_the_canary_is_what_the_fixture_uses() -> None:
-    """The token of these tests has the characters that have several encodings: a slash, a plus and padding."""
-    assert set("/+=") <= set(CANARY)

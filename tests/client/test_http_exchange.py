@@ -18,11 +18,7 @@ from schemas.requests import FileQuery
 from tests.client.scripted_server import Asked, Close, Reset, Wait, answer, scripted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pipeline.client.client import Client
-
-    Make = Callable[..., Client]
+    from tests.client.conftest import Make
 
 GOOD = answer({"id": 5})
 BODY = json.dumps({"id": 5, "text": "x" * 200}).encode()

@@ -18,17 +18,17 @@ from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import Detail
 from pipeline.emulator import Emulator
 from pipeline.errors import ProtocolError, ServiceUnavailableError
+from pipeline.urls import validate_proxy_url
 from tests.client.scripted_server import answer, scripted
 from tests.oracle import differences
 from tests.processes import ended, launched
+from tests.rows import every
 from tests.sync.sync_harness import SEED, opened
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from pipeline.client.client import Client
-
-    Make = Callable[..., Client]
+    from tests.client.conftest import Make
 
 CERTIFICATES = Path(__file__).parents[1] / "commands" / "certificates"
 GOOD = answer({"data": {"id": 5, "updated_at": "2025-01-01T00:00:00Z"}})
@@ -185,22 +185,9 @@ async def test_a_report_behind_a_proxy(client: Make, monkeypatch: pytest.MonkeyP
         assert set(proxy.asked) == {"CONNECT reports.invalid:443 HTTP/1.1"}
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        "proxy.example:3128",
-        "https://proxy.example:3128",
-        "http://proxy.example",
-        "http://me:secret@p:1",
-        "http://p:1/x",
-    ],
-)
-async def test_an_invalid_proxy(wrong: str, tmp_path: Path) -> None:
-    """An invalid proxy address is refused with one line that does not contain a password."""
-    async with Emulator(1, seed=SEED) as emulator:
-        given = {"SCANLAKE_PROXY": wrong, "SCANLAKE_LAKE": str(tmp_path / "lake")}
-        code, _, err = await ended(await launched(emulator, "sync", **given))
-    assert code == 2
-    [line] = err.splitlines()
-    assert "must look like http://proxy.example:3128" in line
-    assert "secret" not in line
+@every("wrong", ["proxy:3128", "https://proxy:3128", "http://proxy", "http://me:secret@p:1", "http://p:1/x"])
+def test_an_invalid_proxy(wrong: str) -> None:
+    """An invalid proxy address is refused with a text that does not contain a password."""
+    with pytest.raises(ValueError, match=r"must look like http://proxy\.example:3128") as raised:
+        validate_proxy_url(wrong)
+    assert "secret" not in str(raised.value)

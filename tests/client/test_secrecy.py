@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from pipeline.client.client import Client
-
-    Make = Callable[..., Client]
+    from tests.client.conftest import Make
 
 SPELLINGS = [
     CANARY,

@@ -14,12 +14,12 @@ from schemas.requests import ReportRequest, ShareRequest
 from tests.client.scripted_server import Close, Reset, Wait, answer, scripted
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable
 
     from pipeline.client.client import Client
+    from tests.client.conftest import Make
 
-    Make = Callable[..., Client]
-
+pytestmark = pytest.mark.virtual_time
 SHARED = answer({"response": "success", "status": "SHARE CREATED", "share_url": "https://s.example/1"})
 ORDERED = answer({"url": "https://r.example/1"}, status=201)
 
@@ -48,16 +48,14 @@ BOTH = pytest.mark.parametrize("act", [share, order])
         answer(b"<html>"),
         answer({}),
         answer(status=500),
-        answer(status=502),
         answer(status=503),
-        answer(status=504),
-        [Wait(5)],
+        [Wait(100)],
     ],
-    ids=["reset", "close", "cut head", "cut body", "page", "empty", "500", "502", "503", "504", "stall"],
+    ids=["reset", "close", "cut head", "cut body", "page", "empty", "500", "503", "stall"],
 )
 async def test_a_request_that_may_have_taken_effect_is_not_repeated(act: Any, steps: Any, client: Make) -> None:
     """A request that may have reached the service is sent exactly once, and its outcome is unknown."""
-    async with scripted([steps]) as server, client(server.base, attempt_timeout_seconds=0.4) as asking:
+    async with scripted([steps]) as server, client(server.base) as asking:
         with pytest.raises(OutcomeUnknownError, match="may have taken effect"):
             await act(asking)
         assert len(server.asked) == 1
@@ -93,32 +91,30 @@ async def test_a_pause_that_is_too_long_ends_the_call(act: Any, client: Make) ->
         await asyncio.wait_for(asking.get_file(5), 5)
 
 
-ANSWERED: dict[str, Any] = {
-    "rejected": {"response": "error", "status": "INVALID TIMEZONE"},
-    "limit": {"response": "error", "status": "Too Many Requests"},
-    "temporary": {"response": "error", "status": "Server Error, try again"},
-    "code": {"status": "error", "reason": "No file found", "code": 300},
-    "errors": {"errors": {"files": ["unknown"]}},
-    "data": {"data": {"error": "quota used up"}},
-    "no url": {"id": 17, "state": "queued"},
-    "null url": {"url": None},
-    "empty url": {"url": ""},
-    "number": {"url": 17},
-    "list": [{"url": "https://r.example/1"}],
-    "empty": b"",
-    "page": b"<html>ok</html>",
-}
+ANSWERED: list[Any] = [
+    {"response": "error", "status": "INVALID TIMEZONE"},
+    {"response": "error", "status": "Too Many Requests"},
+    {"response": "error", "status": "Server Error, try again"},
+    {"status": "error", "reason": "No file found", "code": 300},
+    {"errors": {"files": ["unknown"]}},
+    {"data": {"error": "quota used up"}},
+    {"id": 17, "state": "queued"},
+    *({"url": url} for url in (None, "", 17)),
+    [{"url": "https://r.example/1"}],
+    b"",
+    b"<html>ok</html>",
+]
 
 
 @pytest.mark.parametrize("status", [200, 201, 202])
-@pytest.mark.parametrize("name", ANSWERED)
-async def test_an_order_that_is_answered_without_a_url_is_sent_once(name: str, status: int, client: Make) -> None:
+async def test_an_order_that_is_answered_without_a_url_is_sent_once(status: int, client: Make) -> None:
     """A success without a URL is neither a rejection nor repeated: whether a report exists is unknown."""
-    async with scripted(answer(ANSWERED[name], status=status)) as server, client(server.base) as asking:
-        with pytest.raises(OutcomeUnknownError, match=r"POST /reports: .*may have taken effect") as raised:
-            await order(asking)
-        assert raised.value.is_answered
-        assert len(server.asked) == 1
+    for number, body in enumerate(ANSWERED):
+        async with scripted(answer(body, status=status)) as server, client(server.base) as asking:
+            with pytest.raises(OutcomeUnknownError, match=r"POST /reports: .*may have taken effect") as raised:
+                await order(asking)
+            assert raised.value.is_answered, number
+            assert len(server.asked) == 1
 
 
 @BOTH

@@ -16,11 +16,7 @@ from pipeline.client.errors import RetriesExhaustedError
 from pipeline.errors import ServiceUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pipeline.client.client import Client
-
-    Make = Callable[..., Client]
+    from tests.client.conftest import Make
 
 
 @pytest.mark.parametrize("certificate", [None, Path(__file__).with_name("untrusted.pem")])

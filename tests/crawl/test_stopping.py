@@ -81,7 +81,7 @@ async def test_cancelled_at_any_moment(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", sample(range(10), 3))
-async def test_cancelled_with_two_batches_in_flight(seed: int) -> None:
+async def test_cancelled_twice_during_commits(seed: int) -> None:
     """A crawl that is cancelled twice at a random moment finishes the commits that have begun, and leaves no task."""
     rng = random.Random(seed)
     async with Emulator(FILES, seed=seed) as emulator:
