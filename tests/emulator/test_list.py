@@ -19,15 +19,13 @@ async def test_window_bounds_are_inclusive_by_default_and_exclusive_on_request()
         assert (await ask.files(*pairs)).data == []
 
 
-@pytest.mark.parametrize(
-    "text", ["2026-03-02T10:00:00Z", "2026-03-02 10:00:00", "2026-03-02T10:00:00", "2026-03-02 10:00:00Z"]
-)
-async def test_all_spellings_of_a_moment_mean_the_same(text: str) -> None:
+async def test_all_spellings_of_a_moment_mean_the_same() -> None:
     """A bound may have T or a space, and Z or nothing."""
     async with asking(plan=WorldPlan(files=100, days=2, now="2026-03-03T00:00:00Z")) as ask:
         bound = timestamps.parse_timestamp("2026-03-02T10:00:00Z")
         wanted = {key for stamp, key in ask.emulator.world.index if stamp >= bound}
-        assert {row["id"] for row in await ask.every(("updated_start", text))} == wanted
+        for text in ("2026-03-02T10:00:00Z", "2026-03-02 10:00:00", "2026-03-02T10:00:00", "2026-03-02 10:00:00Z"):
+            assert {row["id"] for row in await ask.every(("updated_start", text))} == wanted
         assert 0 < len(wanted) < 100
 
 
@@ -84,38 +82,28 @@ async def test_field_id_finds_files_with_that_value() -> None:
         assert {row["id"] for row in rows} == wanted
 
 
-@pytest.mark.parametrize(
-    "pairs",
-    [
-        [("limit", "51"), ("include[]", "forms")],
-        [("limit", "251")],
-        [("limit", "0")],
-        [("limit", "x")],
-        [("page", "-1")],
-        [("closed", "2")],
-        [("include[]", "everything")],
-        [("updated_start", "yesterday")],
-        [("updated_end", "2026-02-30")],
-        [("startdate", "2026-01-01T25:00:00Z")],
-        [("format", "xml")],
-    ],
-)
-async def test_what_the_interface_forbids_answers_422(pairs: list[tuple[str, str]]) -> None:
+async def test_what_the_interface_forbids_answers_422() -> None:
     """A parameter that breaks a rule answers 422 with the parameter's name in the body."""
+    forbidden = [
+        *(("limit", value) for value in ("251", "0", "x")),
+        *(("page", "-1"), ("closed", "2"), ("include[]", "everything"), ("format", "xml")),
+        *(("updated_start", "yesterday"), ("updated_end", "2026-02-30"), ("startdate", "2026-01-01T25:00:00Z")),
+    ]
     async with asking(5) as ask:
-        reply = await ask.files(*pairs)
-        assert reply.status == 422
-        assert reply.json()["errors"]
+        for pairs in [*([pair] for pair in forbidden), [("limit", "51"), ("include[]", "forms")]]:
+            reply = await ask.files(*pairs)
+            assert reply.status == 422, pairs
+            assert pairs[0][0].removesuffix("[]") in str(reply.json()["errors"])
 
 
-@pytest.mark.parametrize("include", INCLUDES)
-async def test_includes_that_were_not_asked_for_are_absent(include: str) -> None:
+async def test_includes_that_were_not_asked_for_are_absent() -> None:
     """An include brings its own key and no other; geocoding alone brings none."""
     keys = {"uploads": "uploads", "forms": "form_submits", "fields": "fields", "locations": "locations"}
     keys["workflows"] = "workflow_runs"
     async with asking(5) as ask:
-        row = (await ask.files(includes=(include,))).data[0]
-        assert set(row) & set(keys.values()) == ({keys[include]} if include in keys else set())
+        for include in INCLUDES:
+            row = (await ask.files(includes=(include,))).data[0]
+            assert set(row) & set(keys.values()) == ({keys[include]} if include in keys else set())
 
 
 async def test_geocoding_stands_in_uploads_when_both_are_asked_for() -> None:
