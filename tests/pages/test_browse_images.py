@@ -104,7 +104,13 @@ def _images_of(page: str) -> list[str]:
 
 
 def test_a_file_shows_its_copies_from_the_store(shown: Visitor) -> None:
-    """Thumbnails come from the page's own server; a copy replaces the links to the service, also in the time line."""
+    """Thumbnails come from the page's own server; a copy replaces the links to the service, also in the time line.
+
+    The table of copies is one like all others.
+    """
+    assert '<a href="/browse/table/images">images</a></td><td>10</td>' in shown.get("/browse")[2]
+    status, _, text = shown.get("/browse/table/images?column=state&op=is&value=stored")
+    assert (status, "Rows 1 to 9 of 9" in text) == (200, True)
     status, _, text = shown.get("/browse/file?id=7")
     assert status == 200
     assert _images_of(text) == [f"/browse/image/{_hash(THUMB)}", f"/browse/image/{_hash(JPEG + b'2')}"]
@@ -119,13 +125,6 @@ def test_a_file_shows_its_copies_from_the_store(shown: Visitor) -> None:
         assert (status, headers["Content-Type"], received) == (200, mime, body)
         assert headers["X-Content-Type-Options"] == "nosniff"
         assert "Content-Disposition" not in headers
-
-
-def test_the_table_of_images_is_listed_with_its_rows(shown: Visitor) -> None:
-    """It is a table like all others, with a count, and its rows can be read."""
-    assert '<a href="/browse/table/images">images</a></td><td>10</td>' in shown.get("/browse")[2]
-    status, _, text = shown.get("/browse/table/images?column=state&op=is&value=stored")
-    assert (status, "Rows 1 to 9 of 9" in text) == (200, True)
 
 
 def test_no_other_type_is_inline(shown: Visitor) -> None:

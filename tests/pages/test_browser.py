@@ -127,11 +127,7 @@ async def test_ages_go_on_while_the_page_lies_there(browser: Tab, small_lake: Pa
     """Ages grow while the page is open, and a watermark that becomes old needs attention."""
     address = saved(tmp_path, page_of(small_lake))
     hours = "new Date('2026-11-21T07:00:00Z').getTime() + 3600000 * "
-    for later, says, fine in (
-        (-1, "1h ahead of the local clock", False),
-        (3, "3h ago", False),
-        (30, "1d6h ago", True),
-    ):
+    for later, says, fine in ((-1, "1h ahead of the local clock", False), (3, "3h ago", False), (30, "1d6h ago", True)):
         fake = await browser.send(
             "Page.addScriptToEvaluateOnNewDocument", source=f"const at = {hours}{later}; Date.now = () => at;"
         )

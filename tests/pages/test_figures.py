@@ -13,7 +13,7 @@ from pipeline.formatting import format_bytes
 from pipeline.lake.lake import Lake
 from pipeline.pages.dashboard import LedgerState, render_dashboard
 from tests.lake.lake_builder import commit
-from tests.oracle import expected
+from tests.oracle import expected as expect_rows
 from tests.pages.page_lakes import NOW, POPULATED_FILES, ParsedPage, asked, build_lake, details_of, load_data, rows_of
 from tests.reports.report_harness import run_report, set_batch_size
 from tests.sync.sync_harness import synced
@@ -40,18 +40,14 @@ def figures(populated_lake: PopulatedLake) -> Dashboard:
 @pytest.fixture(scope="module")
 def truth(populated_lake: PopulatedLake) -> dict[str, list[Row]]:
     """Every row of every table, as the naive reader of the interface finds it."""
-    return expected(populated_lake.truth)
-
-
-def test_totals(figures: Dashboard, truth: dict[str, list[Row]]) -> None:
-    """Files and uploads are those of the service."""
-    page = figures.page
-    assert (page["files"], page["uploads"]) == (POPULATED_FILES, len(truth["uploads"]))
-    assert page["first_file"] == min(row["created_at"] for row in truth["files"])
+    return expect_rows(populated_lake.truth)
 
 
 def test_days(figures: Dashboard, truth: dict[str, list[Row]]) -> None:
-    """Each of the last ninety days shows what was registered on it, days without anything included."""
+    """Totals are those of the service; each of the last ninety days shows what was registered on it, if anything."""
+    page = figures.page
+    assert (page["files"], page["uploads"]) == (POPULATED_FILES, len(truth["uploads"]))
+    assert page["first_file"] == min(row["created_at"] for row in truth["files"])
     for name in ("files", "uploads"):
         days = [row for row in rows_of(figures, "activity") if row["noun"] == name]
         assert [row["day"] for row in days] == [days[0]["day"] + timedelta(place) for place in range(DAYS)]
@@ -73,7 +69,7 @@ def _damage_of(data: Dashboard) -> dict[tuple[str, str], tuple[int, int]]:
 
 
 def test_damage_by_type_and_month(figures: Dashboard, truth: dict[str, list[Row]]) -> None:
-    """Each type and month shows the uploads that say whether they show damage, and those that do."""
+    """Each type and month shows the uploads that say whether they show damage, and those that do; so do all kinds."""
     shown = _damage_of(figures)
     last = figures.page["last_day"]
     first = date(last.year - MONTHS // 12, last.month, 1) + timedelta(31)
@@ -86,10 +82,17 @@ def test_damage_by_type_and_month(figures: Dashboard, truth: dict[str, list[Row]
             damaged[row["upload_type"], f"{taken:%Y-%m}"] += row["has_damage"]
     assert shown == {key: (told[key], damaged[key]) for key in told}
     assert sum(damaged.values()) > 20
+    counts = Counter(row["damage_type_desc"] for row in truth["uploads"] if row["has_damage"])
+    kinds = rows_of(figures, "damage", 1)
+    assert {row["Kind of damage"]: row["part"] for row in kinds} == dict(counts)
+    assert f" of {counts.total()} damaged uploads" in kinds[0]["finding"]
 
 
 def test_damage_counts_when_it_was_taken_and_told(tmp_path: Path) -> None:
-    """An upload counts in the month it was taken, not registered, and only if it says whether it shows damage."""
+    """An upload counts in the month it was taken, not registered, and only if it says whether it shows damage.
+
+    A stamp far ahead or long ago neither stretches the axis nor counts on a wrong day.
+    """
     taken, registered = datetime(2026, 9, 30, 23), datetime(2026, 10, 1, 1)  # noqa: DTZ001 - UTC without saying so
     marks = (True, False, False, None)
     uploads = [
@@ -97,18 +100,17 @@ def test_damage_counts_when_it_was_taken_and_told(tmp_path: Path) -> None:
          "scan_date_time": None if key == 1 else taken, "created_at": registered}
         for key, mark in enumerate(marks)
     ]  # fmt: skip
-    build_lake(tmp_path / "lake", {1: 4}, {"uploads": uploads})
+    odd = [datetime(9999, 12, 31), datetime(2026, 11, 20), datetime(1, 1, 1)]  # noqa: DTZ001 - UTC without saying so
+    uploads += [{"file_id": 1, "id": 10 + n, "position": n, "created_at": at} for n, at in enumerate(odd)]
+    build_lake(tmp_path / "lake", {1: 7}, {"uploads": uploads})
     data = load_data(tmp_path / "lake")
-    assert _damage_of(data) == {("snap", "2026-09"): (2, 1), ("snap", "2026-10"): (1, 0)}
+    expected = {("snap", "2026-09"): (2, 1), ("snap", "2026-10"): (1, 0), ("(none)", "2026-11"): (0, 0)}
+    assert _damage_of(data) == expected
     assert "No damaged upload names its kind" in _read_text(data)
-
-
-def test_kinds_of_damage(figures: Dashboard, truth: dict[str, list[Row]]) -> None:
-    """Kinds of damage are counted over all uploads."""
-    counts = Counter(row["damage_type_desc"] for row in truth["uploads"] if row["has_damage"])
-    shown = rows_of(figures, "damage", 1)
-    assert {row["Kind of damage"]: row["part"] for row in shown} == dict(counts)
-    assert f" of {counts.total()} damaged uploads" in shown[0]["finding"]
+    days = rows_of(data, "activity")
+    shown = {row["day"]: row["value"] for row in days if row["noun"] == "uploads" and row["value"]}
+    assert shown == {date(2026, 11, 20): 1}
+    assert days[-1]["day"] == NOW.date()
 
 
 def _started(row: Row) -> datetime:
@@ -177,8 +179,8 @@ def test_forms_and_questions(figures: Dashboard, truth: dict[str, list[Row]]) ->
 
 
 def test_what_the_catalog_says_of_itself(populated_lake: PopulatedLake, figures: Dashboard) -> None:
-    """Runs, verifies, drift, deletions and size are those of the catalog."""
-    data = figures
+    """Runs, verifies, drift, deletions and size are those of the catalog, and reach the page."""
+    data, text = figures, _read_text(figures)
     runs = asked(populated_lake.folder, "SELECT run_id, state, error FROM meta.runs ORDER BY started_at")
     shown = [(row["run_id"], row["State"], row["Error"] or None) for row in reversed(details_of(data, "runs"))]
     assert shown == runs
@@ -194,11 +196,6 @@ def test_what_the_catalog_says_of_itself(populated_lake: PopulatedLake, figures:
     assert deletions[0]["unit"] == "detected deletions, by day (UTC)"
     ((size, parts),) = asked(populated_lake.folder, "SELECT sum(bytes), count(*) FROM physical.parts")
     assert tiles["Size"] == (format_bytes(size), f"{parts} parts in this snapshot")
-
-
-def test_the_page_says_these_numbers(figures: Dashboard) -> None:
-    """The numbers reach the page, with thousands separators."""
-    data, text = figures, _read_text(figures)
     for words in (
         f"Files {POPULATED_FILES} {data.page['deleted_files']} files deleted in the service",
         f"Uploads {data.page['uploads']:,} ",
@@ -267,18 +264,6 @@ def test_the_most_frequent_and_the_others(tmp_path: Path) -> None:
     assert "35 other types" in text
     rest = sum(-(-(40 - place) // 2) for place in range(12, 40))
     assert f"28 other kinds: {rest:,}" in text
-
-
-def test_a_file_from_the_future_hides_nothing(tmp_path: Path) -> None:
-    """A stamp far ahead or long ago neither stretches the axis nor counts on a wrong day."""
-    at = [datetime(9999, 12, 31), datetime(2026, 11, 20), datetime(1, 1, 1)]  # noqa: DTZ001 - UTC without saying so
-    uploads = [{"file_id": 1, "id": key, "position": key, "created_at": each} for key, each in enumerate(at)]
-    build_lake(tmp_path / "lake", {1: 3}, {"uploads": uploads})
-    data = load_data(tmp_path / "lake")
-    days = rows_of(data, "activity")
-    assert [row["value"] for row in days if row["noun"] == "uploads" and row["value"]] == [1]
-    assert days[-1]["day"] == NOW.date()
-    assert _read_text(data)
 
 
 def test_headlines_name_what_there_is(tmp_path: Path) -> None:

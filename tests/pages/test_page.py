@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 _HASH = re.compile(r"(style|script)-src 'sha256-([^']+)'")
 
 
-def test_nothing_is_fetched(populated_page: str) -> None:
-    """No address stands on the page but those of its own parts; its policy forbids all others."""
+def test_the_page_needs_nothing_but_itself(populated_page: str) -> None:
+    """No address stands on the page but those of its own parts, which are there; its policy forbids all others.
+
+    The policy has the hashes of its style and script. The page is far below half a megabyte.
+    """
     read = ParsedPage(populated_page)
     assert {value[:1] if value.startswith("#") else value for value in read.values("href")} == {"#", "data:,"}
     assert not read.values("src")
@@ -38,21 +41,11 @@ def test_nothing_is_fetched(populated_page: str) -> None:
     assert re.sub(r"'sha256-[^']+'", "HASH", rules) == (
         "default-src 'none'; style-src HASH; script-src HASH; img-src data:; base-uri 'none'; form-action 'none'"
     )
-
-
-def test_the_policy_names_the_very_style_and_script(populated_page: str) -> None:
-    """The hashes in the policy are those of what stands on the page, which is far below half a megabyte."""
     named = dict(_HASH.findall(populated_page))
     assert set(named) == {"style", "script"}
     for tag, told in named.items():
         (inner,) = re.findall(f"<{tag}>(.*?)</{tag}>", populated_page, re.DOTALL)
         assert base64.b64encode(hashlib.sha256(inner.encode()).digest()).decode() == told
-    assert 50_000 < len(populated_page.encode()) < 250_000
-
-
-def test_every_link_and_label_leads_somewhere(populated_page: str) -> None:
-    """Ids are unique; links, labels and descriptions point to one that is there."""
-    read = ParsedPage(populated_page)
     ids = read.values("id")
     assert len(ids) == len(set(ids))
     pointed = {value[1:] for value in read.values("href") if value.startswith("#")}
@@ -61,6 +54,7 @@ def test_every_link_and_label_leads_somewhere(populated_page: str) -> None:
     pictures = [attributes for tag, attributes in read.tags if attributes.get("role") == "img"]
     assert len(pictures) >= 8
     assert all(attributes.get("aria-labelledby") for attributes in pictures)
+    assert 50_000 < len(populated_page.encode()) < 250_000
 
 
 def test_an_empty_lake(empty_lake: Path) -> None:
@@ -160,7 +154,10 @@ def draw(kind: str, rows: list[dict[str, Any]]) -> ParsedPage:
 
 
 def test_heights_are_the_values() -> None:
-    """A column's height is its share of the axis; the least one is seen; a failure has a cross, column or not."""
+    """A column's height is its share of the axis; the least one is seen; a failure has a cross, column or not.
+
+    Points without a value have no dot and no line.
+    """
     values = ((100, False), (50, False), (0.001, True), (None, False), (None, True))
     plot = draw("bars", [{"value": value, "failed": failed, "label": "day", "tip": "tip"} for value, failed in values])
     bars = [each for tag, each in plot.tags if tag == "rect"]
@@ -169,12 +166,8 @@ def test_heights_are_the_values() -> None:
     assert [heights[0] / heights[1], heights[2]] == [2, 1]
     assert len({float(each["y"] or 0) + float(each["height"] or 0) for each in bars}) == 1
     assert len([each for tag, each in plot.tags if tag == "text" and each.get("class") == "cross"]) == 2
-
-
-def test_a_missing_value_interrupts_the_line() -> None:
-    """Points without a value have no dot and no line."""
-    values = (0, 50, None, 100, 50)
-    rows = [{"value": value, "at": place / 4, "label": "day", "tip": "tip"} for place, value in enumerate(values)]
+    points = enumerate((0, 50, None, 100, 50))
+    rows = [{"value": value, "at": place / 4, "label": "day", "tip": "tip"} for place, value in points]
     assert draw("rates", rows).values("points") == ["0.00,88.00 25.00,44.00", "75.00,0.00 100.00,44.00"]
 
 

@@ -95,6 +95,21 @@ class Scene:
         return service | {"SCANLAKE_LAKE": str(self.lake)}
 
 
+class Script:
+    """Calls functions before the nth request of an endpoint, and records the requests."""
+
+    def __init__(self, emulator: Emulator, **actions: Callable[[], object]) -> None:
+        self.actions = actions  # by endpoint and number, for example report_1
+        self.counts: dict[str, int] = {}
+        emulator.on_request = self._run_action
+
+    def _run_action(self, endpoint: str) -> None:
+        self.counts[endpoint] = self.counts.get(endpoint, 0) + 1
+        action = self.actions.pop(f"{endpoint}_{self.counts[endpoint]}", None)
+        if action is not None:
+            action()
+
+
 @asynccontextmanager
 async def open_scene(
     listed_lake: Path, folder: Path, main: Callable[..., Answer], **options: Any

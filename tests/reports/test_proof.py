@@ -14,8 +14,10 @@ from pipeline.errors import ScanlakeError
 from tests.findings import folder_problems
 from tests.reports.report_harness import (
     FILES,
+    Script,
     Selection,
     check_folder,
+    check_orders,
     quick_client,
     read_ids_of_pdf,
     read_manifest,
@@ -32,21 +34,6 @@ if TYPE_CHECKING:
 
 DELETED_BEFORE: Final = "not in the service when it was to be ordered (HTTP 404)"
 DELETED_AFTER: Final = "not in the service after its report was made (HTTP 404)"
-
-
-class Script:
-    """Calls functions before the nth request of an endpoint, and records the requests."""
-
-    def __init__(self, emulator: Emulator, **actions: Callable[[], object]) -> None:
-        self.actions = actions  # by endpoint and number, for example report_1
-        self.counts: dict[str, int] = {}
-        emulator.on_request = self._run_action
-
-    def _run_action(self, endpoint: str) -> None:
-        self.counts[endpoint] = self.counts.get(endpoint, 0) + 1
-        action = self.actions.pop(f"{endpoint}_{self.counts[endpoint]}", None)
-        if action is not None:
-            action()
 
 
 def reasons_in(out: Path) -> dict[int, str]:
@@ -70,7 +57,7 @@ def check_certified(out: Path, selected: int = FILES) -> None:
 
 
 @pytest.mark.virtual_time
-@pytest.mark.parametrize("files", [1, FILES])
+@pytest.mark.parametrize("files", [3, FILES])
 async def test_the_cheaper_way_of_confirmation_is_taken(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, files: int
 ) -> None:
@@ -78,7 +65,7 @@ async def test_the_cheaper_way_of_confirmation_is_taken(
     monkeypatch.setattr("pipeline.reports.confirmation.MAX_LIMIT", 10)
     await scene.run(Selection("ids", ids=tuple(scene.keys[:files])))
     counts = scene.emulator.counts
-    assert (counts["list"], counts["detail"]) == ((0, 2) if files == 1 else (6, 0))
+    assert (counts["list"], counts["detail"]) == ((0, 6) if files == 3 else (6, 0))
     check_certified(scene.out, files)
     assert read_manifest(scene.out)["pdfs"][0]["references_found"] == min(files, 10)
 
@@ -186,26 +173,35 @@ async def test_a_template_without_references(scene: Scene, monkeypatch: pytest.M
     assert "changed in the service" in str(result.manifest.orders[0].error)
 
 
-async def test_a_run_killed_between_download_and_confirmation(scene: Scene) -> None:
-    """After SIGKILL no file is certified; the next run confirms the saved PDFs and orders nothing."""
+@pytest.mark.parametrize(("moment", "unknown"), [("report_3", 1), ("list_2", 0)])
+async def test_a_run_killed_before_an_answer(scene: Scene, moment: str, unknown: int) -> None:
+    """After SIGKILL no file is certified. An order in flight is named by the next run and ordered again, nothing else.
+
+    PDFs that were saved before their second confirmation are confirmed.
+    """
     emulator, seen = scene.emulator, asyncio.Event()
 
-    def stall() -> None:
+    def hold() -> None:
         seen.set()
-        emulator.set_faults(latency_ms=3_600_000.0)
+        if unknown:
+            emulator.set_quirks(report_async="ignored", report_seconds=3_600.0)
+        else:
+            emulator.set_faults(latency_ms=3_600_000.0)
 
-    Script(emulator, list_2=stall)
+    Script(emulator, **{moment: hold})
     process = await scene.start("report", "--where", "TRUE", "--out", str(scene.out), "--json")
     await seen.wait()
     process.kill()
     await process.communicate()
-    assert (scene.out / "report-0001.pdf").exists()
+    assert unknown or (scene.out / "report-0003.pdf").exists()
     assert not (scene.out / "manifest.json").exists()
     emulator.set_faults(latency_ms=0.0)
+    emulator.set_quirks(report_async="honoured")
     answer = await scene.report("--json")
     assert answer.code == 0, answer.err
-    assert answer.json["delivered"] == FILES
-    assert (emulator.counts["report"], emulator.counts["download"]) == (3, 3)
+    assert (answer.json["delivered"], len(answer.json["unknown_orders"])) == (FILES, unknown)
+    assert check_orders(emulator, scene.out) == unknown
+    assert emulator.counts["report"] == len(read_manifest(scene.out)["orders"]) == 3 + unknown
     check_certified(scene.out)
 
 

@@ -117,14 +117,8 @@ def _truncate(path: Path) -> None:
         (lambda out: (out / "report-0002.pdf").unlink(), "report-0002.pdf: missing"),
         (lambda out: _truncate(out / "manifest.csv"), "manifest.csv: the content was changed"),
         (lambda out: _truncate(out / "index.html"), "index.html: the content was changed"),
-        (
-            lambda out: _replace_file(out, "report-0001.pdf", b"%PDF-1.4 hello"),
-            "report-0001.pdf: not a complete PDF",
-        ),
-        (
-            lambda out: _replace_file(out, "manifest.csv", b"file_id,pdf\n"),
-            "manifest.csv: does not match",
-        ),
+        (lambda out: _replace_file(out, "report-0001.pdf", b"%PDF-1.4 hello"), "report-0001.pdf: not a complete PDF"),
+        (lambda out: _replace_file(out, "manifest.csv", b"file_id,pdf\n"), "manifest.csv: does not match"),
         (lambda out: _drop_line(out, "report-0002.pdf"), "SHA256SUMS and manifest.json disagree"),
     ],
 )

@@ -98,31 +98,6 @@ async def test_runs_killed_at_random_times(scene: Scene, monkeypatch: pytest.Mon
     assert not [path for path in scene.out.iterdir() if path.name.endswith(".tmp")]
 
 
-async def test_a_kill_during_an_order(scene: Scene) -> None:
-    """The order in flight is in the ledger, is named by the next run and is ordered again; nothing else is."""
-    emulator, third = scene.emulator, asyncio.Event()
-    emulator.set_quirks(report_async="ignored", report_seconds=0.0)
-
-    def hold_the_third(endpoint: str) -> None:
-        if endpoint == "report" and emulator.counts["report"] == 2:  # two are answered
-            emulator.set_quirks(report_seconds=3600.0)
-            third.set()
-
-    emulator.on_request = hold_the_third
-    process = await scene.start("report", "--where", "TRUE", "--out", str(scene.out), "--json")
-    await third.wait()
-    process.kill()
-    await process.communicate()
-    emulator.on_request = None
-    emulator.set_quirks(report_seconds=0.0)
-    answer = await scene.report("--json")
-    assert answer.code == 0, answer.err
-    assert (answer.json["delivered"], len(answer.json["unknown_orders"])) == (FILES, 1)
-    assert len(check_folder(scene.out)) == FILES
-    assert check_orders(emulator, scene.out) == 1
-    assert len(read_manifest(scene.out)["orders"]) == 3 + 1
-
-
 @pytest.mark.virtual_time
 async def test_a_stop_on_request_loses_no_response(scene: Scene) -> None:
     """A run that must stop waits for the response to the order in flight; the next one orders nothing twice."""

@@ -187,22 +187,20 @@ async def test_the_file_that_causes_a_rejection_is_found(scene: Scene, status: s
 
 @pytest.mark.virtual_time
 async def test_options_that_the_service_rejects_stop_the_run(scene: Scene) -> None:
-    """A wrong time zone does not fail all files: the run stops, and the folder accepts other options."""
+    """A wrong time zone does not fail all files: the run stops, and the folder accepts other options.
+
+    PDFs above --max-mb are not saved, and their files fail.
+    """
     with pytest.raises(SettingsError, match="INVALID TIMEZONE"):
         await scene.run(timezone="Mars/Olympus")
     assert scene.emulator.counts["report"] == 20
-    result = await scene.run(timezone="Europe/Berlin")
-    assert not result.manifest.failed
-    assert len(result.manifest.pdfs) == 3
-
-
-@pytest.mark.virtual_time
-async def test_a_pdf_above_the_size_limit_fails(scene: Scene) -> None:
-    """A PDF above --max-mb is not saved, and its files fail."""
-    result = await scene.run(run_options=RunOptions(max_pdf_bytes=500))
+    result = await scene.run(timezone="Europe/Berlin", run_options=RunOptions(max_pdf_bytes=500))
     assert len(result.manifest.failed) == FILES
     assert "more than 500 bytes" in str(result.manifest.failed[0].reason)
     assert check_folder(scene.out) == {}
+    result = await scene.run(timezone="Europe/Berlin")
+    assert not result.manifest.failed
+    assert len(result.manifest.pdfs) == 3
 
 
 async def test_changed_options_in_the_same_folder_are_refused(
@@ -253,10 +251,7 @@ async def test_the_token_is_in_no_output(
         faults: dict[str, Any]
         for faults in ({"probabilities": {"echo-token": 0.6}, "paths": "/api"}, {"outage": True}, {}):
             scene.emulator.set_faults(**{"probabilities": {}, "outage": False, "retry_after_seconds": 0, **faults})
-            for answer in (
-                await scene.report(*log),
-                await scene.command("share", reference, "--force-new", *log),
-            ):
+            for answer in (await scene.report(*log), await scene.command("share", reference, "--force-new", *log)):
                 streams += answer.out + answer.err
         assert scene.emulator.injected_faults["echo-token"]
     assert "report.ordered" in (tmp_path / "log.jsonl").read_text()

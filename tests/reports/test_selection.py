@@ -50,7 +50,7 @@ def test_equal_selections(listed_lake: Path) -> None:
 
 
 def test_the_order_of_a_selection_is_kept(listed_lake: Path) -> None:
-    """ORDER BY of a query, and the order of ids and references, are those of the files within each group."""
+    """ORDER BY of a query, and the order of ids and references, are those of each group. NULL is a group."""
     query = "SELECT file_id FROM files ORDER BY hash(file_id) DESC"
     with open_catalog(Settings(lake=listed_lake)) as lake:
         expected = [row[0] for row in lake.execute(query).fetchall()]
@@ -61,7 +61,7 @@ def test_the_order_of_a_selection_is_kept(listed_lake: Path) -> None:
         Selection("sql", sql=query),
         Selection("ids", ids=(*expected, *expected[:5])),
         Selection("reference", references=ordered),
-        Selection("ids", ids=tuple(expected), group_by="closed"),
+        Selection("ids", ids=tuple(expected), group_by="CASE WHEN closed THEN 'x' END"),
     )
     assert [file.file_id for file in by_sql if isinstance(file, ReportJobFile)] == expected
     assert [file.file_id for file in by_id if isinstance(file, ReportJobFile)] == expected
@@ -69,6 +69,7 @@ def test_the_order_of_a_selection_is_kept(listed_lake: Path) -> None:
     assert list(dict.fromkeys(found)) == list(ordered)
     grouped = [file for file in by_group if isinstance(file, ReportJobFile)]
     assert [file.group_name for file in grouped] == sorted(str(file.group_name) for file in grouped)
+    assert {file.group_name for file in grouped} == {"NULL", "x"}
     for group in {file.group_name for file in grouped}:
         ids = [file.file_id for file in grouped if file.group_name == group]
         assert ids == [file_id for file_id in expected if file_id in ids]
@@ -105,11 +106,3 @@ def test_unknown_files_come_last_with_a_reason(listed_lake: Path) -> None:
     assert [(file.file_id, file.reason) for file in by_id] == [(keys[0], None), (5, "not in the lake")]
     assert [file.file_id for file in by_reference] == [*sorted(keys), None]
     assert describe_unorderable(by_reference) == ["reference NOPE: no file with this reference in the lake"]
-
-
-def test_a_null_group_is_a_group(listed_lake: Path) -> None:
-    """Files without a value of --group-by are one group, named NULL."""
-    (result,) = select(listed_lake, Selection("where", sql="TRUE", group_by="CASE WHEN closed THEN 'x' END"))
-    groups = [file.group_name for file in result if isinstance(file, ReportJobFile)]
-    assert set(groups) == {"NULL", "x"}
-    assert groups == sorted(groups)  # type: ignore[type-var]
