@@ -16,7 +16,7 @@ from tests.forked_process import fork_command
 from tests.forkserver import COMMAND_OF, run_command
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pipeline.emulator import Emulator
 
@@ -113,3 +113,8 @@ def forks_of(pid: int) -> list[int]:
             if name.read_text() == f"{COMMAND_OF} {pid}\n":
                 found.append(int(name.parent.name))
     return found
+
+
+if TYPE_CHECKING:
+    Scanlake = Callable[..., Answer]
+    """A fixture that runs the command: its arguments, and environment variables by name."""

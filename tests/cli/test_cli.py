@@ -20,12 +20,9 @@ from pipeline.errors import AuthenticationError, ExitCode, LakeLockedError, RunI
 from tests.rows import every
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from tests.processes import Answer
-
-    Scanlake = Callable[..., Answer]
+    from tests.processes import Scanlake
 
 HEAVY = {"duckdb", "pyarrow", "aiohttp", "pydantic", "structlog", "tenacity", "asyncio"}
 

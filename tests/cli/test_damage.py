@@ -21,12 +21,10 @@ from tests.forkserver import run_command
 from tests.rows import every
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from tests.forkserver import Finished
-    from tests.processes import Answer
-
-    Scanlake = Callable[..., Answer]
+    from tests.processes import Scanlake
 
 _NOBODY: Final = 65534
 READERS: Final = (

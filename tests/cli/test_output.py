@@ -14,12 +14,9 @@ from pipeline.errors import ExitCode
 from tests.forked_shell import run_shell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from tests.processes import Answer
-
-    Scanlake = Callable[..., Answer]
+    from tests.processes import Scanlake
 
 pytestmark = pytest.mark.usefixtures("lake")
 ONE = ("query", "SELECT 1 AS n", "--format", "csv")

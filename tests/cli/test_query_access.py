@@ -27,11 +27,7 @@ from tests.forked_process import fork_command
 from tests.processes import ran
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.processes import Answer
-
-    Scanlake = Callable[..., Answer]
+    from tests.processes import Scanlake
 
 pytestmark = pytest.mark.usefixtures("lake")
 FILES = "SELECT file_id, scan_code, updated_at, closed FROM files ORDER BY file_id"

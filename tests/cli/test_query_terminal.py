@@ -13,12 +13,9 @@ from tests.constants import set_constants
 from tests.forkserver import run_on_terminal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from tests.processes import Answer
-
-    Scanlake = Callable[..., Answer]
+    from tests.processes import Scanlake
 
 pytestmark = pytest.mark.usefixtures("lake")
 ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])")

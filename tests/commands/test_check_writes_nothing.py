@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.processes import Answer
-
-    Main = Callable[..., Answer]
+    from tests.processes import Scanlake
 
 
 def _replace_by_folder(path: Path) -> None:
@@ -80,7 +78,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_check_changes_no_byte(kind: str, world: Path, tmp_path: Path, main: Main) -> None:
+def test_check_changes_no_byte(kind: str, world: Path, tmp_path: Path, main: Scanlake) -> None:
     """Whatever the damage and the options, neither the lake nor its published copy changes; nor by --dry-run."""
     shutil.copytree(world, tmp_path, dirs_exist_ok=True)
     lake = tmp_path / "lake"
@@ -114,7 +112,7 @@ async def test_check_changes_no_image_and_no_report(tmp_path: Path) -> None:
             assert describe(tmp_path) == before
 
 
-def test_check_of_all_sources_repairs_nothing(world: Path, tmp_path: Path, main: Main) -> None:
+def test_check_of_all_sources_repairs_nothing(world: Path, tmp_path: Path, main: Scanlake) -> None:
     """With --published each source is compared with its target, and damage stays as it is (finding S5)."""
     for name in ("north", "south"):
         shutil.copytree(world / "lake", tmp_path / "lake" / name)
@@ -129,7 +127,7 @@ def test_check_of_all_sources_repairs_nothing(world: Path, tmp_path: Path, main:
     assert answer.code == 9, answer
 
 
-def test_an_option_without_its_other_half_is_refused(main: Main, world: Path) -> None:
+def test_an_option_without_its_other_half_is_refused(main: Scanlake, world: Path) -> None:
     """An option that is none of `check`, or needs another one, runs no other check instead (finding S5)."""
     before = describe(world)
     for arguments in (("--snapshot", "1"), ("--dry-run",), ("--to", "file:///x"), ("--allowed-signers", "x")):

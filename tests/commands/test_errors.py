@@ -19,11 +19,7 @@ from tests.forkserver import run_command
 from tests.lake.test_folders import make_lake
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.processes import Answer
-
-    Main = Callable[..., Answer]
+    from tests.processes import Scanlake
 
 DATA = f"somebody's {'data' * 2}"
 REACHABLE = {"SCANLAKE_BASE_URL": "http://127.0.0.1:9", "SCANLAKE_TOKEN": "a-token"}
@@ -50,7 +46,7 @@ SCANLAKE = Path(sys.executable).with_name("scanlake")
     ],
 )
 def test_a_mistake_ends_with_2_before_the_first_request(
-    text: str, environment: dict[str, str], arguments: tuple[str, ...], says: str, tmp_path: Path, main: Main
+    text: str, environment: dict[str, str], arguments: tuple[str, ...], says: str, tmp_path: Path, main: Scanlake
 ) -> None:
     """Each mistake in settings or flags is exit code 2 and one line with what to do; nothing is asked or made."""
     (tmp_path / "scanlake.toml").write_text(text)
@@ -63,7 +59,7 @@ def test_a_mistake_ends_with_2_before_the_first_request(
     assert [path.name for path in tmp_path.iterdir()] == ["scanlake.toml"]
 
 
-def test_another_service_is_2_and_a_file_in_the_lakes_place_7(tmp_path: Path, main: Main) -> None:
+def test_another_service_is_2_and_a_file_in_the_lakes_place_7(tmp_path: Path, main: Scanlake) -> None:
     """A lake holds one service; a path that is no folder is the disk's matter. Both say what to do."""
     make_lake(tmp_path / "lake", source="https://service.example")
     answer = main("sync", **REACHABLE)
@@ -75,7 +71,7 @@ def test_another_service_is_2_and_a_file_in_the_lakes_place_7(tmp_path: Path, ma
     assert answer.err.count("\n") == 1
 
 
-def test_what_is_not_the_service_is_6(main: Main) -> None:
+def test_what_is_not_the_service_is_6(main: Scanlake) -> None:
     """Where nobody knows the list of files it is exit code 6, and the path is named."""
 
     class Page(BaseHTTPRequestHandler):
@@ -100,7 +96,7 @@ def test_what_is_not_the_service_is_6(main: Main) -> None:
     assert "GET /files: HTTP 404" in answer.err
 
 
-def test_the_last_line_is_json_with_log_json(main: Main) -> None:
+def test_the_last_line_is_json_with_log_json(main: Scanlake) -> None:
     """With --log-json the closing line on stderr is an event like the others."""
     [line] = main("status", "--log-json").err.splitlines()
     event = json.loads(line)
@@ -113,7 +109,7 @@ def test_the_last_line_is_json_with_log_json(main: Main) -> None:
 
 
 def test_a_bug_is_one_line_and_its_traceback_is_in_the_log(
-    tmp_path: Path, canary: str, main: Main, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, canary: str, main: Scanlake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The line has no data and says where the traceback is, or how to get it; the traceback has no secret."""
 

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.processes import Answer
-
-    Main = Callable[..., Answer]
+    from tests.processes import Scanlake
 
 SEED = 23
 REACHABLE = {"SCANLAKE_BASE_URL": "http://127.0.0.1:9", "SCANLAKE_TOKEN": "a-token"}
@@ -204,7 +202,7 @@ async def test_a_refused_search_names_the_parameter(tmp_path: Path) -> None:
         (("--format", "xlsx"), "'xlsx' is not one of table, csv, json"),
     ],
 )
-def test_a_mistake_is_one_line_and_nothing_is_sent(arguments: tuple[str, ...], says: str, main: Main) -> None:
+def test_a_mistake_is_one_line_and_nothing_is_sent(arguments: tuple[str, ...], says: str, main: Scanlake) -> None:
     """Each mistake is exit code 2 and one line with what to do, before any request."""
     answer = main("files", *arguments, **REACHABLE)
     assert answer.code == 2
@@ -212,7 +210,7 @@ def test_a_mistake_is_one_line_and_nothing_is_sent(arguments: tuple[str, ...], s
     assert says in line
 
 
-def test_a_reference_of_any_length_can_be_searched(main: Main) -> None:
+def test_a_reference_of_any_length_can_be_searched(main: Scanlake) -> None:
     """The 255 characters of `/share` are no limit of the search: the request is sent, and fails for its address."""
     answer = main("files", "A" * 300, **REACHABLE, SCANLAKE_REQUEST_TIMEOUT_SECONDS="1")
     assert answer.code == 1

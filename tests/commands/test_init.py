@@ -24,12 +24,9 @@ from tests.forkserver import run_on_terminal
 from tests.rows import every
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from tests.processes import Answer
-
-    Main = Callable[..., Answer]
+    from tests.processes import Scanlake
 
 URL = "https://service.example"
 
@@ -72,7 +69,7 @@ def test_it_asks_on_a_terminal(tmp_path: Path, canary: str) -> None:
     assert names(tmp_path) == ["scanlake.toml", "token"]
 
 
-def test_it_takes_flags_and_the_environment(tmp_path: Path, canary: str, main: Main) -> None:
+def test_it_takes_flags_and_the_environment(tmp_path: Path, canary: str, main: Scanlake) -> None:
     """With SCANLAKE_TOKEN the token is written nowhere; what is written is a file the other verbs load."""
     made = main("init", "--no-test", "--set", f"base_url={URL}", "--lake", "data", "--json", SCANLAKE_TOKEN=canary)
     assert made.code == 0, made.err
@@ -89,7 +86,7 @@ def test_it_takes_flags_and_the_environment(tmp_path: Path, canary: str, main: M
     assert canary not in shown.out + shown.err + made.out + made.err
 
 
-def test_a_token_file_that_is_there_is_named(tmp_path: Path, canary: str, main: Main) -> None:
+def test_a_token_file_that_is_there_is_named(tmp_path: Path, canary: str, main: Scanlake) -> None:
     """--token-file FILE is used as it is, by the path it has seen from the settings file."""
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc" / "token").write_text(canary)
@@ -101,7 +98,7 @@ def test_a_token_file_that_is_there_is_named(tmp_path: Path, canary: str, main: 
     assert written == {"base_url": URL, "token_file": "token", "lake": "lake"}
 
 
-def test_nobody_to_ask(tmp_path: Path, main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_to_ask(tmp_path: Path, main: Scanlake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a terminal a missing answer is one line that names the flag, and nothing is written."""
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     missing = main("init")
@@ -113,7 +110,7 @@ def test_nobody_to_ask(tmp_path: Path, main: Main, monkeypatch: pytest.MonkeyPat
     assert names(tmp_path) == []
 
 
-def test_nothing_is_overwritten_unless_forced(tmp_path: Path, canary: str, main: Main) -> None:
+def test_nothing_is_overwritten_unless_forced(tmp_path: Path, canary: str, main: Scanlake) -> None:
     """An address that cannot be used writes nothing; a settings file stays as it is, --force writes it anew, whole."""
     for wrong in ("http://service.example", "service", "https://u:p@service.example", "ftp://service.example"):
         refused = main("init", "--set", f"base_url={wrong}", SCANLAKE_TOKEN=canary)

@@ -26,11 +26,7 @@ from tests.commands.cli_process import called, started
 from tests.rows import every
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.processes import Answer
-
-    Main = Callable[..., Answer]
+    from tests.processes import Scanlake
 
 TWO = """
 max_concurrency = 2
@@ -171,7 +167,7 @@ async def test_all_are_synced_side_by_side(tmp_path: Path) -> None:
     assert "scanlake:" not in mixed.err
 
 
-def test_flags_of_one_source_and_of_all(main: Main) -> None:
+def test_flags_of_one_source_and_of_all(main: Scanlake) -> None:
     """--all together with a flag that names one service or lake is refused, as is --jobs without --all."""
     write(TWO)
     for flag in ("--source north", "--lake north", "--log-file north", "--set base_url=north", "--set token_file=x"):
