@@ -44,15 +44,9 @@ def test_the_help_lists_every_command_and_imports_nothing_heavy() -> None:
 
 
 @every("name", COMMANDS)
-def test_a_command_has_one_summary(name: str) -> None:
-    """The first line of a command's `run` is its line in the list of all commands."""
-    run = importlib.import_module(COMMANDS[name].module).run
-    assert (run.__doc__ or "").splitlines()[0] == COMMANDS[name].help
-
-
-@pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """`scanlake COMMAND --help` shows the command's options, in plain types, and where the global options are."""
+    """`scanlake COMMAND --help` shows the first line of its `run`, its options, in plain types, and the global ones."""
+    assert (importlib.import_module(COMMANDS[name].module).run.__doc__ or "").splitlines()[0] == COMMANDS[name].help
     with pytest.raises(SystemExit) as end:
         cli.main([name, "--help"])
     assert end.value.code == 0
@@ -95,7 +89,7 @@ def test_version_and_nothing(scanlake: Scanlake) -> None:
     assert set(shown) <= {*COMMANDS, "serve"}
 
 
-@pytest.mark.parametrize(
+@every(
     ("arguments", "says"),
     [
         (("satus",), "No such command: satus. Did you mean status? See `scanlake --help`."),
@@ -146,14 +140,8 @@ def test_no_lake_says_what_to_do(scanlake: Scanlake, tmp_path: Path) -> None:
     assert answer.code == ExitCode.USAGE
     start = "Start with `scanlake init`, or correct --lake."
     assert answer.lines == [f"scanlake: No lake at {tmp_path / 'lake'}. {start}"]
-    failure = {
-        "ok": False,
-        "error": f"No lake at {tmp_path / 'lake'}.",
-        "hint": start,
-        "error_type": "SettingsError",
-        "exit_code": 2,
-    }
-    assert json.loads(answer.out) == failure
+    failure = {"ok": False, "error": f"No lake at {tmp_path / 'lake'}.", "hint": start, "exit_code": 2}
+    assert answer.json == failure | {"error_type": "SettingsError"}
     (tmp_path / "scanlake.toml").write_text('base_url = "https://service.example"\n')
     assert "Run `scanlake sync` first, or correct --lake." in scanlake("status").err
 

@@ -58,19 +58,6 @@ async def test_the_lake_is_beside_the_settings_file(tmp_path: Path) -> None:
     assert shown.json["settings"]["lake"]["value"] == str(home / "lake" / "north")
 
 
-async def test_https_to_a_port_without_tls(tmp_path: Path) -> None:
-    """The message names host, port and TLS, and says so at once."""
-    async with Emulator(files=5) as emulator:
-        address = emulator.base_url.replace("http:", "https:")
-        answer = await called(tmp_path, "sync", SCANLAKE_BASE_URL=address, SCANLAKE_TOKEN=emulator.token)
-    port = emulator.base_url.rpartition(":")[2]
-    problem = f"GET /files at 127.0.0.1:{port}: TLS: the port of base_url does not speak TLS (after 1 attempt)."
-    assert answer.lines == [
-        f"scanlake: {problem} Use the port for https. Only on this machine base_url may begin with http://."
-    ]
-    assert names(tmp_path / "lake") == ["run_stats.json"]
-
-
 async def test_without_settings_everybody_is_sent_to_init(tmp_path: Path) -> None:
     """Every command that needs a service or a lake names `scanlake init`."""
     for command in ("sync", "plan", "verify", "check", "status", "watch", "query"):

@@ -66,7 +66,7 @@ def test_a_column_named_source_gets_a_number(tmp_path: Path) -> None:
 
 
 async def test_a_query_asks_all_sources(tmp_path: Path) -> None:
-    """The command answers from all sources, confined as ever, and leaves no file."""
+    """The command answers from all sources, confined as ever, leaves no file, and names a source with a fault."""
     async with Emulator(12, seed=1) as first, Emulator(8, seed=2) as second:
         tokens = sources(first, second)
         await synced(first, tmp_path / "lake" / "s0")
@@ -94,8 +94,20 @@ async def test_a_query_asks_all_sources(tmp_path: Path) -> None:
     ):
         answer = await called(tmp_path, "query", "--all", *refused)
         assert (answer.code, reason in answer.err) == (2, True), answer.err
-    (tmp_path / "scanlake.toml").write_text("")
+    config = tmp_path / "scanlake.toml"
+    tables = config.read_text()
+    config.write_text("")
     assert "has no sources" in (await called(tmp_path, "query", "--all", "SELECT 1")).err
+    config.write_text(tables)
+    catalog = tmp_path / "lake" / "s1" / "catalog.duckdb"
+    catalog.chmod(0o600)
+    with duckdb.connect(str(catalog)) as db:
+        db.execute("UPDATE meta._freshness SET complete = false")
+    answer = await called(tmp_path, "query", "--all", "SELECT 1")
+    assert (answer.code, "Snapshot 1 of s1 was published during a run" in answer.err) == (0, True)
+    catalog.write_text("junk")
+    answer = await called(tmp_path, "query", "--all", "SELECT 1")
+    assert (answer.code, "s1: the catalog cannot be opened" in answer.err) == (9, True), answer.err
 
 
 async def test_no_statement_leaves_the_catalogs(tmp_path: Path) -> None:
@@ -114,21 +126,3 @@ async def test_no_statement_leaves_the_catalogs(tmp_path: Path) -> None:
             with pytest.raises(duckdb.Error, match=r"disabled|read-only|locked"):
                 db.execute(statement)
     assert not (tmp_path / "out.csv").exists()
-
-
-async def test_a_source_that_is_damaged_or_incomplete_is_named(tmp_path: Path) -> None:
-    """A snapshot that was published during a run is a warning with its source, a damaged catalog an error with it."""
-    async with Emulator(12, seed=1) as first, Emulator(8, seed=2) as second:
-        sources(first, second)
-        await synced(first, tmp_path / "lake" / "s0")
-        await synced(second, tmp_path / "lake" / "s1")
-    catalog = tmp_path / "lake" / "s1" / "catalog.duckdb"
-    catalog.chmod(0o600)
-    with duckdb.connect(str(catalog)) as db:
-        db.execute("UPDATE meta._freshness SET complete = false")
-    answer = await called(tmp_path, "query", "--all", "SELECT 1")
-    assert answer.code == 0
-    assert "Snapshot 1 of s1 was published during a run" in answer.err
-    catalog.write_text("junk")
-    answer = await called(tmp_path, "query", "--all", "SELECT 1")
-    assert (answer.code, "s1: the catalog cannot be opened" in answer.err) == (9, True), answer.err
