@@ -90,12 +90,12 @@ def differing(store: ObjectStore, copy: Path, file: str, local: Path, *, with_vi
     return found
 
 
-def all_differing(lake: Path, store: ObjectStore, folder: Path) -> list[str]:
+def all_differing(lake: Path, store: ObjectStore, folder: Path, *, with_views: bool = False) -> list[str]:
     """Where the target's catalogs differ from those of the lake. What latest.json names is there, and no more."""
     copy, record = copied(store, folder), latest(store)
     kept = dict(list_snapshots(LakeLayout(lake)))
     assert {item.path for item in store.list("snapshots")} == {item.file for item in record.snapshots}
-    found = differing(store, copy, "catalog.duckdb", kept[record.current.snapshot], with_views=True)
+    found = differing(store, copy, "catalog.duckdb", kept[record.current.snapshot], with_views=with_views)
     for item in record.snapshots:
         if item.snapshot in kept:
             found += differing(store, copy, item.file, kept[item.snapshot])
