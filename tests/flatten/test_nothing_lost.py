@@ -31,18 +31,7 @@ LEFT_OUT: Final = frozenset({"donotuse"})
 
 _DEEPER: Final = ("uploads", "locations", "workflow_runs", "workflow_run_steps", "steps")
 _SAYING_NOTHING: Final = (None, "", True, False, 0, 1)
-_JUNK_KEYS: Final = (
-    "x",
-    "extra",
-    "file_id",
-    "also_named",
-    "detail.uploads",
-    "form.id",
-    "answer.value",
-    "\ud800",
-    "é",
-    "",
-)
+_JUNK_KEYS: Final = (*"x extra file_id also_named detail.uploads form.id answer.value \ud800 é".split(), "")
 _FORM_KEYS: Final = ("id", "title", "fields", "answers", "x", "label")
 _ENTRY_KEYS: Final = ("id", "label", "name", "value", "x", "also_named", "answer.value")
 
