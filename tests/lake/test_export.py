@@ -25,7 +25,21 @@ from tests.lake.operations import told
 from tests.made_once import make_once
 
 FORMULAS: Final = ("=1+1", "+1", "-1", "@SUM(A1)", "\tx", "\rx")
-TEXTS: Final = (*FORMULAS, "plain", "a=1", "", None, "'=1", "größe 🙂", "<b>&", 'quo"te', "two\nlines", "\x00\x1b[31m")
+TEXTS: Final = (
+    *FORMULAS,
+    "plain",
+    "a=1",
+    "",
+    None,
+    "'=1",
+    "größe 🙂",
+    "<b>&",
+    'quo"te',
+    "two\nlines",
+    "\x00\x1b[31m",
+    "<r>x</r>",
+    "<r>x",
+)
 FEW: Final = ("--tables", "files,uploads")
 NS: Final = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
 

@@ -208,6 +208,7 @@ def test_a_restore_that_was_killed_is_replaced_by_the_next(backup: Path, tmp_pat
     """Killed anywhere, a restore leaves a folder that the same command fills."""
     with failing(Disk(0, None)) as disk:
         restore(backup, tmp_path / "whole")
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("whole/*/*/0*.parquet")} == {0o444}
     for at in sample(range(6, len(disk.done), 6), 3):
         folder = tmp_path / str(at)
         with failing(Disk(at, None)), pytest.raises(ProcessKilled):
