@@ -53,13 +53,18 @@ class WorkerProcess:
 
     def __init__(self, name: str, code: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         self._name = name
-        self._process = subprocess.Popen(  # noqa: S603 - a module of this package
-            [sys.executable, "-c", code, *arguments],
-            bufsize=_PIPE_BUFFER_BYTES,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **(environment or {})},
-        )
+        # The worker inherits it: a signal to the whole group must not end it before `serve` ignores signals.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - a module of this package
+                [sys.executable, "-c", code, *arguments],
+                bufsize=_PIPE_BUFFER_BYTES,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, **(environment or {})},
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def exchange(self, request: object) -> object:
         """Send a request and return its answer. Raises the worker's error, and `WorkerEndedError`."""

@@ -104,6 +104,19 @@ async def test_fewer_includes_change_the_shape(tmp_path: Path) -> None:
         check_equal(tmp_path / "lake", emulator)
 
 
+async def test_a_second_change_within_the_second_is_fetched(tmp_path: Path) -> None:
+    """With a list that shows no children, a file that changed again within the second of its fetch is fetched again."""
+    async with Emulator(20, seed=SEED) as emulator:
+        emulator.world.clock.set(emulator.world.clock.now())
+        key = emulator.world.edit(emulator.world.keys()[0], "add-upload")
+        await synced(emulator, tmp_path / "lake", includes=())
+        emulator.world.edit(key, "add-upload")
+        await synced(emulator, tmp_path / "lake", includes=())
+        uploads = next(true["detail"]["uploads"] for true in emulator.truth() if true["key"] == key)
+    with opened(tmp_path / "lake") as db:
+        assert len(db.execute("FROM uploads WHERE file_id = ?", [key]).fetchall()) == len(uploads)
+
+
 async def test_refused_runs_leave_the_lake(tmp_path: Path) -> None:
     """Another service or language, a lock, a refused token, a lost part and a service that is away end a run."""
     lake = tmp_path / "lake"

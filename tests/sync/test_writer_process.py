@@ -24,7 +24,7 @@ from pipeline.logs import format_traceback
 from pipeline.sync import batch_sink, batch_writer
 from pipeline.sync.batch_writer import BatchWriter
 from pipeline.sync.writer_process import WriteRequest
-from pipeline.worker_process import receive, send
+from pipeline.worker_process import WorkerProcess, receive, send
 from schemas.file_versions import FileVersion
 from schemas.tables import TABLES
 from tests.soaking import sample
@@ -106,6 +106,14 @@ async def test_a_bug_in_it_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             await synced(emulator, tmp_path / "lake")
     text = format_traceback(raised.value)
     assert re.search(r'pipeline/sync/writer_process\.py", line \d+, in write_batch\n', text)
+
+
+def test_a_signal_to_the_group_while_it_starts() -> None:
+    """A stop signal that reaches the writing process before it listens does not end it: the run decides."""
+    code = "import os; os.kill(os.getpid(), 15); from pipeline import worker_process as w; w.serve(lambda asked: asked)"
+    process = WorkerProcess("writer", code)
+    assert process.exchange("order") == "order"
+    process.close()
 
 
 def test_half_an_order_is_mixed_with_no_other(tmp_path: Path) -> None:
