@@ -1,4 +1,4 @@
-"""Whatever is committed, folded and rolled back, in any order: the views show what a dict of files would show."""
+"""Commits, compactions, publishes and rollbacks in any order: the lake shows what a dict of files would show."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import shutil
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import duckdb
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import Phase, note, settings
 from hypothesis import strategies as st
@@ -22,15 +23,16 @@ from pipeline.lake.models import RunRecord
 from pipeline.lake.snapshots import clear_pause, read_restorable, roll_back
 from pipeline.maintenance.compact import run_compaction as compact
 from pipeline.settings import Settings
+from schemas.tables import COMMIT_SEQ_COLUMN
 from tests.lake.lake_builder import AT, commit, counted
 from tests.lake.operations import compact_all, merge_all
+from tests.lake_copies import copy_lake
+from tests.made_once import make_once
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from collections.abc import Set as AbstractSet
+    from collections.abc import Callable, Iterator, Sequence
 
 KEYS: Final = st.integers(1, 12)
-COUNTS: Final = st.dictionaries(KEYS, st.integers(0, 3), max_size=6)
 
 
 @dataclass
@@ -42,8 +44,22 @@ class Truth:
     definitions: dict[int, int] = field(default_factory=dict)
 
 
+def publish_empty(folder: Path) -> Path:
+    """Publish a lake without files."""
+    with Lake(folder / "lake", doing="test") as lake:
+        lake.publish("run", at=AT, complete=True, watermark=AT)
+    return folder / "lake"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _empty(tmp_path_factory: pytest.TempPathFactory) -> None:
+    LakeOfRows.empty = make_once(tmp_path_factory, "empty-lake", publish_empty)
+
+
 class LakeOfRows(RuleBasedStateMachine):
-    """A lake fed with made-up rows, published after every step."""
+    """A lake of made-up rows. Parts are compared after every step, catalogs after every publish."""
+
+    empty: ClassVar[Path]
 
     @initialize()
     def begin(self) -> None:
@@ -52,14 +68,15 @@ class LakeOfRows(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         for name in ("_MIN_CHUNK_BYTES", "_MAX_CHUNK_BYTES"):
             self.patch.setattr(worker, name, 4_000)  # sorts a few files at a time
-        self.lake = Lake(self.folder / "lake", doing="test")
+        self.lake = Lake(copy_lake(self.empty, self.folder / "lake"), doing="test")
         self.lake.__enter__()
         self.settings = Settings(lake=self.folder / "lake", keep_snapshots=4, retention_hours=0)
         self.truth = Truth()
-        self.past: dict[int, Truth] = {}
+        self.past = {1: Truth()}
         self.stamp = 0
         self.seqs: list[int] = []
-        self.publish()
+        self.unpublished = 0
+        self.is_merged = False
 
     def teardown(self) -> None:
         """Nothing is left lying about."""
@@ -68,46 +85,15 @@ class LakeOfRows(RuleBasedStateMachine):
             self.lake.__exit__(None, None, None)
             shutil.rmtree(self.folder)
 
-    def publish(self) -> None:
-        """Show what is true now, and remember it."""
-        record = self.lake.publish("run", at=AT + self.stamp, complete=True, watermark=AT + self.stamp * 1_000_000)
-        self.past[record.snapshot] = copy.deepcopy(self.truth)
-
     @rule(
-        counts=COUNTS,
+        counts=st.dictionaries(KEYS, st.integers(0, 3), max_size=6),
         gone=st.sets(KEYS, max_size=3),
         workflow=st.none() | st.tuples(st.integers(1, 2), KEYS),
-        later=st.none() | COUNTS,
-        compacts=st.booleans(),
     )
-    def commit(
-        self,
-        counts: dict[int, int],
-        gone: set[int],
-        workflow: tuple[int, int] | None,
-        later: dict[int, int] | None,
-        compacts: bool,  # noqa: FBT001 - hypothesis passes names
-    ) -> None:
-        """Files come in with more or fewer children than before, others are found gone, a definition changes.
-
-        Sometimes two commits, and a compaction between, go into one publish.
-        """
-        if later is not None:
-            self.commit_files(later, publishes=False)
-            if compacts:
-                merge_all(self.lake, self.stamp)
-        self.commit_files(counts, gone - counts.keys(), workflow)
-
-    def commit_files(
-        self,
-        counts: dict[int, int],
-        gone: AbstractSet[int] = frozenset(),
-        workflow: tuple[int, int] | None = None,
-        *,
-        publishes: bool = True,
-    ) -> None:
-        """Commit and publish, in the lake and in the truth."""
+    def commit(self, counts: dict[int, int], gone: set[int], workflow: tuple[int, int] | None) -> None:
+        """Files come in with more or fewer children than before, others are found gone, a definition changes."""
         self.stamp += 1
+        gone = gone - counts.keys()
         children: dict[str, Sequence[dict[str, Any]]] = {
             "uploads": [
                 {"file_id": key, "id": place, "position": place, "image_name": f"{self.stamp}"}
@@ -126,60 +112,84 @@ class LakeOfRows(RuleBasedStateMachine):
         self.seqs.append(commit(self.lake, counts, children, gone=sorted(gone), stamp=self.stamp))
         assert self.seqs == sorted(set(self.seqs)), "a seq was used twice"
         self.truth.files |= counts
-        self.truth.gone = (self.truth.gone - counts.keys()) | set(gone)
+        self.truth.gone = (self.truth.gone - counts.keys()) | gone
         self.truth.files = {key: count for key, count in self.truth.files.items() if key not in gone}
-        if publishes:
-            self.publish()
+        self.unpublished += 1
+        self.is_merged = False
 
-    @rule(everything=st.booleans())
-    def compact(self, *, everything: bool) -> None:
-        """Parts are folded, and old snapshots and parts go."""
-        before = self.lake.ledger.next_snapshot()
-        (compact_all if everything else compact)(self.lake, self.settings)
-        if self.lake.ledger.next_snapshot() > before:
-            self.past[before] = copy.deepcopy(self.truth)
+    @precondition(lambda self: not self.is_merged)
+    @rule()
+    def merge(self) -> None:
+        """All rows are written into new parts."""
+        merge_all(self.lake, self.stamp)
+        self.is_merged = True
 
-    @precondition(lambda self: self.kept())
-    @rule(data=st.data())
-    def roll_back(self, data: st.DataObject) -> None:
-        """The lake goes back to a snapshot that is kept, and on from there."""
-        self.go_back_to(data.draw(st.sampled_from(self.kept())))
+    @precondition(lambda self: self.unpublished > 2)
+    @rule(compaction=st.sampled_from([None, compact, compact_all]))
+    def publish(self, compaction: Callable[[Lake, Settings], bool] | None) -> None:
+        """Readers see what is true now. Sometimes parts are merged before, and old snapshots and parts go."""
+        number = self.lake.next_snapshot
+        if compaction is None:
+            self.lake.publish("run", at=AT + self.stamp, complete=True, watermark=AT + self.stamp * 1_000_000)
+        else:
+            compaction(self.lake, self.settings)
+        self.past[number] = copy.deepcopy(self.truth)
+        self.compare_catalogs()
 
-    def go_back_to(self, number: int) -> None:
-        """Go back to a snapshot."""
+    @precondition(lambda self: self.unpublished > 2)
+    @rule(data=st.data(), change=st.none() | st.tuples(KEYS, st.integers(0, 3)))
+    def go_back(self, data: st.DataObject, change: tuple[int, int] | None) -> None:
+        """The lake goes back to a kept snapshot. A file that has changed since counts again as it was, and only so."""
+        number = data.draw(st.sampled_from(self.kept()))
+        if change is not None:
+            key, count = change
+            self.commit({key: count}, set(), None)
+            self.publish(None)
+            number = self.kept()[-1]
+            self.commit({key: count + 1}, set(), None)
         run_id = f"20261121T000000Z-f{self.lake.ledger.next_snapshot():05x}"
         record = roll_back(self.lake, read_restorable(self.lake, number), run=RunRecord(run_id, "rollback", "0", AT))
-        assert record.watermark == self.watermark_of(number)
+        (target,) = self.lake.ledger.query("SELECT watermark FROM snapshot WHERE snapshot = ?", (number,))
+        assert record.watermark == target["watermark"]
         assert self.lake.ledger.coverage() == ((None, (record.watermark or 0) // 1_000_000),)
         clear_pause(self.lake.ledger)
         self.truth = copy.deepcopy(self.past[number])
         self.past[record.snapshot] = copy.deepcopy(self.truth)
-
-    @rule(key=KEYS, before=st.integers(0, 3))
-    def change_and_go_back(self, key: int, before: int) -> None:
-        """A file changes twice and the lake goes back between: what counts no more must count again, and only that."""
-        for count in (before, before + 1):
-            self.commit_files({key: count})
-        self.go_back_to(self.kept()[-2])
+        self.compare_catalogs()
 
     def kept(self) -> list[int]:
         """The snapshots that are kept."""
         return sorted(int(path.stem) for path in (self.folder / "lake" / "snapshots").glob("*.duckdb"))
 
-    def watermark_of(self, number: int) -> int | None:
-        """What a snapshot promises."""
-        rows = self.lake.ledger.query("SELECT watermark FROM snapshot WHERE snapshot = ?", (number,))
-        return None if rows[0]["watermark"] is None else int(rows[0]["watermark"])
+    def compare_catalogs(self) -> None:
+        """The catalog, and the oldest kept snapshot, show what was true when they were published."""
+        self.unpublished, self.is_merged = 0, False
+        _compare(self.folder / "lake" / "catalog.duckdb", self.truth)
+        oldest = self.kept()[0]
+        note(f"snapshot {oldest}")
+        _compare(self.folder / "lake" / "snapshots" / f"{oldest:06d}.duckdb", self.past[oldest])
 
     @invariant()
-    def views_show_the_truth(self) -> None:
-        """The catalog, and every kept snapshot, shows what was true when it was published; nothing else is on disk."""
+    def parts_have_the_truth(self) -> None:
+        """The rows of the parts that are not superseded, and the versions of the ledger, are those of the truth."""
         if not hasattr(self, "lake"):
             return
-        _compare(self.folder / "lake" / "catalog.duckdb", self.truth)
-        for number in self.kept()[:1]:
-            note(f"snapshot {number}")
-            _compare(self.folder / "lake" / "snapshots" / f"{number:06d}.duckdb", self.past[number])
+        superseded = {
+            tuple(row) for row in self.lake.ledger.query("SELECT file_id, commit_seq FROM superseded_version")
+        }
+
+        def read(table: str, column: str) -> Iterator[tuple[int, Any]]:
+            for part in self.lake.ledger.parts():
+                if part.table_name == table:
+                    columns = ["file_id", COMMIT_SEQ_COLUMN, column]
+                    for row in pq.read_table(self.lake.layout.part_path(part.name), columns=columns).to_pylist():
+                        if (row["file_id"], row[COMMIT_SEQ_COLUMN]) not in superseded:
+                            yield row["file_id"], row[column]
+
+        uploads = ((key, place) for key, count in self.truth.files.items() for place in range(count))
+        assert counted(read("files", "snap_count")) == counted(self.truth.files.items())
+        assert counted(read("uploads", "id")) == counted(uploads)
+        assert sorted(key for key, _ in read("deleted_files", "evidence")) == sorted(self.truth.gone)
         states = self.lake.ledger.file_versions(range(1, 13))
         assert {key for key, state in states.items() if not state.deleted} == self.truth.files.keys()
         assert {key for key, state in states.items() if state.deleted} == self.truth.gone
@@ -202,8 +212,8 @@ def _compare(path: Path, truth: Truth) -> None:
 
 
 LakeOfRows.TestCase.settings = settings(
-    max_examples=int(os.environ.get("SOAK_EXAMPLES", "3")),
-    stateful_step_count=10,
+    max_examples=int(os.environ.get("SOAK_EXAMPLES", "25")),
+    stateful_step_count=12,
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # a failure is told as it was met: shrinking takes minutes
 )
