@@ -1,39 +1,40 @@
-"""Whatever fails and wherever it dies: readers see old or new, whole, and the next run heals the rest."""
+"""Whatever fails and wherever a process dies: readers see old or new, whole, and the next run repairs the rest."""
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import random
 from contextlib import contextmanager
+from itertools import count, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
 
+import duckdb
 import pytest
 
-from pipeline.emulator import Emulator
-from pipeline.errors import ExitCode, StorageError
-from pipeline.lake.integrity import find_unknown_files
+from pipeline.errors import StorageError
+from pipeline.lake.integrity import check_parts_exist, find_unknown_files
 from pipeline.lake.lake import Lake
-from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger import Ledger
 from pipeline.settings import Settings
-from tests.forkserver import run_command
 from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import compact_all
-from tests.oracle import differences
-from tests.sync.sync_harness import SEED, opened, synced
+from tests.soaking import SOAKING, draw_seed
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
-FILES = 6
-EVERY = 1 if os.environ.get("SOAK_EXAMPLES") else 15
-"""A run of the suite strikes one operation in so many, another one each time; `make soak` strikes every one."""
-SYSCALLS = {"write_bytes", "fsync", "chmod", "rename", "unlink", "copyfile", "transaction"}
+_FAILURES: Final[dict[str, tuple[int | None, bool]]] = {
+    "full": (errno.ENOSPC, False),
+    "broken": (errno.EIO, False),
+    "killed before": (None, False),
+    "killed after": (None, True),
+}
+"""The error of the system, or none when the process is killed, and whether the operation is done before."""
+_SYSCALLS: Final = {"fsync", "chmod", "rename", "unlink", "copyfile", "transaction"}
 
 
 def litter(lake: Path) -> list[str]:
@@ -45,93 +46,111 @@ def litter(lake: Path) -> list[str]:
     return [*found, *sorted(on_disk ^ named)]
 
 
-def first_struck() -> int:
-    """Where this run begins, less a step."""
-    at = random.randrange(EVERY)  # the seed of a failure is the place it names
-    print(f"struck: every {EVERY}th from {at + 1}")
-    return at + 1 - EVERY
+def commit_changes(lake: Lake, number: int) -> None:
+    """Commit a file with so many uploads, and the deletion of another."""
+    uploads = [{"file_id": 11, "position": place} for place in range(number)]
+    commit(lake, {11: number}, {"uploads": uploads}, gone=[12])
 
 
-def unlike(lake: Path, world: Sequence[dict[str, Any]]) -> list[str]:
-    """Where the published catalog differs from a world; definitions belong to no file, and outlive the last one."""
-    with opened(lake) as db:
-        found = differences(db, world)
-    return [line for line in found if not line.startswith(("workflows", "workflow_steps", "workflow_definition"))]
+def publish_or_compact(lake: Lake, work: str) -> None:
+    """Publish the newest commits, or compact the lake and let all go that no snapshot needs."""
+    if work == "publish":
+        lake.publish("", at=AT, complete=True, watermark=None)
+    else:
+        compact_all(lake, Settings(lake=lake.layout.root, keep_snapshots=1, retention_hours=0))
 
 
-def shown(lake: Path, *worlds: Sequence[dict[str, Any]]) -> list[bool]:
-    """Which of these worlds the published catalog shows, whole."""
-    return [not unlike(lake, world) for world in worlds]
+def strike(lake: Path, disk: Disk, work: Callable[[Lake], None]) -> list[str]:
+    """Open a lake and do something on a disk that fails; return the messages."""
+    with failing(disk):
+        try:
+            with Lake(lake, doing="test") as held:
+                work(held)
+        except ProcessKilled:
+            assert disk.error is None
+        except StorageError as error:
+            assert disk.error is not None
+            return [error.message]
+    return []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("error", "late"), [(errno.ENOSPC, False), (errno.EIO, False), (None, False), (None, True)],
-    ids=["full", "broken", "killed-before", "killed-after"],
-)  # fmt: skip
-async def test_every_file_operation_of_a_sync(tmp_path: Path, error: int | None, late: bool) -> None:  # noqa: FBT001
-    """At every file operation of a commit and its publish: old or new whole, exit 7 in one line, healed afterwards."""
-    lake, seen, messages = tmp_path / "lake", set(), list[str]()
-    at = first_struck()
-    async with Emulator(FILES, seed=SEED) as emulator:
-        await synced(emulator, lake)
-        worlds = [list(emulator.truth())]  # from the one that readers saw last
-        while True:
-            at += EVERY
-            emulator.world.update(emulator.world.pick_random(1))
-            worlds.append(list(emulator.truth()))
-            with failing(Disk(at, error, late)) as disk:
-                try:
-                    await synced(emulator, lake, keep_snapshots=1, retention_hours=0)
-                except ProcessKilled:
-                    assert error is None
-                except StorageError as told:
-                    messages.append(told.message)
-            seen |= set(disk.done)
-            found = next((place for place, world in enumerate(worlds) if not unlike(lake, world)), None)
-            assert found is not None, f"torn, or older than before, at {at}: {disk.done[-1]}"
-            del worlds[:found]
-            if not disk.struck:
-                break
-            if disk.done.count("rename") == 0 or at % 3 == 0:  # the next failing run heals what this one left
-                await synced(emulator, lake)
-                assert unlike(lake, worlds[-1]) == [], f"not healed after {at}: {disk.done[at - 1]}"
-                assert litter(lake) == []
-    assert at > 40
-    assert seen >= SYSCALLS
-    assert bool(messages) is (error is not None)
+def read_uploads(lake: Path) -> int:
+    """Return how many uploads the file has in the published catalog, told by both tables."""
+    with duckdb.connect(str(lake / "catalog.duckdb"), read_only=True) as db:
+        (told,) = db.execute("SELECT snap_count FROM files WHERE file_id = 11").fetchall()
+        (counted,) = db.execute("SELECT count(*) FROM uploads WHERE file_id = 11").fetchall()
+    assert told == counted, "torn"
+    return int(told[0])
+
+
+@pytest.mark.parametrize("failure", _FAILURES)
+def test_every_file_operation_of_a_commit(lake: Path, failure: str) -> None:
+    """A commit that fails at any operation is whole or not there; an error is one line, and nothing is left over."""
+    messages = list[str]()
+    for at in count(1):
+        with Lake(lake, doing="look") as held:
+            seq = held.ledger.next_commit_seq()
+        disk = Disk(at, *_FAILURES[failure])
+        messages += strike(lake, disk, lambda held: commit_changes(held, 1))
+        assert litter(lake) == [], disk.done[-1]
+        with Lake(lake, doing="look") as held:
+            check_parts_exist(held.layout, held.ledger.parts())
+            tables = {part.table_name for part in held.ledger.parts() if part.first_commit_seq == seq}
+            is_committed = held.ledger.file_versions([11])[11].commit_seq == seq
+        assert tables == ({"files", "uploads", "deleted_files", "raw"} if is_committed else set()), disk.done[-1]
+        if not disk.struck:
+            break
+    assert is_committed
+    assert at > 15
+    assert "write_bytes" in disk.done
+    assert bool(messages) is (disk.error is not None)
     assert not any("\n" in message for message in messages)
+
+
+@pytest.mark.parametrize("work", ["publish", "compaction"])
+def test_file_operations_of_a_publish(lake: Path, work: str) -> None:
+    """At an operation of each kind of a publish or a compaction: old or new whole, and repaired by the next run."""
+    with Lake(lake, doing="test") as held:
+        commit(held, dict.fromkeys(range(20, 60), 0))  # later publishes update a copy of this catalog
+        publish_or_compact(held, "publish")
+        commit_changes(held, 1)
+        if work == "compaction":
+            publish_or_compact(held, "publish")
+    every = Disk(0, None)
+    assert strike(lake, every, lambda held: publish_or_compact(held, work)) == []
+    assert set(every.done) >= _SYSCALLS
+    for number, (at, failure) in enumerate(_choose_strikes(every.done), 2):
+        former = read_uploads(lake)
+        with Lake(lake, doing="test") as held:
+            commit_changes(held, number)
+            if work == "compaction":
+                publish_or_compact(held, "publish")
+                former = number
+        disk = Disk(at, *_FAILURES[failure])
+        strike(lake, disk, lambda held: publish_or_compact(held, work))
+        place = f"{failure} at {at}: {disk.done[-1]}"
+        assert read_uploads(lake) in {former, number}, place
+        if number % 3 == 0:  # the next failing run repairs what this one left
+            with Lake(lake, doing="test") as held:
+                publish_or_compact(held, work)
+            assert read_uploads(lake) == number, place
+            assert litter(lake) == [], place
     assert litter(lake) == []
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, None], ids=["full", "killed"])
-async def test_every_file_operation_of_a_compaction(tmp_path: Path, error: int | None) -> None:
-    """At every file operation of a compaction readers go on, nothing is lost, and the next one finishes it."""
-    lake, at = tmp_path / "lake", first_struck()
-    async with Emulator(FILES, seed=SEED) as emulator:
-        await synced(emulator, lake)
-        while True:
-            at += 2 * EVERY  # most of them are the same for each table
-            emulator.world.update(emulator.world.pick_random(1))
-            await synced(emulator, lake, keep_snapshots=1, retention_hours=0)
-            with failing(Disk(at, error)) as disk:
-                try:
-                    with Lake(lake, doing="compaction") as held:
-                        compact_all(held, Settings(lake=lake, keep_snapshots=1, retention_hours=0))
-                except ProcessKilled:
-                    assert error is None
-                except StorageError:
-                    assert error is not None
-            assert shown(lake, list(emulator.truth())) == [True], f"torn at {at}: {disk.done[-1]}"
-            if not disk.struck:
-                break
-    assert at > 40
-    assert litter(lake) == []
+def _choose_strikes(done: list[str]) -> list[tuple[int, str]]:
+    """Return operations and failures: an operation of each kind, with the failures in turn; in a soak all."""
+    if SOAKING:
+        return list(product(range(1, len(done) + 1), _FAILURES))
+    rng = random.Random(draw_seed(__name__))
+    kinds = sorted(set(done))
+    chosen = [rng.choice([at for at, name in enumerate(done, 1) if name == kind]) for kind in kinds]
+    return [(at, list(_FAILURES)[number % len(_FAILURES)]) for number, at in enumerate(chosen)]
 
 
-async def test_data_before_index_before_pointer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_before_index_before_pointer(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file is on disk before it gets its name, and the name before the ledger or a catalog mentions it."""
-    lake, on_disk, unnamed, log = tmp_path / "lake", set[str](), set[str](), list[str]()
+    on_disk, unnamed, log = set[str](), set[str](), list[str]()
     real_sync, real_rename, real_transaction = os.fsync, Path.rename, Ledger.transaction
 
     def sync(handle: int) -> None:
@@ -152,97 +171,25 @@ async def test_data_before_index_before_pointer(tmp_path: Path, monkeypatch: pyt
         with real_transaction(ledger) as db:
             yield db
 
-    async with Emulator(FILES, seed=SEED) as emulator:
-        await synced(emulator, lake)
-        emulator.world.update(emulator.world.pick_random(2))
+    with Lake(lake, doing="test") as held:
         monkeypatch.setattr(os, "fsync", sync)
         monkeypatch.setattr(Path, "rename", rename)
         monkeypatch.setattr(Ledger, "transaction", transaction)
-        await synced(emulator, lake)
+        commit_changes(held, 2)
+        publish_or_compact(held, "publish")
     assert "catalog.duckdb" in log
     assert len(log) > 5
 
 
-async def limited(name: str, limit: int, *arguments: str, emulator: Emulator) -> tuple[int, str]:
-    """Run the command under a limit of the system: its exit code, and what it told on standard error."""
-    env = {**os.environ, "SCANLAKE_BASE_URL": emulator.base_url, "SCANLAKE_TOKEN": emulator.token}
-    ended = await asyncio.to_thread(run_command, arguments, cwd=Path.cwd(), env=env, limits={name: limit})
-    return ended.code, ended.err.decode()
-
-
-@pytest.mark.parametrize("limit", [2_000, 60_000, 400_000, 1_200_000], ids=lambda limit: f"{limit // 1000}k")
-async def test_a_disk_that_is_really_full(tmp_path: Path, limit: int) -> None:
-    """When the system itself refuses to write: exit 7 with one line, the old snapshot whole, and no litter."""
-    lake = tmp_path / "lake"
-    async with Emulator(40, seed=SEED) as emulator:
-        await synced(emulator, lake)
-        before = list(emulator.truth())
-        emulator.world.update(emulator.world.pick_random(30))
-        emulator.world.create(260)
-        code, err = await limited("RLIMIT_FSIZE", limit, "sync", "--lake", str(lake), emulator=emulator)
-        told = [line for line in err.splitlines() if line.startswith("scanlake: ")]
-        assert code == ExitCode.STORAGE, err
-        assert len(told) == 1
-        assert "Free disk space" in told[0]
-        assert "Traceback" not in err
-        assert shown(lake, before) == [True]
-        assert not [path for path in lake.rglob("*") if path.name.endswith(".tmp")]
-        await synced(emulator, lake)
-        assert shown(lake, list(emulator.truth())) == [True]
-    assert litter(lake) == []
-    assert LakeLayout(lake).ledger.exists()
-
-
-async def test_too_few_files_may_be_open(tmp_path: Path) -> None:
-    """With 64 open files a sync gets by; with fewer, or for many parts, exit 7 names the limit; nothing is half."""
-    lake = tmp_path / "lake"
-    sync = ("sync", "--lake", str(lake))
-    async with Emulator(40, seed=SEED) as emulator:
-        code, err = await limited("RLIMIT_NOFILE", 64, *sync, emulator=emulator)
-        assert code == ExitCode.OK, err
-        # How many a run needs depends on the machine: on its speed, for one, and so on the connections at once.
-        ends = []
-        for limit in (32, 20, 14):
-            emulator.world.update(emulator.world.pick_random(20))
-            before = list(emulator.truth())
-            ends.append(await short_of_files(limit, *sync, emulator=emulator))
-            assert litter(lake) == []
-            await synced(emulator, lake)
-            assert shown(lake, before) == [True]
-        assert ExitCode.STORAGE in ends
-        with Lake(lake, doing="test") as held:
-            for number in range(120):
-                commit(held, {number % 60: 0})
-            held.publish("", at=AT, complete=True, watermark=None)
-        question = ("query", "SELECT count(*), max(scan_code) FROM files", "--lake", str(lake))
-        assert await short_of_files(12, *question, emulator=emulator) == ExitCode.OK, "a query opens few files"
-        rebuild = ("rebuild", "--small-parts", "--lake", str(lake))
-        ends = [await short_of_files(limit, *rebuild, emulator=emulator) for limit in (40, 20)]
-        assert ExitCode.STORAGE in ends
-    assert litter(lake) == []
-
-
-async def short_of_files(limit: int, *arguments: str, emulator: Emulator) -> int:
-    """Run the command with so many open files: it gets by, or says with exit 7 what to raise; its exit code."""
-    code, err = await limited("RLIMIT_NOFILE", limit, *arguments, emulator=emulator)
-    assert code in {ExitCode.OK, ExitCode.STORAGE}, err
-    if code == ExitCode.STORAGE:
-        (told,) = [line for line in err.splitlines() if line.startswith("scanlake: ")]
-        assert "ulimit -n" in told
-    return ExitCode(code)
-
-
-def test_a_quota_and_a_name_too_long(tmp_path: Path) -> None:
+def test_a_quota_and_a_name_too_long(lake: Path) -> None:
     """A quota that is reached, and a path that is too long, are one line that says what to do."""
-    lake = tmp_path / "lake"
-    with Lake(lake, doing="test") as held:
-        commit(held, {1: 0})
-        held.publish("", at=AT, complete=True, watermark=None)
-        for at in (1, 3, 5):
-            with failing(Disk(at, errno.EDQUOT)), pytest.raises(StorageError, match="quota exceeded") as told:
-                commit(held, {2: 0})
-            assert "Free disk space" in told.value.hint
-    assert litter(lake) == []
+    with (
+        Lake(lake, doing="test") as held,
+        failing(Disk(1, errno.EDQUOT)),
+        pytest.raises(StorageError, match="quota exceeded") as told,
+    ):
+        commit(held, {2: 0})
+    assert "Free disk space" in told.value.hint
     for name in ("y" * 256, "/".join(["y" * 200] * 25)):
         with pytest.raises(StorageError, match=r"/y{60}\.\.\.: File name too long\.$") as told:
             Lake(lake / name, doing="test").__enter__()
