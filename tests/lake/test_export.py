@@ -26,19 +26,8 @@ from tests.made_once import make_once
 
 FORMULAS: Final = ("=1+1", "+1", "-1", "@SUM(A1)", "\tx", "\rx")
 TEXTS: Final = (
-    *FORMULAS,
-    "plain",
-    "a=1",
-    "",
-    None,
-    "'=1",
-    "größe 🙂",
-    "<b>&",
-    'quo"te',
-    "two\nlines",
-    "\x00\x1b[31m",
-    "<r>x</r>",
-    "<r>x",
+    *(*FORMULAS, "plain", "a=1", "", None, "'=1", "größe 🙂", "<b>&", 'quo"te', "two\nlines", "\x00\x1b[31m"),
+    *("<r>x</r>", "<r>x"),
 )
 FEW: Final = ("--tables", "files,uploads")
 NS: Final = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
@@ -125,7 +114,9 @@ def test_a_workbook(lake: Path, tmp_path: Path) -> None:
     heading, *cells = read_cells(uploads)
     rows = [{heading[column][1]: cell for column, cell in row.items()} for row in cells]
     texts = [row.get("comment") for row in rows]
-    assert texts == [("inlineStr", text) if text is not None else None for text in TEXTS]
+    # A space keeps XlsxWriter from taking a text for its own XML.
+    expected = ["<r>x</r> " if text == "<r>x</r>" else text for text in TEXTS]
+    assert texts == [("inlineStr", text) if text is not None else None for text in expected]
     assert {row["file_id"] for row in rows} == {("inlineStr", str(2**53 + 1))}
     assert [row["id"] for row in rows] == [(None, str(place)) for place in range(len(TEXTS))]
 
