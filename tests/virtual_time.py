@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import selectors
 import sys
@@ -73,7 +74,7 @@ class _Jump(selectors.SelectSelector):
             if not ready:
                 raise RuntimeError("all tasks wait for ever")
             return ready
-        self.now += max(timeout, 0.0)
+        self.now = max(self.now + timeout, math.nextafter(self.now, math.inf))  # also after a thousand years
         return []
 
 
