@@ -24,8 +24,8 @@ class PublisherStopped(BaseException):
 class StoppingStore(CloudStore):
     """A store that counts writes, and stops the publisher at the write number `stop_at` and later.
 
-    With `after` the write number `stop_at` happens, and those that run side by side with it. `written` has the paths of
-    the objects that were written.
+    With `after` the write number `stop_at` happens, and those that run side by side with it. `written` has the path of
+    each write in its order, also of a deletion and of a write that was refused.
     """
 
     def __init__(self, backend: MemoryStore | None = None, *, stop_at: int = 0, after: bool = False) -> None:
@@ -39,9 +39,9 @@ class StoppingStore(CloudStore):
     def delete(self, paths: Iterable[str]) -> None:
         """Delete one object at a time: a stop may come between two."""
         for path in paths:
-            self._count(after=False)
+            self._count(path, after=False)
             super().delete([path])
-            self._count(after=True)
+            self._count(path, after=True)
 
     def fork(self, *, stop_at: int = 0, after: bool = False) -> StoppingStore:
         """Return a store with the same objects."""
@@ -53,15 +53,16 @@ class StoppingStore(CloudStore):
         return StoppingStore(backend, stop_at=stop_at, after=after)
 
     def _put(self, path: str, *arguments: Any, **options: Any) -> Any:
-        self._count(after=False)
+        self._count(path, after=False)
         result = super()._put(path, *arguments, **options)
-        self.written.append(path)
-        self._count(after=True)
+        self._count(path, after=True)
         return result
 
-    def _count(self, *, after: bool) -> None:
+    def _count(self, path: str, *, after: bool) -> None:
         with self._lock:
-            self.writes += not after
+            if not after:
+                self.writes += 1
+                self.written.append(path)
             is_dead = 0 < self._stop_at <= self.writes
         if is_dead and after == self._after:
             raise PublisherStopped

@@ -61,7 +61,7 @@ def test_a_stop_at_any_write_heals(history: History, tmp_path: Path) -> None:
     new = shown(whole, tmp_path / "new")
     assert former != new
     objects = {item.path for item in whole.list()}
-    assert whole.writes > len(whole.written) > 7
+    assert set(whole.written) - objects, "the purge deletes some"
     seen = set()
     for place, number in enumerate(choose_stops(whole, LATEST)):
         stopped = base.fork(stop_at=number, after=place % 2 == 1)
