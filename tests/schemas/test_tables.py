@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 import pyarrow as pa
-import pytest
 
 from schemas import tables
 from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, RAW, TABLES, Table
@@ -51,7 +50,7 @@ WITHOUT_COLUMN: Final = {
     ("workflow_run_steps", "entity_ids"): "rows of workflow_run_step_items",
     ("workflow_definitions", "steps"): "rows of workflow_definition_steps",
 }
-EVERY: Final = pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
+each_table: Final = every("table", TABLES)
 
 
 @every(("name", "keys"), FIELDS.items())
@@ -71,7 +70,7 @@ def test_no_column_is_invented() -> None:
         assert {column.wire_key for column in BY_NAME[name].from_wire} - derived <= set(keys.split())
 
 
-@EVERY
+@each_table
 def test_every_table_and_column_says_what_it_is(table: Table) -> None:
     """Every table and column has a comment and a plain, unique name."""
     names = [column.name for column in table.columns]
@@ -80,7 +79,7 @@ def test_every_table_and_column_says_what_it_is(table: Table) -> None:
     assert all(line.strip().endswith(".") for line in [table.comment, *(column.comment for column in table.columns)])
 
 
-@EVERY
+@each_table
 def test_keys_and_parents_exist(table: Table) -> None:
     """Keys are columns; a parent is a table that stands before its children."""
     assert table.key
@@ -89,18 +88,12 @@ def test_keys_and_parents_exist(table: Table) -> None:
     assert table.parent in ["", *before]
 
 
-@EVERY
+@each_table
 def test_every_row_says_when_and_by_whom(table: Table) -> None:
     """Every row has the moment and the run of its fetch, and the seq of its version; a child has its file."""
     assert {"_fetched_at", "_run_id", COMMIT_SEQ_COLUMN} <= set(table.arrow.names)
     assert ("file_id" in table.arrow.names) == table.is_per_file
     assert table in {tables.DELETED_FILES, tables.MISFITS} or "extra" in table.arrow.names
-
-
-@EVERY
-def test_types_are_those_every_reader_knows(table: Table) -> None:
-    """Columns are 64-bit integers, doubles, booleans, text, or microseconds without a zone."""
-    assert set(table.arrow.types) <= {pa.int64(), pa.float64(), pa.bool_(), pa.string(), pa.timestamp("us")}
 
 
 KEYWORDS: Final = frozenset(
@@ -110,13 +103,14 @@ KEYWORDS: Final = frozenset(
 )
 
 
-@EVERY
-def test_no_column_is_a_keyword(table: Table) -> None:
-    """A column can be named in SQL without quotes, in any engine."""
+@each_table
+def test_every_reader_knows_names_and_types(table: Table) -> None:
+    """No column is a keyword; types are 64-bit integers, doubles, booleans, text, or microseconds without a zone."""
     assert not KEYWORDS & {column.name for column in table.columns}
+    assert set(table.arrow.types) <= {pa.int64(), pa.float64(), pa.bool_(), pa.string(), pa.timestamp("us")}
 
 
-@EVERY
+@each_table
 def test_what_cannot_be_missing_is_declared_so(table: Table) -> None:
     """File, position, time of fetch, run and commit are in every row: the parts say that they are not NULL."""
     sure = {"file_id", "position", "_fetched_at", "_run_id", COMMIT_SEQ_COLUMN}
