@@ -71,7 +71,7 @@ async def test_a_world_that_changes(seed: int, seconds: float) -> None:
 @pytest.mark.parametrize("profile", ["sparse", "contrary", "hostile", "instances"])
 async def test_a_world_that_changes_and_tells_little(profile: str) -> None:
     """The same for services that answer differently wherever the interface is undefined."""
-    emulator = ChangingEmulator(FILES, seed=3, quirks=make_quirks(profile))
+    emulator = ChangingEmulator(100, seed=3, quirks=make_quirks(profile))
     await crawl_twice(emulator, pace=0.3, seconds=0.5, header=profile == "contrary")
 
 
