@@ -109,7 +109,8 @@ def open_browse(lake: Path) -> Iterator[Visitor]:
         yield _visit(address)
     finally:
         loop.call_soon_threadsafe(task.cancel)
-        thread.join()
+        thread.join(60)
+        assert not thread.is_alive(), "a page keeps the server from its end"
 
 
 @asynccontextmanager

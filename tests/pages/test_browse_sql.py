@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from contextlib import AsyncExitStack, ExitStack, contextmanager
+from itertools import count
 from typing import IO, TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
@@ -119,10 +120,11 @@ async def test_a_csv_that_would_be_cut_is_refused(small_lake: Path) -> None:
 
 def test_a_csv_download_holds_up_no_page(small_lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While results are written, pages are served; too many at once are refused with the time to try again."""
-    written = threading.Event()
+    written, begun = threading.Event(), count(1)
 
     async def write(context: CommandContext, sql: str, file: IO[bytes], **limits: Any) -> None:  # noqa: ARG001
-        await asyncio.to_thread(written.wait)
+        if next(begun) <= 3:
+            await asyncio.to_thread(written.wait)
         file.write(b"done")
 
     monkeypatch.setattr("pipeline.commands.serve.write_query_csv", write)
@@ -209,6 +211,10 @@ def test_a_page_that_reads_for_long(small_lake: Path, monkeypatch: pytest.Monkey
         while "An earlier query cannot be stopped" in (text := visitor.get("/browse/table/files")[2]):
             pass
         assert "Rows 1 to 3 of 3" in text
+        go_on.clear()
+        with visitor.sent_request("/browse/sql"):
+            pass  # the server ends, although this page has not ended
+    go_on.set()
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
