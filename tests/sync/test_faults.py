@@ -64,6 +64,7 @@ async def test_a_silent_or_dripping_answer_holds_nobody_up(tmp_path: Path, kind:
         check_equal(tmp_path / "lake", emulator)
 
 
+@pytest.mark.soak
 async def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
     """An answer that unpacks to a thousand times its size is a fault like others, and is asked for again."""
     async with Emulator(40, seed=SEED) as emulator:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("published")
 ROOT: Final = __file__.rpartition("/tests/")[0]
-SOME: Final = 3  # steps of the many; `make soak` takes all
+SOME: Final = 2  # steps of the many; `make soak` takes all
 
 
 async def died(emulator: Emulator, lake: Path, when: str, min_files: int, *steps: int) -> dict[int, str]:
