@@ -19,7 +19,7 @@ from pipeline.lake.lake import Lake
 from pipeline.lake.ledger import Ledger
 from tests.lake.lake_builder import AT, commit
 from tests.lake.test_folders import describe
-from tests.soaking import sample
+from tests.soaking import SOAKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -126,6 +126,8 @@ _DAMAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
     "lost view": (_execute("DROP VIEW damage_by_month"), "damage_by_month is missing"),
 }
 """What happens to a catalog, and what `repair` says."""
+_TELLING: Final = ("header", "older rows", "missing", "wrong update", "lost view")
+"""One of each way to find it. Other tests have a file of SQLite and a flipped bit of rows."""
 
 
 def _repair(lake: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[object, list[str]]:
@@ -159,7 +161,7 @@ def _assert_found_and_repaired(
     assert (code, len(lines)) == (0, 1)
 
 
-@pytest.mark.parametrize("damage", sample(_DAMAGES, 7))
+@pytest.mark.parametrize("damage", _DAMAGES if SOAKING else _TELLING)
 def test_damage_is_found_and_repaired(
     lakes: Path, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -160,7 +160,7 @@ def test_the_worker_tells_damage_from_a_full_disk(tmp_path: Path) -> None:
     folder.mkdir()
     with pytest.raises(LakeCorruptedError, match=r"missing\.parquet"), open_worker_connection(tmp_path / "spill") as db:
         db.execute(f"FROM read_parquet('{folder}/missing.parquet')").fetchall()
-    query = "SELECT range AS a, repeat(range::VARCHAR, 40) AS b FROM range(4000000) ORDER BY b DESC"
+    query = "SELECT range AS a, repeat(range::VARCHAR, 40) AS b FROM range(1000000) ORDER BY b DESC"
     with pytest.raises(StorageError), open_worker_connection(tmp_path / "spill") as db, file_size_limit(1_000_000):
         db.execute(f"SET memory_limit = '40MB'; CREATE TABLE t AS {query}")
 

@@ -20,7 +20,7 @@ from tests.lake.corruption import checked
 from tests.lake.lake_builder import AT, commit
 from tests.lake.publish_killer import WORK
 from tests.lake.test_crash import litter
-from tests.soaking import SOAKING, draw_seed
+from tests.soaking import SOAKING, draw_seed, sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -84,12 +84,12 @@ def _read(catalog: Path, names: tuple[str, ...] = _NAMES) -> dict[str, Counter[s
 
 
 def _choose_steps(names: list[str], *, after: str) -> list[int]:
-    """Return the numbers of the steps after one; one of all steps where it is not; in a soak all steps."""
+    """Return three steps after one, or one of all steps where it is not; in a soak all steps."""
     steps = range(1, len(names) + 1)
     if SOAKING:
         return list(steps)
     if after in names:
-        return list(steps[names.index(after) + 1 :])
+        return sample(steps[names.index(after) + 1 :], 3)
     seed = draw_seed(__name__)
     return [random.Random(seed).choice(steps)]
 

