@@ -243,7 +243,7 @@ _NAMES: Final = ("*", "ledger.sqlite", "catalog.duckdb", "ledger.sqlite catalog.
 
 @pytest.mark.parametrize(
     ("names", "compacted", "check_first"),
-    sample([(names, *how) for how in ((True, False), (False, False), (True, True)) for names in _NAMES], 3),
+    sample([(names, *how) for how in ((True, False), (False, False), (True, True)) for names in _NAMES], 2),
 )
 async def test_yesterdays_files_over_todays(
     tmp_path: Path,

@@ -84,12 +84,12 @@ def _read(catalog: Path, names: tuple[str, ...] = _NAMES) -> dict[str, Counter[s
 
 
 def _choose_steps(names: list[str], *, after: str) -> list[int]:
-    """Return three steps after one, or one of all steps where it is not; in a soak all steps."""
+    """Return two steps after one, or one of all steps where it is not; in a soak all steps."""
     steps = range(1, len(names) + 1)
     if SOAKING:
         return list(steps)
     if after in names:
-        return sample(steps[names.index(after) + 1 :], 3)
+        return sample(steps[names.index(after) + 1 :], 2)
     seed = draw_seed(__name__)
     return [random.Random(seed).choice(steps)]
 

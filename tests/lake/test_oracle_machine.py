@@ -213,7 +213,7 @@ def _compare(path: Path, truth: Truth) -> None:
 
 LakeOfRows.TestCase.settings = settings(
     max_examples=int(os.environ.get("SOAK_EXAMPLES", "25")),
-    stateful_step_count=12,
+    stateful_step_count=10,
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # a failure is told as it was met: shrinking takes minutes
 )

@@ -112,6 +112,7 @@ async def test_a_sync_with_one_version_kept(tmp_path: Path) -> None:
             assert db.execute("SELECT count(*), count(DISTINCT file_id) FROM file_history").fetchall() == [(25, 25)]
 
 
+@pytest.mark.soak
 def test_sorting_goes_a_range_of_files_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Folding wide rows with less memory than they take at once succeeds, and the base is sorted by file."""
     monkeypatch.setattr(worker, "MEMORY_LIMIT", "40MB")
