@@ -46,6 +46,7 @@ def publish(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, rebuild: b
         with write_read_only(path) as temp, translate_duckdb_errors(str(path)):
             build_views(temp, layout, ledger, spec)
         write_catalog(layout, ledger, spec, rebuild=rebuild)
+    shutil.rmtree(layout.spill_dir, ignore_errors=True)  # DuckDB may have made it again
     return sha256_file(path)
 
 
