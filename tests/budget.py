@@ -26,8 +26,8 @@ SLOW_MODULES: Final = Path(__file__).with_name("slow_modules.txt")
 """Modules with dear tests, one a line, as `pytest --record-costs` of a whole run on a quiet machine has found them."""
 COSTS: Final = Path(__file__).parent.parent / "build" / "test_costs.tsv"
 """Processor seconds of each test, dearest first, written with the slow modules."""
-_SLOW_TEST_SECONDS: Final = 1.0
-_SLOW_MODULE_SECONDS: Final = 5.0
+_SLOW_TEST_SECONDS: Final = 0.8
+_SLOW_MODULE_SECONDS: Final = 3.0
 _PROPERTY: Final = "cpu_seconds"
 _SHOWN: Final = 10
 

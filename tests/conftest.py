@@ -47,18 +47,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Budget(records=config.getoption("--record-costs")), "budget")
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests of slow modules, and leave to `make soak` what is its own."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Mark the tests of slow modules, let pytest select, and leave to `make soak` what is its own of the rest."""
+    slow = read_slow_modules()
+    for item in items:
+        if item.path.relative_to(ROOT).as_posix() in slow:
+            item.add_marker(pytest.mark.slow)
+    yield
     if not SOAKING:
         left = [item for item in items if item.get_closest_marker("soak")]
         items[:] = [item for item in items if not item.get_closest_marker("soak")]
         config.stash[LEFT_TO_SOAK] = len(left)
         config.hook.pytest_deselected(items=left)
-    slow = read_slow_modules()
-    for item in items:
-        if item.path.relative_to(ROOT).as_posix() in slow:
-            item.add_marker(pytest.mark.slow)
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.budget import read_slow_modules
 from tests.conftest import CANARY, ROOT
 from tests.guards import Guard, Refused, spellings
 from tests.memory_folder import find_memory_folder
@@ -64,6 +65,25 @@ def test_processes_run_the_sources_that_are_tested(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import pipeline; print(pipeline.__file__)"]
     shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert Path(shown.strip()) == ROOT / "pipeline" / "__init__.py"
+
+
+def test_the_fast_run_leaves_out_the_slow_modules() -> None:
+    """`-m "not slow"` selects by the list of slow modules: marked before pytest selects."""
+    module = min(read_slow_modules())
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--collect-only",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not slow",
+        module,
+    ]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert shown.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, shown.stdout
 
 
 def test_the_canary_is_known_in_every_spelling() -> None:
