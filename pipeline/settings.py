@@ -190,6 +190,11 @@ class Settings(BaseSettings):
         examples=[500_000_000_000],
     )
 
+    query_memory_bytes: Annotated[int, Field(ge=100_000_000)] = Field(
+        default=2_000_000_000,
+        description="Memory that one query may use, in bytes; on disk it may use four times as much.",
+    )
+
     metrics_file: Path | None = Field(
         default=None,
         description="Metrics file in Prometheus text format, written after every sync. "

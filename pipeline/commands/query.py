@@ -27,7 +27,12 @@ from pipeline.lake.query_result import (
     write_xlsx,
 )
 from pipeline.lake.reader import open_catalog, run_interruptibly, warn_if_incomplete
-from pipeline.lake.user_query import check_query, strip_trailing_semicolon, translate_query_errors
+from pipeline.lake.user_query import (
+    check_query,
+    limit_address_space,
+    strip_trailing_semicolon,
+    translate_query_errors,
+)
 from pipeline.lake.xlsx import check_xlsx_installed
 from pipeline.output_file import open_output, resolve_output
 from pipeline.output_formats import OutputFormat, choose_format, format_option
@@ -108,7 +113,7 @@ def run(
     """
     if sql is None and file is None and out is None and sys.stdin.isatty() and sys.stdout.isatty() and not all_sources:
         _start_client(require_catalog(context.settings()).catalog)
-    open_lake, lakes = _select_lakes(context, all_sources=all_sources)
+    open_lake, lakes, memory = _select_lakes(context, all_sources=all_sources)
     target = resolve_output(out, *lakes)
     out = out if target is not None else None
     chosen = choose_format(output_format, out, _WRITERS, as_json=context.as_json)
@@ -120,7 +125,8 @@ def run(
     write = write_exact_csv if no_formula_escape and chosen is OutputFormat.CSV else _WRITERS[chosen]
     with open_lake() as lake, translate_query_errors("Run `scanlake tables` to list tables and columns."):
         warn_if_incomplete(lake)
-        count = run_interruptibly(lake, partial(_write_result, lake, query, write, target))
+        with limit_address_space(memory):
+            count = run_interruptibly(lake, partial(_write_result, lake, query, write, target))
     return ExitCode.OK if out is None else context.print_result(WrittenRows(out, chosen, count))
 
 
@@ -138,14 +144,16 @@ def _start_client(catalog: Path) -> NoReturn:
     os.execve(client, [client, "-readonly", str(catalog)], environment)  # noqa: S606 - the user's own program
 
 
-def _select_lakes(context: CommandContext, *, all_sources: bool) -> tuple[_OpenLake, list[Path]]:
-    """Return what opens the present catalog, of one lake or of all sources, and the folders of the lakes."""
+def _select_lakes(context: CommandContext, *, all_sources: bool) -> tuple[_OpenLake, list[Path], int]:
+    """Return what opens the present catalog, of one lake or of all sources, the lakes' folders and a query's memory."""
     if not all_sources:
         settings = context.settings()
-        return partial(open_catalog, settings), [settings.lake]
+        return partial(open_catalog, settings), [settings.lake], settings.query_memory_bytes
     refuse_options_of_one_source(context)
-    lakes = {name: settings.lake for name, settings in load_all_sources(context.config).items()}
-    return partial(open_all_catalogs, lakes), list(lakes.values())
+    sources = load_all_sources(context.config)
+    lakes = {name: settings.lake for name, settings in sources.items()}
+    memory = max(settings.query_memory_bytes for settings in sources.values())
+    return partial(open_all_catalogs, lakes, memory=memory), list(lakes.values()), memory
 
 
 def _read_sql(sql: str | None, file: Path | None) -> str:

@@ -34,10 +34,12 @@ _TABLES_SQL: Final = f"""
 
 
 @contextmanager
-def open_all_catalogs(lakes: Mapping[str, Path]) -> Iterator[duckdb.DuckDBPyConnection]:
+def open_all_catalogs(
+    lakes: Mapping[str, Path], *, memory: int
+) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open the published catalogs of all sources, each under the name of its source, and their union in `main`.
 
-    Nothing can be written to them, and SQL can access the lakes' parts and no other file. Raises `SettingsError` if a
+    A query may use `memory` bytes. Nothing can be written to them, and SQL can access the lakes' parts and no other file. Raises `SettingsError` if a
     source has published nothing yet: a total without it would be wrong.
     """
     for name, lake in lakes.items():
@@ -52,7 +54,7 @@ def open_all_catalogs(lakes: Mapping[str, Path]) -> Iterator[duckdb.DuckDBPyConn
             _attach(connection, name, (lake / CATALOG).absolute())
         _create_views(connection, list(lakes))
         roots = {root for lake in lakes.values() for root in (lake.absolute(), lake.resolve())}
-        restrict_access(connection, {root / name for root in roots for name in PARTS_FOLDERS}, spill)
+        restrict_access(connection, {root / name for root in roots for name in PARTS_FOLDERS}, spill, memory)
         with translate_reader_errors(next(iter(roots))):
             yield connection
 

@@ -41,6 +41,9 @@ _PARTS: Final = "parts"
 PARTS_FOLDERS: Final = (_PARTS, "raw")
 """What the views read. Nothing else of the lake's folder is readable with SQL: a token file may be kept in it."""
 
+SPILL_FACTOR: Final = 4
+"""How much disk space a query may use, in parts of its memory."""
+
 _log = structlog.get_logger()
 _INTERRUPT_INTERVAL_SECONDS: Final = 0.05
 _Result = TypeVar("_Result")
@@ -85,7 +88,7 @@ def open_catalog(settings: Settings, *, writes: Path | None = None) -> Iterator[
         lake = path.parent
         _redirect_to_own_parts(connection, path)
         folders = {root / name for root in (lake, lake.resolve()) for name in PARTS_FOLDERS}
-        restrict_access(connection, folders | set(filter(None, [writes])), spill)
+        restrict_access(connection, folders | set(filter(None, [writes])), spill, settings.query_memory_bytes)
         with translate_reader_errors(lake):
             yield connection
 
@@ -191,10 +194,12 @@ def redirect_part_paths(connection: duckdb.DuckDBPyConnection, former: str, lake
     connection.execute(f"CREATE TEMP MACRO {macro} union_by_name := true)")
 
 
-def restrict_access(connection: duckdb.DuckDBPyConnection, folders: set[Path], spill: str) -> None:
-    """Allow SQL to read the folders and to spill large sorts; SQL cannot undo the restriction."""
+def restrict_access(connection: duckdb.DuckDBPyConnection, folders: set[Path], spill: str, memory: int) -> None:
+    """Allow SQL to read the folders, to use `memory` bytes, and to spill large sorts; SQL cannot undo it."""
     allowed = ", ".join(sql_literal(f"{folder}/") for folder in sorted(folders))
     for statement in (
+        f"SET memory_limit = '{memory}B'",
+        f"SET max_temp_directory_size = '{memory * SPILL_FACTOR}B'",
         f"SET temp_directory = {sql_literal(spill)}",
         f"SET allowed_directories = [{allowed}]",
         "SET enable_progress_bar = false",  # DuckDB prints it to standard output when that is a terminal

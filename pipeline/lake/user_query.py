@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
@@ -40,6 +42,11 @@ _FILE: Final = "A file"
 _FILE_NAME: Final = re.compile(r"[/\\.:*?]")
 
 
+_ASK_FOR_LESS: Final = "Filter, aggregate, or select fewer columns; or raise `query_memory_bytes`."
+_THREADS_BYTES: Final = 1_000_000_000  # stacks and arenas of DuckDB's threads, most of it never used
+_RESERVED_PAGES: Final = Path("/proc/self/statm")
+
+
 class _ForbiddenError(SettingsError):
     """The query does something other than to read tables."""
 
@@ -52,17 +59,42 @@ class _ForbiddenError(SettingsError):
 
 @contextmanager
 def translate_query_errors(hint: str) -> Iterator[None]:
-    """Raise `SettingsError` for wrong SQL. Other errors of DuckDB pass: `open_catalog` translates them."""
+    """Raise `SettingsError` for wrong SQL, and for a query beyond its limits.
+
+    Other errors of DuckDB pass: `open_catalog` translates them.
+    """
     try:
         yield
     except duckdb.InterruptException:
         raise
+    except (duckdb.OutOfMemoryException, MemoryError) as error:
+        what = "disk space" if "max_temp_directory_size" in str(error) else "memory"
+        raise SettingsError(f"The query needs more {what} than it may use.", hint=_ASK_FOR_LESS) from error
     except duckdb.PermissionException as error:
         raise _ForbiddenError(_FILE) from error
     except duckdb.Error as error:
         if classify_read_error(error) is not None:
             raise
         raise SettingsError(short_message(error), hint=hint) from error
+
+
+@contextmanager
+def limit_address_space(size: int) -> Iterator[None]:
+    """Let this process reserve at most `size` bytes more, and some for its threads; only Linux says what it has.
+
+    DuckDB's own limit does not count the computation of one huge value (seen with 2.0: `repeat('x', 4000000000)`).
+    """
+    if not _RESERVED_PAGES.exists():
+        yield
+        return
+    reserved = int(_RESERVED_PAGES.read_text("ascii").split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = reserved + size + _THREADS_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def check_query(lake: duckdb.DuckDBPyConnection, query: str) -> None:

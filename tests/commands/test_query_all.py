@@ -18,6 +18,8 @@ from tests.sync.sync_harness import opened, synced
 if TYPE_CHECKING:
     from pathlib import Path
 
+MEMORY = 1 << 30
+
 
 def rows(db: duckdb.DuckDBPyConnection, sql: str) -> list[tuple[Any, ...]]:
     """Return the rows of a query."""
@@ -34,7 +36,7 @@ async def test_every_table_has_the_rows_of_all_sources(tmp_path: Path) -> None:
         first.world.update(first.world.pick_random(10))
         second.world.delete(second.world.pick_random(2))
         await synced(first, lakes["north"])  # now with superseded versions
-    with open_all_catalogs(lakes) as db:
+    with open_all_catalogs(lakes, memory=MEMORY) as db:
         counted = "SELECT source, count(*), count(DISTINCT file_id) FROM files GROUP BY ALL ORDER BY ALL"
         assert rows(db, counted) == [("north", 30, 30), ("south", 20, 20)]
         for view in ("fields_wide", "workflow_progress", "damage_by_month", "file_history", "workflow_steps"):
@@ -60,7 +62,7 @@ def test_a_column_named_source_gets_a_number(tmp_path: Path) -> None:
             field = {"file_id": 1, "position": 0, "name": "Source" if name == "north" else "Other", "value": "web"}
             commit(lake, {1: 1}, {"fields": [field]})
             lake.publish("run", at=AT, complete=True, watermark=AT)
-    with open_all_catalogs(lakes) as db:
+    with open_all_catalogs(lakes, memory=MEMORY) as db:
         found = rows(db, 'SELECT source, "source (2)", Other FROM fields_wide ORDER BY source')
     assert found == [("north", "web", None), ("south", None, "web")]
 
@@ -112,7 +114,7 @@ async def test_no_statement_leaves_the_catalogs(tmp_path: Path) -> None:
     async with Emulator(5, seed=1) as emulator:
         await synced(emulator, tmp_path / "north")
     (tmp_path / "secret").write_text("x")
-    with open_all_catalogs({"north": tmp_path / "north"}) as db:
+    with open_all_catalogs({"north": tmp_path / "north"}, memory=MEMORY) as db:
         for statement in (
             f"FROM read_text('{tmp_path}/secret')",
             f"COPY (SELECT 1) TO '{tmp_path}/out.csv'",

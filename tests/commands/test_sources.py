@@ -305,7 +305,7 @@ async def test_all_fetch_their_images(tmp_path: Path) -> None:
         second.images.set_faults(probabilities={})
         again = await called(tmp_path, "sync", "--all", "--json", SCANLAKE_TOKEN="general", **tokens)
         assert [each["images"]["exit_code"] for each in again.json["sources"].values()] == [0, 0]
-        with open_all_catalogs({name: tmp_path / "lake" / name for name in ("s0", "s1")}) as db:
+        with open_all_catalogs({name: tmp_path / "lake" / name for name in ("s0", "s1")}, memory=1 << 30) as db:
             counts = dict(db.execute("SELECT source, count(*) FROM images GROUP BY ALL").fetchall())
             own = {name: db.execute(f"SELECT count(*) FROM {name}.images").fetchall()[0][0] for name in counts}
             assert len(db.execute("SELECT * FROM images JOIN uploads USING (source, file_id)").fetchall()) > 0
