@@ -34,13 +34,11 @@ _TABLES_SQL: Final = f"""
 
 
 @contextmanager
-def open_all_catalogs(
-    lakes: Mapping[str, Path], *, memory: int
-) -> Iterator[duckdb.DuckDBPyConnection]:
+def open_all_catalogs(lakes: Mapping[str, Path], *, memory: int) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open the published catalogs of all sources, each under the name of its source, and their union in `main`.
 
-    A query may use `memory` bytes. Nothing can be written to them, and SQL can access the lakes' parts and no other file. Raises `SettingsError` if a
-    source has published nothing yet: a total without it would be wrong.
+    A query may use `memory` bytes. Nothing can be written to the catalogs, and SQL can access the lakes' parts and no
+    other file. Raises `SettingsError` if a source has published nothing yet: a total without it would be wrong.
     """
     for name, lake in lakes.items():
         if not (lake / CATALOG).is_file():

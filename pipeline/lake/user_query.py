@@ -80,7 +80,7 @@ def translate_query_errors(hint: str) -> Iterator[None]:
 
 @contextmanager
 def limit_address_space(size: int) -> Iterator[None]:
-    """Let this process reserve at most `size` bytes more, and some for its threads; only Linux says what it has.
+    """Let this process reserve at most `size` bytes more, and some for its threads. On Linux only.
 
     DuckDB's own limit does not count the computation of one huge value (seen with 2.0: `repeat('x', 4000000000)`).
     """

@@ -294,20 +294,20 @@ class RunSession:
             )
 
     def _record_failure(self, error: ScanlakeError) -> None:
-        """Record the failure and publish it with what was committed. A full disk may prevent either."""
+        """Record the failure and publish what was committed, if anything was. A full disk may prevent either."""
         planned = {RunInterrupted: "interrupted", TimeLimitReachedError: "stopped"}
         state = planned.get(type(error), "failed")
         self.record = replace(self.record, state=state)
         with suppress(StorageError):
-            if isinstance(error, StorageError):
-                record = asdict(self.update_record(state, error.message))
-                try:
-                    self.ledger.update_run(**record)
-                except StorageError:
-                    self.ledger.empty_log()
-                    self.ledger.update_run(**record)
-            else:
+            if self._is_behind() and not isinstance(error, StorageError):
                 self.finish(state, error.message)
+                return
+            record = asdict(replace(self.update_record(state, error.message), snapshot=None))
+            try:
+                self.ledger.update_run(**record)
+            except StorageError:
+                self.ledger.empty_log()
+                self.ledger.update_run(**record)
 
     def publish(self, *, complete: bool) -> SnapshotRecord:
         """Publish a snapshot of what the ledger has."""
@@ -320,11 +320,15 @@ class RunSession:
     def _publish_if_behind(self) -> None:
         """Publish before the first commit if the catalog is behind, during the fetch of the first files.
 
-        An earlier run was killed between commit and publish, or the lake was moved. A lake without commits waits.
+        An earlier run was killed between commit and publish, or the lake was moved.
         """
-        if not self._is_catalog_current and self.lake.needs_publish and self.ledger.next_commit_seq() > 1:
+        if not self._is_catalog_current and self._is_behind():
             self.publish(complete=False)
         self._is_catalog_current = True
+
+    def _is_behind(self) -> bool:
+        """Whether the catalog lacks a commit or its folder. A lake without commits needs no catalog yet."""
+        return self.lake.needs_publish and self.ledger.next_commit_seq() > 1
 
     def identity(self) -> Identity:
         """Return what identifies a file: its id, or the instance."""
