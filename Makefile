@@ -18,7 +18,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "scanlake requires Python 3.11 or newer; use make PYTHON=python3.12 ..."; exit 1; }
 	@echo "setting up $(VENV), once: the packages of requirements.lock, about a minute and 850 MB on disk ..."
 	@rm -rf $(VENV) && $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
