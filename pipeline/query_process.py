@@ -1,6 +1,6 @@
 """`scanlake query` and other commands in a process of their own, with limits: for `mcp` and `serve`.
 
-DuckDB cannot interrupt the computation of one huge value (seen with 2.0: `SELECT list_sum(range(300000000))`). A
+DuckDB cannot interrupt the computation of one value (seen with 2.0: `levenshtein` of two long texts). A
 process ends in any case, and gives back its memory and its temporary files. It does not get the token.
 """
 

@@ -87,7 +87,7 @@ def limit_address_space(size: int) -> Iterator[None]:
     if not _RESERVED_PAGES.exists():
         yield
         return
-    reserved = int(_RESERVED_PAGES.read_text("ascii").split()[0]) * resource.getpagesize()
+    reserved = int(_RESERVED_PAGES.read_bytes().split()[0]) * resource.getpagesize()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = reserved + size + _THREADS_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
