@@ -111,6 +111,18 @@ def clone_file(source: Path, target: Path) -> None:
     shutil.copyfile(source, target)
 
 
+def link_file(source: Path, target: Path) -> None:
+    """Give a file `target` as another name, durably, and replace what has it; without links in the system, copy it."""
+    with atomic_write(target) as temp:
+        try:
+            temp.hardlink_to(source)
+        except OSError as error:
+            if error.errno not in _LINK_UNSUPPORTED:
+                raise
+            clone_file(source, temp)
+            temp.chmod(source.stat().st_mode)
+
+
 def sha256_file(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as content:

@@ -137,14 +137,14 @@ class Settings(BaseSettings):
     keep_snapshots: int = Field(
         default=3, ge=1, le=10_000, description="Newest snapshots to keep, the current one included."
     )
-    keep_daily: KeepCount = Field(default=0, description=_KEEP_NEWEST_OF.format("days"))
+    keep_daily: KeepCount = Field(default=3, description=_KEEP_NEWEST_OF.format("days"))
     keep_weekly: KeepCount = Field(default=0, description=_KEEP_NEWEST_OF.format("ISO weeks"))
     keep_monthly: KeepCount = Field(default=0, description=_KEEP_NEWEST_OF.format("months"))
     retention_hours: float = Field(
         default=24,
         ge=0,
         le=24 * 3650,
-        description="Hours that replaced parts and old snapshots stay on disk, for readers that still use them.",
+        description="Hours that replaced parts stay on disk and on a target, for readers that still use them.",
     )
     keep_raw_versions: Annotated[int, Field(ge=1)] | None = Field(
         default=None,

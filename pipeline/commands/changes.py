@@ -13,7 +13,6 @@ import typer
 from pipeline.context import CommandContext, require_catalog
 from pipeline.csv_rows import format_csv_row
 from pipeline.errors import ExitCode, SettingsError
-from pipeline.formatting import format_instant
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.snapshots import Change, diff_snapshots, find_snapshot_at, read_snapshot, require_snapshot
 from pipeline.monitoring.schedule import parse_duration
@@ -68,18 +67,18 @@ def run(
 ) -> ExitCode:
     """List the files that were added, changed or deleted since a time, with the columns that differ.
 
-    A time means the snapshot that readers saw then; before the first sync, what that sync has brought. `scanlake
-    snapshots` lists the kept ones. A file is changed if it was fetched again with different content. A table without a
-    column has more or fewer rows.
+    A time means the snapshot that readers saw then, or the kept one before it; before the first sync, what that sync
+    has brought. `scanlake snapshots` lists the kept ones. A file is changed if it was fetched again with different
+    content. A table without a column has more or fewer rows.
     """
     layout = require_catalog(context.settings())
     chosen = choose_format(output_format, None, _FORMATS, as_json=context.as_json)
-    before = read_snapshot(require_snapshot(layout, _find_snapshot(layout, "--since", since)))
+    before_path = require_snapshot(layout, _find_snapshot(layout, "--since", since))
     later_path = layout.catalog if until is None else require_snapshot(layout, _find_snapshot(layout, "--until", until))
-    later = read_snapshot(later_path)
+    before, later = read_snapshot(before_path), read_snapshot(later_path)
     if later.snapshot < before.snapshot:
         raise SettingsError("--until is before --since.", hint="Give the earlier snapshot as --since.")
-    files = [_describe(change) for change in diff_snapshots(layout, before, later, with_columns=True)]
+    files = [_describe(change) for change in diff_snapshots(before_path, later_path, with_columns=True)]
     counts = Counter(file.change for file in files)
     result = ChangeList(before.snapshot, later.snapshot, {kind: counts[kind] for kind in _KINDS}, files)
     if chosen is OutputFormat.TABLE:
@@ -102,12 +101,9 @@ def _find_snapshot(layout: LakeLayout, flag: str, when: str) -> int:
         if not re.fullmatch(r"[\d.smhd]+", text):
             raise SettingsError(f"{flag} {when}: not a time.", hint=hint)
         at = now_us() - round(parse_duration(f"{flag} {when}", text) * SECOND)
-    number, published_at = find_snapshot_at(layout, at, or_first=flag == "--since")
-    if published_at > at:
-        sys.stderr.write(
-            f"note: the lake is younger than that: changes since its first sync, snapshot {number} of"
-            f" {format_instant(to_datetime(published_at))}\n"
-        )
+    number, note = find_snapshot_at(layout, at, or_other=flag == "--since")
+    if note:
+        sys.stderr.write(f"note: {note}\n")
     return number
 
 

@@ -17,7 +17,6 @@ from pipeline.lake.snapshots import (
     clear_pause,
     diff_snapshots,
     read_restorable,
-    read_snapshot,
     roll_back,
 )
 from pipeline.maintenance.writable_lake import open_writable_lake
@@ -96,9 +95,8 @@ def run(
 
 def _describe_loss(lake: Lake, contents: SnapshotContents) -> str:
     """Return what readers would not see any more after a rollback."""
-    counts = Counter(
-        change.change for change in diff_snapshots(lake.layout, contents, read_snapshot(lake.layout.catalog))
-    )
+    snapshot = lake.layout.snapshot_path(contents.snapshot)
+    counts = Counter(change.change for change in diff_snapshots(snapshot, lake.layout.catalog))
     state = "" if contents.complete else "It is incomplete: it was published during a run.\n"
     return (
         f"{state}{pluralize(counts['added'], 'file')} that came in later would disappear,"

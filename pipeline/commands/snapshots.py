@@ -1,6 +1,5 @@
 """`scanlake snapshots`: the published states of the lake, and which of them can still be opened."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -51,10 +50,9 @@ RESULT: Final = SnapshotList
 def run(context: CommandContext) -> ExitCode:
     """List the published snapshots, their state, and why each is kept.
 
-    Open a kept snapshot as snapshots/NNNNNN.duckdb with any DuckDB client. It shows the lake as it was then. The size
-    is the size of the parts that it refers to; snapshots share parts. Reasons to keep one: it is the current one, among
-    the keep_snapshots newest, recent (retention_hours), or the newest of a day, week or month (keep_daily, keep_weekly,
-    keep_monthly).
+    Open a kept snapshot as snapshots/NNNNNN.duckdb with any DuckDB client. It is the catalog that was published then.
+    Reasons to keep one: it is the current one, among the keep_snapshots newest, or the newest of a day, week or month
+    (keep_daily, keep_weekly, keep_monthly).
     """
     settings = context.settings()
     layout = LakeLayout(settings.lake.absolute())
@@ -64,7 +62,7 @@ def run(context: CommandContext) -> ExitCode:
     times = [
         SnapshotTime(row["snapshot"], from_datetime(row["published_at"])) for row in rows if row["snapshot"] in paths
     ]
-    kept_as = select_kept(times, RetentionRules.from_settings(settings), now=time.time())
+    kept_as = select_kept(times, RetentionRules.from_settings(settings))
     snapshots = []
     for row in rows:
         path, reasons = paths.get(row["snapshot"]), kept_as.get(row["snapshot"], ())
@@ -82,7 +80,7 @@ def _read_state(layout: LakeLayout, path: Path) -> dict[str, object]:
         snapshot = read_snapshot(path)
     except LakeCorruptedError:
         return {"state": "damaged"}
-    return {"state": "incomplete" if missing_parts(layout, snapshot) else "kept", "bytes": snapshot.bytes}
+    return {"state": "incomplete" if missing_parts(layout, snapshot) else "kept", "bytes": path.stat().st_size}
 
 
 _HEADINGS: Final = ("snapshot", "published (UTC)", "state", "kept as", "watermark (UTC)", "", "run", "size", "files")

@@ -1,7 +1,6 @@
 """Catalog: the lake as analysts see it, one DuckDB file that is replaced and never written to.
 
-It has the rows themselves (`catalog_tables`). Every publish also writes a snapshot, which has views over the parts
-(`catalog_views`) with the same names, columns and results, and so stays small.
+It has the rows themselves (`catalog_tables`). A snapshot is a catalog that was published: another name of its file.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 import duckdb
 import structlog
 
-from pipeline.atomic_files import DATABASE_LOG_SUFFIXES, clone_file, sha256_file
-from pipeline.lake.catalog_tables import OutdatedCatalogError, build_tables, describe_format, update_tables
-from pipeline.lake.catalog_views import build_views
-from pipeline.lake.duckdb import LARGE_MEMORY_LIMIT, count_used_bytes, share_instance
+from pipeline.atomic_files import DATABASE_LOG_SUFFIXES, clone_file, link_file
+from pipeline.lake.catalog_sql import describe_format
+from pipeline.lake.catalog_tables import OutdatedCatalogError, build_tables, update_tables
+from pipeline.lake.duckdb import LARGE_MEMORY_LIMIT, count_used_bytes
 from pipeline.lake.duckdb_errors import first_line, translate_duckdb_errors, write_error
 from pipeline.lake.layout import translate_os_errors, write_read_only
 from pipeline.lake.models import CatalogRecord
@@ -36,18 +35,12 @@ _WRITABLE: Final = 0o600
 _log = structlog.get_logger()
 
 
-def publish(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, rebuild: bool = False) -> str:
-    """Write a snapshot, or replace it, then replace the published catalog. Return the SHA-256 of the snapshot's file.
-
-    `rebuild`: write all rows of the catalog again, although it could be updated.
-    """
+def publish(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, rebuild: bool = False) -> None:
+    """Replace the published catalog, and keep it as a snapshot. `rebuild`: write all its rows again."""
+    write_catalog(layout, ledger, spec, rebuild=rebuild)
     path = layout.snapshot_path(spec.snapshot.snapshot)
-    with share_instance():
-        with write_read_only(path) as temp, translate_duckdb_errors(str(path)):
-            build_views(temp, layout, ledger, spec)
-        write_catalog(layout, ledger, spec, rebuild=rebuild)
-    shutil.rmtree(layout.spill_dir, ignore_errors=True)  # DuckDB may have made it again
-    return sha256_file(path)
+    with translate_os_errors(path):
+        link_file(layout.catalog, path)
 
 
 def write_catalog(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, rebuild: bool = False) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from pipeline.lake.catalog_images import IMAGE_COLUMNS, IMAGE_KEY, IMAGES_TABLE
-from pipeline.lake.catalog_sql import ARROW_TYPES, list_columns
+from pipeline.lake.catalog_sql import ARROW_TYPES, describe_format, list_columns
 from pipeline.lake.ledger_rebuild import embed_ledger
-from pipeline.lake.meta_tables import FRESHNESS_COLUMNS, META_TABLES, MetaTable
+from pipeline.lake.meta_tables import CATALOG_FORMAT, FRESHNESS_COLUMNS, META_TABLES, MetaTable
 from pipeline.lake.physical_tables import PARTS, PHYSICAL_SCHEMA, SUPERSEDED_VERSIONS
 from pipeline.lake.view_definitions import HISTORY
 from schemas.references import find_reference
@@ -120,8 +120,9 @@ def _write_freshness(writer: TableWriter, layout: LakeLayout, ledger: Ledger, sp
         "missing_includes": ", ".join(properties.missing_includes) or None,
         "texts_from": properties.texts_from,
         "parts_root": str(layout.root),
+        CATALOG_FORMAT[0]: describe_format(spec),
     }
-    stored = [column for column in FRESHNESS_COLUMNS if column[0] in row]
+    stored = [column for column in (*FRESHNESS_COLUMNS, CATALOG_FORMAT) if column[0] in row]
     values = [[row[name]] for name, _, _ in stored]
     _write_table(writer, "meta._freshness", "One row: the source of meta.freshness.", stored, values)
     if writer.exists:

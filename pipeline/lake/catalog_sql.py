@@ -6,14 +6,18 @@ Rows of superseded versions stay in the parts until a compaction. They are filte
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from pipeline.lake.duckdb import bind_empty_read_parquet
+from pipeline.lake.meta_tables import META_TABLES
+from pipeline.lake.models import SnapshotRecord
 from pipeline.lake.parts import RAW_TABLE, empty_part
-from pipeline.lake.physical_tables import SUPERSEDED_VERSIONS
+from pipeline.lake.physical_tables import SUPERSEDED_VERSIONS, read_parts
 from pipeline.lake.sql import sql_identifier, sql_read_parquet
+from pipeline.version import __version__
 from schemas import value_types
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES, RAW, TABLES, WORKFLOW_DEFINITIONS
 
@@ -23,9 +27,13 @@ if TYPE_CHECKING:
     import duckdb
 
     from pipeline.lake.layout import LakeLayout
-    from pipeline.lake.models import Part, SnapshotRecord
+    from pipeline.lake.models import Part
     from schemas.tables import Column, Table
 
+_FORMAT: Final = 2
+"""Raise it when `build_tables` writes other rows for the same parts: then no older catalog is updated."""
+INSTANCE_COLUMN: Final = "instance_file_id"
+"""The column of `files` that only a lake with instances has."""
 _SIGHTS: Final = (
     ("first_seen_at", "_fetched_at", "First fetch of a file with a run under this version (UTC)."),
     (
@@ -72,6 +80,17 @@ class CatalogSpec:
         return [part for part in self.parts if part.table_name == table_name]
 
 
+def read_spec(db: duckdb.DuckDBPyConnection) -> CatalogSpec:
+    """Return the contents of an open catalog. Raises `duckdb.Error`."""
+    row = db.execute(
+        "SELECT snapshot, epoch_us(published_at), last_run_id, complete, 0, files, epoch_us(watermark)"
+        " FROM meta._freshness"
+    ).fetchall()[0]
+    names = {column[0] for column in db.execute(f"FROM {FILES.qualified_name} LIMIT 0").description or ()}
+    has_instances = INSTANCE_COLUMN in names
+    return CatalogSpec(SnapshotRecord(*row), read_parts(db), has_superseded_rows=True, has_instances=has_instances)
+
+
 @dataclass(frozen=True, slots=True)
 class CatalogColumn:
     """A column as a catalog shows it: SQL type, comment, and the expression that reads it from the parts."""
@@ -95,7 +114,7 @@ class CatalogColumn:
 
 def list_columns(spec: CatalogSpec, table: Table) -> list[CatalogColumn]:
     """Return the columns of a table, in order; without the instance's number in a lake without instances."""
-    hidden = "instance_file_id" if table.name == FILES.name and not spec.has_instances else ""
+    hidden = INSTANCE_COLUMN if table.name == FILES.name and not spec.has_instances else ""
     columns = [
         CatalogColumn(column.name, column.kind.sql, column.comment, _expression(column), column.nullable)
         for column in table.columns
@@ -104,6 +123,12 @@ def list_columns(spec: CatalogSpec, table: Table) -> list[CatalogColumn]:
     if table.name == WORKFLOW_DEFINITIONS.name:
         columns += [CatalogColumn(name, "TIMESTAMP", comment, sql) for name, sql, comment in _SIGHTS]
     return columns
+
+
+def describe_format(spec: CatalogSpec) -> str:
+    """Return a hash of the tables' columns. A catalog of another format is not updated, but built again."""
+    shapes = {table.qualified_name: [column.definition for column in list_columns(spec, table)] for table in TABLES}
+    return blake2b(repr([_FORMAT, __version__, shapes, META_TABLES]).encode(), digest_size=8).hexdigest()
 
 
 def _expression(column: Column) -> str:

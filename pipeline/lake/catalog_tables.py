@@ -6,7 +6,6 @@ result is a new file, so a reader keeps the catalog that it has open.
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 from pipeline.lake.catalog_images import write_image_table
@@ -14,6 +13,7 @@ from pipeline.lake.catalog_meta import write_dictionary, write_meta, write_super
 from pipeline.lake.catalog_sql import (
     bind_to_schema,
     create_empty_tables,
+    describe_format,
     list_columns,
     select_changed_files_sql,
     select_documents_sql,
@@ -30,12 +30,10 @@ from pipeline.lake.duckdb import (
     update_database,
 )
 from pipeline.lake.image_records import last_image_change
-from pipeline.lake.meta_tables import META_TABLES
 from pipeline.lake.models import DeltaBase
 from pipeline.lake.parts import estimate_memory
 from pipeline.lake.view_definitions import HISTORY
 from pipeline.lake.views import list_views, write_views
-from pipeline.version import __version__
 from schemas.tables import DELETED_FILES, FILES, RAW, TABLES
 
 if TYPE_CHECKING:
@@ -49,8 +47,6 @@ if TYPE_CHECKING:
     from pipeline.lake.ledger import Ledger
     from schemas.tables import Table
 
-_FORMAT: Final = 2
-"""Raise it when `build_tables` writes other rows for the same parts: then no older catalog is updated."""
 _MAX_ROWS_IN_PLACE: Final = 500_000  # of one table: they are compared with the former ones, in temporary tables
 _MIN_ROWS_IN_PLACE: Final = 100_000  # of the catalog: below, deleted rows slow no query down, and this takes 0.1 s
 _MAX_MERGED_BYTES: Final = 4 * 1024**2  # of a catalog whose updates merge row groups: it stays small of itself
@@ -58,12 +54,6 @@ _MAX_MERGED_BYTES: Final = 4 * 1024**2  # of a catalog whose updates merge row g
 
 class OutdatedCatalogError(Exception):
     """An updated catalog has not the files that the ledger has; it must be built from the parts."""
-
-
-def describe_format(spec: CatalogSpec) -> str:
-    """Return a hash of the tables' columns. A catalog of another format is not updated, but built again."""
-    shapes = {table.qualified_name: [column.definition for column in list_columns(spec, table)] for table in TABLES}
-    return blake2b(repr([_FORMAT, __version__, shapes, META_TABLES]).encode(), digest_size=8).hexdigest()
 
 
 def build_tables(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from pipeline.lake.sql import sql_identifier, sql_literal
-from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, TABLES
+from schemas.tables import DELETED_FILES, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import duckdb
 
@@ -17,33 +17,35 @@ if TYPE_CHECKING:
 _COMPARED: Final = tuple(
     table for table in TABLES if table.is_per_file and table.schema == "main" and table is not DELETED_FILES
 )
-_IGNORED: Final = frozenset({"position", "_fetched_at", "_run_id", COMMIT_SEQ_COLUMN})
+_IGNORED: Final = frozenset({"position", "_fetched_at", "_run_id"})
 
 
-def find_differing_columns(
-    db: duckdb.DuckDBPyConnection, sources: Callable[[str], tuple[str, str]], file_ids: Sequence[int]
-) -> dict[int, list[str]]:
+def find_differing_columns(db: duckdb.DuckDBPyConnection, file_ids: Sequence[int]) -> dict[int, list[str]]:
     """Return the columns that differ, as table.column, by file; a table alone if rows were added or removed.
 
-    `sources` returns the rows of a table in the earlier and the later snapshot, as SQL. Rows are compared by their key;
-    of rows with equal keys the first with the first.
+    The catalogs `before` and `later` are attached. Rows are compared by their key; of rows with equal keys the first
+    with the first.
     """
     columns: dict[int, list[str]] = {}
     for table in _COMPARED:
-        query = _differences_sql(table, *sources(table.name))
+        # Other versions of scanlake may have published other columns.
+        no_rows = " UNION ALL BY NAME ".join(
+            f"(FROM {catalog}.{table.name} LIMIT 0)" for catalog in ("before", "later")
+        )
+        names = [column[0] for column in db.execute(no_rows).description or ()]
+        query = _differences_sql(table, [name for name in names if name not in {*_IGNORED, *table.key}], no_rows)
         for file_id, name in db.execute(query, {"ids": list(file_ids)}).fetchall():
             columns.setdefault(file_id, []).append(name)
     return columns
 
 
-def _differences_sql(table: Table, before: str, later: str) -> str:
+def _differences_sql(table: Table, names: Sequence[str], no_rows: str) -> str:
     key = [sql_identifier(name) for name in table.key]
-    names = [column.name for column in table.columns if column.name not in {*_IGNORED, *table.key}]
-    order = "position" if "position" in table.arrow.names else COMMIT_SEQ_COLUMN
+    order = "position" if "position" in table.arrow.names else "_fetched_at"
     rows = (
         f"(SELECT *, row_number() OVER (PARTITION BY {', '.join(key)} ORDER BY {order}) AS occurrence"
-        f" FROM ({source}) WHERE file_id IN (SELECT unnest($ids)))"
-        for source in (before, later)
+        f" FROM (FROM {catalog}.{table.name} UNION ALL BY NAME {no_rows}) WHERE file_id IN (SELECT unnest($ids)))"
+        for catalog in ("before", "later")
     )
     joined = " AND ".join(f"b.{name} IS NOT DISTINCT FROM l.{name}" for name in [*key, "occurrence"])
     changed = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
@@ -102,20 +101,10 @@ def count_used_bytes(path: Path) -> int:
 
 
 @contextmanager
-def share_instance() -> Iterator[duckdb.DuckDBPyConnection]:
-    """Keep DuckDB running: the databases that this thread creates or updates in the block need not start it again.
-
-    A start takes 14 ms.
-    """
-    with duckdb.connect(f":memory:{get_ident()}") as db:
-        yield db
-
-
-@contextmanager
 def _attach_database(
     path: Path, spill: Path | None, options: str = "", memory_limit: str = MEMORY_LIMIT
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    with share_instance() as db:
+    with duckdb.connect(":memory:") as db:
         _limit_resources(db, spill, memory_limit)
         db.execute(f"ATTACH {sql_literal(str(path))} AS lake (STORAGE_VERSION '{STORAGE_VERSION}'{options})")
         db.execute("USE lake")
@@ -136,13 +125,11 @@ def _limit_resources(db: duckdb.DuckDBPyConnection, spill: Path | None, memory_l
 class TableWriter:
     """Writes small tables through a connection.
 
-    `exists`: the tables were created before, and their rows are replaced. `has_comments`: what is created has comments,
-    each of which takes a quarter of a millisecond.
+    `exists`: the tables were created before, and their rows are replaced.
     """
 
     db: duckdb.DuckDBPyConnection
     exists: bool
-    has_comments: bool = True
 
     def create(self, name: str, comment: str, columns: Sequence[tuple[str, str, str]]) -> None:
         """Create a table without rows; `columns` has (name, SQL type, comment) of each column."""
@@ -161,8 +148,7 @@ class TableWriter:
 
     def comment(self, kind: str, name: str, comment: str, columns: Iterable[tuple[str, str]]) -> None:
         """Comment a table or view and its columns, given as (name, comment)."""
-        if self.has_comments:
-            self.db.execute(sql_comment(kind, name, comment, columns))
+        self.db.execute(sql_comment(kind, name, comment, columns))
 
 
 def bind_empty_read_parquet(db: duckdb.DuckDBPyConnection, columns: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Selection of the snapshots that stay: the newest, those of the last hours, and the newest per day, week or month.
+"""Selection of the snapshots that stay: the newest, and the newest per day, week or month.
 
 Pure. The lake and the target on object storage use the same rules.
 """
@@ -6,10 +6,9 @@ Pure. The lake and the target on object storage use the same rules.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
-from schemas.timestamps import SECOND, to_datetime
+from schemas.timestamps import to_datetime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -27,7 +26,7 @@ class SnapshotTime(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RetentionRules:
-    """`newest`: snapshots to keep, the current one included. `seconds`: a snapshot stays as long after it was current.
+    """`newest`: snapshots to keep, the current one included. `seconds`: how long readers may use replaced files.
 
     `daily`, `weekly` and `monthly`: days, ISO weeks and months (UTC) of which the newest snapshot stays. Those without
     a snapshot do not count.
@@ -35,7 +34,7 @@ class RetentionRules:
 
     newest: int = 3
     seconds: float = 24 * 3600.0
-    daily: int = 0
+    daily: int = 3
     weekly: int = 0
     monthly: int = 0
 
@@ -58,21 +57,14 @@ _PERIODS: Final[Mapping[str, Callable[[datetime], tuple[int, ...]]]] = {
 }
 
 
-def select_kept(snapshots: Iterable[SnapshotTime], rules: RetentionRules, *, now: float) -> dict[int, tuple[str, ...]]:
-    """Return the numbers of the snapshots that stay, oldest first, and why; `now` is in seconds since 1970.
-
-    The reasons are current, newest, recent, daily, weekly and monthly. A recent one was current within the last
-    `rules.seconds`: readers may have opened it, and `changes` compares with it.
-    """
+def select_kept(snapshots: Iterable[SnapshotTime], rules: RetentionRules) -> dict[int, tuple[str, ...]]:
+    """Return the numbers of the snapshots that stay, oldest first, and why: current, newest, daily, weekly, monthly."""
     ordered = sorted(snapshots)
     reasons: dict[int, list[str]] = {item.snapshot: [] for item in ordered}
     for item in ordered[-1:]:
         reasons[item.snapshot].append("current")
     for item in ordered[-rules.newest :]:
         reasons[item.snapshot].append("newest")
-    for item, successor in pairwise(ordered):
-        if successor.published_at >= (now - rules.seconds) * SECOND:
-            reasons[item.snapshot].append("recent")
     for reason, to_period in _PERIODS.items():
         newest_of = {to_period(to_datetime(item.published_at)): item.snapshot for item in ordered}
         for period in sorted(newest_of)[max(0, len(newest_of) - getattr(rules, reason)) :]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pipeline.atomic_files import fsync_dir
 from pipeline.errors import SettingsError
 from pipeline.findings import damage
-from pipeline.lake import catalog, ledger_rebuild, lookups, parts, relocate, retention
+from pipeline.lake import catalog, ledger_rebuild, lookups, parts, retention
 from pipeline.lake.catalog_sql import CatalogSpec
 from pipeline.lake.folder_checks import require_lake_or_empty
 from pipeline.lake.integrity import (
@@ -141,11 +141,10 @@ class Lake:
         renewed = None if self.ledger.properties.has_unpublished_rows else self.ledger.last_snapshot()
         record = self.ledger.begin_snapshot(run_id, at, complete=complete, watermark=watermark, renewed=renewed)
         spec = self._catalog_spec(replace(record, published_at=at))
-        sha256 = catalog.publish(self.layout, self.ledger, spec, rebuild=rebuild)
-        self.ledger.end_snapshot(record.snapshot, sha256, at=at)
+        catalog.publish(self.layout, self.ledger, spec, rebuild=rebuild)
+        self.ledger.end_snapshot(record.snapshot, at=at)
         properties = self.ledger.properties
         if properties.published_root != str(self.layout.root):
-            relocate.relocate_snapshots(self.layout, self.ledger)
             self.ledger.set_properties(published_root=str(self.layout.root))
         if properties.purge_in_progress is not None:
             retention.finish_purge(self.layout, self.ledger, record.snapshot)

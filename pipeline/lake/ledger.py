@@ -267,11 +267,11 @@ class Ledger(LedgerQueries):
     ) -> SnapshotRecord:
         """Reserve the next snapshot, or give `renewed`, which has every row, a later watermark.
 
-        Until `end_snapshot` the hash of its file is not known, and a new one is not published.
+        Until `end_snapshot` a new one is not published.
         """
         with self.transaction() as db:
             if renewed is not None:
-                record = replace(renewed, complete=renewed.complete or complete, watermark=watermark, sha256=None)
+                record = replace(renewed, complete=renewed.complete or complete, watermark=watermark)
             else:
                 number, seq, files = self.next_snapshot(), self.next_commit_seq() - 1, self.count_files()
                 record = SnapshotRecord(number, at, run_id, complete, seq, files, watermark)
@@ -280,26 +280,21 @@ class Ledger(LedgerQueries):
             insert(db, "snapshot", {**asdict(record), "state": state}, on_conflict="REPLACE")
         return record
 
-    def end_snapshot(self, number: int, sha256: str, *, at: int) -> None:
-        """Record that readers see the snapshot with every commit so far, and the hash of its file, written at `at`.
+    def end_snapshot(self, number: int, *, at: int) -> None:
+        """Record that readers see the snapshot with every commit so far, written at `at`.
 
         A snapshot that was written again no longer names the parts that were replaced before.
         """
         with self.transaction() as db:
             db.execute(
-                "UPDATE snapshot SET state = 'published', commit_seq = ?, sha256 = ? WHERE snapshot = ?",
-                (ledger_writes.next_commit_seq(db) - 1, sha256, number),
+                "UPDATE snapshot SET state = 'published', commit_seq = ? WHERE snapshot = ?",
+                (ledger_writes.next_commit_seq(db) - 1, number),
             )
             db.execute(
                 "UPDATE retired_part SET last_snapshot = ?, retired_at = max(retired_at, ?) WHERE last_snapshot = ?",
                 (number - 1, at, number),
             )
             set_properties(db, has_unpublished_rows=False)
-
-    def set_snapshot_hash(self, number: int, sha256: str | None) -> None:
-        """Record the hash of a snapshot's file; None while the file changes."""
-        with self.transaction() as db:
-            db.execute("UPDATE snapshot SET sha256 = ? WHERE snapshot = ?", (sha256, number))
 
 
 class _ReadConnection(LedgerQueries):

@@ -71,7 +71,7 @@ CREATE TABLE verification (
 
 CREATE TABLE snapshot (
     snapshot INTEGER PRIMARY KEY, published_at INTEGER NOT NULL, run_id TEXT NOT NULL, complete INTEGER NOT NULL,
-    state TEXT NOT NULL, commit_seq INTEGER NOT NULL, files INTEGER NOT NULL, watermark INTEGER, sha256 TEXT
+    state TEXT NOT NULL, commit_seq INTEGER NOT NULL, files INTEGER NOT NULL, watermark INTEGER
 );
 
 -- Files that the next run fetches again (queued by rollback, by check and by commits).

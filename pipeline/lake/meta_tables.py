@@ -223,3 +223,5 @@ FRESHNESS_COLUMNS: Final = (
     ("parts_root", "VARCHAR", "Folder below which this catalog finds the lake's parts."),
 )
 """Columns of meta.freshness, whose single row is about the current snapshot."""
+CATALOG_FORMAT: Final = ("catalog_format", "VARCHAR", "Hash of the tables' columns; see `describe_format`.")
+"""A column that meta.freshness does not show."""

@@ -116,7 +116,7 @@ class VerificationRecord:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRecord:
-    """A published state of the lake. `commit_seq` is its last commit; `sha256` the hash of its file, if known."""
+    """A published state of the lake. `commit_seq` is its last commit."""
 
     snapshot: int
     published_at: int
@@ -125,7 +125,6 @@ class SnapshotRecord:
     commit_seq: int
     files: int
     watermark: int | None
-    sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

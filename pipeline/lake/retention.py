@@ -65,7 +65,7 @@ def expire_snapshots(layout: LakeLayout, ledger: Ledger, rules: RetentionRules, 
             SnapshotTime(number, times[number] if number in times else int(path.stat().st_mtime * SECOND))
             for number, path in paths.items()
         ]
-        kept_numbers = sorted(select_kept(known, rules, now=now))
+        kept_numbers = sorted(select_kept(known, rules))
         unkept = [path for number, path in paths.items() if number not in kept_numbers]
         for path in unkept:
             path.unlink(missing_ok=True)

@@ -23,7 +23,7 @@ from pipeline.lake.ledger_format import refuse_other_formats
 from pipeline.lake.ledger_writes import insert, insert_all, set_properties
 from pipeline.lake.parts import empty_part
 from pipeline.lake.physical_tables import PART_COLUMNS, SUPERSEDED_VERSIONS, read_parts
-from pipeline.lake.sql import sql_read_parquet
+from pipeline.lake.sql import sql_literal, sql_read_parquet
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES, WORKFLOW_DEFINITIONS
 from schemas.timestamps import SECOND, to_datetime
 
@@ -53,11 +53,6 @@ class SnapshotContents:
     by_instance: bool
     parts: tuple[Part, ...]
     superseded: pa.Table
-
-    @property
-    def bytes(self) -> int:
-        """Size of its parts."""
-        return sum(part.bytes for part in self.parts)
 
 
 def require_snapshot(layout: LakeLayout, number: int) -> Path:
@@ -90,12 +85,12 @@ def missing_parts(layout: LakeLayout, contents: SnapshotContents) -> list[str]:
     return missing_or_resized_parts(layout, ((part.name, part.bytes) for part in contents.parts))
 
 
-def find_snapshot_at(layout: LakeLayout, at: int, *, or_first: bool = False) -> tuple[int, int]:
-    """Return the snapshot that readers saw at an instant: its number, and when it was published. In microseconds.
+def find_snapshot_at(layout: LakeLayout, at: int, *, or_other: bool = False) -> tuple[int, str]:
+    """Return the number of the snapshot that readers saw at an instant (microseconds), and a note if it is another.
 
-    `or_first`: before the first snapshot, return the one that the first sync has completed.
-
-    Raises `SettingsError` if it is not kept, `LakeCorruptedError` if the catalog cannot be read.
+    `or_other`: if that is not kept, return the newest kept one before it; before the first snapshot, the one that the
+    first sync has completed. Otherwise raises `SettingsError`. Raises `LakeCorruptedError` if the catalog cannot be
+    read.
     """
     sql = "SELECT snapshot, epoch_us(published_at), complete FROM meta.snapshots ORDER BY snapshot"
     try:
@@ -106,16 +101,21 @@ def find_snapshot_at(layout: LakeLayout, at: int, *, or_first: bool = False) -> 
     published = {number: since for number, since, _ in rows}
     numbers = [number for number, _ in list_snapshots(layout) if number in published]
     number = max((number for number, since in published.items() if since <= at), default=0)
-    if not number and or_first:
-        number = next((number for number, _, complete in rows if complete), rows[0][0] if rows else 0)
     if number in numbers:
-        return number, published[number]
+        return number, ""
     if not numbers:
         raise SettingsError("No snapshot is kept.", hint="Run `scanlake sync` first.")
+    if or_other:
+        first = next((number for number, _, complete in rows if complete), rows[0][0])
+        earlier = [older for older in numbers if older < number] or [first] * (not number and first in numbers)
+        if earlier:
+            why = "the snapshot of that time is not kept" if number else "the lake is younger than that"
+            since = f"snapshot {earlier[-1]} of {_format_instant(published[earlier[-1]])}"
+            return earlier[-1], f"{why}: changes since {since}"
     raise SettingsError(
         f"The snapshot of {_format_instant(at)} is not kept: the oldest is {numbers[0]}, published"
         f" {_format_instant(published[numbers[0]])}.",
-        hint=f"Use --since {numbers[0]}. retention_hours, keep_snapshots and keep_daily set which are kept.",
+        hint=f"Use --since {numbers[0]}. keep_snapshots and keep_daily set which are kept.",
     )
 
 
@@ -146,54 +146,34 @@ class Change:
     columns: tuple[str, ...] = ()
 
 
-def diff_snapshots(
-    layout: LakeLayout, since: SnapshotContents, until: SnapshotContents, *, with_columns: bool = False
-) -> Iterator[Change]:
-    """Yield the files that were added, changed or deleted from one snapshot to another, by id.
+def diff_snapshots(before: Path, later: Path, *, with_columns: bool = False) -> Iterator[Change]:
+    """Yield the files that were added, changed or deleted from one catalog to another, by id.
 
-    Raises `LakeCorruptedError` when parts of either are missing. `with_columns`: compare the rows of changed files.
+    Raises `LakeCorruptedError` when one cannot be read. `with_columns`: compare the rows of changed files.
     """
-    for contents in (since, until):
-        if missing := missing_parts(layout, contents):
-            raise LakeCorruptedError(f"Snapshot {contents.snapshot}: {missing[0]} is missing or has another size.")
     with _open_memory_db() as db:
-        _create_version_table(db, layout, since, "before")
-        _create_version_table(db, layout, until, "later")
+        for name, path in (("before", before), ("later", later)):
+            db.execute(f"ATTACH {sql_literal(str(path))} AS {name} (READ_ONLY)")
+            db.execute(f"CREATE VIEW {name}_version AS {_VERSIONS_SQL.format(name)}")
         result = db.execute(
             "SELECT CASE WHEN b.file_id IS NULL OR b.deleted THEN 'added' WHEN l.file_id IS NULL OR l.deleted"
             " THEN 'deleted' ELSE 'changed' END, file_id, if(l.file_id IS NULL, b.scan_code, l.scan_code),"
-            " if(l.file_id IS NULL, b.updated_at, l.updated_at) FROM before AS b FULL JOIN later AS l USING (file_id)"
-            " WHERE b.commit_seq IS DISTINCT FROM l.commit_seq"
+            " epoch_us(if(l.file_id IS NULL, b.updated_at, l.updated_at))"
+            " FROM before_version AS b FULL JOIN later_version AS l USING (file_id)"
+            " WHERE (b.deleted, b._fetched_at, b._run_id) IS DISTINCT FROM (l.deleted, l._fetched_at, l._run_id)"
             " AND NOT (coalesce(b.deleted, true) AND coalesce(l.deleted, true)) ORDER BY 2"
         )
         while rows := result.fetchmany(_BATCH_ROWS):
             changes = [Change(*row) for row in rows]
-            if with_columns:
-                changes = _add_columns(db.cursor(), layout, since, until, changes)
-            yield from changes
+            file_ids = [change.file_id for change in changes if with_columns and change.change == "changed"]
+            columns = find_differing_columns(db.cursor(), file_ids) if file_ids else {}
+            yield from (replace(change, columns=tuple(columns.get(change.file_id, ()))) for change in changes)
 
 
-def _add_columns(
-    db: duckdb.DuckDBPyConnection,
-    layout: LakeLayout,
-    since: SnapshotContents,
-    until: SnapshotContents,
-    changes: list[Change],
-) -> list[Change]:
-    def select_both(table: str) -> tuple[str, str]:
-        return (
-            _select_rows_sql(layout, since, table, "before_superseded"),
-            _select_rows_sql(layout, until, table, "later_superseded"),
-        )
-
-    file_ids = [change.file_id for change in changes if change.change == "changed"]
-    columns = find_differing_columns(db, select_both, file_ids) if file_ids else {}
-    return [replace(change, columns=tuple(columns.get(change.file_id, ()))) for change in changes]
-
-
-def _select_rows_sql(layout: LakeLayout, contents: SnapshotContents, table: str, superseded: str) -> str:
-    source = _read_parquet_sql(layout, contents, table)
-    return f"SELECT * FROM {source} ANTI JOIN {superseded} USING (file_id, {COMMIT_SEQ_COLUMN})"
+_VERSIONS_SQL: Final = (
+    "SELECT file_id, scan_code, updated_at, _fetched_at, _run_id, false AS deleted FROM {0}.files UNION ALL"
+    " SELECT file_id, scan_code, updated_at, _fetched_at, _run_id, true FROM {0}.deleted_files"
+)
 
 
 @contextmanager
@@ -203,18 +183,14 @@ def _open_memory_db() -> Iterator[duckdb.DuckDBPyConnection]:
             db.execute("SET enable_progress_bar = false")
             yield db
     except duckdb.IOException as error:
-        raise LakeCorruptedError("A part of the snapshot cannot be read.") from error
+        raise LakeCorruptedError("A snapshot, or a part of it, cannot be read.") from error
 
 
 def _create_version_table(
     db: duckdb.DuckDBPyConnection, layout: LakeLayout, contents: SnapshotContents, name: str
 ) -> None:
-    """Create the table `name`: the snapshot's version of each file, one row per file; instants in microseconds.
-
-    The table `<name>_superseded` has the versions that do not count.
-    """
+    """Create the table `name`: the snapshot's version of each file, one row per file; instants in microseconds."""
     db.register("superseded", contents.superseded)
-    db.execute(f"CREATE TABLE {name}_superseded AS FROM superseded")
     selects = [
         f"SELECT file_id, {COMMIT_SEQ_COLUMN} AS commit_seq, epoch_us(updated_at) AS updated_at,"
         " epoch_us(_fetched_at) AS fetched_at, _run_id AS run_id, scan_code,"

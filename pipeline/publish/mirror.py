@@ -32,7 +32,7 @@ from pipeline.publish.latest import (
     read_latest,
 )
 from pipeline.publish.store_records import encode_record, require_lake
-from pipeline.publish.target_catalog import list_empty_parts, read_snapshot_number, write_target_catalog
+from pipeline.publish.target_catalog import TargetCatalogs, list_empty_parts, read_snapshot_number
 from pipeline.publish.target_layout import CATALOG, FOLDERS, LATEST, OBJECTS, OWNER, snapshot_path, to_target_path
 from pipeline.publish.target_retention import select_remaining, sweep_target
 from pipeline.publish.uploads import PendingUpload, check_same_object, upload_all
@@ -156,6 +156,7 @@ class _Mirror:
         self._lake_id = lake.ledger.get_lake_id()
         self._folder = lake.layout.spill_dir / "publish"
         self._empty_parts = list_empty_parts(lake.layout)
+        self._catalogs = TargetCatalogs(lake.layout, store, self._empty_parts, documents=options.documents)
 
     def publish(
         self, last: SnapshotRecord, number: int, protected: Collection[str]
@@ -188,7 +189,7 @@ class _Mirror:
         purged_at = self._lake.ledger.last_purge_at()
         earlier = former.snapshots if former is not None else ()
         rules = self._options.retention
-        remaining = select_remaining(earlier, snapshot, rules, now_us=self._at, purged_at=purged_at)
+        remaining = select_remaining(earlier, snapshot, rules, purged_at=purged_at)
         described = None
         if images.pictures:
             whole_at = former.images.whole_at if former and former.images else 0
@@ -279,11 +280,6 @@ class _Mirror:
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _write_catalog(self, source: Path, target: Path) -> None:
-        write_target_catalog(
-            source, target, self._store, empty_parts=self._empty_parts, documents=self._options.documents
-        )
-
     def _publish_snapshot(
         self,
         folder: Path,
@@ -296,7 +292,7 @@ class _Mirror:
         number, path = contents.snapshot, snapshot_path(contents.snapshot)
         file = folder / "snapshot.duckdb"
         documents = self._options.documents
-        self._write_catalog(source, file)
+        self._catalogs.write_views(source, file)
         record = self._lake.ledger.find_snapshot(number)
         new = PublishedSnapshot(
             snapshot=number,
@@ -355,7 +351,7 @@ class _Mirror:
         local = self._lake.layout.catalog
         if snapshot.snapshot == last.snapshot and local.is_file() and local.stat().st_size <= _MAX_TABLES_BYTES:
             copy = folder / "catalog.duckdb"
-            self._write_catalog(local, copy)
+            self._catalogs.write_tables(local, copy)
             if read_snapshot_number(copy) == snapshot.snapshot:
                 return copy, None
         views, image_table = folder / "snapshot.duckdb", None

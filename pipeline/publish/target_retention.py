@@ -40,7 +40,6 @@ def select_remaining(
     current: PublishedSnapshot,
     rules: RetentionRules,
     *,
-    now_us: int,
     purged_at: int | None,
 ) -> tuple[PublishedSnapshot, ...]:
     """Return the snapshots that stay beside the current one, oldest first. Pure; instants are microseconds.
@@ -51,7 +50,7 @@ def select_remaining(
     earlier = sorted((item for item in snapshots if item.snapshot != current.snapshot), key=lambda item: item.snapshot)
     earlier = [item for item in earlier if purged_at is None or item.published_at > purged_at]
     times = [SnapshotTime(item.snapshot, item.published_at) for item in (*earlier, current)]
-    reasons = select_kept(times, rules, now=now_us / SECOND)
+    reasons = select_kept(times, rules)
     return tuple(item for item in earlier if item.snapshot in reasons)
 
 

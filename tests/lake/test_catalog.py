@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pytest
 
-from pipeline.lake import catalog, catalog_tables, compaction
+from pipeline.lake import catalog, catalog_sql, catalog_tables, compaction
 from pipeline.lake.catalog import is_rebuild_due
 from pipeline.lake.catalog_integrity import find_damaged_catalogs
 from pipeline.lake.catalog_sql import list_columns
@@ -200,7 +200,8 @@ def test_a_catalog_that_cannot_be_updated_is_built(tmp_path: Path, monkeypatch: 
             commit(lake, {10 + stamp: 5}, stamp=stamp)  # whose upload an update would have deleted
             with monkeypatch.context() as patch:
                 if change == "format":
-                    patch.setattr(catalog_tables, "list_columns", lambda *of: list_columns(*of)[::-1])
+                    for module in (catalog_sql, catalog_tables):
+                        patch.setattr(module, "list_columns", lambda *of: list_columns(*of)[::-1])
                 _publish(lake, stamp)
             assert (_base(lake)["replaced_rows"], change) == (0, change)
             expected[10 + stamp] = 5

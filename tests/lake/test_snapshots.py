@@ -83,9 +83,9 @@ async def test_time_travel(tmp_path: Path) -> None:
         for _ in range(3):
             emulator.world.update(emulator.world.pick_random(20))
             emulator.world.create(2)
-            await synced(emulator, lake)
+            await synced(emulator, lake, keep_snapshots=4)
         with Lake(lake, doing="compaction") as held:
-            assert compact_all(held, Settings(lake=lake))
+            assert compact_all(held, Settings(lake=lake, keep_snapshots=4))
         with duckdb.connect(str(lake / "snapshots" / f"{number:06d}.duckdb"), read_only=True) as db:
             assert differences(db, then) == []
         with opened(lake) as db:
@@ -251,15 +251,15 @@ async def test_changes_between_snapshots(tmp_path: Path) -> None:
         truth = {true["key"]: true for true in emulator.truth()}
     with Lake(lake, doing="look") as held:
         layout = held.layout
-    since = read_snapshot(layout.snapshot_path(number))
-    found = list(diff_snapshots(layout, since, read_snapshot(layout.catalog)))
+    since = layout.snapshot_path(number)
+    found = list(diff_snapshots(since, layout.catalog))
     kinds = {kind: {each.file_id for each in found if each.change == kind} for kind in ("added", "changed", "deleted")}
     assert kinds == {"added": added, "changed": changed, "deleted": set(gone)}
     for each in found:
         if each.change != "deleted":
             assert each.updated_at == truth[each.file_id]["updated"]
             assert each.scan_code == truth[each.file_id]["item"]["scan_code"]
-    assert list(diff_snapshots(layout, since, since)) == []
+    assert list(diff_snapshots(since, since)) == []
 
 
 def test_the_verbs(tmp_path: Path) -> None:
@@ -345,7 +345,7 @@ def test_changes_name_the_columns_that_differ(tmp_path: Path) -> None:
 
 
 def test_changes_since_a_time(tmp_path: Path) -> None:
-    """A duration, a date or an instant means the snapshot that readers saw then; one that is not kept is an error."""
+    """A duration, a date or an instant means the snapshot that readers saw then, or the kept one before it."""
     lake, now, hour = tmp_path / "lake", now_us(), 3_600 * SECOND
     with Lake(lake, doing="test") as made:
         for number, age in ((1, 49), (2, 25), (3, 1)):
@@ -355,11 +355,15 @@ def test_changes_since_a_time(tmp_path: Path) -> None:
     since = {"24h": [3], "2h": [3], "30m": [], "2d": [2, 3], "1d2h": [2, 3], instant: [2, 3], "2": [3]}
     assert {when: [row["file_id"] for row in _change_of(lake, "--since", when)] for when in since} == since
     assert [row["file_id"] for row in _change_of(lake, "--since", "1", "--until", "24h")] == [2]
+    second = (lake / "snapshots" / "000002.duckdb").rename(tmp_path / "not-kept")
+    assert [row["file_id"] for row in _change_of(lake, "--since", "24h")] == [2, 3]
+    assert "is not kept" in told(lake, "changes", "--since", "1", "--until", "24h", code=2)
+    second.rename(lake / "snapshots" / "000002.duckdb")
     (lake / "snapshots" / "000001.duckdb").rename(tmp_path / "not-kept")
     for when in ("2d", "3d"):
         message = told(lake, "changes", "--since", when, code=2)
         assert "is not kept: the oldest is 2, published" in message
-    assert "Use --since 2. retention_hours" in message
+    assert "Use --since 2. keep_snapshots" in message
     assert "--since soon: not a time. Use 24h, 7d, 2026-01-31" in told(lake, "changes", "--since", "soon", code=2)
 
 
@@ -374,5 +378,5 @@ def test_changes_since_a_time_before_the_first_sync(tmp_path: Path, capsys: pyte
         main(["changes", "--since", "24h", "--lake", str(lake)])
     out, err = capsys.readouterr()
     assert (ended.value.code, out.splitlines()[-1]) == (0, "1 added, 0 changed, 0 deleted from snapshot 2 to 3")
-    assert err.startswith("note: the lake is younger than that: changes since its first sync, snapshot 2 of ")
+    assert err.startswith("note: the lake is younger than that: changes since snapshot 2 of ")
     assert "is not kept" in told(lake, "changes", "--since", "1", "--until", "24h", code=2)

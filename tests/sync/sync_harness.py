@@ -89,7 +89,7 @@ def stored(lake: Path) -> duckdb.DuckDBPyConnection:
         record = SnapshotRecord(0, 0, "", complete=False, commit_seq=0, files=0, watermark=None)
         has_instances = ledger.properties.identity == "file_id"
         spec = CatalogSpec(record, ledger.parts(), has_superseded_rows=True, has_instances=has_instances)
-        write_superseded_versions(TableWriter(db, exists=False, has_comments=False), ledger)
+        write_superseded_versions(TableWriter(db, exists=False), ledger)
     for table in TABLES:
         db.execute(f"CREATE TABLE {table.qualified_name} AS {select_rows_sql(layout, spec, table)}")
     for view in (WORKFLOWS, WORKFLOW_STEPS, PROGRESS):
