@@ -114,6 +114,14 @@ def format_instant(micros: int) -> str:
     return f"{to_datetime(micros):%Y-%m-%dT%H:%M:%S}Z".rjust(20, "0")
 
 
+def is_same_instant(one: int | None, other: int | None) -> bool:
+    """Return whether two instants are equal, or one is unknown; if one has whole seconds, compare seconds."""
+    if one is None or other is None or one == other:
+        return True
+    is_whole_second = one % SECOND == 0 or other % SECOND == 0
+    return is_whole_second and one // SECOND == other // SECOND
+
+
 def now_us() -> int:
     """Return this machine's clock, in microseconds since 1970 UTC."""
     return time.time_ns() // 1_000

@@ -58,8 +58,8 @@ class ReportPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class FailedFile:
-    """A selected file that is in no PDF."""
+class NamedFile:
+    """A selected file that is in no PDF, or has changed since its selection."""
 
     file_id: int | None
     reference: str | None
@@ -79,7 +79,8 @@ class ReportResult:
     pdfs: int
     orders: int
     unknown_orders: list[str]
-    failed: list[FailedFile]
+    changed: list[NamedFile]
+    failed: list[NamedFile]
 
 
 RESULT: Final = ReportResult | ReportPlan
@@ -146,8 +147,9 @@ def run(
     folder has the PDFs, manifest.csv, manifest.json, index.html and SHA256SUMS, which `scanlake check --report DIR`
     checks.
 
-    Exit codes: 0 every file is in a PDF, 4 some files are named as failed, 1 the service failed
-    (run again), 3 token refused, 5 another run uses the folder, 6 the URL of a report must not be requested.
+    Exit codes: 0 every file is in a PDF, 4 some files are named as failed, or as changed since their selection,
+    1 the service failed (run again), 3 token refused, 5 another run uses the folder, 6 the URL of a report must not be
+    requested.
     """
     settings = call.settings()
     selection = _parse_selection(where, sql, ids, reference, group_by, per_file=per_file)
@@ -272,12 +274,13 @@ def _print_result(call: CommandContext, result: JobResult, folder: Path) -> Exit
         pdfs=manifest.counts.pdfs,
         orders=manifest.counts.orders,
         unknown_orders=[order.name for order in manifest.unknown_orders],
-        failed=[FailedFile(file.file_id, file.reference, file.reason) for file in manifest.failed],
+        changed=_name_files(manifest.changed),
+        failed=_name_files(manifest.failed),
     )
     lines = _format_result(manifest, folder)
     if result.was_complete:
         lines.append("the job was complete and its folder is unchanged: nothing to do")
-    code = ExitCode.REJECTS if manifest.failed else ExitCode.OK
+    code = ExitCode.REJECTS if manifest.failed or manifest.changed else ExitCode.OK
     code = ExitCode.PROTOCOL if result.had_protocol_errors else code
     return call.print_result(printed, "\n".join(lines) + "\n", code)
 
@@ -290,8 +293,13 @@ def _format_result(manifest: Manifest, folder: Path) -> list[str]:
         f"{folder}: manifest.csv, manifest.json, index.html, SHA256SUMS",
     ]
     lines += [f"ordered twice, because the response was lost: {order.name}" for order in manifest.unknown_orders]
-    failed = [f"failed: {_describe_file(file)}: {to_one_line(file.reason or '')}" for file in manifest.failed]
-    return lines + _shorten(failed, ", all in manifest.csv")
+    named = [f"failed: {_describe_file(file)}: {to_one_line(file.reason or '')}" for file in manifest.failed]
+    named += [f"{_describe_file(file)}: {file.reason}" for file in manifest.changed]
+    return lines + _shorten(named, ", all in manifest.csv")
+
+
+def _name_files(files: Sequence[ManifestFile]) -> list[NamedFile]:
+    return [NamedFile(file.file_id, file.reference, file.reason) for file in files]
 
 
 def _shorten(lines: list[str], where: str = "") -> list[str]:

@@ -12,7 +12,7 @@ from pipeline.crawl.models import parse_reference
 from pipeline.errors import ProtocolError
 from schemas.file_versions import FileVersion, Reject, Tombstone
 from schemas.requests import FileQuery
-from schemas.timestamps import SECOND
+from schemas.timestamps import SECOND, is_same_instant
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,12 +86,12 @@ class DetailFetcher:
             return await self._handle_missing_detail(key, item, detail)
         self._succeeded += 1
         self._last_success_key = key
-        timestamps_agree = _same_timestamp(item.updated_at, detail.updated_at)
+        timestamps_agree = is_same_instant(item.updated_at, detail.updated_at)
         return FetchResult(self._build_version(key, item, detail, timestamps_agree=timestamps_agree))
 
     async def _fetch_consistent_detail(self, key: int, item: ListItem) -> Detail | NotFound:
         detail = await self._fetch_detail(key, item)
-        if isinstance(detail, Detail) and not _same_timestamp(item.updated_at, detail.updated_at):
+        if isinstance(detail, Detail) and not is_same_instant(item.updated_at, detail.updated_at):
             detail = await self._fetch_detail(key, item)
         return detail
 
@@ -184,11 +184,3 @@ def detail_for_key(key: int, identity: Identity, detail: Detail | NotFound) -> D
     if identity == "file_id" and isinstance(detail, Detail) and detail.instance_id not in {None, key}:
         return NotFound("the number is the id of another file")
     return detail
-
-
-def _same_timestamp(listed: int | None, detailed: int | None) -> bool:
-    """Return whether two timestamps are equal; if one has whole seconds, compare seconds."""
-    if listed is None or detailed is None or listed == detailed:
-        return True
-    is_whole_second = listed % SECOND == 0 or detailed % SECOND == 0
-    return is_whole_second and listed // SECOND == detailed // SECOND

@@ -99,7 +99,8 @@ CREATE TABLE report_batch (
 CREATE TABLE report_file (
     job TEXT NOT NULL, position INTEGER NOT NULL, file_id INTEGER, reference TEXT, group_name TEXT, batch INTEGER,
     reason TEXT, excluded_at INTEGER, confirmed_before_at INTEGER, confirmed_before_by TEXT, updated_before INTEGER,
-    confirmed_after_at INTEGER, on_pages INTEGER, PRIMARY KEY (job, position)
+    confirmed_after_at INTEGER, on_pages INTEGER, updated_in_lake INTEGER, updated_after INTEGER,
+    PRIMARY KEY (job, position)
 );
 CREATE INDEX report_file_batch ON report_file (job, batch);
 

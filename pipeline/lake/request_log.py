@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pipeline.lake.ledger import Ledger
 from pipeline.lake.ledger_writes import insert, insert_all
+from schemas.timestamps import is_same_instant
 
 if TYPE_CHECKING:
     import sqlite3
@@ -74,8 +75,8 @@ class ReportJobFile:
     """A selected file. Without a batch it is not ordered; `reason` has the cause.
 
     `excluded_at`: the file was not proven to be in a PDF; the next run orders it again. The confirmations are those of
-    the batch's latest order; the first one was by `list` or `detail` call and had the update time `updated_before`.
-    `on_pages`: 1, 0 or None.
+    the batch's latest order, with the update times of the file; the first one was by `list` or `detail` call.
+    `updated_in_lake` is the update time that the selection saw. `on_pages`: 1, 0 or None.
     """
 
     position: int
@@ -90,6 +91,16 @@ class ReportJobFile:
     updated_before: int | None = None
     confirmed_after_at: int | None = None
     on_pages: int | None = None
+    updated_in_lake: int | None = None
+    updated_after: int | None = None
+
+    @property
+    def changed_at(self) -> int | None:
+        """The update time of a confirmation, if the file is newer there than the selection saw it."""
+        latest = max(self.updated_before or 0, self.updated_after or 0)
+        if self.updated_in_lake is None or is_same_instant(latest, self.updated_in_lake):
+            return None
+        return latest if latest > self.updated_in_lake else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +272,8 @@ class RequestLog:
             insert(db, "report_order", {"job": job, **asdict(order)})
             db.executemany(
                 "UPDATE report_file SET confirmed_before_at = ?, confirmed_before_by = ?, updated_before = ?,"
-                " confirmed_after_at = NULL, on_pages = NULL WHERE job = ? AND batch = ? AND file_id = ?",
+                " confirmed_after_at = NULL, updated_after = NULL, on_pages = NULL"
+                " WHERE job = ? AND batch = ? AND file_id = ?",
                 [
                     (before.at, before.call, before.updated_at, job, batch.batch, file_id)
                     for file_id, before in ((file_id, confirmed[file_id]) for file_id in batch.files)
@@ -281,9 +293,12 @@ class RequestLog:
         changed = replace(order, state=OrderState.DELIVERED, delivered_at=at, error=None)
         with self._ledger.transaction() as db:
             db.executemany(
-                "UPDATE report_file SET confirmed_after_at = ?, on_pages = ?"
+                "UPDATE report_file SET confirmed_after_at = ?, updated_after = ?, on_pages = ?"
                 " WHERE job = ? AND batch = ? AND file_id = ?",
-                [(after.at, on_pages.get(file_id), job, order.batch, file_id) for file_id, after in confirmed.items()],
+                [
+                    (after.at, after.updated_at, on_pages.get(file_id), job, order.batch, file_id)
+                    for file_id, after in confirmed.items()
+                ],
             )
             _update_order(db, job, changed, ("state", "delivered_at", "references_found", "error"))
         return changed

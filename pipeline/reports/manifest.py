@@ -81,6 +81,7 @@ def read_manifest(request_log: RequestLog, job: ReportJob) -> Manifest:
         counts=ManifestCounts(
             files=len(files),
             delivered=len(files) - failed,
+            changed_since_selection=sum(file.changed_since_selection for file in files),
             failed=failed,
             pdfs=len(pdfs),
             orders=len(orders),
@@ -102,12 +103,19 @@ def _to_entry(model: type[_Entry], **values: Any) -> _Entry:
 def _describe_file(file: ReportJobFile, order: ReportOrderRecord | None) -> ManifestFile:
     reason = file.reason or _find_failure(order)
     if reason is None:
-        on_pages = None if file.on_pages is None else bool(file.on_pages)
-        values = asdict(file) | ({} if order is None else asdict(order)) | {"state": "delivered", "on_pages": on_pages}
+        values = asdict(file) | ({} if order is None else asdict(order)) | {"state": "delivered"}
+        values |= {"on_pages": None if file.on_pages is None else bool(file.on_pages)}
+        if file.changed_at is not None:
+            values |= {"changed_since_selection": True, "reason": _describe_change(file.changed_at, file)}
     else:
         values = {name: getattr(file, name) for name in ("file_id", "reference", "confirmed_before_at")}
         values |= {"state": "failed", "reason": reason, "ordered_at": None if order is None else order.ordered_at}
     return _to_entry(ManifestFile, **values, group=file.group_name)
+
+
+def _describe_change(changed_at: int, file: ReportJobFile) -> str:
+    in_lake = format_instant(file.updated_in_lake or 0)
+    return f"changed since selection: updated {format_instant(changed_at)}, in the lake {in_lake}"
 
 
 def _find_failure(order: ReportOrderRecord | None) -> str | None:

@@ -48,7 +48,8 @@ class ManifestFile(_Model):
     """A selected file: in a PDF, or failed with a reason. The fields are the columns of manifest.csv.
 
     The service had the file at both instants of confirmation. `on_pages`: the PDF shows its reference or id; None if
-    the PDF was not read or its pages do not show references.
+    the PDF was not read or its pages do not show references. `changed_since_selection`: a confirmation had a later
+    update time than the lake, so the file may not meet the condition of the selection any more.
     """
 
     file_id: int | None
@@ -63,6 +64,7 @@ class ManifestFile(_Model):
     confirmed_before_at: str | None = None
     confirmed_after_at: str | None = None
     on_pages: bool | None = None
+    changed_since_selection: bool = False
     reason: str | None = None
 
 
@@ -103,6 +105,7 @@ class ManifestCounts(_Model):
 
     files: int
     delivered: int
+    changed_since_selection: int
     failed: int
     pdfs: int
     orders: int
@@ -144,6 +147,11 @@ class Manifest(_Model):
     def failed(self) -> list[ManifestFile]:
         """The files that are in no PDF."""
         return [file for file in self.files if file.state == "failed"]
+
+    @property
+    def changed(self) -> list[ManifestFile]:
+        """The delivered files that are newer in the service than the selection saw them."""
+        return [file for file in self.files if file.changed_since_selection]
 
     @property
     def unknown_orders(self) -> list[ManifestOrder]:

@@ -89,10 +89,10 @@ def select_files(
     if not rows:
         raise SettingsError("The selection is empty.", hint="Correct the selection; nothing was ordered.")
     files = tuple(
-        ReportJobFile(position, file_id, reference, group, batch=None, reason=reason)
-        for position, (file_id, reference, group, reason, _) in enumerate(rows)
+        ReportJobFile(position, file_id, reference, group, batch=None, reason=reason, updated_in_lake=updated_at)
+        for position, (file_id, reference, group, reason, updated_at, _) in enumerate(rows)
     )
-    return files, _read_catalog_state(lake, tuple(row[0] for row in rows if row[4]))
+    return files, _read_catalog_state(lake, tuple(row[0] for row in rows if row[5]))
 
 
 def select_references(lake: duckdb.DuckDBPyConnection, where: str) -> tuple[str, ...]:
@@ -156,7 +156,7 @@ def _resolve_sql(selection: Selection) -> str:
         group = "NULL::VARCHAR"
     return f"""
         WITH wanted AS (SELECT file_id, reference, min(rowid) AS position FROM selected GROUP BY ALL),
-             present AS (SELECT file_id, scan_code, {group} AS group_name FROM files
+             present AS (SELECT file_id, scan_code, updated_at, {group} AS group_name FROM files
                          WHERE file_id IN (SELECT file_id FROM wanted))
         SELECT wanted.file_id, coalesce(present.scan_code, deleted.scan_code, wanted.reference),
                present.group_name,
@@ -165,6 +165,7 @@ def _resolve_sql(selection: Selection) -> str:
                     WHEN deleted.file_id IS NOT NULL
                     THEN strftime(deleted.deletion_detected_at, 'deleted in the service, detected %Y-%m-%dT%H:%M:%SZ')
                     ELSE 'not in the lake' END AS reason,
+               epoch_us(present.updated_at),
                present.file_id IS NULL AND deleted.file_id IS NOT NULL
         FROM wanted LEFT JOIN present USING (file_id) LEFT JOIN deleted_files AS deleted USING (file_id)
         ORDER BY reason IS NOT NULL, present.group_name, wanted.position"""

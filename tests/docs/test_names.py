@@ -23,6 +23,7 @@ from pipeline.lake.request_log import OrderState
 from pipeline.lake.user_query import TABLE_FUNCTIONS
 from pipeline.lake.view_definitions import FILE_SUMMARY
 from pipeline.monitoring.metrics import METRICS
+from pipeline.reports.models import ManifestFile
 from pipeline.settings import Settings
 from schemas.tables import TABLES
 from tests.docs import documents
@@ -109,7 +110,7 @@ def _names() -> frozenset[str]:
     of_views = (name for view in (FILE_EVENTS, FILE_SUMMARY) for name, _ in view.columns)
     names = [*views, *of_views, *columns, *of_meta, *fresh, *tables, *_META, *Settings.model_fields, *pipeline.__all__]
     names += [*vars(pipeline.Client), "to_datetime", "model_extra"]  # the client and its files
-    names += [IMAGES_TABLE, *(name for name, _, _ in IMAGE_COLUMNS)]
+    names += [*ManifestFile.model_fields, IMAGES_TABLE, *(name for name, _, _ in IMAGE_COLUMNS)]
     return frozenset([*names, "_source"])
 
 

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from pipeline.emulator import Emulator
 from tests.commands.conftest import main
 from tests.lake_copies import copy_lake
 from tests.made_once import make_once
-from tests.reports.report_harness import FILES, SEED, Scene, open_scene, run_report, set_batch_size, sync_lists
+from tests.reports.report_harness import Scene, make_service, open_scene, run_report, set_batch_size, sync_lists
 from tests.virtual_time import run_virtually
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def listed_lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The lake of the service's list items; tests must not change it."""
 
     async def fill(lake: Path) -> None:
-        async with Emulator(FILES, seed=SEED) as emulator:
+        async with make_service() as emulator:
             await sync_lists(emulator, lake)
 
     def make(folder: Path) -> Path:
@@ -64,7 +63,7 @@ def finished_folder(tmp_path_factory: pytest.TempPathFactory, listed_lake: Path)
     """The folder of a finished job of three PDFs without its lake; tests must not change it."""
 
     async def fill(folder: Path) -> FinishedFolder:
-        async with Emulator(FILES, seed=SEED) as emulator:
+        async with make_service() as emulator:
             lake = copy_lake(listed_lake, folder / "lake", emulator.base_url)
             await run_report(emulator, lake, folder / "out", template=7, timezone="Europe/Berlin")
             return FinishedFolder(folder / "out", list(emulator.reports.by_secret))

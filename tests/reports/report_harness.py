@@ -7,6 +7,7 @@ import json
 import re
 import sqlite3
 import subprocess
+import time
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,7 @@ import pypdf
 from pipeline.client.client import Client
 from pipeline.client.options import ClientOptions
 from pipeline.client.retry import TimeSource
-from pipeline.emulator import Emulator, Quirks
+from pipeline.emulator import Emulator, Quirks, WorldPlan
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import open_catalog
 from pipeline.lake.request_log import open_request_log
@@ -110,12 +111,20 @@ class Script:
             action()
 
 
+def make_service(**options: Any) -> Emulator:
+    """Return a service whose files are those of the lake, update times included; its clock is that of the test."""
+    emulator = Emulator(plan=WorldPlan(files=FILES, seed=SEED, now="2026-03-01"), **options)
+    emulator.world.clock.set(time.time_ns() // 1_000)
+    emulator.world.clock.resume()
+    return emulator
+
+
 @asynccontextmanager
 async def open_scene(
     listed_lake: Path, folder: Path, main: Callable[..., Answer], **options: Any
 ) -> AsyncIterator[Scene]:
     """Start the service, with these options, and copy its lake to the folder `lake` of `folder`."""
-    async with Emulator(FILES, seed=SEED, quirks=Quirks(report_ready_seconds=0.0), **options) as emulator:
+    async with make_service(quirks=Quirks(report_ready_seconds=0.0), **options) as emulator:
         yield Scene(emulator, copy_lake(listed_lake, folder / "lake", emulator.base_url), main)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import json
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pypdf
 import pytest
 
-from pipeline.errors import ScanlakeError
+from pipeline.errors import ExitCode, ScanlakeError
 from tests.findings import folder_problems
 from tests.reports.report_harness import (
     FILES,
@@ -157,6 +158,32 @@ def _read_text(pdf: Path) -> str:
     if pdf not in _texts:
         _texts[pdf] = " ".join("\n".join(page.extract_text() for page in pypdf.PdfReader(pdf).pages).split())
     return _texts[pdf]
+
+
+async def test_files_that_changed_since_their_selection_are_named(scene: Scene) -> None:
+    """A file that is newer in the service than in the lake's selection is delivered and named, with exit 4.
+
+    It may not meet the condition any more. That holds at each confirmation, and for a finished job.
+    """
+    early, late = scene.keys[3], scene.keys[15]
+    scene.emulator.world.update([early])
+    Script(scene.emulator, poll_1=lambda: scene.emulator.world.update([late]))
+    answer = await scene.report("--json")
+    assert (answer.code, [file["file_id"] for file in answer.json["changed"]]) == (ExitCode.REJECTS, [early, late])
+    manifest, requests = read_manifest(scene.out), scene.emulator.requests
+    changed = [file for file in manifest["files"] if file["changed_since_selection"]]
+    assert [(file["file_id"], file["state"]) for file in changed] == [(early, "delivered"), (late, "delivered")]
+    assert manifest["counts"]["changed_since_selection"] == 2
+    rows = list(csv.DictReader((scene.out / "manifest.csv").read_text().splitlines()))
+    assert [row["reason"] for row in rows if row["reason"]] == [file["reason"] for file in changed]
+    assert changed[0]["reason"].startswith("changed since selection: updated ")
+    page = (scene.out / "index.html").read_text()
+    assert "<strong>2 changed since selection</strong>" in page
+    assert changed[1]["reason"] in page
+    again = await scene.report()
+    assert (again.code, scene.emulator.requests) == (ExitCode.REJECTS, requests)
+    assert f"file {late}: changed since selection: updated " in again.out
+    check_certified(scene.out)
 
 
 @pytest.mark.virtual_time

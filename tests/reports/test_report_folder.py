@@ -275,7 +275,9 @@ def make_manifest(text: str) -> Manifest:
         job=text, scanlake="1", service=text, begun_at="now", written_at="now", selection={}, settings={}, snapshot=1,
         watermark=None, pdfs=(), orders=(), files=(file,),
         deletions=ManifestDeletions(known_up_to=None, deleted_files_in_lake=0, selected=()),
-        counts=ManifestCounts(files=1, delivered=0, failed=1, pdfs=0, orders=0, unknown_orders=0),
+        counts=ManifestCounts(
+            files=1, delivered=0, changed_since_selection=0, failed=1, pdfs=0, orders=0, unknown_orders=0
+        ),
     )  # fmt: skip
 
 
