@@ -144,8 +144,8 @@ def run(
     Files are ordered in batches of at most 100. Each file is confirmed in the service before its order and after its
     delivery. The same command resumes an interrupted job and orders failed reports again; a complete job is left as it
     is. A signed folder is changed only with --sign. A changed selection or option in the same folder is refused. The
-    folder has the PDFs, manifest.csv, manifest.json, index.html and SHA256SUMS, which `scanlake check --report DIR`
-    checks.
+    folder has the PDFs, manifest.csv, manifest.json, index.html and SHA256SUMS. VERIFY.txt has the commands that
+    check it; `scanlake check --report DIR` compares more.
 
     Exit codes: 0 every file is in a PDF, 4 some files are named as failed, or as changed since their selection,
     1 the service failed (run again), 3 token refused, 5 another run uses the folder, 6 the URL of a report must not be
@@ -290,7 +290,7 @@ def _format_result(manifest: Manifest, folder: Path) -> list[str]:
     size = format_bytes(sum(pdf.bytes for pdf in manifest.pdfs))
     lines = [
         f"{counts.delivered:,} of {pluralize(counts.files, 'file')} in {pluralize(counts.pdfs, 'PDF')}, {size}",
-        f"{folder}: manifest.csv, manifest.json, index.html, SHA256SUMS",
+        f"{folder}: manifest.csv, manifest.json, index.html, VERIFY.txt, SHA256SUMS",
     ]
     lines += [f"ordered twice, because the response was lost: {order.name}" for order in manifest.unknown_orders]
     named = [f"failed: {_describe_file(file)}: {to_one_line(file.reason or '')}" for file in manifest.failed]

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from pydantic import ValidationError
 
-from pipeline.csv_rows import escape_formula
 from pipeline.errors import SettingsError
 from pipeline.findings import Severity, error, ok, warning
 from pipeline.formatting import pluralize
-from pipeline.reports.index_page import PAGE_NAME
-from pipeline.reports.manifest import CSV_NAME, JSON_NAME, SIGNATURE_NAME, SUMS_NAME
+from pipeline.lake.request_log import ReportJobFile
+from pipeline.reports.index_page import PAGE_NAME, render_page
+from pipeline.reports.manifest import (
+    CSV_NAME,
+    JSON_NAME,
+    LISTED_NAMES,
+    SIGNATURE_NAME,
+    SUMS_NAME,
+    count_entries,
+    describe_pages,
+    format_csv,
+)
 from pipeline.reports.models import Manifest
+from pipeline.reports.page_text import read_pages
 from pipeline.reports.signing import verify_signature
+from pipeline.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from pipeline.findings import Finding
+    from pipeline.reports.models import ManifestFile, ManifestPdf
 
 _SUMS_LINE: Final = re.compile(r"([0-9a-f]{64}) [ *]([^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]*)")
 """No name begins with a dot or leads out of the folder."""
@@ -49,7 +59,7 @@ class FolderCheck:
 
 
 def check_report_folder(folder: Path, allowed_signers: Path | None = None) -> FolderCheck:
-    """Check the checksums, PDFs, manifest and signature of a folder.
+    """Check the checksums, PDFs, manifest and signature of a folder, and whether they agree.
 
     A signature must exist if the manifest has `signed`, or with `allowed_signers`. Raises `SettingsError` if it is not
     the folder of a finished job.
@@ -69,7 +79,9 @@ def check_report_folder(folder: Path, allowed_signers: Path | None = None) -> Fo
     if manifest is None:
         problems.append((JSON_NAME, "cannot be read"))
     else:
+        damaged = {name for name, _ in problems}
         problems += _find_manifest_problems(manifest, sums, folder)
+        problems += _find_page_problems(manifest, folder, damaged)
     must_be_signed = allowed_signers is not None or (manifest is not None and manifest.signed)
     signature = _check_signature(folder, content, allowed_signers, must_be_signed=must_be_signed)
     findings = [error("report", name, problem, _HINT) for name, problem in problems]
@@ -78,6 +90,9 @@ def check_report_folder(folder: Path, allowed_signers: Path | None = None) -> Fo
     unknown = sorted(path.name for path in folder.iterdir() if path.name not in known and path.name[0] != ".")
     findings += [warning("report", name, "unknown file", "Nothing to do: no manifest names it.") for name in unknown]
     if manifest is not None:
+        if manifest.scanlake != __version__:
+            problem = f"made by scanlake {manifest.scanlake}, so not compared with {JSON_NAME}"
+            findings.append(warning("report", PAGE_NAME, problem, "Check the page with that scanlake."))
         findings.append(ok("report", f"job {manifest.job}", _describe_contents(manifest)))
     return FolderCheck(findings, (folder / SIGNATURE_NAME).is_file())
 
@@ -97,7 +112,7 @@ def _read_sums(content: bytes, sums: dict[str, str]) -> Iterator[_Problem]:
             yield f"{SUMS_NAME}, line {number}", "not a checksum of a file of this folder"
         else:
             sums[match[2]] = match[1]
-    yield from ((name, f"not in {SUMS_NAME}") for name in (JSON_NAME, CSV_NAME, PAGE_NAME) if name not in sums)
+    yield from ((name, f"not in {SUMS_NAME}") for name in LISTED_NAMES if name not in sums)
 
 
 def _find_file_problems(folder: Path, name: str, sha256: str) -> Iterator[_Problem]:
@@ -133,18 +148,19 @@ def _find_manifest_problems(manifest: Manifest, sums: dict[str, str], folder: Pa
     yield from _find_placement_problems(manifest)
     yield from _find_confirmation_problems(manifest)
     yield from _find_pdf_problems(manifest, sums)
-    csv_pairs = [
-        ("" if file.file_id is None else str(file.file_id), escape_formula(file.pdf or "")) for file in manifest.files
-    ]
-    if _read_csv_pairs(folder) != csv_pairs:
+    if manifest.counts != count_entries(manifest.files, manifest.orders, pdfs=len(manifest.pdfs)):
+        yield JSON_NAME, "its counts are not those of its entries"
+    if _read(folder / CSV_NAME) != format_csv(manifest.files):
         yield CSV_NAME, f"does not match {JSON_NAME}"
+    if manifest.scanlake == __version__ and _read(folder / PAGE_NAME) != render_page(manifest).encode():
+        yield PAGE_NAME, f"does not match {JSON_NAME}"
 
 
 def _find_placement_problems(manifest: Manifest) -> Iterator[_Problem]:
-    pdfs = {(pdf.pdf, pdf.sha256) for pdf in manifest.pdfs}
+    pdfs = {(pdf.pdf, pdf.sha256, pdf.bytes) for pdf in manifest.pdfs}
     for file in manifest.files:
         is_failed = file.pdf is None and bool(file.reason)
-        if not is_failed and (file.pdf, file.sha256) not in pdfs:
+        if not is_failed and (file.pdf, file.sha256, file.bytes) not in pdfs:
             yield JSON_NAME, f"file {file.file_id} is in no PDF and has no reason"
 
 
@@ -158,23 +174,53 @@ def _find_confirmation_problems(manifest: Manifest) -> Iterator[_Problem]:
 
 
 def _find_pdf_problems(manifest: Manifest, sums: dict[str, str]) -> Iterator[_Problem]:
-    files = Counter((file.pdf, file.sha256) for file in manifest.files)
+    files = _group_by_pdf(manifest)
     for pdf in manifest.pdfs:
         if sums.get(pdf.pdf) != pdf.sha256:
             yield pdf.pdf, f"{SUMS_NAME} and {JSON_NAME} disagree"
-        if files[pdf.pdf, pdf.sha256] != pdf.files:
-            yield pdf.pdf, f"ordered for {pdf.files} files, but {files[pdf.pdf, pdf.sha256]} files name it"
-    for name in sorted(sums.keys() - {pdf.pdf for pdf in manifest.pdfs}):
-        if name.endswith(".pdf"):
-            yield name, f"in {SUMS_NAME}, but not in {JSON_NAME}"
+        if len(files[pdf.pdf]) != pdf.files:
+            yield pdf.pdf, f"ordered for {pdf.files} files, but {len(files[pdf.pdf])} files name it"
+        on_pages = sum(file.on_pages is True for file in files[pdf.pdf])
+        if on_pages != (pdf.references_found or 0) or pdf.pages != describe_pages(pdf.references_found, pdf.files):
+            yield pdf.pdf, f"{JSON_NAME} has {on_pages} of its files on its pages, but also: {pdf.pages}"
+    for name in sorted(sums.keys() - {*LISTED_NAMES, *(pdf.pdf for pdf in manifest.pdfs)}):
+        yield name, f"in {SUMS_NAME}, but not in {JSON_NAME}"
 
 
-def _read_csv_pairs(folder: Path) -> list[tuple[str, str]] | None:
+def _group_by_pdf(manifest: Manifest) -> dict[str, list[ManifestFile]]:
+    files = defaultdict(list)
+    for file in manifest.files:
+        files[file.pdf or ""].append(file)
+    return files
+
+
+def _find_page_problems(manifest: Manifest, folder: Path, damaged: set[str]) -> Iterator[_Problem]:
+    """Read the undamaged PDFs again, and yield each file whose `on_pages` they do not confirm."""
+    files = _group_by_pdf(manifest)
+    for pdf in manifest.pdfs:
+        path = folder / pdf.pdf
+        if pdf.pdf in damaged or not path.is_file():
+            continue
+        if path.stat().st_size != pdf.bytes:
+            yield pdf.pdf, f"its size is not that in {JSON_NAME}"
+        yield from _find_unconfirmed(pdf, path, files[pdf.pdf])
+
+
+def _find_unconfirmed(pdf: ManifestPdf, path: Path, files: Sequence[ManifestFile]) -> Iterator[_Problem]:
+    pages = read_pages(path, [ReportJobFile(0, file.file_id, file.reference, None, None) for file in files])
+    if pdf.references_found is None or not pages.is_read:
+        return
+    on_pages = pages.on_pages if pages.count else {}  # as certified: pages without any reference decide nothing
+    for file in files:
+        if file.file_id is not None and file.on_pages != on_pages.get(file.file_id):
+            yield pdf.pdf, f"its pages and {JSON_NAME} disagree about file {file.file_id}"
+
+
+def _read(path: Path) -> bytes:
     try:
-        text = (folder / CSV_NAME).read_bytes().decode()  # read_text would turn a \r within a cell into \n
-    except (OSError, ValueError):
-        return None
-    return [(row.get("file_id") or "", row.get("pdf") or "") for row in csv.DictReader(io.StringIO(text, newline=""))]
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def _check_signature(folder: Path, content: bytes, allowed_signers: Path | None, *, must_be_signed: bool) -> Finding:

@@ -1,4 +1,4 @@
-"""The manifest of a job's folder: manifest.json, manifest.csv, index.html, SHA256SUMS and its signature."""
+"""The manifest of a job's folder: manifest.json, manifest.csv, index.html, VERIFY.txt, SHA256SUMS and its signature."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from pipeline.reports.models import (
     ManifestOrder,
     ManifestPdf,
 )
+from pipeline.reports.signing import NAMESPACE
 from pipeline.version import __version__
 from schemas.timestamps import format_instant, now_us
 
@@ -36,6 +37,28 @@ JSON_NAME: Final = "manifest.json"
 CSV_NAME: Final = MANIFEST
 SUMS_NAME: Final = SUMS
 SIGNATURE_NAME: Final = "SHA256SUMS.sig"
+INSTRUCTIONS_NAME: Final = "VERIFY.txt"
+LISTED_NAMES: Final = (JSON_NAME, CSV_NAME, PAGE_NAME, INSTRUCTIONS_NAME)
+"""The files of a folder that SHA256SUMS lists beside the PDFs."""
+_INSTRUCTIONS: Final = f"""How to check this folder
+
+Run these commands in the folder. They need neither scanlake nor the service.
+
+1. The content: every file must be OK. Files that are not listed are not part of the report.
+
+    sha256sum -c {SUMS_NAME}
+
+2. If the folder has {SIGNATURE_NAME}: the fingerprint of the SSH key that signed {SUMS_NAME}.
+
+    ssh-keygen -Y check-novalidate -n {NAMESPACE} -s {SIGNATURE_NAME} < {SUMS_NAME}
+
+3. The signer, by a public key that you have from the signer, not from this folder. Write it into
+   ../allowed_signers, as one line: the word signer, a space, the key.
+
+    ssh-keygen -Y verify -f ../allowed_signers -I signer -n {NAMESPACE} -s {SIGNATURE_NAME} < {SUMS_NAME}
+
+`scanlake check --report FOLDER` checks the same, and whether manifests, page and PDFs agree.
+"""
 
 
 def write_manifest(folder: JobFolder, manifest: Manifest, sign: Callable[[bytes], bytes] | None = None) -> None:
@@ -46,6 +69,7 @@ def write_manifest(folder: JobFolder, manifest: Manifest, sign: Callable[[bytes]
         JSON_NAME: f"{manifest.model_dump_json(indent=1)}\n".encode(),
         CSV_NAME: format_csv(manifest.files),
         PAGE_NAME: render_page(manifest).encode(),
+        INSTRUCTIONS_NAME: _INSTRUCTIONS.encode(),
     }
     sums = {pdf.pdf: pdf.sha256 for pdf in manifest.pdfs}
     for name, content in contents.items():
@@ -67,7 +91,7 @@ def read_manifest(request_log: RequestLog, job: ReportJob) -> Manifest:
         for file in request_log.files(job.job)
     )
     pdfs = [order for order in last_orders.values() if order.state is OrderState.DELIVERED]
-    failed = sum(file.state == "failed" for file in files)
+    entries = tuple(_to_entry(ManifestOrder, **asdict(order)) for order in orders)
     options = json.loads(job.options)
     named = {name: options.pop(name) for name in ("service", "selection", "title", "purpose", "requested_by")}
     return Manifest(
@@ -78,18 +102,24 @@ def read_manifest(request_log: RequestLog, job: ReportJob) -> Manifest:
         **named,
         settings=options,
         **dict(CatalogState.model_validate_json(job.context)),
-        counts=ManifestCounts(
-            files=len(files),
-            delivered=len(files) - failed,
-            changed_since_selection=sum(file.changed_since_selection for file in files),
-            failed=failed,
-            pdfs=len(pdfs),
-            orders=len(orders),
-            unknown_orders=sum(order.state is OrderState.UNKNOWN for order in orders),
-        ),
+        counts=count_entries(files, entries, pdfs=len(pdfs)),
         pdfs=tuple(_describe_pdf(order) for order in sorted(pdfs, key=lambda order: order.pdf or "")),
-        orders=tuple(_to_entry(ManifestOrder, **asdict(order)) for order in orders),
+        orders=entries,
         files=files,
+    )
+
+
+def count_entries(files: Sequence[ManifestFile], orders: Sequence[ManifestOrder], *, pdfs: int) -> ManifestCounts:
+    """Return the totals of a manifest's entries."""
+    failed = sum(file.state == "failed" for file in files)
+    return ManifestCounts(
+        files=len(files),
+        delivered=len(files) - failed,
+        changed_since_selection=sum(file.changed_since_selection for file in files),
+        failed=failed,
+        pdfs=pdfs,
+        orders=len(orders),
+        unknown_orders=sum(order.state == OrderState.UNKNOWN for order in orders),
     )
 
 
@@ -128,13 +158,16 @@ def _find_failure(order: ReportOrderRecord | None) -> str | None:
 
 
 def _describe_pdf(order: ReportOrderRecord) -> ManifestPdf:
-    count = order.references_found
-    pages = f"{count} of {pluralize(order.files, 'file')} found on its pages"
-    if count is None:
-        pages = "not read"
-    elif count == 0:
-        pages = "references not shown on its pages"
-    return _to_entry(ManifestPdf, **asdict(order), pages=pages)
+    return _to_entry(ManifestPdf, **asdict(order), pages=describe_pages(order.references_found, order.files))
+
+
+def describe_pages(references_found: int | None, files: int) -> str:
+    """Return in words how many files of a PDF its pages show."""
+    if references_found is None:
+        return "not read"
+    if not references_found:
+        return "references not shown on its pages"
+    return f"{references_found} of {pluralize(files, 'file')} found on its pages"
 
 
 def format_csv(files: Sequence[ManifestFile]) -> bytes:

@@ -93,9 +93,12 @@ class ManifestOrder(_Model):
 
 
 class ManifestDeletions(_Model):
-    """The deletions that the lake had detected when the files were selected."""
+    """The deletions that the lake had detected when the files were selected.
 
-    known_up_to: str | None
+    `known_up_to` is the time of the last verify, or "never verified".
+    """
+
+    known_up_to: str
     deleted_files_in_lake: int | None
     selected: tuple[int, ...]
 

@@ -76,3 +76,9 @@ def finished_folder(tmp_path_factory: pytest.TempPathFactory, listed_lake: Path)
         return finished
 
     return make_once(tmp_path_factory, "finished_folder", make)
+
+
+@pytest.fixture
+def copied_folder(tmp_path: Path, finished_folder: FinishedFolder) -> Path:
+    """A copy of the finished job's folder."""
+    return shutil.copytree(finished_folder.path, tmp_path / "out")

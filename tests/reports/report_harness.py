@@ -224,3 +224,36 @@ def check_orders(emulator: Emulator, out: Path) -> int:
     assert {states[name] for name in names} <= {"delivered", "unknown"}
     assert sum(states[name] == "delivered" for name in names) == len(list(out.glob("*.pdf")))
     return sum(states[name] == "unknown" for name in names)
+
+
+def truncate(path: Path) -> None:
+    """Cut the last bytes of a file of a folder."""
+    content = path.read_bytes()
+    path.chmod(0o644)
+    path.write_bytes(content[:-9])
+
+
+def replace_file(out: Path, name: str, content: bytes) -> None:
+    """Change a file and its checksum."""
+    for path in (out / name, out / "SHA256SUMS"):
+        path.chmod(0o644)
+    (out / name).write_bytes(content)
+    sums = subprocess.run(["sha256sum", name], cwd=out, capture_output=True, check=True, text=True).stdout
+    drop_line(out, name)
+    with (out / "SHA256SUMS").open("a") as file:
+        file.write(sums)
+
+
+def drop_line(out: Path, name: str) -> None:
+    """Remove the checksum of a file."""
+    sums = out / "SHA256SUMS"
+    sums.chmod(0o644)
+    sums.write_text(
+        "".join(line for line in sums.read_text().splitlines(keepends=True) if not line.endswith(f" {name}\n"))
+    )
+
+
+def make_key(path: Path) -> None:
+    """Make an SSH key without a passphrase."""
+    key = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"{path.name}@x", "-f", str(path)]
+    subprocess.run(key, check=True)
