@@ -82,7 +82,7 @@ def format_verification(result: VerifyResult) -> str:
     """Return the result of a verification."""
     repaired = "" if result.mode.startswith("check") else " (repaired)"
     deleted = "deleted in the service" + (repaired and " (now in deleted_files)")
-    details = pluralize(result.details_checked, "file")
+    details = f"{result.details_checked:,} of {pluralize(result.files_in_lake, 'file')}"
     counts = (
         ("missing", result.missing, f"missing in the lake{repaired}"),
         ("stale", result.stale, f"stale in the lake{repaired}"),
@@ -95,6 +95,7 @@ def format_verification(result: VerifyResult) -> str:
             f"with different details under the same timestamp{repaired}, of {details} compared",
         ),
         ("", result.unproven_windows, "windows without a consistent list"),
+        ("unproven", result.unproven, "not in a list that was not consistent: deletion not proven (kept)"),
         ("", result.rejects, "rejects: files without details, or list items without an id (meta.rejects)"),
     )
     ids = result.ids
@@ -108,6 +109,8 @@ def format_verification(result: VerifyResult) -> str:
         ids_alone = f"{result.uncompared:,} compared by their ids alone"
         how = ids_alone if result.uncompared else "compared by their details"
         lines.append(f"  {result.untimed:,} without an update time in the list: {how}")
+    elif result.uncompared:
+        lines.append(f"  {result.uncompared:,} not compared: no answer")
     if result.missing_includes:
         names = " and ".join(result.missing_includes)
         lines.append(f"  without {names}: left out of includes, and only the list has them; they are in no table")

@@ -264,7 +264,7 @@ class LakeProperties:
     lookback_due: bool = False  # the next sync reads the lookback window again
     unverified_since: int | None = None  # the first sync; a rollback makes a verify due at once
     last_verify_at: int | None = None
-    deep_position: int = 0  # bucket of files with which the next deep verify begins
+    deep_position: int = 0  # hash of the file after which the next deep verify begins
     learned_limits: dict[str, Any] | None = None  # rate and concurrency, for the next run's rate limiter
     catalog: CatalogRecord | None = None
     has_unpublished_rows: bool = True  # the newest snapshot lacks rows, or has rows that do not count any more

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
+from math import ceil
 from typing import TYPE_CHECKING, Final
 
 from pipeline.crawl.details import max_deletions
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 _MAX_NAMED_FILES: Final = 5
 _MAX_LISTED_IDS: Final = 1_000  # ids per kind in the record
 _MERGE_GAP_SECONDS: Final = 3  # update times at most so far apart are read again in one window
-_ROTATION_BUCKETS: Final = 1_000
+_HASH_RANGE: Final = 2**64
+_HASH_FACTOR: Final = 0x9E37_79B9_7F4A_7C15  # odd, so no two ids have one hash; 2^64 / golden ratio spreads them evenly
 _SEEN_UNTIMED: Final = 2
 
 
@@ -34,6 +36,7 @@ class Differences:
     stale: dict[int, int | None] = field(default_factory=dict)
     deleted: dict[int, str] = field(default_factory=dict)  # the evidence by file
     unlisted: list[int] = field(default_factory=list)
+    unproven: list[int] = field(default_factory=list)  # neither listed nor proven deleted
     changed_meanwhile: dict[int, int | None] = field(default_factory=dict)
     details: list[RefetchRequest] = field(default_factory=list)
     details_checked: int = 0
@@ -45,6 +48,7 @@ class Differences:
             "stale": self.stale,
             "deleted": self.deleted,
             "unlisted": self.unlisted,
+            "unproven": self.unproven,
             "changed_meanwhile": self.changed_meanwhile,
             "details_differing": [request.file_id for request in self.details],
         }
@@ -108,15 +112,16 @@ def shrunken_list_error(unseen: int, file_count: int, unlisted: Sequence[int]) -
     )
 
 
-def select_rotating_share(file_ids: Iterable[int], *, position: int, share: float) -> tuple[list[int], int]:
-    """Return the files of the next `share` (0 to 1) of all buckets, and the position to continue from.
+def select_rotating_share(file_ids: Iterable[int], *, position: int, share: float) -> tuple[set[int], int]:
+    """Return the files of the next `share` (0 to 1), rounded up, and the position to continue from.
 
-    A file's bucket is its id modulo 1,000. Calls that pass the position on select every file in turn.
+    Files are ranked by a hash of their ids. Calls that pass the position on select every file in turn.
     """
-    start = position if share < 1 else 0
-    buckets = max(1, round(share * _ROTATION_BUCKETS))
-    selected = [file_id for file_id in file_ids if (file_id - start) % _ROTATION_BUCKETS < buckets]
-    return selected, (start + buckets) % _ROTATION_BUCKETS
+    ranked = sorted((file_id * _HASH_FACTOR % _HASH_RANGE, file_id) for file_id in file_ids)
+    start = bisect_right(ranked, (position, _HASH_RANGE))
+    count = ceil(round(share * len(ranked), 6))  # 0.07 * 100 is a little more than 7
+    selected = [*ranked[start:], *ranked[:start]][:count]
+    return {file_id for _, file_id in selected}, selected[-1][0] if selected else position
 
 
 def plan_repair_windows(updates: Iterable[int | None], *, max_windows: int) -> list[Window]:

@@ -75,7 +75,8 @@ class VerifyResult:
 
     `consistent`: lake and service agree, after the repair unless the mode was check only. `missing_includes` were not
     compared: the lake has none. `rejects` are files whose details could not be fetched, and list items without a usable
-    id. `untimed` files have no update time in the list, so their details are compared; `uncompared` are those without.
+    id. `untimed` files have no update time in the list, so their details are compared; `uncompared` are files whose
+    details were to be compared and are not. `unproven` files are in no list that was consistent, and not deleted.
     """
 
     run_id: str
@@ -101,6 +102,7 @@ class VerifyResult:
     rejects: int
     untimed: int
     uncompared: int
+    unproven: int
 
 
 async def verify(lake: Lake, settings: Settings, token: str, mode: VerifyMode, progress: Progress) -> VerifyResult:
@@ -251,13 +253,14 @@ class _Verify:
             raise shrunken_list_error(len(unseen), file_count, unlisted)
 
     async def _exclude_unproven(self, file_ids: Sequence[int], unproven: Sequence[Window]) -> list[int]:
-        """Return the files outside of `unproven`: an inconsistent list is no evidence of a deletion."""
+        """Return the files outside of `unproven`, and name the others: an inconsistent list is no evidence."""
         doubtful: set[int] = set()
         for chunk in _split_rounds(file_ids):
             for file_id, version in (await self._run.lookup_versions(chunk)).items():
                 second = None if version.updated_at is None else version.updated_at // SECOND
                 if second is None or any(window.may_contain(second) for window in unproven):
                     doubtful.add(file_id)
+        self._differences.unproven += sorted(doubtful)
         return [file_id for file_id in file_ids if file_id not in doubtful]
 
     async def _fetch_by_id(self, file_ids: Sequence[int]) -> list[Detail | NotFound | None]:
@@ -276,24 +279,34 @@ class _Verify:
         return [task.result() for task in tasks]
 
     async def _compare_details(self) -> None:
-        """Fetch details again and compare their content: those of untimed files, and a share that rotates."""
+        """Fetch details again and compare their content: those of untimed files, and a share that rotates.
+
+        If every file of the share differs, nothing is known of the others: they are compared too.
+        """
         run, differences = self._run, self._differences
         commit_seqs = dict(await run.ledger_thread.call(run.ledger.file_commit_seqs))
         position = await run.ledger_thread.call(lambda: run.ledger.properties.deep_position)
-        selected = untimed = set(self._untimed)
+        selected = set(self._untimed)
         if self._mode.deep:
             share, position = select_rotating_share(commit_seqs, position=position, share=self._mode.deep)
-            selected = untimed.union(share)
-        for file_ids in _split_rounds(file_id for file_id in commit_seqs if file_id in selected):
-            versions = {file_id: commit_seqs[file_id] for file_id in file_ids if file_id not in differences.deleted}
+            selected |= share
+        await self._compare_files({file_id: seq for file_id, seq in commit_seqs.items() if file_id in selected})
+        if self._mode.deep and 0 < differences.details_checked == len(differences.details):
+            await self._compare_files({file_id: seq for file_id, seq in commit_seqs.items() if file_id not in selected})
+        if not self._mode.check_only:
+            await run.ledger_thread.call(run.ledger.set_properties, deep_position=position)
+
+    async def _compare_files(self, commit_seqs: Mapping[int, int]) -> None:
+        """Compare the details of files, given as {file_id: commit_seq} in the order of the commits."""
+        run, untimed = self._run, set(self._untimed)
+        for file_ids in _split_rounds(commit_seqs):
+            versions = {id_: commit_seqs[id_] for id_ in file_ids if id_ not in self._differences.deleted}
             stored = await run.ledger_thread.call(read_details, run.lake.layout, run.ledger, versions)
             for file_id, answer in zip(versions, await self._fetch_by_id(list(versions)), strict=True):
                 if isinstance(answer, Detail):
                     self._compare_detail(file_id, stored.get(file_id), answer)
                 else:
-                    self._uncompared += file_id in untimed
-        if not self._mode.check_only:
-            await run.ledger_thread.call(run.ledger.set_properties, deep_position=position)
+                    self._uncompared += answer is None or file_id in untimed
 
     def _compare_detail(self, file_id: int, stored: bytes | None, answer: Detail) -> None:
         self._differences.details_checked += 1
@@ -378,6 +391,7 @@ class _Verify:
             rejects=rejects,
             untimed=len(self._untimed),
             uncompared=self._uncompared,
+            unproven=len(differences.unproven),
         )
 
     def _has_unrepaired_files(self) -> bool:

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+import math
+
 from pipeline.crawl.windows import ALL_TIME, Window
 from pipeline.sync.differences import SeenFiles, plan_repair_windows, select_rotating_share
 from schemas.timestamps import SECOND
 from tests.rows import every
 
 
-@every("share", [0.1, 0.25, 0.3, 0.999])
-def test_rotating_shares_select_every_file(share: float) -> None:
-    """Calls that pass the position on select all files before the rotation begins again."""
-    files, seen, position = range(1, 5_000), set(), 0
-    for _ in range(-(-1_000 // round(share * 1_000))):
-        selected, position = select_rotating_share(files, position=position, share=share)
-        assert len(selected) <= len(files)
-        seen |= set(selected)
-    assert seen == set(files)
+@every(("count", "share"), [(40, 0.1), (40, 1.0), (100, 0.07), (7, 0.001), (4_999, 0.3), (5_000, 0.999)])
+def test_rotating_shares_have_their_size_and_select_every_file(count: int, share: float) -> None:
+    """Each share has its part of the files, rounded up, whatever their ids; successive shares select all of them."""
+    size, position = math.ceil(count * share - 1e-9), 0
+    seen: set[int] = set()
+    for ids in (range(1, count + 1), range(9_007_199_254_740_993, 9_007_199_254_740_993 + 222 * count, 222)):
+        seen.clear()
+        for _ in range(-(-count // size)):
+            selected, position = select_rotating_share(ids, position=position, share=share)
+            assert len(selected) == size
+            seen |= selected
+        assert seen == set(ids)
 
 
-def test_a_share_continues_at_its_position_and_wraps() -> None:
-    """A share begins at the position, continues at bucket 0 after the last one, and keeps the order of the files."""
-    selected, position = select_rotating_share([1_050, 950, 10, 500], position=900, share=0.2)
-    assert (selected, position) == ([1_050, 950, 10], 100)
-
-
-def test_a_full_share_ignores_the_position() -> None:
-    """All files are selected, from any position."""
-    assert select_rotating_share([1, 999, 500], position=700, share=1.0)[0] == [1, 999, 500]
+def test_a_share_is_spread_over_the_ids() -> None:
+    """A share of files with successive ids is not a run of them."""
+    selected, _ = select_rotating_share(range(1_000), position=0, share=0.1)
+    assert all(
+        sum(start <= file_id < start + 250 for file_id in selected) in range(20, 31) for start in range(0, 1_000, 250)
+    )
 
 
 def test_seen_files_counts_each_file_once() -> None:

@@ -12,6 +12,7 @@ from pipeline.emulator import Emulator, Quirks, make_quirks
 from pipeline.errors import ProtocolError, SettingsError
 from pipeline.run_summaries import format_verification
 from pipeline.sync.verify import VerifyMode
+from schemas.timestamps import SECOND
 from tests.processes import ran
 from tests.sync.sync_harness import SEED, asked, check_equal, count_files, opened, synced, tampered, verified
 
@@ -129,7 +130,8 @@ async def test_absence_needs_more_evidence(tmp_path: Path) -> None:
 async def test_deep_compares_contents(tmp_path: Path) -> None:
     """--deep finds a change that left the update time alone, and repairs it; a plain verify does not see it.
 
-    A share reads another part of the files each time, and all of them in the end.
+    A share reads another part of the files each time, and all of them in the end. If every file of the share differs,
+    the others are compared too.
     """
     lake = tmp_path / "lake"
     async with Emulator(40, seed=SEED) as emulator:
@@ -141,12 +143,46 @@ async def test_deep_compares_contents(tmp_path: Path) -> None:
         deep = await verified(emulator, lake, VerifyMode(deep=1.0))
         assert (deep.details_checked, deep.details_differing) == (40, 6)
         check_equal(lake, emulator)
-        shares = [await verified(emulator, lake, VerifyMode(deep=0.25)) for _ in range(4)]
-        assert sum(share.details_checked for share in shares) == 40
-        assert sum(share.details_differing for share in shares) == 0
+        shares = [await verified(emulator, lake, VerifyMode(deep=0.1)) for _ in range(10)]
+        assert [(share.details_checked, share.details_differing) for share in shares] == [(4, 0)] * 10
+        assert "details of 4 of 40 files compared: no differences" in format_verification(shares[0])
+        for key in list(emulator.world.records)[1:]:
+            emulator.world.edit(key, "add-upload", at=emulator.world.records[key].updated)
+        deep = await verified(emulator, lake, VerifyMode(deep=0.05))
+        assert (deep.details_checked, deep.details_differing, deep.consistent) == (40, 39, True)
+        check_equal(lake, emulator)
         emulator.world.update(emulator.world.pick_random(3))
         meanwhile = await verified(emulator, lake, VerifyMode(check_only=True, deep=1.0))
     assert (meanwhile.consistent, meanwhile.changed_meanwhile, meanwhile.details_differing) == (True, 3, 0)
+
+
+async def test_deletions_that_are_not_proven_are_named(tmp_path: Path) -> None:
+    """Files that an inconsistent list does not show stay in the lake, and the verification names them."""
+    async with Emulator(300, seed=SEED) as emulator:
+        emulator.world.touch(emulator.world.keys(), at=emulator.world.clock.now() - 3_600 * SECOND)
+        await synced(emulator, tmp_path / "lake")
+        gone = emulator.world.pick_random(3)
+        emulator.world.delete(gone)
+        emulator.set_quirks(order="shuffled")  # a second of more than a page is never consistent
+        found = await verified(emulator, tmp_path / "lake")
+    assert (found.consistent, found.unproven_windows, found.deleted) == (False, 1, 0)
+    assert set(gone) <= set(found.ids["unproven"])
+    assert found.unproven == len(found.ids["unproven"]) <= 20
+    assert (
+        f"  {found.unproven} not in a list that was not consistent: deletion not proven (kept)"
+        in format_verification(found)
+    )
+    assert count_files(tmp_path / "lake") == 300
+
+
+async def test_details_without_an_answer_are_not_consistent(tmp_path: Path) -> None:
+    """A deep verify whose detail calls fail has compared nothing, and does not call the lake consistent."""
+    async with Emulator(10, seed=SEED) as emulator:
+        await synced(emulator, tmp_path / "lake")
+        emulator.set_faults(poison=tuple(emulator.world.keys()))
+        found = await verified(emulator, tmp_path / "lake", VerifyMode(deep=0.5))
+    assert (found.details_checked, found.uncompared, found.consistent) == (0, 5, False)
+    assert "5 not compared: no answer" in format_verification(found)
 
 
 async def test_every_way_of_being_gone(tmp_path: Path) -> None:
