@@ -12,6 +12,8 @@ from pipeline.tokens import base64_fragments, encoded_forms
 _REDACTED: Final = "***"
 _log = structlog.get_logger()
 _MIN_DISTINCT_CHARS: Final = 8  # a shorter token could be an ordinary word of the data
+_JSON_ESCAPE: Final = re.compile(rb"\\(?:u00([2-7][0-9A-Fa-f])|.)", re.DOTALL)
+_ASCII_ESCAPE: Final = re.compile(rb"\\u00[2-7]")
 
 
 class TokenRedactor:
@@ -37,15 +39,18 @@ class TokenRedactor:
         """Return the body without the token; `error`: it is shown in a message rather than stored as data."""
         if not (error or self._is_distinct):
             return body
+        searched = _unescape(body) if rb"\u00" in body and _ASCII_ESCAPE.search(body) else body
         for key in self._search_keys:  # a loop: on this path a generator would double the cost
-            if key in body:
+            if key in searched:
                 break
         else:
             return body
-        redacted = body
+        redacted = unescaped = _unescape(body)
         for form in self._byte_forms:
             redacted = redacted.replace(form, _REDACTED.encode())
-        if redacted != body and not (error or self._has_warned):
+        if redacted == unescaped:
+            return body
+        if not (error or self._has_warned):
             self._has_warned = True
             hint = f"The lake holds {_REDACTED} instead. Ask for a new token: others may have read this one."
             _log.warning("token.redacted", reason="the service sends the token in its data", hint=hint)
@@ -53,3 +58,15 @@ class TokenRedactor:
 
     def __repr__(self) -> str:
         return f"TokenRedactor({_REDACTED})"
+
+
+def _unescape(document: bytes) -> bytes:
+    r"""Return equal JSON with the characters of a token as they are: each can also be written as \u0041, or as \/."""
+    return _JSON_ESCAPE.sub(_unescape_one, document)
+
+
+def _unescape_one(escape: re.Match[bytes]) -> bytes:
+    if escape[1] is None:
+        return b"/" if escape[0] == rb"\/" else escape[0]
+    character = bytes.fromhex(escape[1].decode())
+    return b"\\" + character if character in {b'"', b"\\"} else character

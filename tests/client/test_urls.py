@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import pytest
@@ -15,6 +17,10 @@ from pipeline.client.options import check_base_url, check_token
 from pipeline.client.token_redactor import TokenRedactor
 from pipeline.errors import SettingsError
 from tests.rows import every
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
 
 
 @every(
@@ -105,6 +111,28 @@ def test_every_form_of_the_token_is_redacted(token: str) -> None:
     for spelling in spellings:
         assert spelling not in redactor.redact_text(f"before {spelling} after")
         assert spelling.encode() not in redactor.redact_body(f"before {spelling} after".encode(), error=False)
+
+
+@given(TOKENS, st.randoms(use_true_random=False))
+def test_every_escaping_of_json_is_redacted(token: str, dice: random.Random) -> None:
+    """In keys and values, whichever characters are escaped and how; the document remains what it was otherwise."""
+    escapes: list[Callable[[str], str]] = [str, lambda char: f"\\u{ord(char):04x}", lambda char: f"\\u{ord(char):04X}"]
+
+    def spell(text: str) -> str:
+        return "".join("\\/" if char == "/" and dice.random() < 0.5 else dice.choice(escapes)(char) for char in text)
+
+    spelled = [f'"{spell(text)}"' for text in (f"-{token}-", token, "a/b", f"x{token}", token)]
+    others = r'"e": "\u0022\\\u005c\\u0041\u00e4\ud83d\n", "n": 1.10'
+    body = '{{{}: {}, {}: [[{}], {{"t": {}}}], {}}}'.format(*spelled, others)
+    redacted = TokenRedactor(token).redact_body(body.encode(), error=False)
+    expected = {"-***-": "***", "a/b": [["x***"], {"t": "***"}], **json.loads(f"{{{others}}}")}
+    assert json.loads(redacted) == expected
+
+
+def test_a_body_without_the_token_is_kept_byte_by_byte() -> None:
+    """Escapes that spell no token stay as they were received, also beside a part of the token."""
+    body = rb'{"a": "\u0041\/\u003c", "b": "hush"}'
+    assert TokenRedactor("hush/hush").redact_body(body, error=False) is body
 
 
 def test_a_short_token_is_redacted_in_errors_only() -> None:

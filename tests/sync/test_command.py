@@ -6,11 +6,15 @@ import asyncio
 import json
 import os
 import random
+import re
 import shutil
 import signal
+import sqlite3
 import sys
 import time
 from collections import Counter
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +25,7 @@ from pipeline.emulator import Emulator
 from schemas.timestamps import to_datetime
 from tests.constants import set_run_constants
 from tests.forkserver import run_command
+from tests.guards import spellings
 from tests.processes import ended, ran, started
 from tests.soaking import SOAKING, draw_seed
 from tests.sync.sync_harness import SEED, check_equal, count_files, opened
@@ -28,8 +33,11 @@ from tests.sync.sync_harness import SEED, check_equal, count_files, opened
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pipeline.emulator.http import Response
+
 pytestmark = pytest.mark.usefixtures("published")
 DUCKDB_CLI = Path(sys.executable).with_name("duckdb")
+_ALL_TABLES = "SELECT table_catalog, table_schema, table_name FROM information_schema.tables"
 SMALL: Mapping[str, Any] = {**set_run_constants(commit_every_files=25), "SCANLAKE_MAX_CONCURRENCY": "8"}
 
 
@@ -106,6 +114,41 @@ async def test_the_token_is_nowhere(tmp_path: Path, canary: str) -> None:
             _, out, err = await ran(emulator, tmp_path / "lake", "sync", *log, **set_run_constants(max_attempts=2))
             streams += out + err
     assert canary not in streams
+
+
+class _EchoingEmulator(Emulator):
+    """Writes its token into every text and key that starts with a capital letter, each character escaped at random."""
+
+    async def _respond(self, *request: Any) -> tuple[Response, str]:
+        response, endpoint = await super()._respond(*request)
+        dice = random.Random(len(response.body))
+
+        def echo(_: re.Match[bytes]) -> bytes:
+            escapes = (char if dice.random() < 0.7 else f"\\u{ord(char):04x}" for char in self.token)
+            return f'"X{"".join(escapes)}"'.encode()
+
+        body = re.sub(rb'"[A-Z][^"\\]*"', echo, response.body.replace(b'"donotuse"', b'"Donotuse"'))
+        return replace(response, body=body), endpoint
+
+
+async def test_an_echoed_token_is_stored_nowhere(tmp_path: Path, canary: str) -> None:
+    """A token in every text, name and key of lists and details, escaped at random, is in no document, row or column."""
+    lake = tmp_path / "lake"
+    async with _EchoingEmulator(5, seed=SEED, token=canary) as emulator:
+        code, out, err = await ran(emulator, lake, "sync", "--json", "--log-file", str(tmp_path / "log.jsonl"))
+    assert code == 0, err
+    assert "token.redacted" in err
+    with opened(lake) as db:
+        names = [f'"{name}".{schema}.{table}' for name, schema, table in db.execute(_ALL_TABLES).fetchall()]
+        parts = [f"'{path}'" for path in lake.glob("raw/*.parquet")]
+        assert len(names) > 30
+        assert parts
+        stored = "".join(f"{(shown := db.sql(f'FROM {name}')).columns}{shown.fetchall()}" for name in names + parts)
+    with closing(sqlite3.connect(lake / "ledger.sqlite")) as ledger:
+        stored += "".join(ledger.iterdump())
+    assert stored.count("X***") > 500
+    decoded = re.sub(r"\\+u([0-9a-f]{4})", lambda escape: chr(int(escape[1], 16)), stored + out + err)
+    assert not any(mark in decoded for mark in spellings(canary))
 
 
 async def test_stock_clients_during_and_across_publishes(tmp_path: Path) -> None:
