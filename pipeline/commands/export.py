@@ -67,7 +67,7 @@ def run(
     with open_catalog(settings, writes=path.parent) as lake:
         warn_if_incomplete(lake)
         plan = plan_export(lake, chosen, names, partition_by, escape_formulas=not no_formula_escape)
-        counts = run_interruptibly(lake, lambda: run_export(lake, path, plan))
+        counts = run_interruptibly(lake, lambda: run_export(lake, path, plan), settings.query_memory_bytes)
     text = "" if context.quiet else "".join(f"{count:>12,} rows of {name}\n" for name, count in counts.items())
     return context.print_result(ExportedTables(target.absolute(), chosen, counts), text)
 

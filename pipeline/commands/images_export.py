@@ -1,5 +1,6 @@
 """`scanlake images export`: stored images in a folder to hand over."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -42,7 +43,8 @@ def run(
     require_outside_lakes(out, f"--out {out}", settings.lake)
     with open_catalog(settings) as lake:
         warn_if_incomplete(lake)
-        rows = run_interruptibly(lake, lambda: select_images(lake, where, thumbnails=thumbnails))
+        select = partial(select_images, lake, where, thumbnails=thumbnails)
+        rows = run_interruptibly(lake, select, settings.query_memory_bytes)
         result = export_images(layout, rows, out)
     lines = [f"{pluralize(result.exported, 'image')}, {format_bytes(result.bytes)}, in {out}"]
     lines += [f"{count:,} {state.replace('_', ' ')}; see manifest.csv" for state, count in result.missing.items()]

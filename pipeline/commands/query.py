@@ -29,7 +29,6 @@ from pipeline.lake.query_result import (
 from pipeline.lake.reader import open_catalog, run_interruptibly, warn_if_incomplete
 from pipeline.lake.user_query import (
     check_query,
-    limit_address_space,
     strip_trailing_semicolon,
     translate_query_errors,
 )
@@ -125,8 +124,7 @@ def run(
     write = write_exact_csv if no_formula_escape and chosen is OutputFormat.CSV else _WRITERS[chosen]
     with open_lake() as lake, translate_query_errors("Run `scanlake tables` to list tables and columns."):
         warn_if_incomplete(lake)
-        with limit_address_space(memory):
-            count = run_interruptibly(lake, partial(_write_result, lake, query, write, target))
+        count = run_interruptibly(lake, partial(_write_result, lake, query, write, target), memory)
     return ExitCode.OK if out is None else context.print_result(WrittenRows(out, chosen, count))
 
 

@@ -224,7 +224,7 @@ def _read_ids(source: str) -> tuple[int, ...]:
 def _select_files(settings: Settings, selection: Selection) -> tuple[Sequence[ReportJobFile], CatalogState]:
     with open_catalog(settings) as lake:
         warn_if_incomplete(lake)
-        return run_interruptibly(lake, lambda: select_files(lake, selection))
+        return run_interruptibly(lake, lambda: select_files(lake, selection), settings.query_memory_bytes)
 
 
 def _select_and_warn(settings: Settings, selection: Selection) -> tuple[Sequence[ReportJobFile], CatalogState]:

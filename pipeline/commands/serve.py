@@ -134,7 +134,8 @@ def _render(settings: Settings, access: CatalogAccess, *, is_served: bool) -> st
     ledger = _read_ledger(settings)
     name = settings.lake.resolve().name
     with access.open() as lake:
-        data = run_interruptibly(lake, lambda: load_dashboard(lake, name, datetime.now(UTC), ledger))
+        load = partial(load_dashboard, lake, name, datetime.now(UTC), ledger)
+        data = run_interruptibly(lake, load, settings.query_memory_bytes)
     return render_dashboard(data, is_served=is_served)
 
 

@@ -168,7 +168,7 @@ def _collect_shares(
             return read_share_csv(lines, f"--file {file}", defaults)
     if where is not None:
         with open_catalog(settings) as lake:
-            references = run_interruptibly(lake, lambda: select_references(lake, where))
+            references = run_interruptibly(lake, lambda: select_references(lake, where), settings.query_memory_bytes)
     return [{**defaults, "reference": reference} for reference in references or ()]
 
 

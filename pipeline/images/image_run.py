@@ -15,10 +15,13 @@ from pipeline.images.work_list import WorkCounts, WorkList
 from pipeline.lake.image_records import read_totals
 from pipeline.lake.image_store import ImageStore
 from pipeline.lake.reader import open_catalog, open_ledger_readonly
+from pipeline.lake.user_query import limit_address_space
 from pipeline.process import run_async
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
+
+    import duckdb
 
     from pipeline.images.models import ImageSummary
     from pipeline.images.work_list import ImageSelection
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 def plan_images(layout: LakeLayout, settings: Settings, selection: ImageSelection) -> WorkCounts:
     """Return what a run would fetch. Nothing is written, and nothing is requested."""
     with open_ledger_readonly(layout) as ledger, open_catalog(settings) as catalog:
-        return WorkList(catalog, selection).select(ledger)
+        return _create_work_list(catalog, settings, selection).select(ledger)
 
 
 def fetch_images(
@@ -47,7 +50,7 @@ def fetch_images(
     pool = StoringPool(lake.layout)
     try:
         with open_catalog(settings) as catalog:
-            work = WorkList(catalog, selection)  # wrong SQL is refused before anything is written
+            work = _create_work_list(catalog, settings, selection)  # wrong SQL is refused before anything is written
             store = ImageStore(lake.layout)
             store.prepare()
             writer = ImageWriter(store, pool, ledger, settings, summary)
@@ -68,6 +71,11 @@ def fetch_images(
     finally:
         pool.close()
         summary.lake = read_totals(ledger)
+
+
+def _create_work_list(catalog: duckdb.DuckDBPyConnection, settings: Settings, selection: ImageSelection) -> WorkList:
+    with limit_address_space(settings.query_memory_bytes):
+        return WorkList(catalog, selection)
 
 
 async def _run_within_limit(max_seconds: float | None, work: Coroutine[Any, Any, None]) -> None:

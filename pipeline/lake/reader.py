@@ -30,6 +30,7 @@ from pipeline.lake.ledger_format import lacks_log_index, readonly_uri, refuse_ot
 from pipeline.lake.ledger_queries import LedgerQueries
 from pipeline.lake.sql import sql_literal
 from pipeline.lake.sqlite_errors import translate_sqlite_errors
+from pipeline.lake.user_query import limit_address_space
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -125,12 +126,13 @@ def warn_if_incomplete(connection: duckdb.DuckDBPyConnection) -> None:
             return
 
 
-def run_interruptibly(connection: duckdb.DuckDBPyConnection, work: Callable[[], _Result]) -> _Result:
+def run_interruptibly(connection: duckdb.DuckDBPyConnection, work: Callable[[], _Result], memory: int) -> _Result:
     """Run `work` in a worker thread, so that Ctrl-C can interrupt DuckDB from the main thread.
 
-    DuckDB does not interrupt the computation of one value: a second Ctrl-C ends the process.
+    It may use `memory` bytes (`limit_address_space`). DuckDB does not interrupt the computation of one value: a
+    second Ctrl-C ends the process.
     """
-    with ThreadPoolExecutor(1) as thread:
+    with limit_address_space(memory), ThreadPoolExecutor(1) as thread:
         result = thread.submit(work)
         try:
             return result.result()

@@ -18,7 +18,7 @@ from pipeline.formatting import format_instant
 from pipeline.lake.query_result import iter_rows
 from pipeline.lake.reader import fetch_catalog_columns, fetch_dicts, open_catalog
 from pipeline.lake.sql import sql_identifier
-from pipeline.lake.user_query import check_query, strip_trailing_semicolon, translate_query_errors
+from pipeline.lake.user_query import check_query, limit_address_space, strip_trailing_semicolon, translate_query_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -122,7 +122,7 @@ class CatalogAccess:
 
         def run() -> None:
             try:
-                with self.open() as lake:
+                with self.open() as lake, limit_address_space(self.settings.query_memory_bytes):
                     opened.append(lake)
                     value = work(lake)
             except BaseException as error:  # noqa: BLE001 - it is raised in the other thread

@@ -111,6 +111,18 @@ async def test_numbers_are_those_that_every_client_reads_unchanged(lake: Path) -
 
 
 @needs_mcp
+async def test_four_greedy_calls_end_at_once(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of calls at the same time, those that compute a huge value end with the setting, and the others have results."""
+    monkeypatch.setenv("SCANLAKE_QUERY_MEMORY_BYTES", "100000000")
+    sql = [*["SELECT length(repeat('x', 4000000000))"] * 4, "SELECT 1"]
+    calls = (tools.call("query", {"sql": each}) for each in sql)
+    *errors, result = await asyncio.gather(*calls, return_exceptions=True)
+    assert all("raise `query_memory_bytes`" in str(error) for error in errors), errors
+    assert isinstance(result, dict)
+    assert result["rows"] == [[1]]
+
+
+@needs_mcp
 async def test_a_query_on_an_incomplete_lake_says_so(tools: Tools, lake: Path) -> None:
     """The warning that `scanlake query` writes to stderr is a note of the result."""
     with duckdb.connect(str(lake / "catalog.duckdb")) as db:

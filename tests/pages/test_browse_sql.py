@@ -60,6 +60,7 @@ _WRITER: Final = (
         ("SELECT error('a\nb')", "a b"),
         ("SELECT 1 AS n WHERE n = 'x'", "Could not convert"),
         ("-- nothing", ""),
+        ("SELECT repeat('x', 4000000000)", "The query needs more memory than it may use."),
     ],
 )
 def test_a_bad_query_is_one_line(visitor: Visitor, query: str, says: str) -> None:
