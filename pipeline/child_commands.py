@@ -26,6 +26,7 @@ from pipeline.errors import (
     SettingsError,
     StorageError,
 )
+from pipeline.tokens import environment_without_tokens
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -79,7 +80,8 @@ async def run_command(
 
     `on_line` receives each line of stderr; without it they go to this process's stderr. On cancellation the child gets
     SIGTERM, and SIGKILL after `STOP_GRACE_SECONDS`; `on_end` receives the result in this case, too. `variables` is
-    the whole environment of the child (None: this process's). Raises `TimeoutError` after `limits.seconds`.
+    the whole environment of the child (None: this process's, without any token). Raises `TimeoutError` after
+    `limits.seconds`.
     """
     started = time.monotonic()
     lines = _Lines(on_line or write_line)
@@ -102,13 +104,13 @@ async def run_command(
     return result
 
 
-async def run_maintenance(argv: Sequence[str]) -> ChildResult:
+async def run_maintenance(argv: Sequence[str], *, variables: Mapping[str, str] | None = None) -> ChildResult:
     """Run another command on the same lake after this one, with its own memory; a failure is logged, never raised.
 
-    A lake that another run holds is no failure: the next run does the work.
+    A lake that another run holds is no failure: the next run does the work. `variables` as of `run_command`.
     """
     lines: list[str] = []
-    result = await run_command(argv, on_line=lines.append)
+    result = await run_command(argv, on_line=lines.append, variables=variables)
     if result.code == ExitCode.LOCKED:
         _log.info("maintenance.deferred", command=argv[0], reason="another run holds the lake")
         return result
@@ -154,7 +156,7 @@ async def start_command(
         stdin=pipe,
         stdout=pipe,
         stderr=pipe,
-        env=variables,
+        env=environment_without_tokens() if variables is None else variables,
         limit=limits.line_bytes,
         start_new_session=True,
     )

@@ -43,7 +43,8 @@ from pipeline.errors import (
     root_cause,
     to_scanlake_error,
 )
-from pipeline.global_options import GlobalOptions, tokens_in_environment
+from pipeline.global_options import GlobalOptions
+from pipeline.tokens import tokens_in_environment
 from pipeline.version import __version__
 
 NAME: Final = "scanlake"

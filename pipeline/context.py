@@ -14,11 +14,12 @@ from pipeline.command_options import TypedCommand
 from pipeline.config import SettingsLayers, load_layers, parse_settings, token_variable
 from pipeline.errors import ExitCode
 from pipeline.formatting import format_bytes
-from pipeline.global_options import GlobalOptions, tokens_in_environment
+from pipeline.global_options import GlobalOptions
 from pipeline.lake.lake_folder import missing_catalog_error
 from pipeline.lake.layout import LakeLayout
 from pipeline.results import encode_result
 from pipeline.settings import Settings, load_token
+from pipeline.tokens import tokens_in_environment
 
 if TYPE_CHECKING:
     from types import UnionType

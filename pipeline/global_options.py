@@ -10,17 +10,6 @@ from typing import Annotated, Any, Final, Self
 import typer
 
 _PANEL: Final = "Global options"
-_TOKEN_PREFIX: Final = "SCANLAKE_TOKEN"  # noqa: S105 - the variable's name, not a token
-_NOT_TOKEN_VARIABLES: Final = frozenset({"SCANLAKE_TOKEN_FILE", "SCANLAKE_TOKEN_LOCATION"})
-
-
-def tokens_in_environment() -> list[str]:
-    """Return the tokens in the environment, of all sources. No command-line argument may contain one."""
-    return [
-        value
-        for name, value in os.environ.items()
-        if name.startswith(_TOKEN_PREFIX) and name not in _NOT_TOKEN_VARIABLES
-    ]
 
 
 def _option(*names: str, help: str, **options: Any) -> Any:  # noqa: A002 - typer's name

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import tempfile
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from pipeline.child_commands import ChildLimits, create_child_error, parse_json_object, start_command, write_line
 from pipeline.errors import SettingsError, TimeLimitReachedError
 from pipeline.formatting import format_bytes, pluralize
-from pipeline.global_options import tokens_in_environment
+from pipeline.tokens import environment_without_tokens
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -172,9 +171,8 @@ async def _start(
 ) -> AsyncIterator[_Command]:
     """Start a command on the lake of the context. It is killed at the end of the block, or after `seconds`."""
     argv = [*(["--json"] if as_json else []), *replace(context, log_json=True).to_argv(), *arguments]
-    tokens = tokens_in_environment()
     with tempfile.TemporaryDirectory(prefix="scanlake-") as spill:
-        variables = {name: value for name, value in os.environ.items() if value not in tokens} | {"TMPDIR": spill}
+        variables = environment_without_tokens() | {"TMPDIR": spill}
         limits = ChildLimits(seconds=seconds, line_bytes=line_bytes)
         try:
             async with start_command(argv, limits=limits, variables=variables) as child:

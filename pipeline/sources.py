@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.child_commands import ChildResult, parse_json_object, run_command, write_line
 from pipeline.command_options import ALL_PARAMETERS
-from pipeline.config import load_all_sources
+from pipeline.config import load_all_sources, token_variable
 from pipeline.errors import ExitCode, RunInterrupted, SettingsError, most_severe
 from pipeline.logs import to_one_line
 from pipeline.process import run_async
-from pipeline.settings import TOKEN_VARIABLE
+from pipeline.tokens import environment_without_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pipeline.context import CommandContext
 
 _COMMAND_IN_HINT: Final = re.compile(r"`scanlake (?!init\b)[a-z]+(?=[` ])(?! --source)")
+_NEED_TOKEN: Final = frozenset({"check", "sync", "verify"})
 _OF_ONE_SOURCE: Final = ("base_url", "token_file", "lake", "log_file")
 
 
@@ -47,7 +48,8 @@ def run_for_all_sources(context: CommandContext, command: ModuleType, jobs: int 
     sources = list(load_all_sources(context.config))
     folder = getattr(command, "FOLDER_PER_SOURCE", None)
     argv = {source: _argv_of_source(context, source, folder) for source in sources}
-    results = _run_all(argv, partial(_forward_line, as_json=context.log_json), jobs or default_jobs())
+    environments = {source: environment_of_source(source, context.typed.name) for source in sources}
+    results = _run_all(argv, environments, partial(_forward_line, as_json=context.log_json), jobs or default_jobs())
     outputs = {source: _complete_output(source, results.get(source)) for source in sources}
     code = most_severe(output["exit_code"] for output in outputs.values())
     width = max(map(len, sources))
@@ -71,9 +73,11 @@ def refuse_options_of_one_source(context: CommandContext) -> None:
         raise SettingsError(f"--all and {options[0]} exclude each other.", hint=f"Leave out --all or {options[0]}.")
 
 
-def environment_of_sources() -> dict[str, str]:
-    """Return the environment for processes of single sources: SCANLAKE_TOKEN belongs to none of them."""
-    return {name: value for name, value in os.environ.items() if name not in {TOKEN_VARIABLE, "SCANLAKE_SOURCE"}}
+def environment_of_source(source: str, command: str) -> dict[str, str]:
+    """Return the environment of a process of one source: its own token, if the command needs one, and no other."""
+    environment = environment_without_tokens(*([token_variable(source)] if command in _NEED_TOKEN else []))
+    environment.pop("SCANLAKE_SOURCE", None)
+    return environment
 
 
 def name_source(hint: str, source: str) -> str:
@@ -89,7 +93,10 @@ def _argv_of_source(context: CommandContext, source: str, folder: str | None) ->
 
 
 def _run_all(
-    argv: Mapping[str, Sequence[str]], forward: Callable[[str, str], None], jobs: int
+    argv: Mapping[str, Sequence[str]],
+    environments: Mapping[str, Mapping[str, str]],
+    forward: Callable[[str, str], None],
+    jobs: int,
 ) -> dict[str, ChildResult]:
     results: dict[str, ChildResult] = {}
 
@@ -99,7 +106,7 @@ def _run_all(
                 argv[source],
                 on_line=partial(forward, source),
                 on_end=partial(results.__setitem__, source),
-                variables=environment_of_sources(),
+                variables=environments[source],
             )
 
     async def run_every() -> None:

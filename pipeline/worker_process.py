@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from pipeline.errors import RemoteTraceback, ScanlakeError
 from pipeline.stop_signals import STOP_SIGNALS
+from pipeline.tokens import environment_without_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -61,7 +62,7 @@ class WorkerProcess:
                 bufsize=_PIPE_BUFFER_BYTES,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env={**os.environ, **(environment or {})},
+                env={**environment_without_tokens(), **(environment or {})},
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)

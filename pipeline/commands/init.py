@@ -32,6 +32,7 @@ from pipeline.formatting import pluralize
 from pipeline.process import run_async
 from pipeline.settings import TOKEN_VARIABLE, validate_token
 from pipeline.settings_template import render_settings_file
+from pipeline.tokens import environment_without_tokens
 from pipeline.urls import API_PREFIX, is_loopback
 
 GROUP: Final = "Set up"
@@ -240,7 +241,8 @@ def _warn_of_git(token_file: Path) -> None:
     if git is None:
         return
     command = [git, "-C", str(token_file.parent), "check-ignore", "--quiet", token_file.name]
-    if subprocess.run(command, capture_output=True, check=False).returncode == _GIT_NOT_IGNORED:  # noqa: S603
+    end = subprocess.run(command, capture_output=True, check=False, env=environment_without_tokens())  # noqa: S603
+    if end.returncode == _GIT_NOT_IGNORED:
         sys.stderr.write(f"warning: git does not ignore {token_file}; add it to .gitignore\n")
 
 

@@ -15,7 +15,6 @@ from pipeline.command_options import Excludes
 from pipeline.config import load_all_sources
 from pipeline.context import CommandContext, require_catalog
 from pipeline.errors import ExitCode, SettingsError
-from pipeline.global_options import tokens_in_environment
 from pipeline.lake.all_catalogs import open_all_catalogs
 from pipeline.lake.query_result import (
     write_csv,
@@ -36,6 +35,7 @@ from pipeline.lake.xlsx import check_xlsx_installed
 from pipeline.output_file import open_output, resolve_output
 from pipeline.output_formats import OutputFormat, choose_format, format_option
 from pipeline.sources import refuse_options_of_one_source
+from pipeline.tokens import environment_without_tokens
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -138,8 +138,8 @@ def _start_client(catalog: Path) -> NoReturn:
         raise SettingsError(
             "DuckDB's client is not installed.", hint='Run `pip install duckdb-cli`, or use `scanlake query "SQL"`.'
         )
-    environment = {name: value for name, value in os.environ.items() if value not in tokens_in_environment()}
-    os.execve(client, [client, "-readonly", str(catalog)], environment)  # noqa: S606 - the user's own program
+    command = [client, "-readonly", str(catalog)]
+    os.execve(client, command, environment_without_tokens())  # noqa: S606 - the user's own program
 
 
 def _select_lakes(context: CommandContext, *, all_sources: bool) -> tuple[_OpenLake, list[Path], int]:

@@ -1,5 +1,6 @@
 """`scanlake sync`: fetch everything that changed in the service into the lake."""
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -126,7 +127,7 @@ def _run_followers(context: CommandContext, settings: Settings, *, must_compact:
     if settings.publish_after_sync:
         results["publish"] = publish_in_subprocess(context, settings)
     if settings.images_after_sync:
-        child = run_async(run_maintenance(context.child_argv("images")))
+        child = run_async(run_maintenance(context.child_argv("images"), variables=os.environ))
         results["images"] = ImagesOutcome(child.code, child.message or None)
         if settings.publish_after_sync and settings.publish_images:
             # Again: images may take hours, and the tables must not wait for them.

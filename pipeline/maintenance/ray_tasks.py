@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from pipeline.errors import ScanlakeError, SettingsError
+from pipeline.tokens import environment_without_tokens
 from pipeline.version import __version__
 
 try:
@@ -63,6 +64,8 @@ def open_ray(target: str) -> Iterator[RunTasks]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that this process starts reports nothing
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the behaviour to come; else Ray warns
     _check_reachable(os.environ.get("RAY_ADDRESS", "") if target == _SCHEME else target)
+    for name in os.environ.keys() - environment_without_tokens().keys():
+        del os.environ[name]  # the processes of a cluster on this machine would inherit it
     with redirect_stdout(sys.stderr):  # Ray prints what it repeats; stdout is for the result
         try:
             with _translate_errors(target):

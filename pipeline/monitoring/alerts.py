@@ -20,6 +20,7 @@ from yarl import URL
 
 from pipeline.config import ALERT_VARIABLE_PREFIX
 from pipeline.logs import to_one_line
+from pipeline.tokens import environment_without_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,11 +78,10 @@ def _alert_fields(alert: Alert, result: RunResult) -> dict[str, Any]:
 async def _run_command(command: list[str], fields: Mapping[str, Any]) -> str | None:
     """Return the problem; None if the command succeeded in time."""
     variables = {f"{ALERT_VARIABLE_PREFIX}{name.upper()}": str(value) for name, value in fields.items()}
-    inherited = {name: value for name, value in os.environ.items() if not name.upper().startswith("SCANLAKE_TOKEN")}
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
-            env={**inherited, **variables},
+            env={**environment_without_tokens(), **variables},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             start_new_session=True,  # so that its children can be killed with it

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from pipeline.errors import SettingsError
+from pipeline.tokens import environment_without_tokens
 
 NAMESPACE: Final = "scanlake-report"
 _TIMEOUT_SECONDS: Final = 60.0
@@ -66,7 +67,12 @@ def _run_ssh_keygen(*arguments: str, content: bytes = b"") -> subprocess.Complet
         raise SettingsError("ssh-keygen is not installed.", hint="Install the OpenSSH client, or omit --sign.")
     try:
         return subprocess.run(  # noqa: S603 - a system program with scanlake's own arguments
-            [program, *arguments], input=content, capture_output=True, timeout=_TIMEOUT_SECONDS, check=False
+            [program, *arguments],
+            input=content,
+            capture_output=True,
+            timeout=_TIMEOUT_SECONDS,
+            check=False,
+            env=environment_without_tokens(),
         )
     except subprocess.TimeoutExpired:
         raise SettingsError(
