@@ -26,6 +26,7 @@ from pipeline.errors import (
     SettingsError,
     StorageError,
 )
+from pipeline.parent_process import name_parent
 from pipeline.tokens import environment_without_tokens
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ class RunningCommand:
 async def start_command(
     argv: Sequence[str], *, limits: ChildLimits, variables: Mapping[str, str] | None = None
 ) -> AsyncIterator[RunningCommand]:
-    """Start `scanlake ARGV`; no process of it is left at the end of the block.
+    """Start `scanlake ARGV`; no process of it is left at the end of the block, or of this process.
 
     The child has a session of its own: only this process receives Ctrl-C, and stops the child in order.
     Raises `TimeoutError` after `limits.seconds`.
@@ -156,7 +157,7 @@ async def start_command(
         stdin=pipe,
         stdout=pipe,
         stderr=pipe,
-        env=environment_without_tokens() if variables is None else variables,
+        env=name_parent(environment_without_tokens() if variables is None else variables),
         limit=limits.line_bytes,
         start_new_session=True,
     )

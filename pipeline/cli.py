@@ -44,6 +44,7 @@ from pipeline.errors import (
     to_scanlake_error,
 )
 from pipeline.global_options import GlobalOptions
+from pipeline.parent_process import end_with_parent
 from pipeline.tokens import tokens_in_environment
 from pipeline.version import __version__
 
@@ -112,6 +113,7 @@ _GC_THRESHOLDS: Final = (20_000, 20, 20)
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and end the process with an `ExitCode`."""
+    end_with_parent()
     _prepare_standard_streams()
     gc.set_threshold(*_GC_THRESHOLDS)
     sys.exit(_run(list(sys.argv[1:] if arguments is None else arguments)))

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from pipeline.errors import RemoteTraceback, ScanlakeError
+from pipeline.parent_process import end_with_parent, name_parent
 from pipeline.stop_signals import STOP_SIGNALS
 from pipeline.tokens import environment_without_tokens
 
@@ -62,7 +63,7 @@ class WorkerProcess:
                 bufsize=_PIPE_BUFFER_BYTES,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env={**environment_without_tokens(), **(environment or {})},
+                env=name_parent({**environment_without_tokens(), **(environment or {})}),
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -111,6 +112,7 @@ def serve(answer: Callable[[Any], object]) -> None:
     """Answer requests from stdin until it is closed. An error is raised again in the parent."""
     for number in STOP_SIGNALS:  # terminals and systemd signal the whole group; the parent decides
         signal.signal(number, signal.SIG_IGN)
+    end_with_parent()
     answers = sys.stdout.buffer
     sys.stdout = sys.stderr  # only answers may be in the pipe
     gc.disable()  # documents contain no cycles, and the search for them took a tenth of the time

@@ -37,6 +37,7 @@ LAYERS: Final = (
         "formatting",
         "csv_rows",
         "atomic_files",
+        "parent_process",
         "paths",
         "tokens",
         "urls",

@@ -1,21 +1,76 @@
-"""What a command starts: it has no token that it does not need."""
+"""What a command starts: it has no token that it does not need, ends with the command, and holds no lake after it."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pipeline.child_commands import ChildLimits, start_command
+from pipeline.emulator import Emulator, ImageOptions
 from pipeline.sources import environment_of_source
 from pipeline.worker_process import WorkerProcess
 from tests.conftest import CANARY
-from tests.processes import children_of
+from tests.processes import children_of, executed, ran
 
 if TYPE_CHECKING:
     import pytest
 
 _WORKER: Final = "from pipeline.worker_process import serve; import time; serve(time.sleep)"
+_PARENT: Final = f"from pipeline.worker_process import WorkerProcess; WorkerProcess('slow', {_WORKER!r}).exchange(60)"
+_END_SECONDS: Final = 30  # for a busy machine: it takes a tenth of a second
+
+
+def wait_for_child(pid: int) -> int:
+    """Return the process that a process has started."""
+    end = time.monotonic() + _END_SECONDS
+    while not (children := children_of(pid)) and time.monotonic() < end:
+        time.sleep(0.01)
+    return children[0]
+
+
+def wait_for_end(pid: int) -> None:
+    """Return once a process has ended that is not a child of this one."""
+    end = time.monotonic() + _END_SECONDS
+    with suppress(ProcessLookupError):
+        while time.monotonic() < end:
+            os.kill(pid, 0)
+            time.sleep(0.01)
+        raise AssertionError(f"process {pid} goes on")
+
+
+def test_a_worker_ends_with_its_parent() -> None:
+    """A worker that computes an answer when its parent is killed does not finish it."""
+    with subprocess.Popen([sys.executable, "-c", _PARENT], stderr=subprocess.PIPE) as parent:
+        worker = wait_for_child(parent.pid)
+        time.sleep(0.5)  # it has imported, and computes
+        parent.kill()
+    wait_for_end(worker)
+
+
+async def test_a_command_ends_with_its_parent(tmp_path: Path) -> None:
+    """After kill -9 of a sync during the download of images, the download ends, and the next run has the lake."""
+    lake = tmp_path / "lake"
+    async with Emulator(20, seed=3, images=ImageOptions()) as emulator:
+        assert emulator.images is not None
+        emulator.images.set_faults(latency_ms=60_000.0)
+        fetches = {"SCANLAKE_LAKE": str(lake), "SCANLAKE_IMAGES_AFTER_SYNC": "true"}
+        process = await executed(emulator, "sync", **fetches)
+        while not emulator.images.in_flight:
+            assert process.returncode is None
+            await asyncio.sleep(0.01)
+        (child,) = children_of(process.pid)
+        process.send_signal(signal.SIGKILL)
+        await process.wait()
+        await asyncio.to_thread(wait_for_end, child)
+        code, _, err = await ran(emulator, lake, "sync")
+    assert code == 0, err
 
 
 def read_environment(pid: int) -> bytes:
