@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.csv_rows import format_csv_row
@@ -99,5 +98,5 @@ def _format_value(key: str, value: object) -> str | None:
 
 
 def _to_cell(value: object) -> object:
-    is_plain = value is None or (isinstance(value, str | int | Decimal) and not isinstance(value, bool))
+    is_plain = value is None or (isinstance(value, str | int) and not isinstance(value, bool))
     return value if is_plain else encode_json(value)

@@ -1,7 +1,7 @@
 """Exact JSON decoder for received documents.
 
-Floats become `Decimal`, and integers of any size stay exact. Services also send what strict JSON forbids:
-NaN, lone surrogates, a byte order mark. The slower stdlib parser reads these documents.
+Numbers with a fraction keep their digits, and integers of any size stay exact. Services also send what strict JSON
+forbids: NaN, lone surrogates, a byte order mark. The slower stdlib parser reads these documents.
 
 If an object has a key twice, the last value counts, as in every parser. The decoder does not report the
 duplicate, because detection needs a second pass over every document. The raw document keeps both.
@@ -10,13 +10,20 @@ duplicate, because detection needs a second pass over every document. The raw do
 from __future__ import annotations
 
 import json
-from decimal import Decimal
 from typing import Any, Final
 
 import msgspec
 
 _MAX_DIGITS: Final = 4_300  # Python's limit for int(); longer numbers stay text
-_decode: Final = msgspec.json.Decoder(float_hook=Decimal).decode
+
+
+class JsonNumber(str):
+    """A number with a fraction or an exponent: its digits, as sent."""
+
+    __slots__ = ()
+
+
+_decode: Final = msgspec.json.Decoder(float_hook=JsonNumber).decode
 
 
 class InvalidJsonError(ValueError):
@@ -26,20 +33,20 @@ class InvalidJsonError(ValueError):
 def decode_json(document: bytes) -> Any:
     """Return the document's value.
 
-    The value is a dict, list, str, int, bool, None, or `Decimal` for a number with a fraction.
-    Numbers outside `int` and `Decimal` (10^5000, 1e(10^20), NaN) stay text. Raises `InvalidJsonError` if the
-    document is not JSON, is cut off, is not UTF-8, or is nested deeper than Python's stack.
+    The value is a dict, list, str, int, bool, None, or `JsonNumber`. Numbers outside `int` (10^5000) and NaN are text.
+    Raises `InvalidJsonError` if the document is not JSON, is cut off, is not UTF-8, or is nested deeper than Python's
+    stack.
     """
     try:
         return _decode(document)
-    except (msgspec.MsgspecError, RecursionError, ValueError, ArithmeticError):
+    except (msgspec.MsgspecError, RecursionError, ValueError):
         return _read_lenient(document)
 
 
 def _read_lenient(document: bytes) -> Any:
     try:
         return json.loads(
-            document.decode("utf-8-sig"), parse_float=_parse_decimal, parse_int=_parse_integer, parse_constant=str
+            document.decode("utf-8-sig"), parse_float=JsonNumber, parse_int=_parse_integer, parse_constant=str
         )
     except UnicodeDecodeError:
         raise InvalidJsonError("not UTF-8") from None
@@ -47,14 +54,6 @@ def _read_lenient(document: bytes) -> Any:
         raise InvalidJsonError("nested too deeply") from None
     except ValueError:
         raise InvalidJsonError("not JSON, or cut off") from None
-
-
-def _parse_decimal(digits: str) -> Decimal | str:
-    try:
-        number = Decimal(digits)
-    except ArithmeticError:  # an exponent of 19 digits
-        return digits
-    return number if number.is_finite() else digits
 
 
 def _parse_integer(digits: str) -> int | str:

@@ -231,6 +231,7 @@ LOCATIONS: Final = Table(
     ("file_id", "id"),
     "files",
     model=wire.Location,
+    ignored_keys=frozenset({"file_id"}),
 )
 WORKFLOW_RUNS: Final = Table(
     "workflow_runs",

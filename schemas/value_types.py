@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from pydantic_core import core_schema
 
+from schemas.json_decode import JsonNumber
 from schemas.timestamps import parse_instant
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ _INT64: Final = range(-(2**63), 2**63)
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _TO_ESCAPE: Final = re.compile("[\\\\\ud800-\udfff]")
-_encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
 class TypeMismatchError(ValueError):
@@ -52,6 +51,15 @@ class ValueType:
     def __get_pydantic_core_schema__(self, _source: Any, _handler: Any) -> core_schema.CoreSchema:
         """Return a pydantic schema that uses the converter."""
         return core_schema.no_info_plain_validator_function(self.convert)
+
+
+def _encode_number(value: object) -> msgspec.Raw:
+    if isinstance(value, JsonNumber):
+        return msgspec.Raw(value.encode())
+    raise NotImplementedError(type(value))
+
+
+_encode: Final = msgspec.json.Encoder(enc_hook=_encode_number).encode
 
 
 def encode_json(value: object) -> str:
@@ -121,8 +129,8 @@ def _convert_text(value: object) -> str | None:
     if value is None:
         return None
     if isinstance(value, str):
-        return value if value.isascii() else escape_surrogates(value)
-    if isinstance(value, bool | int | Decimal):
+        return str(value) if value.isascii() else escape_surrogates(value)
+    if isinstance(value, bool | int):
         return encode_json(value)  # keeps every digit
     raise TypeMismatchError("an object or a list where text belongs")
 
@@ -132,7 +140,7 @@ def _convert_number(value: object) -> float | None:
         return None
     if isinstance(value, str) and not _NUMBER.fullmatch(value.strip()):
         raise TypeMismatchError("not a number")
-    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise TypeMismatchError("not a number")
     try:
         number = float(value)

@@ -147,7 +147,7 @@ class _RowCollector:
     def add_file(self, version: FileVersion, document: JsonObject) -> None:
         """Add one file with all its children."""
         file_id, fetched = version.file_id, version.fetched_at
-        own_ids = {str(document.get("id")), str(document.get("file_id"))}
+        own_ids = {str(document[key]) for key in ("id", "file_id") if document.get(key) is not None}
         unexpected: JsonObject = {}
         for key in ("uploads", "fields", "locations"):
             add = self.rows[key].add
@@ -196,22 +196,20 @@ class _RowCollector:
         unexpected: JsonObject = {}
         items = step.get("entity_ids")
         if isinstance(items, list):
-            self._add_items(items, step, owner, fetched)
+            self._add_items(items, step, file_id, fetched)
         elif items is not None:
             unexpected["entity_ids"] = items
         self.rows["workflow_run_steps"].add(step, file_id, workflow_id, position, fetched, also=unexpected)
 
-    def _add_items(
-        self, items: list[Any], step: JsonObject, owner: tuple[int, int | None, int | None], fetched: int
-    ) -> None:
-        file_id, run_id, _ = owner
-        step_id, entity_type = (
+    def _add_items(self, items: list[Any], step: JsonObject, file_id: int, fetched: int) -> None:
+        parents = (
+            ID.convert_or_none(step["workflow_run_id"]),
             ID.convert_or_none(step.get("id")),
             TEXT.convert_or_none(step.get("entity_type")),
         )
         add = self.rows["workflow_run_step_items"].add
         for number, entity in enumerate(items):
-            add({"entity_id": entity}, file_id, run_id, step_id, entity_type, number, fetched)
+            add({"entity_id": entity}, file_id, *parents, number, fetched)
 
     def _add_definition(self, workflow: JsonObject, file_id: int, fetched: int) -> str | None:
         """Add a definition unless the lake has it. Return its hash; None if it is empty."""

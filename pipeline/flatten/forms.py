@@ -129,7 +129,7 @@ def _to_readable(value: object, depth: int = 0) -> str:
         return ", ".join(_to_readable(item, depth + 1) for item in value)
     if isinstance(value, dict):
         for key in _NAMING_KEYS:
-            if isinstance(value.get(key), str):
+            if type(value.get(key)) is str:  # not the number of a JSON document
                 return str(value[key])
         return ", ".join(f"{key}: {_to_readable(item, depth + 1)}" for key, item in value.items())
     return "" if value is None else str(TEXT.convert(value))

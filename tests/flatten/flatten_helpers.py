@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.flatten.flatten import FlattenResult, flatten
 from schemas.file_versions import FileVersion
+from schemas.json_decode import JsonNumber
 from schemas.tables import BY_NAME
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ FETCHED: Final = 1_700_000_000_000_000
 
 
 def encode(value: Any) -> bytes:
-    """The bytes a service would send, digits of a Decimal and lone surrogates included."""
+    """The bytes a service would send, digits of a number and lone surrogates included."""
     return _spell(value).encode()
 
 
@@ -28,7 +28,7 @@ def _spell(value: Any) -> str:
         return "{" + ",".join(f"{json.dumps(key)}:{_spell(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ",".join(map(_spell, value)) + "]"
-    return str(value) if isinstance(value, Decimal) else json.dumps(value)
+    return value if isinstance(value, JsonNumber) else json.dumps(value)
 
 
 def version(detail: Any = None, item: Any = None, *, key: int = 17) -> FileVersion:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.flatten import columns
 from schemas import value_types
+from schemas.json_decode import JsonNumber
 from schemas.tables import Column
 from schemas.value_types import TypeMismatchError, ValueType
 
@@ -34,8 +34,9 @@ _WORDS = st.sampled_from(
     ["", " ", "nan", "NaN", "inf", "-Infinity", "true", "1", "0", "007", "0x1F", "1_0", "٣", "\ud800"]
 )
 _NUMBERS = st.integers() | st.sampled_from([0, 1, 2**53 + 1, 2**63, -(2**63), 2**64, 10**30, 1_700_000_000_000])
-_PLAIN = st.none() | st.booleans() | _NUMBERS | st.decimals(allow_nan=False, allow_infinity=False)
-_ONE = _PLAIN | _DIGITS | _TIMES | _WORDS | st.text(max_size=5) | st.just([1]) | st.just({"a": Decimal("1.0")})
+_FRACTIONS = st.decimals(allow_nan=False, allow_infinity=False).map(lambda number: JsonNumber(f"{number:e}"))
+_PLAIN = st.none() | st.booleans() | _NUMBERS | _FRACTIONS
+_ONE = _PLAIN | _DIGITS | _TIMES | _WORDS | st.text(max_size=5) | st.just([1]) | st.just({"a": JsonNumber("1.0")})
 _COLUMNS = st.sampled_from([_NUMBERS, _DIGITS, _TIMES, _WORDS, st.booleans(), _ONE]).flatmap(
     lambda one: st.lists(one | st.none(), min_size=1, max_size=4)
 )

@@ -63,7 +63,8 @@ def test_every_child_has_its_file_and_place() -> None:
 def test_runs_become_runs_steps_and_items() -> None:
     """A run gives one row, each of its steps one, each item of a step one, all joined by their ids."""
     step = {"id": 9, "workflow_step_id": 31, "entity_type": "uploads", "entity_ids": [5, "6", None]}
-    flat = take({"workflow_runs": [{"id": 8, "workflow_id": 3, "workflow_run_steps": [step, {"workflow_run_id": 7}]}]})
+    other = {"id": 10, "workflow_run_id": 7, "entity_ids": [11]}
+    flat = take({"workflow_runs": [{"id": 8, "workflow_id": 3, "workflow_run_steps": [step, other]}]})
     owner = {"file_id": 17, "workflow_run_id": 8, "workflow_run_step_id": 9, "entity_type": "uploads"}
     assert rows(flat, "workflow_runs") == [{"file_id": 17, "id": 8, "workflow_id": 3, "position": 0}]
     first, second = rows(flat, "workflow_run_steps")
@@ -73,6 +74,7 @@ def test_runs_become_runs_steps_and_items() -> None:
         owner | {"entity_id": 5, "position": 0},
         owner | {"entity_id": 6, "position": 1},
         owner | {"position": 2},
+        {"file_id": 17, "workflow_run_id": 7, "workflow_run_step_id": 10, "entity_id": 11, "position": 0},
     ]
 
 
@@ -194,9 +196,18 @@ def test_an_item_that_is_no_id_is_a_row_all_the_same() -> None:
 
 @every(("named", "kept"), [(17, False), ("17", False), (99, False), (18, True), ("x", True)])
 def test_a_child_of_another_file_says_so(named: object, kept: bool) -> None:  # noqa: FBT001 - a table of cases
-    """A child's own `file_id` is dropped where it names its file, by id or instance, and kept where it does not."""
-    flat = take({"id": 17, "file_id": 99, "uploads": [{"id": 5, "file_id": named}]})
-    assert rows(flat, "uploads")[0].get("extra") == ({"file_id": named} if kept else None)
+    """A child's own `file_id` is dropped where it names its file, by id or instance, and else kept once."""
+    for key in ("uploads", "fields", "locations", "workflow_runs"):
+        flat = take({"id": 17, "file_id": 99, key: [{"id": 5, "file_id": named}]})
+        assert rows(flat, key)[0].get("extra") == ({"file_id": named} if kept else None), key
+
+
+@every("digits", [b"1e22", b"1E5", b"0.0000001", b"1.10", b"-0.0", b"1e999"])
+def test_a_number_has_the_digits_that_were_sent(digits: bytes) -> None:
+    """A number with a fraction or an exponent is as sent, in a text column and in extra."""
+    flat = take(b'{"id":17,"scan_code":%b,"new":%b}' % (digits, digits))
+    assert flat.tables["files"]["scan_code"].to_pylist() == [digits.decode()]
+    assert flat.tables["files"]["extra"].to_pylist() == [f'{{"new":{digits.decode()}}}']
 
 
 def test_what_clients_must_not_use_is_not_taken() -> None:

@@ -78,9 +78,8 @@ def test_a_number_beyond_all_types_ends_nothing(template: bytes, number: bytes) 
     flat = flatten([version({"id": 1}, key=1), version(body, body, key=2)], run_id="run", seq=1)
     assert flat.tables["files"]["file_id"].to_pylist() == [1, 2]
     assert not flat.rejects
-    digits = number.decode().replace("1e999", "1E+999", number == b"1e999")
     stored = "".join(str(row) for name in flat.tables for row in flat.tables[name].to_pylist())
-    assert digits in stored
+    assert number.decode() in stored
 
 
 def test_drift_of_many_rows_is_summed() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from schemas import wire
-from schemas.json_decode import decode_json
+from schemas.json_decode import JsonNumber, decode_json
 from tests.rows import every
 
 DOCUMENT = b"""{
@@ -36,7 +35,7 @@ def test_a_document_becomes_typed_values() -> None:
     assert file.model_extra == {"new_key": [1]}, "unknown keys are kept"
 
 
-@every("given", [{"id": "s3cr3t"}, {"id": Decimal("1.5")}, {"uploads": ["s3cr3t"]}, {"closed": {}}])
+@every("given", [{"id": "s3cr3t"}, {"id": JsonNumber("1.5")}, {"uploads": ["s3cr3t"]}, {"closed": {}}])
 def test_a_misfit_is_refused_without_being_shown(given: dict[str, Any]) -> None:
     """A value that does not fit its kind is an error of validation that does not show it."""
     with pytest.raises(ValidationError) as refused:
