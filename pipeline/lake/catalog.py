@@ -127,7 +127,7 @@ def _find_base(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) -> DeltaBa
     record, base = properties.catalog, properties.delta_base
     if record is None or base is None or not _is_as_published(layout, record):
         return None
-    if base["format"] != describe_format(spec):
+    if base["format"] != describe_format():
         return None
     # With more new rows an update would leave a catalog that is due for a rebuild.
     max_new_rows = min(base["built_rows"], _count_replaceable_rows(base))

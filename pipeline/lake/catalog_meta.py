@@ -120,7 +120,7 @@ def _write_freshness(writer: TableWriter, layout: LakeLayout, ledger: Ledger, sp
         "missing_includes": ", ".join(properties.missing_includes) or None,
         "texts_from": properties.texts_from,
         "parts_root": str(layout.root),
-        CATALOG_FORMAT[0]: describe_format(spec),
+        CATALOG_FORMAT[0]: describe_format(),
     }
     stored = [column for column in (*FRESHNESS_COLUMNS, CATALOG_FORMAT) if column[0] in row]
     values = [[row[name]] for name, _, _ in stored]
@@ -133,15 +133,15 @@ def _write_freshness(writer: TableWriter, layout: LakeLayout, ledger: Ledger, sp
     writer.comment("VIEW", "meta.freshness", "One row: how current this snapshot is.", _comments(FRESHNESS_COLUMNS))
 
 
-def write_dictionary(writer: TableWriter, spec: CatalogSpec, views: Collection[View], *, has_images: bool) -> None:
+def write_dictionary(writer: TableWriter, views: Collection[View], *, has_images: bool) -> None:
     """Write the data dictionary; `has_images`: the catalog has the table of the pictures."""
     declared = {(table.name, column.name): (column, table) for table in TABLES for column in table.columns}
-    comments = {(table.name, column.name): column.comment for table in TABLES for column in list_columns(spec, table)}
+    comments = {(table.name, column.name): column.comment for table in TABLES for column in list_columns(table)}
     comments |= {(view.name, name): comment for view in views for name, comment in view.columns}
     comments |= {(IMAGES_TABLE, name): comment for name, _, comment in IMAGE_COLUMNS}
     names = {view.name for view in views}
     rows = []
-    for name, column_name, sql_type in _list_column_types(writer, spec, views, has_images=has_images):
+    for name, column_name, sql_type in _list_column_types(writer, views, has_images=has_images):
         is_key, nullable = False, True
         if (declaration := declared.get((name, column_name))) is not None:
             column, table = declaration
@@ -154,14 +154,12 @@ def write_dictionary(writer: TableWriter, spec: CatalogSpec, views: Collection[V
     _write_table(writer, "meta.data_dictionary", comment, _DICTIONARY_COLUMNS, zip(*rows, strict=True))
 
 
-def _list_column_types(
-    writer: TableWriter, spec: CatalogSpec, views: Collection[View], *, has_images: bool
-) -> list[tuple[str, str, str]]:
+def _list_column_types(writer: TableWriter, views: Collection[View], *, has_images: bool) -> list[tuple[str, str, str]]:
     """Return the columns of schema main as (table, column, SQL type).
 
     DuckDB binds every view for it: 13 to 17 of the 200 ms of a publish. So the result is kept for equal views.
     """
-    shapes = [column.definition for table in TABLES for column in list_columns(spec, table)]
+    shapes = [column.definition for table in TABLES for column in list_columns(table)]
     queries = [(view.name, view.sql) for view in views if view.name != HISTORY.name]  # the query of that names parts
     key = blake2b(repr([shapes, queries, has_images]).encode()).digest()
     if key not in _column_types:

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 _FORMAT: Final = 2
 """Raise it when `build_tables` writes other rows for the same parts: then no older catalog is updated."""
-INSTANCE_COLUMN: Final = "instance_file_id"
-"""The column of `files` that only a lake with instances has."""
 _SIGHTS: Final = (
     ("first_seen_at", "_fetched_at", "First fetch of a file with a run under this version (UTC)."),
     (
@@ -59,15 +57,11 @@ _SQL_TYPES: Final = {arrow: name for name, arrow in ARROW_TYPES.items()} | {pa.b
 
 @dataclass(frozen=True, slots=True)
 class CatalogSpec:
-    """Contents of a catalog: the snapshot that it shows, and the parts.
-
-    `has_instances`: several instances share an id, and `file_id` is the instance's.
-    """
+    """Contents of a catalog: the snapshot that it shows, and the parts."""
 
     snapshot: SnapshotRecord
     parts: Sequence[Part]
     has_superseded_rows: bool
-    has_instances: bool = False
 
     def count_rows(self, *, since_seq: int) -> int:
         """Return the number of rows in the parts of tables that came after a commit."""
@@ -86,9 +80,7 @@ def read_spec(db: duckdb.DuckDBPyConnection) -> CatalogSpec:
         "SELECT snapshot, epoch_us(published_at), last_run_id, complete, 0, files, epoch_us(watermark)"
         " FROM meta._freshness"
     ).fetchall()[0]
-    names = {column[0] for column in db.execute(f"FROM {FILES.qualified_name} LIMIT 0").description or ()}
-    has_instances = INSTANCE_COLUMN in names
-    return CatalogSpec(SnapshotRecord(*row), read_parts(db), has_superseded_rows=True, has_instances=has_instances)
+    return CatalogSpec(SnapshotRecord(*row), read_parts(db), has_superseded_rows=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,22 +104,20 @@ class CatalogColumn:
         return f"{self.expression} AS {sql_identifier(self.name)}"
 
 
-def list_columns(spec: CatalogSpec, table: Table) -> list[CatalogColumn]:
-    """Return the columns of a table, in order; without the instance's number in a lake without instances."""
-    hidden = INSTANCE_COLUMN if table.name == FILES.name and not spec.has_instances else ""
+def list_columns(table: Table) -> list[CatalogColumn]:
+    """Return the columns of a table, in order."""
     columns = [
         CatalogColumn(column.name, column.kind.sql, column.comment, _expression(column), column.nullable)
         for column in table.columns
-        if column.name != hidden
     ]
     if table.name == WORKFLOW_DEFINITIONS.name:
         columns += [CatalogColumn(name, "TIMESTAMP", comment, sql) for name, sql, comment in _SIGHTS]
     return columns
 
 
-def describe_format(spec: CatalogSpec) -> str:
+def describe_format() -> str:
     """Return a hash of the tables' columns. A catalog of another format is not updated, but built again."""
-    shapes = {table.qualified_name: [column.definition for column in list_columns(spec, table)] for table in TABLES}
+    shapes = {table.qualified_name: [column.definition for column in list_columns(table)] for table in TABLES}
     return blake2b(repr([_FORMAT, __version__, shapes, META_TABLES]).encode(), digest_size=8).hexdigest()
 
 
@@ -136,11 +126,11 @@ def _expression(column: Column) -> str:
     return f"TRY_CAST({name} AS JSON)" if column.kind is value_types.JSON else name
 
 
-def create_empty_tables(db: duckdb.DuckDBPyConnection, spec: CatalogSpec) -> None:
+def create_empty_tables(db: duckdb.DuckDBPyConnection) -> None:
     """Create every table of the lake without rows, and the schemas of the tables."""
     db.execute("CREATE SCHEMA meta")
     for table in TABLES:
-        columns = ", ".join(column.definition for column in list_columns(spec, table))
+        columns = ", ".join(column.definition for column in list_columns(table))
         db.execute(f"CREATE TABLE {table.qualified_name} ({columns})")
 
 
@@ -149,7 +139,7 @@ def select_rows_sql(layout: LakeLayout, spec: CatalogSpec, table: Table) -> str:
     source = _current_rows_sql(layout, spec, table)
     if table.name == WORKFLOW_DEFINITIONS.name:
         source += _LAST_SIGHTS_SQL
-    return f"SELECT {', '.join(column.selection for column in list_columns(spec, table))} FROM {source}"
+    return f"SELECT {', '.join(column.selection for column in list_columns(table))} FROM {source}"
 
 
 def _current_rows_sql(layout: LakeLayout, spec: CatalogSpec, table: Table) -> str:
@@ -171,7 +161,7 @@ def select_new_rows_sql(layout: LakeLayout, spec: CatalogSpec, table: Table, *, 
     parts = [part for part in spec.parts_of(table.name) if part.last_commit_seq > since_seq]
     source = f"(SELECT * FROM {_read_parts_sql(layout, table.name, parts)}"
     source += f" WHERE {COMMIT_SEQ_COLUMN} > {since_seq})"
-    selected = ", ".join(column.selection for column in list_columns(spec, table))
+    selected = ", ".join(column.selection for column in list_columns(table))
     return f"SELECT {selected} FROM ({_filter_superseded_sql(source)})"
 
 

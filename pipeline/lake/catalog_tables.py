@@ -63,18 +63,18 @@ def build_tables(
     with create_database(path, spill=layout.spill_dir, block_size=MEDIUM_BLOCKS, memory_limit=memory_limit) as db:
         writer = TableWriter(db, exists=False)
         write_superseded_versions(writer, ledger)
-        create_empty_tables(db, spec)
+        create_empty_tables(db)
         # In their order: the definitions of workflows depend on the runs.
         rows = sum(_insert_sorted(db, layout, spec, table) for table in TABLES)
         for table in TABLES:
-            comments = [(column.name, column.comment) for column in list_columns(spec, table)]
+            comments = [(column.name, column.comment) for column in list_columns(table)]
             writer.comment("TABLE", table.qualified_name, table.comment, comments)
         image_change = last_image_change(ledger)
         write_image_table(writer, ledger)
         views = _write_views_and_meta(writer, layout, ledger, spec, {})
     return DeltaBase(
         commit_seq=spec.snapshot.commit_seq,
-        format=describe_format(spec),
+        format=describe_format(),
         views=views,
         built_rows=rows,
         built_bytes=path.stat().st_size,
@@ -135,7 +135,7 @@ def _replace_rows(
         return _delete(db, table, condition)
     new_rows = select_new_rows_sql(layout, spec, table, since_seq=since_seq)
     if in_place and rows <= _MAX_ROWS_IN_PLACE:
-        return update_rows(db, table, list_columns(spec, table), new_rows)
+        return update_rows(db, table, list_columns(table), new_rows)
     return _delete(db, table, condition) + _insert(db, table, new_rows)
 
 
@@ -163,6 +163,6 @@ def _write_views_and_meta(
     hashes = write_views(writer, views, former)
     changed = {name for name in {*hashes, *former} if hashes.get(name) != former.get(name)}
     if has_new_table or changed - {HISTORY.name}:  # the query of that one names the parts, its columns stay
-        write_dictionary(writer, spec, views, has_images=last_image_change(ledger) > 0)
+        write_dictionary(writer, views, has_images=last_image_change(ledger) > 0)
     write_meta(writer, layout, ledger, spec)
     return hashes

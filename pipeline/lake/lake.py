@@ -188,8 +188,7 @@ class Lake:
 
     def _catalog_spec(self, record: SnapshotRecord) -> CatalogSpec:
         has_superseded = bool(self.ledger.count("SELECT EXISTS (SELECT 1 FROM superseded_version)"))
-        has_instances = self.ledger.properties.identity == "file_id"
-        return CatalogSpec(record, self.ledger.parts(), has_superseded, has_instances)
+        return CatalogSpec(record, self.ledger.parts(), has_superseded)
 
     def _tombstone_rows(self, commit: Commit) -> pa.Table:
         tombstones = commit.tombstones

@@ -101,7 +101,7 @@ class TargetCatalogs:
             with create_database(target) as db:
                 db.execute(f"ATTACH {sql_literal(str(source))} AS source (READ_ONLY)")
                 # DuckDB binds a view when it is created: the computed views are bound to empty tables, which go then.
-                create_empty_tables(db, spec)
+                create_empty_tables(db)
                 _copy_own_tables(db)
                 bound = bind_to_schema(db, RAW, *(table.arrow for table in TABLES))  # each binding takes 1.5 ms
                 for schema, name, sql in views:

@@ -18,6 +18,7 @@ from pipeline.emulator import Emulator
 from pipeline.lake import view_definitions
 from pipeline.lake.lake import Lake
 from pipeline.lake.views import MAX_WIDE_COLUMNS, wide_columns
+from schemas.tables import TABLES
 from tests.lake.lake_builder import AT, commit
 from tests.oracle import expected
 from tests.sync.sync_harness import SEED, opened, synced
@@ -109,7 +110,7 @@ async def test_history(tmp_path: Path) -> None:
 
 
 async def test_everything_has_a_comment(tmp_path: Path) -> None:
-    """Every table, view and column of the catalog says what it is."""
+    """Every table, view and column of the catalog says what it is, and each declared column is there."""
     async with Emulator(10, seed=SEED) as emulator:
         await synced(emulator, tmp_path / "lake")
     with opened(tmp_path / "lake") as db:
@@ -119,6 +120,9 @@ async def test_everything_has_a_comment(tmp_path: Path) -> None:
                 f"SELECT {name} FROM {what} WHERE NOT internal AND coalesce(comment, '') = ''"
             ).fetchall()
             assert silent == [], what
+        for table in TABLES:
+            names = [name for name, *_ in db.execute(f"DESCRIBE {table.qualified_name}").fetchall()]
+            assert names[: len(table.columns)] == [column.name for column in table.columns]
         shown = {row[0] for row in db.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()}
         assert shown >= set(VIEWS)
 

@@ -87,8 +87,7 @@ def stored(lake: Path) -> duckdb.DuckDBPyConnection:
     db.execute("CREATE SCHEMA meta")
     with closing(Ledger(layout.ledger)) as ledger:
         record = SnapshotRecord(0, 0, "", complete=False, commit_seq=0, files=0, watermark=None)
-        has_instances = ledger.properties.identity == "file_id"
-        spec = CatalogSpec(record, ledger.parts(), has_superseded_rows=True, has_instances=has_instances)
+        spec = CatalogSpec(record, ledger.parts(), has_superseded_rows=True)
         write_superseded_versions(TableWriter(db, exists=False), ledger)
     for table in TABLES:
         db.execute(f"CREATE TABLE {table.qualified_name} AS {select_rows_sql(layout, spec, table)}")
