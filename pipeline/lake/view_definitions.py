@@ -24,19 +24,19 @@ class View:
 
 DAMAGE: Final = View(
     "damage_by_month",
-    "One row per month: images taken, and how many of them show damage.",
+    "One row per month: photos taken (uploads of type snap), and how many of them show damage.",
     (
-        ("month", "First day of the month in which the image was taken (UTC)."),
-        ("images", "Images and documents."),
-        ("with_damage", "Images that the app user marked as showing damage."),
-        ("damage_ratio", "Images with damage divided by images."),
-        ("files", "Files that the images belong to."),
-        ("files_with_damage", "Files with at least one such image."),
+        ("month", "First day of the month of scan_date_time, or of created_at where that is NULL (UTC)."),
+        ("images", "Photos: uploads of type snap, without documents and manual uploads."),
+        ("with_damage", "Photos that the app user marked as showing damage."),
+        ("damage_ratio", "Photos with damage divided by photos."),
+        ("files", "Files that the photos belong to."),
+        ("files_with_damage", "Files with at least one photo that shows damage."),
     ),
     "SELECT date_trunc('month', coalesce(scan_date_time, created_at))::TIMESTAMP AS month, count(*) AS images,"
     " count(*) FILTER (has_damage) AS with_damage, count(*) FILTER (has_damage) / count(*) AS damage_ratio,"
     " count(DISTINCT file_id) AS files, count(DISTINCT file_id) FILTER (has_damage) AS files_with_damage"
-    " FROM main.uploads GROUP BY ALL ORDER BY month",
+    " FROM main.uploads WHERE upload_type = 'snap' GROUP BY ALL ORDER BY month",
 )
 
 
@@ -124,11 +124,11 @@ FILE_SUMMARY: Final = View(
         ("updated_at", "Last updated (UTC)."),
         ("tenant_id", "Most frequent tenant of its uploads."),
         ("locations", "Names of its locations in the order sent, joined with |."),
-        ("uploads", "Images and documents."),
-        ("damaged_uploads", "Images that the app user marked as showing damage."),
-        ("devices", "Devices that took the images."),
-        ("first_scan_at", "First image, by the app's time, otherwise its registration (UTC)."),
-        ("last_scan_at", "Latest image (UTC)."),
+        ("uploads", "Uploads of every type: photos, documents, manual uploads."),
+        ("damaged_uploads", "Uploads that the app user marked as showing damage."),
+        ("devices", "Devices that made the uploads."),
+        ("first_scan_at", "scan_date_time of the first upload, or created_at where that is NULL (UTC)."),
+        ("last_scan_at", "The same of the latest upload (UTC)."),
         ("form_submits", "Submitted forms."),
         ("workflow_runs", "Workflow runs that were not removed."),
         ("open_workflow_runs", "Those that are not completed."),

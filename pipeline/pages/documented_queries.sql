@@ -43,7 +43,7 @@ ON name USING string_agg(value, ' | ') GROUP BY scan_code ORDER BY scan_code LIM
 -- In which towns were the images taken?
 SELECT municipality AS town, count(*) AS images, count(*) FILTER (has_damage) AS with_damage
 FROM uploads JOIN upload_addresses AS found ON found.file_id = uploads.file_id AND found.upload_id = uploads.id
-WHERE found.rank = 1
+WHERE found.rank = 1 AND upload_type = 'snap'
 GROUP BY town ORDER BY images DESC LIMIT 10;
 
 -- Which references belong to more than one file?
