@@ -95,10 +95,10 @@ class ManifestOrder(_Model):
 class ManifestDeletions(_Model):
     """The deletions that the lake had detected when the files were selected.
 
-    `known_up_to` is the time of the last verify, or "never verified".
+    `known_up_to` is the time of the last verify, None if the lake was never verified.
     """
 
-    known_up_to: str
+    known_up_to: str | None
     deleted_files_in_lake: int | None
     selected: tuple[int, ...]
 

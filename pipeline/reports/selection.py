@@ -105,7 +105,7 @@ def select_references(lake: duckdb.DuckDBPyConnection, where: str) -> tuple[str,
 
 def _read_catalog_state(lake: duckdb.DuckDBPyConnection, deleted: tuple[int, ...]) -> CatalogState:
     sql = """SELECT snapshot, strftime(watermark, '%Y-%m-%dT%H:%M:%SZ') AS watermark,
-                    coalesce(strftime(last_verify_at, '%Y-%m-%dT%H:%M:%SZ'), 'never verified') AS known_up_to,
+                    strftime(last_verify_at, '%Y-%m-%dT%H:%M:%SZ') AS known_up_to,
                     deleted_files
              FROM meta.freshness"""
     row = fetch_dicts(lake, sql)[0]

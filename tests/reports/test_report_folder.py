@@ -55,7 +55,7 @@ def test_the_manifest_has_selection_and_options(finished_folder: FinishedFolder)
     assert (manifest["settings"]["template"], manifest["settings"]["timezone"]) == (7, "Europe/Berlin")
     assert manifest["snapshot"] == 1
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", manifest["watermark"])
-    assert manifest["deletions"] == {"known_up_to": "never verified", "deleted_files_in_lake": 0, "selected": []}
+    assert manifest["deletions"] == {"known_up_to": None, "deleted_files_in_lake": 0, "selected": []}
     assert manifest["counts"]["files"] == manifest["counts"]["delivered"] == FILES
     with (out / "manifest.csv").open(newline="") as lines:
         rows = list(csv.DictReader(lines))
@@ -175,7 +175,7 @@ def make_manifest(text: str) -> Manifest:
     return Manifest(
         job=text, scanlake="1", service=text, begun_at="now", written_at="now", selection={}, settings={}, snapshot=1,
         watermark=None, pdfs=(), orders=(), files=(file,),
-        deletions=ManifestDeletions(known_up_to="never verified", deleted_files_in_lake=0, selected=()),
+        deletions=ManifestDeletions(known_up_to=None, deleted_files_in_lake=0, selected=()),
         counts=ManifestCounts(
             files=1, delivered=0, changed_since_selection=0, failed=1, pdfs=0, orders=0, unknown_orders=0
         ),
