@@ -65,7 +65,7 @@ def build_tables(
         write_superseded_versions(writer, ledger)
         create_empty_tables(db)
         # In their order: the definitions of workflows depend on the runs.
-        rows = sum(_insert_sorted(db, layout, spec, table) for table in TABLES)
+        rows = sum(_insert_sorted(db, layout, spec, table) for table in TABLES if spec.parts_of(table.name))
         for table in TABLES:
             comments = [(column.name, column.comment) for column in list_columns(table)]
             writer.comment("TABLE", table.qualified_name, table.comment, comments)
