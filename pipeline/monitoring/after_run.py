@@ -198,10 +198,11 @@ class LakeStats:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Return the bytes of all files below a folder; files that vanish during the count are ignored."""
-    total = 0
+    """Return the bytes of all files below a folder, each once; files that vanish during the count are ignored."""
+    sizes: dict[tuple[int, int], int] = {}
     for path, _, names in os.walk(folder):
         for name in names:
             with suppress(OSError):
-                total += Path(path, name).lstat().st_size
-    return total
+                status = Path(path, name).lstat()
+                sizes[status.st_dev, status.st_ino] = status.st_size
+    return sum(sizes.values())

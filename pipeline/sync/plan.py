@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _MAX_PAGES: Final = 20  # of one window, without includes
 _MIN_FILES: Final = 50  # whose versions, or calls, show what a file takes
-_SYNC_BYTES: Final = 2_000_000  # that a sync takes whatever it fetches: a snapshot, and blocks of the catalog
+_MIN_CATALOG_BYTES: Final = 2_000_000
 _BYTES_PER_PART_BYTE: Final = 1.6  # of parts, catalog and ledger
 _FILES_PER_VERIFY_CALL: Final = 225
 
@@ -97,6 +97,8 @@ async def plan_sync(settings: Settings, token: str) -> SyncPlan:
         list_calls = 1 + bool(in_lake) + refetches + sum(_count_list_calls(options, listed) for listed, _, _ in samples)
         detail_calls = 0 if options.fetch_details == "never" else files
         rate, has_cost = cost.calls_per_second, cost.rows is not None
+        # The catalog that readers have now stays as a snapshot.
+        catalog_bytes = max(_MIN_CATALOG_BYTES, layout.catalog.stat().st_size if layout.catalog.is_file() else 0)
         return SyncPlan(
             kind="first" if ledger is None or ledger.properties.watermark is None else "incremental",
             files_in_service=in_service,
@@ -105,7 +107,7 @@ async def plan_sync(settings: Settings, token: str) -> SyncPlan:
             list_calls=list_calls,
             detail_calls=detail_calls,
             rows=round(files * cost.rows) if cost.rows is not None else None,
-            disk_bytes=round(_SYNC_BYTES + files * cost.part_bytes * _BYTES_PER_PART_BYTE) if has_cost else None,
+            disk_bytes=round(catalog_bytes + files * cost.part_bytes * _BYTES_PER_PART_BYTE) if has_cost else None,
             seconds=round((list_calls + detail_calls) / rate, 1) if rate else None,
             basis=cost.basis,
             exact=all(exact for _, _, exact in samples),
