@@ -258,6 +258,7 @@ class LakeProperties:
     lang: str | None = None
     texts_from: Literal["list", "detail"] | None = None  # the call whose texts are in `lang`, as the last run found
     has_detail_forms: bool = False  # a detail has had a submitted form
+    tenants: tuple[int, ...] = ()  # of the uploads in the lake
     missing_includes: tuple[str, ...] = ()  # left out, and served by the list alone
     identity: Literal["id", "file_id"] = "id"  # key of a file: "id", or "file_id" once several instances share an id
     watermark: int | None = None
@@ -300,7 +301,7 @@ class LakeProperties:
     def from_rows(cls, rows: Mapping[str, str]) -> LakeProperties:
         """Return the properties from their JSON texts. Names of other versions are ignored."""
         values = {field.name: json.loads(rows[field.name]) for field in fields(cls) if field.name in rows}
-        for name in ("purge_in_progress", "missing_includes"):
+        for name in ("purge_in_progress", "missing_includes", "tenants"):
             if values.get(name) is not None:
                 values[name] = tuple(values[name])
         return cls(**values)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import Detail
+from pipeline.crawl.details import detail_for_key
 from pipeline.crawl.models import CrawlOptions
 from pipeline.errors import SettingsError
 from pipeline.formatting import pluralize
@@ -28,6 +29,10 @@ _LISTED_FILES: Final = 50
 _MAX_SAMPLES: Final = 20
 _MAX_FAILURES: Final = 3
 _NAMED_FILES: Final = 5
+_HINT: Final = (
+    "Use the token of the account that the lake is of, or another --lake. If the account is right, look at"
+    " `scanlake verify --dry-run --accept-deletions`, then run it without --dry-run."
+)
 
 
 async def check_same_account(
@@ -56,6 +61,40 @@ async def check_same_account(
     file_ids = list(dict.fromkeys([*list(known)[: _MAX_SAMPLES // 2], *(sample.file_id for sample in samples)]))
     if not await _has_one_of(client, file_ids[:_MAX_SAMPLES], stored, by_id=may_ask_by_id):
         raise _other_account_error(file_ids[:_MAX_SAMPLES])
+
+
+async def check_tenants(client: Client, lake: Lake, ledger_thread: WorkerThread, tenants: frozenset[int]) -> None:
+    """Raise `SettingsError` if details name tenants of uploads, and none of those that the lake has.
+
+    Ids, update times and references of two accounts may coincide. `tenants` are those of a batch that is about to be
+    stored. If it names none of the lake's, at most 20 files of the lake are read by id: one of a known tenant shows
+    that the account is the lake's, and has another tenant by now. Raises `RetriesExhaustedError` if calls failed.
+    """
+    properties = await ledger_thread.call(lambda: lake.ledger.properties)
+    known = frozenset(properties.tenants)
+    if not known or tenants & known:
+        return
+    others, failures = set(tenants), list[RetriesExhaustedError]()
+    for sample in await ledger_thread.call(lake.ledger.sample_files, _MAX_SAMPLES):
+        try:
+            answer = detail_for_key(sample.file_id, properties.identity, await client.get_file(sample.file_id))
+        except RetriesExhaustedError as error:
+            failures.append(error)
+            if len(failures) == _MAX_FAILURES:
+                break
+            continue
+        named = set(_iter_numbers(answer.raw, "tenant_id")) if isinstance(answer, Detail) else set()
+        if named & known:
+            return
+        others |= named
+    if others and failures:
+        raise failures[-1]
+    if others:
+        raise SettingsError(
+            f"The service has files of tenant {', '.join(map(str, sorted(others)))}, and none of tenant"
+            f" {', '.join(map(str, sorted(known)))}, which the lake is of: this is another account.",
+            hint=_HINT,
+        )
 
 
 async def _has_one_of(
@@ -96,29 +135,39 @@ def _is_same_version(version: FileVersionRecord, item: ListItem) -> bool:
 
 
 def _is_same_file(stored: FileIdentity | None, raw: bytes) -> bool:
-    """Return whether reference, creation or an upload is that of the lake's file. Other values may have changed."""
-    try:
-        document = decode_json(raw)
-    except InvalidJsonError:
-        return False
-    if stored is None or not isinstance(document, dict):
+    """Return whether reference, creation or an upload is that of the lake's file, and at most one of them differs.
+
+    Other values may have changed. What one of both does not have is not compared.
+    """
+    document = _decode_object(raw)
+    if stored is None:
         return False
     reference, created_at = document.get("scan_code"), document.get("created_at")
     created = parse_instant(created_at) if isinstance(created_at, str) else None
-    return (
-        (bool(stored.reference) and reference == stored.reference)
-        or (None not in {created, stored.created_at} and _second(created) == _second(stored.created_at))
-        or not stored.upload_ids.isdisjoint(_iter_upload_ids(document.get("uploads")))
-    )
+    uploads = frozenset(_iter_numbers(raw, "id"))
+    evidence = []
+    if stored.reference and reference:
+        evidence.append(reference == stored.reference)
+    if created is not None and stored.created_at is not None:
+        evidence.append(created // SECOND == stored.created_at // SECOND)
+    if uploads and stored.upload_ids:
+        evidence.append(not uploads.isdisjoint(stored.upload_ids))
+    return any(evidence) and evidence.count(False) < 2
 
 
-def _second(instant: int | None) -> int:
-    return (instant or 0) // SECOND
+def _decode_object(raw: bytes) -> dict[str, Any]:
+    try:
+        document = decode_json(raw)
+    except InvalidJsonError:
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
-def _iter_upload_ids(uploads: Any) -> Iterable[int]:
+def _iter_numbers(raw: bytes, key: str) -> Iterable[int]:
+    """Yield the numbers that the uploads of a file have under a key."""
+    uploads = _decode_object(raw).get("uploads")
     for upload in uploads if isinstance(uploads, list) else ():
-        number = ID.convert_or_none(upload.get("id")) if isinstance(upload, dict) else None
+        number = ID.convert_or_none(upload.get(key)) if isinstance(upload, dict) else None
         if number is not None:
             yield number
 
@@ -128,6 +177,5 @@ def _other_account_error(file_ids: list[int]) -> SettingsError:
     return SettingsError(
         f"The service has none of {pluralize(len(file_ids), 'file')} of the lake that were looked for ({ids}):"
         " this is another account, or every file was changed or deleted.",
-        hint="Use the token of the account that the lake is of, or another --lake. If the account is right, look at"
-        " `scanlake verify --dry-run --accept-deletions`, then run it without --dry-run.",
+        hint=_HINT,
     )

@@ -27,6 +27,7 @@ from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.models import RunRecord
 from pipeline.lake.snapshots import check_not_paused
+from pipeline.sync.account_check import check_tenants
 from pipeline.sync.batch_sink import BatchSink
 from pipeline.sync.crawl_runner import CrawlRunner, crawl_options
 from pipeline.sync.differences import has_lost_too_many
@@ -109,6 +110,8 @@ class RunSession:
         self._started = self._published = self._target_fixed_at = time.monotonic()
         self._is_catalog_current = False
         self.list_is_empty = False  # as the first call has found
+        self.is_account_proven = False
+        """Whether the tenants of the service's uploads are the lake's, or new ones are accepted."""
 
     @property
     def ledger(self) -> Ledger:
@@ -206,6 +209,8 @@ class RunSession:
             if publishing.done():
                 publishing.result()  # a catalog that cannot be written ends the run before more is fetched
             written = await self.sink.write(batch)
+            if written.digests:
+                await self.prove_account(written.tenants)
             if self.settings.strict:
                 await self.ledger_thread.call(self._refuse_new_misfits, written.drift)
 
@@ -237,6 +242,17 @@ class RunSession:
                 publishing.exception()
             raise
         await publishing
+
+    async def prove_account(self, tenants: frozenset[int] = frozenset()) -> None:
+        """Raise `SettingsError` before anything is stored, if tenants show another account; record new tenants."""
+        if not self.is_account_proven and self.settings.fetch_details != "never":
+            await check_tenants(self.client, self.lake, self.ledger_thread, tenants)
+            self.is_account_proven = True
+        await self.ledger_thread.call(self._record_tenants, tenants)
+
+    def _record_tenants(self, tenants: frozenset[int]) -> None:
+        if not tenants.issubset(known := self.ledger.properties.tenants):
+            self.ledger.set_properties(tenants=sorted(tenants.union(known)))
 
     def _refuse_new_misfits(self, drift: Mapping[tuple[str, str, str], int]) -> None:
         """Raise `ProtocolError` if values do not fit a column that every value of the lake has fitted so far."""

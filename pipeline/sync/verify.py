@@ -141,7 +141,11 @@ class _Verify:
         if not is_certain and not run.list_is_empty:
             may_fetch_details = run.settings.fetch_details != "never"
             await check_same_account(run.client, run.lake, run.ledger_thread, may_fetch_details=may_fetch_details)
+            await run.prove_account()
+        run.is_account_proven = True
         if not self._mode.check_only:
+            if is_certain:  # the tenants of what is stored from now on are the lake's
+                await run.ledger_thread.call(run.ledger.set_properties, tenants=())
             await run.bind_lake()
         seen_files = await self._compare_list()
         unproven = list(run.crawls.unproven)

@@ -17,6 +17,7 @@ from pipeline.lake.layout import LakeLayout
 from pipeline.lake.row_buffer import RowBuffer
 from pipeline.worker_process import serve
 from schemas.file_versions import content_digest
+from schemas.tables import UPLOADS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,8 +52,8 @@ class FlushRequest:
 class WriteResult:
     """Message from the writer: parts on disk, rejects, drift; digests of the list items in the order of versions.
 
-    `has_detail_forms`: a detail had a submitted form. `rows_pending`: the parts lack the rows of this batch; otherwise
-    they have the pending rows of earlier batches too.
+    `has_detail_forms`: a detail had a submitted form. `tenants` are those of the uploads. `rows_pending`: the parts
+    lack the rows of this batch; otherwise they have the pending rows of earlier batches too.
     """
 
     commit_seq: int
@@ -63,6 +64,7 @@ class WriteResult:
     names: Mapping[tuple[str, str], int]
     definitions: frozenset[str]
     has_detail_forms: bool
+    tenants: frozenset[int]
     rows_pending: bool = False
 
     @property
@@ -88,6 +90,8 @@ def write_batch(layout: LakeLayout, request: WriteRequest, buffer: RowBuffer | N
     unreadable = {reject.file_id for reject in flat.rejects}
     versions = [version for version in request.versions if version.file_id not in unreadable]
     names = parts.count_wide_names(flat.tables)
+    uploads = flat.tables.get(UPLOADS.name)
+    tenants = frozenset() if uploads is None else frozenset(uploads["tenant_id"].unique().to_pylist()) - {None}
     write_part = partial(parts.write_part, layout, run_id=run_id, seq=commit_seq)
     with ThreadPoolExecutor(_WRITER_THREADS, thread_name_prefix="disk") as disk:
         writes = []
@@ -111,6 +115,7 @@ def write_batch(layout: LakeLayout, request: WriteRequest, buffer: RowBuffer | N
         names=names,
         definitions=flat.definitions,
         has_detail_forms=flat.has_detail_forms,
+        tenants=tenants,
         rows_pending=buffer is not None and buffer.has_rows,
     )
 

@@ -18,7 +18,7 @@ from tests.rows import every
 from tests.soaking import sample
 from tests.stateful import lies
 from tests.stateful.lies import Lie, LyingEmulator
-from tests.sync.sync_harness import SEED, asked, check_equal, count_files, synced, verified
+from tests.sync.sync_harness import SEED, asked, check_equal, count_files, synced, tampered, verified
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +40,11 @@ _NOON: Final = 1_772_366_400_000_000  # 2026-03-01T12:00:00Z
     ("document", "is_same"),
     [
         ({"scan_code": "R1"}, True),
+        ({"scan_code": "R1", "created_at": "2026-03-01T13:00:00Z"}, True),
+        ({"scan_code": "R1", "created_at": "2026-03-01T13:00:00Z", "uploads": [{"id": 9}, {"id": 7}]}, True),
+        ({"scan_code": "R1", "created_at": "2026-03-01T13:00:00Z", "uploads": [{"id": 9}]}, False),
+        ({"scan_code": "R2", "created_at": "2026-03-01T12:00:00Z", "uploads": [{"id": 9}]}, False),
+        ({"scan_code": "R2", "created_at": "2026-03-01T13:00:00Z", "uploads": [{"id": 7}]}, False),
         ({"scan_code": "R2"}, False),
         ({"scan_code": "R2", "created_at": "2026-03-01T12:00:00Z"}, True),
         ({"scan_code": "R2", "created_at": "2026-03-01T12:00:01Z"}, False),
@@ -51,7 +56,7 @@ _NOON: Final = 1_772_366_400_000_000  # 2026-03-01T12:00:00Z
     ],
 )
 def test_reference_creation_or_an_upload_prove_a_file(document: object, is_same: bool) -> None:  # noqa: FBT001
-    """A file is the lake's by its reference, its creation or one of its uploads, and by nothing else."""
+    """A file is the lake's by its reference, its creation or one of its uploads, unless the two others differ."""
     stored = FileIdentity("R1", _NOON, frozenset({7}))
     assert account_check._is_same_file(stored, json.dumps(document).encode()) is is_same
     nothing = FileIdentity(None, None)
@@ -76,6 +81,49 @@ async def test_another_account_is_refused(tmp_path: Path, profile: str, files: i
             assert "verify --dry-run" in refused.value.hint
         assert other.counts["detail"] <= 40
     assert asked(tmp_path / "lake", "SELECT count(DISTINCT run_id), count(*) FROM file_version") == [(1, files)]
+
+
+async def test_another_tenant_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where ids and update times coincide, the tenant of the uploads shows another account; nothing is stored.
+
+    An account with a second tenant goes on, and --accept-deletions accepts another one.
+    """
+    new: list[int] = []
+
+    def move(answer: lies.Answer) -> None:
+        for upload in answer.body.get("uploads", ()):
+            upload["tenant_id"] = 7
+
+    monkeypatch.setitem(lies.DETAILS, "other", move)
+    monkeypatch.setitem(lies.DETAILS, "second", lambda answer: move(answer) if answer.body.get("id") in new else None)
+    versions = "SELECT count(DISTINCT run_id), count(*), sum(deleted) FROM file_version"
+    async with LyingEmulator(FILES, seed=SEED) as emulator:
+        lake, world = tmp_path / "lake", emulator.world
+        await synced(emulator, lake)
+        world.edit(world.keys()[0], "clear")  # without an upload it has no tenant
+        gone = world.delete(world.pick_random(2))
+        emulator.lies = [Lie("detail: other")]
+        for attempt in (synced, verified, synced):
+            with pytest.raises(SettingsError, match=r"tenant 7.* another account"):
+                await attempt(emulator, lake)
+            world.update(world.pick_random(2))
+        assert asked(lake, versions) == [(1, FILES, 0)]
+        emulator.lies = [Lie("detail: second")]
+        new += world.create(2)
+        await synced(emulator, lake)
+        world.update(new)
+        asked_before = emulator.counts["detail"]
+        await synced(emulator, lake)
+        assert emulator.counts["detail"] == asked_before + 2, "both tenants are known now"
+        assert (await verified(emulator, lake)).deleted == len(gone)
+        with tampered(lake) as ledger:
+            ledger.execute("UPDATE lake_property SET value = '[1]' WHERE name = 'tenants'")
+        world.update(new)
+        with pytest.raises(SettingsError, match="another account"):
+            await synced(emulator, lake)
+        await verified(emulator, lake, VerifyMode(accept_deletions=True))
+        world.update(new)
+        await synced(emulator, lake)
 
 
 @pytest.mark.parametrize("gone", ["the first", "the last", "the sampled"])
