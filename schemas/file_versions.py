@@ -50,6 +50,8 @@ class Reject:
     is_list_item: bool = False
 
 
+CONTENT_DIGEST_BYTES: Final = 16
+
 # The service signs these URLs again with every answer. The patterns run for every document, so they are fast:
 # each starts with a literal, and no replacement refers to a group, which `re` would expand in Python.
 _SIGNED: Final = re.compile(rb'"image_(?:url|thumb)"\s*:\s*"[^"]*"')
@@ -69,7 +71,12 @@ def content_digest(raw: bytes) -> bytes:
     if len(pieces) > 1:  # text, digits, text, ...
         pieces[1::2] = [b'"' if digits is None else b"." + digits + b'"' for digits in pieces[1::2]]
         normalized = b"".join(pieces)
-    return blake2b(normalized, digest_size=16).digest()
+    return blake2b(normalized, digest_size=CONTENT_DIGEST_BYTES).digest()
+
+
+def version_digest(raw: bytes) -> bytes:
+    """Return the hash of a document's content, and after it the hash of its signed links."""
+    return content_digest(raw) + blake2b(b"".join(_SIGNED.findall(raw)), digest_size=8).digest()
 
 
 def same_content(one: bytes, other: bytes) -> bool:

@@ -61,8 +61,10 @@ class Upload(WireModel):
     image_mime: Text = _field("Image type, typically image/jpeg.")
     comment: Text = _field("Comment of the app user.")
     image_path: Text = _field("Path of the image (detail only).")
-    image_url: Text = _field("URL of the full image. The URL gives access without a token: treat it as a secret.")
-    image_thumb: Text = _field("URL of a small image with the full content. Treat it as a secret.")
+    image_url: Text = _field(
+        "URL of the full image; it may expire, sync --full renews it. It needs no token: keep it secret."
+    )
+    image_thumb: Text = _field("URL of a small image with the full content, otherwise as image_url.")
     workflow_id: Text = _field("Workflow the image was taken in. Text: the interface does not name a number.")
     workflow_description: Text = _field("Platform description of that workflow.")
     workflow_step_id: Text = _field("Workflow step the image was taken in. Text: the interface does not name a number.")

@@ -64,7 +64,9 @@ def run(
     ] = None,
     full: Annotated[
         bool,
-        typer.Option("--full", help="List all files again; fetch only those that differ from the lake."),
+        typer.Option(
+            "--full", help="List all files again; fetch those that differ from the lake or have newly signed links."
+        ),
         Excludes("--since", "--until"),
     ] = False,
     accept_new_base_url: Annotated[

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from pipeline.crawl.fetch_workers import MIN_WORKERS
 from pipeline.crawl.models import SharedFileIdError
-from schemas.file_versions import Reject, content_digest, same_content
+from schemas.file_versions import CONTENT_DIGEST_BYTES, Reject, content_digest, same_content, version_digest
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -205,8 +205,12 @@ class InFlightFiles:
         if (
             stored.updated_at != item.updated_at
             or stored.fetch_signature != self._fetch_signature
-            or stored.digest != content_digest(item.raw)
+            or stored.digest[:CONTENT_DIGEST_BYTES] != content_digest(item.raw)
         ):
             return False
         # A version that this run has fetched is not fetched again, whatever the options are.
-        return stored.run_id == self._run_id or (stored.is_stable and self._options.fetch_details != "always")
+        if stored.run_id == self._run_id:
+            return True
+        if self._options.renews_links and stored.digest != version_digest(item.raw):
+            return False
+        return stored.is_stable and self._options.fetch_details != "always"

@@ -33,7 +33,7 @@ from pipeline.lake.ledger_writes import insert, insert_all, next_commit_seq, set
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.physical_tables import EMBEDDED_LEDGER, PART_COLUMNS, SUPERSEDED_VERSIONS, read_parts
 from pipeline.lake.sql import sql_read_parquet
-from schemas.file_versions import content_digest
+from schemas.file_versions import version_digest
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES
 from schemas.timestamps import now_us
 
@@ -199,7 +199,7 @@ def _restore_digests(target: sqlite3.Connection, layout: LakeLayout, names: Sequ
             with pq.ParquetFile(layout.part_path(name), page_checksum_verification=True) as file:
                 for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
                     for file_id, seq, item in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
-                        target.execute(sql, (content_digest(item or b""), file_id, seq))
+                        target.execute(sql, (version_digest(item or b""), file_id, seq))
         except (OSError, pa.ArrowException) as error:
             _log.warning("raw.read_failed", part=name, error=first_line(error))
 

@@ -200,7 +200,12 @@ class RunSession:
     # Fetching
 
     async def crawl_and_commit(
-        self, windows: Sequence[Window], *, target: int, refetches: Sequence[RefetchRequest] = ()
+        self,
+        windows: Sequence[Window],
+        *,
+        target: int,
+        refetches: Sequence[RefetchRequest] = (),
+        renews_links: bool = False,
     ) -> None:
         """Read `windows` up to the target watermark and commit the files that the lake does not have."""
         publishing = asyncio.ensure_future(self.ledger_thread.call(self._publish_if_behind))
@@ -228,7 +233,7 @@ class RunSession:
 
         identity = await self.ledger_thread.call(self.identity)
         await self._choose_texts_source(identity)
-        options = crawl_options(self.settings, identity)
+        options = replace(crawl_options(self.settings, identity), renews_links=renews_links)
         try:
             await self.crawls.run(
                 windows, store, self.lookup_versions, target=target, options=options, refetches=refetches

@@ -87,7 +87,7 @@ async def sync(
         refetches = await run.ledger_thread.call(read_refetch_requests, run.ledger)
         try:
             try:
-                await run.crawl_and_commit(windows, target=target, refetches=refetches)
+                await run.crawl_and_commit(windows, target=target, refetches=refetches, renews_links=time_range.full)
             except SharedFileIdError:
                 await run.switch_key_to_instance()
                 windows = [ALL_TIME]

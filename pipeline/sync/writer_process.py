@@ -16,7 +16,7 @@ from pipeline.lake import parts
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.row_buffer import RowBuffer
 from pipeline.worker_process import serve
-from schemas.file_versions import content_digest
+from schemas.file_versions import version_digest
 from schemas.tables import UPLOADS
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def write_batch(layout: LakeLayout, request: WriteRequest, buffer: RowBuffer | N
             writes += [disk.submit(write_part, name, flat.tables.pop(name)) for name in tuple(flat.tables)]
         if versions:
             writes.append(disk.submit(parts.write_raw_part, layout, versions, run_id=run_id, seq=commit_seq))
-        digests = tuple(content_digest(version.list_item or b"") for version in versions)
+        digests = tuple(version_digest(version.list_item or b"") for version in versions)
         written = [write.result() for write in writes]
     if buffer is not None:
         buffer.add(flat.tables, run_id=run_id, seq=commit_seq)

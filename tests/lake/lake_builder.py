@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from pipeline.lake import parts
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import Commit
-from schemas.file_versions import FileVersion, Tombstone, content_digest
+from schemas.file_versions import FileVersion, Tombstone, version_digest
 from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def write_parts(lake: Lake, new: Commit, tables: Mapping[str, pa.Table]) -> Comm
     written = [parts.write_part(lake.layout, name, table, **options) for name, table in tables.items() if len(table)]
     if new.versions:
         written.append(parts.write_raw_part(lake.layout, new.versions, **options))
-    digests = [content_digest(each.list_item or b"") for each in new.versions]
+    digests = [version_digest(each.list_item or b"") for each in new.versions]
     return replace(new, parts=written, digests=digests, wide_column_counts=parts.count_wide_names(tables))
 
 

@@ -9,7 +9,7 @@ import duckdb
 import pytest
 
 from pipeline.client import clock
-from pipeline.emulator import Emulator, make_quirks
+from pipeline.emulator import Emulator, Quirks, make_quirks
 from pipeline.errors import (
     AuthenticationError,
     LakeCorruptedError,
@@ -43,6 +43,23 @@ async def test_only_what_changed_is_fetched(tmp_path: Path) -> None:
         check_equal(lake, emulator)
         whole = await synced(emulator, lake, TimeRange(full=True))
         assert (whole.files_stored, whole.files_skipped, whole.requests["detail"]) == (0, FILES, 0)
+
+
+async def test_a_full_sync_renews_the_links_to_images(tmp_path: Path) -> None:
+    """Signed links expire: --full fetches files whose listed links differ, each once; other syncs ignore them."""
+    lake, links = tmp_path / "lake", "SELECT file_id, position, image_url, image_thumb FROM uploads ORDER BY ALL"
+    async with Emulator(60, seed=SEED, quirks=Quirks(image_urls="fresh")) as emulator:
+        await synced(emulator, lake)
+        with opened(lake) as db:
+            before = db.execute(links).fetchall()
+        assert (await synced(emulator, lake)).details_fetched == 0
+        whole = await synced(emulator, lake, TimeRange(full=True))
+        assert (await synced(emulator, lake)).details_fetched == 0
+        with opened(lake) as db:
+            after = db.execute(links).fetchall()
+    assert whole.details_fetched == len({file_id for file_id, *_ in before})
+    assert [row[:2] for row in after] == [row[:2] for row in before]
+    assert not {row[2] for row in after} & {row[2] for row in before}
 
 
 @pytest.mark.usefixtures("published")
