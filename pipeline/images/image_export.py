@@ -53,7 +53,7 @@ def select_images(lake: duckdb.DuckDBPyConnection, where: str | None, *, thumbna
 
     They are in a temporary table, because there can be very many. Read them before the connection is closed.
     """
-    if not lake.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'images'").fetchall():
+    if not lake.execute("SELECT 1 FROM images LIMIT 1").fetchall():
         raise SettingsError("The lake has no images.", hint="Run `scanlake images` first.")
     create_chosen_table(lake, where)
     kinds = "('image', 'thumbnail')" if thumbnails else "('image')"

@@ -1,7 +1,6 @@
 """The table `images` of a catalog: the ledger's rows of pictures.
 
-It is in the published catalog alone, once the lake has a picture. Snapshots do not have it: pictures are not
-versioned. An update writes only the rows that have changed.
+Pictures are not versioned: a snapshot has the rows of its publish. An update writes only the rows that have changed.
 """
 
 from __future__ import annotations
@@ -11,10 +10,12 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from pipeline.lake.catalog_sql import ARROW_TYPES
-from pipeline.lake.image_records import has_images, iter_images
+from pipeline.lake.image_records import iter_images
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    import duckdb
 
     from pipeline.lake.duckdb import TableWriter
     from pipeline.lake.image_records import ImageRecord
@@ -43,27 +44,24 @@ COMMENT: Final = "One row per picture of an upload: its image or thumbnail, stor
 IMAGE_SCHEMA: Final = pa.schema([(name, ARROW_TYPES[sql_type]) for name, sql_type, _ in IMAGE_COLUMNS])
 
 
-def write_image_table(writer: TableWriter, ledger: LedgerQueries, *, since_change: int = 0) -> bool:
-    """Write the rows that changed after a change. Return whether the table is new. Without rows there is none."""
-    if not has_images(ledger):
-        return False
+def write_image_table(writer: TableWriter, ledger: LedgerQueries, *, since_change: int = 0) -> None:
+    """Write the rows that changed after a change."""
     db = writer.db
-    sql = "SELECT 1 FROM duckdb_tables() WHERE database_name = 'lake' AND schema_name = 'main' AND table_name = ?"
-    is_new = not writer.exists or not db.execute(sql, [IMAGES_TABLE]).fetchall()
-    if is_new:
-        columns = ", ".join(f"{name} {sql_type}" for name, sql_type, _ in IMAGE_COLUMNS)
-        db.execute(f"CREATE TABLE main.{IMAGES_TABLE} ({columns})")
-        comments = [(name, comment) for name, _, comment in IMAGE_COLUMNS]
-        writer.comment("TABLE", f"main.{IMAGES_TABLE}", COMMENT, comments)
-        since_change = 0
+    if not writer.exists:
+        writer.create(f"main.{IMAGES_TABLE}", COMMENT, IMAGE_COLUMNS)
     for rows in iter_image_tables(ledger, since_change=since_change):
         db.register("incoming", rows)
-        if not is_new:
+        if writer.exists:
             keys = ", ".join(IMAGE_KEY)
             db.execute(f"DELETE FROM main.{IMAGES_TABLE} WHERE ({keys}) IN (SELECT ({keys}) FROM incoming)")
         db.execute(f"INSERT INTO main.{IMAGES_TABLE} FROM incoming")
         db.unregister("incoming")
-    return is_new
+
+
+def create_empty_image_view(db: duckdb.DuckDBPyConnection) -> None:
+    """Create the table as a view without rows, which a target replaces by one that has them."""
+    columns = ", ".join(f"NULL::{sql_type} AS {name}" for name, sql_type, _ in IMAGE_COLUMNS)
+    db.execute(f"CREATE VIEW main.{IMAGES_TABLE} AS SELECT {columns} WHERE false")
 
 
 def iter_image_tables(ledger: LedgerQueries, *, since_change: int = 0) -> Iterator[pa.Table]:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from pipeline.lake.catalog_images import IMAGE_COLUMNS, IMAGE_KEY, IMAGES_TABLE
 from pipeline.lake.catalog_sql import ARROW_TYPES, describe_format, list_columns
+from pipeline.lake.history_views import FILE_EVENTS, FILE_VERSIONS
 from pipeline.lake.ledger_rebuild import embed_ledger
 from pipeline.lake.meta_tables import CATALOG_FORMAT, FRESHNESS_COLUMNS, META_TABLES, MetaTable
 from pipeline.lake.physical_tables import PARTS, PHYSICAL_SCHEMA, SUPERSEDED_VERSIONS
@@ -133,15 +134,15 @@ def _write_freshness(writer: TableWriter, layout: LakeLayout, ledger: Ledger, sp
     writer.comment("VIEW", "meta.freshness", "One row: how current this snapshot is.", _comments(FRESHNESS_COLUMNS))
 
 
-def write_dictionary(writer: TableWriter, views: Collection[View], *, has_images: bool) -> None:
-    """Write the data dictionary; `has_images`: the catalog has the table of the pictures."""
+def write_dictionary(writer: TableWriter, views: Collection[View]) -> None:
+    """Write the data dictionary."""
     declared = {(table.name, column.name): (column, table) for table in TABLES for column in table.columns}
     comments = {(table.name, column.name): column.comment for table in TABLES for column in list_columns(table)}
     comments |= {(view.name, name): comment for view in views for name, comment in view.columns}
     comments |= {(IMAGES_TABLE, name): comment for name, _, comment in IMAGE_COLUMNS}
-    names = {view.name for view in views}
+    names = {view.name for view in views if view not in (FILE_VERSIONS, FILE_EVENTS)}
     rows = []
-    for name, column_name, sql_type in _list_column_types(writer, views, has_images=has_images):
+    for name, column_name, sql_type in _list_column_types(writer, views):
         is_key, nullable = False, True
         if (declaration := declared.get((name, column_name))) is not None:
             column, table = declaration
@@ -154,14 +155,14 @@ def write_dictionary(writer: TableWriter, views: Collection[View], *, has_images
     _write_table(writer, "meta.data_dictionary", comment, _DICTIONARY_COLUMNS, zip(*rows, strict=True))
 
 
-def _list_column_types(writer: TableWriter, views: Collection[View], *, has_images: bool) -> list[tuple[str, str, str]]:
+def _list_column_types(writer: TableWriter, views: Collection[View]) -> list[tuple[str, str, str]]:
     """Return the columns of schema main as (table, column, SQL type).
 
     DuckDB binds every view for it: 13 to 17 of the 200 ms of a publish. So the result is kept for equal views.
     """
     shapes = [column.definition for table in TABLES for column in list_columns(table)]
     queries = [(view.name, view.sql) for view in views if view.name != HISTORY.name]  # the query of that names parts
-    key = blake2b(repr([shapes, queries, has_images]).encode()).digest()
+    key = blake2b(repr([shapes, queries]).encode()).digest()
     if key not in _column_types:
         _column_types.clear()
         _column_types[key] = writer.db.execute(

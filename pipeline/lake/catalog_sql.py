@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pipeline.lake.models import Part
     from schemas.tables import Column, Table
 
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 """Raise it when `build_tables` writes other rows for the same parts: then no older catalog is updated."""
 _SIGHTS: Final = (
     ("first_seen_at", "_fetched_at", "First fetch of a file with a run under this version (UTC)."),
@@ -180,9 +180,9 @@ def _read_parts_sql(layout: LakeLayout, table_name: str, parts: Sequence[Part]) 
     return sql_read_parquet([empty_part(layout, table_name), *(layout.part_path(part.name) for part in parts)])
 
 
-def select_documents_sql(layout: LakeLayout, spec: CatalogSpec) -> str:
-    """Return the SQL source of the raw documents."""
-    if parts := spec.parts_of(RAW_TABLE):
+def select_documents_sql(layout: LakeLayout, spec: CatalogSpec, *, since_seq: int = 0) -> str:
+    """Return the SQL source of the raw documents in parts with later commits than one."""
+    if parts := [part for part in spec.parts_of(RAW_TABLE) if part.last_commit_seq > since_seq]:
         return sql_read_parquet(layout.part_path(part.name) for part in parts)
     return f"(SELECT {', '.join(f'NULL::{_sql_type(field.type)} AS {field.name}' for field in RAW)} WHERE false)"
 

@@ -118,6 +118,8 @@ def compact(
     finally:
         shutil.rmtree(layout.spill_dir, ignore_errors=True)
     old, new = [*old, *small, *dirty], [*new, *merged, *rewritten]
+    if any(part.name in expired for part in [*small, *dirty]):
+        ledger.set_properties(delta_base=None)  # its history has what expires
     if old:
         ledger.replace_parts(old, new, superseded_span=seqs, at=now, same_rows=True)
     return bool(old)

@@ -1,11 +1,14 @@
-"""Views of what happened to files: the fetched versions, with the types of `files`, and events that they show."""
+"""What happened to files: the fetched versions, with the types of `files`, and the events that they show.
+
+Both are tables of a catalog, because to read all documents takes seconds; on a target that has views they are views.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
 from pipeline.lake.sql import sql_identifier, sql_literal
-from pipeline.lake.view_definitions import View
+from pipeline.lake.view_definitions import HISTORY, View
 from schemas import value_types
 from schemas.tables import FILES, Column
 
@@ -26,6 +29,50 @@ def _read_document(name: str) -> str:
     return f"TRY(json_extract({name}, [{paths}]))"
 
 
+def _type_documents(history: str) -> str:
+    """Return the query for typed versions from `history`, a source with the columns of `file_history`."""
+    return (
+        f"WITH document AS (SELECT file_id, commit_seq, fetched_at, run_id, updated_at,"
+        f" {_read_document('list_item')} AS item, {_read_document('detail')} AS detail FROM {history})"
+        " SELECT file_id, commit_seq, fetched_at, run_id, updated_at,"
+        f" {', '.join(_version_column(index, column) for index, column in enumerate(_COLUMNS, start=1))} FROM document"
+    )
+
+
+def select_versions_sql(documents: str, *, since_seq: int) -> str:
+    """Return the query for the rows of `file_versions` of later commits than one, from the source of the documents.
+
+    The values of a current version are those of its row in `files`: only documents of other versions are read.
+    """
+    history = f"({HISTORY.sql.format(history=documents)})"
+    current = ", ".join(f"files.{sql_identifier(column.name)}" for column in _COLUMNS)
+    others = f"(FROM {history} SEMI JOIN (FROM kept WHERE NOT is_current) USING (file_id, commit_seq))"
+    return (
+        "WITH kept AS MATERIALIZED (SELECT file_id, commit_seq, fetched_at, run_id, updated_at, file_id IN (SELECT"
+        " file_id FROM main.files) AND commit_seq = max(commit_seq) OVER (PARTITION BY file_id) AS is_current"
+        f" FROM {history} WHERE commit_seq > {since_seq})"
+        f" SELECT kept.* EXCLUDE (is_current), {current} FROM kept JOIN main.files USING (file_id) WHERE is_current"
+        f" UNION ALL ({_type_documents(others)}) ORDER BY file_id, commit_seq"
+    )
+
+
+def select_events_sql(versions: str) -> str:
+    """Return the query for the events that `versions` show, a source with all versions of each of its files."""
+    return (
+        "WITH version AS (SELECT *, lag(fetched_at) OVER former AS former_at, lag(closed) OVER former AS former_closed,"
+        " lag(scan_code) OVER former AS former_scan_code, lag(commit_seq) OVER former AS former_seq"
+        f" FROM {versions} WINDOW former AS (PARTITION BY file_id ORDER BY commit_seq)),"
+        " event AS (SELECT *, unnest([CASE WHEN closed AND former_closed IS DISTINCT FROM true THEN 'closed'"
+        " WHEN former_closed AND NOT closed THEN 'reopened' END, CASE WHEN former_seq IS NOT NULL"
+        " AND scan_code IS DISTINCT FROM former_scan_code THEN 'reference_changed' END]) AS event FROM version)"
+        " SELECT file_id, event, scan_code, former_scan_code,"
+        " event <> 'closed' OR former_closed IS NOT NULL AS is_observed,"
+        " CASE WHEN is_observed THEN updated_at END AS updated_at, CASE WHEN is_observed THEN former_at END"
+        " AS seen_after, fetched_at AS seen_at, CASE WHEN is_observed AND event = 'closed' THEN fetched_at END"
+        " AS closed_seen_at, commit_seq FROM event WHERE event IS NOT NULL"
+    )
+
+
 FILE_VERSIONS: Final = View(
     "file_versions",
     "One row per fetched version of a file, with typed columns. keep_raw_versions limits how many are kept.",
@@ -37,10 +84,7 @@ FILE_VERSIONS: Final = View(
         ("updated_at", "Last update according to this version (UTC)."),
         *((column.name, column.comment) for column in _COLUMNS),
     ),
-    f"WITH document AS (SELECT file_id, commit_seq, fetched_at, run_id, updated_at,"
-    f" {_read_document('list_item')} AS item, {_read_document('detail')} AS detail FROM main.file_history)"
-    " SELECT file_id, commit_seq, fetched_at, run_id, updated_at,"
-    f" {', '.join(_version_column(index, column) for index, column in enumerate(_COLUMNS, start=1))} FROM document",
+    _type_documents("main.file_history"),
 )
 FILE_EVENTS: Final = View(
     "file_events",
@@ -51,18 +95,15 @@ FILE_EVENTS: Final = View(
         ("event", "closed, reopened, or reference_changed."),
         ("scan_code", "Reference afterwards."),
         ("former_scan_code", "Reference before; NULL if no earlier version is kept."),
-        ("updated_at", "Last update according to the version that shows the event (UTC)."),
-        ("seen_after", "Fetch of the version before (UTC): the event is later. NULL: no earlier version is kept."),
+        (
+            "is_observed",
+            "An earlier version shows the file before the event. False: it came closed, not known since when.",
+        ),
+        ("updated_at", "Last update according to the version that shows the event (UTC); NULL if not observed."),
+        ("seen_after", "Fetch of the version before (UTC): the event is later. NULL if not observed."),
         ("seen_at", "Fetch of the version that shows the event (UTC): the event is earlier."),
+        ("closed_seen_at", "seen_at of an observed closing (UTC), for times to closing; NULL for every other row."),
         ("commit_seq", "Commit that wrote this version; see file_versions."),
     ),
-    "WITH version AS (SELECT file_id, commit_seq, fetched_at, updated_at, scan_code, closed,"
-    " lag(fetched_at) OVER former AS seen_after, lag(closed) OVER former AS former_closed,"
-    " lag(scan_code) OVER former AS former_scan_code, lag(commit_seq) OVER former AS former_seq"
-    " FROM main.file_versions WINDOW former AS (PARTITION BY file_id ORDER BY commit_seq)),"
-    " event AS (SELECT *, unnest([CASE WHEN closed AND former_closed IS DISTINCT FROM true THEN 'closed'"
-    " WHEN former_closed AND NOT closed THEN 'reopened' END, CASE WHEN former_seq IS NOT NULL"
-    " AND scan_code IS DISTINCT FROM former_scan_code THEN 'reference_changed' END]) AS event FROM version)"
-    " SELECT file_id, event, scan_code, former_scan_code, updated_at, seen_after, fetched_at AS seen_at, commit_seq"
-    " FROM event WHERE event IS NOT NULL",
+    select_events_sql("main.file_versions"),
 )

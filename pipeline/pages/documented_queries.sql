@@ -57,3 +57,10 @@ FROM files GROUP BY month ORDER BY month DESC LIMIT 12;
 -- What was deleted recently?
 SELECT scan_code, updated_at AS last_update, deletion_detected_at, evidence
 FROM deleted_files ORDER BY deletion_detected_at DESC LIMIT 20;
+
+-- How long do files take to their closing?
+SELECT date_trunc('month', closed_seen_at)::DATE AS month, count(*) AS closings,
+       round(median(epoch(seen_after - created_at)) / 86400, 1) AS days_at_least,
+       round(median(epoch(closed_seen_at - created_at)) / 86400, 1) AS days_at_most
+FROM file_events JOIN files USING (file_id) WHERE event = 'closed'
+GROUP BY month ORDER BY month DESC NULLS LAST LIMIT 12;

@@ -6,9 +6,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from pipeline.lake.catalog_images import IMAGES_TABLE
+from pipeline.lake.history_views import FILE_EVENTS
 from pipeline.lake.reader import fetch_dicts
 from pipeline.lake.sql import sql_literal
-from pipeline.pages.catalog_access import BrowsePage, NothingFoundError, list_catalog_tables, read_queries, read_query
+from pipeline.pages.catalog_access import BrowsePage, NothingFoundError, read_queries, read_query
 from pipeline.pages.stored_images import read_images
 from schemas.tables import TABLES
 
@@ -21,7 +22,6 @@ _MAX_ROWS: Final = 200
 """Rows of a section. The links at the end of the page lead to all rows."""
 
 _QUERIES: Final = read_queries("file.sql")
-_EVENTS_VIEW: Final = "file_events"
 _SECTIONS: Final = {
     "fields": "Fields",
     "runs": "Workflow runs",
@@ -53,8 +53,7 @@ def build_file_page(lake: duckdb.DuckDBPyConnection, file_id: int) -> BrowsePage
     def read(name: str) -> QueryRows:
         return read_query(lake, _QUERIES[name].format(file_id=file_id), _MAX_ROWS)
 
-    tables, answers = list_catalog_tables(lake), read("answers")
-    has_events = _EVENTS_VIEW in tables  # a catalog without its documents has no history
+    answers = read("answers")
     names = [table.name for table in TABLES if table.is_per_file and table.schema == "main"]
     values = {
         "file_id": file_id,
@@ -64,8 +63,8 @@ def build_file_page(lake: duckdb.DuckDBPyConnection, file_id: int) -> BrowsePage
         "uploads": read("uploads"),
         "answers": answers,
         "forms": _group_answers(answers),
-        "sections": [(key, name, read(key)) for key, name in _SECTIONS.items() if key != "events" or has_events],
-        "tables": [*names, IMAGES_TABLE] if IMAGES_TABLE in tables else names,
+        "sections": [(key, name, read(key)) for key, name in _SECTIONS.items()],
+        "tables": [*names, FILE_EVENTS.name, IMAGES_TABLE],
     }
     return BrowsePage("browse_file.html.jinja", heading, values)
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.errors import LakeCorruptedError
 from pipeline.formatting import format_bytes
-from pipeline.lake.catalog_images import IMAGES_TABLE
 from pipeline.lake.reader import fetch_dicts
 from pipeline.pages.catalog_access import NothingFoundError
 
@@ -27,9 +26,6 @@ _DOWNLOAD_SUFFIXES: Final = {"application/pdf": ".pdf"}
 _HASH_RE: Final = re.compile(r"[0-9a-f]{64}")
 _STORE_FOLDER: Final = "images"
 _CHECK_HINT: Final = "Run `scanlake repair --read-data`."
-_HAS_IMAGES: Final = f"""
-    SELECT 1 FROM duckdb_tables()
-    WHERE database_name = current_database() AND schema_name = 'main' AND table_name = '{IMAGES_TABLE}'"""
 _OF_FILE: Final = """
     SELECT upload_id::VARCHAR AS upload_id, kind, state, sha256, bytes, mime, path,
            concat_ws(': ', replace(state, '_', ' '), reason) AS problem
@@ -86,9 +82,9 @@ class UploadImages:
 
 
 def read_images(lake: duckdb.DuckDBPyConnection, file_id: int) -> defaultdict[str, UploadImages]:
-    """Return the copies of a file by upload id. A lake without any image has no table of them."""
+    """Return the copies of a file by upload id."""
     uploads: defaultdict[str, UploadImages] = defaultdict(UploadImages)
-    for row in fetch_dicts(lake, _OF_FILE.format(file_id=file_id)) if fetch_dicts(lake, _HAS_IMAGES) else ():
+    for row in fetch_dicts(lake, _OF_FILE.format(file_id=file_id)):
         upload, stored = uploads[row["upload_id"]], _to_image(row)
         if stored is not None and row["kind"] == "thumbnail":
             upload.thumbnail = stored
@@ -101,7 +97,7 @@ def read_images(lake: duckdb.DuckDBPyConnection, file_id: int) -> defaultdict[st
 
 def find_image(lake: duckdb.DuckDBPyConnection, sha256: str) -> StoredImage:
     """Return the copy with this hash. Raises `NothingFoundError` if the catalog names none."""
-    if _HASH_RE.fullmatch(sha256) and fetch_dicts(lake, _HAS_IMAGES):
+    if _HASH_RE.fullmatch(sha256):
         for row in fetch_dicts(lake, _BY_HASH.format(sha256=sha256)):
             if (image := _to_image(row)) is not None:
                 return image

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final
 import duckdb
 
 from pipeline.atomic_files import clone_file, sha256_file
-from pipeline.lake.catalog_images import IMAGES_TABLE
+from pipeline.lake.catalog_images import create_empty_image_view
 from pipeline.lake.catalog_sql import bind_to_schema, create_empty_tables, read_spec, select_rows_sql
 from pipeline.lake.duckdb import create_database
 from pipeline.lake.duckdb_errors import translate_duckdb_errors
 from pipeline.lake.duckdb_files import open_read_only
-from pipeline.lake.history_views import FILE_VERSIONS
+from pipeline.lake.history_views import FILE_EVENTS, FILE_VERSIONS
 from pipeline.lake.parts import empty_part
 from pipeline.lake.physical_tables import PHYSICAL_SCHEMA
 from pipeline.lake.sql import sql_comment, sql_literal
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 _WRITABLE: Final = 0o600
 _EMPTY_PART: Final = "empty.parquet"
-_OVER_DOCUMENTS: Final = re.compile(rf"\bmain\.({HISTORY.name}|{FILE_VERSIONS.name})\b")
-"""Views over the view of the documents name it, or one another."""
 _READ_TABLE: Final = re.compile(r"\bmain\.(\w+)\b")
 _VIEWS_SQL: Final = "SELECT schema_name, view_name, sql FROM duckdb_views() WHERE NOT internal"
 
@@ -93,7 +91,7 @@ class TargetCatalogs:
     def write_views(self, source: Path, target: Path) -> None:
         """Write a catalog with the contents of the one at `source`, in which each table is a view over parts.
 
-        It has its comments only in its data dictionary, and no pictures.
+        It has its comments only in its data dictionary, and no rows of pictures.
         """
         with translate_duckdb_errors(str(source)):
             spec, former, views = _read_catalog(source)
@@ -110,12 +108,17 @@ class TargetCatalogs:
                         _drop_view(db, schema, name)
                     else:
                         db.execute(rewritten)
+                for view in (FILE_VERSIONS, FILE_EVENTS):
+                    if self._documents:
+                        db.execute(f"CREATE VIEW main.{view.name} AS {view.sql}")
+                    else:
+                        _drop_view(db, "main", view.name)
                 for table in reversed(TABLES):  # workflow_definitions needs workflow_runs, a placeholder until then
                     bound = bind_to_schema(db, table.arrow, bound=bound)
                     rows = rewrite(select_rows_sql(self._layout, spec, table))
                     db.execute(f"DROP TABLE {table.qualified_name}")
                     db.execute(f"CREATE VIEW {table.qualified_name} AS {rows}")
-                db.execute("DELETE FROM meta.data_dictionary WHERE table_name = ?", [IMAGES_TABLE])
+                create_empty_image_view(db)
                 self._finish(db)
 
     def _finish(self, db: duckdb.DuckDBPyConnection) -> None:
@@ -139,7 +142,7 @@ class TargetCatalogs:
 
         def rewrite(sql: str) -> str | None:
             reads_documents = any(match[1].startswith("raw/") for match in pattern.finditer(sql))
-            if (reads_documents or _OVER_DOCUMENTS.search(sql)) and not self._documents:
+            if reads_documents and not self._documents:
                 return None
             return pattern.sub(to_literal, sql)
 

@@ -39,7 +39,9 @@ def size(lake: Path) -> int:
 def fetched_rows(lake: Path, run_id: str) -> int:
     """Rows that a run brought, in all tables."""
     with opened(lake) as db:
-        listed = db.execute("SELECT DISTINCT table_name FROM meta.data_dictionary WHERE NOT is_view").fetchall()
+        listed = db.execute(
+            "SELECT table_name FROM meta.data_dictionary WHERE column_name = '_run_id' AND NOT is_view"
+        ).fetchall()
         tables = [name for (name,) in listed]
         counts = (f"(SELECT count(*) FROM {name} WHERE _run_id = '{run_id}')" for name in tables)
         found = db.execute(f"SELECT {' + '.join(counts)}").fetchone()

@@ -56,7 +56,9 @@ async def _follow_start_page(folder: Path) -> PopulatedLake:
             query = [step.command.split('"')[1]] if command.endswith("query") else []
             answers[command] = await called(folder, command.split()[1], *query)
         before = list(emulator.truth())
-        emulator.world.update(emulator.world.pick_random(UPDATED))
+        updated = emulator.world.pick_random(UPDATED)
+        emulator.world.update(updated)
+        emulator.world.close(updated[: UPDATED // 2])
         emulator.world.create(CREATED)
         await synced(emulator, folder / "lake")
         documented = {row["key"] for row in emulator.truth() if row["scan_code"] == "SC00000000"}

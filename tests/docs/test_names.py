@@ -16,7 +16,7 @@ from pipeline import cli
 from pipeline.config import load_all_sources
 from pipeline.errors import ExitCode
 from pipeline.lake.catalog_images import IMAGE_COLUMNS, IMAGES_TABLE
-from pipeline.lake.history_views import FILE_EVENTS
+from pipeline.lake.history_views import FILE_EVENTS, FILE_VERSIONS
 from pipeline.lake.image_records import ImageState
 from pipeline.lake.meta_tables import FRESHNESS_COLUMNS, META_TABLES
 from pipeline.lake.request_log import OrderState
@@ -107,7 +107,8 @@ def _names() -> frozenset[str]:
     of_meta = (name for table in META_TABLES for name, _, _ in table.columns)
     fresh = (name for name, _, _ in FRESHNESS_COLUMNS)
     tables = (table.name for table in TABLES)
-    of_views = (name for view in (FILE_EVENTS, FILE_SUMMARY) for name, _ in view.columns)
+    history = (FILE_EVENTS, FILE_VERSIONS)
+    of_views = (name for view in (*history, FILE_SUMMARY) for name in (view.name, *(name for name, _ in view.columns)))
     names = [*views, *of_views, *columns, *of_meta, *fresh, *tables, *_META, *Settings.model_fields, *pipeline.__all__]
     names += [*vars(pipeline.Client), "to_datetime", "model_extra"]  # the client and its files
     names += [*ManifestFile.model_fields, IMAGES_TABLE, *(name for name, _, _ in IMAGE_COLUMNS)]

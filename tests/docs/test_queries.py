@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import duckdb
 import pytest
 
+from pipeline.lake.catalog_images import IMAGES_TABLE
+from pipeline.lake.history_views import FILE_EVENTS, FILE_VERSIONS
 from pipeline.lake.user_query import TABLE_FUNCTIONS
 from pipeline.pages.sql_view import DOCUMENTED_QUERIES
 from schemas.tables import TABLES
@@ -23,7 +25,7 @@ from tests.docs.conftest import CREATED, DELETED, UPDATED
 if TYPE_CHECKING:
     from tests.docs.conftest import PopulatedLake
 
-QUERIES: Final = documents.QUERIES.section("Twelve queries").blocks("sql")
+QUERIES: Final = documents.QUERIES.section("Documented queries").blocks("sql")
 _CLIENT: Final = Path(sys.executable).with_name("duckdb")
 
 
@@ -53,9 +55,9 @@ def test_the_table_functions_are_named() -> None:
 
 
 def test_the_browse_page_offers_the_same() -> None:
-    """The page has twelve queries; the SQL page has those of them that read one catalog, under their question."""
+    """The page numbers its queries; the SQL page has those that read one catalog, under their question."""
     found = re.findall(r"^\*\*(\d+)\. (.+?)\*\*.*?^```sql\n(.*?)^```", documents.QUERIES.text, re.MULTILINE | re.DOTALL)
-    assert [int(number) for number, _, _ in found] == list(range(1, 13))
+    assert [int(number) for number, _, _ in found] == list(range(1, 14))
     assert [query for _, _, query in found] == QUERIES
     one_catalog = {title: query.strip() for _, title, query in found if "ATTACH" not in query}
     assert list(one_catalog.items()) == list(DOCUMENTED_QUERIES.items())
@@ -93,10 +95,9 @@ def test_an_older_client_reads_a_copied_catalog(populated_lake: PopulatedLake, c
     with duckdb.connect(str(home), read_only=True) as db:
         names = db.execute(
             "SELECT table_schema || '.' || table_name FROM information_schema.tables"
-            " WHERE table_name NOT IN ('freshness', 'open_workflow_runs', 'file_history', 'file_versions',"
-            " 'file_events') ORDER BY ALL"
+            " WHERE table_name NOT IN ('freshness', 'open_workflow_runs', 'file_history') ORDER BY ALL"
         ).fetchall()
-    # Without the views of the documents, which are parts, and without ages.
+    # Without the view of the documents, which are parts, and without ages.
     statements = ["SET enable_external_access = false;"]
     statements += [f"SELECT count(*), bit_xor(hash(row)) FROM {name} AS row;" for (name,) in names]
     statements += map(_without_ages, QUERIES[:-1])
@@ -118,9 +119,9 @@ def test_an_older_client_reads_a_copied_catalog(populated_lake: PopulatedLake, c
 
 
 def test_the_queries_of_the_tables_run(populated_lake: PopulatedLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The queries that explain the tables run unchanged and return rows, attached catalogs included."""
+    """The queries that explain the tables run unchanged and return rows, those of images on a lake without any."""
     monkeypatch.chdir(populated_lake.folder)
-    for query in documents.TABLES.blocks("sql"):
+    for query in [*documents.TABLES.blocks("sql"), *documents.DOCUMENTS["docs/deliver.md"].blocks("sql")]:
         is_attached = query.startswith("ATTACH")
         with duckdb.connect() if is_attached else duckdb.connect("lake/catalog.duckdb", read_only=True) as db:
             assert _run(db, query), query
@@ -150,10 +151,12 @@ def test_a_reference_has_its_state(populated_lake: PopulatedLake, lake: duckdb.D
 
 
 def test_damage_is_counted_once(lake: duckdb.DuckDBPyConnection) -> None:
-    """Query 4's images with damage are those of the uploads of these months."""
+    """Query 4's images with damage are the photos of these months."""
     months = _run(lake, _query("damage_by_month"))
     ((expected,),) = lake.execute(
-        "SELECT count(*) FROM uploads WHERE has_damage AND coalesce(scan_date_time, created_at) >= ?", [months[-1][0]]
+        "SELECT count(*) FROM uploads WHERE has_damage AND upload_type = 'snap'"
+        " AND coalesce(scan_date_time, created_at) >= ?",
+        [months[-1][0]],
     ).fetchall()
     assert sum(row[2] for row in months) == expected > 0
 
@@ -184,8 +187,20 @@ def test_deletions_are_those_of_the_service(populated_lake: PopulatedLake, lake:
     assert set(deleted) <= set(found)
 
 
+def test_times_to_closing_are_known_or_null(lake: duckdb.DuckDBPyConnection) -> None:
+    """Query 12 has a time for closings between two fetches only, and every other closing in a line without one."""
+    found = _run(lake, _query("closed_seen_at"))
+    ((known, unknown),) = lake.execute(
+        "SELECT count(closed_seen_at), count(*) - count(closed_seen_at) FROM file_events JOIN files USING (file_id)"
+        " WHERE event = 'closed'"
+    ).fetchall()
+    assert found[-1] == (None, unknown, None, None)
+    assert sum(row[1] for row in found[:-1]) == known > 0
+    assert all(0 <= least <= most for _, _, least, most in found[:-1])
+
+
 def test_time_travel_counts_what_changed(lake: duckdb.DuckDBPyConnection) -> None:
-    """Query 12 counts what was created, updated and deleted since the first sync."""
+    """Query 13 counts what was created, updated and deleted since the first sync."""
     found = dict(_run(lake, _query("ATTACH")))
     # A file can be updated or created, and deleted afterwards.
     assert CREATED - DELETED <= found["added"] <= CREATED
@@ -209,6 +224,7 @@ def test_the_data_dictionary_describes_the_documented_tables(lake: duckdb.DuckDB
     found = rows.fetchall()
     assert all(explained for _, _, explained in found)
     tables, views = ([row[0].strip("`") for row in documents.TABLES.table(head)] for head in ("table", "view"))
-    assert tables == [table.name for table in TABLES if table.schema == "main"]
+    others = [FILE_VERSIONS.name, FILE_EVENTS.name, IMAGES_TABLE]
+    assert tables == [*(table.name for table in TABLES if table.schema == "main"), *others]
     assert {name for name, is_view, _ in found if not is_view} == set(tables)
     assert {re.sub(r"^form_\d+_wide$", "form_<id>_wide", name) for name, is_view, _ in found if is_view} == set(views)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -27,9 +28,10 @@ AT: Final = 1_795_000_000_000_000
 _SURE: Final = {pa.int64(): 0, pa.string(): "", pa.bool_(): True, pa.timestamp("us"): AT}
 
 
-def version(file_id: int, stamp: int) -> FileVersion:
+def version(file_id: int, stamp: int, count: int) -> FileVersion:
     """Return a version of a file with minimal documents."""
-    document = b'{"id": %d, "stamp": %d}' % (file_id, stamp)
+    values = {"id": file_id, "scan_code": f"ref {file_id}", "snap_count": count, "closed": count > 1, "stamp": stamp}
+    document = json.dumps(values).encode()
     return FileVersion(file_id, document, document, AT + stamp, AT + stamp, "detail")
 
 
@@ -56,7 +58,10 @@ def commit(
     gone: Sequence[int] = (),
     stamp: int = 0,
 ) -> int:
-    """Commit files, given as {file_id: snap_count}, with rows of other tables by name. Return the commit's number."""
+    """Commit files, given as {file_id: snap_count}, with rows of other tables by name. Return the commit's number.
+
+    A file with more than one upload is closed.
+    """
     seq = lake.ledger.next_commit_seq()
     run_id = f"20261121T000000Z-{seq:06x}"
     by_table: dict[str, Sequence[Mapping[str, Any]]] = {
@@ -67,6 +72,7 @@ def commit(
                 "scan_code": f"ref {key}",
                 "updated_at": AT + stamp,
                 "snap_count": count,
+                "closed": count > 1,
             }
             for key, count in files.items()
         ],
@@ -76,7 +82,7 @@ def commit(
         commit_seq=seq,
         run_id=run_id,
         at=AT + stamp,
-        versions=[version(key, stamp) for key in files],
+        versions=[version(key, stamp, count) for key, count in files.items()],
         tombstones=[Tombstone(key, AT + stamp, "the test says so") for key in gone],
         definitions=sorted({row["_definition_hash"] for row in by_table.get("workflow_definitions", ())}),
     )

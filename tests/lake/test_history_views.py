@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
+import duckdb
+
 from pipeline.emulator import Emulator
+from pipeline.lake.history_views import FILE_EVENTS, FILE_VERSIONS, select_events_sql
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import Commit
+from pipeline.settings import Settings
 from schemas.file_versions import FileVersion
 from schemas.tables import FILES
+from schemas.value_types import BOOLEAN
 from tests.lake.lake_builder import AT, commit, rows, write_parts
+from tests.lake.operations import compact_all
 from tests.lake.test_views import asked
 from tests.sync.sync_harness import SEED, opened, synced
 
@@ -29,7 +35,9 @@ def _commit_version(lake: Lake, stamp: int, item: dict[str, Any], detail: dict[s
     seq, at = lake.ledger.next_commit_seq(), AT + stamp * SECOND
     documents = [None if each is None else json.dumps({"id": 1} | each).encode() for each in (item, detail)]
     version = FileVersion(1, documents[0] or b"", documents[1], at - SECOND, at, "detail")
-    row = {"file_id": 1, "service_id": 1, "scan_code": (detail or item).get("scan_code")}
+    merged = item | (detail or {})
+    row = {"file_id": 1, "service_id": 1, "scan_code": merged.get("scan_code")}
+    row["closed"] = BOOLEAN.convert_or_none(merged.get("closed"))
     made = {"files": rows("files", [row], run_id="r", seq=seq)}
     lake.commit(write_parts(lake, Commit(seq, "r", at, versions=[version]), made))
 
@@ -47,28 +55,71 @@ def test_events_are_between_two_fetches(tmp_path: Path) -> None:
         versions = db.execute("SELECT scan_code, closed FROM file_versions ORDER BY commit_seq").fetchall()
         events = db.execute(
             f"SELECT event, scan_code, former_scan_code, (epoch_us(seen_after) - {AT}) // {SECOND},"
-            f" (epoch_us(seen_at) - {AT}) // {SECOND}, (epoch_us(updated_at) - {AT}) // {SECOND}"
+            f" (epoch_us(seen_at) - {AT}) // {SECOND}, (epoch_us(updated_at) - {AT}) // {SECOND}, is_observed"
             " FROM file_events ORDER BY commit_seq, event"
         ).fetchall()
     assert versions == [("A", False), ("A", True), ("A", True), ("B", False), (None, True)]
     assert events == [
-        ("closed", "A", "A", 10, 20, 19),
-        ("reference_changed", "B", "A", 30, 40, 39),
-        ("reopened", "B", "A", 30, 40, 39),
-        ("closed", None, "B", 40, 50, 49),
-        ("reference_changed", None, "B", 40, 50, 49),
+        ("closed", "A", "A", 10, 20, 19, True),
+        ("reference_changed", "B", "A", 30, 40, 39, True),
+        ("reopened", "B", "A", 30, 40, 39, True),
+        ("closed", None, "B", 40, 50, 49, True),
+        ("reference_changed", None, "B", 40, 50, 49, True),
     ]
 
 
-def test_a_file_that_came_closed(tmp_path: Path) -> None:
-    """A file whose first kept version is closed has the event, without a bound below."""
+def test_the_time_of_a_closing_is_known_or_null(tmp_path: Path) -> None:
+    """A file that came closed, or whose former state is unknown, has the event without a time that could be its own."""
     with Lake(tmp_path / "lake", doing="test") as lake:
         _commit_version(lake, 10, {"scan_code": "A", "closed": 1}, None)
+        _commit_version(lake, 20, {"scan_code": "A", "closed": "unknown"}, None)
+        _commit_version(lake, 30, {"scan_code": "A", "closed": 1}, None)
+        _commit_version(lake, 40, {"scan_code": "A", "closed": 0}, None)
+        _commit_version(lake, 50, {"scan_code": "A", "closed": 1}, None)
         lake.publish("", at=AT, complete=True, watermark=AT)
     with opened(tmp_path / "lake") as db:
-        assert asked(db, "SELECT event, seen_after, former_scan_code FROM file_events") == [
-            {"event": "closed", "seen_after": None, "former_scan_code": None}
-        ]
+        found = db.execute(
+            "SELECT event, is_observed, updated_at IS NULL, seen_after IS NULL, former_scan_code,"
+            f" (epoch_us(closed_seen_at) - {AT}) // {SECOND} FROM file_events ORDER BY commit_seq"
+        ).fetchall()
+    assert found == [
+        ("closed", False, True, True, None, None),
+        ("closed", False, True, True, "A", None),
+        ("reopened", True, False, False, "A", None),
+        ("closed", True, False, False, "A", 50),
+    ]
+
+
+def test_history_is_that_of_the_kept_documents(tmp_path: Path) -> None:
+    """Publish by publish, and when documents go, the tables are what the documents say."""
+    with Lake(tmp_path / "lake", doing="test") as lake:
+
+        def publish() -> list[tuple[Any, ...]]:
+            lake.publish("", at=AT, complete=True, watermark=AT)
+            with duckdb.connect(str(lake.layout.catalog), read_only=True) as db:
+                for view, versions in ((FILE_VERSIONS, ""), (FILE_EVENTS, f"({FILE_VERSIONS.sql})")):
+                    sql = select_events_sql(versions) if versions else view.sql
+                    expected = db.execute(f"FROM ({sql}) ORDER BY ALL").fetchall()
+                    assert db.execute(f"FROM {view.name} ORDER BY ALL").fetchall() == expected
+                sql = "SELECT event, is_observed FROM file_events WHERE file_id = 1 ORDER BY ALL"
+                return db.execute(sql).fetchall()
+
+        commit(lake, dict.fromkeys(range(1, 30), 0))
+        assert publish() == []
+        base = lake.ledger.properties.delta_base
+        commit(lake, {1: 2, 2: 2}, gone=[3])
+        commit(lake, {1: 3})  # two versions in one publish
+        assert publish() == [("closed", True)]
+        commit(lake, {1: 0, 3: 2})
+        assert publish() == [("closed", True), ("reopened", True)]
+        commit(lake, {}, gone=[1])
+        assert publish() == [("closed", True), ("reopened", True)]
+        now = lake.ledger.properties.delta_base
+        assert base is not None
+        assert now is not None
+        assert now["built_rows"] == base["built_rows"], "each publish was an update"
+        compact_all(lake, Settings(lake=tmp_path / "lake", keep_raw_versions=2))
+        assert publish() == [("closed", False), ("reopened", True)]
 
 
 async def test_versions_have_the_types_of_files(tmp_path: Path) -> None:

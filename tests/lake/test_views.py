@@ -26,7 +26,7 @@ from tests.sync.sync_harness import SEED, opened, synced
 CLIENT: Final = Path(sys.executable).with_name("duckdb")
 VIEWS: Final = (
     "fields_wide form_answers_wide damage_by_month workflow_progress open_workflow_runs file_history workflows"
-    " workflow_steps upload_addresses file_summary file_versions file_events"
+    " workflow_steps upload_addresses file_summary"
 ).split()
 ODD: Final = (
     "plain",

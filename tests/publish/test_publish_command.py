@@ -79,8 +79,9 @@ def test_documents_are_published_on_request(lake: Path, tmp_path: Path) -> None:
         store = open_store(url)
         assert any(store.list("raw")) is documents
         with duckdb.connect(f"{tmp_path}/target-{documents}/catalog.duckdb", read_only=True) as db:
-            views = {row[0] for row in db.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()}
-            assert [name in views for name in ("file_history", "file_versions", "file_events")] == [documents] * 3
+            shown = {row[0] for row in db.execute("SELECT table_name FROM information_schema.tables").fetchall()}
+            assert ("file_history" in shown) is documents
+            assert {"file_versions", "file_events"} <= shown
             if documents:
                 assert db.execute("SELECT count(*) > 20 FROM file_history").fetchall() == [(True,)]
 
