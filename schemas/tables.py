@@ -335,7 +335,7 @@ DELETED_FILES: Final = Table(
     (
         _FILE_ID,
         Column("scan_code", value_types.TEXT, 11, "Reference in the last stored version."),
-        Column("updated_at", value_types.INSTANT, 12, "Update time in the last stored version."),
+        Column("updated_at", value_types.INSTANT, 12, "Update time in the last stored version (UTC)."),
         Column("deletion_detected_at", value_types.INSTANT, 13, "Detection of the deletion (UTC)."),
         Column("evidence", value_types.TEXT, 14, "Evidence of the deletion."),
         *_FETCH_COLUMNS,

@@ -45,10 +45,10 @@ class Upload(WireModel):
 
     id: Id = _field("Unique identifier of the upload.")
     tenant_id: Id = _field("Tenant the upload belongs to (detail only).")
-    device_id: Text = _field("Device that took the image. Text: the interface does not name a number.")
+    device_id: Text = _field("Device that took the image. Text: the interface does not name a number here.")
     device_nick: Text = _field("Name of that device.")
-    created_at: Instant = _field("Registered on the platform.")
-    scan_date_time: Instant = _field("Taken in the app.")
+    created_at: Instant = _field("Registered on the platform (UTC).")
+    scan_date_time: Instant = _field("Taken in the app (UTC).")
     upload_type: Text = _field("Type of data: snap, manual, document, and others.")
     damage_type_id: Id = _field("Kind of damage, by number.")
     damage_type_desc: Text = _field("Kind of damage, in the lake's language if available.")
@@ -100,8 +100,8 @@ class CustomField(WireModel):
     name: Text = _field("Field name.")
     value: Text = _field("Value as submitted.")
     snap_id: Id = _field("Upload the value was scanned from, if any.")
-    created_at: Instant = _field("Created.")
-    updated_at: Instant = _field("Last updated.")
+    created_at: Instant = _field("Created (UTC).")
+    updated_at: Instant = _field("Last updated (UTC).")
 
 
 class Location(WireModel):
@@ -122,7 +122,7 @@ class WorkflowStep(WireModel):
     allow_skip: Flag = _field("The step may be skipped.")
     platform_description: Text = _field("Description on the platform.")
     data: Json = _field("Settings of the step, as sent.")
-    deleted_at: Instant = _field("Removed from the workflow.")
+    deleted_at: Instant = _field("Removed from the workflow (UTC).")
 
 
 class Workflow(WireModel):
@@ -137,8 +137,8 @@ class Workflow(WireModel):
     location_filter: Json = _field("Locations the workflow is offered at, as sent.")
     close_file_after_completion: Flag = _field("Completing the workflow closes the file.")
     info_url: Text = _field("Address with instructions.")
-    created_at: Instant = _field("Created.")
-    updated_at: Instant = _field("Last updated.")
+    created_at: Instant = _field("Created (UTC).")
+    updated_at: Instant = _field("Last updated (UTC).")
     steps: ListOf[WorkflowStep] = _list_field("Its steps.")
 
 
@@ -151,10 +151,10 @@ class WorkflowRunStep(WireModel):
     entity_type: Text = _field("What the items are, for example uploads.")
     status: Text = _field("Status, for example done or skipped.")
     entity_ids: ListOf[Any] = _list_field("The step's items. Can name uploads that do not exist yet.")
-    device_id: Id = _field("Device that executed the step.")
-    submit_date_time: Instant = _field("Submitted.")
-    created_at: Instant = _field("Created.")
-    updated_at: Instant = _field("Last updated.")
+    device_id: Text = _field("Device that executed the step. Text, as in uploads.")
+    submit_date_time: Instant = _field("Submitted (UTC).")
+    created_at: Instant = _field("Created (UTC).")
+    updated_at: Instant = _field("Last updated (UTC).")
 
 
 class WorkflowRun(WireModel):
@@ -164,13 +164,13 @@ class WorkflowRun(WireModel):
     workflow_id: Id = _field("Workflow that was run.")
     tenant_id: Id = _field("Tenant the run belongs to.")
     client_key: Text = _field("Key given by the app.")
-    submit_date_time: Instant = _field("Submitted.")
-    created_at: Instant = _field("Created.")
-    updated_at: Instant = _field("Last updated.")
-    completed_at: Instant = _field("Completed; empty while the run is open.")
-    deleted_at: Instant = _field("Removed.")
-    started_on_device_at: Instant = _field("Started, by the device's clock.")
-    finished_on_device_at: Instant = _field("Finished, by the device's clock.")
+    submit_date_time: Instant = _field("Submitted (UTC).")
+    created_at: Instant = _field("Created (UTC).")
+    updated_at: Instant = _field("Last updated (UTC).")
+    completed_at: Instant = _field("Completed (UTC); empty while the run is open.")
+    deleted_at: Instant = _field("Removed (UTC).")
+    started_on_device_at: Instant = _field("Started, by the device's clock (UTC).")
+    finished_on_device_at: Instant = _field("Finished, by the device's clock (UTC).")
     workflow: Workflow | None = _field("The workflow's definition.")
     workflow_run_steps: ListOf[WorkflowRunStep] = _list_field("Its executed and skipped steps.")
 
@@ -183,8 +183,8 @@ class File(WireModel):
     scan_code: Text = _field("The client's reference of the file. Not unique.")
     scan_code_format: Text = _field("Barcode type of the reference; NONE when nothing was scanned.")
     closed: Flag = _field("The file is closed.")
-    created_at: Instant = _field("First upload or form was registered.")
-    updated_at: Instant = _field("Last updated.")
+    created_at: Instant = _field("First upload or form was registered (UTC).")
+    updated_at: Instant = _field("Last updated (UTC).")
     recent_snap_id: Id = _field("Latest upload.")
     snap_count: Count = _field("Number of uploads, as the service counts them.")
     snap_count_with_damage: Count = _field("Number of uploads with damage, as the service counts them.")

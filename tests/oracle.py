@@ -102,10 +102,10 @@ def _file(rows: defaultdict[str, list[Row]], key: int, document: Row, definition
         definitions.setdefault(json.dumps(run["workflow"], sort_keys=True), run["workflow"])
 
 
-def _identifiers(upload: Row, names: list[str]) -> Row:
-    """The interface says "identifier" of these, not "integer"."""
+def _identifiers(child: Row, names: list[str]) -> Row:
+    """The interface says "identifier" of these, not "integer", at least in one place."""
     return {
-        name: None if upload.get(name) in {None, ""} else str(upload[name]) for name in _IDENTIFIERS.intersection(names)
+        name: None if child.get(name) in {None, ""} else str(child[name]) for name in _IDENTIFIERS.intersection(names)
     }
 
 
@@ -134,7 +134,7 @@ def _run(rows: defaultdict[str, list[Row]], owner: Row, place: int, run: Row) ->
     rows["workflow_runs"].append(owner | _pick(run, _RUN) | {"position": place})
     for number, step in enumerate(run["workflow_run_steps"]):
         of_run = {"workflow_id": _value("id", run["workflow_id"]), "position": number}
-        rows["workflow_run_steps"].append(owner | _pick(step, _STEP) | of_run)
+        rows["workflow_run_steps"].append(owner | _pick(step, _STEP) | _identifiers(step, ["device_id"]) | of_run)
         of_step = {"workflow_run_id": int(run["id"]), "workflow_run_step_id": int(step["id"])}
         rows["workflow_run_step_items"] += [
             owner | of_step | {"entity_id": int(entity), "entity_type": step["entity_type"], "position": at}

@@ -75,7 +75,7 @@ PROGRESS: Final = View(
         ("skipped", "Steps skipped."),
         ("open", "Steps of the definition that are neither executed nor skipped; NULL without a definition."),
         ("started_at", "Start on the device, otherwise submission, otherwise creation (UTC)."),
-        ("completed_at", "Completion; NULL while the run is open."),
+        ("completed_at", "Completion (UTC); NULL while the run is open."),
         ("_definition_hash", "Definition that the run was made under; see workflow_definitions."),
     ),
     "WITH defined AS (SELECT id, _definition_hash FROM main.workflow_definition_steps WHERE deleted_at IS NULL),"

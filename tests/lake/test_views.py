@@ -121,6 +121,8 @@ async def test_everything_has_a_comment(tmp_path: Path) -> None:
                 f"SELECT {name} FROM {what} WHERE NOT internal AND coalesce(comment, '') = ''"
             ).fetchall()
             assert silent == [], what
+        times = "SELECT table_name, column_name FROM duckdb_columns() WHERE data_type = 'TIMESTAMP'"
+        assert db.execute(f"{times} AND NOT internal AND NOT contains(comment, 'UTC')").fetchall() == []
         for table in TABLES:
             names = [name for name, *_ in db.execute(f"DESCRIBE {table.qualified_name}").fetchall()]
             assert names[: len(table.columns)] == [column.name for column in table.columns]

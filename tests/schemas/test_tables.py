@@ -119,11 +119,12 @@ def test_what_cannot_be_missing_is_declared_so(table: Table) -> None:
 
 
 def test_identifiers_that_are_no_numbers_fit() -> None:
-    """Where the interface says identifier, not integer, the column is text; where it promises an integer, a number."""
+    """Where the interface says identifier the column is text, of a device in every table; an integer is a number."""
     types = {name: {field.name: field.type for field in BY_NAME[name].arrow} for name in BY_NAME}
     for name in ("device_id", "workflow_id", "workflow_step_id"):
         assert types["uploads"][name] == pa.string()
-    assert types["workflow_run_steps"]["device_id"] == types["workflow_runs"]["workflow_id"] == pa.int64()
+    assert types["workflow_run_steps"]["device_id"] == pa.string()
+    assert types["workflow_runs"]["workflow_id"] == types["workflow_runs"]["id"] == pa.int64()
 
 
 def test_the_deprecated_id_of_a_field_is_no_key() -> None:
