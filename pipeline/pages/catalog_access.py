@@ -76,11 +76,12 @@ class QueryRows:
 
 @dataclass(frozen=True, slots=True)
 class BrowsePage:
-    """A page: its template, the heading, and the values of the template."""
+    """A page: its template, the heading, the values of the template, and its script."""
 
     template: str
     heading: str
     values: Mapping[str, Any]
+    script: str = ""
 
 
 class CatalogAccess:

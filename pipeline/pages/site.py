@@ -46,8 +46,11 @@ _FILE_PATH: Final = f"{ROOT}/file"
 _SQL_PATH: Final = f"{ROOT}/sql"
 _CSV_PATH: Final = f"{ROOT}/csv"
 _IMAGE_PATH: Final = f"{ROOT}/image/"
-_POLICY: Final = build_policy("", "img-src 'self' data:", "base-uri 'none'", "form-action 'self'")
-_HEADERS: Final = {**HEADERS, "Content-Security-Policy": f"{_POLICY}; frame-ancestors 'none'"}
+_POLICY_RULES: Final = ("img-src 'self' data:", "base-uri 'none'", "form-action 'self'")
+_HEADERS: Final = {
+    **HEADERS,
+    "Content-Security-Policy": f"{build_policy('', *_POLICY_RULES)}; frame-ancestors 'none'",
+}
 _CSV_HEADERS: Final = {
     **_HEADERS,
     "Content-Type": "text/csv; charset=utf-8; header=present",
@@ -117,7 +120,9 @@ class BrowseSite:
             "source": self._read_source(),
             "snapshot": snapshot,
         }
-        text = render(page.template, _POLICY, **frame, current=path, **page.values)
+        policy = build_policy(page.script, *_POLICY_RULES)
+        text = render(page.template, policy, page.script, **frame, current=path, **page.values)
+        headers = {**headers, "Content-Security-Policy": f"{policy}; frame-ancestors 'none'"}
         return web.Response(status=status, text=text, content_type="text/html", charset="utf-8", headers=headers)
 
     async def _send_csv(self, request: web.BaseRequest, sql: str) -> web.StreamResponse:

@@ -13,21 +13,22 @@ import threading
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from itertools import count
 from typing import IO, TYPE_CHECKING, Any, Final
-from urllib.parse import urlencode
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 
 from pipeline.context import CommandContext
 from pipeline.errors import SettingsError, TimeLimitReachedError
+from pipeline.formatting import format_csp_hash
 from pipeline.pages import site
 from pipeline.pages.catalog_access import CatalogAccess, read_query
-from pipeline.pages.sql_view import MAX_ROWS
+from pipeline.pages.sql_view import LISTED_TABLES, MAX_ROWS
 from pipeline.query_process import write_query_csv
 from pipeline.settings import Settings
 from tests.constants import set_constants
 from tests.forked_process import forked_children
 from tests.pages.browse_client import Visitor, open_browse, start_browse, table_rows
-from tests.pages.page_lakes import ParsedPage, republish
+from tests.pages.page_lakes import ParsedPage, asked, republish
 from tests.rows import every
 
 if TYPE_CHECKING:
@@ -84,6 +85,27 @@ def test_a_long_result_is_cut_and_says_so(visitor: Visitor) -> None:
     assert [row[0] for row in rows[:2]] == ["0", "1"]
     assert f"The first {MAX_ROWS} rows of more." in text
     assert len(rows[0][1]) < 200
+
+
+def test_the_box_has_the_tables_beside_it_and_the_result_a_link(
+    visitor: Visitor, populated_lake: PopulatedLake
+) -> None:
+    """Tables and columns are listed, also beside an error; a result has all digits, and an address to keep.
+
+    The policy allows the one script, by which Ctrl+Enter runs the query.
+    """
+    query = "SELECT 1 / 3 AS third, 9007199254740993 AS id, 0.1::DOUBLE + 0.2::DOUBLE AS sum"
+    _, headers, text = visitor.get(f"/browse/sql?{urlencode({'sql': query})}")
+    assert table_rows(text) == [["0.3333333333333333", "9007199254740993", "0.30000000000000004"]]
+    links = [urlsplit(href) for href in ParsedPage(text).values("href")]
+    assert {"sql": [query]} in [parse_qs(link.query) for link in links if link.path == "/browse/sql"]
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    assert "ctrlKey" in script
+    assert f"script-src '{format_csp_hash(script)}'" in headers["Content-Security-Policy"]
+    for page in (text, visitor.get("/browse/sql?sql=SELEC")[2]):
+        assert {f"/browse/table/{name}" for name in LISTED_TABLES} <= set(ParsedPage(page).values("href"))
+    columns = asked(populated_lake.folder, "SELECT table_name, column_name FROM meta.data_dictionary")
+    assert {(name, column) for name, names in LISTED_TABLES.items() for column in names} <= set(columns)
 
 
 def test_csv_is_that_of_the_query_command(
