@@ -8,7 +8,8 @@ family (multiplicative decrease, stepped increase) and treats all three alike. I
    `_UNCERTAIN_HOLD_SECONDS` while the limit is not known well.
 2. *increase* (`_base` is set): the rate grows in steps of `_STEP_SECONDS`, from `_INITIAL_INCREASE` (or
    `_COLD_INCREASE`); the distance from the base grows by `_INCREASE_GROWTH` until a 429, or until requests no longer
-   wait for the rate.
+   wait for the rate. A first 429 within `_BURST_SECONDS` has measured a window or a small bucket: the first increase
+   then holds each step for a whole window, and doubles the rate from the second step on.
 3. *decrease*: a 429 near the base (`_NEAR_BASE_FACTOR`) returns to the base; one far above it returns to the last rate
    that held for a whole window. A 429 during *hold* means that the limit was lowered or never known well: it leads to
    `_DECREASE_FACTORS`, and soon after a decrease (`_EARLY_THROTTLE_SECONDS`) to the measured rate.
@@ -28,6 +29,7 @@ _BIN_SECONDS: Final = 0.05
 _WINDOW_SECONDS: Final = 5.0
 _MIN_RATE: Final = 0.5  # requests per second; below it the service is down rather than limited
 _INITIAL_RATE: Final = 5.0  # requests per second; the first 429 often arrives before the first successes
+_BURST_SECONDS: Final = 0.5  # a first 429 within it has measured a burst rather than a rate
 _MIN_FLOW_SECONDS: Final = 0.2  # shorter measurements mean nothing
 _MIN_SAMPLES: Final = 30  # successes; fewer measure nothing
 _EARLY_THROTTLE_SECONDS: Final = 3.0  # a 429 this soon after the last one means that the last decrease was too small
@@ -35,7 +37,7 @@ _STEP_SECONDS: Final = (0.5, 1.0)  # near the base, and far above it: there a st
 _INITIAL_INCREASE: Final = 0.02  # the first step above the base
 _COLD_INCREASE: Final = (0.1, 0.4)  # the first step if little is known, and if nothing is known
 _INCREASE_GROWTH: Final = (1.45, 2.0)  # of the distance from the base per step: near the base, and far above it
-_MAX_STEP_FACTOR: Final = 1.4  # of one rate to the next
+_MAX_STEP_FACTOR: Final = (1.4, 2.0)  # of one rate to the next, and if only a burst was measured
 _NEAR_BASE_FACTOR: Final = 1.15  # a 429 within this of the base means that the limit has not changed
 _DECREASE_FACTORS: Final = (0.93, 0.93, 0.7, 0.5)  # by the number of 429s since a burst ended
 _MIN_HOLD_SECONDS: Final = 5.0  # if the limit is well known
@@ -63,6 +65,10 @@ class SuccessCounter:
         while now - bins[0][0] > _WINDOW_SECONDS:
             bins.popleft()
 
+    def count_all(self, now: float) -> tuple[float, float]:
+        """Return the successes of the last `_WINDOW_SECONDS`, and the seconds since the first of them."""
+        return sum(count for _, count in self._bins), now - self._bins[0][0] if self._bins else 0.0
+
     def count_since(self, then: float) -> float:
         """Return the successes since `then`, at most `_WINDOW_SECONDS` ago."""
         return sum(count for at, count in self._bins if at >= then)
@@ -79,6 +85,8 @@ class AdaptiveRate:
         self._limit_seen = learned is not None
         # The rate is near the limit, not far below it. One this low is of a disturbance more often than of a limit.
         self._known = learned is not None and learned >= _INITIAL_RATE
+        self._burst, self._burst_seconds = 0.0, math.inf  # successes before the first 429, and the time they took
+        self._knows_burst_only = False  # nothing else is measured yet
         self._is_token_bucket = False  # the service adds what it did not allow in a pause to what follows
         self._base: float | None = None  # where the current increase began; None during hold
         self._first_step = _INITIAL_INCREASE if self._known else _COLD_INCREASE[1]  # of the next increase
@@ -142,7 +150,8 @@ class AdaptiveRate:
         if was_limiting:
             self._increase(rate)
         is_far = self._base is not None and (self.rate or 0.0) > self._base * _NEAR_BASE_FACTOR
-        self._next_step_at = now + max(_STEP_SECONDS[was_limiting and is_far], 5 / rate, 8 * latency)
+        must_hold = was_limiting and (is_far or self._knows_burst_only)
+        self._next_step_at = now + max(_STEP_SECONDS[must_hold], 5 / rate, 8 * latency)
 
     def _should_hold(self, now: float) -> bool:
         """Return whether the 429s so far are too large a share of the answers for another increase."""
@@ -153,22 +162,27 @@ class AdaptiveRate:
         if self._base is None:
             self._base, self._step = rate, self._first_step
             self._recent_steps.clear()
+        elif self._knows_burst_only:
+            self._step = 2 * self._step + 1  # twice the rate
         else:
             next_step = self._step * _INCREASE_GROWTH[rate > self._base * _NEAR_BASE_FACTOR]
             self._step = max(self._step + (self._first_step if self._first_step > _INITIAL_INCREASE else 0), next_step)
         self._recent_steps.append(rate)
-        max_rate = rate * max(_MAX_STEP_FACTOR, 1 + self._first_step)
+        max_rate = rate * max(_MAX_STEP_FACTOR[self._knows_burst_only], 1 + self._first_step)
         self.rate = self._clamp(min(self._base * (1 + self._step), max_rate))
 
     def _decrease(self, now: float) -> float:
         """Return the rate after a 429."""
         rate, base, fallback = self.rate, self._base, self._fallback
         known, self._known, self._fallback, self._first_step = self._known, True, None, _INITIAL_INCREASE
-        if rate is None or not self._limit_seen:
+        if rate is None or not self._limit_seen or (self._knows_burst_only and base is None):
             self._known = False
             measured = self._successes.count_since(now - 1.0)
+            self._burst, self._burst_seconds = self._successes.count_all(now)
+            self._knows_burst_only = self._burst_seconds < _BURST_SECONDS
             self._first_step = _COLD_INCREASE[measured < _MIN_SAMPLES / 3]
             return min(rate or math.inf, max(measured * 0.97, _INITIAL_RATE))
+        self._knows_burst_only = False
         if base is not None:
             return self._rate_after_failed_increase(now, rate, base, fallback, known=known)
         if now - self._resumed_at >= _EARLY_THROTTLE_SECONDS:
@@ -185,6 +199,10 @@ class AdaptiveRate:
             self._is_token_bucket = 0.85 < allowed / fallback < _NEAR_BASE_FACTOR
         self._known = bool(fallback) and self._is_token_bucket
         measured = self._measure_rate(now)
+        if flow_seconds > self._burst_seconds + _MIN_FLOW_SECONDS:
+            # Two bursts from a full bucket differ by what the limit has added in the longer one. A window added less.
+            added = (self._successes_since_decrease - self._burst) / (flow_seconds - self._burst_seconds)
+            measured = max(measured, added)
         min_share = 0.3 if self._is_token_bucket or flow_seconds < 1.0 else 0.75 if flow_seconds < 2.0 else 0.9
         min_rate = max(min_share, 0.0 if measured > _MIN_SAMPLES else 0.65) * rate
         max_rate = rate * _DECREASE_FACTORS[min(self._burst_ends, len(_DECREASE_FACTORS) - 1)]

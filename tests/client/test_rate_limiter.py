@@ -59,6 +59,17 @@ def test_an_unknown_limit_is_found(name: str, retry_after: float | None) -> None
     assert limiter.learned.rate == pytest.approx(200.0, rel=0.35)
 
 
+@every(("retry_after", "least"), [(None, 0.88), ("accurate", 0.91), (1.0, 0.83)])
+def test_a_small_bucket_is_found_in_the_first_minute(retry_after: float | str | None, least: float) -> None:
+    """A bucket of 20 hides 200 a second: nine tenths are used after ten seconds, and most of the first minute."""
+    minute = Course(60.0, lambda _: 200.0, ((0.0, 10.0),))
+    simulation = Simulation(lambda clock: RateLimiter(clock=clock), Bucket(0.1), minute, retry_after=retry_after)
+    counts = simulation.run()
+    assert counts.share(minute.allowed) >= 0.9
+    assert counts.good >= least * 200 * 60
+    assert counts.refused < 0.01 * counts.good
+
+
 @every("name", LIMITS)
 def test_learned_limits_need_no_search(name: str) -> None:
     """A run that starts with the learned rate uses nine tenths of the limit from its first second, with few 429s."""
