@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pipeline.client.clock import MAX_AHEAD_SECONDS
 from pipeline.errors import ExitCode, LakeLockedError, ScanlakeError, SettingsError
 from pipeline.findings import error, from_error, ok, skipped, warning
 from pipeline.formatting import format_bytes, format_path, pluralize
@@ -172,8 +171,8 @@ def _check_watermark(properties: LakeProperties, settings: Settings) -> Iterator
     else:
         age = time.time() - watermark
         problem = f"the lake has every update before {to_datetime(watermark * SECOND):%Y-%m-%dT%H:%M:%SZ}"
-        if age < -MAX_AHEAD_SECONDS:
-            hint = "Run `scanlake sync`: it goes back to now."
+        if age < 0:
+            hint = "Run `scanlake sync`: it goes back to the service's time. Synchronize this machine's clock by NTP."
             yield warning("lake", "watermark", f"{problem}, which is in the future", hint)
         elif age > _STALE_AFTER_SECONDS:
             problem += f", {age / 86_400:,.1f} days ago"

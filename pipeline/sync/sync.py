@@ -11,6 +11,7 @@ from pipeline.errors import TimeLimitReachedError
 from pipeline.sync.account_check import check_same_account
 from pipeline.sync.refetches import read_refetch_requests
 from pipeline.sync.run import open_run
+from pipeline.sync.target import correct_watermark
 from pipeline.sync.watermark import add_read_windows, advance, cap_target, remove_lookback
 from schemas.timestamps import SECOND, to_datetime
 
@@ -117,6 +118,8 @@ def _finish(run: RunSession, windows: Sequence[Window], target: int) -> SyncSumm
     if run.client.clock.now() is None:
         newest = ledger.newest_update()
         target = cap_target(target, None if newest is None else newest // SECOND)
+    else:
+        correct_watermark(ledger, target)
     coverage = add_read_windows(ledger.coverage(), windows, unproven, target=target)
     watermark = advance(ledger.properties.watermark, coverage, may_move_back=bool(unproven))
     if watermark is not None:

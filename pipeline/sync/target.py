@@ -56,17 +56,26 @@ def repair_watermark(ledger: Ledger) -> None:
         return
     run = ledger.first_run_with_watermark(watermark * SECOND)
     repaired = repair_target(watermark, now if run is None else run.started_at // SECOND)
-    if repaired is not None:
+    if repaired is not None or is_ahead:
+        _move_back(ledger, watermark, watermark if repaired is None else repaired)
+
+
+def correct_watermark(ledger: Ledger, target: int) -> None:
+    """Go back to the target of a run if the watermark is after the service's time: an earlier `Date` was wrong."""
+    watermark = ledger.properties.watermark
+    if watermark is not None and watermark > target + SETTLE_SECONDS:
+        _move_back(ledger, watermark, target)
+
+
+def _move_back(ledger: Ledger, watermark: int, repaired: int) -> None:
+    if repaired != watermark:
         _log.warning(
             "watermark.repaired",
             watermark=_to_text(watermark),
             repaired=_to_text(repaired),
             hint="A wrong clock had put it into the future; what was updated since is read again.",
         )
-    elif is_ahead:
-        repaired = watermark
-    if repaired is not None:
-        ledger.move_watermark_back(repaired, remove_span(coverage, repaired, None))
+    ledger.move_watermark_back(repaired, remove_span(ledger.coverage(), repaired, None))
 
 
 def _to_text(second: int) -> str:

@@ -11,6 +11,8 @@ import pytest
 from pipeline.emulator import Emulator
 from pipeline.errors import ProtocolError, SettingsError
 from pipeline.lake.lake import Lake
+from pipeline.maintenance.lake_checks import check_lake
+from pipeline.settings import Settings
 from pipeline.sync.verify import VerifyMode
 from pipeline.sync.watermark import SETTLE_WITHOUT_DATE_SECONDS
 from schemas.timestamps import SECOND, now_us, to_datetime
@@ -148,7 +150,10 @@ async def test_a_service_that_moved_and_lost_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["20 minutes ahead", "a day ahead", "the year 9999"])
 async def test_one_wrong_date_loses_nothing(tmp_path: Path, name: str) -> None:
-    """A `Date` in the future, once or always, moves the watermark past nothing that a later sync must read."""
+    """A `Date` in the future, once or always, moves the watermark past nothing that a later sync must read.
+
+    A run whose every `Date` is wrong puts it minutes ahead: `check` warns of it, and the next right run corrects it.
+    """
     lake = tmp_path / "lake"
     async with LyingEmulator(FILES, seed=SEED) as emulator:
         for lie in (Lie(f"clock: {name}", times=3), Lie(f"clock: {name}")):
@@ -156,10 +161,13 @@ async def test_one_wrong_date_loses_nothing(tmp_path: Path, name: str) -> None:
             summary = await synced(emulator, lake)
             ahead = 0 if lie.times == 3 else 300 * SECOND  # the answers after a few wrong ones show what is right
             assert summary.watermark is None or summary.watermark < to_datetime(now_us() + ahead)
+            warnings = [each.problem for each in check_lake(Settings(lake=lake)) if each.subject == "watermark"]
+            assert ("in the future" in warnings[0]) == (ahead > 0)
             emulator.lies = []
             emulator.world.update(emulator.world.pick_random(3))
             emulator.world.create(3)
-            await synced(emulator, lake)
+            summary = await synced(emulator, lake)
+            assert summary.watermark is None or summary.watermark < to_datetime(now_us())
             check_equal(lake, emulator, history=True)
 
 
