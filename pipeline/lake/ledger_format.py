@@ -76,7 +76,7 @@ def _identify_database(path: Path) -> LedgerIdentity:
     with closing(sqlite3.connect(readonly_uri(path), uri=True, timeout=30)) as db:
         application_id = int(db.execute("PRAGMA application_id").fetchone()[0])
         if application_id == APPLICATION_ID:
-            require_format(int(db.execute("PRAGMA user_version").fetchone()[0]))
+            require_format(int(db.execute("PRAGMA user_version").fetchone()[0]), db)
             return LedgerIdentity.LEDGER
         tables = db.execute("SELECT name FROM sqlite_master").fetchall()
     log = path.with_name(f"{path.name}-wal")
@@ -118,11 +118,15 @@ def refuse_other_formats(path: Path) -> None:
         identify_ledger(path)
 
 
-def require_format(number: int) -> None:
-    """Raise `SettingsError` unless this version of scanlake reads lakes of the format."""
+def require_format(number: int, ledger: sqlite3.Connection | None = None) -> None:
+    """Raise `SettingsError` unless this version of scanlake reads lakes of the format; it names the lake's version."""
     if number != FORMAT:
+        version = ""
+        with suppress(sqlite3.Error, TypeError):  # another format may have no such table
+            sql = "SELECT version FROM run ORDER BY started_at DESC LIMIT 1"
+            version = f" of version {ledger.execute(sql).fetchone()[0]}" if ledger else ""
         raise SettingsError(
-            f"The lake has format {number}; this scanlake ({__version__}) reads format {FORMAT}.",
+            f"The lake has format {number}{version}; this scanlake ({__version__}) reads format {FORMAT}.",
             hint="Use the scanlake that wrote the lake, or sync into a new --lake. Nothing was changed.",
         )
 

@@ -261,5 +261,5 @@ def open_ledger_readonly(layout: LakeLayout) -> Iterator[LedgerReader]:
             db = stack.enter_context(closing(sqlite3.connect(uri, uri=True, timeout=10)))
         db.row_factory = sqlite3.Row
         ledger = LedgerReader(db, layout.ledger)
-        require_format(ledger.format())
+        require_format(ledger.format(), db)
         yield ledger

@@ -18,6 +18,7 @@ from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger import Ledger
 from pipeline.lake.ledger_format import FORMAT, create_tables
 from pipeline.lake.reader import open_ledger_readonly
+from pipeline.version import __version__
 from tests.lake.lake_builder import AT, commit
 
 if TYPE_CHECKING:
@@ -26,10 +27,15 @@ if TYPE_CHECKING:
 _COMMANDS = (
     "status",
     "snapshots",
+    "tables",
     "changes --since 1",
     "export out --format csv",
     "publish --to file:///nowhere",
+    "backup backup",
+    "serve",
     "repair",
+    "rebuild",
+    "rollback 1 --yes",
     "purge 1 --yes",
 )
 
@@ -52,6 +58,8 @@ def test_another_format_is_refused(
     (lake / "parts" / "uploads" / "empty.parquet").unlink()  # opening the lake would write it again
     with closing(sqlite3.connect(lake / "ledger.sqlite")) as db:
         db.execute(f"PRAGMA user_version = {number}")
+        db.execute("INSERT INTO run (run_id, command, version, started_at, state) VALUES ('r', 'sync', '0.0.7', 1, '')")
+        db.commit()
     before = content(lake)
     with pytest.raises(SettingsError, match=f"format {number}"), Lake(lake, doing="test"):
         pass
@@ -62,8 +70,7 @@ def test_another_format_is_refused(
             main([*(command.split() if isinstance(command, str) else command), "--lake", str(lake)])
         (line,) = capsys.readouterr().err.splitlines()
         assert (ended.value.code, "Nothing was changed" in line) == (ExitCode.USAGE, True), command
-        assert f"format {number};" in line
-        assert f"reads format {FORMAT}." in line
+        assert f"format {number} of version 0.0.7; this scanlake ({__version__}) reads format {FORMAT}." in line
     assert content(lake) == before
     with duckdb.connect(str(lake / "catalog.duckdb"), read_only=True) as reader:
         assert reader.execute("SELECT files FROM meta.freshness").fetchall() == [(1,)]
