@@ -28,11 +28,12 @@ _REFRESH_PER_SECOND: Final = 4
 _RATE_WINDOW_SECONDS: Final = 20.0
 _BAR_WIDTH_RANGE: Final = (8, 24)  # columns
 _LIMIT_LABELS: Final = {
+    "processor": "this machine's processor",
     "server limit": "the service's rate limit",
     "latency": "the service's latency",
     "ceiling": "max_concurrency",
 }
-"""What limits the rate: the rate limiter's reasons, and the words on the screen."""
+"""What limits the rate: the processor or the rate limiter's reasons, and the words on the screen."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,7 @@ class RateLimiter:
         self._next_at = 0.0  # when the next request may be sent, if there is a rate
         self._paused_until = 0.0
         self._decreased_at = -1.0
+        self._waited_for_rate = False  # the last request that waited, rather than for an answer
         self._authentication_error: AuthenticationError | None = None
 
     def slot(self) -> Self:
@@ -90,9 +91,9 @@ class RateLimiter:
         """The current limits."""
         rate = self._adaptive_rate.rate
         limited_by: LimitedBy = "latency"
-        if rate is not None and rate != self._adaptive_rate.ceiling:
-            limited_by = "server limit"
-        elif rate is not None or self.concurrency >= self._concurrency.ceiling:
+        if self._waited_for_rate and rate is not None:
+            limited_by = "ceiling" if rate == self._adaptive_rate.ceiling else "server limit"
+        elif self.concurrency >= self._concurrency.ceiling:
             limited_by = "ceiling"
         pause = max(0.0, self._paused_until - self._clock())
         return LimiterState(rate, self.concurrency, self._in_flight, len(self._waiters), pause, limited_by)
@@ -147,7 +148,7 @@ class RateLimiter:
     def _try_acquire(self) -> float:
         """Take a slot and return 0, or return the seconds to wait; infinite means until a request returns."""
         if self._in_flight >= self._concurrency.limit:
-            self._concurrency.was_limiting = True
+            self._concurrency.was_limiting, self._waited_for_rate = True, False
             return math.inf
         rate = self._adaptive_rate.rate
         if rate is None and not self._paused_until:
@@ -160,7 +161,7 @@ class RateLimiter:
             self._next_at, self._paused_until = now, 0.0  # a pause is not made up for
         if rate is not None:
             if now < self._next_at:
-                self._adaptive_rate.was_limiting = True
+                self._adaptive_rate.was_limiting = self._waited_for_rate = True
                 return self._next_at - now
             self._next_at = max(self._next_at, now - _MAX_CATCH_UP_SECONDS) + 1 / rate
         self._in_flight += 1

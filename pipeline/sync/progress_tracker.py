@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pipeline.progress import CrawlProgress, RateEstimator
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
     _Bounds = tuple[datetime | str | None, datetime | str | None]
 
+_MAX_PROCESSOR_SHARE: Final = 0.8  # of one processor: an event loop that uses more does not wait for the service
 _MAX_COUNTED_WINDOWS: Final = 16  # with more, the service's total of all files is the better estimate
 
 
@@ -29,6 +33,7 @@ class ProgressTracker:
         self._client = client
         self._total = total
         self._rate = RateEstimator()
+        self._processor = RateEstimator()
         queries = [options.query(window) for window in windows[: _MAX_COUNTED_WINDOWS + 1]]
         self._file_counts: dict[_Bounds, int | None] = {_bounds(query): None for query in queries}
         client.on_list_page = self._count_files if 0 < len(queries) <= _MAX_COUNTED_WINDOWS else None
@@ -51,6 +56,7 @@ class ProgressTracker:
         total = self._total if expected is None else expected
         done = stats.files_stored + stats.skipped + stats.relisted + stats.deleted + stats.rejects
         rate = self._rate.update(done)
+        is_busy = self._processor.update(_processor_ns()) > _MAX_PROCESSOR_SHARE * 1e9
         progress = CrawlProgress(
             listed=stats.listed,
             files_stored=stats.files_stored,
@@ -59,7 +65,7 @@ class ProgressTracker:
             deleted=stats.deleted,
             rejects=stats.rejects,
             files_per_second=rate,
-            limited_by=limiter.limited_by,
+            limited_by="processor" if is_busy else limiter.limited_by,
             eta_seconds=max(total - done, 0) / rate if total is not None and rate else None,
             windows=stats.windows,
             windows_known=stats.windows_total,
@@ -70,6 +76,14 @@ class ProgressTracker:
             paused_seconds=limiter.pause_remaining_seconds,
         )
         return progress, total
+
+
+def _processor_ns() -> int:
+    """Return the time for which this process has used or, on Linux, waited for a processor."""
+    waited = "0"
+    with suppress(OSError):
+        _, waited, _ = Path("/proc/self/schedstat").read_text(encoding="ascii").split()
+    return time.process_time_ns() + int(waited)
 
 
 def _bounds(query: FileQuery) -> _Bounds:

@@ -198,6 +198,20 @@ def test_hard_ceilings_hold(limit: Limit | None) -> None:
     assert limiter.state.limited_by == "ceiling"
 
 
+def test_a_service_that_hangs_is_not_called_its_rate_limit() -> None:
+    """Requests that wait for answers, not for the rate, are limited by latency, also under a known rate."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        limiter = RateLimiter(clock=loop.time, learned=LearnedLimits(200.0, 8))
+        await drive(limiter, limit=Bucket(), rate=lambda _: 200.0, seconds=5.0)
+        reasons = [limiter.state.limited_by]
+        await drive(limiter, limit=None, rate=lambda _: 0.0, seconds=loop.time() + 30.0, latency=20.0)
+        assert [*reasons, limiter.state.limited_by] == ["server limit", "latency"]
+
+    run_virtually(main())
+
+
 def test_initial_concurrency_is_small() -> None:
     """At first only a few requests are in flight."""
 

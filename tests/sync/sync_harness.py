@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.emulator import Emulator
+    from pipeline.progress import Progress
 
 SEED = 11
 _PUBLISH = catalog.publish
@@ -42,6 +43,7 @@ async def synced(
     chosen: TimeRange | None = None,
     *,
     accept_new_base_url: bool = False,
+    progress: Progress | None = None,
     **settings: Any,
 ) -> SyncSummary:
     """Sync the emulator's world into `lake`, as one run of the command would."""
@@ -53,7 +55,7 @@ async def synced(
                 made,
                 emulator.token,
                 chosen or TimeRange(),
-                NullProgress(),
+                progress or NullProgress(),
                 accept_new_base_url=accept_new_base_url,
             )
 

@@ -18,6 +18,7 @@ from pipeline.errors import (
     SettingsError,
 )
 from pipeline.lake.lake import Lake
+from pipeline.progress import CrawlProgress, NullProgress
 from pipeline.sync import run
 from pipeline.sync.sync import TimeRange
 from schemas.timestamps import SECOND
@@ -111,6 +112,21 @@ async def test_fetch_details(tmp_path: Path, fetch_details: str, details: int) -
     with opened(tmp_path / "lake") as db:
         shown = db.execute("SELECT count(*), count(*) FILTER (_has_detail) FROM files").fetchone()
     assert shown == (20, details)
+
+
+async def test_what_limits_a_sync_is_named_as_it_is(tmp_path: Path) -> None:
+    """Without latency it is this machine's processor; else the service's latency, or its rate limit."""
+    async with Emulator(60, seed=SEED) as emulator:
+        for limit, faults in (
+            ("processor", {}),
+            ("latency", {"latency_ms": 20_000.0}),
+            ("server limit", {"latency_ms": 1.0, "rate_limit": 1.0}),
+        ):
+            emulator.set_faults(**faults)
+            progress = NullProgress()
+            await synced(emulator, tmp_path / limit, progress=progress, request_timeout_seconds=60)
+            assert isinstance(progress.last, CrawlProgress)
+            assert progress.last.limited_by == limit
 
 
 async def test_fewer_includes_change_the_shape(tmp_path: Path) -> None:
