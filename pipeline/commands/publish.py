@@ -1,6 +1,7 @@
 """`scanlake publish`: copy the lake to object storage, as a mirror and as Iceberg tables."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Final
 
 import typer
@@ -70,9 +71,9 @@ def run(
         if lake.needs_publish or lake.ledger.properties.purge_in_progress is not None:  # of a run that was killed
             lake.republish(at=now_us())
         if store is not None:
-            protected = list_iceberg_files(settings, store) if with_iceberg else ()
+            protected = partial(list_iceberg_files, settings, store, lake.ledger.get_lake_id())
             mirror_options = MirrorOptions.from_settings(settings, images=with_images)
-            result = mirror_lake(lake, store, mirror_options, at=now_us(), number=snapshot, protected=protected)
+            result = mirror_lake(lake, store, mirror_options, at=now_us(), number=snapshot, list_protected=protected)
         if with_iceberg:
             tables = publish_iceberg_tables(lake, settings, at=now_us(), location=target, number=snapshot)
     text = (_format_mirror(result) if result else "") + (_format_tables(tables) if tables else "")

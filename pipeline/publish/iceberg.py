@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from pipeline.errors import PublishError, SettingsError
+from pipeline.publish.iceberg_owner import LocationOwner, claim_locations
+from pipeline.publish.target_retention import SweepRule
 from schemas.tables import BY_NAME
 from schemas.timestamps import SECOND
 
@@ -46,14 +48,10 @@ class IcebergResult:
 
 @dataclass(frozen=True, slots=True)
 class RetentionOptions:
-    """What a sweep may delete: files from `before` or, after a purge, from before `purged_at`; seconds since 1970.
+    """What a sweep spares, and the last purge, in seconds since 1970: for some days after it every publish sweeps."""
 
-    `part_names` are the file names of the parts that the lake still has.
-    """
-
-    before: float
-    purged_at: float | None
-    part_names: frozenset[str]
+    rule: SweepRule
+    purged_at: float | None = None
 
 
 def has_iceberg_tables(settings: Settings) -> bool:
@@ -85,14 +83,11 @@ def publish_iceberg_tables(
         raise SettingsError("The lake has no snapshot to publish.", hint="Run `scanlake sync` first.")
     publish = _import("iceberg_publish")
     purged_at = lake.ledger.last_purge_at()
-    retention = RetentionOptions(
-        before=at / SECOND - settings.retention_hours * 3600,
-        purged_at=None if purged_at is None else purged_at / SECOND,
-        part_names=frozenset(name.rpartition("/")[2] for name in lake.ledger.part_names()),
-    )
+    rule = SweepRule.from_lake(lake, at=at, grace_seconds=settings.retention_hours * 3600)
+    retention = RetentionOptions(rule, None if purged_at is None else purged_at / SECOND)
     try:
         result: IcebergResult = publish.publish_iceberg(
-            _connect(settings, location),
+            _connect(settings, settings.iceberg_location or location or ""),
             lake.layout,
             number or last.snapshot,
             lake_id=lake.ledger.get_lake_id(),
@@ -108,18 +103,21 @@ def publish_iceberg_tables(
     return result
 
 
-def list_iceberg_files(settings: Settings, store: ObjectStore) -> set[str]:
-    """Return the paths in `store` of all files that published Iceberg tables need. Raises `PublishError`."""
+def list_iceberg_files(settings: Settings, store: ObjectStore, lake_id: str) -> set[str]:
+    """Return the paths in `store` of all files that the Iceberg tables there need.
+
+    Raises `SettingsError` if they are of another catalog than that of the settings, and `PublishError`.
+    """
     catalog = _connect(settings, store.base_url)
+    claim_locations(catalog.io, {store.base_url}, LocationOwner(lake_id, catalog.id))
     tables = catalog.load(BY_NAME).values()
     root = f"{store.base_url}/"
     files = _import("iceberg_retention").list_table_files(catalog.io, tables)
     return {location.removeprefix(root) for location in files if location.startswith(root)}
 
 
-def _connect(settings: Settings, location: str | None) -> Any:
+def _connect(settings: Settings, location: str) -> Any:
     connection = _import("iceberg_connection")
-    location = settings.iceberg_location or location or ""
     return connection.connect_catalog(location, settings.iceberg_namespace, read_catalog_properties())
 
 

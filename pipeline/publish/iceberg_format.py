@@ -56,6 +56,15 @@ _DELETE_OPTIONS: Final[Mapping[str, Any]] = {
     "use_dictionary": ["file_path"],
 }
 """A file of 60 positions has 560 bytes; with statistics, and positions by a dictionary, it had 1,050."""
+_NO_STATISTICS: Final[Mapping[str, Any]] = {
+    "lower_bounds": None,
+    "upper_bounds": None,
+    "column_sizes": None,
+    "value_counts": None,
+    "null_value_counts": None,
+    "nan_value_counts": None,
+    "split_offsets": None,
+}
 _DIGEST: Final = re.compile(r"-deletes-([0-9a-f]{16})-[0-9a-f]{8}\.parquet")
 
 
@@ -172,17 +181,15 @@ def write_deletes(io: StoreFileIO, data_location: str, positions: Sequence[int],
     content = sink.getvalue().to_pybytes()
     io.create(location, content)
     path = data_location.encode()
-    statistics = {
-        "record_count": len(positions),
-        "lower_bounds": {_PATH_ID: path},  # equal bounds: the file concerns one data file
-        "upper_bounds": {_PATH_ID: path},
-        "column_sizes": None,
-        "value_counts": None,
-        "null_value_counts": None,
-        "nan_value_counts": None,
-        "split_offsets": None,
-    }
+    bounds = {"lower_bounds": {_PATH_ID: path}, "upper_bounds": {_PATH_ID: path}}  # equal: it concerns one data file
+    statistics = {**_NO_STATISTICS, **bounds, "record_count": len(positions)}
     return _describe_file(DataFileContent.POSITION_DELETES, location, len(content), statistics)
+
+
+def describe_removed_file(file: DataFile) -> DataFile:
+    """Return a removed file without bounds: they are values of its rows, which a purge may have removed."""
+    statistics = {**_NO_STATISTICS, "record_count": file.record_count}
+    return _describe_file(file.content, file.file_path, file.file_size_in_bytes, statistics)
 
 
 def _describe_file(content: DataFileContent, location: str, size: int, statistics: Mapping[str, Any]) -> DataFile:

@@ -8,13 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from pipeline.publish.iceberg_format import list_referenced_files
-from pipeline.publish.target_layout import remove_hash
+from pipeline.publish.target_layout import data_prefix, is_table_file
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from pipeline.publish.iceberg_catalogs import TableState
     from pipeline.publish.iceberg_files import StoreFileIO
+    from pipeline.publish.store_contract import ObjectStore, StoredObject
+    from pipeline.publish.target_retention import SweepRule
 
 _FOLDERS: Final = ("data", "metadata")
 
@@ -27,32 +29,30 @@ def list_table_files(io: StoreFileIO, states: Iterable[TableState]) -> set[str]:
     return referenced
 
 
-def sweep_tables(
-    io: StoreFileIO,
-    states: Collection[TableState],
-    *,
-    before: float,
-    part_names: Collection[str],
-) -> int:
-    """Delete the tables' files that nothing needs and that were written before `before`, in seconds since 1970.
+def list_stored_files(io: StoreFileIO, state: TableState) -> Iterator[tuple[ObjectStore, str, StoredObject]]:
+    """Yield everything in the folders of a table: the store, the location, and the object."""
+    for folder in _FOLDERS:
+        location = f"{state.metadata.location.rstrip('/')}/{folder}"
+        store, path = io.find_object(location)
+        root = location.removesuffix(path)
+        yield from ((store, f"{root}{stored.path}", stored) for stored in store.list(path))
 
-    Younger ones may belong to a publish that is running, or to a reader. Parts in `part_names`, by their file names
-    in the lake, stay in any case. Returns the number of deleted files.
+
+def sweep_tables(
+    io: StoreFileIO, states: Collection[TableState], rule: SweepRule, list_mirrored: Callable[[], Collection[str]]
+) -> int:
+    """Delete the tables' files that nothing needs, where the rule permits it; return their number.
+
+    `list_mirrored` returns the locations that a mirror at the same place names; it is called if anything is to go.
     """
-    deleted = 0
+    unneeded: dict[str, tuple[ObjectStore, str]] = {}
     for state in states:
-        referenced = list_table_files(io, [state])
-        for folder in _FOLDERS:
-            location = f"{state.metadata.location.rstrip('/')}/{folder}"
-            store, path = io.find_object(location)
-            root = location[: len(location) - len(path)]
-            unneeded = [
-                stored.path
-                for stored in store.list(path)
-                if f"{root}{stored.path}" not in referenced
-                and stored.modified_at.timestamp() < before
-                and remove_hash(stored.path).rpartition("/")[2] not in part_names
-            ]
-            store.delete(unneeded)
-            deleted += len(unneeded)
-    return deleted
+        location = state.metadata.location.rstrip("/")
+        for store, file, stored in list_stored_files(io, state):
+            target_path = f"{data_prefix(state.name)}/{file.rpartition('/')[2]}"
+            if is_table_file(file.removeprefix(f"{location}/")) and rule.permits(stored, target_path):
+                unneeded[file] = store, stored.path
+    needed = {*list_table_files(io, states), *list_mirrored()} if unneeded else set[str]()
+    for store in {store for store, _ in unneeded.values()}:
+        store.delete([path for file, (of, path) in unneeded.items() if of is store and file not in needed])
+    return len(unneeded.keys() - needed)

@@ -24,6 +24,8 @@ from pyiceberg.table.snapshots import (
     update_snapshot_summaries,
 )
 
+from pipeline.publish.iceberg_format import describe_removed_file
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -113,7 +115,8 @@ class _SnapshotWriter:
     def _carry(self, entry: ManifestEntry, removed: set[str]) -> ManifestEntry:
         sequences = {"sequence": entry.sequence_number, "file_sequence": entry.file_sequence_number}
         if entry.data_file.file_path in removed:
-            return self._entry(ManifestEntryStatus.DELETED, self.snapshot_id, entry.data_file, **sequences)
+            file = describe_removed_file(entry.data_file)
+            return self._entry(ManifestEntryStatus.DELETED, self.snapshot_id, file, **sequences)
         return self._entry(ManifestEntryStatus.EXISTING, entry.snapshot_id, entry.data_file, **sequences)
 
     @staticmethod

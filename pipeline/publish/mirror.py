@@ -34,12 +34,12 @@ from pipeline.publish.latest import (
 from pipeline.publish.store_records import encode_record, require_lake
 from pipeline.publish.target_catalog import TargetCatalogs, list_empty_parts, read_snapshot_number
 from pipeline.publish.target_layout import CATALOG, FOLDERS, LATEST, OBJECTS, OWNER, snapshot_path, to_target_path
-from pipeline.publish.target_retention import select_remaining, sweep_target
+from pipeline.publish.target_retention import SweepRule, select_remaining, sweep_target
 from pipeline.publish.uploads import PendingUpload, check_same_object, upload_all
 from pipeline.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from pathlib import Path
 
     from pipeline.lake.lake import Lake
@@ -95,21 +95,22 @@ def mirror_lake(
     *,
     at: int,
     number: int | None = None,
-    protected: Collection[str] = (),
+    list_protected: Callable[[], Collection[str]] = tuple,
 ) -> MirrorResult:
     """Publish snapshot `number` of the locked lake, the newest by default, at `at` (microseconds).
 
-    `protected` are paths of parts that something else on the target names. Records the result in the ledger, a failure
-    too. Raises `SettingsError` for a target of another lake and a snapshot that is not kept, `PublishConflictError`
-    when another publisher was faster, `StorageError` for other contents under the name of a part, `PublishError`, and
-    after everything else `LakeCorruptedError` for images that could not be published.
+    `list_protected` returns the paths of files that Iceberg tables on the target need; it is called if there are any.
+    Records the result in the ledger, a failure too. Raises `SettingsError` for a target of another lake and a snapshot
+    that is not kept, `PublishConflictError` when another publisher was faster, `StorageError` for other contents under
+    the name of a part, `PublishError`, and after everything else `LakeCorruptedError` for images that could not be
+    published.
     """
     started, last = time.monotonic(), lake.ledger.last_snapshot()
     if last is None:
         raise SettingsError("The lake has no snapshot to publish.", hint="Run `scanlake sync` first.")
     check_parts_exist(lake.layout, lake.ledger.parts())
     with _record_publish(lake, store, at=at) as record:
-        result, images = _Mirror(lake, store, options, at).publish(last, number or last.snapshot, protected)
+        result, images = _Mirror(lake, store, options, at).publish(last, number or last.snapshot, list_protected)
         record["snapshot"], record["published_at"] = result.snapshot, at
         images.require_whole()
         record["catalog_written_at"] = _written_at(lake) if number in {None, last.snapshot} else None
@@ -159,7 +160,7 @@ class _Mirror:
         self._catalogs = TargetCatalogs(lake.layout, store, self._empty_parts, documents=options.documents)
 
     def publish(
-        self, last: SnapshotRecord, number: int, protected: Collection[str]
+        self, last: SnapshotRecord, number: int, list_protected: Callable[[], Collection[str]]
     ) -> tuple[MirrorResult, ImagesOnStore]:
         """Make the target show snapshot `number`; `last` is the lake's newest."""
         # The catalog's version first: who replaces the catalog after this is noticed before anything is swapped.
@@ -173,8 +174,10 @@ class _Mirror:
         contents = read_snapshot(source)
         has_images = former is not None and former.images is not None
         listed, has_images = list_without_images(self._store, OBJECTS, FOLDERS, has_images=has_images)
-        if OWNER in listed:  # a sweep would delete the parts of another lake
+        protected: Collection[str] = ()
+        if OWNER in listed:  # a sweep would delete their parts
             require_lake(self._store, OWNER, self._lake_id, "Iceberg tables")
+            protected = list_protected()
         if has_images and former is None:
             self._refuse_other_images()
         uploads = self._list_uploads(contents, listed)
@@ -198,17 +201,13 @@ class _Mirror:
         record = LatestRecord(self._lake_id, snapshot, published, remaining, described, scanlake=__version__)
         self._store.swap(LATEST, encode_record(record), version)
         deleted = sweep_target(
-            self._lake,
             self._store,
             record,
             listed.values(),
-            grace_seconds=rules.seconds,
-            now_us=self._at,
-            purged_at=purged_at,
-            named={to_target_path(part.name, part.sha256) for part in contents.parts}
-            | {image_table or ""}
-            | {*protected},
-            documents=self._options.documents,
+            SweepRule.from_lake(
+                self._lake, at=self._at, grace_seconds=rules.seconds, documents=self._options.documents
+            ),
+            named={item.path for item in self._list_required(contents)} | {image_table or "", *protected},
             unnamed_images=images.unnamed,
         )
         result = replace(
@@ -251,8 +250,8 @@ class _Mirror:
 
     # Parts
 
-    def _list_uploads(self, contents: SnapshotContents, listed: Mapping[str, StoredObject]) -> list[PendingUpload]:
-        """Return the objects that the target lacks. Raises `StorageError` if one has another size there."""
+    def _list_required(self, contents: SnapshotContents) -> list[PendingUpload]:
+        """Return the parts that the target must have."""
         layout = self._lake.layout
         required = [
             PendingUpload(empty.path, empty.file, empty.file.stat().st_size, empty.sha256)
@@ -263,6 +262,11 @@ class _Mirror:
             for part in contents.parts
             if part.table_name != RAW_TABLE or self._options.documents
         ]
+        return required
+
+    def _list_uploads(self, contents: SnapshotContents, listed: Mapping[str, StoredObject]) -> list[PendingUpload]:
+        """Return the parts that the target lacks. Raises `StorageError` if one has another size there."""
+        required = self._list_required(contents)
         for item in required:
             if item.path in listed:
                 check_same_object(self._store, item, listed[item.path])

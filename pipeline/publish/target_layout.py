@@ -24,8 +24,13 @@ OBJECTS: Final = (CATALOG, OWNER, LATEST)
 
 _HASH_LENGTH: Final = 12
 _IMAGE_TABLE: Final = re.compile(rf"{TABLES_PREFIX}/{IMAGES}/{IMAGES}-[0-9a-f]{{{_HASH_LENGTH}}}\.parquet")
-_PART_NAME: Final = re.compile(rf"(?P<stem>\d{{12}}-[0-9a-f]{{6}}(-\d{{4}})?)-[0-9a-f]{{{_HASH_LENGTH}}}\.parquet")
-_TARGET_PART: Final = re.compile(rf"(?:{TABLES_PREFIX}/\w+/data|{RAW_PREFIX})/{_PART_NAME.pattern}")
+_STEM: Final = rf"(?P<stem>\d{{12}}-[0-9a-f]{{6}}(-\d{{4}})?)-[0-9a-f]{{{_HASH_LENGTH}}}"
+_PART_NAME: Final = re.compile(rf"{_STEM}\.parquet")
+_TARGET_PART: Final = re.compile(rf"(?:{TABLES_PREFIX}/\w+/data|{RAW_PREFIX})/{_STEM}\.parquet")
+_TABLE_FILE: Final = re.compile(
+    rf"data/{_STEM}(-deletes-[0-9a-f-]+)?\.parquet|metadata/(\d+-[^/]+\.metadata\.json|([0-9a-f-]{{36}}-m\d+|snap-\d+)\.avro)"
+)
+_PROBE: Final = re.compile(rf"{PROBE_PREFIX}/[0-9a-f]{{32}}")
 _SNAPSHOT: Final = re.compile(rf"{SNAPSHOTS_PREFIX}/\d{{6,}}\.duckdb")
 
 
@@ -69,6 +74,16 @@ def snapshot_path(number: int) -> str:
 def is_part_path(path: str) -> bool:
     """Return whether an object has the name of a part."""
     return _TARGET_PART.fullmatch(path) is not None
+
+
+def is_table_file(path: str) -> bool:
+    """Return whether a file has the name of one of an Iceberg table; the path is below the table's location."""
+    return _TABLE_FILE.fullmatch(path) is not None
+
+
+def is_probe_path(path: str) -> bool:
+    """Return whether an object has the name of one with which a probe tests a store."""
+    return _PROBE.fullmatch(path) is not None
 
 
 def is_snapshot_path(path: str) -> bool:

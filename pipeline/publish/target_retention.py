@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 import duckdb
 
@@ -13,9 +14,9 @@ from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.kept_snapshots import SnapshotTime, select_kept
 from pipeline.lake.physical_tables import read_parts
 from pipeline.publish.target_layout import (
-    PROBE_PREFIX,
     is_image_table_path,
     is_part_path,
+    is_probe_path,
     is_raw_path,
     is_snapshot_path,
     remove_hash,
@@ -33,6 +34,31 @@ if TYPE_CHECKING:
     from pipeline.publish.store_contract import ObjectStore, StoredObject
 
 _CLOCK_SKEW_SECONDS: Final = 600  # between the store and this machine
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRule:
+    """What every sweep spares: files written from `before` on, in seconds since 1970, and the parts of the lake.
+
+    Younger files may belong to a publish that is running, or to a reader; after a purge no file from before it stays.
+    `lake_parts` are paths on a target, without hashes, also of retired parts.
+    """
+
+    before: float
+    lake_parts: frozenset[str]
+
+    @classmethod
+    def from_lake(cls, lake: Lake, *, at: int, grace_seconds: float, documents: bool = True) -> Self:
+        """Return the rule at `at` (microseconds). Without `documents`, the lake needs none on a target."""
+        purged_at = lake.ledger.last_purge_at()
+        purge_end = 0 if purged_at is None else purged_at / SECOND + _CLOCK_SKEW_SECONDS
+        parts = {to_unhashed_path(name) for name in lake.ledger.part_names()}
+        needed = frozenset(path for path in parts if documents or not is_raw_path(path))
+        return cls(max(at / SECOND - grace_seconds, purge_end), needed)
+
+    def permits(self, stored: StoredObject, target_path: str) -> bool:
+        """Return whether a file may go if nothing names it. `target_path` is its path on a target."""
+        return stored.modified_at.timestamp() < self.before and remove_hash(target_path) not in self.lake_parts
 
 
 def select_remaining(
@@ -55,49 +81,34 @@ def select_remaining(
 
 
 def sweep_target(
-    lake: Lake,
     store: ObjectStore,
     record: LatestRecord,
     listed: Iterable[StoredObject],
+    rule: SweepRule,
     *,
-    grace_seconds: float,
-    now_us: int,
-    purged_at: int | None,
     named: Collection[str],
-    documents: bool,
     unnamed_images: Iterable[StoredObject],
 ) -> int:
-    """Delete the `listed` objects that nothing needs any more, and the unnamed images; return their number.
+    """Delete the `listed` objects of a mirror that nothing needs any more, and the unnamed images; return their number.
 
-    A part stays while the ledger (also as retired), a kept snapshot, or `named` has it. Others go when they are older
-    than the grace time, or than the last purge: then at once.
+    A part stays while the lake, a kept snapshot, or `named` has it.
     """
-    now = now_us / SECOND
-    since = max(now - grace_seconds, 0 if purged_at is None else purged_at / SECOND + _CLOCK_SKEW_SECONDS)
-    old = [item for item in listed if item.modified_at.timestamp() < since]
-    images = [item.path for item in unnamed_images if item.modified_at.timestamp() < since]
+    old = [item.path for item in listed if rule.permits(item, item.path)]
+    images = [item.path for item in unnamed_images if rule.permits(item, item.path)]
     snapshots = {item.file for item in record.snapshots}
     # At once: the record that readers start from no longer names them, and their grace time was in the record.
-    expired = [item.path for item in old if is_snapshot_path(item.path) and item.path not in snapshots]
-    expired += [item.path for item in old if item.path.startswith(f"{PROBE_PREFIX}/")]
-    expired += [item.path for item in old if is_image_table_path(item.path) and item.path not in named]
-    in_lake = {to_unhashed_path(name) for name in lake.ledger.part_names()}
-
-    def is_needed(path: str) -> bool:
-        if is_raw_path(path) and not documents:
-            return False
-        return path in named or remove_hash(path) in in_lake
-
-    unnamed = [item.path for item in old if is_part_path(item.path) and not is_needed(item.path)]
+    expired = [path for path in old if is_snapshot_path(path) and path not in snapshots]
+    expired += [path for path in old if is_probe_path(path) or (is_image_table_path(path) and path not in named)]
+    unnamed = {path for path in old if is_part_path(path)}.difference(named)
     if unnamed:
-        unnamed = sorted(set(unnamed) - _read_named_parts(store, record))
+        unnamed -= read_named_parts(store, record)
     store.delete(expired)  # a snapshot never outlives its parts
-    store.delete(unnamed)
+    store.delete(sorted(unnamed))
     store.delete(images)
     return len(expired) + len(unnamed) + len(images)
 
 
-def _read_named_parts(store: ObjectStore, record: LatestRecord) -> set[str]:
+def read_named_parts(store: ObjectStore, record: LatestRecord) -> set[str]:
     """Return the paths of the parts that the snapshots on the target name. Each is downloaded."""
     named = set()
     with tempfile.TemporaryDirectory(prefix="scanlake-") as folder:

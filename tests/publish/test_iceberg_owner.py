@@ -15,6 +15,7 @@ from pipeline.publish.iceberg_connection import connect_catalog
 from pipeline.publish.iceberg_owner import CatalogId
 from pipeline.publish.iceberg_publish import publish_iceberg
 from pipeline.publish.target_layout import OWNER
+from pipeline.publish.target_retention import SweepRule
 from tests.lake.lake_builder import AT
 from tests.lake.operations import told
 from tests.publish.iceberg_reading import reader
@@ -38,7 +39,7 @@ def connect_sql(tmp_path: Path, location: str, namespace: str, database: str = "
 
 def publish(lake: Path, catalog: IcebergCatalog, number: int, lake_id: str = LAKE_ID, *, sweep: bool = False) -> int:
     """Publish a snapshot; with `sweep`, delete every file at once that no kept snapshot needs. Return their number."""
-    everything = RetentionOptions(before=time.time() + 600, purged_at=AT / 1_000_000, part_names=frozenset())
+    everything = RetentionOptions(SweepRule(time.time() + 600, frozenset()), purged_at=AT / 1_000_000)
     retention = everything if sweep else None
     return publish_iceberg(catalog, LakeLayout(lake), number, lake_id=lake_id, at=AT, retention=retention).deleted
 

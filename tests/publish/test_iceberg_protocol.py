@@ -10,8 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 import duckdb
 import pyarrow as pa
@@ -29,6 +29,7 @@ from pipeline.publish.iceberg_format import read_files
 from pipeline.publish.iceberg_publish import publish_iceberg
 from pipeline.publish.iceberg_retention import list_table_files
 from pipeline.publish.target_layout import to_target_path
+from pipeline.publish.target_retention import SweepRule
 from tests.lake.lake_builder import AT
 from tests.lake.operations import told
 from tests.publish.iceberg_reading import NAMES, connect, load_tables, reader
@@ -288,7 +289,7 @@ def test_a_purge_leaves_nothing_on_the_target(changes: Changes, history: History
     number = history.purge(777_123)
     stored = {item.path for item in target.list()}
     now = time.time()
-    retention = RetentionOptions(before=0.0, purged_at=now, part_names=frozenset())
+    retention = RetentionOptions(SweepRule(now + 600, frozenset()), purged_at=now)
     at = int(now * 1_000_000)
     arguments = (connect_store(target), LakeLayout(history.root), number)
     result = publish_iceberg(*arguments, lake_id=LAKE_ID, at=at, retention=retention)
@@ -313,18 +314,24 @@ def test_a_sweep_spares_young_files_and_kept_syncs(changes: Changes, tmp_path: P
         publish(lake, connect_store(target), number)
     for number in numbers[1:7]:
         (lake / "snapshots" / f"{number:06d}.duckdb").unlink()
-    orphans = ["tables/files/data/000000000001-0a0b0c-0123456789ab.parquet", "tables/files/metadata/orphan.avro"]
-    spared = "tables/files/data/000000000009-0a0b0c-0123456789ab.parquet"
-    for path in (*orphans, spared):
+    orphans = [
+        "tables/files/data/000000000001-0a0b0c-0123456789ab.parquet",
+        f"tables/files/metadata/{UUID(int=7)}-m0.avro",
+    ]
+    # The part of another table with the name of the lake's; and objects of a mirror, at this place and below.
+    orphans.append("tables/uploads/data/000000000009-0a0b0c-0123456789ab.parquet")
+    spared = {"tables/files/data/000000000009-0a0b0c-0123456789ab.parquet", "tables/files/data/empty-0a0b0c.parquet"}
+    spared |= {f"tables/files/{path}" for path in ("data/catalog.duckdb", "metadata/latest.json", "metadata/x.avro")}
+    spared.add("tables/files/data/tables/files/data/000000000001-0a0b0c-0123456789ab.parquet")
+    for path in (*orphans, *spared):
         target.create(path, b"orphan")
-    young = RetentionOptions(
-        before=time.time() - 600, purged_at=None, part_names=frozenset({"000000000009-0a0b0c.parquet"})
-    )
+    part = frozenset({"tables/files/data/000000000009-0a0b0c.parquet"})
+    young = RetentionOptions(SweepRule(time.time() - 600, part))
     assert publish(lake, connect_store(target), numbers[7], retention=young).deleted == 0
-    old = replace(young, before=time.time() + 600)
+    old = RetentionOptions(SweepRule(time.time() + 600, part))
     assert publish(lake, connect_store(target), numbers[7], retention=old).deleted > 5
     remaining = {item.path for item in target.list()}
     assert not remaining & set(orphans)
-    assert spared in remaining
+    assert spared <= remaining
     for number in (numbers[0], numbers[7]):
         assert list_differences(lake, number, reader(connect_store(target), f"sync-{number}")) == []
