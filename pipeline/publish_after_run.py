@@ -45,11 +45,13 @@ class PublishOutcome:
         return to_one_line(f"Publishing to {self.target} failed {times}; {former}: {self.problem}")
 
 
-def publish_in_subprocess(context: CommandContext, settings: Settings, target: str | None = None) -> PublishOutcome:
-    """Publish the lake to `target`, by default `publish_to`. A failure is logged."""
+def publish_in_subprocess(
+    context: CommandContext, settings: Settings, target: str | None = None, *options: str
+) -> PublishOutcome:
+    """Publish the lake to `target`, by default `publish_to`, with more options. A failure is logged."""
     before = read_publish_record(settings)
     url = target or settings.publish_to
-    child = run_async(run_maintenance(context.child_argv("publish", *(["--to", url] if url else []))))
+    child = run_async(run_maintenance(context.child_argv("publish", *(["--to", url] if url else []), *options)))
     record = read_publish_record(settings)
     if record is None or record == before:  # it recorded nothing: settings are wrong, or another run holds the lake
         is_done = child.code in {ExitCode.OK, ExitCode.LOCKED}

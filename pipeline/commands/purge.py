@@ -4,6 +4,7 @@ import getpass
 import os
 import secrets
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final
 
@@ -12,21 +13,28 @@ import typer
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode
 from pipeline.formatting import pluralize
+from pipeline.lake.layout import LakeLayout
 from pipeline.lake.purge import MAX_FILE_ID, PurgePlan, PurgeResult, plan_purge, purge
+from pipeline.lake.reader import open_ledger_readonly
 from pipeline.logs import to_one_line
 from pipeline.maintenance.writable_lake import open_writable_lake
-from pipeline.publish_after_run import PublishOutcome, publish_in_subprocess, read_publish_record
+from pipeline.publish.iceberg import list_iceberg_objects
+from pipeline.publish.object_store import open_store
+from pipeline.publish.remains import CopyLister, ErasedCopy, list_mirror, read_copies
+from pipeline.publish_after_run import PublishOutcome, publish_in_subprocess
+from pipeline.settings import Settings
 from pipeline.terminal_prompt import require_confirmation
 from schemas.timestamps import now_us
 
 
 @dataclass(frozen=True, slots=True)
 class Erasure:
-    """The erased files, who requested it, and the publish that erased them on object storage."""
+    """The erased files, who requested it, the publish that erased them on object storage, and what is there."""
 
     erased: PurgeResult
     requested_by: str
     publish: PublishOutcome | None = None
+    copies: tuple[ErasedCopy, ...] = ()
 
 
 GROUP: Final = "Maintain the lake"
@@ -55,8 +63,9 @@ def run(
 
     Shows the files first and asks on a terminal. Without a terminal, --yes is required.
 
-    If the lake is published to object storage, it is published again, and the objects with the files are deleted there
-    at once. Exit code 8: that failed; `scanlake publish` repeats it.
+    If the lake is published, as a mirror or as Iceberg tables, it is published there again, and the objects with the
+    files are deleted at once. Then every object there is read again, and "erased" is printed if none has one of the
+    files. Exit code 8: an object has one, and is named, or cannot be read. The same purge repeats it.
 
     If the lake never had one of the files, the command ends with exit code 2 and erases nothing.
     """
@@ -72,15 +81,39 @@ def run(
         require_confirmation(_format_plan(plan), f"Erase {files}? This cannot be undone.", refusal=refusal)
     with open_writable_lake(settings, "purge") as lake:
         result = purge(lake, file_ids, by=requester, at=now_us(), mark=secrets.token_hex(3))
-    text, code, published = _format_result(result), ExitCode.OK, None
-    record = read_publish_record(settings)
-    if (target := settings.publish_to or (record["target"] if record else None)) is not None:
-        published = publish_in_subprocess(context, settings, target)
-        is_erased = published.problem is None and published.snapshot == result.snapshot
-        code = ExitCode.OK if is_erased else ExitCode.PUBLISH
-        state = "erased" if is_erased else f"NOT ERASED; run `scanlake publish --to {target}`"
-        text += f"{target}: {state}\n"
-    return context.print_result(Erasure(result, requester, published), text, code)
+    published, copies = _erase_copies(context, settings, result.file_ids)
+    text = _format_result(result) + "".join(map(_format_copy, copies))
+    code = ExitCode.OK if all(copy.is_erased for copy in copies) else ExitCode.PUBLISH
+    return context.print_result(Erasure(result, requester, published, copies), text, code)
+
+
+def _erase_copies(
+    context: CommandContext, settings: Settings, file_ids: Sequence[int]
+) -> tuple[PublishOutcome | None, tuple[ErasedCopy, ...]]:
+    """Publish to where the lake was published, which deletes what has the files, and read everything there again."""
+    layout = LakeLayout(settings.lake.absolute())
+    with open_ledger_readonly(layout) as ledger:
+        properties = ledger.properties
+    record, location = properties.remote_publish, settings.iceberg_location or properties.iceberg_location
+    target = settings.publish_to or (record["target"] if record else None)
+    if target is None and location is None:
+        return None, ()
+    tables = () if location is None else ("--iceberg", *(("--set", f"iceberg_location={location}") if location else ()))
+    published = publish_in_subprocess(context, settings, target, *tables)
+    copies: dict[str, CopyLister] = {}
+    if target is not None:
+        copies[target] = lambda: list_mirror(layout, open_store(target))
+    if location is not None:
+        name = f"Iceberg tables at {location}" if location else "Iceberg tables"
+        copies[name] = lambda: list_iceberg_objects(settings, location)
+    return published, read_copies(copies, file_ids)
+
+
+def _format_copy(copy: ErasedCopy) -> str:
+    if copy.is_erased:
+        return f"{copy.name}: erased ({pluralize(copy.objects, 'object')} read)\n"
+    problem = copy.problem or f"{', '.join(copy.remains[:_MAX_LINES])} can have a purged file."
+    return f"{copy.name}: NOT ERASED: {problem} Correct that, then run `scanlake purge` again.\n"
 
 
 def _format_plan(plan: PurgePlan) -> str:

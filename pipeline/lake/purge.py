@@ -140,7 +140,7 @@ def _validate_ids(file_ids: Sequence[int]) -> tuple[int, ...]:
 def _find_files(lake: Lake, selected: Sequence[int]) -> _Findings:
     ledger, layout = lake.ledger, lake.layout
     check_parts_exist(layout, ledger.parts())
-    ids_by_part = {part: _ids_in_part(layout.part_path(part.name), selected) for part in ledger.parts()}
+    ids_by_part = {part: read_ids_in_part(layout.part_path(part.name), selected) for part in ledger.parts()}
     stored = set().union(*ids_by_part.values()) | _ids_in_ledger(ledger, selected)
     stored |= _ids_in_snapshots(lake, set(selected) - stored)
     in_progress = set(ledger.properties.purge_in_progress or ())
@@ -189,20 +189,28 @@ def _ids_in_snapshots(lake: Lake, file_ids: Collection[int]) -> set[int]:
     names = lake.ledger.part_names() | set(read_recorded_parts(snapshots))
     for path in map(layout.part_path, names - {part.name for part in lake.ledger.parts()}):
         with suppress(LakeCorruptedError):  # it is deleted anyway, and `scanlake check` names it
-            result |= _ids_in_part(path, file_ids)
+            result |= read_ids_in_part(path, file_ids)
     for path in snapshots:
-        with suppress(duckdb.Error), open_read_only(path) as db:
-            tables = db.execute(
-                "SELECT schema_name, table_name FROM duckdb_tables() JOIN duckdb_columns()"
-                " USING (schema_name, table_name) WHERE column_name = 'file_id'"
-            ).fetchall()
-            for schema, table in tables:
-                sql = f'SELECT DISTINCT file_id FROM "{schema}"."{table}" WHERE file_id = ANY($ids)'
-                result.update(row[0] for row in db.execute(sql, {"ids": list(file_ids)}).fetchall())
+        with suppress(duckdb.Error):
+            result |= read_ids_in_catalog(path, file_ids)
     return result
 
 
-def _ids_in_part(path: Path, file_ids: Collection[int]) -> set[int]:
+def read_ids_in_catalog(path: Path, file_ids: Collection[int]) -> set[int]:
+    """Return those of the ids that have rows in the tables of a catalog. Raises `duckdb.Error`."""
+    result = set[int]()
+    with open_read_only(path) as db:
+        tables = db.execute(
+            "SELECT schema_name, table_name FROM duckdb_tables() JOIN duckdb_columns()"
+            " USING (schema_name, table_name) WHERE column_name = 'file_id'"
+        ).fetchall()
+        for schema, table in tables:
+            sql = f'SELECT DISTINCT file_id FROM "{schema}"."{table}" WHERE file_id = ANY($ids)'
+            result.update(row[0] for row in db.execute(sql, {"ids": list(file_ids)}).fetchall())
+    return result
+
+
+def read_ids_in_part(path: Path, file_ids: Collection[int]) -> set[int]:
     """Return those of the ids that have rows in a part. Raises `LakeCorruptedError` when it cannot be read."""
     selected, result = pa.array(file_ids, pa.int64()), set[int]()
     try:

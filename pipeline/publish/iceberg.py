@@ -18,6 +18,7 @@ from schemas.timestamps import SECOND
 if TYPE_CHECKING:
     from pipeline.lake.lake import Lake
     from pipeline.lake.models import PublishRecord
+    from pipeline.publish.remains import Objects
     from pipeline.publish.store_contract import ObjectStore
     from pipeline.settings import Settings
 
@@ -85,6 +86,7 @@ def publish_iceberg_tables(
     purged_at = lake.ledger.last_purge_at()
     rule = SweepRule.from_lake(lake, at=at, grace_seconds=settings.retention_hours * 3600)
     retention = RetentionOptions(rule, None if purged_at is None else purged_at / SECOND)
+    lake.ledger.set_properties(iceberg_location=settings.iceberg_location or location or "")  # a purge goes there
     try:
         result: IcebergResult = publish.publish_iceberg(
             _connect(settings, settings.iceberg_location or location or ""),
@@ -114,6 +116,21 @@ def list_iceberg_files(settings: Settings, store: ObjectStore, lake_id: str) -> 
     root = f"{store.base_url}/"
     files = _import("iceberg_retention").list_table_files(catalog.io, tables)
     return {location.removeprefix(root) for location in files if location.startswith(root)}
+
+
+def list_iceberg_objects(settings: Settings, location: str) -> tuple[Objects, list[str]]:
+    """Return all objects in the folders of the tables, and the locations of manifests that no table needs.
+
+    Raises `PublishError`, also if a table is missing.
+    """
+    catalog, retention = _connect(settings, location), _import("iceberg_retention")
+    states = catalog.load(BY_NAME)
+    if missing := sorted(BY_NAME.keys() - states.keys()):
+        raise PublishError(f"The Iceberg table {missing[0]} does not exist.", hint="Run `scanlake publish --iceberg`.")
+    needed = retention.list_table_files(catalog.io, states.values())
+    stored = [item for state in states.values() for item in retention.list_stored_files(catalog.io, state)]
+    manifests = [file for _, file, _ in stored if file.endswith(".avro") and file not in needed]
+    return [(store, item.path) for store, _, item in stored], manifests
 
 
 def _connect(settings: Settings, location: str) -> Any:

@@ -169,7 +169,7 @@ def test_purge_and_rollback_are_published(history: History, url: str, tmp_path: 
     (tmp_path / "target").write_text("no folder")
     answer = forked(lake, "purge", "2", "--yes")
     assert answer.code == ExitCode.PUBLISH
-    assert f"{url}: NOT ERASED; run `scanlake publish --to {url}`" in answer.out
+    assert f"{url}: NOT ERASED: {url} has no published lake. " in answer.out
 
 
 def test_check_reads_the_target(lake: Path, url: str, tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""Proof that a published copy has nothing of purged files: every object of it is listed, and read again."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias
+from uuid import uuid4
+
+import duckdb
+
+from pipeline.errors import LakeCorruptedError, PublishError, ScanlakeError
+from pipeline.lake.purge import read_ids_in_catalog, read_ids_in_part
+from pipeline.lake.reader import open_ledger_readonly
+from pipeline.publish.image_objects import compare_images, list_without_images
+from pipeline.publish.latest import read_latest
+from pipeline.publish.target_layout import FOLDERS, OBJECTS
+from pipeline.publish.uploads import run_side_by_side
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from pipeline.lake.layout import LakeLayout
+    from pipeline.publish.store_contract import ObjectStore
+
+Objects: TypeAlias = "list[tuple[ObjectStore, str]]"
+CopyLister: TypeAlias = "Callable[[], tuple[Objects, list[str]]]"
+"""Returns the objects of a copy, and the URLs of more that can have a file, whatever a reader finds in them."""
+_READS_SIDE_BY_SIDE: Final = 4  # each with a file of up to one object
+_HEAD_BYTES: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class ErasedCopy:
+    """A published copy after a purge: its number of objects, and those that have, or can have, a purged file.
+
+    `problem` is why the copy could not be read to its end, null if it could.
+    """
+
+    name: str
+    objects: int
+    remains: tuple[str, ...]
+    problem: str | None = None
+
+    @property
+    def is_erased(self) -> bool:
+        """Whether the copy was read, and has nothing of the files."""
+        return self.problem is None and not self.remains
+
+
+def read_copies(copies: Mapping[str, CopyLister], file_ids: Collection[int]) -> tuple[ErasedCopy, ...]:
+    """Read every object of published copies again, one that is of two copies once. `copies` are by their names."""
+    has_file: dict[str, bool] = {}
+    return tuple(_read_copy(name, list_copy, frozenset(file_ids), has_file) for name, list_copy in copies.items())
+
+
+def _read_copy(name: str, list_copy: CopyLister, file_ids: frozenset[int], has_file: dict[str, bool]) -> ErasedCopy:
+    """Read one copy. `has_file` has what was read before, by URL."""
+    try:
+        objects, unknown = list_copy()
+        unread = [(store, path) for store, path in objects if store.url(path) not in has_file]
+        with tempfile.TemporaryDirectory(prefix="scanlake-") as folder:
+            results = run_side_by_side(partial(_has_files, Path(folder), file_ids), unread, threads=_READS_SIDE_BY_SIDE)
+    except ScanlakeError as error:
+        return ErasedCopy(name, 0, (), error.message)
+    has_file.update((store.url(path), result) for (store, path), result in zip(unread, results, strict=True))
+    remains = {url for store, path in objects if has_file[url := store.url(path)]}
+    return ErasedCopy(name, len(objects), tuple(sorted(remains.union(unknown))))
+
+
+def list_mirror(layout: LakeLayout, store: ObjectStore) -> tuple[Objects, list[str]]:
+    """Return the objects of a mirror, and the URLs of the images that no row of the lake names.
+
+    Raises `PublishError` if there is none: a folder that is not mounted is empty, too.
+    """
+    with open_ledger_readonly(layout) as ledger:
+        record, _ = read_latest(store, lake_id=ledger.properties.lake_id)
+        if record is None:
+            raise PublishError(f"{store.base_url} has no published lake.")
+        listed, _ = list_without_images(store, OBJECTS, FOLDERS, has_images=True)
+        images = [store.url(item.path) for chunk in compare_images(layout, ledger, store) for item in chunk.unnamed]
+    return [(store, path) for path in listed], images
+
+
+def _has_files(folder: Path, file_ids: frozenset[int], stored: tuple[ObjectStore, str]) -> bool:
+    """Return whether an object has one of the files, or cannot be read."""
+    store, path = stored
+    file = folder / uuid4().hex
+    store.download(path, file)
+    try:
+        with file.open("rb") as content:
+            head = content.read(_HEAD_BYTES)
+        if head.startswith(b"PAR1"):
+            return bool(read_ids_in_part(file, file_ids))
+        return head.endswith(b"DUCK") and bool(read_ids_in_catalog(file, file_ids))
+    except (LakeCorruptedError, duckdb.Error):
+        return True
+    finally:
+        file.unlink()

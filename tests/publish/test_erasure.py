@@ -1,0 +1,88 @@
+"""A purged file is in no object of any place of the lake, whatever happened before."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from pipeline.errors import ExitCode
+from tests.findings import printed_lines
+from tests.lake.operations import called, told
+from tests.publish.erasure import begun, find_words, purged
+from tests.soaking import SOAKING, draw_seed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from tests.images.image_harness import PicturedLakes
+    from tests.publish.conftest import S3Server
+    from tests.publish.lake_history import History
+
+_LIVES: Final = int(os.environ.get("SOAK_EXAMPLES", "1"))
+_ON_S3: Final = 20  # of so many lives one is on S3
+
+
+def test_erased_is_said_after_a_look(history: History, tmp_path: Path) -> None:
+    """A mirror and tables at one place are whole and clean after a purge; whatever else has the file there is named.
+
+    Repeated when that was deleted, the purge says "erased"; of a place that is not there it does not.
+    """
+    lake, target = history.root, tmp_path / "target"
+    url = target.as_uri()
+    settings = {"SCANLAKE_PUBLISH_TO": url, "SCANLAKE_ICEBERG_LOCATION": url}
+    told(lake, "publish", code=0, **settings)
+    data, metadata = (target / "tables" / "files" / folder for folder in ("data", "metadata"))
+    copies = [data / "copy.duckdb", data / "copy.parquet", data / "cut.parquet", metadata / "copy.avro"]
+    shutil.copy(lake / "catalog.duckdb", copies[0])
+    shutil.copy(min(lake.glob("parts/files/0*.parquet")), copies[1])
+    copies[2].write_bytes(b"PAR1")
+    shutil.copy(min(metadata.glob("*-m0.avro")), copies[3])
+    answer = purged(lake, 777_123, **settings)
+    assert answer.code == ExitCode.PUBLISH
+    others = [path.as_uri() for path in copies]
+    assert f"{url}: NOT ERASED: {', '.join(others[:3])} can have a purged file. " in answer.out
+    assert f"Iceberg tables at {url}: NOT ERASED: {', '.join(others)} can have a purged file. " in answer.out
+    for path in copies:
+        path.unlink()
+    answer = purged(lake, 777_123, **settings)
+    assert answer.code == ExitCode.OK
+    assert f"{url}: erased (" in answer.out
+    assert f"Iceberg tables at {url}: erased (" in answer.out
+    assert list(find_words(target, {"ref 777123"})) == []
+    checked = called(lake, "check", "--published", "--read-data", "--json")
+    assert printed_lines(checked.json, "target") == []
+    target.rename(tmp_path / "unmounted")
+    target.write_text("no folder")
+    answer = purged(lake, 777_123, **settings)
+    assert (answer.code, answer.out.count("NOT ERASED")) == (ExitCode.PUBLISH, 2)
+
+
+def test_a_purged_file_is_nowhere(
+    pictured: PicturedLakes,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """After each purge of a random life every published copy is clean, whole, and reported as erased."""
+    rng, done = random.Random(draw_seed(__name__)), Counter[str]()
+    for number in range(_LIVES):
+        url = f"file://{tmp_path}/{number}/places"
+        if SOAKING and number % _ON_S3 == 0:
+            server: S3Server = request.getfixturevalue("s3_server")
+            for name, value in server.environment.items():
+                monkeypatch.setenv(name, value)
+            url = server.create_bucket()
+        with begun(pictured, tmp_path / str(number), url, random.Random(rng.random())) as life:
+            life.live()
+        done.update(step.split()[0] for step in life.steps)
+        shutil.rmtree(tmp_path / str(number))
+    assert done["purge"] >= _LIVES
+    if SOAKING:
+        with capsys.disabled():
+            print(f"{_LIVES} lives: {', '.join(f'{count:,} {what}' for what, count in sorted(done.items()))}")
