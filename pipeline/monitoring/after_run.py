@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -169,6 +170,7 @@ class LakeStats:
     snapshot: int | None
     watermark: datetime | None
     bytes: int
+    disk_free_bytes: int
     verified_at: datetime | None
     verified_consistent: bool | None
     rate: float | None
@@ -190,6 +192,7 @@ class LakeStats:
             snapshot=None if snapshot is None else snapshot.snapshot,
             watermark=None if watermark is None else to_datetime(watermark),
             bytes=folder_bytes(lake.layout.root),
+            disk_free_bytes=shutil.disk_usage(lake.layout.root).free,
             verified_at=None if verification is None else to_datetime(verification.verified_at),
             verified_consistent=None if verification is None else verification.consistent,
             rate=limits.get("rate"),

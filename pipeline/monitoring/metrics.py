@@ -81,6 +81,7 @@ METRICS: Final = (
         "scanlake_last_publish_timestamp_seconds", "Last successful publish to object storage.", "publish.published_at"
     ),
     Metric("scanlake_lake_size_bytes", "Size of the lake's folder.", "lake.bytes"),
+    Metric("scanlake_disk_free_bytes", "Free space on the disk of the lake.", "lake.disk_free_bytes"),
     Metric(
         "scanlake_last_verify_timestamp_seconds",
         "Last comparison with the service's full list.",
