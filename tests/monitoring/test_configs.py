@@ -9,15 +9,19 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+import yaml
 from typer.main import get_command
 
 from pipeline.cli import app
 from pipeline.config import NON_SETTING_VARIABLES, load, source_names
 from pipeline.settings import Settings
 from tests.rows import every
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 CONFIGS: Final = Path(__file__).resolve().parents[2] / "configs"
 FILES: Final = [
@@ -121,6 +125,46 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
     flaws = [line for line in done.stderr.splitlines() if str(tmp_path) in line]
     assert flaws == []
     assert done.returncode == 0, done.stderr
+
+
+def _pods(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield the pod templates of a Kubernetes object."""
+    if isinstance(value, dict):
+        if "containers" in value.get("spec", {}):
+            yield value
+        else:
+            for each in value.values():
+                yield from _pods(each)
+
+
+@every("name", ["watch.yaml", "cronjob.yaml"])
+def test_metrics_are_where_prometheus_scrapes(name: str) -> None:
+    """Each file's metrics leave by a port that its pod declares, and by which its annotations have it scraped.
+
+    A metrics file is in the folder that a node exporter of the same volume reads.
+    """
+    text = (CONFIGS / "kubernetes" / name).read_text(encoding="utf-8")
+    written = [
+        Path(path)
+        for path in re.findall(r'(?m)^ *metrics_file = "(.*)"|METRICS_FILE, value: (.*)\}', text)
+        for path in path
+        if path
+    ]
+    read: list[Path] = []
+    for pod in (pod for document in yaml.safe_load_all(text) for pod in _pods(document)):
+        [container] = pod["spec"]["containers"]
+        words = " ".join([*container.get("command", ()), *container.get("args", ())])
+        ports = re.findall(r"--metrics-port (\d+) --metrics-address 0\.0\.0\.0|--web.listen-address=:(\d+)", words)
+        declared = [str(port["containerPort"]) for port in container.get("ports", ())]
+        notes = pod["metadata"].get("annotations", {})
+        assert declared == ["".join(port) for port in ports]
+        assert notes == ({"prometheus.io/scrape": "true", "prometheus.io/port": declared[0]} if declared else {})
+        read += [Path(path) for path in re.findall(r"--collector.textfile.directory=(\S+)", words)]
+        mounts = {mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "lake"}
+        assert mounts == {"/lake"}
+    assert all(folder.is_relative_to("/lake") for folder in read)
+    assert {path.parent for path in written} == set(read)
+    assert written or "--metrics-port" in text
 
 
 @every("name", ["watch.yaml", "cronjob.yaml"])
