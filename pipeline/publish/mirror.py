@@ -168,16 +168,12 @@ class _Mirror:
         former, version = read_latest(self._store, lake_id=self._lake_id)
         if former is None:
             self._store.probe()
-        elif self._is_current(former, last, number):
-            return self._to_result(former, changed=False), ImagesOnStore()
         source = require_snapshot(self._lake.layout, number)
         contents = read_snapshot(source)
         has_images = former is not None and former.images is not None
         listed, has_images = list_without_images(self._store, OBJECTS, FOLDERS, has_images=has_images)
-        protected: Collection[str] = ()
-        if OWNER in listed:  # a sweep would delete their parts
+        if OWNER in listed:
             require_lake(self._store, OWNER, self._lake_id, "Iceberg tables")
-            protected = list_protected()
         if has_images and former is None:
             self._refuse_other_images()
         uploads = self._list_uploads(contents, listed)
@@ -185,13 +181,20 @@ class _Mirror:
         images = ImagesOnStore()
         if has_images or self._options.images:
             images = upload_images(self._lake, self._store, upload=self._options.images)
+        earlier = former.snapshots if former is not None else ()
+        is_complete = (
+            not uploads and not images.uploaded and {CATALOG, *(item.file for item in earlier)} <= listed.keys()
+        )
+        if former is not None and is_complete and self._is_current(former, last, number):
+            return self._to_result(former, changed=False), images
+        protected = list_protected() if OWNER in listed else ()  # a sweep would delete the parts of the tables
         with self._work_folder() as folder:
             snapshot = self._publish_snapshot(folder, source, contents, former, listed)
             file, image_table = self._choose_catalog(folder, snapshot, last, listed, images)
             published = self._swap_catalog(file, catalog, is_newest=snapshot.snapshot == last.snapshot)
         purged_at = self._lake.ledger.last_purge_at()
-        earlier = former.snapshots if former is not None else ()
         rules = self._options.retention
+        earlier = tuple(item for item in earlier if item.file in listed)
         remaining = select_remaining(earlier, snapshot, rules, purged_at=purged_at)
         described = None
         if images.pictures:

@@ -189,7 +189,7 @@ def test_check_reads_the_target(lake: Path, url: str, tmp_path: Path) -> None:
     assert (wrong["severity"], wrong["exit_code"]) == ("error", ExitCode.PUBLISH)
 
 
-def test_check_published(lake: Path, url: str) -> None:
+def test_check_published(history: History, lake: Path, url: str) -> None:
     """The check compares the objects with what was published, and names what is missing or differs: exit code 9."""
     store = open_store(url)
     assert "not published" in told(lake, "check", "--published", code=2)
@@ -212,6 +212,14 @@ def test_check_published(lake: Path, url: str) -> None:
         assert _compare(lake, store, read_data=True) == [f"{name}: sha256 differs"]
         store.delete([name])
         store.create(name, content)
+    earlier = latest(store).current.file
+    history.sync({1: 2})
+    told(lake, "publish", "--to", url)
+    for name in (path, empty, earlier, latest(store).current.file, "catalog.duckdb"):
+        store.delete([name])
+        assert f"{name}: missing" in _compare(lake, store)
+        told(lake, "publish", "--to", url)
+        assert _compare(lake, store, read_data=True) == [], "the hint is to publish again"
     head = store.head("catalog.duckdb")
     assert head is not None
     store.swap("catalog.duckdb", b"other", head.version)
