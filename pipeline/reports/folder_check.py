@@ -79,9 +79,9 @@ def check_report_folder(folder: Path, allowed_signers: Path | None = None) -> Fo
     if manifest is None:
         problems.append((JSON_NAME, "cannot be read"))
     else:
-        damaged = {name for name, _ in problems}
+        intact = sums.keys() - {name for name, _ in problems}
         problems += _find_manifest_problems(manifest, sums, folder)
-        problems += _find_page_problems(manifest, folder, damaged)
+        problems += _find_page_problems(manifest, folder, intact)
     must_be_signed = allowed_signers is not None or (manifest is not None and manifest.signed)
     signature = _check_signature(folder, content, allowed_signers, must_be_signed=must_be_signed)
     findings = [error("report", name, problem, _HINT) for name, problem in problems]
@@ -134,8 +134,8 @@ def _find_file_problems(folder: Path, name: str, sha256: str) -> Iterator[_Probl
 def read_folder_manifest(folder: Path) -> Manifest | None:
     """Return the manifest of a folder; None if it cannot be read."""
     try:
-        return Manifest.model_validate_json((folder / JSON_NAME).read_bytes())
-    except (OSError, ValidationError):
+        return Manifest.model_validate_json(_read(folder / JSON_NAME))
+    except ValidationError:
         return None
 
 
@@ -194,16 +194,14 @@ def _group_by_pdf(manifest: Manifest) -> dict[str, list[ManifestFile]]:
     return files
 
 
-def _find_page_problems(manifest: Manifest, folder: Path, damaged: set[str]) -> Iterator[_Problem]:
-    """Read the undamaged PDFs again, and yield each file whose `on_pages` they do not confirm."""
+def _find_page_problems(manifest: Manifest, folder: Path, intact: set[str]) -> Iterator[_Problem]:
+    """Read the PDFs again that are `intact`, and yield each file whose `on_pages` they do not confirm."""
     files = _group_by_pdf(manifest)
     for pdf in manifest.pdfs:
-        path = folder / pdf.pdf
-        if pdf.pdf in damaged or not path.is_file():
-            continue
-        if path.stat().st_size != pdf.bytes:
-            yield pdf.pdf, f"its size is not that in {JSON_NAME}"
-        yield from _find_unconfirmed(pdf, path, files[pdf.pdf])
+        if pdf.pdf in intact:
+            if (folder / pdf.pdf).stat().st_size != pdf.bytes:
+                yield pdf.pdf, f"its size is not that in {JSON_NAME}"
+            yield from _find_unconfirmed(pdf, folder / pdf.pdf, files[pdf.pdf])
 
 
 def _find_unconfirmed(pdf: ManifestPdf, path: Path, files: Sequence[ManifestFile]) -> Iterator[_Problem]:
@@ -217,8 +215,9 @@ def _find_unconfirmed(pdf: ManifestPdf, path: Path, files: Sequence[ManifestFile
 
 
 def _read(path: Path) -> bytes:
+    """Return the content of a regular file; nothing, if it is a link or cannot be read."""
     try:
-        return path.read_bytes()
+        return b"" if path.is_symlink() else path.read_bytes()
     except OSError:
         return b""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,9 +11,11 @@ import pytest
 
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.findings import Severity
+from pipeline.reports import folder_check
 from pipeline.reports.folder_check import check_report_folder, read_folder_manifest
 from pipeline.reports.index_page import render_page
 from pipeline.reports.manifest import format_csv
+from pipeline.reports.page_text import PageFindings, read_pages
 from pipeline.reports.signing import sign
 from tests.findings import folder_problems, lines_of
 from tests.reports.report_harness import drop_line, make_key, replace_file, truncate
@@ -89,6 +92,31 @@ def test_what_says_the_same_says_the_same(
         file = "index.html" if name == "html" else f"manifest.{name}"
         replace_file(copied_folder, file, contents[name].encode())
     assert any(problem in line for line in folder_problems(copied_folder)), folder_problems(copied_folder)
+
+
+def test_nothing_outside_of_the_folder_is_read(copied_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest that names a file elsewhere, and a link in place of a page, are found without a look at the target."""
+    read: list[Path] = []
+
+    def record(path: Path, files: Any) -> PageFindings:
+        read.append(path)
+        return read_pages(path, files)
+
+    monkeypatch.setattr(folder_check, "read_pages", record)
+    shutil.copy(copied_folder / "report-0001.pdf", copied_folder.with_name("other.pdf"))
+    manifest = read_folder_manifest(copied_folder)
+    assert manifest is not None
+    first, *rest = manifest.pdfs
+    moved = manifest.model_copy(update={"pdfs": (first.model_copy(update={"pdf": "../other.pdf"}), *rest)})
+    replace_file(copied_folder, "manifest.json", moved.model_dump_json().encode())
+    page = copied_folder.with_name("page.html")
+    page.write_text(render_page(moved))
+    (copied_folder / "index.html").unlink()
+    (copied_folder / "index.html").symlink_to(page)
+    problems = folder_problems(copied_folder)
+    assert "../other.pdf: SHA256SUMS and manifest.json disagree" in problems
+    assert {"index.html: missing", "index.html: does not match manifest.json"} <= set(problems)
+    assert {path.parent for path in read} == {copied_folder}
 
 
 def test_a_page_of_another_version_is_not_compared(copied_folder: Path) -> None:
