@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.version import __version__
 
+TYPE_CHECKING = False  # as in `pipeline.__main__`
 if TYPE_CHECKING:
+    from typing import Any, Final
+
     from pipeline.api import OpenLake, open_lake, sync_lake, sync_lake_async
     from pipeline.client import Client
     from pipeline.errors import ScanlakeError

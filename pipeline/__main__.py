@@ -1,37 +1,32 @@
 """The process: handle signals first, then import the command line. `python -m pipeline` does what `scanlake` does."""
 
+from __future__ import annotations
+
 import importlib
 import signal
-import sys
-from typing import TYPE_CHECKING, NoReturn
 
+from pipeline.stop_signals import end_process, replace_handlers
+
+TYPE_CHECKING = False  # as in typing, whose import takes longer than all that comes before the signals are handled
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-_INTERRUPTED = 130
+    from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """Run the command line. SIGTERM, SIGHUP (a closed terminal) and Ctrl-C interrupt it from the first import on."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and a shell's & set it
-            signal.signal(number, signal.default_int_handler)
+    """Run the command line. SIGTERM, SIGHUP (a closed terminal) and Ctrl-C end the imports; then the command decides.
+
+    Once it has ended they change nothing.
+    """
     run: Callable[[], NoReturn]
+    replace_handlers(end_process)
     try:
         run = importlib.import_module("pipeline.cli").main
-    except (KeyboardInterrupt, RuntimeError) as error:
-        if not _is_interrupt(error):
-            raise
-        sys.stderr.write("scanlake: Interrupted. Run the same command again.\n")
-        sys.exit(_INTERRUPTED)
-    run()
-
-
-def _is_interrupt(error: BaseException | None) -> bool:
-    """Return whether an interrupt ended the import. Python 3.11 wraps an error in `__set_name__` in RuntimeError."""
-    while isinstance(error, RuntimeError):
-        error = error.__context__
-    return isinstance(error, KeyboardInterrupt)
+        run()
+    except KeyboardInterrupt:  # while the command line reported another end
+        end_process()
+    finally:
+        replace_handlers(signal.SIG_IGN)
 
 
 if __name__ == "__main__":

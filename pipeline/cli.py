@@ -23,6 +23,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NoReturn
 
@@ -45,6 +46,7 @@ from pipeline.errors import (
 )
 from pipeline.global_options import GlobalOptions
 from pipeline.parent_process import end_with_parent
+from pipeline.stop_signals import end_process, interrupt_command, replace_handlers
 from pipeline.tokens import tokens_in_environment
 from pipeline.version import __version__
 
@@ -281,13 +283,15 @@ def _wrap_command(name: str, module: Any, *, for_completion: bool) -> Callable[.
         create_context = _import_module("pipeline.context").create_context
         result_type = getattr(module, "RESULT", None)
         context = create_context(own_options.merged_over(click_context.obj), typed, result_type)
+        call = partial(run, context) if takes_context else run
         if hasattr(module, "describe_source"):
             all_sources, jobs = (options.pop(parameter.name) for parameter in ALL_PARAMETERS)
             if all_sources:
-                run_for_all: Any = _import_module("pipeline.sources").run_for_all_sources
-                return ExitCode(run_for_all(context, module, jobs))
+                run_for_all = _import_module("pipeline.sources").run_for_all_sources
+                call, options = partial(run_for_all, context, module, jobs), {}
+        replace_handlers(interrupt_command, end_process)  # all is imported
         try:
-            return ExitCode(run(context, **options) if takes_context else run(**options))
+            return ExitCode(call(**options))
         except EOFError as error:
             raise BugError(error) from error  # typer takes it for Ctrl-D, and would hide it
 

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from pipeline.errors import RunInterrupted
-from pipeline.stop_signals import STOP_SIGNALS
+from pipeline.stop_signals import STOP_SIGNALS, record_stop, take_stop_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -27,9 +27,22 @@ _RESPONSE_SECONDS: Final = 5.0  # a run that must stop waits so long for the res
 
 
 def run_async(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Run `work`. The first of `STOP_SIGNALS` cancels it; complete batches are committed, then `RunInterrupted`."""
-    with asyncio.Runner(loop_factory=_new_loop) as runner:
-        return runner.run(_cancel_on_signal(work))
+    """Run `work`. The first of `STOP_SIGNALS` cancels it; complete batches are committed, then `RunInterrupted`.
+
+    A signal while the loop starts or ends is recorded: it would end a callback, and be lost, or leave `work` unstarted.
+    """
+    survives_terminal = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as nohup sets it
+    handled = [number for number in STOP_SIGNALS if not (survives_terminal and number == signal.SIGHUP)]
+    former = {number: signal.signal(number, record_stop) for number in handled}
+    try:
+        with asyncio.Runner(loop_factory=_new_loop) as runner:
+            result = runner.run(_cancel_on_signal(work, handled))
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+    if take_stop_request():
+        raise KeyboardInterrupt
+    return result
 
 
 async def await_response(call: Coroutine[Any, Any, _Result], on_stop: Callable[[_Result | None], object]) -> _Result:
@@ -96,7 +109,7 @@ class ThreadRun(Generic[_Result]):
             raise _interrupted() from None
 
 
-async def _cancel_on_signal(work: Coroutine[Any, Any, _Result]) -> _Result:
+async def _cancel_on_signal(work: Coroutine[Any, Any, _Result], handled: Sequence[signal.Signals]) -> _Result:
     loop = asyncio.get_running_loop()
     task = loop.create_task(work)
     is_stopping = False
@@ -111,10 +124,10 @@ async def _cancel_on_signal(work: Coroutine[Any, Any, _Result]) -> _Result:
             is_stopping = True
             task.cancel()
 
-    survives_terminal = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as nohup sets it
-    handled = [number for number in STOP_SIGNALS if not (survives_terminal and number == signal.SIGHUP)]
     for number in handled:
         loop.add_signal_handler(number, stop, number)
+    if take_stop_request():
+        stop(signal.SIGINT)
     try:
         return await task
     except asyncio.CancelledError:
@@ -122,6 +135,7 @@ async def _cancel_on_signal(work: Coroutine[Any, Any, _Result]) -> _Result:
     finally:
         for number in handled:
             loop.remove_signal_handler(number)
+            signal.signal(number, record_stop)
 
 
 def _interrupted() -> RunInterrupted:
