@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import duckdb
 import pytest
@@ -18,7 +16,9 @@ from schemas.tables import TABLES
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import republish, told
 
-CLIENT: Final = Path(sys.executable).with_name("duckdb")
+if TYPE_CHECKING:
+    from pathlib import Path
+
 COUNT: Final = "SELECT count(*) AS n FROM files"
 
 
@@ -61,7 +61,9 @@ def test_snapshots_move_along(lake: Path) -> None:
     assert [_shown(path) for path in after][: len(before)] == before
     for path in after:
         views = "; ".join(f"SELECT count(*) FROM (FROM {name})" for name in before[0])
-        done = subprocess.run([CLIENT, "-readonly", str(path), views], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [DUCKDB_CLIENT, "-readonly", str(path), views], capture_output=True, text=True, check=False
+        )
         assert done.stderr == ""
     assert json.loads(told(moved, "check", "--json", "--read-data"))["ok"]
     told(moved, "rollback", "2", "--yes")
