@@ -15,6 +15,7 @@ from pipeline.settings import Settings
 from schemas.tables import TABLES
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import republish, told
+from tests.processes import DUCKDB_CLIENT
 
 if TYPE_CHECKING:
     from pathlib import Path
