@@ -349,7 +349,12 @@ app.callback(invoke_without_command=True)(_root)
 # Failures
 
 
+_TOKEN_IN_BASE_URL: Final = re.compile(r"\bbase_url=\S*[?&]token=[^&]")
+
+
 def _refuse_token(arguments: list[str]) -> None:
+    if any(map(_TOKEN_IN_BASE_URL.search, arguments)):
+        raise _TOKEN_ON_COMMAND_LINE
     for token in tokens_in_environment():
         if len(token) >= 4 and any(token in argument for argument in arguments):
             raise _TOKEN_ON_COMMAND_LINE

@@ -38,6 +38,7 @@ SCANLAKE = Path(sys.executable).with_name("scanlake")
         ("", {"SCANLAKE_TOKEN": "Bearer s3cr3t"}, (), "starts with `Bearer`"),
         ('token = "s3cr3t"', {}, (), "the token must not be in a settings file"),
         ("", {}, ("--token", "s3cr3t"), "The token must not be on the command line"),
+        ("", {}, ("--set", "base_url=https://x.example/api/v2/files?token=s3cr3t"), "must not be on the command line"),
         ("", {"SCANLAKE_TOKEN": ""}, ("--set", "token_file=gone"), "token_file gone: No such file"),
         ("", {}, ("--config", "gone.toml"), "gone.toml: not found"),
         ("", {}, ("--since", "yesterday"), "--since is not an instant"),
