@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from pipeline.errors import ScanlakeError
     from pipeline.settings import Settings
 
+RESTORE_IN_PROGRESS: Final = "RESTORE_IN_PROGRESS"
+"""Name of the file that marks a folder whose restore is running or was killed."""
+RESTORE_MARK: Final = b"scanlake restore\n"
 _LOST_AND_FOUND: Final = "lost+found"  # a folder in the root of a file system
 _RUN_STATS: Final = "run_stats.json"  # which a failed first run leaves, and no lake needs
 _RUN_STATS_BEGIN: Final = b'{"runs":'
@@ -81,17 +84,27 @@ def find_other_entry(layout: LakeLayout) -> str | None:
         is_of_first_run = path == layout.ledger or (path == journal and layout.ledger.exists()) or is_temp_file(path)
         is_own_lock = path == layout.lock and has_lock_note(layout)
         is_of_file_system = path.name == _LOST_AND_FOUND and path.is_dir()
-        if not (is_of_first_run or is_own_lock or is_of_file_system or _is_run_stats(path)):
+        if not (is_of_first_run or is_own_lock or is_of_file_system or is_run_stats(path)):
             return path.name
     return None
 
 
-def _is_run_stats(path: Path) -> bool:
-    """Return whether a file is the statistics of runs as scanlake writes them; empty or zeros after a kill."""
-    if path.name != _RUN_STATS or path.is_symlink() or not path.is_file():
-        return False
+def has_restore_mark(folder: Path) -> bool:
+    """Return whether a folder has the mark of a restore, as scanlake writes it; empty after a kill."""
+    mark = folder / RESTORE_IN_PROGRESS
+    return not mark.is_symlink() and mark.is_file() and _has_content(mark, RESTORE_MARK)
+
+
+def _has_content(path: Path, begin: bytes) -> bool:
+    """Return whether a file begins as scanlake writes it; empty or zeros after a kill."""
     with path.open("rb") as file:
-        return file.read(len(_RUN_STATS_BEGIN)).strip(b"\0") in {b"", _RUN_STATS_BEGIN}
+        return file.read(len(begin)).strip(b"\0") in {b"", begin}
+
+
+def is_run_stats(path: Path) -> bool:
+    """Return whether a file is the statistics of runs as scanlake writes them; empty or zeros after a kill."""
+    is_file = path.name == _RUN_STATS and not path.is_symlink() and path.is_file()
+    return is_file and _has_content(path, _RUN_STATS_BEGIN)
 
 
 def missing_catalog_error(layout: LakeLayout, settings: Settings) -> ScanlakeError:

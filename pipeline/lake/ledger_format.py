@@ -26,6 +26,7 @@ APPLICATION_ID: Final = int.from_bytes(b"SCLK")
 FORMAT: Final = 3
 """Format of the lake. Raise it when `ledger.sql`, a property of the lake, or the layout of its files changes."""
 _SCHEMA: Final = resources.files(__package__).joinpath("ledger.sql").read_text("utf-8")
+_OBJECTS: Final = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name"
 _HEADER_BYTES: Final = 100
 _MAGIC: Final = b"SQLite format 3\0"
 _MAX_RETRIES: Final = 10
@@ -141,3 +142,21 @@ def create_tables(db: sqlite3.Connection) -> None:
     finally:
         if db.in_transaction:
             db.execute("ROLLBACK")
+
+
+def find_foreign_content(path: Path) -> str | None:
+    """Return what a ledger from elsewhere has that scanlake does not write: other objects, values of other types.
+
+    A trigger would run with the next commit, and a value of another type would fail anywhere. Raises SQLite's errors.
+    """
+    with closing(sqlite3.connect(":memory:")) as new, closing(sqlite3.connect(readonly_uri(path), uri=True)) as db:
+        create_tables(new)
+        own, present = set(new.execute(_OBJECTS).fetchall()), set(db.execute(_OBJECTS).fetchall())
+        for kind, name, _, _ in sorted(own ^ present, key=str):
+            return f"{kind} {name}"
+        for kind, table, _, _ in sorted(own, key=str):
+            columns = db.execute(f"PRAGMA table_info({table})").fetchall() if kind == "table" else ()
+            wrong = [f"typeof({column}) NOT IN ('{declared.lower()}', 'null')" for _, column, declared, *_ in columns]
+            if wrong and db.execute(f"SELECT EXISTS (SELECT 1 FROM {table} WHERE {' OR '.join(wrong)})").fetchone()[0]:
+                return f"values in {table}"
+    return None

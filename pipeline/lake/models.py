@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping, Sequence  # noqa: TC003 - msgspec reads the annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, TypedDict
 
-from pipeline.errors import SettingsError
+import msgspec
+
+from pipeline.errors import LakeCorruptedError, SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from schemas.file_versions import FileVersion, Reject, Tombstone
 
 Coverage = tuple[tuple[int | None, int | None], ...]
@@ -300,9 +300,13 @@ class LakeProperties:
 
     @classmethod
     def from_rows(cls, rows: Mapping[str, str]) -> LakeProperties:
-        """Return the properties from their JSON texts. Names of other versions are ignored."""
-        values = {field.name: json.loads(rows[field.name]) for field in fields(cls) if field.name in rows}
-        for name in ("purge_in_progress", "missing_includes", "tenants"):
-            if values.get(name) is not None:
-                values[name] = tuple(values[name])
-        return cls(**values)
+        """Return the properties from their JSON texts. Names of other versions are ignored.
+
+        Raises `LakeCorruptedError` for a text that scanlake has not written.
+        """
+        try:
+            decoded = {field.name: msgspec.json.decode(rows[field.name]) for field in fields(cls) if field.name in rows}
+            return msgspec.convert(decoded, cls)
+        except (msgspec.DecodeError, UnicodeEncodeError) as error:
+            problem = "The ledger has a property that scanlake has not written."
+            raise LakeCorruptedError(problem, hint="Restore a backup.") from error

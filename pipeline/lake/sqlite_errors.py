@@ -42,7 +42,7 @@ def is_damage(error: sqlite3.Error | UnicodeDecodeError, path: Path) -> bool:
 
     A lock, a full disk, a missing permission and a log that vanished are no damage.
     """
-    if isinstance(error, UnicodeDecodeError):  # a text of SQLite's tables, or of the error that names it
+    if is_not_utf8(error):
         return True
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & _PRIMARY_CODE
     return code in _DAMAGE_CODES or (code in _FORMAT_CODES and has_unknown_format(path))
@@ -57,6 +57,12 @@ def has_unknown_format(path: Path) -> bool:
     return False
 
 
+def is_not_utf8(error: sqlite3.Error | UnicodeDecodeError) -> bool:
+    """Return whether Python could not decode a text: of SQLite's tables, of the error that names it, or of a row."""
+    is_of_row = isinstance(error, sqlite3.OperationalError) and not hasattr(error, "sqlite_errorcode")
+    return is_of_row or isinstance(error, UnicodeDecodeError)
+
+
 def describe_error(error: sqlite3.Error | UnicodeDecodeError) -> str:
     """Return the text of an error; the text of a damaged name is not readable."""
-    return "a text is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+    return "a text is not UTF-8" if is_not_utf8(error) else str(error)

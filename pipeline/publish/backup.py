@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
-from uuid import uuid4
 
-from pipeline.atomic_files import sha256_file
+from pipeline.atomic_files import sha256_file, temp_name
 from pipeline.errors import SettingsError
-from pipeline.lake.file_names import is_part_path
 from pipeline.lake.image_records import forget_missing_pictures
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.lake_folder import require_outside_lakes
@@ -22,9 +21,10 @@ from pipeline.publish.image_objects import (
     upload_images,
 )
 from pipeline.publish.local_store import LocalStore
+from pipeline.publish.own_objects import OwnObjects
 from pipeline.publish.store_records import FORMAT, encode_record, read_record, refuse_other_lake
 from pipeline.publish.target_layout import PROBE_PREFIX, RAW_PREFIX
-from pipeline.publish.uploads import PendingUpload, upload_all
+from pipeline.publish.uploads import PendingUpload, create_object, upload_all
 
 if TYPE_CHECKING:
     from pipeline.lake.lake import Lake
@@ -35,6 +35,7 @@ RECORD: Final = "backup.json"
 _LEDGERS: Final = "ledgers"
 _PARTS: Final = "parts"
 _FOLDERS: Final = (RAW_PREFIX, _PARTS, _LEDGERS, PROBE_PREFIX)
+_LEDGER: Final = re.compile(rf"{_LEDGERS}/[0-9a-f]+\.sqlite")
 _HASH_CHARS: Final = 16
 
 
@@ -50,6 +51,7 @@ class BackupRecord:
     backed_up_at: int
     images: int = 0
     format: int = FORMAT
+    ledger_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +83,16 @@ def upload_backup(lake: Lake, store: ObjectStore, *, at: int, with_images: bool 
     check_parts_exist(lake.layout, parts)
     lake_id = lake.ledger.get_lake_id()
     former, version = read_record(store, RECORD, BackupRecord)
-    if former is None:
-        store.probe()
-    else:
+    if former is not None:
         refuse_other_lake(store, former.lake_id, lake_id, "the backup")
     has_images = former is not None and former.images > 0
     listed, has_images = list_without_images(store, (), _FOLDERS, has_images=has_images)
-    has_others = has_images and former is None and has_other_images(lake.layout, lake.ledger, store)
-    if former is None and (has_others or any(not is_backup_path(path) for path in listed)):
-        raise SettingsError(f"{store.base_url} has other objects.", hint="Use a target of its own for the backup.")
+    own = OwnObjects(store, lake.ledger)
+    if former is None:
+        if has_images and has_other_images(lake.layout, lake.ledger, store):
+            raise SettingsError(f"{store.base_url} has other objects: images.", hint="Use a folder or URL of its own.")
+        own.require_no_others(listed.values())
+        store.probe()
     missing = [
         PendingUpload(backup_path(part), lake.layout.part_path(part.name), part.bytes, part.sha256)
         for part in parts
@@ -102,8 +105,8 @@ def upload_backup(lake: Lake, store: ObjectStore, *, at: int, with_images: bool 
     record = _upload_ledger(lake, store, lake_id, at, images)
     store.swap(RECORD, encode_record(record), version)
     names = {backup_path(part) for part in parts} | {RECORD, record.ledger}
-    expired = [path for path in listed if path not in names and is_backup_path(path)]
-    store.delete([*expired, *(item.path for item in images.unnamed)])
+    own.delete([item for path, item in listed.items() if path not in names])
+    own.delete(images.unnamed)
     images.require_whole()
     return BackupResult(
         store.base_url,
@@ -120,19 +123,20 @@ def upload_backup(lake: Lake, store: ObjectStore, *, at: int, with_images: bool 
 
 def _upload_ledger(lake: Lake, store: ObjectStore, lake_id: str, at: int, images: ImagesOnStore) -> BackupRecord:
     """Upload a copy of the ledger, without the rows of images that the backup does not have."""
-    copy = lake.layout.spill_dir / f"backup-{uuid4().hex}.sqlite"
+    copy = lake.layout.spill_dir / temp_name("backup.sqlite")
     with translate_os_errors(copy):
         copy.parent.mkdir(exist_ok=True)
     try:
         lake.ledger.copy_to(copy)
         with closing(Ledger(copy)) as copied:
             forget_missing_pictures(copied, images.absent.__contains__)
-        sha256, path = sha256_file(copy), f"{_LEDGERS}/{uuid4().hex}.sqlite"
-        store.create(path, copy, sha256=sha256)
+        sha256, size = sha256_file(copy), copy.stat().st_size
+        path = f"{_LEDGERS}/{sha256}.sqlite"
+        create_object(store, PendingUpload(path, copy, size, sha256))
     finally:
         copy.unlink(missing_ok=True)
-    commit_seq = lake.ledger.next_commit_seq() - 1
-    return BackupRecord(lake_id, lake.ledger.count_files(), commit_seq, path, sha256, at, images.pictures)
+    commit_seq, files = lake.ledger.next_commit_seq() - 1, lake.ledger.count_files()
+    return BackupRecord(lake_id, files, commit_seq, path, sha256, at, images.pictures, ledger_bytes=size)
 
 
 def backup_path(part: Part) -> str:
@@ -140,7 +144,6 @@ def backup_path(part: Part) -> str:
     return f"{part.name}.{part.sha256[:_HASH_CHARS]}"
 
 
-def is_backup_path(path: str) -> bool:
-    """Return whether an object has the name of one of a backup, but for images."""
-    folder, _, name = path.rpartition("/")
-    return is_part_path(f"{folder}/{name.rpartition('.')[0]}") or folder in {_LEDGERS, PROBE_PREFIX}
+def is_ledger_path(path: str) -> bool:
+    """Return whether an object has the name of the ledger in a backup."""
+    return _LEDGER.fullmatch(path) is not None

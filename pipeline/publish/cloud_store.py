@@ -113,12 +113,25 @@ class CloudStore(ObjectStore):
                 self._refuse_missing_bucket(path, error)
                 return None
 
-    def download(self, path: str, target: Path) -> None:
+    def download(self, path: str, target: Path, size: int | None = None) -> bool:
         existing = self.head(path)
+        if existing is not None and size not in {None, existing.bytes}:
+            return False
         backend = self._choose_backend(existing.bytes) if existing is not None else self._backend
         with self._translate(path), target.open("xb") as file:
             for chunk in obstore.get(backend, path).stream():
                 file.write(chunk)
+        return True
+
+    def hash(self, item: StoredObject) -> str:
+        existing = self.head(item.path)
+        if existing is not None and existing.sha256:
+            return existing.sha256
+        digest = hashlib.sha256()
+        with self._translate(item.path):
+            for chunk in obstore.get(self._choose_backend(item.bytes), item.path).stream():
+                digest.update(chunk)
+        return digest.hexdigest()
 
     def head(self, path: str) -> StoredObject | None:
         with self._translate(path):

@@ -200,7 +200,8 @@ def download_images(store: ObjectStore, layout: LakeLayout, ledger: LedgerQuerie
 def _download(store: ObjectStore, picture: PendingPicture) -> str | None:
     """Write one image; return why the store does not have it, None if it has."""
     try:
-        store.download(picture.path, picture.file)
+        if not store.download(picture.path, picture.file, picture.bytes):
+            return "damaged"
     except PublishError:
         if store.head(picture.path) is not None:
             raise

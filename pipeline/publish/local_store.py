@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pipeline.atomic_files import READ_ONLY, atomic_write, clone_file, is_temp_file, lock_file
+from pipeline.atomic_files import READ_ONLY, atomic_write, clone_file, is_temp_file, lock_file, sha256_file
 from pipeline.errors import PublishConflictError, PublishError
 from pipeline.publish.store_contract import ObjectStore, StoredObject
 
@@ -34,8 +35,8 @@ class LocalStore(ObjectStore):
         self.base_url = f"file://{root}"
 
     def create(self, path: str, content: bytes | Path, *, sha256: str = "") -> bool:  # noqa: ARG002 - not kept
-        target = self._locate(path)
-        if target.exists():
+        target, status = self._find(path)
+        if status is not None:
             return False
         with self._translate(path):
             try:
@@ -45,46 +46,51 @@ class LocalStore(ObjectStore):
         return True
 
     def swap(self, path: str, content: bytes | Path, version: str | None, *, sha256: str = "") -> str:  # noqa: ARG002 - not kept
-        target = self._locate(path)
         with self._translate(path):
             self.root.mkdir(parents=True, exist_ok=True)
             with lock_file(self.root, blocking=True):
-                present = _identify(target.stat()) if target.is_file() else None
-                if present != version:
+                target, status = self._find(path)
+                if version != (None if status is None else _identify(status)):
                     raise PublishConflictError(f"{self.url(path)}: another publisher has replaced the object.")
                 self._write(target, content, overwrite=True)
                 return _identify(target.stat())
 
     def read(self, path: str) -> bytes:
+        target, _ = self._find(path)
         with self._translate(path):
-            return self._locate(path).read_bytes()
+            return target.read_bytes()
 
     def read_versioned(self, path: str) -> tuple[bytes, str] | None:
-        target = self._locate(path)
-        with self._translate(path):
-            try:
-                with target.open("rb") as file:
-                    return file.read(), _identify(os.fstat(file.fileno()))
-            except (FileNotFoundError, NotADirectoryError):
-                return None
+        target, status = self._find(path)
+        if status is None:
+            return None
+        with self._translate(path), target.open("rb") as file:
+            return file.read(), _identify(os.fstat(file.fileno()))
 
-    def download(self, path: str, target: Path) -> None:
-        source = self._locate(path)
+    def download(self, path: str, target: Path, size: int | None = None) -> bool:
+        source, status = self._find(path)
         with self._translate(path):
-            source.stat()
+            if size not in {None, (status or source.stat()).st_size}:
+                return False
         clone_file(source, target)
+        return True
+
+    def hash(self, item: StoredObject) -> str:
+        target, _ = self._find(item.path)
+        with self._translate(item.path):
+            return sha256_file(target)
 
     def head(self, path: str) -> StoredObject | None:
-        target = self._locate(path)
-        with self._translate(path):
-            return self._describe(target) if target.is_file() else None
+        target, status = self._find(path)
+        return None if status is None else self._describe(target, status)
 
     def list(self, prefix: str = "") -> Iterator[StoredObject]:
         folder = self._locate(prefix) if prefix else self.root
         with self._translate(prefix):
             for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
-                if path.is_file() and not path.is_symlink() and not is_temp_file(path):
-                    yield self._describe(path)
+                # A link or a pipe is an object, too: it is in the way, and never of scanlake.
+                if not is_temp_file(path) and not stat.S_ISDIR((status := path.lstat()).st_mode):
+                    yield self._describe(path, status)
 
     def delete(self, paths: Iterable[str]) -> None:
         for path in paths:
@@ -100,8 +106,19 @@ class LocalStore(ObjectStore):
                 raise PublishError(f"{self.url(path)} leads out of the folder.", hint="Use another target.")
         return target
 
-    def _describe(self, path: Path) -> StoredObject:
-        status = path.stat()
+    def _find(self, path: str) -> tuple[Path, os.stat_result | None]:
+        """Return the file of an object, and its status; None if there is none. Raises `PublishError` for no file."""
+        target = self._locate(path)
+        with self._translate(path):
+            try:
+                status = target.lstat()
+            except (FileNotFoundError, NotADirectoryError):
+                return target, None
+        if not stat.S_ISREG(status.st_mode):
+            raise PublishError(f"{self.url(path)} is no file.", hint="Move it away, or use another target.")
+        return target, status
+
+    def _describe(self, path: Path, status: os.stat_result) -> StoredObject:
         name = path.relative_to(self.root).as_posix()
         return StoredObject(name, status.st_size, _identify(status), datetime.fromtimestamp(status.st_mtime, UTC))
 

@@ -12,11 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Self
 
-import duckdb
-
-from pipeline.atomic_files import sha256_file
+from pipeline.atomic_files import sha256_file, temp_name
 from pipeline.errors import PublishConflictError, ScanlakeError, SettingsError, StorageError
-from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.layout import translate_os_errors
@@ -31,9 +28,19 @@ from pipeline.publish.latest import (
     PublishedSnapshot,
     read_latest,
 )
+from pipeline.publish.own_objects import OwnObjects, read_run_id
 from pipeline.publish.store_records import encode_record, require_lake
 from pipeline.publish.target_catalog import TargetCatalogs, list_empty_parts, read_snapshot_number
-from pipeline.publish.target_layout import CATALOG, FOLDERS, LATEST, OBJECTS, OWNER, snapshot_path, to_target_path
+from pipeline.publish.target_layout import (
+    CATALOG,
+    FOLDERS,
+    LATEST,
+    OBJECTS,
+    OWNER,
+    is_snapshot_path,
+    snapshot_path,
+    to_target_path,
+)
 from pipeline.publish.target_retention import SweepRule, select_remaining, sweep_target
 from pipeline.publish.uploads import PendingUpload, check_same_object, upload_all
 from pipeline.version import __version__
@@ -155,7 +162,7 @@ class _Mirror:
     def __init__(self, lake: Lake, store: ObjectStore, options: MirrorOptions, at: int) -> None:
         self._lake, self._store, self._options, self._at = lake, store, options, at
         self._lake_id = lake.ledger.get_lake_id()
-        self._folder = lake.layout.spill_dir / "publish"
+        self._folder = lake.layout.spill_dir / temp_name("publish")
         self._empty_parts = list_empty_parts(lake.layout)
         self._catalogs = TargetCatalogs(lake.layout, store, self._empty_parts, documents=options.documents)
 
@@ -166,16 +173,23 @@ class _Mirror:
         # The catalog's version first: who replaces the catalog after this is noticed before anything is swapped.
         catalog = self._store.head(CATALOG)
         former, version = read_latest(self._store, lake_id=self._lake_id)
-        if former is None:
-            self._store.probe()
         source = require_snapshot(self._lake.layout, number)
         contents = read_snapshot(source)
         has_images = former is not None and former.images is not None
         listed, has_images = list_without_images(self._store, OBJECTS, FOLDERS, has_images=has_images)
         if OWNER in listed:
             require_lake(self._store, OWNER, self._lake_id, "Iceberg tables")
-        if has_images and former is None:
-            self._refuse_other_images()
+        own = OwnObjects(self._store, self._lake.ledger, [item.file for item in former.snapshots] if former else ())
+        if former is None:
+            if has_images:
+                self._refuse_other_images()
+            # Beside Iceberg tables of this lake there are their files, which are not looked at.
+            own.require_no_others(
+                item
+                for path, item in listed.items()
+                if OWNER not in listed or path == CATALOG or is_snapshot_path(path)
+            )
+            self._store.probe()
         uploads = self._list_uploads(contents, listed)
         upload_all(self._store, uploads)
         images = ImagesOnStore()
@@ -205,6 +219,7 @@ class _Mirror:
         self._store.swap(LATEST, encode_record(record), version)
         deleted = sweep_target(
             self._store,
+            own,
             record,
             listed.values(),
             SweepRule.from_lake(
@@ -280,7 +295,6 @@ class _Mirror:
     @contextmanager
     def _work_folder(self) -> Iterator[Path]:
         with translate_os_errors(self._folder):
-            shutil.rmtree(self._folder, ignore_errors=True)
             self._folder.mkdir(parents=True)
         try:
             yield self._folder
@@ -320,7 +334,7 @@ class _Mirror:
             return new
         # A file of the same number has the same rows: only a later watermark, or compacted parts, make it differ.
         if stored is None:
-            self._check_own_run(path, contents.run_id, folder)
+            self._check_own_run(path, contents.run_id)
         elif stored.run_id != contents.run_id:
             raise StorageError(
                 f"{self._store.url(path)} is a snapshot of another run.",
@@ -335,9 +349,9 @@ class _Mirror:
             published_at = self._at
         return replace(new, bytes=size, sha256=sha256, published_at=published_at, documents=documents)
 
-    def _check_own_run(self, path: str, run_id: str, folder: Path) -> None:
+    def _check_own_run(self, path: str, run_id: str) -> None:
         """Raise `PublishConflictError` if another publisher has created a snapshot that no record names yet."""
-        if _read_run_id(self._store, path, folder) != run_id:
+        if read_run_id(self._store, path) != run_id:
             raise PublishConflictError(
                 f"{self._store.url(path)}: another publisher has created the object.",
                 hint="Wait until the other publisher ends; if there is none, delete the object.",
@@ -373,17 +387,3 @@ class _Mirror:
         version = former.version if former is not None else None
         self._store.swap(CATALOG, file, version, sha256=sha256)
         return PublishedCatalog(CATALOG, file.stat().st_size, sha256, _written_at(self._lake) if is_newest else 0)
-
-
-def _read_run_id(store: ObjectStore, path: str, folder: Path) -> str | None:
-    """Return the run of a snapshot on the target that a killed publish left."""
-    file = folder / "existing.duckdb"
-    store.download(path, file)
-    try:
-        with open_read_only(file) as db:
-            rows = db.execute(
-                "SELECT run_id FROM meta.snapshots WHERE snapshot = (SELECT snapshot FROM meta._freshness)"
-            ).fetchall()
-    except duckdb.Error:
-        return None
-    return str(rows[0][0]) if rows else None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
+import os
+import re
 from contextlib import ExitStack, closing, contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
 from pipeline.atomic_files import (
@@ -19,13 +20,15 @@ from pipeline.atomic_files import (
 )
 from pipeline.errors import LakeCorruptedError, LakeLockedError, SettingsError
 from pipeline.lake.file_names import is_part_name, is_part_path
-from pipeline.lake.image_names import IMAGES
+from pipeline.lake.image_names import is_image_path
 from pipeline.lake.image_records import forget_missing_pictures
-from pipeline.lake.lake import RESTORE_IN_PROGRESS, Lake
-from pipeline.lake.lake_folder import require_outside_lakes
+from pipeline.lake.lake import Lake
+from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, RESTORE_MARK, has_restore_mark, require_outside_lakes
 from pipeline.lake.layout import LakeLayout, translate_os_errors
 from pipeline.lake.ledger import Ledger
-from pipeline.publish.backup import RECORD, BackupRecord, backup_path, is_backup_path
+from pipeline.lake.ledger_format import find_foreign_content
+from pipeline.lake.sqlite_errors import translate_sqlite_errors
+from pipeline.publish.backup import RECORD, BackupRecord, backup_path, is_ledger_path
 from pipeline.publish.image_objects import download_images
 from pipeline.publish.store_records import read_record
 from pipeline.publish.uploads import run_side_by_side
@@ -39,10 +42,9 @@ if TYPE_CHECKING:
     from pipeline.publish.store_contract import ObjectStore
 
 _NOT_RESTORED: Final = "Use another backup; nothing was restored."
-# Entries of a killed restore: those of a lake, and the files that SQLite adds to the ledger.
-_LAKE_ENTRIES: Final = (
-    *(IMAGES, "parts", "raw", "snapshots", "spill", "LOCK", "catalog.duckdb"),
-    *("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.sqlite-journal"),
+# Names in a folder with a killed restore: of the ledger with the files that SQLite adds to it, and of the others.
+_OWN_FILES: Final = re.compile(
+    r"(ledger\.sqlite(-wal|-shm|-journal)?|LOCK|catalog\.duckdb|snapshots/\d{6}\.duckdb|parts/\w+/empty\.parquet)"
 )
 
 
@@ -57,9 +59,7 @@ def restore_backup(store: ObjectStore, folder: Path) -> tuple[SnapshotRecord, di
     target = LakeLayout(folder.absolute())
     with translate_os_errors(folder):
         require_outside_lakes(target.root.parent, str(folder))
-        entries = _folder_entries(target.root)
-        is_killed_restore = RESTORE_IN_PROGRESS in entries and all(map(_is_lake_entry, entries))
-        if folder.is_symlink() or (entries and not is_killed_restore):
+        if folder.is_symlink() or not _is_empty_or_killed_restore(target.root):
             raise SettingsError(f"{folder} is not an empty folder.", hint="Choose an empty folder, or a new one.")
         is_new = not target.root.exists()
         target.root.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,9 @@ def restore_backup(store: ObjectStore, folder: Path) -> tuple[SnapshotRecord, di
             target.create_dirs(target.folders(table.name for table in TABLES))
             problems = _download_backup(store, target)
             record = _publish_copy(target)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, LakeCorruptedError):
+                error.hint = _NOT_RESTORED
             with suppress(OSError):
                 _remove_partial_lake(target.root)
                 (target.root / RESTORE_IN_PROGRESS).unlink()
@@ -91,17 +93,21 @@ def _download_backup(store: ObjectStore, layout: LakeLayout) -> dict[str, str]:
     record, _ = read_record(store, RECORD, BackupRecord)
     if record is None:
         raise SettingsError(f"{store.base_url} has no backup.", hint="Correct the URL.")
-    if not is_backup_path(record.ledger):
-        raise LakeCorruptedError(f"{store.url(RECORD)} names a file that is no ledger.", hint=_NOT_RESTORED)
+    if not is_ledger_path(record.ledger):
+        raise LakeCorruptedError(f"{store.url(RECORD)} names a file that is no ledger.")
     copy = layout.root / temp_name(layout.ledger.name)
-    _download(store, record.ledger, copy, record.ledger_sha256)
+    _download(store, record.ledger, copy, record.ledger_sha256, record.ledger_bytes)
+    with translate_sqlite_errors(copy):
+        content = find_foreign_content(copy)
+    if content is not None:
+        raise LakeCorruptedError(f"{store.url(record.ledger)} is no ledger of scanlake: {content}.")
     with closing(Ledger(copy)) as ledger:
         parts = ledger.parts()
     if any(not is_part_path(part.name) for part in parts):
-        raise LakeCorruptedError(f"{store.url(record.ledger)} names a file that is no part.", hint=_NOT_RESTORED)
+        raise LakeCorruptedError(f"{store.url(record.ledger)} names a file that is no part.")
 
     def download_part(part: Part) -> None:
-        _download(store, backup_path(part), layout.part_path(part.name), part.sha256)
+        _download(store, backup_path(part), layout.part_path(part.name), part.sha256, part.bytes)
 
     run_side_by_side(download_part, parts)
     problems = {}
@@ -116,11 +122,10 @@ def _download_backup(store: ObjectStore, layout: LakeLayout) -> dict[str, str]:
     return problems
 
 
-def _download(store: ObjectStore, path: str, file: Path, sha256: str) -> None:
+def _download(store: ObjectStore, path: str, file: Path, sha256: str, size: int | None) -> None:
     with translate_os_errors(file):
-        store.download(path, file)
-        if sha256_file(file) != sha256:
-            raise LakeCorruptedError(f"{store.url(path)} differs from what was backed up.", hint=_NOT_RESTORED)
+        if not store.download(path, file, size) or sha256_file(file) != sha256:
+            raise LakeCorruptedError(f"{store.url(path)} differs from what was backed up.")
         fsync_file(file)
         if is_part_name(file.name):
             file.chmod(READ_ONLY)
@@ -135,11 +140,28 @@ def _publish_copy(target: LakeLayout) -> SnapshotRecord:
         return lake.republish(at=now_us(), rebuild=True)
 
 
-def _folder_entries(folder: Path) -> set[str]:
-    """Return the names in a folder. A file at this path counts as an unknown file."""
-    if folder.exists() and not folder.is_dir():
-        return {str(folder)}
-    return {path.name for path in folder.iterdir()} if folder.exists() else set()
+def _is_empty_or_killed_restore(folder: Path) -> bool:
+    """Return whether a folder is empty or not there, or has the mark of a restore and no files but those of one."""
+    if not folder.is_dir():
+        return not os.path.lexists(folder)
+    entries, mark = set(folder.iterdir()), folder / RESTORE_IN_PROGRESS
+    if not entries - {mark}:
+        return not entries or has_restore_mark(folder)
+    is_marked = has_restore_mark(folder) and mark.stat().st_size > 0
+    return is_marked and all(path == mark or _is_own(folder, path) for path in _list_files(folder))
+
+
+def _list_files(folder: Path) -> list[Path]:
+    """Return everything below a folder that is no folder. Links are not followed."""
+    return [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+
+
+def _is_own(folder: Path, path: Path) -> bool:
+    """Return whether a restore has made a file, by its name."""
+    relative = path.relative_to(folder)
+    name, is_temporary = relative.as_posix(), any(is_temp_file(PurePath(part)) for part in relative.parts)
+    is_named = is_part_path(name) or is_image_path(name) or _OWN_FILES.fullmatch(name) is not None
+    return not path.is_symlink() and (is_named or is_temporary)
 
 
 @contextmanager
@@ -148,24 +170,20 @@ def _restore_in_progress(folder: Path) -> Iterator[None]:
     with ExitStack() as stack:
         with translate_os_errors(folder):
             try:
-                stack.enter_context(lock_file(folder / RESTORE_IN_PROGRESS))
+                handle = stack.enter_context(lock_file(folder / RESTORE_IN_PROGRESS))
+                os.pwrite(handle, RESTORE_MARK, 0)
+                os.fsync(handle)
             except FileLockedError:
                 raise LakeLockedError(f"Another restore writes to {folder}.") from None
         yield
 
 
-def _is_lake_entry(name: str) -> bool:
-    return name in _LAKE_ENTRIES or name == RESTORE_IN_PROGRESS or is_temp_file(Path(name))
-
-
 def _remove_partial_lake(folder: Path) -> None:
-    """Remove every entry of a lake except its mark."""
+    """Remove every file of a restore except its mark, and the folders that are empty then."""
     with translate_os_errors(folder):
-        for name in _folder_entries(folder) - {RESTORE_IN_PROGRESS}:
-            path = folder / name
-            if not _is_lake_entry(name):
-                continue
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
+        for path in _list_files(folder):
+            if _is_own(folder, path):
                 path.unlink(missing_ok=True)
+        for path in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):
+            with suppress(OSError):
+                path.rmdir()

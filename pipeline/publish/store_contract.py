@@ -63,8 +63,15 @@ class ObjectStore(ABC):
         """Return an object's content and the version that `swap` compares; None if it does not exist."""
 
     @abstractmethod
-    def download(self, path: str, target: Path) -> None:
-        """Write an object's content to the new file `target`. Raises `PublishError` if the object does not exist."""
+    def download(self, path: str, target: Path, size: int | None = None) -> bool:
+        """Write an object's content to the new file `target`. Raises `PublishError` if the object does not exist.
+
+        Returns False, and writes nothing, if it has another size than `size`.
+        """
+
+    @abstractmethod
+    def hash(self, item: StoredObject) -> str:
+        """Return the SHA-256 of an object in hex; its content is read if the store does not keep the hash."""
 
     @abstractmethod
     def head(self, path: str) -> StoredObject | None:
@@ -91,29 +98,34 @@ class ObjectStore(ABC):
         try:
             self._probe_conditions(path)
             with ThreadPoolExecutor(_RACING_WRITERS) as pool:
-                writers = pool.map(lambda index: self.create(racing, b"%d" % index), range(_RACING_WRITERS))
+                writers = pool.map(lambda index: self.create(racing, _probe(racing, index)), range(_RACING_WRITERS))
                 if sum(writers) != 1:
                     raise self._refuse("several of four simultaneous writers created the same object")
         finally:
             self.delete([path, racing])
 
     def _probe_conditions(self, path: str) -> None:
-        if not self.create(path, b"first"):
+        if not self.create(path, _probe(path, 1)):
             raise self._refuse("a new object is reported as existing")
-        if self.create(path, b"second") or self.read(path) != b"first":
+        if self.create(path, _probe(path, 2)) or self.read(path) != _probe(path, 1):
             raise self._refuse("an object was created a second time (If-None-Match)")
         current = self.read_versioned(path)
         if current is None:
             raise self._refuse("a new object cannot be read")
-        self.swap(path, b"third", current[1])
+        self.swap(path, _probe(path, 3), current[1])
         try:
-            self.swap(path, b"fourth", current[1])
+            self.swap(path, _probe(path, 4), current[1])
         except PublishConflictError:
             pass
         else:
             raise self._refuse("an object was replaced, although its version had changed (If-Match)")
-        if self.read(path) != b"third":
+        if self.read(path) != _probe(path, 3):
             raise self._refuse("an object has another content than was written")
 
     def _refuse(self, problem: str) -> PublishError:
         return PublishError(f"{self.base_url} ignores conditions: {problem}.", hint=_CONDITIONS_HINT)
+
+
+def _probe(path: str, number: int) -> bytes:
+    """Return the content of a probe. It begins with its path: a killed probe is known by that."""
+    return f"{path} {number}".encode()

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from pipeline.errors import PublishError, SettingsError
+from pipeline.errors import LakeCorruptedError, PublishError, SettingsError
 
 if TYPE_CHECKING:
     from pipeline.publish.store_contract import ObjectStore
 
 FORMAT: Final = 1
 """Format of all records."""
+_HINT: Final = "Use another target, or delete the object."
 T = TypeVar("T")
 
 
@@ -30,7 +31,8 @@ class _Owner:
 def read_record(store: ObjectStore, path: str, kind: type[T]) -> tuple[T, str] | tuple[None, None]:
     """Return a record and the version that a swap compares; None for both if there is none.
 
-    Raises `SettingsError` if a newer scanlake wrote it, and `PublishError` if it cannot be read.
+    Raises `SettingsError` if a newer scanlake wrote it, `PublishError` if it is no record, and `LakeCorruptedError` if
+    it is not even JSON.
     """
     stored = store.read_versioned(path)
     if stored is None:
@@ -40,9 +42,10 @@ def read_record(store: ObjectStore, path: str, kind: type[T]) -> tuple[T, str] |
         if msgspec.json.decode(content, type=_Format).format > FORMAT:
             raise SettingsError(f"{store.url(path)} is of a newer scanlake.", hint="Update scanlake.")
         return msgspec.json.decode(content, type=kind), version
-    except msgspec.DecodeError as error:
-        hint = "Use another target, or delete the object."
-        raise PublishError(f"{store.url(path)} is not a record of scanlake.", hint=hint) from error
+    except msgspec.ValidationError as error:
+        raise PublishError(f"{store.url(path)} is not a record of scanlake.", hint=_HINT) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise LakeCorruptedError(f"{store.url(path)} is damaged: it is no JSON.", hint=_HINT) from error
 
 
 def encode_record(record: object) -> bytes:

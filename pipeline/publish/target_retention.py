@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pipeline.lake.kept_snapshots import RetentionRules
     from pipeline.lake.lake import Lake
     from pipeline.publish.latest import LatestRecord, PublishedSnapshot
+    from pipeline.publish.own_objects import OwnObjects
     from pipeline.publish.store_contract import ObjectStore, StoredObject
 
 _CLOCK_SKEW_SECONDS: Final = 600  # between the store and this machine
@@ -82,6 +83,7 @@ def select_remaining(
 
 def sweep_target(
     store: ObjectStore,
+    own: OwnObjects,
     record: LatestRecord,
     listed: Iterable[StoredObject],
     rule: SweepRule,
@@ -91,10 +93,10 @@ def sweep_target(
 ) -> int:
     """Delete the `listed` objects of a mirror that nothing needs any more, and the unnamed images; return their number.
 
-    A part stays while the lake, a kept snapshot, or `named` has it.
+    A part stays while the lake, a kept snapshot, or `named` has it. Objects that are not `own` stay.
     """
-    old = [item.path for item in listed if rule.permits(item, item.path)]
-    images = [item.path for item in unnamed_images if rule.permits(item, item.path)]
+    old = {item.path: item for item in listed if rule.permits(item, item.path)}
+    images = [item for item in unnamed_images if rule.permits(item, item.path)]
     snapshots = {item.file for item in record.snapshots}
     # At once: the record that readers start from no longer names them, and their grace time was in the record.
     expired = [path for path in old if is_snapshot_path(path) and path not in snapshots]
@@ -102,10 +104,9 @@ def sweep_target(
     unnamed = {path for path in old if is_part_path(path)}.difference(named)
     if unnamed:
         unnamed -= read_named_parts(store, record)
-    store.delete(expired)  # a snapshot never outlives its parts
-    store.delete(sorted(unnamed))
-    store.delete(images)
-    return len(expired) + len(unnamed) + len(images)
+    # In this order: a snapshot never outlives its parts.
+    groups = [[old[path] for path in paths] for paths in (expired, sorted(unnamed))]
+    return sum(map(own.delete, [*groups, images]))
 
 
 def read_named_parts(store: ObjectStore, record: LatestRecord) -> set[str]:

@@ -17,7 +17,8 @@ import pytest
 from pipeline.errors import LakeCorruptedError, LakeLockedError, SettingsError, StorageError
 from pipeline.lake import export
 from pipeline.lake.export import ExportPlan, run_export
-from pipeline.lake.lake import RESTORE_IN_PROGRESS, Lake
+from pipeline.lake.lake import Lake
+from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS
 from pipeline.lake.models import RunRecord
 from pipeline.output_formats import OutputFormat
 from pipeline.progress import NullProgress

@@ -156,13 +156,13 @@ class _EndingStore(StoppingStore):
     downloads = 0
     stop_download_at = 0
 
-    def download(self, path: str, target: Path) -> None:
+    def download(self, path: str, target: Path, size: int | None = None) -> bool:
         """Download unless stopped."""
         with self._lock:
             self.downloads += 1
             if self.stop_download_at and self.downloads >= self.stop_download_at:
                 raise PublisherStopped
-        super().download(path, target)
+        return super().download(path, target, size)
 
 
 def _back_up(lake: Path, store: StoppingStore) -> None:

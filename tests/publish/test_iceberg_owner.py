@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pipeline.errors import PublishError, SettingsError
+from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.layout import LakeLayout
 from pipeline.publish.iceberg import RetentionOptions
 from pipeline.publish.iceberg_connection import connect_catalog
@@ -128,7 +128,7 @@ def test_only_one_of_two_claims_holds(changes: Changes) -> None:
     assert [item.path for item in store.list()] == [OWNER]
     foreign = StoppingStore()
     foreign.create(OWNER, b"other")
-    with pytest.raises(PublishError, match="is not a record of scanlake"):
+    with pytest.raises(LakeCorruptedError, match="is damaged: it is no JSON"):
         publish(changes.root, connect_catalog(URL, store=foreign), changes.numbers[0])
 
 

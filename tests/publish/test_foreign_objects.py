@@ -1,0 +1,201 @@
+"""Places of others are refused, scanlake deletes only what it wrote, and a hostile backup becomes no lake."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from pipeline.atomic_files import sha256_file
+from pipeline.lake.lake import Lake
+from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, RESTORE_MARK
+from pipeline.publish.backup import RECORD
+from tests.lake.lake_builder import AT, commit
+from tests.lake.operations import called, told
+from tests.lake.test_folders import describe, make_lake
+from tests.lake_copies import copy_lake
+
+_PART = "parts/files/000000000099-abcdef.parquet"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a lake of two files, which commands that are refused do not change, and its backup."""
+    folder = tmp_path_factory.mktemp("foreign")
+    told(make_lake(folder / "lake"), "backup", str(folder / "backup"))
+    return folder
+
+
+@pytest.fixture
+def lake(tmp_path: Path, made: Path) -> Path:
+    """A copy of the lake."""
+    return copy_lake(made / "lake", tmp_path / "lake")
+
+
+@pytest.fixture
+def backup(tmp_path: Path, made: Path) -> Path:
+    """A copy of the backup."""
+    return Path(shutil.copytree(made / "backup", tmp_path / "backup"))
+
+
+def put(folder: Path, name: str) -> Path:
+    """Put a file of others into a folder."""
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("mine")
+    return folder / name
+
+
+@pytest.mark.parametrize("name", ["catalog.duckdb", "snapshots/000099.duckdb", "probe/notes", "link", "pipe"])
+def test_a_place_of_others_is_refused(made: Path, tmp_path: Path, name: str) -> None:
+    """A folder without a record that has anything else is refused in one line, and nothing in it changes."""
+    target = tmp_path / "target"
+    target.mkdir()
+    if name == "catalog.duckdb":
+        with duckdb.connect(str(target / name)) as db:
+            db.execute("CREATE TABLE thesis (page TEXT)")
+    elif name == "link":
+        (target / "parts").symlink_to(tmp_path)
+    elif name == "pipe":
+        os.mkfifo(target / "images")
+    else:
+        put(target, name)
+    before = describe(target)
+    for arguments in (("backup", str(target)), ("publish", "--to", f"file://{target}")):
+        answer = called(made / "lake", *arguments)
+        assert (answer.code, len(answer.lines)) == (2, 1), answer
+        assert f"file://{target} has other objects, such as " in answer.err
+        assert describe(target) == before
+
+
+def test_a_backup_deletes_only_what_it_wrote(lake: Path, tmp_path: Path) -> None:
+    """Files of others under the names of a backup stay, and are named; links lead nowhere."""
+    target, victim = tmp_path / "backup", tmp_path / "victim"
+    told(lake, "backup", str(target), "--with-images")
+    names = ("ledgers/notes", "probe/notes", f"{_PART}.0123456789abcdef", f"images/ab/{'c' * 62}.jpg", "thesis.txt")
+    mine = [put(target, name) for name in names] + [put(victim, f"ab/{'c' * 62}.jpg")]
+    (target / "images" / "ac").symlink_to(victim / "ab")
+    answer = called(lake, "backup", str(target), "--with-images")
+    assert answer.code == 0
+    assert "objects=5 first=images/ac" in answer.err
+    assert f"objects=1 first=images/ab/{'c' * 62}.jpg" in answer.err
+    assert [path.read_text() for path in mine] == ["mine"] * len(mine)
+    assert len(list((target / "ledgers").iterdir())) == 2
+
+
+def test_a_publish_deletes_only_what_it_wrote(lake: Path, tmp_path: Path) -> None:
+    """Old files of others under the names of a target stay, and are named."""
+    target = tmp_path / "target"
+    told(lake, "publish", "--to", f"file://{target}")
+    names = ("snapshots/000099.duckdb", f"tables/files/data/000000000099-abcdef-{'0' * 12}.parquet", "probe/notes")
+    mine = [put(target, name) for name in (*names, "thesis.txt")]
+    for path in mine:
+        os.utime(path, (1, 1))
+    with Lake(lake, doing="test") as held:
+        commit(held, {13: 1})
+        held.publish("", at=AT, complete=True, watermark=AT)
+    answer = called(lake, "publish", "--to", f"file://{target}")
+    assert answer.code == 0
+    assert all(f"objects=1 first={name}" in answer.err for name in names[:2])
+    assert [path.read_text() for path in mine] == ["mine"] * len(mine)
+
+
+_TAMPERINGS: dict[str, Any] = {
+    "a ledger elsewhere": {"ledger": "../victim/file"},
+    "a ledger with NUL": {"ledger": "ledgers/\0.sqlite"},
+    "a hash with NUL": {"ledger_sha256": "\0"},
+    "no JSON": b"\0\0\0",
+    "no text": b'{"ledger": "\xff"}',
+    "nothing": b"",
+    "a trigger": "CREATE TRIGGER more AFTER INSERT ON run BEGIN DELETE FROM part; END;",
+    "a further table": "CREATE TABLE more (page TEXT);",
+    "a view for a table": "ALTER TABLE share RENAME TO more; CREATE VIEW share AS SELECT * FROM more;",
+    "a property that is no JSON": "UPDATE lake_property SET value = 'more';",
+    "a property of another kind": "UPDATE lake_property SET value = '5';",
+    "a size that is a text": "UPDATE part SET bytes = 'more';",
+    "a name that is no text": "UPDATE part SET name = CAST(name AS BLOB);",
+    "a text that is not UTF-8": "INSERT INTO run (run_id, command, version, started_at, state, error)"
+    " VALUES ('a', 'b', 'c', 1, 'done', CAST(x'ff' AS TEXT));",
+}
+"""What is wrong: keys of the record, the whole record, or a script for the ledger."""
+
+
+def tamper(backup: Path, change: Any) -> None:
+    """Change the record of a backup, or its ledger, whose hash and size the record then has."""
+    record = json.loads((backup / RECORD).read_text())
+    if isinstance(change, str):
+        ledger = backup / record["ledger"]
+        ledger.chmod(0o600)
+        with closing(sqlite3.connect(ledger)) as db, db:
+            db.executescript(change)
+        record |= {"ledger_sha256": sha256_file(ledger), "ledger_bytes": ledger.stat().st_size}
+    elif isinstance(change, dict):
+        record |= change
+    (backup / RECORD).chmod(0o600)
+    (backup / RECORD).write_bytes(change if isinstance(change, bytes) else json.dumps(record).encode())
+
+
+@pytest.mark.parametrize("name", _TAMPERINGS)
+def test_a_hostile_backup_becomes_no_lake(backup: Path, tmp_path: Path, name: str) -> None:
+    """Records and ledgers that scanlake has not written are damage: exit code 9, one line, and no folder."""
+    tamper(backup, _TAMPERINGS[name])
+    answer = called(tmp_path, "restore", str(backup), str(tmp_path / "restored"))
+    assert (answer.code, len(answer.lines)) == (9, 1), answer
+    assert "Use another backup; nothing was restored." in answer.err
+    assert not (tmp_path / "restored").exists()
+
+
+def test_a_part_larger_than_recorded_is_not_copied(backup: Path, tmp_path: Path) -> None:
+    """The recorded size is a bound: a part of a terabyte, or a link to an endless device, costs no disk."""
+    restored = tmp_path / "restored"
+    part = next((backup / "parts" / "files").iterdir())
+    part.chmod(0o600)
+    os.truncate(part, 10**12)
+    assert "differs from what was backed up" in told(tmp_path, "restore", str(backup), str(restored), code=9)
+    part.unlink()
+    part.symlink_to("/dev/zero")
+    assert "leads out of the folder" in told(tmp_path, "restore", str(backup), str(restored), code=8)
+    assert not restored.exists()
+
+
+def test_only_files_of_a_restore_are_replaced(backup: Path, tmp_path: Path) -> None:
+    """A killed restore is known by its mark and its names alone; with any other file its folder is refused."""
+    folder = tmp_path / "restored"
+    for mark, name in ((b"mine", _PART), (b"", _PART), (RESTORE_MARK, "parts/files/thesis"), (RESTORE_MARK, "notes")):
+        path = put(folder, name)
+        (folder / RESTORE_IN_PROGRESS).write_bytes(mark)
+        before = describe(folder)
+        assert "is not an empty folder" in told(tmp_path, "restore", str(backup), str(folder), code=2)
+        assert describe(folder) == before
+        path.unlink()
+    put(folder, _PART)
+    told(tmp_path, "restore", str(backup), str(folder))
+    assert not (folder / _PART).exists()
+
+
+def test_no_hint_names_an_option_that_restore_does_not_have(made: Path, tmp_path: Path) -> None:
+    """A place without a backup and a folder with a lake are refused with a hint that can be followed."""
+    (tmp_path / "empty").mkdir()
+    for origin, folder in ((tmp_path / "empty", tmp_path / "new"), (tmp_path / "empty", made / "lake")):
+        message = told(tmp_path, "restore", str(origin), str(folder), code=2)
+        assert "--" not in message
+
+
+def test_a_lake_and_a_backup_are_for_others_to_read_only(tmp_path: Path) -> None:
+    """Whatever the umask, only the owner can write to a file of a lake, of a backup or of a target."""
+    former = os.umask(0)
+    try:
+        lake = make_lake(tmp_path / "lake")
+        told(lake, "backup", str(tmp_path / "backup"))
+        told(lake, "publish", "--to", f"file://{tmp_path}/target")
+    finally:
+        os.umask(former)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [path for path in files if path.stat().st_mode & 0o022] == []
+    assert len(files) > 30
