@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from secrets import token_hex
 from typing import TYPE_CHECKING, Final
 
@@ -23,7 +24,8 @@ READ_ONLY: Final = 0o444
 _PRIVATE: Final = 0o600
 _MAX_STEM_LENGTH: Final = 50  # characters; a file name has room for 255 bytes, and a character needs up to four
 DATABASE_LOG_SUFFIXES: Final = (".wal", "-wal", "-shm", "-journal")  # of DuckDB and of SQLite, beside a database
-_TEMP_NAME: Final = re.compile(r"\..*\.\d+-[0-9a-f]{8}\.tmp(\.wal|-wal|-shm|-journal)?", re.DOTALL)
+_TEMP_NAME: Final = re.compile(r"(\..*\.\d+-[0-9a-f]{8})([0-9a-f]{8})\.tmp(\.wal|-wal|-shm|-journal)?", re.DOTALL)
+_DAMAGED_NAME: Final = re.compile(r"(.*\.damaged-\w+)-([0-9a-f]{8})(-wal|-shm|-journal)?", re.DOTALL)
 _FICLONE: Final = 0x40049409  # Linux: the target shares the source's blocks
 _LINK_UNSUPPORTED: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
@@ -34,12 +36,33 @@ class FileLockedError(Exception):
 
 def temp_name(name: str) -> str:
     """Return a new hidden name for the temporary file of a file called `name`."""
-    return f".{name[:_MAX_STEM_LENGTH]}.{os.getpid()}-{token_hex(4)}.tmp"
+    stem = f".{name[:_MAX_STEM_LENGTH]}.{os.getpid()}-{token_hex(4)}"
+    return f"{stem}{_certify(stem)}.tmp"
 
 
 def is_temp_file(path: PurePath) -> bool:
-    """Return whether a write that was killed left the file: only `temp_name` makes such names."""
-    return _TEMP_NAME.fullmatch(path.name) is not None
+    """Return whether a write that was killed left the file: only `temp_name` makes such names.
+
+    The end of a name is a hash of its beginning, so no file of others has one by chance.
+    """
+    match = _TEMP_NAME.fullmatch(path.name)
+    return match is not None and match[2] == _certify(match[1])
+
+
+def damaged_name(name: str) -> str:
+    """Return the name for a damaged file called `name` that is kept: it ends with the time, and a hash of that."""
+    stem = f"{name}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}"
+    return f"{stem}-{_certify(stem)}"
+
+
+def is_damaged_copy(path: PurePath) -> bool:
+    """Return whether the name of a file is of `damaged_name`, or of the log of a database with such a name."""
+    match = _DAMAGED_NAME.fullmatch(path.name)
+    return match is not None and match[2] == _certify(match[1])
+
+
+def _certify(stem: str) -> str:
+    return hashlib.sha256(os.fsencode(f"scanlake{stem}")).hexdigest()[:8]
 
 
 @contextmanager

@@ -147,7 +147,13 @@ def test_long_names_have_temporary_names(tmp_path: Path, name: str) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-@every("name", ["notes.tmp", ".notes.tmp", ".a.1.tmp", "a.12-0a1b2c3d.tmp", "catalog.duckdb.wal"])
+@every(
+    "name",
+    [
+        *("notes.tmp", ".notes.tmp", ".a.1.tmp", "a.12-0a1b2c3d.tmp", "catalog.duckdb.wal"),
+        *(".a.12-0a1b2c3d.tmp", ".a.12-0a1b2c3d4e5f6071.tmp", temp_name("a").replace(".a.", ".b.")),
+    ],
+)
 def test_files_of_others_are_not_temporary_files(name: str) -> None:
     """A file is removed as an orphan only if its name is one that scanlake makes."""
     assert not is_temp_file(Path(name))

@@ -5,17 +5,20 @@ It has the rows themselves (`catalog_tables`). A snapshot is a catalog that was 
 
 from __future__ import annotations
 
-import shutil
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import duckdb
 import structlog
 
 from pipeline.atomic_files import DATABASE_LOG_SUFFIXES, clone_file, link_file
+from pipeline.errors import StorageError
 from pipeline.lake.catalog_sql import describe_format
 from pipeline.lake.catalog_tables import OutdatedCatalogError, build_tables, update_tables
 from pipeline.lake.duckdb import LARGE_MEMORY_LIMIT, count_used_bytes
 from pipeline.lake.duckdb_errors import first_line, translate_duckdb_errors, write_error
+from pipeline.lake.file_names import list_snapshots
+from pipeline.lake.folder_checks import is_other_database, is_own_catalog
 from pipeline.lake.layout import translate_os_errors, write_read_only
 from pipeline.lake.models import CatalogRecord
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from pipeline.lake.catalog_sql import CatalogSpec
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
+    from pipeline.lake.ledger_queries import LedgerQueries
     from pipeline.lake.models import DeltaBase
 
 _MAX_REPLACED_RATIO: Final = 0.2  # rows that updates have deleted or inserted, to all rows
@@ -41,6 +45,24 @@ def publish(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, rebuild: b
     path = layout.snapshot_path(spec.snapshot.snapshot)
     with translate_os_errors(path):
         link_file(layout.catalog, path)
+
+
+def refuse_other_databases(layout: LakeLayout, ledger: LedgerQueries) -> None:
+    """Raise `StorageError` if a database of others has the name of the catalog or of a snapshot.
+
+    What the ledger has recorded under its name is scanlake's, also when it is damaged.
+    """
+    record = ledger.properties.catalog
+    recorded = {row[0] for row in ledger.query("SELECT snapshot FROM snapshot")}
+    unrecorded = [path for number, path in list_snapshots(layout) if number not in recorded]
+    if record is None:
+        unrecorded += [layout.catalog] if layout.catalog.exists() else []
+    others = [path for path in unrecorded if not is_own_catalog(path)]
+    if record is not None and not _is_as_published(layout, record):
+        with suppress(duckdb.Error):
+            others += [layout.catalog] if is_other_database(layout.catalog) else []
+    for path in others:
+        raise StorageError(f"{path}: Not a catalog of scanlake.", hint=f"Move {path} away, then run again.")
 
 
 def write_catalog(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, rebuild: bool = False) -> None:
@@ -113,7 +135,7 @@ def _write_tables(temp: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogS
             _remove_database(temp)
             return build_tables(temp, layout, ledger, spec, memory_limit=LARGE_MEMORY_LIMIT)
     finally:
-        shutil.rmtree(layout.spill_dir, ignore_errors=True)
+        layout.remove_spill()
 
 
 def _remove_database(path: Path) -> None:

@@ -7,7 +7,6 @@ limit, while readers use the former parts.
 
 from __future__ import annotations
 
-import shutil
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -116,7 +115,7 @@ def compact(
         others = [part for part in ledger.parts() if part.table_name == RAW_TABLE and part not in small]
         dirty, rewritten = _drop_expired_documents(layout, others, expired, name_suffix)
     finally:
-        shutil.rmtree(layout.spill_dir, ignore_errors=True)
+        layout.remove_spill()
     old, new = [*old, *small, *dirty], [*new, *merged, *rewritten]
     if any(part.name in expired for part in [*small, *dirty]):
         ledger.set_properties(delta_base=None)  # its history has what expires

@@ -33,13 +33,19 @@ def is_own_catalog(path: Path) -> bool:
     if not path.is_file():
         return False
     try:
-        with open_read_only(path) as db:
-            db.execute(f"SELECT 1 FROM {FRESHNESS_VIEW} LIMIT 0")
-    except duckdb.CatalogException:
-        return False
+        return not is_other_database(path)
     except duckdb.Error as error:
         return not is_not_a_database(error)
-    return True
+
+
+def is_other_database(path: Path) -> bool:
+    """Return whether a file is a database of another program. Raises `duckdb.Error` if it cannot be read."""
+    with open_read_only(path) as db:
+        try:
+            db.execute(f"SELECT 1 FROM {FRESHNESS_VIEW} LIMIT 0")
+        except duckdb.CatalogException:
+            return True
+    return False
 
 
 def foreign_catalog_error(path: Path) -> SettingsError:

@@ -6,10 +6,9 @@ Worker processes use this module, so it imports little.
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from pipeline.atomic_files import rename_without_overwrite, sha256_file
+from pipeline.atomic_files import damaged_name, rename_without_overwrite, sha256_file
 from pipeline.lake.layout import translate_os_errors
 
 if TYPE_CHECKING:
@@ -100,6 +99,6 @@ def remove_files(paths: Iterable[Path]) -> None:
 
 def move_damaged(path: Path) -> Path:
     """Rename a file of the store with another content than its name, and return its new path."""
-    target = path.with_name(f"{path.name}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}")
+    target = path.with_name(damaged_name(path.name))
     with translate_os_errors(path):
         return path.rename(target)

@@ -19,6 +19,11 @@ def name_image(sha256: str, extension: str) -> str:
     return f"{IMAGES}/{sha256[:2]}/{sha256[2:]}.{extension}"
 
 
+def is_image_folder(name: str) -> bool:
+    """Return whether a name in the folder of images is that of a folder of scanlake."""
+    return name == INCOMING or re.fullmatch("[0-9a-f]{2}", name) is not None
+
+
 def is_image_path(path: str) -> bool:
     """Return whether a path below the lake's folder is that of an image. No such path leads out of the folder."""
     return _IMAGE.fullmatch(path) is not None

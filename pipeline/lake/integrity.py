@@ -7,6 +7,7 @@ here writes; `maintenance.repair` repairs what is found.
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import suppress
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
@@ -22,14 +23,14 @@ from pipeline.formatting import pluralize
 from pipeline.lake.duckdb_errors import first_line
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.file_names import list_part_files, list_snapshots
-from pipeline.lake.image_names import IMAGES, is_strange_incoming
+from pipeline.lake.image_names import IMAGES, is_image_folder, is_strange_incoming
 from pipeline.lake.layout import translate_os_errors
-from pipeline.lake.parts import empty_part, encode_empty_part
+from pipeline.lake.parts import empty_part, encode_empty_part, is_own_part
 from pipeline.lake.physical_tables import read_parts
 from schemas.tables import COMMIT_SEQ_COLUMN, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from pipeline.findings import Finding
@@ -38,6 +39,12 @@ if TYPE_CHECKING:
     from pipeline.lake.models import Part
 
 _BATCH_ROWS: Final = 10_000
+_LOG_BEGINS: Final = {
+    "-wal": (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83"),
+    "-journal": (b"\xd9\xd5\x05\xf9",),
+    "-shm": tuple((3_007_000).to_bytes(4, order) for order in ("little", "big")),
+}
+"""How SQLite's logs begin: https://www.sqlite.org/fileformat.html, https://www.sqlite.org/walformat.html."""
 # The last two: the statistics of runs, and the lock of share jobs.
 _AUXILIARY_FILES: Final = (
     *("ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.sqlite-journal", "catalog.duckdb.wal"),
@@ -135,17 +142,42 @@ def read_recorded_parts(catalogs: Iterable[Path]) -> dict[str, Part]:
     return entries
 
 
-def refuse_wrong_kinds(layout: LakeLayout) -> None:
-    """Raise `StorageError` if a folder has the name of one of the lake's files, or anything else that of a folder."""
+def refuse_foreign_entries(layout: LakeLayout) -> None:
+    """Raise `StorageError` if a name of the lake's files or folders has been taken by something of others.
+
+    Links count, because a run would write to where they lead: also one that leads to a file of the right kind.
+    """
     databases = [layout.catalog, layout.ledger, *(path for _, path in list_snapshots(layout))]
     files = [path.with_name(path.name + suffix) for path in databases for suffix in ("", *DATABASE_LOG_SUFFIXES)]
-    files += [*(empty_part(layout, table.name) for table in TABLES), *list_part_files(layout)]
-    folders = [layout.spill_dir, *layout.folders(table.name for table in TABLES)]
+    files += [layout.root / name for name in _AUXILIARY_FILES]
+    files += [empty_part(layout, table.name) for table in TABLES]
+    files += [path for path in list_part_files(layout) if not path.is_symlink()]  # which is damage, and is repaired
+    folders = [layout.spill_dir, *layout.folders(table.name for table in TABLES), layout.root / IMAGES]
     with translate_os_errors(layout.root):
-        wrong = [(path, "A folder, not a file") for path in files if path.is_dir() and not path.is_symlink()]
-        wrong += [(path, "Not a folder") for path in folders if os.path.lexists(path) and not path.is_dir()]
+        folders += [path for path in layout.root.glob(f"{IMAGES}/*") if is_image_folder(path.name)]
+        wrong = [(path, "Not a regular file") for path in files if _has_other_kind(path, stat.S_ISREG)]
+        wrong += [(path, "Not a folder") for path in folders if _has_other_kind(path, stat.S_ISDIR)]
+        wrong += [(path, "Not of scanlake") for path in _list_foreign_logs(layout.ledger)]
     for path, problem in wrong:
         raise StorageError(f"{path}: {problem}.", hint=f"Move {path} away, then run again.")
+
+
+def _has_other_kind(path: Path, is_kind: Callable[[int], bool]) -> bool:
+    """Return whether there is something else at `path`. A link to the right kind is something else, too."""
+    try:
+        return not is_kind(path.lstat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _list_foreign_logs(ledger: Path) -> Iterator[Path]:
+    """Yield the files with the names of SQLite's logs that SQLite has not written: it would overwrite them."""
+    for suffix, begins in _LOG_BEGINS.items():
+        path = ledger.with_name(ledger.name + suffix)
+        if path.is_file():
+            with path.open("rb") as file:
+                if (begin := file.read(4)).strip(b"\0") and begin not in begins:
+                    yield path
 
 
 # Unknown files
@@ -161,10 +193,9 @@ def find_unknown_files(layout: LakeLayout, ledger: LedgerQueries) -> list[str]:
         prefix = os.path.relpath(folder, layout.root).replace(os.sep, "/")
         paths |= {name if prefix == "." else f"{prefix}/{name}" for name in names}
     # A run that starts deletes temporary files and parts without a ledger entry.
-    leftovers = set(map(layout.part_name, list_part_files(layout)))
-    unknown = (name for name in paths - known - leftovers if not is_temp_file(PurePath(name)))
-    unknown = (name for name in unknown if not name.startswith(f"{IMAGES}/") or is_strange_incoming(name))
-    return sorted(name for name in unknown if name.split("/")[0] != "spill")
+    unknown = (name for name in paths - known if not any(is_temp_file(PurePath(part)) for part in name.split("/")))
+    unknown = (name for name in unknown if not is_own_part(layout.root / name))
+    return sorted(name for name in unknown if not name.startswith(f"{IMAGES}/") or is_strange_incoming(name))
 
 
 def describe_os_error(error: OSError) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
@@ -18,9 +18,9 @@ from pipeline.lake.folder_checks import require_lake_or_empty
 from pipeline.lake.integrity import (
     check_parts_exist,
     find_damaged_empty_parts,
-    refuse_wrong_kinds,
+    refuse_foreign_entries,
 )
-from pipeline.lake.lake_folder import FolderKind
+from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, FolderKind, has_restore_mark
 from pipeline.lake.layout import LakeLayout, lock_lake, translate_os_errors
 from pipeline.lake.ledger import Ledger, integrity_problem
 from pipeline.lake.ledger_format import LedgerIdentity, describe_ledger, identify_ledger
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
     from pipeline.findings import Finding
     from pipeline.lake.models import Commit, SnapshotRecord
-
-RESTORE_IN_PROGRESS: Final = "RESTORE_IN_PROGRESS"
-"""Name of the file that marks a folder whose restore is running or was killed."""
 
 
 class Lake:
@@ -75,12 +72,13 @@ class Lake:
             self.layout.create_dirs([self.layout.root])
             stack.enter_context(lock_lake(self.layout, self._doing))
             self._repair_before_open()
-            if not self._is_restore and (mark := self.layout.root / RESTORE_IN_PROGRESS).exists():
-                with translate_os_errors(mark):
+            if not self._is_restore and has_restore_mark(self.layout.root):
+                with translate_os_errors(mark := self.layout.root / RESTORE_IN_PROGRESS):
                     mark.unlink(missing_ok=True)  # the lake is in use: no later restore may replace it
             is_new = not self.layout.ledger.exists()
             self.ledger = Ledger(self.layout.ledger)
             stack.callback(self.ledger.close)
+            catalog.refuse_other_databases(self.layout, self.ledger)
             if is_new:
                 fsync_dir(self.layout.root)  # parts without a ledger would look like a lake with a lost ledger
             self.layout.create_dirs(self.layout.folders(table.name for table in TABLES))
@@ -98,7 +96,7 @@ class Lake:
 
     def _repair_before_open(self) -> None:
         ledger = self.layout.ledger
-        refuse_wrong_kinds(self.layout)
+        refuse_foreign_entries(self.layout)
         if ledger_rebuild.is_ledger_missing(self.layout):
             problem: str | None = describe_ledger(ledger, LedgerIdentity.NEW)
         else:

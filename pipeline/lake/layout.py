@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
-import stat
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pipeline.atomic_files import READ_ONLY, FileLockedError, atomic_write, fsync_dir, lock_file
+from pipeline.atomic_files import READ_ONLY, FileLockedError, atomic_write, fsync_dir, is_temp_file, lock_file
 from pipeline.errors import LakeLockedError, StorageError
 
 if TYPE_CHECKING:
@@ -51,8 +51,17 @@ class LakeLayout:
 
     @property
     def spill_dir(self) -> Path:
-        """Folder of DuckDB's temporary files. A run that starts deletes it."""
+        """Folder of DuckDB's temporary files. A run that starts deletes them."""
         return self.root / "spill"
+
+    def remove_spill(self) -> None:
+        """Delete the temporary files, as far as possible, and their folder if it is empty then."""
+        with suppress(OSError):
+            for path in self.spill_dir.iterdir():
+                if is_temp_file(path):
+                    shutil.rmtree(path, ignore_errors=True)
+                    path.unlink(missing_ok=True)
+            self.spill_dir.rmdir()
 
     def table_dir(self, table: str) -> Path:
         """Return the folder of a table's parts."""
@@ -141,9 +150,9 @@ def lock_lake_for_reading(layout: LakeLayout) -> Iterator[None]:
 
 @contextmanager
 def _lock(layout: LakeLayout, *, read_only: bool = False) -> Iterator[int]:
-    if os.path.lexists(layout.lock) and not stat.S_ISREG(layout.lock.lstat().st_mode):
+    if os.path.lexists(layout.lock) and not has_lock_note(layout):
         # It is not moved out of the way: of two runs that do so, the second would move the lock of the first.
-        raise StorageError(f"{layout.lock}: Not a regular file.", hint=f"Remove {layout.lock}, then run again.")
+        raise StorageError(f"{layout.lock}: Not a lock of scanlake.", hint=f"Move {layout.lock} away, then run again.")
     with ExitStack() as stack:
         with translate_os_errors(layout.lock):
             try:

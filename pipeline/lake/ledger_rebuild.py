@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from contextlib import closing, suppress
 from dataclasses import astuple
-from datetime import UTC, datetime
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
 
-from pipeline.atomic_files import atomic_write, fsync_file
+from pipeline.atomic_files import atomic_write, damaged_name, fsync_file
 from pipeline.errors import LakeCorruptedError
 from pipeline.lake.duckdb_errors import first_line
 from pipeline.lake.duckdb_files import open_read_only
@@ -99,11 +98,11 @@ def rebuild_ledger(layout: LakeLayout, problem: str) -> None:
 
 def quarantine_ledger(layout: LakeLayout) -> None:
     """Rename a damaged ledger and its log, which SQLite would replay into the next ledger."""
-    now = f"{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}"
+    name = damaged_name(layout.ledger.name)
     for suffix in ("-wal", "-shm", "-journal", ""):
         path = layout.ledger.with_name(layout.ledger.name + suffix)
         if path.exists():
-            path.rename(layout.ledger.with_name(f"{layout.ledger.name}.damaged-{now}{suffix}"))
+            path.rename(layout.ledger.with_name(f"{name}{suffix}"))
 
 
 def find_newest_catalog(layout: LakeLayout, problem: str) -> Path:

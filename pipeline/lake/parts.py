@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from pipeline.atomic_files import sha256_file
 from pipeline.errors import LakeCorruptedError
+from pipeline.lake.file_names import is_part_name
 from pipeline.lake.layout import LakeLayout, write_read_only
 from pipeline.lake.models import Part
 from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, FIELDS, FORM_ANSWERS, RAW, TABLES
@@ -211,6 +212,16 @@ def estimate_memory(path: Path) -> int:
     metadata = pq.read_metadata(path)
     size: int = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
     return size + int(metadata.num_rows * metadata.num_columns) * _REPEATED_VALUE_BYTES
+
+
+def is_own_part(path: Path) -> bool:
+    """Return whether a file has the name of a part and its columns: a part is whole from when it has its name."""
+    if not is_part_name(path.name) or path.is_symlink():
+        return False
+    try:
+        return COMMIT_SEQ_COLUMN in pq.read_schema(path).names
+    except (OSError, pa.ArrowException):
+        return False
 
 
 def empty_part(layout: LakeLayout, table_name: str) -> Path:

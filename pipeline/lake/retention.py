@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING
 
 import duckdb
 import structlog
 
-from pipeline.atomic_files import fsync_dir, is_temp_file
+from pipeline.atomic_files import fsync_dir, is_damaged_copy, is_temp_file
 from pipeline.lake.duckdb_errors import first_line
 from pipeline.lake.duckdb_files import open_read_only
-from pipeline.lake.file_names import is_part_name, list_files, list_snapshots
+from pipeline.lake.file_names import list_files, list_snapshots
 from pipeline.lake.image_names import IMAGES, INCOMING
 from pipeline.lake.image_records import find_unused
 from pipeline.lake.kept_snapshots import SnapshotTime, select_kept
 from pipeline.lake.layout import translate_os_errors
+from pipeline.lake.parts import is_own_part
 from pipeline.lake.physical_tables import read_parts
 from schemas.timestamps import SECOND
 
@@ -44,11 +44,10 @@ def remove_orphans(layout: LakeLayout, ledger: Ledger) -> int:
                 path.unlink(missing_ok=True)
                 removed += 1
         for path in list_files(layout, "parts/*/*", "raw/*", "snapshots/*", ".*.tmp*"):
-            is_orphan = is_part_name(path.name) and layout.part_name(path) not in names
-            if is_orphan or is_temp_file(path):
+            if is_temp_file(path) or (layout.part_name(path) not in names and is_own_part(path)):
                 path.unlink(missing_ok=True)
                 removed += 1
-        shutil.rmtree(layout.spill_dir, ignore_errors=True)
+        layout.remove_spill()
     return removed
 
 
@@ -122,7 +121,8 @@ def finish_purge(layout: LakeLayout, ledger: Ledger, snapshot: int) -> None:
             layout.part_path(name).unlink(missing_ok=True)
         _delete_pictures(layout, ledger)
         for path in layout.root.glob(f"{layout.ledger.name}.damaged-*"):
-            path.unlink(missing_ok=True)
+            if is_damaged_copy(path):
+                path.unlink(missing_ok=True)
         for folder in {layout.part_path(name).parent for name in retired}:
             fsync_dir(folder)
     ledger.delete_retired(retired)
@@ -135,7 +135,7 @@ def _delete_pictures(layout: LakeLayout, ledger: Ledger) -> None:
     properties = ledger.properties
     for name in find_unused(ledger, properties.purged_pictures):
         path = layout.root / name
-        for copy in (path, *path.parent.glob(f"{path.name}.damaged-*")):
+        for copy in (path, *filter(is_damaged_copy, path.parent.glob(f"{path.name}.damaged-*"))):
             copy.unlink(missing_ok=True)
         if path.parent.is_dir():
             fsync_dir(path.parent)

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow.parquet as pq
 
+from pipeline.atomic_files import is_damaged_copy
 from pipeline.errors import ExitCode, LakeCorruptedError
 from pipeline.findings import Finding, Severity, damage, ok, warning
 from pipeline.formatting import format_bytes, pluralize
 from pipeline.lake import integrity, lookups
+from pipeline.lake.catalog import refuse_other_databases
 from pipeline.lake.catalog_integrity import find_damaged_catalogs
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.image_integrity import check_images, queue_images_again
@@ -85,7 +87,8 @@ def check_files(layout: LakeLayout, *, read_data: bool = False) -> LakeCheck:
     with lock_lake_for_reading(layout), open_ledger_readonly(layout) as ledger:
         if (problem := ledger.quick_check()) != "ok":
             raise LakeCorruptedError(f"{layout.ledger}: {problem}.", hint=REBUILD_HINT)
-        integrity.refuse_wrong_kinds(layout)
+        integrity.refuse_foreign_entries(layout)
+        refuse_other_databases(layout, ledger)
         return _check(layout, ledger, integrity.find_damaged_empty_parts(layout), None, read_data=read_data)
 
 
@@ -141,7 +144,7 @@ def _check(
 def _describe_unknown_files(layout: LakeLayout, names: Iterable[str]) -> Iterator[Finding]:
     """Yield a finding for each file that scanlake did not write, and for each ledger that a repair has replaced."""
     for name in names:
-        if name.startswith(f"{layout.ledger.name}.damaged-"):
+        if name.startswith(layout.ledger.name) and is_damaged_copy(layout.root / name):
             problem, hint = "a damaged ledger, replaced by a rebuilt one", "Delete it when it is not needed."
         else:
             problem, hint = "unknown file, not changed", "Move it out of the lake, or delete it."

@@ -17,7 +17,7 @@ import structlog
 
 from pipeline.atomic_files import lock_file
 from pipeline.errors import StorageError
-from pipeline.lake.lake_folder import FolderKind, classify_folder
+from pipeline.lake.lake_folder import FolderKind, classify_folder, is_run_stats
 from pipeline.lake.layout import LakeLayout
 from pipeline.monitoring.run_result import RunOutcome
 
@@ -89,8 +89,10 @@ class RunStatsFile:
     def __init__(self, lake: Path) -> None:
         self._path = lake / FILE_NAME
         self.last = RunStats()
-        with suppress(OSError), self._path.open("rb") as file:
-            self.last = _read(file.fileno()) or self.last
+        with suppress(OSError):
+            if is_run_stats(self._path):
+                with self._path.open("rb") as file:
+                    self.last = _read(file.fileno()) or self.last
 
     @contextmanager
     def update(self) -> Iterator[RunStats]:
@@ -108,6 +110,9 @@ class RunStatsFile:
             is_usable = self._path.parent.is_dir()
             if not is_usable or classify_folder(LakeLayout(self._path.parent)) not in _WRITABLE_KINDS:
                 return None  # nothing is written to a folder that a run refuses
+            if os.path.lexists(self._path) and not is_run_stats(self._path):
+                _log.warning("run_stats.read_failed", path=str(self._path), reason="Not of scanlake")
+                return None
             return stack.enter_context(lock_file(self._path, blocking=True))  # all others hold it for a moment only
         except OSError as error:
             _log.warning("run_stats.read_failed", path=str(self._path), reason=error.strerror)

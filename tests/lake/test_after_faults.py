@@ -98,7 +98,7 @@ def test_a_file_where_a_folder_of_parts_should_be(lake: Path) -> None:
     (lake / "LOCK").unlink()
     (lake / "LOCK").mkdir()
     for arguments in (*_WRITERS, ("repair", "--dry-run"), ("purge", "11", "--yes")):
-        assert f"Remove {lake / 'LOCK'}, then run again." in told(lake, *arguments, code=7)
+        assert f"Move {lake / 'LOCK'} away, then run again." in told(lake, *arguments, code=7)
     (lake / "LOCK").rmdir()
     for name in ("parts", "raw", "parts/files"):
         (lake / name).rename(lake.with_name("parts"))

@@ -20,14 +20,15 @@ from hypothesis import strategies as st
 from pipeline.emulator import Emulator
 from pipeline.errors import LakeCorruptedError, ScanlakeError, SettingsError, StorageError
 from pipeline.lake.folder_checks import inspect_folder, require_lake_or_empty
-from pipeline.lake.lake import RESTORE_IN_PROGRESS, Lake
-from pipeline.lake.lake_folder import FolderKind
+from pipeline.lake.lake import Lake
+from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, FolderKind
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger_format import APPLICATION_ID
 from tests.commands.cli_process import called, variables
 from tests.constants import set_run_constants
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import told
+from tests.lake_copies import copy_lake
 from tests.rows import every
 from tests.sync.sync_harness import opened, synced
 
@@ -232,12 +233,81 @@ def test_a_lock_that_is_a_link_is_not_followed(lake: Path, tmp_path: Path) -> No
         (lake / "LOCK").unlink()
         (lake / "LOCK").symlink_to(tmp_path / target)
         before = describe(tmp_path)
-        with pytest.raises(StorageError, match="LOCK: Not a regular file") as error, Lake(lake, doing="test"):
+        with pytest.raises(StorageError, match="LOCK: Not a lock of scanlake") as error, Lake(lake, doing="test"):
             pass
-        assert error.value.hint == f"Remove {lake / 'LOCK'}, then run again."
+        assert error.value.hint == f"Move {lake / 'LOCK'} away, then run again."
         assert describe(tmp_path) == before
     (lake / "LOCK").unlink()
     assert told(lake, "repair").startswith("ok: ")
+
+
+def _stranger(lake: Path, kind: str, name: str) -> None:
+    """Put a thing of others under a name; a folder of the lake is moved out and becomes a link."""
+    path = lake / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "link":
+        elsewhere = lake.with_name("elsewhere")
+        if path.is_dir():
+            path.rename(elsewhere)
+        else:
+            elsewhere.mkdir()
+        path.symlink_to(elsewhere)
+    elif kind == "duckdb":
+        path.unlink(missing_ok=True)
+        with duckdb.connect(str(path)) as db:
+            db.execute("CREATE TABLE thesis (page TEXT)")
+    else:
+        path.write_text("mine")
+
+
+_IN_THE_WAY: Final = (
+    *(
+        ("link", "parts/files"),
+        ("link", "images"),
+        ("link", "images/ab"),
+        ("link", "spill"),
+        ("link", "run_stats.json"),
+    ),
+    *(
+        ("text", "LOCK"),
+        ("text", "ledger.sqlite-wal"),
+        ("text", "ledger.sqlite-shm"),
+        ("text", "ledger.sqlite-journal"),
+    ),
+    *(("duckdb", "snapshots/000003.duckdb"), ("text", "snapshots/000099.duckdb"), ("duckdb", "catalog.duckdb")),
+)
+
+
+@pytest.mark.parametrize(("kind", "name"), _IN_THE_WAY)
+def test_what_has_a_name_of_the_lake_stops_a_run(two_files: Path, tmp_path: Path, kind: str, name: str) -> None:
+    """A link, a log or a database of others that a run would write to or replace is named, and does not change."""
+    lake = copy_lake(two_files, tmp_path / "lake")
+    if kind == "text":
+        (lake / name).unlink(missing_ok=True)
+    _stranger(lake, kind, name)
+    before = [describe(path) for path in (lake / name, tmp_path / "elsewhere") if path.exists()]
+    message = told(lake, "repair", code=7)
+    assert message.endswith(f" Move {lake / name} away, then run again.\n")
+    assert message.count("\n") == 1
+    assert [describe(path) for path in (lake / name, tmp_path / "elsewhere") if path.exists()] == before
+
+
+def test_what_is_not_in_the_way_stays(lake: Path) -> None:
+    """Files of others under names of parts, temporary and damaged files, and in folders that a run empties, stay."""
+    name, stamp = "000000000099-abcdef.parquet", "damaged-20261121T000000000000Z"
+    others = [
+        *(f"parts/files/{name}", f"parts/others/{name}", f"raw/{name}", "parts/files/.a.12-0a1b2c3d4e5f6071.tmp"),
+        *(".a.12-0a1b2c3d4e5f6071.tmp", "spill/publish/thesis", "spill/duckdb_temp_storage_DEFAULT-0.tmp"),
+        *(f"ledger.sqlite.{stamp}", f"ledger.sqlite.{stamp}-0a1b2c3d", "RESTORE_IN_PROGRESS", "run_stats.json"),
+    ]
+    for path in others:
+        _stranger(lake, "text", path)
+    before = {path: (lake / path).lstat().st_mtime_ns for path in others}
+    for command in (("repair",), ("rebuild",), ("purge", "11", "--yes"), ("backup", f"{lake}-backup")):
+        told(lake, *command)
+    assert {path: (lake / path).lstat().st_mtime_ns for path in others} == before
+    unknown = told(lake, "check").replace("\n", " ")
+    assert all(f" {path}: unknown file" in unknown for path in others if path != "run_stats.json"), unknown
 
 
 # Outputs

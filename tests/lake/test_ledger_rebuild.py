@@ -147,7 +147,7 @@ async def test_a_damaged_ledger_is_moved_aside(tmp_path: Path, damage: str) -> N
         first = checked(lake).damage[0]
         assert first.subject == "ledger.sqlite"
         assert first.repair == "rebuilt from the newest catalog"
-        assert len(list(lake.glob("ledger.sqlite.damaged-*Z"))) == 1
+        assert len(list(lake.glob("ledger.sqlite.damaged-*Z-????????"))) == 1
         summary = await synced(emulator, lake)
         assert summary.details_fetched == 0
         with opened(lake) as db:
