@@ -120,6 +120,7 @@ def _lock_folder(folder: Path) -> Iterator[dict[str, str]]:
             entries = [path.name for path in folder.iterdir()]
             if MARKER not in entries and any(not is_temp_file(folder / name) for name in entries):
                 raise SettingsError(f"--out {folder} is not empty, and no export of images.", hint="Use a new folder.")
+            _require_own_files(folder)
             former: dict[str, str] = {}
             for name in {MARKER, SUMS}.intersection(entries):
                 former |= parse_sums((folder / name).read_text(encoding="utf-8"))
@@ -131,6 +132,21 @@ def _lock_folder(folder: Path) -> Iterator[dict[str, str]]:
     except FileLockedError:
         hint = "Wait until it ends, or use another folder."
         raise LakeLockedError(f"Another export writes to {folder}.", hint=hint) from None
+
+
+def _require_own_files(folder: Path) -> None:
+    """Raise `SettingsError` if a file with a name of the export itself was not written by one."""
+    for name in (MARKER, MANIFEST, SUMS):
+        path = folder / name
+        if os.path.lexists(path) and (path.is_symlink() or not path.is_file() or not _is_of_export(path)):
+            raise SettingsError(f"{path} is not of an export.", hint="Move it, or use a new folder.")
+
+
+def _is_of_export(path: Path) -> bool:
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if path.name == SUMS:
+        return MANIFEST in parse_sums(text)
+    return text.startswith(_MARKER_TEXT if path.name == MARKER else format_csv_row(_COLUMNS))
 
 
 def _open_manifest(folder: Path) -> IO[str]:
@@ -212,9 +228,10 @@ def _check_targets(folder: Path, names: Iterable[str], former: Iterable[str]) ->
 
 
 def _refuse_link(folder: Path, target: Path) -> None:
-    """Raise `SettingsError` if the folder of a picture is a link."""
-    if target.parent != folder and target.parent.is_symlink():
-        raise SettingsError(f"{target.parent} is a link.", hint="Remove it, or use a new folder.")
+    """Raise `SettingsError` if a picture or its folder is a link."""
+    for path in (target.parent, target):
+        if path != folder and path.is_symlink():
+            raise SettingsError(f"{path} is a link.", hint="Remove it, or use a new folder.")
 
 
 def _copy(source: Path, target: Path, sha256: str, *, folder: Path) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
-import json
 import os
 import stat
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from pipeline.atomic_files import (
     READ_ONLY,
@@ -73,27 +74,44 @@ def open_job_folder(path: Path, new_job: str) -> Iterator[JobFolder]:
         if not os.fstat(marker).st_nlink:  # between listing and lock, a run that could not begin its job removed it
             raise LakeLockedError("Another run has just left this folder.", hint="Run the same command again.")
         with translate_os_errors(path / MARKER):
-            job = _read_or_write_job(marker, new_job)
+            record = _read_or_write_record(path, marker, new_job)
             fsync_dir(path)
-        yield JobFolder(path.resolve(), job, is_new_folder=is_new_folder, is_new_job=MARKER not in names)
+        yield JobFolder(path.resolve(), record, marker, is_new_folder=is_new_folder, is_new_job=MARKER not in names)
 
 
-def _read_or_write_job(marker: int, new_job: str) -> str:
+@dataclass(frozen=True, slots=True)
+class _FolderRecord:
+    """Content of the marker: the job, and the names of its files beside the PDFs."""
+
+    job: str
+    files: tuple[str, ...] = ()
+
+
+def _read_or_write_record(path: Path, marker: int, new_job: str) -> _FolderRecord:
+    content = os.pread(marker, _MAX_MARKER_BYTES, 0)
+    if not content.strip(b"\0"):  # the marker is new, or a run was killed while it wrote the marker
+        return _write_record(marker, _FolderRecord(new_job))
     try:
-        return str(json.loads(os.pread(marker, _MAX_MARKER_BYTES, 0))["job"])
-    except (ValueError, KeyError, TypeError):  # the marker is new, or a run was killed while it wrote the marker
-        os.ftruncate(marker, 0)
-        os.pwrite(marker, json.dumps({"job": new_job}).encode() + b"\n", 0)
-        os.fsync(marker)
-        return new_job
+        return msgspec.json.decode(content, type=_FolderRecord)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise SettingsError(f"--out {path}: {MARKER} is not of a job.", hint=_FOLDER_HINT) from None
+
+
+def _write_record(marker: int, record: _FolderRecord) -> _FolderRecord:
+    os.pwrite(marker, msgspec.json.encode(record) + b"\n", 0)
+    os.fsync(marker)
+    return record
 
 
 class JobFolder:
     """The locked folder of a job."""
 
-    def __init__(self, path: Path, job: str, *, is_new_folder: bool, is_new_job: bool) -> None:
+    def __init__(
+        self, path: Path, record: _FolderRecord, marker: int, *, is_new_folder: bool, is_new_job: bool
+    ) -> None:
         self.path = path
-        self.job = job
+        self.job = record.job
+        self._record, self._marker = record, marker
         self._is_new_folder = is_new_folder
         self._is_new_job = is_new_job
 
@@ -136,10 +154,7 @@ class JobFolder:
         except StorageError as error:
             if not isinstance(error.__cause__, FileExistsError):
                 raise
-            raise StorageError(
-                f"{file.target.name} exists and is not a file of this job; it is not overwritten.",
-                hint=f"Move it out of {self.path}, then run the same command again.",
-            ) from None
+            raise self._other_file_error(file.target.name) from None
 
     def _rename(self, file: TempFile, rename: Callable[[Path, Path], object]) -> None:
         with translate_os_errors(file.target):
@@ -164,20 +179,42 @@ class JobFolder:
             fsync_dir(self.path)
         return kept_name
 
+    def _other_file_error(self, name: str) -> StorageError:
+        return StorageError(
+            f"{name} exists and is not a file of this job; it is not overwritten.",
+            hint=f"Move it out of {self.path}, then run the same command again.",
+        )
+
+    def refuse_others(self, *names: str) -> None:
+        """Raise `StorageError` if a file that the job has not written has one of the names, or a link."""
+        for name in names:
+            path = self.path / name
+            if path.is_symlink() or (name not in self._record.files and path.exists()):
+                raise self._other_file_error(name)
+
     def remove_pdf(self, name: str, sha256: str | None) -> None:
         """Remove a PDF that does not count. Another file with its name stays."""
         digest = self.digest(name)
         if digest is not None and digest.sha256 == sha256:
-            self.remove(name)
+            self._unlink(name)
 
     def write(self, name: str, content: bytes) -> None:
-        """Write or replace one of scanlake's own files, durably."""
+        """Write or replace one of scanlake's own files, durably. Raises `StorageError` for a file of others."""
+        self.refuse_others(name)
+        if name not in self._record.files:
+            with translate_os_errors(self.path / MARKER):
+                record = _FolderRecord(self.job, (*self._record.files, name))
+                self._record = _write_record(self._marker, record)
         with self.temp_file(name) as file:
             file.write(content)
             self._rename(file, Path.replace)
 
     def remove(self, name: str) -> None:
-        """Remove one of scanlake's own files, durably."""
+        """Remove one of scanlake's own files, durably. Raises `StorageError` for a file of others."""
+        self.refuse_others(name)
+        self._unlink(name)
+
+    def _unlink(self, name: str) -> None:
         with translate_os_errors(self.path / name):
             (self.path / name).unlink(missing_ok=True)
             fsync_dir(self.path)

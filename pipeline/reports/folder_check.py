@@ -215,9 +215,9 @@ def _find_unconfirmed(pdf: ManifestPdf, path: Path, files: Sequence[ManifestFile
 
 
 def _read(path: Path) -> bytes:
-    """Return the content of a regular file; nothing, if it is a link or cannot be read."""
+    """Return the content of a regular file; nothing, if it is a link, a device or cannot be read."""
     try:
-        return b"" if path.is_symlink() else path.read_bytes()
+        return b"" if path.is_symlink() or not path.is_file() else path.read_bytes()
     except OSError:
         return b""
 

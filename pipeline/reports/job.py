@@ -18,7 +18,7 @@ from pipeline.reports.batches import make_batches
 from pipeline.reports.delivery import ReportRun
 from pipeline.reports.folder import open_job_folder
 from pipeline.reports.folder_check import check_report_folder, read_folder_manifest
-from pipeline.reports.manifest import SIGNATURE_NAME, SUMS_NAME, read_manifest, write_manifest
+from pipeline.reports.manifest import OWN_NAMES, SIGNATURE_NAME, SUMS_NAME, read_manifest, write_manifest
 from pipeline.reports.run_state import ReportRunState
 from schemas.timestamps import new_run_id, now_us
 
@@ -72,6 +72,7 @@ async def run_job(
     Raises the errors of `open_job_folder`, `open_job` and `ReportRun.run`; PDFs that were delivered stay.
     """
     with open_job_folder(path, new_run_id()) as folder:
+        folder.refuse_others(*OWN_NAMES)
         try:
             job, resumed = await asyncio.to_thread(open_job, folder, request_log, options, select_files)
         except ScanlakeError:

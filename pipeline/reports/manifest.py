@@ -40,6 +40,8 @@ SIGNATURE_NAME: Final = "SHA256SUMS.sig"
 INSTRUCTIONS_NAME: Final = "VERIFY.txt"
 LISTED_NAMES: Final = (JSON_NAME, CSV_NAME, PAGE_NAME, INSTRUCTIONS_NAME)
 """The files of a folder that SHA256SUMS lists beside the PDFs."""
+OWN_NAMES: Final = (SIGNATURE_NAME, SUMS_NAME, *LISTED_NAMES)
+"""All files of a folder beside the PDFs."""
 _INSTRUCTIONS: Final = f"""How to check this folder
 
 Run these commands in the folder. They need neither scanlake nor the service.

@@ -138,7 +138,7 @@ def test_a_folder_is_locked_by_one_run(tmp_path: Path) -> None:
 
 
 def test_reads_and_writes_follow_no_link(tmp_path: Path) -> None:
-    """A write replaces the link, not its target; a read does not follow it. A folder is no file."""
+    """A write refuses the link, and a read does not follow it. A folder is no file."""
     target = tmp_path / "elsewhere"
     target.write_bytes(b"precious")
     with open_job_folder(tmp_path / "out", new_run_id()) as folder:
@@ -146,9 +146,10 @@ def test_reads_and_writes_follow_no_link(tmp_path: Path) -> None:
         assert folder.digest("report-0001.pdf") is None
         (tmp_path / "out" / "manifest.json").symlink_to(target)
         assert folder.digest("manifest.json") is None
-        folder.write("manifest.json", b"{}")
+        with pytest.raises(StorageError, match="not a file of this job"):
+            folder.write("manifest.json", b"{}")
     assert target.read_bytes() == b"precious"
-    assert (tmp_path / "out" / "manifest.json").read_bytes() == b"{}"
+    assert (tmp_path / "out" / "manifest.json").is_symlink()
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / ".scanlake-job").symlink_to(target)
     with pytest.raises(StorageError), open_job_folder(tmp_path / "linked", new_run_id()):
