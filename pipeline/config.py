@@ -10,13 +10,13 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import tomllib
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
-from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
 
 from pipeline.errors import SettingsError
 from pipeline.settings import PREFIX, SECRET_SETTINGS, TOKEN_VARIABLE, Settings, token_hint
@@ -256,7 +256,7 @@ def _read_file(path: Path | None) -> tuple[dict[str, Any], dict[str, dict[str, A
     if path is None:
         return {}, {}
     try:
-        top = TomlConfigSettingsSource(Settings, toml_file=path)()
+        top = tomllib.loads(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError:
         raise SettingsError(f"{path}: not UTF-8.", hint="Save the file as UTF-8.") from None
     except OSError as error:
@@ -281,12 +281,12 @@ def _read_file(path: Path | None) -> tuple[dict[str, Any], dict[str, dict[str, A
     return top, tables
 
 
-def _read_environment(tables: Iterable[str]) -> dict[str, str | None]:
-    """Return the values of all variables with the prefix, also of those that name no setting."""
+def _read_environment(tables: Iterable[str]) -> dict[str, str]:
+    """Return the values of all variables with the prefix that are not empty, also of those that name no setting."""
     ignored = {variable.lower() for variable in (*NON_SETTING_VARIABLES, *map(token_variable, tables))}
     prefix, alert_prefix = PREFIX.lower(), ALERT_VARIABLE_PREFIX.lower()
     return {
         name.removeprefix(prefix): value
-        for name, value in EnvSettingsSource(Settings).env_vars.items()
+        for name, value in ((variable.lower(), value) for variable, value in os.environ.items() if value)
         if name.startswith(prefix) and not name.startswith(alert_prefix) and name not in ignored
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.urls import API_PREFIX, normalize_base_url, validate_url
-from schemas.requests import INCLUDES
+from schemas.includes import INCLUDES
 
 if TYPE_CHECKING:
     from pydantic import SecretStr

@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Annotated, Final, Literal, Self, get_args
 
 import structlog
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
-from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
 from pipeline import setting_checks
 from pipeline.errors import SettingsError, refuse_unreadable
 from pipeline.paths import resolve_parents
 from pipeline.tokens import find_token_problem
 from pipeline.urls import parse_store_url, validate_proxy_url
-from schemas.requests import INCLUDES, Include
+from schemas.includes import INCLUDES, Include
 
 PREFIX: Final = "SCANLAKE_"
 TOKEN_VARIABLE: Final = "SCANLAKE_TOKEN"  # noqa: S105 - the variable's name, not a token
@@ -32,16 +31,11 @@ KeepCount = Annotated[int, Field(ge=0, le=10_000)]
 _KEEP_NEWEST_OF: Final = "Also keep the newest snapshot of each of the last N {} (UTC) that have one. 0: none."
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """Every setting of scanlake. `config.load` builds it; the class itself reads no files and no environment."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX,
-        env_ignore_empty=True,
-        extra="forbid",
-        frozen=True,
-        hide_input_in_errors=True,
-        allow_inf_nan=False,
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, allow_inf_nan=False, validate_default=True
     )
 
     base_url: Annotated[str, AfterValidator(setting_checks.check_base_url)] | None = Field(
@@ -75,7 +69,6 @@ class Settings(BaseSettings):
     )
     includes: Annotated[
         tuple[Include, ...],
-        NoDecode,
         BeforeValidator(setting_checks.parse_includes),
         AfterValidator(lambda names: tuple(name for name in INCLUDES if name in names)),
     ] = Field(
@@ -213,18 +206,6 @@ class Settings(BaseSettings):
         "this machine.",
         examples=["https://monitor.example/hooks/scanlake"],
     )
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],  # noqa: ARG003 - the signature is pydantic-settings'
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Accept only arguments, so that no test and no import reads the environment by accident."""
-        return (init_settings,)
 
     @model_validator(mode="after")
     def _check_publish_target(self) -> Self:

@@ -17,10 +17,8 @@ from pydantic import (
     model_validator,
 )
 
+from schemas.includes import Include  # noqa: TC001 - pydantic evaluates it
 from schemas.timestamps import SECOND, format_instant, from_datetime, parse_instant
-
-Include = Literal["uploads", "geocoding", "forms", "fields", "locations", "workflows"]
-INCLUDES: Final[tuple[Include, ...]] = ("uploads", "geocoding", "forms", "fields", "locations", "workflows")
 
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 250

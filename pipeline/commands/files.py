@@ -21,8 +21,9 @@ from pipeline.output_formats import OutputFormat, choose_format, format_option
 from pipeline.process import run_async
 from pipeline.settings import require_base_url
 from pipeline.time_bounds import parse_bound, parse_range
+from schemas.includes import INCLUDES
 from schemas.json_decode import decode_json
-from schemas.requests import INCLUDES, MAX_LIMIT, MAX_LIMIT_WITH_INCLUDES, FileQuery
+from schemas.requests import MAX_LIMIT, MAX_LIMIT_WITH_INCLUDES, FileQuery
 from schemas.value_types import encode_json
 
 GROUP: Final = "Use the data"

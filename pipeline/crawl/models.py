@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Final, Literal
 
 from pipeline.crawl.windows import MAX_SECOND, MIN_SECOND
+from schemas.includes import INCLUDES, Include
 from schemas.json_decode import InvalidJsonError, decode_json
-from schemas.requests import INCLUDES, MAX_REFERENCE, FileQuery, Include
+from schemas.requests import MAX_REFERENCE, FileQuery
 from schemas.timestamps import SECOND, to_datetime
 
 if TYPE_CHECKING:

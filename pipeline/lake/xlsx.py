@@ -6,16 +6,12 @@ import re
 from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
 
 from pipeline.errors import SettingsError, StorageError
-
-try:
-    import xlsxwriter
-    from xlsxwriter.exceptions import FileCreateError
-except ImportError:  # an optional extra
-    xlsxwriter = None
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +19,7 @@ if TYPE_CHECKING:
 
     import duckdb
 
+_LIBRARY: Final = "xlsxwriter"  # an optional extra, imported when a workbook is written
 MAX_SHEET_ROWS: Final = 1_048_575  # below the heading
 _MAX_EXACT_INT: Final = 10**15  # Excel rounds greater whole numbers
 _BATCH_ROWS: Final = 20_000
@@ -42,7 +39,7 @@ _CellWriter: TypeAlias = "Callable[[Any, int, int, Any], None]"
 
 def check_xlsx_installed() -> None:
     """Raise `SettingsError` if XlsxWriter is not installed."""
-    if xlsxwriter is None:
+    if find_spec(_LIBRARY) is None:
         raise SettingsError(
             "The format xlsx needs the library XlsxWriter.", hint="Run `pip install XlsxWriter`, or use csv."
         )
@@ -82,10 +79,11 @@ def is_excel_type(sql_type: str) -> bool:
 @contextmanager
 def _open_workbook(target: Path | IO[bytes], subject: str, **options: str) -> Iterator[Any]:
     check_xlsx_installed()
+    xlsxwriter = import_module(_LIBRARY)
     try:
         with xlsxwriter.Workbook(target, {"constant_memory": True, "use_zip64": True, **options}) as book:
             yield book
-    except FileCreateError as error:
+    except xlsxwriter.exceptions.FileCreateError as error:
         cause = error.args[0]
         raise StorageError.from_errno(subject, cause.errno if isinstance(cause, OSError) else None) from error
 

@@ -35,7 +35,8 @@ from pipeline.sync.lang_probe import find_texts_source
 from pipeline.sync.target import repair_watermark, target_by_clock, warn_of_clock
 from pipeline.sync.worker_thread import WorkerThread
 from pipeline.version import __version__
-from schemas.requests import INCLUDES, FileQuery
+from schemas.includes import INCLUDES
+from schemas.requests import FileQuery
 from schemas.timestamps import SECOND, new_run_id, now_us
 
 if TYPE_CHECKING:

@@ -239,9 +239,9 @@ def test_imports_are_at_the_top() -> None:
 
     The exceptions import by name when needed: cli.py the commands, the packages of the product and of its client
     their public names, __main__.py the command line, because signals are handled first, publish/iceberg.py what needs
-    pyiceberg, and global_options.py the settings that complete a typed word.
+    pyiceberg, lake/xlsx.py XlsxWriter, and global_options.py the settings that complete a typed word.
     """
-    units = ("__main__", "cli", "client", "global_options", "publish.iceberg")
+    units = ("__main__", "cli", "client", "global_options", "lake.xlsx", "publish.iceberg")
     by_name = {"pipeline", *(f"pipeline.{unit}" for unit in units)}
     hidden = []
     for module in product_modules():

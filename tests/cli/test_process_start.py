@@ -94,3 +94,15 @@ def test_a_module_that_was_cut_short(tmp_path: Path, name: str) -> None:
     assert "cannot be imported: EOFError: marshal data too short." in answer.stderr
     assert "Install scanlake again" in answer.stderr
     assert len(answer.stderr.splitlines()) == 1
+
+
+def test_readers_load_no_more_than_they_need() -> None:
+    """`status` and `query` start without the HTTP client and Excel; `status` without Arrow, too."""
+    heavy = {"aiohttp", "pydantic_settings", "xlsxwriter", "schemas.requests"}
+    code = (
+        "import sys, pipeline.commands.status; print(*sys.modules); import pipeline.commands.query; print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    of_status, of_query = (set(line.split()) for line in done.stdout.splitlines())
+    assert not of_status & {*heavy, "pyarrow", "schemas.tables"}
+    assert not of_query & heavy

@@ -13,7 +13,7 @@ from pipeline.config import load, parse_settings
 from pipeline.errors import SettingsError
 from pipeline.settings import Settings, load_token, require_base_url
 from pipeline.settings_template import render_settings_file
-from schemas.requests import INCLUDES
+from schemas.includes import INCLUDES
 from tests.rows import every
 
 

@@ -32,7 +32,8 @@ from pipeline.emulator.documents import ALL_INCLUDES
 from pipeline.emulator.world import change_one
 from pipeline.lake.models import FileVersionRecord
 from schemas.file_versions import content_digest
-from schemas.requests import INCLUDES, FileQuery
+from schemas.includes import INCLUDES
+from schemas.requests import FileQuery
 from schemas.timestamps import SECOND
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from pipeline.crawl.models import CrawlStats, ListedWindow, ListObservation
 from pipeline.crawl.windows import ALL_TIME
 from pipeline.emulator import make_quirks
 from pipeline.lake.models import FileVersionRecord
-from schemas.requests import INCLUDES, FileQuery
+from schemas.includes import INCLUDES
+from schemas.requests import FileQuery
 from tests.crawl.crawl_harness import (
     LIST_ONLY,
     WITH_DETAILS,

@@ -141,7 +141,7 @@ def test_a_workbook_that_cannot_be_written(lake: Path, tmp_path: Path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(xlsx, "MAX_SHEET_ROWS", 3)
         assert "more rows than a sheet" in told(lake, *arguments, code=2)
-    monkeypatch.setattr(xlsx, "xlsxwriter", None)
+    monkeypatch.setattr(xlsx, "_LIBRARY", "no_such_library")
     assert "pip install XlsxWriter" in told(lake, *arguments, code=2)
     told(lake, "export", str(tmp_path / "folder"), *FEW)
     assert not list(tmp_path.glob("out*"))

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from schemas.requests import INCLUDES, FileQuery, ReportRequest, ReportSettings, ShareRequest
+from schemas.includes import INCLUDES
+from schemas.requests import FileQuery, ReportRequest, ReportSettings, ShareRequest
 from tests.rows import every
 
 SECRET = "s3cr3t-value"
