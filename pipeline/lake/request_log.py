@@ -11,6 +11,7 @@ from dataclasses import asdict, astuple, dataclass, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from pipeline.lake.integrity import refuse_foreign_entries
 from pipeline.lake.ledger import Ledger
 from pipeline.lake.ledger_writes import insert, insert_all
 from schemas.timestamps import is_same_instant
@@ -174,6 +175,7 @@ _FIND_SHARE: Final = (
 @contextmanager
 def open_request_log(layout: LakeLayout) -> Iterator[RequestLog]:
     """Open the request log of a lake, also while a run holds the lake's lock."""
+    refuse_foreign_entries(layout)
     with closing(Ledger(layout.ledger)) as ledger:
         yield RequestLog(ledger)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from pipeline.atomic_files import temp_name
 from pipeline.client.probe import check_service
 from pipeline.emulator import Emulator
 from pipeline.emulator.options import Faults, Quirks
@@ -250,8 +251,9 @@ async def test_the_health_of_the_lake(tmp_path: Path) -> None:
         assert (held["files"][0].severity, held["files"][0].exit_code) == (Severity.SKIPPED, 5)
     elsewhere = settings.model_copy(update={"base_url": "https://service.example", "lang": "de"})
     assert [each.exit_code for each in found(lake_checks.check_lake(elsewhere))["source"]] == [2, 2]
-    (layout.root / "raw" / "000000000009-abcdef.parquet").write_bytes(b"left")  # the next run removes them
-    (layout.root / ".catalog.duckdb.1-0a1b2c3d.tmp").write_bytes(b"left")
+    part = min(layout.raw_dir.iterdir())
+    shutil.copy(part, part.with_name("000000000009-abcdef.parquet"))  # the next run removes them
+    (layout.root / temp_name("catalog.duckdb")).write_bytes(b"left")
     assert {each.severity for each in lake_checks.check_lake(settings)} == {Severity.OK}
     change(layout, """INSERT INTO lake_property VALUES ('rollback_pause', '{"to": 2, "snapshot": 4}')""")
     assert "rolled back to snapshot 2" in found(lake_checks.check_lake(settings))["paused"][0].problem

@@ -24,6 +24,7 @@ from pipeline.lake.lake import Lake
 from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, FolderKind
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger_format import APPLICATION_ID
+from pipeline.lake.request_log import open_request_log
 from tests.commands.cli_process import called, variables
 from tests.constants import set_run_constants
 from tests.lake.lake_builder import AT, commit
@@ -286,6 +287,9 @@ def test_what_has_a_name_of_the_lake_stops_a_run(two_files: Path, tmp_path: Path
         (lake / name).unlink(missing_ok=True)
     _stranger(lake, kind, name)
     before = [describe(path) for path in (lake / name, tmp_path / "elsewhere") if path.exists()]
+    if name.startswith("ledger.sqlite"):
+        with pytest.raises(StorageError, match="Not of scanlake"), open_request_log(LakeLayout(lake)):
+            pass
     message = told(lake, "repair", code=7)
     assert message.endswith(f" Move {lake / name} away, then run again.\n")
     assert message.count("\n") == 1
