@@ -12,6 +12,7 @@ import duckdb
 from pipeline.atomic_files import temp_name
 from pipeline.lake.duckdb_errors import translate_duckdb_errors
 from pipeline.lake.duckdb_files import open_read_only
+from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.parts import READ_BATCH_ROWS
 from pipeline.lake.sql import UTC_NOW_SQL, sql_comment, sql_identifier, sql_literal
 
@@ -119,7 +120,8 @@ def _limit_resources(db: duckdb.DuckDBPyConnection, spill: Path | None, memory_l
     db.execute("SET enable_progress_bar = false")  # DuckDB prints it to standard output, where --json goes
     if spill is not None:
         db.execute(f"SET memory_limit = '{memory_limit}'")
-        spill.mkdir(exist_ok=True)
+        with translate_os_errors(spill):
+            spill.mkdir(exist_ok=True)
         db.execute(f"SET temp_directory = {sql_literal(str(spill / temp_name('duckdb')))}")
 
 

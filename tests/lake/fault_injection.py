@@ -78,7 +78,9 @@ def _transaction(disk: Disk, real: Callable[..., Any]) -> Callable[..., Any]:
         with real(ledger) as db:
             if disk.error is not None and len(disk.done) + 1 == disk.at:
                 disk.done.append("transaction")
-                raise sqlite3.OperationalError("database or disk is full")
+                error = sqlite3.OperationalError("database or disk is full")
+                error.sqlite_errorcode = sqlite3.SQLITE_FULL  # as every error of SQLite itself has
+                raise error
             yield db
             if not disk.late:  # dies before it is committed, else right after
                 disk.step("transaction", lambda: None)
