@@ -23,7 +23,7 @@ from pipeline.lake.parts import RAW_TABLE
 from schemas.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
     from pipeline.findings import Finding
@@ -37,20 +37,25 @@ _TABLE_NAMES: Final = frozenset(table.qualified_name for table in TABLES)
 _log = structlog.get_logger()
 
 
-def find_damaged_catalogs(layout: LakeLayout, ledger: LedgerQueries) -> Iterator[Finding]:
-    """Yield the catalog and the kept snapshots that differ from what was published or cannot be queried."""
+def find_damaged_catalogs(
+    layout: LakeLayout, ledger: LedgerQueries, *, damaged_parts: Collection[str] = ()
+) -> Iterator[Finding]:
+    """Yield the catalog and the kept snapshots that differ from what was published or cannot be queried.
+
+    A table is not compared with `damaged_parts`: other rows are no fault of the catalog then.
+    """
     # The contents of current parts are compared elsewhere, those of parts that only a snapshot names here.
     problems: dict[str, str | None] = {
         part.name: None if layout.part_path(part.name).is_file() else "missing" for part in ledger.parts()
     }
     if ledger.last_snapshot() is not None:
-        problem = _CatalogCheck(layout, problems, ledger.properties).find_problem(layout.catalog)
+        problem = _CatalogCheck(layout, problems, damaged_parts, ledger.properties).find_problem(layout.catalog)
         if problem:
             yield damage(layout.part_name(layout.catalog), problem, "published again")
     for number, path in list_snapshots(layout):
         if path.is_file() and layout.catalog.is_file() and path.samefile(layout.catalog):
             continue  # which is published again with it
-        if problem := _CatalogCheck(layout, problems).find_problem(path, number):
+        if problem := _CatalogCheck(layout, problems, damaged_parts).find_problem(path, number):
             yield damage(layout.part_name(path), problem, "deleted")
 
 
@@ -58,9 +63,13 @@ class _CatalogCheck:
     """A check of one catalog. `properties` are those of the lake, for the published one."""
 
     def __init__(
-        self, layout: LakeLayout, problems: dict[str, str | None], properties: LakeProperties | None = None
+        self,
+        layout: LakeLayout,
+        problems: dict[str, str | None],
+        damaged_parts: Collection[str],
+        properties: LakeProperties | None = None,
     ) -> None:
-        self._layout, self._problems = layout, problems
+        self._layout, self._problems, self._damaged = layout, problems, damaged_parts
         self._record = properties.catalog if properties else None
         # A publish that was killed leaves no record of its catalog.
         self._base = properties.delta_base if properties and self._record else None
@@ -108,7 +117,8 @@ class _CatalogCheck:
                 rows = _sum_rows(db, table.qualified_name)
             except duckdb.Error as error:
                 return f"{table.name} cannot be read: {describe_damage(error)}"
-            if is_comparable and _sum_rows_of_parts(self._layout, db, spec, table) not in {rows, None}:
+            is_compared = is_comparable and not any(part.name in self._damaged for part in spec.parts_of(table.name))
+            if is_compared and _sum_rows_of_parts(self._layout, db, spec, table) not in {rows, None}:
                 return f"{table.name} has other rows than the parts"
         return None
 

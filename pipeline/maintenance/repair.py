@@ -120,7 +120,8 @@ def _check(
     if lake is not None:
         _repair_parts(lake, parts)
     # Now, because a rebuilt part makes its catalogs readable again.
-    catalogs = list(find_damaged_catalogs(layout, ledger))
+    damaged_parts = {damaged.part.name for damaged in parts.parts}
+    catalogs = list(find_damaged_catalogs(layout, ledger, damaged_parts=damaged_parts))
     if lake is None and parts.parts:
         catalogs = [replace(item, repair=f"{item.repair}, unless its repaired parts suffice") for item in catalogs]
     elif lake is not None and catalogs:

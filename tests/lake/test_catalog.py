@@ -9,6 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import duckdb
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline.lake import catalog, catalog_sql, catalog_tables, compaction
@@ -19,6 +20,7 @@ from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.lake import Lake
 from pipeline.lake.retention import expire_snapshots
 from pipeline.maintenance.compact import is_compaction_due, run_compaction
+from pipeline.maintenance.repair import check_files
 from pipeline.settings import Settings
 from schemas.tables import TABLES
 from tests.lake.lake_builder import AT, commit
@@ -130,6 +132,19 @@ def test_a_publish_updates_the_catalog(
         commit(lake, {10: 5}, stamp=4)  # whose upload an update would have deleted
         _publish(lake, 10)
         assert (_base(lake)["replaced_rows"], _counts(lake)) == (0, {**expected, 10: 5})
+
+
+def test_a_damaged_part_is_no_fault_of_the_catalog(tmp_path: Path) -> None:
+    """A part with other values, which a reader does not notice, is one finding: the catalog is right."""
+    with _open(tmp_path) as lake:
+        _fill(lake)
+        _publish(lake)
+        part = next(part for part in lake.ledger.parts() if part.table_name == "files")
+        path = lake.layout.part_path(part.name)
+        rows = pq.read_table(path)
+        path.chmod(0o600)
+        pq.write_table(rows.set_column(rows.schema.get_field_index("snap_count"), "snap_count", rows["file_id"]), path)
+    assert [finding.subject for finding in check_files(lake.layout).damage] == [part.name]
 
 
 def test_snapshots_are_of_rows(tmp_path: Path) -> None:
