@@ -71,7 +71,7 @@ def run(
         if lake.needs_publish or lake.ledger.properties.purge_in_progress is not None:  # of a run that was killed
             lake.republish(at=now_us())
         if store is not None:
-            protected = partial(list_iceberg_files, settings, store, lake.ledger.get_lake_id())
+            protected = partial(list_iceberg_files, settings, store)
             mirror_options = MirrorOptions.from_settings(settings, images=with_images)
             result = mirror_lake(lake, store, mirror_options, at=now_us(), number=snapshot, list_protected=protected)
         if with_iceberg:

@@ -102,11 +102,12 @@ def mirror_lake(
     *,
     at: int,
     number: int | None = None,
-    list_protected: Callable[[], Collection[str]] = tuple,
+    list_protected: Callable[[str], Collection[str]] = lambda _: (),
 ) -> MirrorResult:
     """Publish snapshot `number` of the locked lake, the newest by default, at `at` (microseconds).
 
-    `list_protected` returns the paths of files that Iceberg tables on the target need; it is called if there are any.
+    `list_protected` returns the paths of files that Iceberg tables of a lake, given by its id, need on the target; it
+    is called if there are any.
     Records the result in the ledger, a failure too. Raises `SettingsError` for a target of another lake and a snapshot
     that is not kept, `PublishConflictError` when another publisher was faster, `StorageError` for other contents under
     the name of a part, `PublishError`, and after everything else `LakeCorruptedError` for images that could not be
@@ -167,7 +168,7 @@ class _Mirror:
         self._catalogs = TargetCatalogs(lake.layout, store, self._empty_parts, documents=options.documents)
 
     def publish(
-        self, last: SnapshotRecord, number: int, list_protected: Callable[[], Collection[str]]
+        self, last: SnapshotRecord, number: int, list_protected: Callable[[str], Collection[str]]
     ) -> tuple[MirrorResult, ImagesOnStore]:
         """Make the target show snapshot `number`; `last` is the lake's newest."""
         # The catalog's version first: who replaces the catalog after this is noticed before anything is swapped.
@@ -201,7 +202,9 @@ class _Mirror:
         )
         if former is not None and is_complete and self._is_current(former, last, number):
             return self._to_result(former, changed=False), images
-        protected = list_protected() if OWNER in listed else ()  # a sweep would delete the parts of the tables
+        protected = (
+            list_protected(self._lake_id) if OWNER in listed else ()
+        )  # a sweep would delete the parts of the tables
         with self._work_folder() as folder:
             snapshot = self._publish_snapshot(folder, source, contents, former, listed)
             file, image_table = self._choose_catalog(folder, snapshot, last, listed, images)
