@@ -33,8 +33,8 @@ _REJECTS: Final = """
     FROM meta.rejects GROUP BY reason) ORDER BY files DESC, reason
 """
 _TABLES: Final = """
-    SELECT schema_name AS schema, table_name AS name FROM duckdb_tables()
-    WHERE schema_name = 'main' OR (schema_name, table_name) = ('meta', 'misfits') ORDER BY schema_name, table_name
+    SELECT DISTINCT 'main' AS schema, table_name AS name FROM meta.data_dictionary WHERE NOT is_view
+    UNION ALL SELECT 'meta', 'misfits' ORDER BY ALL
 """  # from the catalog, because the declared tables take long to load
 _Row = TypeVar("_Row")
 

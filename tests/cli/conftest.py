@@ -55,6 +55,9 @@ def lake(tmp_path: Path) -> Path:
         for meta_table in META_TABLES:
             columns = ", ".join(f"{name} {kind}" for name, kind, _ in meta_table.columns)
             db.execute(f"CREATE TABLE meta.{meta_table.name} ({columns})")
+        db.execute("CREATE TABLE meta.data_dictionary (table_name VARCHAR, is_view BOOLEAN)")
+        listed = [[table.name] for table in TABLES if table.schema == "main"]
+        db.executemany("INSERT INTO meta.data_dictionary VALUES (?, false)", listed)
         _fill(db)
         db.execute("USE memory")
         db.execute("DETACH lake")
