@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _FIRST_PORT: Final = 20_000
+_LAST_PORT: Final = 65_535
 _HIGH_BYTES: Final = 64 * 1024
 _LOW_BYTES: Final = 16 * 1024
 _MAX_PART_BYTES: Final = 256 * 1024
@@ -29,8 +31,7 @@ class MemoryNetwork:
         """Return a new server. Raises OSError if the port is taken."""
         if port in self._listeners:
             raise OSError(errno.EADDRINUSE, f"the port {port} is taken")
-        self._last_port += not port
-        listener = Listener(self, factory, (host or "127.0.0.1", port or self._last_port))
+        listener = Listener(self, factory, (host or "127.0.0.1", port or self._take_port()))
         self._listeners[listener.address[1]] = listener
         return listener
 
@@ -48,14 +49,19 @@ class MemoryNetwork:
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
         """Connect to a server: by address, or by the one that a socket was connected to."""
         listener = self._find(self._targets.pop(sock.fileno()) if sock is not None else address)
-        self._last_port += 1
-        here, there = ("127.0.0.1", self._last_port), listener.address
+        here, there = ("127.0.0.1", self._take_port()), listener.address
         client = Transport(self._loop, factory(), here, there, sock)
         server = Transport(self._loop, listener.factory(), there, here, None)
         client.peer, server.peer = server, client
         self._loop.call_soon(server.get_protocol().connection_made, server)
         client.get_protocol().connection_made(client)
         return client, client.get_protocol()
+
+    def _take_port(self) -> int:
+        """Return the next port that no server has; after the last one the first."""
+        later, earlier = range(self._last_port + 1, _LAST_PORT + 1), range(_FIRST_PORT + 1, _LAST_PORT + 1)
+        self._last_port = next(port for port in chain(later, earlier) if port not in self._listeners)
+        return self._last_port
 
     def _find(self, address: tuple[Any, ...]) -> Listener:
         try:

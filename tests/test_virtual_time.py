@@ -14,6 +14,7 @@ from pipeline.client.options import ClientOptions
 from pipeline.emulator import Emulator
 from schemas.requests import FileQuery
 from schemas.timestamps import now_us
+from tests import memory_network
 from tests.virtual_time import START, run_virtually
 
 pytestmark = pytest.mark.virtual_time
@@ -103,6 +104,18 @@ async def test_streams_meet_in_memory() -> None:
     assert await received == sent
     writer.close()
     server.close()
+
+
+def test_ports_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the last port come those that no server has: a soak makes more connections than there are ports."""
+    monkeypatch.setattr(memory_network, "_LAST_PORT", memory_network._FIRST_PORT + 3)
+    loop = asyncio.new_event_loop()
+    network = memory_network.MemoryNetwork(loop)
+    first, *others = (network.listen(asyncio.Protocol, None, 0).address[1] for _ in range(3))
+    for port in others:
+        network.close(port)
+    assert {network.listen(asyncio.Protocol, None, 0).address[1] for _ in range(2)} == {first + 1, first + 2}
+    loop.close()
 
 
 def test_every_run_is_the_same() -> None:
