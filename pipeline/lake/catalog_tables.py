@@ -29,7 +29,8 @@ from pipeline.lake.duckdb import (
     split_sorted_query,
     update_database,
 )
-from pipeline.lake.history_views import FILE_EVENTS, FILE_VERSIONS, select_events_sql, select_versions_sql
+from pipeline.lake.history_tables import write_history
+from pipeline.lake.history_views import FILE_EVENTS, FILE_VERSIONS
 from pipeline.lake.image_records import last_image_change
 from pipeline.lake.models import DeltaBase
 from pipeline.lake.parts import estimate_memory
@@ -70,7 +71,7 @@ def build_tables(
         for table in TABLES:
             comments = [(column.name, column.comment) for column in list_columns(table)]
             writer.comment("TABLE", table.qualified_name, table.comment, comments)
-        _write_history(writer, layout, spec, since_seq=0)
+        write_history(writer, layout, spec, since_seq=0)
         image_change = last_image_change(ledger)
         write_image_table(writer, ledger)
         views = _write_views_and_meta(writer, layout, ledger, spec, {})
@@ -99,7 +100,7 @@ def update_tables(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogS
         for table, files in ((FILES, spec.snapshot.files), (DELETED_FILES, ledger.count_deleted_files())):
             if db.execute(f"SELECT count(*) FROM {table.qualified_name}").fetchall() != [(files,)]:
                 raise OutdatedCatalogError(f"{table.name} has not {files:,} rows")
-        _write_history(writer, layout, spec, since_seq=since_seq)
+        write_history(writer, layout, spec, since_seq=since_seq)
         image_change = last_image_change(ledger)
         write_image_table(writer, ledger, since_change=base.get("image_change", 0))
         views = _write_views_and_meta(writer, layout, ledger, spec, base["views"])
@@ -112,22 +113,6 @@ def update_tables(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogS
         replaced_rows=base["replaced_rows"] + rows,
         image_change=image_change,
     )
-
-
-def _write_history(writer: TableWriter, layout: LakeLayout, spec: CatalogSpec, *, since_seq: int) -> None:
-    """Add the versions of later commits than one, and write the events of their files."""
-    documents, db = select_documents_sql(layout, spec, since_seq=since_seq), writer.db
-    versions, events = (f"main.{view.name}" for view in (FILE_VERSIONS, FILE_EVENTS))
-    changed = f"IN (SELECT file_id FROM {CHANGED_FILES})"
-    if writer.exists:
-        db.execute(f"INSERT INTO {versions} {select_versions_sql(documents, since_seq=since_seq)}")
-        db.execute(f"DELETE FROM {events} WHERE file_id {changed}")
-        db.execute(f"INSERT INTO {events} {select_events_sql(f'(FROM {versions} WHERE file_id {changed})')}")
-        return
-    db.execute(f"CREATE TABLE {versions} AS {select_versions_sql(documents, since_seq=since_seq)}")
-    db.execute(f"CREATE TABLE {events} AS {FILE_EVENTS.sql} ORDER BY file_id, commit_seq, event")
-    for view in (FILE_VERSIONS, FILE_EVENTS):
-        writer.comment("TABLE", f"main.{view.name}", view.comment, view.columns)
 
 
 def _insert_sorted(db: duckdb.DuckDBPyConnection, layout: LakeLayout, spec: CatalogSpec, table: Table) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
@@ -92,6 +92,19 @@ def update_database(path: Path, *, spill: Path, keeps_row_groups: bool) -> Itera
         db.execute("BEGIN")
         yield db
         db.execute("COMMIT")
+
+
+@contextmanager
+def halve_memory(db: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    """Leave half of DuckDB's memory to others in the block: it gives back blocks that it only keeps for later."""
+    ((former,),) = db.execute("SELECT current_setting('memory_limit')").fetchall()
+    size, unit = former.split()
+    with suppress(duckdb.OutOfMemoryException):  # it needs more; nothing has changed then
+        db.execute(f"SET memory_limit = '{float(size) / 2:.1f} {unit}'")
+    try:
+        yield
+    finally:
+        db.execute(f"SET memory_limit = '{former}'")
 
 
 def count_used_bytes(path: Path) -> int:

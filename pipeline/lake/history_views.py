@@ -29,7 +29,7 @@ def _read_document(name: str) -> str:
     return f"TRY(json_extract({name}, [{paths}]))"
 
 
-def _type_documents(history: str) -> str:
+def type_documents_sql(history: str) -> str:
     """Return the query for typed versions from `history`, a source with the columns of `file_history`."""
     return (
         f"WITH document AS (SELECT file_id, commit_seq, fetched_at, run_id, updated_at,"
@@ -39,20 +39,18 @@ def _type_documents(history: str) -> str:
     )
 
 
-def select_versions_sql(documents: str, *, since_seq: int) -> str:
-    """Return the query for the rows of `file_versions` of later commits than one, from the source of the documents.
+def select_current_versions_sql(documents: str, *, since_seq: int) -> str:
+    """Return the query for the current rows of `file_versions` of later commits than one, in the order of `files`.
 
-    The values of a current version are those of its row in `files`: only documents of other versions are read.
+    It reads no document: the values are those of the row, which has the fetch of its version.
     """
-    history = f"({HISTORY.sql.format(history=documents)})"
-    current = ", ".join(f"files.{sql_identifier(column.name)}" for column in _COLUMNS)
-    others = f"(FROM {history} SEMI JOIN (FROM kept WHERE NOT is_current) USING (file_id, commit_seq))"
+    history = HISTORY.sql.format(history=documents)
+    fetch = ", ".join(f"version.{name}" for name in ("file_id", "commit_seq", "fetched_at", "run_id", "updated_at"))
+    values = ", ".join(f"files.{sql_identifier(column.name)}" for column in _COLUMNS)
     return (
-        "WITH kept AS MATERIALIZED (SELECT file_id, commit_seq, fetched_at, run_id, updated_at, file_id IN (SELECT"
-        " file_id FROM main.files) AND commit_seq = max(commit_seq) OVER (PARTITION BY file_id) AS is_current"
-        f" FROM {history} WHERE commit_seq > {since_seq})"
-        f" SELECT kept.* EXCLUDE (is_current), {current} FROM kept JOIN main.files USING (file_id) WHERE is_current"
-        f" UNION ALL ({_type_documents(others)}) ORDER BY file_id, commit_seq"
+        f"SELECT {fetch}, {values} FROM main.files JOIN (SELECT file_id, commit_seq, fetched_at, run_id, updated_at"
+        f" FROM ({history}) WHERE commit_seq > {since_seq}) AS version ON version.file_id = files.file_id"
+        " AND version.fetched_at = files._fetched_at AND version.run_id = files._run_id"
     )
 
 
@@ -84,7 +82,7 @@ FILE_VERSIONS: Final = View(
         ("updated_at", "Last update according to this version (UTC)."),
         *((column.name, column.comment) for column in _COLUMNS),
     ),
-    _type_documents("main.file_history"),
+    type_documents_sql("main.file_history"),
 )
 FILE_EVENTS: Final = View(
     "file_events",
