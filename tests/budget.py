@@ -18,7 +18,7 @@ from tests import forkserver
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MAX_SECONDS: Final = 4_000.0
+MAX_SECONDS: Final = 1_300.0
 """Processor seconds of a whole run of `make test`: twice what it takes, because a loaded machine counts more."""
 MAX_TEST_SECONDS: Final = 5.0
 """Processor seconds of one test that is not marked as slow, without its fixtures, which others share."""
