@@ -7,6 +7,8 @@ writes.
 from __future__ import annotations
 
 import os
+import sqlite3
+from contextlib import closing, suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +16,7 @@ from pipeline.atomic_files import is_temp_file
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.file_names import list_part_files, list_snapshots
 from pipeline.lake.layout import LakeLayout, has_lock_note, translate_os_errors
-from pipeline.lake.ledger_format import LedgerIdentity, identify_ledger
+from pipeline.lake.ledger_format import LedgerIdentity, identify_ledger, readonly_uri
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -112,10 +114,19 @@ def missing_catalog_error(layout: LakeLayout, settings: Settings) -> ScanlakeErr
     kind = classify_folder(layout)
     if kind in {FolderKind.EMPTY, FolderKind.OTHER}:
         return missing_lake_error(layout.root, settings)
-    if kind is FolderKind.LAKE_WITHOUT_LEDGER or list_snapshots(layout):
+    if kind is FolderKind.LAKE_WITHOUT_LEDGER:
         return LakeCorruptedError(f"{layout.catalog} is missing.")
+    if list_snapshots(layout) or _has_published(layout.ledger):
+        return LakeCorruptedError(f"{layout.catalog} is missing.", hint="Run `scanlake repair`.")
     hint = "Run `scanlake status`: it shows how far the first sync is, or why it failed."
     return SettingsError(f"The lake at {layout.root} has no catalog yet: no sync has published files.", hint=hint)
+
+
+def _has_published(ledger: Path) -> bool:
+    """Return whether a ledger records a published snapshot; False for one that cannot be read."""
+    with suppress(sqlite3.Error), closing(sqlite3.connect(readonly_uri(ledger), uri=True)) as db:
+        return bool(db.execute("SELECT EXISTS (SELECT 1 FROM snapshot WHERE state = 'published')").fetchone()[0])
+    return False
 
 
 def missing_lake_error(root: Path, settings: Settings) -> SettingsError:

@@ -14,10 +14,12 @@ import duckdb
 import pytest
 
 from pipeline.cli import main
+from pipeline.errors import ExitCode
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger import Ledger
 from tests.lake.lake_builder import AT, commit
+from tests.lake.operations import told
 from tests.lake.test_folders import describe
 from tests.soaking import SOAKING
 
@@ -217,3 +219,17 @@ def test_a_dry_run_finds_the_same_and_changes_nothing(
     assert lines[0].startswith("ERROR     lake      catalog.duckdb: files cannot be read: Corrupt database file")
     assert lines[2].startswith("DAMAGED: 1 finding in ")
     assert describe(lake) == before
+
+
+def test_a_lost_catalog_is_named_and_repaired(tmp_path: Path) -> None:
+    """Without catalog and snapshots a lake is not called one that was never published, and the hint leads out."""
+    lake = tmp_path / "lake"
+    with Lake(lake, doing="test") as made:
+        commit(made, {1: 1, 2: 1})
+        made.publish("", at=AT, complete=True, watermark=AT)
+    (lake / "catalog.duckdb").unlink()
+    shutil.rmtree(lake / "snapshots")
+    for command in (("status",), ("query", "FROM files"), ("snapshots",)):
+        assert "catalog.duckdb is missing. Run `scanlake repair`." in told(lake, *command, code=ExitCode.DAMAGE)
+    told(lake, "repair")
+    assert told(lake, "query", "SELECT count(*) AS n FROM files", "--format", "csv").split() == ['"n"', "2"]
