@@ -73,9 +73,9 @@ def _read_former_documents(db: duckdb.DuckDBPyConnection, paths: list[Path], sin
             first = 0
             for group in range(file.num_row_groups):
                 end = first + file.metadata.row_group(group).num_rows
-                former = numbers.filter(pc.and_(pc.greater_equal(numbers, first), pc.less(numbers, end)))
-                if len(former):
-                    pending.append(file.read_row_group(group, use_threads=False).take(pc.subtract(former, first)))
+                indices = numbers.filter(pc.and_(pc.greater_equal(numbers, first), pc.less(numbers, end)))
+                if len(indices):
+                    pending.append(file.read_row_group(group, use_threads=False).take(pc.subtract(indices, first)))
                 first = end
                 if sum(rows.nbytes for rows in pending) > _BATCH_BYTES:
                     yield pa.concat_tables(pending)

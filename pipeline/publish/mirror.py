@@ -107,11 +107,11 @@ def mirror_lake(
     """Publish snapshot `number` of the locked lake, the newest by default, at `at` (microseconds).
 
     `list_protected` returns the paths of files that Iceberg tables of a lake, given by its id, need on the target; it
-    is called if there are any.
-    Records the result in the ledger, a failure too. Raises `SettingsError` for a target of another lake and a snapshot
-    that is not kept, `PublishConflictError` when another publisher was faster, `StorageError` for other contents under
-    the name of a part, `PublishError`, and after everything else `LakeCorruptedError` for images that could not be
-    published.
+    is called if there are any. Records the result in the ledger, a failure too.
+
+    Raises `SettingsError` for a target of another lake and a snapshot that is not kept, `PublishConflictError` when
+    another publisher was faster, `StorageError` for other contents under the name of a part, `PublishError`, and after
+    everything else `LakeCorruptedError` for images that could not be published.
     """
     started, last = time.monotonic(), lake.ledger.last_snapshot()
     if last is None:
@@ -202,9 +202,8 @@ class _Mirror:
         )
         if former is not None and is_complete and self._is_current(former, last, number):
             return self._to_result(former, changed=False), images
-        protected = (
-            list_protected(self._lake_id) if OWNER in listed else ()
-        )  # a sweep would delete the parts of the tables
+        # A sweep would delete the parts of the tables.
+        protected = list_protected(self._lake_id) if OWNER in listed else ()
         with self._work_folder() as folder:
             snapshot = self._publish_snapshot(folder, source, contents, former, listed)
             file, image_table = self._choose_catalog(folder, snapshot, last, listed, images)
