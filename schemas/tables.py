@@ -371,6 +371,16 @@ RAW: Final = pa.schema(
         _part_field("_fetched_at", pa.timestamp("us"), 4),
         _part_field("_run_id", pa.string(), 5),
         _COMMIT_SEQ_FIELD,
+        _part_field("digest", pa.binary(), 14),
+        _part_field("fetch_signature", pa.string(), 15),
+        _part_field("is_stable", pa.bool_(), 16),
+        _part_field("instance_id", pa.int64(), 17),
+        _part_field("texts_from_list", pa.bool_(), 18),
+        _part_field("evidence", pa.string(), 19),
+        _part_field("scan_code", pa.string(), 20),
     ]
 )
-"""Raw documents as received: the list item and the detail of each version of a file."""
+"""Raw documents as received: the list item and the detail of each version of a file, and how it was fetched.
+
+A row with `evidence` is a tombstone: no documents, the last reference, and the detection of the deletion as fetch.
+"""

@@ -240,7 +240,7 @@ def find_expired_documents(
     with open_worker_connection(layout.spill_dir) as db:
         rows = db.execute(
             f"SELECT filename, file_id, {COMMIT_SEQ_COLUMN}"
-            f" FROM read_parquet([{', '.join(map(sql_literal, paths))}], filename = true)"
+            f" FROM read_parquet([{', '.join(map(sql_literal, paths))}], filename = true) WHERE evidence IS NULL"
             f" QUALIFY row_number() OVER (PARTITION BY file_id ORDER BY {COMMIT_SEQ_COLUMN} DESC) > $keep",
             {"keep": keep},
         )

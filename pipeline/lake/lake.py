@@ -115,8 +115,9 @@ class Lake:
         if commit.tombstones:
             write_pending_rows(self.layout, self.ledger)  # the commits of two part groups never overlap
             rows, run_id, seq = self._tombstone_rows(commit), commit.run_id, commit.commit_seq
+            documents = parts.write_tombstones(self.layout, rows, run_id=run_id, seq=seq)
             part = parts.write_part(self.layout, DELETED_FILES.name, rows, run_id=run_id, seq=seq)
-            commit = replace(commit, parts=[*commit.parts, part])
+            commit = replace(commit, parts=[*commit.parts, documents, part])
         self.ledger.commit(commit)
 
     def publish(

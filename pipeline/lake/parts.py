@@ -50,7 +50,7 @@ RAW_OPTIONS: Final[dict[str, Any]] = {
     "compression": "zstd",
     "write_page_checksum": True,
     "store_schema": False,
-    "use_dictionary": ["_run_id", COMMIT_SEQ_COLUMN],  # no two documents are equal
+    "use_dictionary": ["_run_id", COMMIT_SEQ_COLUMN, "fetch_signature"],  # no two documents are equal
 }
 _MAX_DICTIONARY_RATIO: Final = 0.5  # distinct values per row, up to which a dictionary makes the file smaller
 _REPEATED_VALUE_BYTES: Final = 12  # in memory, of a value that the file's dictionary holds once
@@ -82,11 +82,30 @@ def write_part(layout: LakeLayout, table_name: str, rows: pa.Table, *, run_id: s
     return write_content(layout, target, table_name, content, rows=rows.num_rows, seqs=(seq, seq))
 
 
-def write_raw_part(layout: LakeLayout, versions: Sequence[FileVersion], *, run_id: str, seq: int) -> Part:
-    """Write the documents of some versions as a run's raw part of commit `seq`."""
+def write_raw_part(
+    layout: LakeLayout,
+    versions: Sequence[FileVersion],
+    digests: Sequence[bytes],
+    *,
+    run_id: str,
+    seq: int,
+    texts_from_list: bool = False,
+) -> Part:
+    """Write the documents of some versions as a run's raw part of commit `seq`; `digests` are those of `versions`."""
     target = _part_path(layout.raw_dir, run_id, seq)
-    content = encode_documents(versions, run_id=run_id, seq=seq)
+    content = encode_documents(versions, digests, run_id=run_id, seq=seq, texts_from_list=texts_from_list)
     return write_content(layout, target, RAW_TABLE, content, rows=len(versions), seqs=(seq, seq))
+
+
+def write_tombstones(layout: LakeLayout, tombstones: pa.Table, *, run_id: str, seq: int) -> Part:
+    """Write tombstones, rows of `deleted_files`, as a run's raw part of commit `seq`, beside that of its versions."""
+    columns = [
+        tombstones[field.name] if field.name in tombstones.column_names else pa.nulls(len(tombstones), field.type)
+        for field in RAW
+    ]
+    target = _part_path(layout.raw_dir, run_id, seq, number=1)
+    content = _encode_tables([pa.table(columns, schema=RAW)], RAW, RAW_OPTIONS)
+    return write_content(layout, target, RAW_TABLE, content, rows=len(tombstones), seqs=(seq, seq))
 
 
 def write_parts(
@@ -139,9 +158,9 @@ def check_part_intact(layout: LakeLayout, part: Part) -> None:
         raise LakeCorruptedError(f"{part.name} has changed since it was written.")
 
 
-def _part_path(folder: Path, run_id: str, seq: int) -> Path:
+def _part_path(folder: Path, run_id: str, seq: int, number: int = 0) -> Path:
     name_suffix = run_id.rpartition("-")[2]  # the parts of a killed run and of the next one have different names
-    return folder / f"{seq:012d}-{name_suffix}.parquet"
+    return folder / f"{seq:012d}-{name_suffix}{f'-{number:04d}' if number else ''}.parquet"
 
 
 def write_content(
@@ -158,10 +177,16 @@ def encode_parquet(rows: pa.Table) -> memoryview:
     return _encode_tables([rows], rows.schema, WRITE_OPTIONS)
 
 
-def encode_documents(versions: Sequence[FileVersion], *, run_id: str, seq: int) -> memoryview:
+def encode_documents(
+    versions: Sequence[FileVersion], digests: Sequence[bytes], *, run_id: str, seq: int, texts_from_list: bool = False
+) -> memoryview:
     """Return the documents of some versions as a Parquet file in memory, built a few at a time."""
-    chunks = (versions[start : start + _RAW_ROW_GROUP_FILES] for start in range(0, len(versions), _RAW_ROW_GROUP_FILES))
-    return _encode_tables((_raw_rows(chunk, run_id=run_id, seq=seq) for chunk in chunks), RAW, RAW_OPTIONS)
+    rows = (
+        _raw_rows(versions[start:end], digests[start:end], run_id=run_id, seq=seq, texts_from_list=texts_from_list)
+        for start in range(0, len(versions), _RAW_ROW_GROUP_FILES)
+        for end in (start + _RAW_ROW_GROUP_FILES,)
+    )
+    return _encode_tables(rows, RAW, RAW_OPTIONS)
 
 
 def _encode_tables(chunks: Iterable[pa.Table], schema: pa.Schema, options: Mapping[str, Any]) -> memoryview:
@@ -245,7 +270,9 @@ def write_empty_parts(layout: LakeLayout) -> None:
                 temp.write_bytes(content)
 
 
-def _raw_rows(versions: Sequence[FileVersion], *, run_id: str, seq: int) -> pa.Table:
+def _raw_rows(
+    versions: Sequence[FileVersion], digests: Sequence[bytes], *, run_id: str, seq: int, texts_from_list: bool
+) -> pa.Table:
     columns = {
         "file_id": [version.file_id for version in versions],
         "list_item": [version.list_item for version in versions],
@@ -254,5 +281,12 @@ def _raw_rows(versions: Sequence[FileVersion], *, run_id: str, seq: int) -> pa.T
         "_fetched_at": [version.fetched_at for version in versions],
         "_run_id": [run_id] * len(versions),
         COMMIT_SEQ_COLUMN: [seq] * len(versions),
+        "digest": digests,
+        "fetch_signature": [version.fetch_signature for version in versions],
+        "is_stable": [version.is_stable for version in versions],
+        "instance_id": [version.instance for version in versions],
+        "texts_from_list": [texts_from_list] * len(versions),
+        "evidence": [None] * len(versions),
+        "scan_code": [None] * len(versions),
     }
     return pa.table(columns, schema=RAW)

@@ -33,7 +33,6 @@ def write_pending_rows(layout: LakeLayout, ledger: Ledger) -> None:
         return
     raw = [part for part in ledger.parts() if part.table_name == RAW_TABLE and part.first_commit_seq >= first]
     definitions, buffer = DefinitionIndex(ledger), RowBuffer(layout)
-    texts_from_list = ledger.properties.texts_from == "list"
     flattened: set[tuple[int, int]] = set()
     for part in raw:
         try:
@@ -43,7 +42,7 @@ def write_pending_rows(layout: LakeLayout, ledger: Ledger) -> None:
                     run_id=commit.run_id,
                     seq=commit.seq,
                     known_definitions=definitions.select_known(commit.seq),
-                    texts_from_list=texts_from_list,
+                    texts_from_list=commit.texts_from_list,
                 )
                 definitions.written |= flat.definitions
                 buffer.add(flat.tables, run_id=commit.run_id, seq=commit.seq)

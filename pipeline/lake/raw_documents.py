@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from schemas.file_versions import FileVersion
@@ -24,10 +25,11 @@ _DOCUMENTS_PER_BATCH: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class RawCommit:
-    """Versions of one commit with their raw documents."""
+    """Versions of one commit with their raw documents. `texts_from_list`: only the list heeded `lang`."""
 
     run_id: str
     seq: int
+    texts_from_list: bool
     versions: tuple[FileVersion, ...]
 
 
@@ -39,17 +41,18 @@ def iter_raw_batches(layout: LakeLayout, parts: Sequence[Part]) -> Iterator[pa.R
 
 
 def iter_commits(batch: pa.RecordBatch) -> Iterator[RawCommit]:
-    """Yield the versions in rows of a raw part, by commit, in their order."""
-    for (seq, run_id), rows in groupby(_versions(batch), key=lambda row: row[:2]):
-        yield RawCommit(run_id, seq, tuple(version for _, _, version in rows))
+    """Yield the versions in rows of a raw part, by commit, in their order. Tombstones are left out."""
+    versions = batch.filter(pc.is_null(batch.column("evidence")))
+    for (seq, run_id, texts_from_list), rows in groupby(_versions(versions), key=lambda row: row[:3]):
+        yield RawCommit(run_id, seq, texts_from_list, tuple(row[3] for row in rows))
 
 
-def _versions(batch: pa.RecordBatch) -> Iterator[tuple[int, str, FileVersion]]:
+def _versions(batch: pa.RecordBatch) -> Iterator[tuple[int, str, bool, FileVersion]]:
     instants = [batch.column(name).cast(pa.int64()).to_pylist() for name in ("updated_at", "_fetched_at")]
-    names = (COMMIT_SEQ_COLUMN, "_run_id", "file_id", "list_item", "detail")
+    names = (COMMIT_SEQ_COLUMN, "_run_id", "texts_from_list", "file_id", "list_item", "detail")
     plain = [batch.column(name).to_pylist() for name in names]
-    for seq, run_id, file_id, item, detail, updated, fetched in zip(*plain, *instants, strict=True):
-        yield seq, run_id, FileVersion(file_id, item, detail, updated, fetched, "")
+    for seq, run_id, from_list, file_id, item, detail, updated, fetched in zip(*plain, *instants, strict=True):
+        yield seq, run_id, from_list, FileVersion(file_id, item, detail, updated, fetched, "")
 
 
 class DefinitionIndex:

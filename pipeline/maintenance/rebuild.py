@@ -72,7 +72,6 @@ class FlattenTask:
 
     documents: pa.Table
     known_definitions: frozenset[str]
-    texts_from_list: bool
 
     def run(self) -> FlattenedRows:
         """Return the rows of every table, in the order of the documents."""
@@ -85,7 +84,7 @@ class FlattenTask:
                     run_id=commit.run_id,
                     seq=commit.seq,
                     known_definitions=self.known_definitions,
-                    texts_from_list=self.texts_from_list,
+                    texts_from_list=commit.texts_from_list,
                 )
                 rejects += [reject.file_id for reject in flat.rejects]
                 for name, rows in flat.tables.items():
@@ -176,7 +175,6 @@ def _list_tasks(
     depends on the commits before, so the few commits with definitions are flattened here for them.
     """
     known = frozenset(definitions.all)
-    texts_from_list = lake.ledger.properties.texts_from == "list"
     pending: list[pa.RecordBatch] = []
     for batch in iter_raw_batches(lake.layout, raw):
         current = _select_current(lake.ledger, batch)
@@ -184,10 +182,10 @@ def _list_tasks(
             _add_definitions(batch, current, rows, definitions)
         pending.append(batch.filter(current))
         if sum(part.num_rows for part in pending) >= _TASK_FILES or sum(part.nbytes for part in pending) >= _TASK_BYTES:
-            yield FlattenTask(pa.Table.from_batches(pending), known, texts_from_list)
+            yield FlattenTask(pa.Table.from_batches(pending), known)
             pending = []
     if pending:
-        yield FlattenTask(pa.Table.from_batches(pending), known, texts_from_list)
+        yield FlattenTask(pa.Table.from_batches(pending), known)
 
 
 def _select_current(ledger: Ledger, batch: pa.RecordBatch) -> pa.BooleanArray:
@@ -207,7 +205,13 @@ def _add_definitions(
         if commit.seq not in definitions.seqs:
             continue
         known = definitions.select_known(commit.seq)
-        flat = flatten(commit.versions, run_id=commit.run_id, seq=commit.seq, known_definitions=known)
+        flat = flatten(
+            commit.versions,
+            run_id=commit.run_id,
+            seq=commit.seq,
+            known_definitions=known,
+            texts_from_list=commit.texts_from_list,
+        )
         definitions.written |= flat.definitions
         rows.add({name: flat.tables[name] for name in _DEFINITIONS & flat.tables.keys()})
         if (misfits := flat.tables.get(MISFITS.name)) is not None:

@@ -24,7 +24,7 @@ from pipeline.lake.reader import open_ledger_readonly
 from pipeline.sync.crawl_runner import crawl_options
 from pipeline.sync.regular_verify import is_due
 from pipeline.sync.watermark import remove_lookback
-from schemas.file_versions import FileVersion
+from schemas.file_versions import FileVersion, version_digest
 from schemas.requests import FileQuery
 from schemas.tables import BY_NAME
 from schemas.timestamps import now_us
@@ -199,7 +199,8 @@ async def _sample_cost(client: Client, options: CrawlOptions, files: int) -> _Fi
         return _FileCost()
     flat = flatten(versions, run_id="plan", seq=1).tables
     tables = [rows for name, rows in flat.items() if BY_NAME[name].is_per_file]
-    documents = encode_documents(versions, run_id="plan", seq=1)
+    digests = [version_digest(version.list_item or b"") for version in versions]
+    documents = encode_documents(versions, digests, run_id="plan", seq=1)
     return _FileCost(
         sum(map(len, tables)) / len(versions),
         (len(documents) + sum(map(len, map(encode_parquet, tables)))) / len(versions),

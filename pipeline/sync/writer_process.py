@@ -93,14 +93,15 @@ def write_batch(layout: LakeLayout, request: WriteRequest, buffer: RowBuffer | N
     uploads = flat.tables.get(UPLOADS.name)
     tenants = frozenset() if uploads is None else frozenset(uploads["tenant_id"].unique().to_pylist()) - {None}
     write_part = partial(parts.write_part, layout, run_id=run_id, seq=commit_seq)
+    digests = tuple(version_digest(version.list_item or b"") for version in versions)
+    write_raw_part = partial(parts.write_raw_part, layout, texts_from_list=request.texts_from_list)
     with ThreadPoolExecutor(_WRITER_THREADS, thread_name_prefix="disk") as disk:
         writes = []
         if buffer is None:
             # `pop` frees a table as soon as it is written. The documents come last: they are as large as all tables.
             writes += [disk.submit(write_part, name, flat.tables.pop(name)) for name in tuple(flat.tables)]
         if versions:
-            writes.append(disk.submit(parts.write_raw_part, layout, versions, run_id=run_id, seq=commit_seq))
-        digests = tuple(version_digest(version.list_item or b"") for version in versions)
+            writes.append(disk.submit(write_raw_part, versions, digests, run_id=run_id, seq=commit_seq))
         written = [write.result() for write in writes]
     if buffer is not None:
         buffer.add(flat.tables, run_id=run_id, seq=commit_seq)

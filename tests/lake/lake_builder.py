@@ -95,9 +95,9 @@ def write_parts(lake: Lake, new: Commit, tables: Mapping[str, pa.Table]) -> Comm
     """Write the rows and the documents of a commit, and return it with its parts."""
     options: dict[str, Any] = {"run_id": new.run_id, "seq": new.commit_seq}
     written = [parts.write_part(lake.layout, name, table, **options) for name, table in tables.items() if len(table)]
-    if new.versions:
-        written.append(parts.write_raw_part(lake.layout, new.versions, **options))
     digests = [version_digest(each.list_item or b"") for each in new.versions]
+    if new.versions:
+        written.append(parts.write_raw_part(lake.layout, new.versions, digests, **options))
     return replace(new, parts=written, digests=digests, wide_column_counts=parts.count_wide_names(tables))
 
 
