@@ -14,15 +14,16 @@ import pyarrow as pa
 from pipeline.lake.duckdb import bind_empty_read_parquet
 from pipeline.lake.meta_tables import META_TABLES
 from pipeline.lake.models import SnapshotRecord
-from pipeline.lake.parts import RAW_TABLE, empty_part
+from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.physical_tables import SUPERSEDED_VERSIONS, read_parts
 from pipeline.lake.sql import sql_identifier, sql_read_parquet
 from pipeline.version import __version__
 from schemas import value_types
-from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES, RAW, TABLES, WORKFLOW_DEFINITIONS
+from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, DELETED_FILES, FILES, RAW, TABLES, WORKFLOW_DEFINITIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
+    from pathlib import Path
 
     import duckdb
 
@@ -176,15 +177,21 @@ def select_changed_files_sql(layout: LakeLayout, spec: CatalogSpec, *, since_seq
 
 
 def _read_parts_sql(layout: LakeLayout, table_name: str, parts: Sequence[Part]) -> str:
-    # The empty part is first: it declares every column, and the list must not be empty.
-    return sql_read_parquet([empty_part(layout, table_name), *(layout.part_path(part.name) for part in parts)])
+    return read_parts_sql(BY_NAME[table_name].arrow, [layout.part_path(part.name) for part in parts])
+
+
+def read_parts_sql(schema: pa.Schema, paths: Collection[Path]) -> str:
+    """Return the SQL source of the rows in some parts, with every column of `schema`, also without parts."""
+    # Without the first query the columns that a later version has added would be missing.
+    columns = ", ".join(f"NULL::{_sql_type(field.type)} AS {sql_identifier(field.name)}" for field in schema)
+    rows = f" UNION ALL BY NAME FROM {sql_read_parquet(paths)}" if paths else ""
+    return f"(SELECT {columns} WHERE false{rows})"
 
 
 def select_documents_sql(layout: LakeLayout, spec: CatalogSpec, *, since_seq: int = 0) -> str:
     """Return the SQL source of the raw documents in parts with later commits than one."""
-    if parts := [part for part in spec.parts_of(RAW_TABLE) if part.last_commit_seq > since_seq]:
-        return sql_read_parquet(layout.part_path(part.name) for part in parts)
-    return f"(SELECT {', '.join(f'NULL::{_sql_type(field.type)} AS {field.name}' for field in RAW)} WHERE false)"
+    parts = [part for part in spec.parts_of(RAW_TABLE) if part.last_commit_seq > since_seq]
+    return read_parts_sql(RAW, [layout.part_path(part.name) for part in parts])
 
 
 def bind_to_schema(

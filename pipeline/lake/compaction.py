@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import LakeCorruptedError
+from pipeline.lake.catalog_sql import read_parts_sql
 from pipeline.lake.duckdb import open_worker_connection, read_sorted_batches
 from pipeline.lake.layout import write_read_only
 from pipeline.lake.parts import (
@@ -22,11 +23,10 @@ from pipeline.lake.parts import (
     RAW_TABLE,
     check_part_intact,
     describe_part,
-    empty_part,
     estimate_memory,
     write_parts,
 )
-from pipeline.lake.sql import sql_literal, sql_read_parquet
+from pipeline.lake.sql import sql_literal
 from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, RAW
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _replace_tables(layout: LakeLayout, ledger: Ledger, seqs: tuple[int, int], n
         table, folder = BY_NAME[name], layout.table_dir(name)
         for part in parts:
             check_part_intact(layout, part)
-        paths = [empty_part(layout, name), *(layout.part_path(part.name) for part in parts)]
+        paths = [layout.part_path(part.name) for part in parts]
         with open_worker_connection(layout.spill_dir) as db:
             batches = _read_live_batches(db, table, paths, superseded)
             new += write_parts(layout, folder, name, batches, table.arrow, seqs=seqs, name_suffix=name_suffix)
@@ -152,7 +152,7 @@ def _read_live_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of parts that are not superseded, sorted by file. Use a connection once."""
     columns = ", ".join(f'part."{name}"' for name in table.arrow.names)
-    source = f"SELECT {columns} FROM {sql_read_parquet(paths)} AS part"
+    source = f"SELECT {columns} FROM {read_parts_sql(table.arrow, paths)} AS part"
     if table.is_per_file:
         db.register("incoming", superseded)
         db.execute("CREATE TABLE superseded AS FROM incoming")

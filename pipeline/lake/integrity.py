@@ -18,14 +18,13 @@ import pyarrow.parquet as pq
 
 from pipeline.atomic_files import DATABASE_LOG_SUFFIXES, is_temp_file, sha256_file
 from pipeline.errors import LakeCorruptedError, StorageError
-from pipeline.findings import damage
 from pipeline.formatting import pluralize
 from pipeline.lake.duckdb_errors import first_line
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.file_names import list_part_files, list_snapshots
 from pipeline.lake.image_names import IMAGES, is_image_folder, is_strange_incoming
 from pipeline.lake.layout import translate_os_errors
-from pipeline.lake.parts import empty_part, encode_empty_part, is_own_part
+from pipeline.lake.parts import is_own_part
 from pipeline.lake.physical_tables import read_parts
 from schemas.tables import COMMIT_SEQ_COLUMN, TABLES
 
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from pipeline.findings import Finding
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger_queries import LedgerQueries
     from pipeline.lake.models import Part
@@ -72,21 +70,6 @@ def _size(path: str) -> int:
         return os.stat(path).st_size  # noqa: PTH116 - see `missing_or_resized_parts`
     except (FileNotFoundError, NotADirectoryError):
         return -1
-
-
-def find_damaged_empty_parts(layout: LakeLayout) -> list[Finding]:
-    """Return the empty parts that are missing or changed. Opening the lake writes them again."""
-    findings = []
-    for table in TABLES:
-        path = empty_part(layout, table.name)
-        try:
-            if path.read_bytes() == encode_empty_part(table.name):
-                continue
-            problem = "not the empty part of this version"
-        except OSError as error:
-            problem = describe_os_error(error)
-        findings.append(damage(layout.part_name(path), problem, "written again"))
-    return findings
 
 
 def find_damaged_parts(layout: LakeLayout, ledger: LedgerQueries, *, read_data: bool) -> Iterator[tuple[Part, str]]:
@@ -150,7 +133,6 @@ def refuse_foreign_entries(layout: LakeLayout) -> None:
     databases = [layout.catalog, layout.ledger, *(path for _, path in list_snapshots(layout))]
     files = [path.with_name(path.name + suffix) for path in databases for suffix in ("", *DATABASE_LOG_SUFFIXES)]
     files += [layout.root / name for name in _AUXILIARY_FILES]
-    files += [empty_part(layout, table.name) for table in TABLES]
     files += [path for path in list_part_files(layout) if not path.is_symlink()]  # which is damage, and is repaired
     folders = [layout.spill_dir, *layout.folders(table.name for table in TABLES), layout.root / IMAGES]
     with translate_os_errors(layout.root):
@@ -185,7 +167,7 @@ def _list_foreign_logs(ledger: Path) -> Iterator[Path]:
 
 def find_unknown_files(layout: LakeLayout, ledger: LedgerQueries) -> list[str]:
     """Return the files in the lake's folder that scanlake did not write. They are never changed."""
-    own = [layout.catalog, layout.ledger, layout.lock, *(empty_part(layout, table.name) for table in TABLES)]
+    own = [layout.catalog, layout.ledger, layout.lock]
     own += [path for _, path in list_snapshots(layout)]
     known = ledger.part_names() | set(map(layout.part_name, own)) | set(_AUXILIARY_FILES)
     paths = set()

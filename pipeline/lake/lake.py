@@ -17,7 +17,6 @@ from pipeline.lake.catalog_sql import CatalogSpec
 from pipeline.lake.folder_checks import require_lake_or_empty
 from pipeline.lake.integrity import (
     check_parts_exist,
-    find_damaged_empty_parts,
     refuse_foreign_entries,
 )
 from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, FolderKind, has_restore_mark
@@ -82,7 +81,6 @@ class Lake:
             if is_new:
                 fsync_dir(self.layout.root)  # parts without a ledger would look like a lake with a lost ledger
             self.layout.create_dirs(self.layout.folders(table.name for table in TABLES))
-            parts.write_empty_parts(self.layout)
             retention.remove_orphans(self.layout, self.ledger)
             catalog.remove_stale_wal(self.layout)
             write_pending_rows(self.layout, self.ledger)  # of a run that was killed
@@ -104,8 +102,6 @@ class Lake:
         if problem is not None:
             ledger_rebuild.rebuild_ledger(self.layout, problem)
             self.findings.append(damage(ledger.name, problem, "rebuilt from the newest catalog"))
-        if self._check_before_open:
-            self.findings += find_damaged_empty_parts(self.layout)
 
     def commit(self, commit: Commit) -> None:
         """Make the parts of a commit, which are on disk, and its progress current in one transaction.

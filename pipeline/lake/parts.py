@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -16,7 +15,7 @@ from pipeline.errors import LakeCorruptedError
 from pipeline.lake.file_names import is_part_name
 from pipeline.lake.layout import LakeLayout, write_read_only
 from pipeline.lake.models import Part
-from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, FIELDS, FORM_ANSWERS, RAW, TABLES
+from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, FIELDS, FORM_ANSWERS, RAW
 from schemas.value_types import encode_json
 
 if TYPE_CHECKING:
@@ -247,27 +246,6 @@ def is_own_part(path: Path) -> bool:
         return COMMIT_SEQ_COLUMN in pq.read_schema(path).names
     except (OSError, pa.ArrowException):
         return False
-
-
-def empty_part(layout: LakeLayout, table_name: str) -> Path:
-    """Return the path of a table's empty part. It is first in every list of parts and so declares the columns."""
-    return layout.table_dir(table_name) / "empty.parquet"
-
-
-@cache
-def encode_empty_part(table_name: str) -> memoryview:
-    """Return the file of a table without rows."""
-    return encode_parquet(BY_NAME[table_name].arrow.empty_table())
-
-
-def write_empty_parts(layout: LakeLayout) -> None:
-    """Write each table's empty part that is missing or has other columns."""
-    for table in TABLES:
-        target = empty_part(layout, table.name)
-        content = encode_empty_part(table.name)
-        if not target.exists() or target.read_bytes() != content:
-            with write_read_only(target) as temp:
-                temp.write_bytes(content)
 
 
 def _raw_rows(

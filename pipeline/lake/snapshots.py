@@ -15,16 +15,16 @@ import duckdb
 from pipeline.atomic_files import sha256_file
 from pipeline.errors import LakeCorruptedError, LakePausedError, SettingsError
 from pipeline.lake import ledger_writes
+from pipeline.lake.catalog_sql import read_parts_sql
 from pipeline.lake.column_differences import find_differing_columns
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.integrity import missing_or_resized_parts
 from pipeline.lake.ledger_format import refuse_other_formats
 from pipeline.lake.ledger_writes import insert, insert_all, set_properties
-from pipeline.lake.parts import empty_part
 from pipeline.lake.physical_tables import PART_COLUMNS, SUPERSEDED_VERSIONS, read_parts
-from pipeline.lake.sql import sql_literal, sql_read_parquet
-from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES, WORKFLOW_DEFINITIONS
+from pipeline.lake.sql import sql_literal
+from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, DELETED_FILES, FILES, WORKFLOW_DEFINITIONS
 from schemas.timestamps import SECOND, to_datetime
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def _create_version_table(
 
 def _read_parquet_sql(layout: LakeLayout, contents: SnapshotContents, table: str) -> str:
     paths = [layout.part_path(part.name) for part in contents.parts if part.table_name == table]
-    return sql_read_parquet([empty_part(layout, table), *paths])
+    return read_parts_sql(BY_NAME[table].arrow, paths)
 
 
 # Rollback

@@ -89,7 +89,7 @@ def check_files(layout: LakeLayout, *, read_data: bool = False) -> LakeCheck:
             raise LakeCorruptedError(f"{layout.ledger}: {problem}.", hint=REBUILD_HINT)
         integrity.refuse_foreign_entries(layout)
         refuse_other_databases(layout, ledger)
-        return _check(layout, ledger, integrity.find_damaged_empty_parts(layout), None, read_data=read_data)
+        return _check(layout, ledger, (), None, read_data=read_data)
 
 
 def repair_files(lake: Lake, *, read_data: bool = False) -> LakeCheck:

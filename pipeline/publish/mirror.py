@@ -30,7 +30,7 @@ from pipeline.publish.latest import (
 )
 from pipeline.publish.own_objects import OwnObjects, read_run_id
 from pipeline.publish.store_records import encode_record, require_lake
-from pipeline.publish.target_catalog import TargetCatalogs, list_empty_parts, read_snapshot_number
+from pipeline.publish.target_catalog import TargetCatalogs, read_snapshot_number
 from pipeline.publish.target_layout import (
     CATALOG,
     FOLDERS,
@@ -164,8 +164,7 @@ class _Mirror:
         self._lake, self._store, self._options, self._at = lake, store, options, at
         self._lake_id = lake.ledger.get_lake_id()
         self._folder = lake.layout.spill_dir / temp_name("publish")
-        self._empty_parts = list_empty_parts(lake.layout)
-        self._catalogs = TargetCatalogs(lake.layout, store, self._empty_parts, documents=options.documents)
+        self._catalogs = TargetCatalogs(lake.layout, store, documents=options.documents)
 
     def publish(
         self, last: SnapshotRecord, number: int, list_protected: Callable[[str], Collection[str]]
@@ -273,16 +272,11 @@ class _Mirror:
     def _list_required(self, contents: SnapshotContents) -> list[PendingUpload]:
         """Return the parts that the target must have."""
         layout = self._lake.layout
-        required = [
-            PendingUpload(empty.path, empty.file, empty.file.stat().st_size, empty.sha256)
-            for empty in self._empty_parts.values()
-        ]
-        required += [
+        return [
             PendingUpload(to_target_path(part.name, part.sha256), layout.part_path(part.name), part.bytes, part.sha256)
             for part in contents.parts
             if part.table_name != RAW_TABLE or self._options.documents
         ]
-        return required
 
     def _list_uploads(self, contents: SnapshotContents, listed: Mapping[str, StoredObject]) -> list[PendingUpload]:
         """Return the parts that the target lacks. Raises `StorageError` if one has another size there."""

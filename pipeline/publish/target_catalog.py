@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Final
 
 import duckdb
 
-from pipeline.atomic_files import clone_file, sha256_file
+from pipeline.atomic_files import clone_file
 from pipeline.lake.catalog_images import create_empty_image_view
 from pipeline.lake.catalog_sql import bind_to_schema, create_empty_tables, read_spec, select_rows_sql
 from pipeline.lake.duckdb import create_database
 from pipeline.lake.duckdb_errors import translate_duckdb_errors
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.history_views import FILE_EVENTS, FILE_VERSIONS
-from pipeline.lake.parts import empty_part
 from pipeline.lake.physical_tables import PHYSICAL_SCHEMA
 from pipeline.lake.sql import sql_comment, sql_literal
 from pipeline.lake.view_definitions import HISTORY
-from pipeline.publish.target_layout import empty_part_path, to_target_path
+from pipeline.publish.target_layout import to_target_path
 from schemas.tables import RAW, TABLES
 
 if TYPE_CHECKING:
@@ -32,28 +30,8 @@ if TYPE_CHECKING:
     from pipeline.publish.store_contract import ObjectStore
 
 _WRITABLE: Final = 0o600
-_EMPTY_PART: Final = "empty.parquet"
 _READ_TABLE: Final = re.compile(r"\bmain\.(\w+)\b")
 _VIEWS_SQL: Final = "SELECT schema_name, view_name, sql FROM duckdb_views() WHERE NOT internal"
-
-
-@dataclass(frozen=True, slots=True)
-class EmptyPart:
-    """A table's empty part: its local file, and its path on the target, which has its hash."""
-
-    file: Path
-    path: str
-    sha256: str
-
-
-def list_empty_parts(layout: LakeLayout) -> dict[str, EmptyPart]:
-    """Return the empty part of each table, by its name in the lake."""
-    empty_parts = {}
-    for table in TABLES:
-        file = empty_part(layout, table.name)
-        sha256 = sha256_file(file)
-        empty_parts[layout.part_name(file)] = EmptyPart(file, empty_part_path(table.name, sha256), sha256)
-    return empty_parts
 
 
 class TargetCatalogs:
@@ -62,10 +40,8 @@ class TargetCatalogs:
     The target's parts need not exist. Raises `StorageError`, and `LakeCorruptedError` for a source that is damaged.
     """
 
-    def __init__(
-        self, layout: LakeLayout, store: ObjectStore, empty_parts: dict[str, EmptyPart], *, documents: bool
-    ) -> None:
-        self._layout, self._store, self._empty_parts, self._documents = layout, store, empty_parts, documents
+    def __init__(self, layout: LakeLayout, store: ObjectStore, *, documents: bool) -> None:
+        self._layout, self._store, self._documents = layout, store, documents
 
     def write_tables(self, source: Path, target: Path) -> None:
         """Write a copy of the catalog at `source` whose views of documents read those in the store."""
@@ -135,10 +111,7 @@ class TargetCatalogs:
         pattern = re.compile(rf"(?:{folders})((?:parts/\w+|raw)/[\w.-]+)'")
 
         def to_literal(match: re.Match[str]) -> str:
-            name = match[1]
-            is_empty = name.endswith(f"/{_EMPTY_PART}")
-            path = self._empty_parts[name].path if is_empty else to_target_path(name, hashes[name])
-            return sql_literal(f"{root}/{path}")
+            return sql_literal(f"{root}/{to_target_path(match[1], hashes[match[1]])}")
 
         def rewrite(sql: str) -> str | None:
             reads_documents = any(match[1].startswith("raw/") for match in pattern.finditer(sql))

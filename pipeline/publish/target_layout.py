@@ -61,11 +61,6 @@ def data_prefix(table_name: str) -> str:
     return f"{TABLES_PREFIX}/{table_name}/data"
 
 
-def empty_part_path(table_name: str, sha256: str) -> str:
-    """Return the path of a table's empty part. A version with other columns has another name."""
-    return f"{data_prefix(table_name)}/empty-{sha256[:_HASH_LENGTH]}.parquet"
-
-
 def snapshot_path(number: int) -> str:
     """Return the path of a published snapshot."""
     return f"{SNAPSHOTS_PREFIX}/{number:06d}.duckdb"

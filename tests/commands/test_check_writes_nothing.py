@@ -43,7 +43,6 @@ DAMAGE: Final[dict[str, Callable[[Path], Any]]] = {
     "part with a wrong bit": lambda lake: flip(parts(lake)[0]),
     "missing part": lambda lake: parts(lake)[0].unlink(),
     "missing documents": lambda lake: next((lake / "raw").iterdir()).unlink(),
-    "empty part": lambda lake: (lake / "parts" / "fields" / "empty.parquet").unlink(),
     "missing ledger": lambda lake: (lake / "ledger.sqlite").unlink(),
     "ledger with wrong bytes": lambda lake: (lake / "ledger.sqlite").write_bytes(b"no ledger" * 999),
     "ledger with the log of a killed run": kill_with_log,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _FILES: Final = (
     *("catalog.duckdb", "catalog.duckdb.wal", "ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm"),
     *("ledger.sqlite-journal", "snapshots/000001.duckdb", "snapshots/000002.duckdb", "snapshots/000002.duckdb.wal"),
-    *("parts/files/empty.parquet", "spill", "snapshots"),
+    *("spill", "snapshots"),
 )
 _WRITE: Final = """
 import sys

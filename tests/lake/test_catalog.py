@@ -16,6 +16,7 @@ from pipeline.lake import catalog, catalog_sql, catalog_tables, compaction
 from pipeline.lake.catalog import is_rebuild_due
 from pipeline.lake.catalog_integrity import find_damaged_catalogs
 from pipeline.lake.catalog_sql import list_columns
+from pipeline.lake.duckdb import MEDIUM_BLOCKS
 from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.lake import Lake
 from pipeline.lake.retention import expire_snapshots
@@ -258,7 +259,8 @@ def test_free_blocks_are_no_waste(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             sizes.append(lake.layout.catalog.stat().st_size)
             assert not is_rebuild_due(lake.layout, lake.ledger)
         assert max(sizes) > 1.7 * _base(lake)["built_bytes"], "there was nothing to excuse"
-        assert sizes[-1] <= max(sizes[:3])
+        # The history of the files grows by a block now and then.
+        assert sizes[-1] <= max(sizes[:3]) + 2 * MEDIUM_BLOCKS
 
 
 def test_a_catalog_of_mostly_new_rows_is_built(tmp_path: Path) -> None:

@@ -198,4 +198,4 @@ def test_a_lake_and_a_backup_are_for_others_to_read_only(tmp_path: Path) -> None
         os.umask(former)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert [path for path in files if path.stat().st_mode & 0o022] == []
-    assert len(files) > 30
+    assert len(files) > 12
