@@ -376,11 +376,17 @@ RAW: Final = pa.schema(
         _part_field("is_stable", pa.bool_(), 16),
         _part_field("instance_id", pa.int64(), 17),
         _part_field("texts_from_list", pa.bool_(), 18),
-        _part_field("evidence", pa.string(), 19),
-        _part_field("scan_code", pa.string(), 20),
+        _part_field("kind", pa.string(), 19, nullable=False),
+        _part_field("evidence", pa.string(), 20),
+        _part_field("scan_code", pa.string(), 21),
     ]
 )
-"""Raw documents as received: the list item and the detail of each version of a file, and how it was fetched.
-
-A row with `evidence` is a tombstone: no documents, the last reference, and the detection of the deletion as fetch.
-"""
+"""What became of files, commit by commit: raw documents as received, and how they were fetched."""
+FETCHED: Final = "fetched"
+"""`kind` of a version that was fetched: list item and detail as received."""
+RESTORED: Final = "restored"
+"""`kind` of a copy of an earlier version, which a rollback has made current again."""
+DELETED: Final = "deleted"
+"""`kind` of a tombstone: no documents, the last reference, and the detection of the deletion as fetch."""
+ABSENT: Final = "absent"
+"""`kind` of a file that a rollback has removed: the lake did not have it in that snapshot."""

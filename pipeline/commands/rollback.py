@@ -1,6 +1,5 @@
 """`scanlake rollback`: publish an earlier snapshot again and pause syncs, or allow them again."""
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated, Final
 
@@ -10,15 +9,8 @@ from pipeline.command_options import Excludes
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import pluralize
-from pipeline.lake.lake import Lake
 from pipeline.lake.models import RunRecord
-from pipeline.lake.snapshots import (
-    SnapshotContents,
-    clear_pause,
-    diff_snapshots,
-    read_restorable,
-    roll_back,
-)
+from pipeline.lake.rollback import RollbackPlan, clear_pause, plan_rollback, roll_back
 from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.publish_after_run import PublishOutcome, publish_in_subprocess
 from pipeline.terminal_prompt import require_confirmation
@@ -63,8 +55,9 @@ def run(
 ) -> ExitCode:
     """Publish an earlier snapshot again and pause syncs, or allow them again.
 
-    Shows what the lake would lose and asks. Without a terminal, --yes is required. The content and the watermark of
-    the snapshot become a new snapshot. Later parts stay for retention_hours, so a rollback can be rolled back.
+    Shows what the lake would lose and asks. Without a terminal, --yes is required. The files and the watermark of
+    the snapshot become a new snapshot, from the documents: also those of a snapshot that is no longer kept, as long as
+    keep_raw_versions has left them. Nothing fetched is lost, so a rollback can be rolled back.
 
     Syncs are refused until `scanlake rollback --undo`, because the next sync could repeat the mistake. After that, the
     next sync fetches what changed since the watermark of the restored snapshot, and verifies the lake unless
@@ -78,13 +71,13 @@ def run(
             pause = clear_pause(lake.ledger)
             text = f"syncs are allowed again, from snapshot {pause['to']}; run `scanlake sync`\n" if pause else ""
             return context.print_result(RollbackUndone(pause["to"] if pause else None), text or "nothing to undo\n")
-        contents = read_restorable(lake, number)
+        plan = plan_rollback(lake, number)
         if not yes:
             refusal = f"A rollback to snapshot {number} changes what readers see. Nothing was changed."
-            require_confirmation(_describe_loss(lake, contents), f"Roll back to snapshot {number}?", refusal=refusal)
+            require_confirmation(_describe_loss(plan), f"Roll back to snapshot {number}?", refusal=refusal)
         at = now_us()
         run_record = RunRecord(new_run_id(), "rollback", __version__, at, state="done", ended_at=at)
-        published = roll_back(lake, contents, run=run_record)
+        published = roll_back(lake, plan, run=run_record)
     text = (
         f"snapshot {published.snapshot} has the content of snapshot {number}: {pluralize(published.files, 'file')}\n"
         "syncs are paused; run `scanlake rollback --undo` to allow them\n"
@@ -93,13 +86,11 @@ def run(
     return context.print_result(RollbackResult(number, published.snapshot, published.files, outcome), text)
 
 
-def _describe_loss(lake: Lake, contents: SnapshotContents) -> str:
+def _describe_loss(plan: RollbackPlan) -> str:
     """Return what readers would not see any more after a rollback."""
-    snapshot = lake.layout.snapshot_path(contents.snapshot)
-    counts = Counter(change.change for change in diff_snapshots(snapshot, lake.layout.catalog))
-    state = "" if contents.complete else "It is incomplete: it was published during a run.\n"
+    state = "" if plan.target.complete else "It is incomplete: it was published during a run.\n"
     return (
-        f"{state}{pluralize(counts['added'], 'file')} that came in later would disappear,"
-        f" {pluralize(counts['changed'], 'file')} would have an earlier version,"
-        f" {pluralize(counts['deleted'], 'deleted file')} would return.\n"
+        f"{state}{pluralize(plan.disappearing, 'file')} that came in later would disappear,"
+        f" {pluralize(plan.changing, 'file')} would have an earlier version,"
+        f" {pluralize(plan.returning, 'deleted file')} would return.\n"
     )

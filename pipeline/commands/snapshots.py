@@ -13,7 +13,7 @@ from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.kept_snapshots import RetentionRules, SnapshotTime, select_kept
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.reader import fetch_dicts, open_catalog
-from pipeline.lake.snapshots import missing_parts, read_snapshot
+from pipeline.lake.snapshots import read_snapshot
 from pipeline.text_tables import format_table
 from schemas.timestamps import from_datetime
 
@@ -66,7 +66,7 @@ def run(context: CommandContext) -> ExitCode:
     snapshots = []
     for row in rows:
         path, reasons = paths.get(row["snapshot"]), kept_as.get(row["snapshot"], ())
-        details = {} if path is None else _read_state(layout, path) | {"path": path, "kept_as": reasons}
+        details = {} if path is None else _read_state(path) | {"path": path, "kept_as": reasons}
         snapshots.append(SnapshotStatus(**row | details))
     existing = [snapshot for snapshot in snapshots if snapshot.path is not None]
     text = format_table(_HEADINGS, map(_format_row, existing), wraps={"kept as"})
@@ -75,12 +75,12 @@ def run(context: CommandContext) -> ExitCode:
     return context.print_result(SnapshotList(snapshots), text)
 
 
-def _read_state(layout: LakeLayout, path: Path) -> dict[str, object]:
+def _read_state(path: Path) -> dict[str, object]:
     try:
-        snapshot = read_snapshot(path)
+        read_snapshot(path)
     except LakeCorruptedError:
         return {"state": "damaged"}
-    return {"state": "incomplete" if missing_parts(layout, snapshot) else "kept", "bytes": path.stat().st_size}
+    return {"state": "kept", "bytes": path.stat().st_size}
 
 
 _HEADINGS: Final = ("snapshot", "published (UTC)", "state", "kept as", "watermark (UTC)", "", "run", "size", "files")

@@ -82,22 +82,19 @@ class _CatalogCheck:
             with open_read_only(path) as db:
                 db.execute("SET temp_directory = ''")  # a dry run writes nothing
                 spec = read_spec(db)
-                problem = self._find_broken_part(spec) or self._find_other_publish(spec.snapshot, number)
+                problem = self._find_other_publish(spec.snapshot, number)
                 return problem or _find_damaged_object(db, self._base) or self._find_wrong_table(db, spec)
         except OSError as error:
             return describe_os_error(error)
         except (duckdb.Error, IndexError) as error:
             return f"cannot be read: {describe_damage(error) if isinstance(error, duckdb.Error) else 'no snapshot'}"
 
-    def _find_broken_part(self, spec: CatalogSpec) -> str | None:
-        """Return which part of a catalog is missing or damaged."""
+    def _can_compare(self, spec: CatalogSpec) -> bool:
+        """Return whether a catalog's parts are as they were written. Those of a snapshot may have expired."""
         for part in spec.parts:
-            if part.table_name != RAW_TABLE:  # no table reads raw documents
-                if part.name not in self._problems:
-                    self._problems[part.name] = find_file_problem(self._layout.part_path(part.name), part)
-                if problem := self._problems[part.name]:
-                    return f"names {part.name}: {problem}"
-        return None
+            if part.table_name != RAW_TABLE and part.name not in self._problems:  # no table reads raw documents
+                self._problems[part.name] = find_file_problem(self._layout.part_path(part.name), part)
+        return not any(self._problems.get(part.name) for part in spec.parts)
 
     def _find_other_publish(self, record: SnapshotRecord, number: int | None) -> str | None:
         if number not in {None, record.snapshot}:
@@ -109,9 +106,9 @@ class _CatalogCheck:
     def _find_wrong_table(self, db: duckdb.DuckDBPyConnection, spec: CatalogSpec) -> str | None:
         """Return which table cannot be read, or has other rows than the parts that the catalog lists."""
         ((described,),) = db.execute(f"SELECT {CATALOG_FORMAT[0]} FROM meta._freshness").fetchall()
-        is_comparable = described == describe_format()
-        if not is_comparable:
+        if described != describe_format():
             _log.info("catalog.not_compared", reason="it is of another version of scanlake")
+        is_comparable = described == describe_format() and self._can_compare(spec)
         for table in TABLES:
             try:
                 rows = _sum_rows(db, table.qualified_name)

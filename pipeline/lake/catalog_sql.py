@@ -19,7 +19,7 @@ from pipeline.lake.physical_tables import SUPERSEDED_VERSIONS, read_parts
 from pipeline.lake.sql import sql_identifier, sql_read_parquet
 from pipeline.version import __version__
 from schemas import value_types
-from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, DELETED_FILES, FILES, RAW, TABLES, WORKFLOW_DEFINITIONS
+from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, RAW, TABLES, WORKFLOW_DEFINITIONS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -167,13 +167,9 @@ def select_new_rows_sql(layout: LakeLayout, spec: CatalogSpec, table: Table, *, 
 
 
 def select_changed_files_sql(layout: LakeLayout, spec: CatalogSpec, *, since_seq: int) -> str:
-    """Return the query for the ids of the files that were added, changed or deleted after a commit."""
-    queries = []
-    for table in (FILES, DELETED_FILES):
-        parts = [part for part in spec.parts_of(table.name) if part.last_commit_seq > since_seq]
-        source = _read_parts_sql(layout, table.name, parts)
-        queries.append(f"SELECT file_id FROM {source} WHERE {COMMIT_SEQ_COLUMN} > {since_seq}")
-    return " UNION ".join(queries)
+    """Return the query for the ids of the files that were added, changed, deleted or removed after a commit."""
+    documents = select_documents_sql(layout, spec, since_seq=since_seq)
+    return f"SELECT DISTINCT file_id FROM {documents} WHERE {COMMIT_SEQ_COLUMN} > {since_seq}"
 
 
 def _read_parts_sql(layout: LakeLayout, table_name: str, parts: Sequence[Part]) -> str:

@@ -27,7 +27,7 @@ from pipeline.lake.parts import (
     write_parts,
 )
 from pipeline.lake.sql import sql_literal
-from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, RAW
+from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, FETCHED, RAW, RESTORED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -240,7 +240,8 @@ def find_expired_documents(
     with open_worker_connection(layout.spill_dir) as db:
         rows = db.execute(
             f"SELECT filename, file_id, {COMMIT_SEQ_COLUMN}"
-            f" FROM read_parquet([{', '.join(map(sql_literal, paths))}], filename = true) WHERE evidence IS NULL"
+            f" FROM read_parquet([{', '.join(map(sql_literal, paths))}], filename = true)"
+            f" WHERE kind IN ('{FETCHED}', '{RESTORED}')"
             f" QUALIFY row_number() OVER (PARTITION BY file_id ORDER BY {COMMIT_SEQ_COLUMN} DESC) > $keep",
             {"keep": keep},
         )

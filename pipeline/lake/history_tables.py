@@ -25,7 +25,7 @@ from pipeline.lake.history_views import (
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.sql import sql_literal
 from pipeline.lake.view_definitions import HISTORY
-from schemas.tables import COMMIT_SEQ_COLUMN
+from schemas.tables import COMMIT_SEQ_COLUMN, FETCHED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,7 +94,7 @@ def _find_former_versions(
     result = db.sql(
         "SELECT filename, list(file_row_number) AS numbers FROM (SELECT file_id, filename, file_row_number,"
         f" {COMMIT_SEQ_COLUMN} AS commit_seq FROM read_parquet([{listed}], filename = true, file_row_number = true)"
-        f" WHERE {COMMIT_SEQ_COLUMN} > {since_seq} AND evidence IS NULL)"
+        f" WHERE {COMMIT_SEQ_COLUMN} > {since_seq} AND kind = '{FETCHED}')"
         f" ANTI JOIN {_VERSIONS} USING (file_id, commit_seq) GROUP BY filename ORDER BY min(commit_seq)"
     ).to_arrow_table()
     return [(row["filename"].as_py(), row["numbers"].values) for row in result.to_struct_array()] if result else []

@@ -24,7 +24,7 @@ from pipeline.lake.layout import LakeLayout, lock_lake, translate_os_errors
 from pipeline.lake.ledger import Ledger, integrity_problem
 from pipeline.lake.ledger_format import LedgerIdentity, describe_ledger, identify_ledger
 from pipeline.lake.pending_rows import write_pending_rows
-from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, TABLES
+from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, TABLES
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -111,7 +111,8 @@ class Lake:
         if commit.tombstones:
             write_pending_rows(self.layout, self.ledger)  # the commits of two part groups never overlap
             rows, run_id, seq = self._tombstone_rows(commit), commit.run_id, commit.commit_seq
-            documents = parts.write_tombstones(self.layout, rows, run_id=run_id, seq=seq)
+            tombstones = rows.append_column("kind", pa.array([DELETED] * len(rows), pa.string()))
+            documents = parts.write_raw_rows(self.layout, [tombstones], run_id=run_id, seq=seq)
             part = parts.write_part(self.layout, DELETED_FILES.name, rows, run_id=run_id, seq=seq)
             commit = replace(commit, parts=[*commit.parts, documents, part])
         self.ledger.commit(commit)

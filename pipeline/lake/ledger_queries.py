@@ -264,6 +264,11 @@ class LedgerQueries(ABC):
         """Return the published snapshots, with those that are no longer kept."""
         return self.select(SnapshotRecord, "snapshot WHERE state = 'published'")
 
+    def find_published_snapshot(self, number: int) -> SnapshotRecord | None:
+        """Return a published snapshot, also one that is no longer kept; None if there is none of this number."""
+        source = "snapshot WHERE state = 'published' AND snapshot = ?"
+        return next(iter(self.select(SnapshotRecord, source, (number,))), None)
+
     def find_snapshot(self, number: int) -> SnapshotRecord | None:
         """Return the record of a snapshot; None if it has none."""
         return next(iter(self.select(SnapshotRecord, "snapshot WHERE snapshot = ?", (number,))), None)

@@ -15,7 +15,7 @@ from pipeline.errors import LakeCorruptedError
 from pipeline.lake.file_names import is_part_name
 from pipeline.lake.layout import LakeLayout, write_read_only
 from pipeline.lake.models import Part
-from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, FIELDS, FORM_ANSWERS, RAW
+from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, FETCHED, FIELDS, FORM_ANSWERS, RAW
 from schemas.value_types import encode_json
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ ROW_GROUP_ROWS: Final = 51_200  # 25 of DuckDB's vectors; point look-ups take ha
 READ_BATCH_ROWS: Final = ROW_GROUP_ROWS // 5
 ROW_GROUP_BYTES: Final = 16 * 1024 * 1024
 MAX_PART_ROWS: Final = 1_000_000
-_RAW_ROW_GROUP_FILES: Final = 250  # reading one document reads the documents of this many files
+RAW_ROW_GROUP_FILES: Final = 250  # reading one document reads the documents of this many files
 WRITE_OPTIONS: Final[dict[str, Any]] = {
     "compression": "zstd",
     "write_page_checksum": True,
@@ -49,7 +49,7 @@ RAW_OPTIONS: Final[dict[str, Any]] = {
     "compression": "zstd",
     "write_page_checksum": True,
     "store_schema": False,
-    "use_dictionary": ["_run_id", COMMIT_SEQ_COLUMN, "fetch_signature"],  # no two documents are equal
+    "use_dictionary": ["_run_id", COMMIT_SEQ_COLUMN, "fetch_signature", "kind"],  # no two documents are equal
 }
 _MAX_DICTIONARY_RATIO: Final = 0.5  # distinct values per row, up to which a dictionary makes the file smaller
 _REPEATED_VALUE_BYTES: Final = 12  # in memory, of a value that the file's dictionary holds once
@@ -96,15 +96,22 @@ def write_raw_part(
     return write_content(layout, target, RAW_TABLE, content, rows=len(versions), seqs=(seq, seq))
 
 
-def write_tombstones(layout: LakeLayout, tombstones: pa.Table, *, run_id: str, seq: int) -> Part:
-    """Write tombstones, rows of `deleted_files`, as a run's raw part of commit `seq`, beside that of its versions."""
-    columns = [
-        tombstones[field.name] if field.name in tombstones.column_names else pa.nulls(len(tombstones), field.type)
-        for field in RAW
-    ]
+def write_raw_rows(layout: LakeLayout, batches: Iterable[pa.Table], *, run_id: str, seq: int) -> Part:
+    """Write rows as a raw part of commit `seq`, beside the part of its versions; columns may be missing.
+
+    Each batch becomes a row group: reading one document reads those of its row group.
+    """
     target = _part_path(layout.raw_dir, run_id, seq, number=1)
-    content = _encode_tables([pa.table(columns, schema=RAW)], RAW, RAW_OPTIONS)
-    return write_content(layout, target, RAW_TABLE, content, rows=len(tombstones), seqs=(seq, seq))
+    rows = 0
+    with write_read_only(target) as temp, pq.ParquetWriter(temp, RAW, **RAW_OPTIONS) as writer:
+        for batch in batches:
+            columns = [
+                batch[field.name] if field.name in batch.column_names else pa.nulls(len(batch), field.type)
+                for field in RAW
+            ]
+            writer.write_table(pa.table(columns, schema=RAW))
+            rows += len(batch)
+    return describe_part(layout, target, RAW_TABLE, rows, (seq, seq))
 
 
 def write_parts(
@@ -182,8 +189,8 @@ def encode_documents(
     """Return the documents of some versions as a Parquet file in memory, built a few at a time."""
     rows = (
         _raw_rows(versions[start:end], digests[start:end], run_id=run_id, seq=seq, texts_from_list=texts_from_list)
-        for start in range(0, len(versions), _RAW_ROW_GROUP_FILES)
-        for end in (start + _RAW_ROW_GROUP_FILES,)
+        for start in range(0, len(versions), RAW_ROW_GROUP_FILES)
+        for end in (start + RAW_ROW_GROUP_FILES,)
     )
     return _encode_tables(rows, RAW, RAW_OPTIONS)
 
@@ -264,6 +271,7 @@ def _raw_rows(
         "is_stable": [version.is_stable for version in versions],
         "instance_id": [version.instance for version in versions],
         "texts_from_list": [texts_from_list] * len(versions),
+        "kind": [FETCHED] * len(versions),
         "evidence": [None] * len(versions),
         "scan_code": [None] * len(versions),
     }

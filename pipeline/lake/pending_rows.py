@@ -1,7 +1,8 @@
-"""Rows of commits whose process ended before it wrote them: flattened again from the documents of these commits."""
+"""Rows of commits that have none yet, after a kill or a rollback: made from the documents of these commits."""
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -10,14 +11,15 @@ import structlog
 from pipeline.flatten.flatten import flatten
 from pipeline.lake.duckdb_errors import first_line
 from pipeline.lake.parts import RAW_TABLE
-from pipeline.lake.raw_documents import DefinitionIndex, iter_commits, iter_raw_batches
+from pipeline.lake.raw_documents import DefinitionIndex, iter_commits, iter_raw_batches, select_tombstones
 from pipeline.lake.row_buffer import RowBuffer
-from schemas.tables import FILES
+from schemas.tables import DELETED_FILES, FILES
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
+    from pipeline.lake.models import Part
 
 _REASON = "the documents were damaged before their rows were written; the next sync fetches the file again"
 _log = structlog.get_logger()
@@ -32,25 +34,31 @@ def write_pending_rows(layout: LakeLayout, ledger: Ledger) -> None:
     if first is None:
         return
     raw = [part for part in ledger.parts() if part.table_name == RAW_TABLE and part.first_commit_seq >= first]
-    definitions, buffer = DefinitionIndex(ledger), RowBuffer(layout)
+    definitions = DefinitionIndex(ledger)
+    buffer = RowBuffer(layout, span=(first, ledger.next_commit_seq() - 1))
     flattened: set[tuple[int, int]] = set()
+    written: list[Part] = []
     for part in raw:
         try:
-            for commit in (commit for batch in iter_raw_batches(layout, [part]) for commit in iter_commits(batch)):
-                flat = flatten(
-                    commit.versions,
-                    run_id=commit.run_id,
-                    seq=commit.seq,
-                    known_definitions=definitions.select_known(commit.seq),
-                    texts_from_list=commit.texts_from_list,
-                )
-                definitions.written |= flat.definitions
-                buffer.add(flat.tables, run_id=commit.run_id, seq=commit.seq)
-                if (files := flat.tables.get(FILES.name)) is not None:
-                    flattened.update((file_id, commit.seq) for file_id in files["file_id"].to_pylist())
+            for batch in iter_raw_batches(layout, [part]):
+                buffer.add({DELETED_FILES.name: select_tombstones(batch)}, run_id=_name_parts(), seq=first)
+                for commit in iter_commits(batch):
+                    flat = flatten(
+                        commit.versions,
+                        run_id=commit.run_id,
+                        seq=commit.seq,
+                        known_definitions=definitions.select_known(commit.seq),
+                        texts_from_list=commit.texts_from_list,
+                    )
+                    definitions.written |= flat.definitions
+                    buffer.add(flat.tables, run_id=_name_parts(), seq=commit.seq)
+                    if (files := flat.tables.get(FILES.name)) is not None:
+                        flattened.update((file_id, commit.seq) for file_id in files["file_id"].to_pylist())
         except (OSError, pa.ArrowException) as error:
             _log.warning("raw.read_failed", part=part.name, error=first_line(error))
-    written = buffer.write()
+        if buffer.is_full:
+            written += buffer.write()
+    written += buffer.write()
     # Before the rows count: a run that is killed in between finds the same files again.
     _forget_lost_files(ledger, set(ledger.file_commit_seqs((first, ledger.next_commit_seq()))) - flattened)
     lost_definitions = {name for name, seq in definitions.all.items() if seq >= first} - definitions.written
@@ -58,6 +66,11 @@ def write_pending_rows(layout: LakeLayout, ledger: Ledger) -> None:
         ledger.delete_definitions(sorted(lost_definitions))
     ledger.add_rows(written)
     _log.info("rows.recovered", versions=len(flattened))
+
+
+def _name_parts() -> str:
+    """Return a run's id from which parts get a name of their own."""
+    return f"rows-{secrets.token_hex(3)}"
 
 
 def _forget_lost_files(ledger: Ledger, lost: set[tuple[int, int]]) -> None:

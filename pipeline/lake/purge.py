@@ -23,7 +23,7 @@ from pipeline.lake.duckdb import open_worker_connection
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.image_records import delete_images
-from pipeline.lake.integrity import check_parts_exist, read_recorded_parts
+from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.layout import write_read_only
 from pipeline.lake.parts import WRITE_OPTIONS, check_part_intact, describe_part, part_schema
 from pipeline.lake.sql import sql_read_parquet
@@ -185,12 +185,11 @@ def _ids_in_snapshots(lake: Lake, file_ids: Collection[int]) -> set[int]:
     layout, result = lake.layout, set[int]()
     if not file_ids:
         return result
-    snapshots = [path for _, path in list_snapshots(layout)]
-    names = lake.ledger.part_names() | set(read_recorded_parts(snapshots))
-    for path in map(layout.part_path, names - {part.name for part in lake.ledger.parts()}):
+    retired = [part.name for part in lake.ledger.retired_parts()]
+    for path in map(layout.part_path, retired):
         with suppress(LakeCorruptedError):  # it is deleted anyway, and `scanlake check` names it
             result |= read_ids_in_part(path, file_ids)
-    for path in snapshots:
+    for _, path in list_snapshots(layout):
         with suppress(duckdb.Error):
             result |= read_ids_in_catalog(path, file_ids)
     return result

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from schemas.file_versions import FileVersion
-from schemas.tables import COMMIT_SEQ_COLUMN
+from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, FETCHED, RESTORED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -41,8 +41,8 @@ def iter_raw_batches(layout: LakeLayout, parts: Sequence[Part]) -> Iterator[pa.R
 
 
 def iter_commits(batch: pa.RecordBatch) -> Iterator[RawCommit]:
-    """Yield the versions in rows of a raw part, by commit, in their order. Tombstones are left out."""
-    versions = batch.filter(pc.is_null(batch.column("evidence")))
+    """Yield the versions in rows of a raw part, by commit, in their order."""
+    versions = batch.filter(pc.is_in(batch.column("kind"), pa.array([FETCHED, RESTORED])))
     for (seq, run_id, texts_from_list), rows in groupby(_versions(versions), key=lambda row: row[:3]):
         yield RawCommit(run_id, seq, texts_from_list, tuple(row[3] for row in rows))
 
@@ -55,14 +55,24 @@ def _versions(batch: pa.RecordBatch) -> Iterator[tuple[int, str, bool, FileVersi
         yield seq, run_id, from_list, FileVersion(file_id, item, detail, updated, fetched, "")
 
 
+def select_tombstones(batch: pa.RecordBatch) -> pa.Table:
+    """Return the tombstones in rows of a raw part, as rows of `deleted_files`."""
+    found = batch.filter(pc.equal(batch.column("kind"), DELETED))
+    columns = [
+        found.column("_fetched_at" if field.name == "deletion_detected_at" else field.name)
+        for field in DELETED_FILES.arrow
+    ]
+    return pa.Table.from_arrays(columns, schema=DELETED_FILES.arrow)
+
+
 class DefinitionIndex:
     """The workflow definitions and their commits. Each is written once, with the first commit that contains it."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.all: Mapping[str, int] = ledger.definitions()
         self.seqs = frozenset(self.all.values())
-        self.written: set[str] = set()
+        self.written: frozenset[str] = frozenset()
 
     def select_known(self, seq: int) -> frozenset[str]:
         """Return the definitions that rows of commit `seq` must not repeat."""
-        return frozenset(name for name, first in self.all.items() if first != seq or name in self.written)
+        return self.written.union(name for name, first in self.all.items() if first != seq)

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import duckdb
 import structlog
 
 from pipeline.atomic_files import fsync_dir, is_damaged_copy, is_temp_file
-from pipeline.lake.duckdb_errors import first_line
-from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.file_names import list_files, list_snapshots
 from pipeline.lake.image_names import IMAGES, INCOMING
 from pipeline.lake.image_records import find_unused
 from pipeline.lake.kept_snapshots import SnapshotTime, select_kept
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.parts import is_own_part
-from pipeline.lake.physical_tables import read_parts
 from schemas.timestamps import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from pipeline.lake.kept_snapshots import RetentionRules
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
@@ -52,7 +46,7 @@ def remove_orphans(layout: LakeLayout, ledger: Ledger) -> int:
 
 
 def expire_snapshots(layout: LakeLayout, ledger: Ledger, rules: RetentionRules, *, now: float) -> int:
-    """Delete the snapshots that the rules do not keep, and the retired parts that no kept snapshot names.
+    """Delete the snapshots that the rules do not keep, and the parts that were retired before `rules.seconds`.
 
     `now` is in seconds since 1970. Returns the number of deleted files.
     """
@@ -69,44 +63,13 @@ def expire_snapshots(layout: LakeLayout, ledger: Ledger, rules: RetentionRules, 
         for path in unkept:
             path.unlink(missing_ok=True)
         if unkept:
-            fsync_dir(layout.root / "snapshots")  # a snapshot must not come back without its parts
+            fsync_dir(layout.root / "snapshots")
         before = int((now - rules.seconds) * SECOND)
-        expired = _find_expired_parts(layout, ledger, kept_numbers, before=before, may_read=bool(unkept))
+        expired = [part.name for part in ledger.retired_parts() if part.since < before]
         for name in expired:
             layout.part_path(name).unlink(missing_ok=True)
         ledger.delete_retired(expired)
     return len(unkept) + len(expired)
-
-
-def _find_expired_parts(
-    layout: LakeLayout, ledger: Ledger, kept_numbers: list[int], *, before: int, may_read: bool
-) -> list[str]:
-    """Return the retired parts that no snapshot in `kept_numbers` names, and that no reader has used since `before`.
-
-    A part that was retired after the oldest kept snapshot may be named by one, so `may_read` must allow to read them.
-    """
-    retired = [part for part in ledger.retired_parts() if part.since < before]
-    oldest = kept_numbers[0] if kept_numbers else 0
-    expired = [part.name for part in retired if part.last_snapshot < oldest]
-    doubtful = [part.name for part in retired if part.last_snapshot >= oldest]
-    if doubtful and may_read:
-        named = _read_named_parts(layout, kept_numbers)
-        expired += [] if named is None else [name for name in doubtful if name not in named]
-    return expired
-
-
-def _read_named_parts(layout: LakeLayout, snapshots: Iterable[int]) -> set[str] | None:
-    """Return the names of the parts of some snapshots; None if one cannot be read."""
-    named: set[str] = set()
-    for number in snapshots:
-        try:
-            with open_read_only(layout.snapshot_path(number)) as db:
-                named |= {part.name for part in read_parts(db)}
-        except duckdb.Error as error:
-            hint = "Run `scanlake repair`; until then replaced parts stay."
-            _log.warning("snapshot.unreadable", snapshot=number, error=first_line(error), hint=hint)
-            return None
-    return named
 
 
 def finish_purge(layout: LakeLayout, ledger: Ledger, snapshot: int) -> None:

@@ -57,6 +57,8 @@ class RowBuffer:
         self._run_id = run_id
         self._seqs.append(seq)
         for name, rows in tables.items():
+            if not rows.num_rows:
+                continue
             if name not in self._tables:
                 self._tables[name] = _TableBuffer(BY_NAME[name])
             self._tables[name].add(rows)

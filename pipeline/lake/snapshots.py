@@ -1,43 +1,32 @@
-"""Kept snapshots: their contents, the differences between two, and rollback to one.
-
-A snapshot lists its parts. They are read below the lake's folder, not at the absolute paths of its views, so a lake
-that has moved keeps its snapshots.
-"""
+"""Kept snapshots: their contents, and the differences between two."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import duckdb
 
-from pipeline.atomic_files import sha256_file
-from pipeline.errors import LakeCorruptedError, LakePausedError, SettingsError
-from pipeline.lake import ledger_writes
-from pipeline.lake.catalog_sql import read_parts_sql
+from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.column_differences import find_differing_columns
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.integrity import missing_or_resized_parts
 from pipeline.lake.ledger_format import refuse_other_formats
-from pipeline.lake.ledger_writes import insert, insert_all, set_properties
-from pipeline.lake.physical_tables import PART_COLUMNS, SUPERSEDED_VERSIONS, read_parts
+from pipeline.lake.physical_tables import SUPERSEDED_VERSIONS, read_parts
 from pipeline.lake.sql import sql_literal
-from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, DELETED_FILES, FILES, WORKFLOW_DEFINITIONS
-from schemas.timestamps import SECOND, to_datetime
+from schemas.tables import COMMIT_SEQ_COLUMN
+from schemas.timestamps import to_datetime
 
 if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     import pyarrow as pa
 
-    from pipeline.lake.lake import Lake
     from pipeline.lake.layout import LakeLayout
-    from pipeline.lake.ledger import Ledger
-    from pipeline.lake.models import Part, RollbackPause, RunRecord, SnapshotRecord
+    from pipeline.lake.models import Part
 
 _BATCH_ROWS: Final = 50_000
 
@@ -50,7 +39,6 @@ class SnapshotContents:
     run_id: str
     complete: bool
     watermark: int | None
-    by_instance: bool
     parts: tuple[Part, ...]
     superseded: pa.Table
 
@@ -68,16 +56,15 @@ def read_snapshot(path: Path) -> SnapshotContents:
     """Return the contents of the catalog at `path`. Raises `LakeCorruptedError` when it cannot be read."""
     try:
         with open_read_only(path) as db:
-            number, run_id, complete, watermark, switches = db.execute(
-                "SELECT snapshot, s.run_id, f.complete, epoch_us(f.watermark),"
-                " (SELECT count(*) FROM meta.schema_drift WHERE kind = 'identity')"
+            number, run_id, complete, watermark = db.execute(
+                "SELECT snapshot, s.run_id, f.complete, epoch_us(f.watermark)"
                 " FROM meta._freshness AS f LEFT JOIN meta.snapshots AS s USING (snapshot)"
             ).fetchall()[0]
             parts = tuple(read_parts(db))
             superseded = db.sql(f"SELECT file_id, {COMMIT_SEQ_COLUMN} FROM {SUPERSEDED_VERSIONS}").to_arrow_table()
     except (duckdb.Error, IndexError) as error:
         raise LakeCorruptedError(f"{path.name} cannot be read.") from error
-    return SnapshotContents(number, run_id or "", bool(complete), watermark, bool(switches), parts, superseded)
+    return SnapshotContents(number, run_id or "", bool(complete), watermark, parts, superseded)
 
 
 def missing_parts(layout: LakeLayout, contents: SnapshotContents) -> list[str]:
@@ -121,12 +108,6 @@ def find_snapshot_at(layout: LakeLayout, at: int, *, or_other: bool = False) -> 
 
 def _format_instant(at: int) -> str:
     return f"{to_datetime(at):%Y-%m-%dT%H:%M:%SZ}"
-
-
-def _damaged_parts(layout: LakeLayout, contents: SnapshotContents, *, current: Sequence[Part]) -> list[str]:
-    """Return the names of the snapshot's parts that are not current and have another hash: `check` left them out."""
-    restored = set(contents.parts).difference(current)
-    return sorted(part.name for part in restored if sha256_file(layout.part_path(part.name)) != part.sha256)
 
 
 # Differences
@@ -184,156 +165,3 @@ def _open_memory_db() -> Iterator[duckdb.DuckDBPyConnection]:
             yield db
     except duckdb.IOException as error:
         raise LakeCorruptedError("A snapshot, or a part of it, cannot be read.") from error
-
-
-def _create_version_table(
-    db: duckdb.DuckDBPyConnection, layout: LakeLayout, contents: SnapshotContents, name: str
-) -> None:
-    """Create the table `name`: the snapshot's version of each file, one row per file; instants in microseconds."""
-    db.register("superseded", contents.superseded)
-    selects = [
-        f"SELECT file_id, {COMMIT_SEQ_COLUMN} AS commit_seq, epoch_us(updated_at) AS updated_at,"
-        " epoch_us(_fetched_at) AS fetched_at, _run_id AS run_id, scan_code,"
-        f" {instance} AS instance_id, {deleted} AS deleted"
-        f" FROM {_read_parquet_sql(layout, contents, table)} ANTI JOIN superseded USING (file_id, {COMMIT_SEQ_COLUMN})"
-        for table, instance, deleted in (
-            (FILES.name, "instance_file_id", "false"),
-            (DELETED_FILES.name, "NULL::BIGINT", "true"),
-        )
-    ]
-    db.execute(f"CREATE TABLE {name} AS {' UNION ALL BY NAME '.join(selects)}")
-    db.unregister("superseded")
-
-
-def _read_parquet_sql(layout: LakeLayout, contents: SnapshotContents, table: str) -> str:
-    paths = [layout.part_path(part.name) for part in contents.parts if part.table_name == table]
-    return read_parts_sql(BY_NAME[table].arrow, paths)
-
-
-# Rollback
-
-
-def check_not_paused(ledger: Ledger) -> None:
-    """Raise `LakePausedError` while the lake is rolled back."""
-    if (pause := ledger.properties.rollback_pause) is not None:
-        raise LakePausedError(
-            f"The lake was rolled back to snapshot {pause['to']}, and syncing is paused.",
-            hint="Correct the cause of the rollback, then run `scanlake rollback --undo`.",
-        )
-
-
-def clear_pause(ledger: Ledger) -> RollbackPause | None:
-    """Allow syncs again. Return the pause that ended; None when there was none."""
-    pause = ledger.properties.rollback_pause
-    ledger.set_properties(rollback_pause=None)
-    return pause
-
-
-def read_restorable(lake: Lake, number: int) -> SnapshotContents:
-    """Return the contents of a snapshot for `roll_back`.
-
-    Raises `SettingsError` when that snapshot, or one of its parts, is not kept.
-    """
-    layout, ledger = lake.layout, lake.ledger
-    properties = ledger.properties
-    if properties.purge_in_progress is not None:
-        raise SettingsError(
-            "A purge was killed before its end, and an earlier snapshot would restore the purged files.",
-            hint="Run `scanlake sync` first: it finishes the purge.",
-        )
-    contents = read_snapshot(require_snapshot(layout, number))
-    if missing := missing_parts(layout, contents) or _damaged_parts(layout, contents, current=ledger.parts()):
-        raise SettingsError(
-            f"Snapshot {number} cannot be restored: {missing[0]} has expired or is damaged.",
-            hint="Run `scanlake snapshots` for a list of the kept ones; retention_hours sets how long parts stay.",
-        )
-    if (properties.identity == "file_id") is not contents.by_instance:
-        raise SettingsError(
-            f"Snapshot {number} has another key of files (see meta.schema_drift).",
-            hint="Open its file for reading, or use a later snapshot.",
-        )
-    return contents
-
-
-def roll_back(lake: Lake, contents: SnapshotContents, *, run: RunRecord) -> SnapshotRecord:
-    """Publish the contents of an earlier snapshot as a new snapshot, and pause syncing."""
-    layout, ledger = lake.layout, lake.ledger
-    with _open_memory_db() as snapshot_db:
-        _create_version_table(snapshot_db, layout, contents, "versions")
-        definitions = snapshot_db.execute(
-            f"SELECT _definition_hash, min({COMMIT_SEQ_COLUMN})"
-            f" FROM {_read_parquet_sql(layout, contents, WORKFLOW_DEFINITIONS.name)} GROUP BY ALL"
-        ).fetchall()
-        with ledger.transaction() as db:
-            _restore_versions(db, snapshot_db, contents)
-            _restore_parts(db, contents, at=run.started_at)
-            db.execute("DELETE FROM definition")
-            insert_all(db, "definition", ("hash", "commit_seq"), definitions)
-            _restore_coverage(db, contents)
-            ledger_writes.require_publish(db)
-            set_properties(db, rollback_pause={"to": contents.snapshot, "snapshot": ledger.next_snapshot()})
-            insert(db, "run", asdict(run))
-    record = lake.publish(run.run_id, at=run.started_at, complete=contents.complete, watermark=contents.watermark)
-    ledger.update_run(run.run_id, snapshot=record.snapshot)
-    return record
-
-
-def _restore_versions(
-    db: sqlite3.Connection, snapshot_db: duckdb.DuckDBPyConnection, contents: SnapshotContents
-) -> None:
-    """Make the versions of the snapshot the current ones.
-
-    A version that is current now keeps its record. Of another version only its row is known, so it is not stable:
-    it is never a reason to skip its file.
-    """
-    columns = ("file_id", "commit_seq", "deleted", "updated_at", "fetched_at", "instance_id", "run_id")
-    db.execute(
-        "CREATE TEMP TABLE restored (file_id INTEGER PRIMARY KEY, commit_seq INTEGER, deleted INTEGER,"
-        " updated_at INTEGER, fetched_at INTEGER, instance_id INTEGER, run_id TEXT)"
-    )
-    result = snapshot_db.execute(f"SELECT {', '.join(columns)} FROM versions")
-    while rows := result.fetchmany(_BATCH_ROWS):
-        insert_all(db, "temp.restored", columns, rows)
-    # Later versions older than the watermark are in no window of the next run: they are queued.
-    db.execute(
-        "INSERT OR REPLACE INTO refetch_queue (file_id, updated_at) SELECT v.file_id, v.updated_at"
-        " FROM file_version AS v LEFT JOIN temp.restored AS r ON r.file_id = v.file_id"
-        " WHERE r.commit_seq IS NOT v.commit_seq AND (v.updated_at IS NULL OR v.updated_at < ?)",
-        (contents.watermark or 0,),
-    )
-    db.execute("DELETE FROM file_version WHERE file_id NOT IN (SELECT file_id FROM temp.restored)")
-    db.execute(
-        "INSERT OR REPLACE INTO file_version (file_id, commit_seq, deleted, updated_at, fetched_at, digest,"
-        " fetch_signature, is_stable, instance_id, run_id) SELECT r.file_id, r.commit_seq, r.deleted, r.updated_at,"
-        " coalesce(r.fetched_at, 0), x'', '', 0, r.instance_id, coalesce(r.run_id, '') FROM temp.restored AS r"
-        " LEFT JOIN file_version AS v ON v.file_id = r.file_id"
-        " WHERE v.commit_seq IS NOT r.commit_seq OR v.deleted IS NOT r.deleted"
-    )
-    db.execute("DROP TABLE temp.restored")
-    db.execute("DELETE FROM superseded_version")
-    for start in range(0, contents.superseded.num_rows, _BATCH_ROWS):
-        batch = contents.superseded.slice(start, _BATCH_ROWS)
-        pairs = zip(batch.column(COMMIT_SEQ_COLUMN).to_pylist(), batch.column("file_id").to_pylist(), strict=True)
-        insert_all(db, "superseded_version", ("commit_seq", "file_id"), pairs)
-
-
-def _restore_parts(db: sqlite3.Connection, contents: SnapshotContents, *, at: int) -> None:
-    """Make the snapshot's parts the current ones; retire later ones, so that a roll forward finds them."""
-    names = {part.name for part in contents.parts}
-    later = {row["name"] for row in db.execute("SELECT name FROM part")} - names
-    ledger_writes.replace_parts(db, later, (), at=at)
-    db.executemany("DELETE FROM retired_part WHERE name = ?", [(name,) for name in names])
-    db.execute("DELETE FROM part")
-    insert_all(db, "part", PART_COLUMNS, map(astuple, contents.parts))
-
-
-def _restore_coverage(db: sqlite3.Connection, contents: SnapshotContents) -> None:
-    """Restore the snapshot's watermark as coverage, and make a verify due."""
-    if contents.watermark is None:
-        ledger_writes.set_coverage(db, [])
-        set_properties(db, watermark=None, last_verify_at=None)
-        return
-    watermark = contents.watermark // SECOND
-    ledger_writes.set_coverage(db, [(None, watermark)])
-    # Later deletions are in no list: only a verify finds them again.
-    set_properties(db, watermark=watermark, lookback_due=True, last_verify_at=None, unverified_since=1)

@@ -189,5 +189,5 @@ HISTORY: Final = View(
         ("detail", "Detail as received; NULL if there is none or it is not UTF-8."),
     ),
     "SELECT file_id, _seq AS commit_seq, _fetched_at AS fetched_at, updated_at, _run_id AS run_id,"
-    " TRY(decode(list_item)) AS list_item, TRY(decode(detail)) AS detail FROM {history} WHERE evidence IS NULL",
+    " TRY(decode(list_item)) AS list_item, TRY(decode(detail)) AS detail FROM {history} WHERE kind = 'fetched'",
 )

@@ -16,15 +16,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.crawl.models import parse_reference
 from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.flatten.flatten import flatten
 from pipeline.lake.parts import RAW_TABLE
-from pipeline.lake.raw_documents import DefinitionIndex, iter_commits, iter_raw_batches
+from pipeline.lake.raw_documents import DefinitionIndex, iter_commits, iter_raw_batches, select_tombstones
 from pipeline.lake.row_buffer import RowBuffer
 from schemas.tables import (
     BY_NAME,
     COMMIT_SEQ_COLUMN,
+    DELETED,
     DELETED_FILES,
     MISFITS,
     WORKFLOW_DEFINITION_STEPS,
@@ -105,8 +105,8 @@ def run_here(tasks: Iterator[FlattenTask]) -> Iterator[FlattenedRows]:
 def rebuild(lake: Lake, run_tasks: RunTasks = run_here, *, damaged: Collection[str] = ()) -> RebuildResult:
     """Write the rows of all tables again as new parts, and publish them in a new snapshot.
 
-    `damaged` are names of parts that must not be read: their tombstones are those of the ledger then, and definitions
-    without a document are lost. Raises `LakeCorruptedError` if raw/ has gaps; then nothing has changed.
+    `damaged` are names of parts that must not be read: definitions without a document are lost then. Raises
+    `LakeCorruptedError` if raw/ has gaps; then nothing has changed.
     """
     started, ledger = time.monotonic(), lake.ledger
     parts = ledger.parts()
@@ -129,8 +129,9 @@ def rebuild(lake: Lake, run_tasks: RunTasks = run_here, *, damaged: Collection[s
             files += flat.files
         _check_file_count(ledger, files)
         intact = [part for part in old if part.name not in damaged]
-        for name, rows_of_table in _read_rows_without_documents(lake, intact, raw, definitions):
-            rows.add({name: rows_of_table})
+        for name, definition_rows in _read_lost_definitions(lake, intact, definitions):
+            rows.add({name: definition_rows})
+        rows.add({DELETED_FILES.name: _describe_lost_tombstones(ledger, rows.deleted_files)})
         new = rows.finish()
     except (OSError, pa.ArrowException) as error:
         raise LakeCorruptedError("raw/ cannot be read. Nothing was changed.") from error
@@ -154,8 +155,11 @@ class _RowWriter:
     def __init__(self, buffer: RowBuffer) -> None:
         self._buffer = buffer
         self._parts: list[Part] = []
+        self.deleted_files: set[int] = set()
 
     def add(self, tables: dict[str, pa.Table]) -> None:
+        if (deleted := tables.get(DELETED_FILES.name)) is not None:
+            self.deleted_files.update(deleted["file_id"].to_pylist())
         if tables := {name: rows for name, rows in tables.items() if rows.num_rows}:
             # Each set of parts has a name of its own.
             self._buffer.add(tables, run_id=f"rebuild-{secrets.token_hex(3)}", seq=0)
@@ -169,7 +173,7 @@ class _RowWriter:
 def _list_tasks(
     lake: Lake, raw: Sequence[Part], rows: _RowWriter, definitions: DefinitionIndex
 ) -> Iterator[FlattenTask]:
-    """Yield the documents of the current versions.
+    """Yield the documents of the current versions, and write the rows of tombstones.
 
     A definition belongs to the first commit that contains it, in whichever version of a file. What is known then
     depends on the commits before, so the few commits with definitions are flattened here for them.
@@ -178,9 +182,10 @@ def _list_tasks(
     pending: list[pa.RecordBatch] = []
     for batch in iter_raw_batches(lake.layout, raw):
         current = _select_current(lake.ledger, batch)
+        rows.add({DELETED_FILES.name: select_tombstones(batch.filter(current))})
         if not definitions.seqs.isdisjoint(batch.column(COMMIT_SEQ_COLUMN).unique().to_pylist()):
             _add_definitions(batch, current, rows, definitions)
-        pending.append(batch.filter(current))
+        pending.append(batch.filter(pc.and_(current, pc.not_equal(batch.column("kind"), DELETED))))
         if sum(part.num_rows for part in pending) >= _TASK_FILES or sum(part.nbytes for part in pending) >= _TASK_BYTES:
             yield FlattenTask(pa.Table.from_batches(pending), known)
             pending = []
@@ -193,7 +198,7 @@ def _select_current(ledger: Ledger, batch: pa.RecordBatch) -> pa.BooleanArray:
     ids, seqs = batch.column("file_id").to_pylist(), batch.column(COMMIT_SEQ_COLUMN).to_pylist()
     versions = ledger.file_versions(ids)
     pairs = ((versions.get(file_id), seq) for file_id, seq in zip(ids, seqs, strict=True))
-    return pa.array([v is not None and v.commit_seq == seq and not v.deleted for v, seq in pairs], pa.bool_())
+    return pa.array([version is not None and version.commit_seq == seq for version, seq in pairs], pa.bool_())
 
 
 def _add_definitions(
@@ -229,48 +234,35 @@ def _check_file_count(ledger: Ledger, files: int) -> None:
         )
 
 
-def _read_rows_without_documents(
-    lake: Lake, parts: Sequence[Part], raw: Sequence[Part], definitions: DefinitionIndex
+def _read_lost_definitions(
+    lake: Lake, parts: Sequence[Part], definitions: DefinitionIndex
 ) -> Iterator[tuple[str, pa.Table]]:
-    """Yield the rows that no document makes: tombstones, and definitions whose document no longer exists."""
-    tombstones = {file.file_id: file for file in lake.ledger.deleted_files()}
+    """Yield the rows of the definitions whose document no longer exists."""
     lost = pa.array(sorted(definitions.all.keys() - definitions.written), pa.string())
     for part in parts:
         if part.table_name in _DEFINITIONS and len(lost):
             table = _read_part(lake, part)
-            is_kept = pc.is_in(table["_definition_hash"], lost)
-            definitions.written |= set(table["_definition_hash"].filter(is_kept).to_pylist())
-            yield part.table_name, table.filter(is_kept)
-        elif part.table_name == DELETED_FILES.name:
-            table = _read_part(lake, part)
-            pairs = zip(table["file_id"].to_pylist(), table[COMMIT_SEQ_COLUMN].to_pylist(), strict=True)
-            is_kept = [file_id in tombstones and tombstones[file_id].commit_seq == seq for file_id, seq in pairs]
-            remaining = table.filter(pa.array(is_kept, pa.bool_()))
-            for file_id in remaining["file_id"].to_pylist():
-                del tombstones[file_id]
-            yield part.table_name, remaining
-    if tombstones:
-        commits = (commit for batch in iter_raw_batches(lake.layout, raw) for commit in iter_commits(batch))
-        references = {
-            version.file_id: parse_reference(version.list_item or version.detail or b"")
-            for commit in commits
-            for version in commit.versions
-            if version.file_id in tombstones
+            is_lost = pc.is_in(table["_definition_hash"], lost)
+            definitions.written |= set(table["_definition_hash"].filter(is_lost).to_pylist())
+            yield part.table_name, table.filter(is_lost)
+
+
+def _describe_lost_tombstones(ledger: Ledger, found: Collection[int]) -> pa.Table:
+    """Return rows for the deleted files whose tombstones were lost with a damaged part, as far as they are known."""
+    rows = [
+        {
+            "file_id": file.file_id,
+            "updated_at": file.updated_at,
+            "deletion_detected_at": file.detected_at,
+            "evidence": "lost with a damaged part",
+            "_fetched_at": file.detected_at,
+            "_run_id": file.run_id,
+            COMMIT_SEQ_COLUMN: file.commit_seq,
         }
-        rows = [
-            {
-                "file_id": file.file_id,
-                "scan_code": references.get(file.file_id),
-                "updated_at": file.updated_at,
-                "deletion_detected_at": file.detected_at,
-                "evidence": "lost with a damaged part",
-                "_fetched_at": file.detected_at,
-                "_run_id": file.run_id,
-                COMMIT_SEQ_COLUMN: file.commit_seq,
-            }
-            for file in tombstones.values()
-        ]
-        yield DELETED_FILES.name, pa.Table.from_pylist(rows, schema=DELETED_FILES.arrow)
+        for file in ledger.deleted_files()
+        if file.file_id not in found
+    ]
+    return pa.Table.from_pylist(rows, schema=DELETED_FILES.arrow)
 
 
 def _read_part(lake: Lake, part: Part) -> pa.Table:

@@ -119,12 +119,9 @@ def _check(
     check.files_to_fetch = sorted(parts.files_without_raw)
     if lake is not None:
         _repair_parts(lake, parts)
-    # Now, because a rebuilt part makes its catalogs readable again.
     damaged_parts = {damaged.part.name for damaged in parts.parts}
     catalogs = list(find_damaged_catalogs(layout, ledger, damaged_parts=damaged_parts))
-    if lake is None and parts.parts:
-        catalogs = [replace(item, repair=f"{item.repair}, unless its repaired parts suffice") for item in catalogs]
-    elif lake is not None and catalogs:
+    if lake is not None and catalogs:
         _repair_catalogs(lake, catalogs)
     images = check_images(layout, ledger, read_data=read_data)
     if lake is not None and images.damaged:

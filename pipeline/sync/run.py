@@ -26,7 +26,7 @@ from pipeline.lake import retention
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.models import RunRecord
-from pipeline.lake.snapshots import check_not_paused
+from pipeline.lake.rollback import check_not_paused
 from pipeline.sync.account_check import check_tenants
 from pipeline.sync.batch_sink import BatchSink
 from pipeline.sync.crawl_runner import CrawlRunner, crawl_options

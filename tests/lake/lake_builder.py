@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.flatten.flatten import flatten
 from pipeline.lake import parts
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import Commit
 from schemas.file_versions import FileVersion, Tombstone, version_digest
-from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN
+from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, UPLOADS
+from schemas.timestamps import to_datetime
 
 if TYPE_CHECKING:
     import sqlite3
@@ -28,9 +30,27 @@ AT: Final = 1_795_000_000_000_000
 _SURE: Final = {pa.int64(): 0, pa.string(): "", pa.bool_(): True, pa.timestamp("us"): AT}
 
 
-def version(file_id: int, stamp: int, count: int) -> FileVersion:
-    """Return a version of a file with minimal documents."""
-    values = {"id": file_id, "scan_code": f"ref {file_id}", "snap_count": count, "closed": count > 1, "stamp": stamp}
+def _to_json(value: Any, sql_type: str) -> Any:
+    return to_datetime(value).isoformat() if sql_type == "TIMESTAMP" and value is not None else value
+
+
+def version(file_id: int, stamp: int, count: int, uploads: Sequence[Mapping[str, Any]] = ()) -> FileVersion:
+    """Return a version of a file with minimal documents, and the uploads of these rows."""
+    values = {
+        "id": file_id,
+        "scan_code": f"ref {file_id}",
+        "updated_at": to_datetime(AT + stamp).isoformat(),
+        "snap_count": count,
+        "closed": count > 1,
+        "uploads": [
+            {
+                column.wire_key: _to_json(row[column.name], column.kind.sql)
+                for column in UPLOADS.from_wire
+                if column.name in row
+            }
+            for row in uploads
+        ],
+    }
     document = json.dumps(values).encode()
     return FileVersion(file_id, document, document, AT + stamp, AT + stamp, "detail")
 
@@ -60,33 +80,25 @@ def commit(
 ) -> int:
     """Commit files, given as {file_id: snap_count}, with rows of other tables by name. Return the commit's number.
 
+    Files and uploads are documents too, from which their rows are made; other rows are in parts alone.
     A file with more than one upload is closed.
     """
     seq = lake.ledger.next_commit_seq()
     run_id = f"20261121T000000Z-{seq:06x}"
-    by_table: dict[str, Sequence[Mapping[str, Any]]] = {
-        "files": [
-            {
-                "file_id": key,
-                "service_id": key,
-                "scan_code": f"ref {key}",
-                "updated_at": AT + stamp,
-                "snap_count": count,
-                "closed": count > 1,
-            }
-            for key, count in files.items()
-        ],
-        **(children or {}),
-    }
+    by_table = dict(children or {})
+    uploads: defaultdict[int, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in by_table.pop("uploads", ()):
+        uploads[row["file_id"]].append(row)
     new = Commit(
         commit_seq=seq,
         run_id=run_id,
         at=AT + stamp,
-        versions=[version(key, stamp, count) for key, count in files.items()],
+        versions=[version(key, stamp, count, uploads[key]) for key, count in files.items()],
         tombstones=[Tombstone(key, AT + stamp, "the test says so") for key in gone],
         definitions=sorted({row["_definition_hash"] for row in by_table.get("workflow_definitions", ())}),
     )
-    tables = {name: rows(name, values, run_id=run_id, seq=seq) for name, values in by_table.items() if values}
+    tables = flatten(new.versions, run_id=run_id, seq=seq).tables
+    tables |= {name: rows(name, values, run_id=run_id, seq=seq) for name, values in by_table.items() if values}
     lake.commit(write_parts(lake, new, tables))
     return seq
 

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pipeline.lake import duckdb as worker
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import RunRecord
-from pipeline.lake.snapshots import clear_pause, read_restorable, roll_back
+from pipeline.lake.rollback import clear_pause, plan_rollback, roll_back
 from pipeline.maintenance.compact import run_compaction as compact
 from pipeline.settings import Settings
 from schemas.tables import COMMIT_SEQ_COLUMN
@@ -149,12 +149,14 @@ class LakeOfRows(RuleBasedStateMachine):
             number = self.kept()[-1]
             self.commit({key: count + 1}, set(), None)
         run_id = f"20261121T000000Z-f{self.lake.ledger.next_snapshot():05x}"
-        record = roll_back(self.lake, read_restorable(self.lake, number), run=RunRecord(run_id, "rollback", "0", AT))
+        record = roll_back(self.lake, plan_rollback(self.lake, number), run=RunRecord(run_id, "rollback", "0", AT))
         (target,) = self.lake.ledger.query("SELECT watermark FROM snapshot WHERE snapshot = ?", (number,))
         assert record.watermark == target["watermark"]
         assert self.lake.ledger.coverage() == ((None, (record.watermark or 0) // 1_000_000),)
         clear_pause(self.lake.ledger)
+        definitions = self.truth.definitions  # what the lake has seen stays
         self.truth = copy.deepcopy(self.past[number])
+        self.truth.definitions = definitions
         self.past[record.snapshot] = copy.deepcopy(self.truth)
         self.compare_catalogs()
 

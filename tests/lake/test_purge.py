@@ -17,7 +17,7 @@ from pipeline.errors import SettingsError
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import RunRecord
 from pipeline.lake.purge import purge
-from pipeline.lake.snapshots import read_restorable, roll_back
+from pipeline.lake.rollback import plan_rollback, roll_back
 from pipeline.progress import NullProgress
 from pipeline.settings import Settings
 from pipeline.sync.verify import VerifyMode, verify
@@ -145,7 +145,7 @@ def test_a_killed_purge_is_finished(two_files: Path, tmp_path: Path) -> None:
             if in_progress is not None:
                 run = RunRecord("20260101T000000Z-abcdef", "rollback", "0", AT)
                 with pytest.raises(SettingsError, match="A purge was killed"):
-                    roll_back(held, read_restorable(held, 1), run=run)
+                    roll_back(held, plan_rollback(held, 1), run=run)
             if number % 2:
                 held.republish(at=AT)
                 assert held.ledger.properties.purge_in_progress is None

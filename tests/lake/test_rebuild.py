@@ -200,7 +200,7 @@ def test_memory_does_not_grow_with_the_lake(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(rebuild_module, "_TASK_FILES", 20)
     peaks = []
 
-    def long_version(file_id: int, stamp: int, _: int) -> FileVersion:
+    def long_version(file_id: int, stamp: int, *_: object) -> FileVersion:
         document = b'{"id": %d}' % file_id + b" " * 20_000
         return FileVersion(file_id, document, document, AT + stamp, AT + stamp, "detail")
 

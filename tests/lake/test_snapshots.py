@@ -18,7 +18,8 @@ from pipeline.emulator import Emulator
 from pipeline.errors import SettingsError
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import RunRecord
-from pipeline.lake.snapshots import clear_pause, diff_snapshots, read_restorable, read_snapshot, roll_back
+from pipeline.lake.rollback import clear_pause, plan_rollback, roll_back
+from pipeline.lake.snapshots import diff_snapshots
 from pipeline.progress import NullProgress
 from pipeline.settings import Settings
 from pipeline.sync.regular_verify import is_due
@@ -45,7 +46,7 @@ def rolled_back(lake: Path, number: int) -> SnapshotRecord:
     """Roll back as the command does."""
     with Lake(lake, doing="rollback") as held:
         run_id = f"r-{held.ledger.next_snapshot():06x}"
-        return roll_back(held, read_restorable(held, number), run=RunRecord(run_id, "rollback", "0", AT, state="done"))
+        return roll_back(held, plan_rollback(held, number), run=RunRecord(run_id, "rollback", "0", AT, state="done"))
 
 
 def undo_rollback(lake: Path) -> None:
@@ -211,21 +212,24 @@ async def test_definitions_go_back_too(tmp_path: Path) -> None:
             assert oracle.differences(db, emulator.truth()) == []
 
 
-async def test_refused_when_parts_are_gone(tmp_path: Path) -> None:
-    """A snapshot of which a part is gone, or that is not kept, is refused in one line and nothing changes."""
+async def test_a_snapshot_whose_documents_are_gone(tmp_path: Path) -> None:
+    """A snapshot can be restored while the lake has its documents, kept or not; otherwise nothing changes."""
     lake = tmp_path / "lake"
     async with Emulator(30, seed=SEED) as emulator:
         await synced(emulator, lake)
         number = snapshot_of(lake)
         emulator.world.update(emulator.world.pick_random(5))
         await synced(emulator, lake)
-        with Lake(lake, doing="compaction") as held:
-            assert compact_all(held, Settings(lake=lake))
-        (lake / read_snapshot(lake / "snapshots" / f"{number:06d}.duckdb").parts[0].name).unlink()
-        with pytest.raises(SettingsError, match=f"Snapshot {number} cannot be restored"):
-            rolled_back(lake, number)
-        with pytest.raises(SettingsError, match="Snapshot 77 is not kept"):
+        with pytest.raises(SettingsError, match="There is no snapshot 77"):
             rolled_back(lake, 77)
+        (lake / "snapshots" / f"{number:06d}.duckdb").unlink()
+        shown = rolled_back(lake, number).snapshot
+        rolled_back(lake, shown - 1)
+        undo_rollback(lake)
+        with Lake(lake, doing="compaction") as held:
+            assert compact_all(held, Settings(lake=lake, keep_raw_versions=1))
+        with pytest.raises(SettingsError, match=f"{number} cannot be restored: .* documents of 5 of its files"):
+            rolled_back(lake, number)
         await synced(emulator, lake)
         with opened(lake) as db:
             assert differences(db, emulator.truth()) == []

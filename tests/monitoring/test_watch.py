@@ -18,7 +18,7 @@ import pytest
 from pipeline.emulator import Emulator
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import RunRecord
-from pipeline.lake.snapshots import clear_pause, read_restorable, roll_back
+from pipeline.lake.rollback import clear_pause, plan_rollback, roll_back
 from tests.monitoring.watch_harness import Collector, parsed, scanlake
 from tests.processes import children_of, ended, executed, forks_of
 from tests.processes import launched as started
@@ -173,7 +173,7 @@ async def test_a_lake_that_is_held_or_paused_is_waited_for(tmp_path: Path) -> No
             assert json.loads(out)["sources"] == [{"source": "", "runs": 1, "exit_code": 0}]
             with Lake(lake, doing="rollback") as held:
                 run = RunRecord("r-1", "rollback", "0", time.time_ns() // 1000, state="done")
-                roll_back(held, read_restorable(held, 1), run=run)
+                roll_back(held, plan_rollback(held, 1), run=run)
             process = await started(emulator, "watch", "--every", "1s", **given)
             await until(lambda: _counted(lake).get("2", 0) >= 1)
             with Lake(lake, doing="rollback") as held:

@@ -10,7 +10,7 @@ import duckdb
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import RunRecord
 from pipeline.lake.purge import purge
-from pipeline.lake.snapshots import clear_pause, read_restorable, roll_back
+from pipeline.lake.rollback import clear_pause, plan_rollback, roll_back
 from pipeline.settings import Settings
 from schemas.tables import TABLES
 from schemas.timestamps import now_us
@@ -64,7 +64,7 @@ class History:
         with Lake(self.root, doing="rollback") as lake:
             run_id = f"20261121T000000Z-{lake.ledger.next_snapshot():06x}"
             record = roll_back(
-                lake, read_restorable(lake, number), run=RunRecord(run_id, "rollback", "0", AT, state="done")
+                lake, plan_rollback(lake, number), run=RunRecord(run_id, "rollback", "0", AT, state="done")
             )
             clear_pause(lake.ledger)
             return record.snapshot

@@ -1,0 +1,218 @@
+"""Rollback: the versions that files had in an earlier snapshot become current again, by an ordinary commit.
+
+The commit has copies of their documents, so a later rollback, or a rebuild of the ledger, finds the state by its number
+alone. Workflow definitions that the lake has seen since stay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from pipeline.errors import LakePausedError, SettingsError
+from pipeline.lake import ledger_writes
+from pipeline.lake.duckdb import open_worker_connection
+from pipeline.lake.ledger_writes import insert, insert_all, set_properties
+from pipeline.lake.parts import RAW_ROW_GROUP_FILES, RAW_TABLE, write_raw_rows
+from pipeline.lake.sql import sql_read_parquet
+from schemas.tables import ABSENT, COMMIT_SEQ_COLUMN, DELETED, RAW, RESTORED
+from schemas.timestamps import SECOND
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterator
+
+    from pipeline.lake.lake import Lake
+    from pipeline.lake.ledger import Ledger
+    from pipeline.lake.models import Part, RollbackPause, RunRecord, SnapshotRecord
+
+_PAIRS: Final = pa.schema([("file_id", pa.int64()), (COMMIT_SEQ_COLUMN, pa.int64())])
+_BATCH_ROWS: Final = 50_000
+_COLUMNS: Final = (
+    *("file_id", "commit_seq", "deleted", "updated_at", "fetched_at", "digest", "fetch_signature", "is_stable"),
+    *("instance_id", "run_id"),
+)
+_CHANGED: Final = "FROM file_version AS v LEFT JOIN temp.restored AS r ON r.file_id = v.file_id"
+_DIFFERS: Final = "v.commit_seq IS NOT r.commit_seq"
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackPlan:
+    """What a rollback to a snapshot would do: files that would disappear, have an earlier version, or return."""
+
+    target: SnapshotRecord
+    disappearing: int
+    changing: int
+    returning: int
+
+
+def check_not_paused(ledger: Ledger) -> None:
+    """Raise `LakePausedError` while the lake is rolled back."""
+    if (pause := ledger.properties.rollback_pause) is not None:
+        raise LakePausedError(
+            f"The lake was rolled back to snapshot {pause['to']}, and syncing is paused.",
+            hint="Correct the cause of the rollback, then run `scanlake rollback --undo`.",
+        )
+
+
+def clear_pause(ledger: Ledger) -> RollbackPause | None:
+    """Allow syncs again. Return the pause that ended; None when there was none."""
+    pause = ledger.properties.rollback_pause
+    ledger.set_properties(rollback_pause=None)
+    return pause
+
+
+def plan_rollback(lake: Lake, number: int) -> RollbackPlan:
+    """Compare the lake with a snapshot, for `roll_back`. The snapshot need not be kept: its documents must be.
+
+    Raises `SettingsError` when there is no such snapshot, or when it cannot be restored.
+    """
+    ledger = lake.ledger
+    if ledger.properties.purge_in_progress is not None:
+        raise SettingsError(
+            "A purge was killed before its end, and an earlier snapshot would restore the purged files.",
+            hint="Run `scanlake sync` first: it finishes the purge.",
+        )
+    target = ledger.find_published_snapshot(number)
+    if target is None:
+        raise SettingsError(f"There is no snapshot {number}.", hint="Run `scanlake snapshots` for a list.")
+    switched_at = ledger.count("SELECT max(first_seen_at) FROM schema_drift WHERE kind = 'identity'")
+    if ledger.properties.identity == "file_id" and target.published_at < switched_at:
+        raise SettingsError(
+            f"Snapshot {number} has another key of files (see meta.schema_drift).",
+            hint="Open its file for reading, or use a later snapshot.",
+        )
+    with ledger.transaction() as db:
+        _find_versions(lake, db, target)
+        disappearing = _count(db, f"{_CHANGED} WHERE NOT v.deleted AND coalesce(r.deleted, 1)")
+        changing = _count(db, f"{_CHANGED} WHERE NOT v.deleted AND NOT r.deleted AND v.commit_seq <> r.commit_seq")
+        files = _count(db, "FROM temp.restored WHERE NOT deleted")
+        staying = _count(db, f"{_CHANGED} WHERE NOT v.deleted AND NOT r.deleted")
+    lost = target.files - files
+    if lost:
+        raise SettingsError(
+            f"Snapshot {number} cannot be restored: the lake no longer has the documents of {lost:,} of its files.",
+            hint="keep_raw_versions sets how many versions of a file have documents. Open the snapshot for reading.",
+        )
+    return RollbackPlan(target, disappearing, changing, files - staying)
+
+
+def _count(db: sqlite3.Connection, source: str) -> int:
+    return int(db.execute(f"SELECT count(*) {source}").fetchone()[0])
+
+
+def _find_versions(lake: Lake, db: sqlite3.Connection, target: SnapshotRecord) -> None:
+    """Fill the temporary table `restored` with the version that each file had in a snapshot, from the documents."""
+    db.execute("DROP TABLE IF EXISTS temp.restored")
+    db.execute(
+        "CREATE TEMP TABLE restored (file_id INTEGER PRIMARY KEY, commit_seq INTEGER, deleted INTEGER,"
+        " updated_at INTEGER, fetched_at INTEGER, digest BLOB, fetch_signature TEXT, is_stable INTEGER,"
+        " instance_id INTEGER, run_id TEXT)"
+    )
+    if not (paths := [lake.layout.part_path(part.name) for part in _list_raw_parts(lake.ledger)]):
+        return
+    with open_worker_connection(lake.layout.spill_dir) as documents:
+        found = documents.execute(
+            "SELECT file_id, _seq, kind = $deleted, epoch_us(updated_at), epoch_us(_fetched_at), coalesce(digest, ''),"
+            " coalesce(fetch_signature, ''), coalesce(is_stable, false), instance_id, _run_id"
+            f" FROM {sql_read_parquet(paths)} WHERE _seq <= $seq"
+            " QUALIFY row_number() OVER (PARTITION BY file_id ORDER BY _seq DESC) = 1 AND kind <> $absent",
+            {"deleted": DELETED, "absent": ABSENT, "seq": target.commit_seq},
+        )
+        while rows := found.fetchmany(_BATCH_ROWS):
+            insert_all(db, "temp.restored", _COLUMNS, rows)
+
+
+def _list_raw_parts(ledger: Ledger) -> list[Part]:
+    return [part for part in ledger.parts() if part.table_name == RAW_TABLE]
+
+
+def roll_back(lake: Lake, plan: RollbackPlan, *, run: RunRecord) -> SnapshotRecord:
+    """Publish the contents of an earlier snapshot as a new snapshot, and pause syncing."""
+    ledger, target, seq = lake.ledger, plan.target, lake.ledger.next_commit_seq()
+    written = _copy_documents(lake, run, seq)
+    with ledger.transaction() as db:
+        _restore_versions(db, target, seq)
+        if written is not None:
+            insert(db, "part", asdict(written))
+        _restore_coverage(db, target)
+        pause = {"to": target.snapshot, "snapshot": ledger.next_snapshot()}
+        set_properties(db, next_commit_seq=seq + 1, has_unpublished_rows=True, pending_rows_from=seq)
+        set_properties(db, rollback_pause=pause)
+        insert(db, "run", asdict(run))
+    record = lake.publish(run.run_id, at=run.started_at, complete=target.complete, watermark=target.watermark)
+    ledger.update_run(run.run_id, snapshot=record.snapshot)
+    return record
+
+
+def _copy_documents(lake: Lake, run: RunRecord, seq: int) -> Part | None:
+    """Write the documents of the versions that differ as those of commit `seq`, and return their part."""
+    ledger, paths = lake.ledger, [lake.layout.part_path(part.name) for part in _list_raw_parts(lake.ledger)]
+    pairs = ledger.query(
+        "SELECT r.file_id, r.commit_seq FROM temp.restored AS r LEFT JOIN file_version AS v ON v.file_id = r.file_id"
+        f" WHERE {_DIFFERS}"
+    )
+    removed = ledger.query(f"SELECT v.file_id {_CHANGED} WHERE r.file_id IS NULL")
+    wanted = pa.table([[row[0] for row in pairs], [row[1] for row in pairs]], names=["file_id", COMMIT_SEQ_COLUMN])
+
+    def read_rows() -> Iterator[pa.Table]:
+        if pairs:
+            with open_worker_connection(lake.layout.spill_dir) as db:
+                db.register("incoming", wanted.cast(_PAIRS))
+                db.execute("CREATE TEMP TABLE wanted AS FROM incoming")
+                rows = db.sql(
+                    f"SELECT document.* REPLACE ({seq}::BIGINT AS _seq,"
+                    f" if(kind = '{DELETED}', kind, '{RESTORED}') AS kind)"
+                    f" FROM {sql_read_parquet(paths)} AS document SEMI JOIN wanted USING (file_id, _seq)"
+                )
+                for batch in rows.to_arrow_reader(RAW_ROW_GROUP_FILES):
+                    yield pa.Table.from_batches([batch])
+        if removed:
+            file_ids = [row[0] for row in removed]
+            columns: dict[str, list[object]] = {
+                "file_id": file_ids,
+                "kind": [ABSENT] * len(file_ids),
+                "_fetched_at": [run.started_at] * len(file_ids),
+                "_run_id": [run.run_id] * len(file_ids),
+                COMMIT_SEQ_COLUMN: [seq] * len(file_ids),
+            }
+            yield pa.table(columns, schema=pa.schema([RAW.field(name) for name in columns]))
+
+    return write_raw_rows(lake.layout, read_rows(), run_id=run.run_id, seq=seq) if pairs or removed else None
+
+
+def _restore_versions(db: sqlite3.Connection, target: SnapshotRecord, seq: int) -> None:
+    """Make the versions of the snapshot the current ones, under commit `seq` if they differ."""
+    # Later versions older than the watermark are in no window of the next run: they are queued.
+    db.execute(
+        f"INSERT OR REPLACE INTO refetch_queue (file_id, updated_at) SELECT v.file_id, v.updated_at {_CHANGED}"
+        f" WHERE {_DIFFERS} AND (v.updated_at IS NULL OR v.updated_at < ?)",
+        (target.watermark or 0,),
+    )
+    db.execute(
+        "INSERT OR IGNORE INTO superseded_version (commit_seq, file_id)"
+        f" SELECT v.commit_seq, v.file_id {_CHANGED} WHERE {_DIFFERS}"
+    )
+    db.execute("DELETE FROM file_version WHERE file_id NOT IN (SELECT file_id FROM temp.restored)")
+    values = ", ".join(f"r.{name}" for name in _COLUMNS if name != "commit_seq")
+    names = ", ".join(name for name in _COLUMNS if name != "commit_seq")
+    db.execute(
+        f"INSERT OR REPLACE INTO file_version (commit_seq, {names}) SELECT ?, {values} FROM temp.restored AS r"
+        f" LEFT JOIN file_version AS v ON v.file_id = r.file_id WHERE {_DIFFERS}",
+        (seq,),
+    )
+    db.execute("DROP TABLE temp.restored")
+
+
+def _restore_coverage(db: sqlite3.Connection, target: SnapshotRecord) -> None:
+    """Restore the snapshot's watermark as coverage, and make a verify due."""
+    if target.watermark is None:
+        ledger_writes.set_coverage(db, [])
+        set_properties(db, watermark=None, last_verify_at=None)
+        return
+    watermark = target.watermark // SECOND
+    ledger_writes.set_coverage(db, [(None, watermark)])
+    # Later deletions are in no list: only a verify finds them again.
+    set_properties(db, watermark=watermark, lookback_due=True, last_verify_at=None, unverified_since=1)
