@@ -13,8 +13,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import structlog
-
 from pipeline.errors import (
     AuthenticationError,
     ExitCode,
@@ -26,6 +24,7 @@ from pipeline.errors import (
     SettingsError,
     StorageError,
 )
+from pipeline.logs import get_logger
 from pipeline.parent_process import name_parent
 from pipeline.tokens import environment_without_tokens
 
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 STOP_GRACE_SECONDS: Final = 8.0  # for a run that is asked to stop, to commit its complete batches
 _CPU_MARGIN_SECONDS: Final = 30
-_log = structlog.get_logger()
+_log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)

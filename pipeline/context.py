@@ -7,8 +7,6 @@ import sys
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
-import structlog
-
 from pipeline import logs, progress
 from pipeline.command_options import TypedCommand
 from pipeline.config import SettingsLayers, load_layers, parse_settings, token_variable
@@ -17,6 +15,7 @@ from pipeline.formatting import format_bytes
 from pipeline.global_options import GlobalOptions
 from pipeline.lake.lake_folder import missing_catalog_error
 from pipeline.lake.layout import LakeLayout
+from pipeline.logs import get_logger
 from pipeline.results import encode_result
 from pipeline.settings import Settings, load_token
 from pipeline.tokens import tokens_in_environment
@@ -24,7 +23,7 @@ from pipeline.tokens import tokens_in_environment
 if TYPE_CHECKING:
     from types import UnionType
 
-_log = structlog.get_logger()
+_log = get_logger()
 _RUN_ADDRESS_BYTES: Final = 3_000_000_000  # a sync fails with 2 GB and works with 3; most of it is reserved, not used
 
 

@@ -3,10 +3,13 @@
 Every event passes `redact`, whether scanlake or a library logs it. Tracebacks are written to the file only, as text
 without local variables. On the screen values are shown without control characters, so that no file name and no
 comment can forge a line.
+
+structlog is imported with the first event: that takes as long as the import of DuckDB, and readers rarely log.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -16,15 +19,14 @@ import threading
 import traceback
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
+from functools import cached_property
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import IO, Any, Final
 
-import structlog
-from structlog.stdlib import ProcessorFormatter
-
 from pipeline.formatting import escape_controls
+from pipeline.results import format_json_instant
 from pipeline.tokens import MIN_SECRET_CHARS, encoded_forms
 
 REDACTED: Final = "[secret]"
@@ -37,7 +39,7 @@ _MAX_OLD_FILES: Final = 3
 _URL_QUERY: Final = re.compile(r"""((?:https?://|/)[^\s'"<>?]*)\?[^\s'"<>]+""")
 _URL_USER: Final = re.compile(r"(https?://)[^\s/@'\"]+@")
 _UNQUOTED: Final = re.compile(r"[^\s\"'=\\]+")
-_add_timestamp: Final = structlog.processors.TimeStamper(fmt="iso", utc=True, key="at")
+_own_logger: Final = logging.getLogger("scanlake")
 
 
 # Redaction
@@ -68,6 +70,35 @@ def to_one_line(text: str) -> str:
     return escape_controls(redact(text))
 
 
+# Events
+
+
+class Logger:
+    """Logs events with fields, by the methods of structlog: `log.info("run.started", command="sync")`."""
+
+    def __getattr__(self, method: str) -> Any:
+        """Import structlog and return its method."""
+        if method.startswith("__"):
+            raise AttributeError(method)
+        return getattr(_import_structlog().get_logger(), method)
+
+
+def get_logger() -> Logger:
+    """Return the logger of a module."""
+    return Logger()
+
+
+def _import_structlog() -> Any:
+    """Import structlog and send its events to our logger if `configure` was called: other programs have their own."""
+    global _is_pending  # noqa: PLW0603 - structlog's configuration belongs to the process
+    if _is_pending:
+        importlib.import_module("pipeline.log_events").send_events(_own_logger)
+        _is_pending = False
+    return importlib.import_module("structlog")
+
+
+_is_pending = False
+
 # Configuration
 
 
@@ -77,27 +108,20 @@ def configure(level: int = NORMAL, *, as_json: bool = False, file: Path | None =
     The file also gets tracebacks, and every event whatever the screen shows. The last of several calls decides.
     Raises OSError if the file cannot be opened.
     """
+    global _is_pending  # noqa: PLW0603 - structlog's configuration belongs to the process
     screen = _ScreenHandler(level)
-    screen.setFormatter(_formatter(_drop_traceback, _to_json if as_json else _format_console_line))
+    screen.setFormatter(_Formatter(_drop_traceback, _to_json if as_json else _format_console_line))
     handlers: list[logging.Handler] = [screen]
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         handlers.append(_PrivateFileHandler(file, maxBytes=_MAX_FILE_BYTES, backupCount=_MAX_OLD_FILES))
-        handlers[-1].setFormatter(_formatter(_to_json))
+        handlers[-1].setFormatter(_Formatter(_to_json))
     close()
-    own_logger, root = logging.getLogger("scanlake"), logging.getLogger()
-    own_logger.setLevel(level if file is None else VERBOSE)
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            _add_timestamp,
-            ProcessorFormatter.wrap_for_formatter,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(own_logger.level),
-        logger_factory=lambda *_: own_logger,
-        cache_logger_on_first_use=False,  # `configure` may be called again
-    )
+    _own_logger.setLevel(level if file is None else VERBOSE)
+    _is_pending = True
+    if "structlog" in sys.modules:
+        _import_structlog()
+    root = logging.getLogger()
     root.handlers[:] = [*(handler for handler in root.handlers if not isinstance(handler, _OWN_HANDLERS)), *handlers]
     root.setLevel(logging.WARNING)  # of the libraries
     logging.captureWarnings(capture=True)
@@ -135,15 +159,15 @@ def format_traceback(error: BaseException) -> str:
 
 
 def _failure_event() -> dict[str, Any]:
-    return dict(_add_timestamp(None, "error", {"event": "command.failed", "level": "error"}))
+    return {"event": "command.failed", "level": "error", "at": format_json_instant(datetime.now(UTC))}
 
 
 def _log_unraisable(problem: Any) -> None:
-    structlog.get_logger().error("exception.ignored", exc_info=problem.exc_value, problem=repr(problem.exc_value))
+    get_logger().error("exception.ignored", exc_info=problem.exc_value, problem=repr(problem.exc_value))
 
 
 def _log_thread_exception(problem: threading.ExceptHookArgs) -> None:
-    structlog.get_logger().error("thread.died", exc_info=problem.exc_value, problem=repr(problem.exc_value))
+    get_logger().error("thread.died", exc_info=problem.exc_value, problem=repr(problem.exc_value))
 
 
 # Handlers and formatting
@@ -180,21 +204,22 @@ class _PrivateFileHandler(RotatingFileHandler):
 _OWN_HANDLERS: Final = (_ScreenHandler, _PrivateFileHandler)
 
 
-def _formatter(*last: Any) -> ProcessorFormatter:
-    return ProcessorFormatter(
-        foreign_pre_chain=[
-            structlog.contextvars.merge_contextvars,
-            _rename_foreign_event,
-            structlog.processors.add_log_level,
-            _add_timestamp,
-        ],
-        processors=[ProcessorFormatter.remove_processors_meta, _add_traceback, _redact_event, *last],
-    )
+class _Formatter(logging.Formatter):
+    """Formats events by structlog, which is imported with the first one; `last` are its last processors."""
 
+    def __init__(self, *last: Any) -> None:
+        super().__init__()
+        self._last = last
 
-def _rename_foreign_event(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Make the text of a library a field: aiohttp and asyncio put whole URLs into it."""
-    return {**event, "event": "stdlib.message", "logger": event["_record"].name, "message": event["event"]}
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of an event."""
+        return self._formatter.format(record)
+
+    @cached_property
+    def _formatter(self) -> logging.Formatter:
+        create_formatter = importlib.import_module("pipeline.log_events").create_formatter
+        formatter: logging.Formatter = create_formatter((_add_traceback, _redact_event, *self._last))
+        return formatter
 
 
 def _add_traceback(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

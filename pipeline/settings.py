@@ -11,11 +11,11 @@ import stat
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self, get_args
 
-import structlog
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
 from pipeline import setting_checks
 from pipeline.errors import SettingsError, refuse_unreadable
+from pipeline.logs import get_logger
 from pipeline.paths import resolve_parents
 from pipeline.tokens import find_token_problem
 from pipeline.urls import parse_store_url, validate_proxy_url
@@ -24,7 +24,7 @@ from schemas.includes import INCLUDES, Include
 PREFIX: Final = "SCANLAKE_"
 TOKEN_VARIABLE: Final = "SCANLAKE_TOKEN"  # noqa: S105 - the variable's name, not a token
 _DAY_SECONDS: Final = 86_400
-_log = structlog.get_logger()
+_log = get_logger()
 
 Seconds = Annotated[float, Field(gt=0, le=_DAY_SECONDS)]
 KeepCount = Annotated[int, Field(ge=0, le=10_000)]

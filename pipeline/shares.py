@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime  # noqa: TC003 - the JSON page reads the types
 from typing import TYPE_CHECKING, Any, Final
 
-import structlog
 from pydantic import ValidationError
 
 from pipeline.atomic_files import FileLockedError, lock_file
@@ -24,6 +23,7 @@ from pipeline.crawl.models import parse_reference
 from pipeline.errors import LakeLockedError, ScanlakeError, SettingsError
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.request_log import ShareRecord, ShareState
+from pipeline.logs import get_logger
 from pipeline.process import await_response
 from schemas.requests import FileQuery, ShareRequest
 from schemas.timestamps import parse_instant, to_datetime
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.request_log import RequestLog
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 FIELDS: Final = ("reference", "customer_reference", "expires", "language", "dl", "email", "timezone", "username")
 _DATE_LENGTH: Final = len("2026-01-31")

@@ -6,12 +6,11 @@ import resource
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-import structlog
-
 from pipeline.client.client import Client
 from pipeline.client.image_client import ImageClient
 from pipeline.client.options import MAX_ATTEMPTS, ClientOptions
 from pipeline.client.rate_limiter import LearnedLimits
+from pipeline.logs import get_logger
 from pipeline.version import __version__
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ _FILES_OF_THE_LAKE: Final = 128  # open files that are no connections: 22 measur
 _MIN_CONNECTIONS: Final = 8
 _MAX_IMAGE_CONCURRENCY: Final = 64  # of one image host
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 
 def create_client(

@@ -12,15 +12,15 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
-import structlog
 import tenacity
 
 from pipeline.client.errors import AttemptError, ThrottledError
+from pipeline.logs import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-_log = structlog.get_logger("scanlake.service")
+_log = get_logger()
 Value = TypeVar("Value")
 
 BUDGET_CAPACITY: Final = 100.0  # retries

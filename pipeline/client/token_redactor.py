@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from typing import Final
 
-import structlog
-
+from pipeline.logs import get_logger
 from pipeline.tokens import base64_fragments, encoded_forms
 
 _REDACTED: Final = "***"
-_log = structlog.get_logger()
+_log = get_logger()
 _MIN_DISTINCT_CHARS: Final = 8  # a shorter token could be an ordinary word of the data
 _JSON_ESCAPE: Final = re.compile(rb"\\(?:u00([2-7][0-9A-Fa-f])|.)", re.DOTALL)
 _ASCII_ESCAPE: Final = re.compile(rb"\\u00[2-7]")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
-import structlog
-
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.crawl.models import SharedFileIdError
 from pipeline.crawl.windows import MAX_SECOND, MIN_SECOND, Window
 from pipeline.errors import ProtocolError
+from pipeline.logs import get_logger
 from schemas.timestamps import DAY, SECOND
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ FileKey = tuple[int | None, int | None]
 """Id and instance id of a list item."""
 _PageKind = tuple[bool, int]  # whether a query has includes, and its page size
 _Result = TypeVar("_Result")
-_log = structlog.get_logger()
+_log = get_logger()
 
 
 class PageReader:

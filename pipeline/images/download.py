@@ -8,8 +8,6 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.factory import create_client, create_image_client
 from pipeline.client.image_downloads import DownloadedImage, ImageAnswer, InvalidLink, RefusedImage
@@ -20,6 +18,7 @@ from pipeline.images.storing_pool import MAX_WORKERS
 from pipeline.lake.image_files import remove_files
 from pipeline.lake.image_records import ImageRecord, ImageState
 from pipeline.lake.image_store import CompleteDownload
+from pipeline.logs import get_logger
 from pipeline.progress import ImageProgress, RateEstimator
 from schemas.timestamps import now_us
 
@@ -40,7 +39,7 @@ _PROGRESS_SECONDS: Final = 0.25
 _MAX_CONSECUTIVE_FAILURES: Final = 20  # of a host without one success in between: it is down
 _ANSWERS: Final = frozenset({"cut", "slow", "size"})  # kinds of failures whose answer has begun
 _ABSENCES: Final = frozenset({429, 502, 503, 504})  # the host, or what is in front of it, cannot answer now
-_log = structlog.get_logger()
+_log = get_logger()
 
 
 class ImageDownloader:

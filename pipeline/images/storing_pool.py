@@ -10,10 +10,9 @@ from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Final, TypeVar
 
-import structlog
-
 from pipeline.images.storing import StoreResult, store_files
 from pipeline.lake.image_files import ImageFiles, remove_files
+from pipeline.logs import get_logger
 from pipeline.worker_process import WorkerEndedError, WorkerProcess
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ _WORKER_CODE: Final = "import sys; from pipeline.images.storing import main; mai
 MAX_WORKERS: Final = 4
 """Also with fewer processors: workers wait for the disk, which flushes for all of them together."""
 _IMAGES_PER_WORKER: Final = 200  # for fewer images of one run the start of another worker costs more than it saves
-_log = structlog.get_logger()
+_log = get_logger()
 
 
 class StoringPool:

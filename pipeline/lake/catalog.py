@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import duckdb
-import structlog
 
 from pipeline.atomic_files import DATABASE_LOG_SUFFIXES, clone_file, link_file
 from pipeline.errors import StorageError
@@ -21,6 +20,7 @@ from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.folder_checks import is_other_database, is_own_catalog
 from pipeline.lake.layout import translate_os_errors, write_read_only
 from pipeline.lake.models import CatalogRecord
+from pipeline.logs import get_logger
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,7 @@ _MAX_GROWTH: Final = 1.3  # of the bytes of the catalog
 _MIN_ROWS: Final = 10_000  # a catalog of fewer rows is never worth a rebuild
 _MIN_WASTE: Final = 2 * 1024**2  # bytes
 _WRITABLE: Final = 0o600
-_log = structlog.get_logger()
+_log = get_logger()
 
 
 def publish(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, rebuild: bool = False) -> None:

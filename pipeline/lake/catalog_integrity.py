@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
-import structlog
 
 from pipeline.findings import damage
 from pipeline.lake.catalog_sql import describe_format, read_spec, select_rows_sql
@@ -20,6 +19,7 @@ from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.integrity import describe_os_error, find_file_problem
 from pipeline.lake.meta_tables import CATALOG_FORMAT
 from pipeline.lake.parts import RAW_TABLE
+from pipeline.logs import get_logger
 from schemas.tables import TABLES
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from schemas.tables import Table
 
 _TABLE_NAMES: Final = frozenset(table.qualified_name for table in TABLES)
-_log = structlog.get_logger()
+_log = get_logger()
 
 
 def find_damaged_catalogs(

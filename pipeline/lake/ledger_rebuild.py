@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
-import structlog
 
 from pipeline.atomic_files import atomic_write, damaged_name, fsync_file
 from pipeline.errors import LakeCorruptedError
@@ -32,6 +31,7 @@ from pipeline.lake.ledger_writes import insert, insert_all, next_commit_seq, set
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.physical_tables import EMBEDDED_LEDGER, PART_COLUMNS, SUPERSEDED_VERSIONS, read_parts
 from pipeline.lake.sql import sql_read_parquet
+from pipeline.logs import get_logger
 from schemas.file_versions import version_digest
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES
 from schemas.timestamps import now_us
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _UNSTABLE_FILES: Final = "unstable files"
 _FORMAT: Final = "format"
 _BATCH_ROWS: Final = 1_000
-_log = structlog.get_logger()
+_log = get_logger()
 
 
 def embed_ledger(writer: TableWriter, ledger: Ledger) -> None:

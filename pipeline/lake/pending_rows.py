@@ -6,13 +6,13 @@ import secrets
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import structlog
 
 from pipeline.flatten.flatten import flatten
 from pipeline.lake.duckdb_errors import first_line
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.raw_documents import DefinitionIndex, iter_commits, iter_raw_batches, select_tombstones
 from pipeline.lake.row_buffer import RowBuffer
+from pipeline.logs import get_logger
 from schemas.tables import DELETED_FILES, FILES
 from schemas.timestamps import now_us
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pipeline.lake.models import Part
 
 _REASON = "the documents were damaged before their rows were written; the next sync fetches the file again"
-_log = structlog.get_logger()
+_log = get_logger()
 
 
 def write_pending_rows(layout: LakeLayout, ledger: Ledger) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import duckdb
-import structlog
 
 from pipeline.errors import LakeCorruptedError, RunInterrupted, ScanlakeError
 from pipeline.lake.duckdb_errors import (
@@ -31,6 +30,7 @@ from pipeline.lake.ledger_queries import LedgerQueries
 from pipeline.lake.sql import sql_literal
 from pipeline.lake.sqlite_errors import translate_sqlite_errors
 from pipeline.lake.user_query import limit_address_space
+from pipeline.logs import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -45,7 +45,7 @@ PARTS_FOLDERS: Final = (_PARTS, "raw")
 SPILL_FACTOR: Final = 4
 """How much disk space a query may use, in parts of its memory."""
 
-_log = structlog.get_logger()
+_log = get_logger()
 _INTERRUPT_INTERVAL_SECONDS: Final = 0.05
 _Result = TypeVar("_Result")
 _COLUMNS_SQL: Final = """

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import structlog
-
 from pipeline.atomic_files import fsync_dir, is_damaged_copy, is_temp_file
 from pipeline.lake.file_names import list_files, list_snapshots
 from pipeline.lake.image_names import IMAGES, INCOMING
@@ -19,8 +17,6 @@ if TYPE_CHECKING:
     from pipeline.lake.kept_snapshots import RetentionRules
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
-
-_log = structlog.get_logger()
 
 
 def remove_orphans(layout: LakeLayout, ledger: Ledger) -> int:

@@ -15,9 +15,8 @@ from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import structlog
-
 from pipeline.errors import ScanlakeError, SettingsError
+from pipeline.logs import get_logger
 from pipeline.tokens import environment_without_tokens
 from pipeline.version import __version__
 
@@ -39,7 +38,7 @@ _PATIENCE_SECONDS: Final = 30.0  # without a result, until it is logged
 _CONNECT_SECONDS: Final = 10.0
 _ADDRESS_RE: Final = re.compile(r"(?:ray://)?(\[[^\]]+\]|[^:/]+):([0-9]{1,5})/?")
 _HINT: Final = "Nothing was changed. Check `ray status`, or run the command without --on."
-_log = structlog.get_logger()
+_log = get_logger()
 
 
 def run_task(task: FlattenTask, version: str) -> tuple[str, FlattenedRows | None]:

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import aiohttp
-import structlog
 from yarl import URL
 
 from pipeline.config import ALERT_VARIABLE_PREFIX
-from pipeline.logs import to_one_line
+from pipeline.logs import get_logger, to_one_line
 from pipeline.tokens import environment_without_tokens
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 COMMAND_SECONDS: Final = 30.0
 POST_SECONDS: Final = 8.0
 _MAX_REASON_CHARS: Final = 1_000
-_log = structlog.get_logger()
+_log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)

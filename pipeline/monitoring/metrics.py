@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import structlog
-
 from pipeline.atomic_files import write_file
+from pipeline.logs import get_logger
 from pipeline.version import __version__
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from pipeline.monitoring.run_history import RunStats
 
 _WORLD_READABLE: Final = 0o644
-_log = structlog.get_logger()
+_log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)

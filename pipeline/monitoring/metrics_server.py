@@ -6,17 +6,17 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
-import structlog
 from aiohttp import web
 
 from pipeline.errors import SettingsError
+from pipeline.logs import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
 _CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _SHUTDOWN_SECONDS: Final = 1.0
-_log = structlog.get_logger()
+_log = get_logger()
 
 
 @asynccontextmanager

@@ -13,12 +13,12 @@ from datetime import datetime  # noqa: TC003 - msgspec reads the annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import structlog
 
 from pipeline.atomic_files import lock_file
 from pipeline.errors import StorageError
 from pipeline.lake.lake_folder import FolderKind, classify_folder, is_run_stats
 from pipeline.lake.layout import LakeLayout
+from pipeline.logs import get_logger
 from pipeline.monitoring.run_result import RunOutcome
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ FILE_NAME: Final = "run_stats.json"
 _WRITABLE_KINDS: Final = {FolderKind.EMPTY, FolderKind.LAKE}
 _PADDING_BYTES: Final = 8192  # the file is padded to a multiple, so that it rarely grows
 _MAX_BYTES: Final = 1_000_000
-_log = structlog.get_logger()
+_log = get_logger()
 
 
 @dataclass(slots=True)

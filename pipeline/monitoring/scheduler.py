@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
 from pipeline.errors import ExitCode, ScanlakeError
 from pipeline.formatting import format_duration
+from pipeline.logs import get_logger
 from pipeline.monitoring.after_run import record_run
 from pipeline.monitoring.child_process import run_child
 from pipeline.monitoring.liveness import HEARTBEAT_SECONDS, STOPPED, Liveness, WatchState
@@ -33,7 +32,7 @@ _STATES: Final = {
     RunOutcome.FAILED: "backing off",
     RunOutcome.NEEDS_ATTENTION: "backing off",
 }
-_log = structlog.get_logger()
+_log = get_logger()
 
 
 @dataclass(slots=True)

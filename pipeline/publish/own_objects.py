@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import duckdb
-import structlog
 
 from pipeline.errors import SettingsError
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.image_names import IMAGES
+from pipeline.logs import get_logger
 from pipeline.publish.target_layout import CATALOG, PROBE_PREFIX, is_snapshot_path
 from pipeline.publish.uploads import run_side_by_side
 
@@ -32,7 +32,7 @@ _HASH: Final = re.compile(
 )
 """Names that have a hash: of a ledger and a part in a backup, of a part on a target, of an image."""
 _MAX_PROBE_BYTES: Final = 100
-_log = structlog.get_logger()
+_log = get_logger()
 
 
 class OwnObjects:

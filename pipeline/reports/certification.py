@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
 from pipeline.lake.request_log import FileConfirmation, OrderState
+from pipeline.logs import get_logger
 from pipeline.reports.confirmation import FileAbsence, FileUnconfirmed
 from pipeline.reports.page_text import PageFindings, read_pages
 from schemas.timestamps import now_us
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from pipeline.reports.confirmation import Confirmation, FileConfirmer
     from pipeline.reports.run_state import ReportRunState
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 _EVERY_SECONDS: Final = 300.0  # saved PDFs are certified at least so often while others are ordered
 _MAX_ORDERS: Final = 4  # of one batch in one run; then every file in doubt fails by name, before one last order

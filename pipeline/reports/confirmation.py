@@ -10,12 +10,11 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-import structlog
-
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import NotFound
 from pipeline.errors import AuthenticationError, ScanlakeError
 from pipeline.lake.request_log import FileConfirmation
+from pipeline.logs import get_logger
 from schemas.requests import MAX_LIMIT, FileQuery
 from schemas.timestamps import now_us
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from pipeline.client.client import Client
     from pipeline.client.protocol import Detail, ListItem
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 _MAX_TASKS: Final = 500  # detail calls that wait for the rate limiter at the same time
 

@@ -8,11 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import structlog
-
 from pipeline.errors import LakeLockedError, ScanlakeError, SettingsError
 from pipeline.lake.lake import Lake
 from pipeline.lake.request_log import JobState, ReportJob
+from pipeline.logs import get_logger
 from pipeline.progress import NullProgress
 from pipeline.reports.batches import make_batches
 from pipeline.reports.delivery import ReportRun
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     FileSelector = Callable[[], tuple[Sequence[ReportJobFile], CatalogState]]
     Signer = Callable[[bytes], bytes]
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,10 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
 from pipeline.client.errors import OutcomeUnknownError, RequestRejectedError, RetriesExhaustedError
 from pipeline.errors import AuthenticationError, ScanlakeError, ServiceUnavailableError, SettingsError
 from pipeline.lake.request_log import FileConfirmation, OrderState
+from pipeline.logs import get_logger
 from pipeline.process import await_response
 from pipeline.reports.confirmation import FileAbsence
 from schemas.requests import ReportRequest
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from pipeline.reports.polling import ReportPoller
     from pipeline.reports.run_state import ReportRunState
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 _MAX_CONFIRMATION_AGE: Final = 300 * SECOND  # between the confirmation of a file and its order
 _MAX_ORDERS_PER_BATCH: Final = 2  # in one run; the second one only if the response to the first was lost

@@ -7,12 +7,11 @@ import random
 import time
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
 from pipeline.client.downloads import ReportNotReady
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.errors import ProtocolError
 from pipeline.lake.request_log import OrderState
+from pipeline.logs import get_logger
 from pipeline.reports.batches import name_pdf
 from pipeline.reports.run_state import order_age_seconds
 from schemas.timestamps import now_us
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from pipeline.reports.folder import TempFile
     from pipeline.reports.run_state import ReportRunState
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 _FIRST_POLL_SECONDS: Final = 0.4  # between the first two polls of a report
 _POLL_BACKOFF: Final = 1.5

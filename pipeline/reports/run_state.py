@@ -6,9 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-import structlog
-
 from pipeline.lake.request_log import OrderState
+from pipeline.logs import get_logger
 from pipeline.progress import NullProgress, RateEstimator, ReportProgress
 from schemas.timestamps import SECOND, now_us
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from pipeline.reports.folder import JobFolder
     from pipeline.reports.models import JobOptions
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 MAX_OUTSTANDING_REPORTS: Final = 32  # reports that the service prepares at the same time
 _FAILED: Final = frozenset({OrderState.FAILED, OrderState.REJECTED, OrderState.TIMED_OUT})

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
+from pipeline.logs import get_logger
 from pipeline.sync.writer_process import FlushRequest, WriteRequest, WriteResult, write_batch
 from pipeline.worker_process import WorkerProcess
 
@@ -22,7 +21,7 @@ _ALLOCATOR_ENV: Final = {
     "MALLOC_MMAP_THRESHOLD_": str(64 * 1024**2),
 }
 _MIN_FILES_FOR_SUBPROCESS: Final = 1_500  # files of one run; for fewer the start costs more than it saves
-_log = structlog.get_logger()
+_log = get_logger()
 
 
 class BatchWriter:

@@ -27,6 +27,7 @@ from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.models import RunRecord
 from pipeline.lake.rollback import check_not_paused
+from pipeline.logs import get_logger
 from pipeline.sync.account_check import check_tenants
 from pipeline.sync.batch_sink import BatchSink
 from pipeline.sync.crawl_runner import CrawlRunner, crawl_options
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 
 PUBLISH_EVERY_SECONDS: Final = 600
 """Time between two publishes during a long run."""
-_log = structlog.get_logger()
+_log = get_logger()
 
 
 @asynccontextmanager

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
 from pipeline.client.clock import MAX_AHEAD_SECONDS
 from pipeline.crawl.models import SETTLE_SECONDS
 from pipeline.crawl.windows import remove_span
+from pipeline.logs import get_logger
 from pipeline.sync.watermark import SETTLE_WITHOUT_DATE_SECONDS, fix_target, repair_target
 from schemas.timestamps import SECOND, now_us, to_datetime
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from pipeline.lake.ledger import Ledger
     from pipeline.settings import Settings
 
-_log = structlog.get_logger()
+_log = get_logger()
 
 _MAX_QUIET_SKEW_SECONDS: Final = 60
 

@@ -11,8 +11,6 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import Detail, NotFound
 from pipeline.crawl.details import detail_for_key, max_deletions
@@ -21,6 +19,7 @@ from pipeline.crawl.windows import ALL_TIME, Window, split_by_timestamps
 from pipeline.errors import ProtocolError, ScanlakeError, SettingsError
 from pipeline.lake.lookups import read_details
 from pipeline.lake.models import VerificationRecord
+from pipeline.logs import get_logger
 from pipeline.sync.account_check import check_same_account
 from pipeline.sync.crawl_runner import crawl_options
 from pipeline.sync.differences import (
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from pipeline.settings import Settings
     from pipeline.sync.run import RunSession
 
-_log = structlog.get_logger()
+_log = get_logger()
 _MAX_KNOWN_FILES_PER_WINDOW: Final = MAX_LIMIT * 9 // 10
 """Stored files per window. The rest of a page is room for files that the lake does not have."""
 _FILES_PER_ROUND: Final = 256  # files fetched by id concurrently; the rate limiter decides how many at a time

@@ -6,6 +6,8 @@ import base64
 import io
 import json
 import logging
+import subprocess
+import sys
 import threading
 import warnings
 from pathlib import Path
@@ -153,3 +155,15 @@ def test_a_closed_screen_or_a_full_disk_stops_no_run(
         monkeypatch.setattr("sys.stderr", screen)
         structlog.get_logger().info("run.started")
     assert len(read_log()) == 2
+
+
+def test_structlog_is_imported_with_the_first_event() -> None:
+    """A process that logs nothing does not import structlog; its first event has all fields, and is redacted."""
+    code = (
+        "import sys\nfrom pipeline import logs\nlogs.register_secrets('a-token')\nlogs.configure(as_json=True)\n"
+        "assert 'structlog' not in sys.modules\nlogs.get_logger().debug('d.d')\n"
+        "logs.get_logger().info('i.i', url='a-token')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    [event] = map(json.loads, done.stderr.splitlines())
+    assert event | {"at": ""} == {"at": "", "event": "i.i", "level": "info", "url": logs.REDACTED}
