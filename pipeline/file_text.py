@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.csv_rows import format_csv_row
 from pipeline.formatting import format_minute, pluralize
-from pipeline.text_tables import format_pairs, format_table
+from pipeline.screen_tables import format_pairs
+from pipeline.text_tables import format_table
 from schemas.timestamps import parse_instant, to_datetime
 from schemas.value_types import encode_json
 from schemas.wire import File, kind_of

@@ -1,28 +1,21 @@
-"""Tables as aligned text: the only module that lays out columns and rows.
+"""Tables as aligned text.
 
     text = format_table(("snapshot", "files", "reason"), rows, wraps={"reason"})
-    text += format_pairs([("file_id", "7"), ("state", "open")])
 
 A cell is text that is formatted already, such as `f"{count:,}"`; None is a missing value. Control characters, line ends
-and secrets are removed here. Columns of numbers are aligned to the right.
-
-Without a terminal, lines are as long as their cells. On a terminal no line is wider than it: cells of the columns in
-`wraps` are broken. Without such columns, a few rows become one line per column, as in psql's expanded form. Of other
-tables cells are cut and the columns in the middle left out, as in DuckDB's client, and the last line counts them.
-`csv_rows.format_csv` writes the same columns and rows as CSV.
+and secrets are removed here. Columns of numbers are aligned to the right. Without a terminal, lines are as long as
+their cells. For a terminal `screen_tables` lays out the table; it is imported only then, because rich takes half as
+long as DuckDB. `csv_rows.format_csv` writes the same columns and rows as CSV.
 """
 
 from __future__ import annotations
 
-import io
+import importlib
 import re
 import sys
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from rich.cells import cell_len
 
 from pipeline.formatting import UNKNOWN, pluralize
 from pipeline.logs import to_one_line
@@ -32,29 +25,11 @@ if TYPE_CHECKING:
 
 Row: TypeAlias = "Sequence[str | None]"
 
-_UNLIMITED_WIDTH: Final = 100_000  # characters; without a terminal lines are not wrapped
-_MIN_WRAPPED_WIDTH: Final = 12  # of a column whose cells are broken
-_EXPANDED_ROWS: Final = 5  # more rows than these stay rows, also if the columns do not fit
-_GAP: Final = 2  # spaces between cells
-_MAX_CELL_CHARS: Final = 30  # in a table that does not fit otherwise
-_MAX_VALUE_CHARS: Final = 1_000  # in the expanded form
-_ELLIPSIS: Final = "…"
+MAX_LINE_CELLS: Final = 100_000
+"""Without a terminal; longer lines are laid out as on a terminal of this width."""
+
+_GAP: Final = "  "
 _NUMBER: Final = re.compile(r"-?[\d,]+(\.\d+)?", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """A column of a table: its heading, the width of its widest cell, and how cells are laid out."""
-
-    heading: Text
-    width: int
-    is_wrapped: bool
-    is_numeric: bool
-
-    @property
-    def least_width(self) -> int:
-        """The width that it needs at least."""
-        return min(self.width, _MIN_WRAPPED_WIDTH) if self.is_wrapped else self.width
 
 
 def format_table(
@@ -71,108 +46,25 @@ def format_table(
 
     `is_screen`: the table is for a terminal (None: if standard output is one).
     """
-    page, console = _create_console(sys.stdout.isatty() if is_screen is None else is_screen)
-    headings = [Text(to_one_line(column)) for column in columns]
-    cells = [[_to_text(cell, null) for cell in row] for row in rows]
-    layout = [
-        _Column(
-            heading,
-            max(cell.cell_len for cell in (heading, *of_column)),
-            name in wraps,
-            all(map(_is_number, of_column)),
-        )
-        for name, heading, *of_column in zip(columns, headings, *cells, strict=True)
-    ]
-    if _width(layout) <= console.width:
-        console.print(_build_table(layout, range(len(layout)), cells))
-    elif len(cells) <= _EXPANDED_ROWS and not wraps:
-        for number, row in enumerate(cells, start=1):
-            if len(cells) > 1:
-                console.print(Text(f"row {number}", "bold"))
-            console.print(_build_pairs(zip(headings, row, strict=True)))
-    else:
-        layout = [replace(column, width=min(column.width, _MAX_CELL_CHARS)) for column in layout]
-        indexes = _choose_columns([column.least_width for column in layout], console.width)
-        console.print(_build_table(layout, indexes, cells))
-        if len(indexes) < len(columns):
-            note += f", {len(indexes)} of {len(columns)} columns; --json has all"
-            unit = unit or "row"
-    if unit:
-        console.print(Text(f"{pluralize(len(cells), unit)}{note}", "dim"))
-    return _finish(page)
+    rows = list(rows)
+    lines = [[null if cell is None else to_one_line(cell) for cell in row] for row in (columns, *rows)]
+    widths = [max(map(cell_len, texts)) for texts in zip(*lines, strict=True)]
+    is_screen = sys.stdout.isatty() if is_screen is None else is_screen
+    if is_screen or sum(widths) + len(_GAP) * (len(widths) - 1) > MAX_LINE_CELLS:
+        lay_out = importlib.import_module("pipeline.screen_tables").lay_out_table
+        page: str = lay_out(columns, rows, wraps=wraps, null=null, unit=unit, note=note, is_screen=is_screen)
+        return page
+    numeric = [all(text == null or is_number(text) for text in texts) for _, *texts in zip(*lines, strict=True)]
+    aligned = [_GAP.join(map(_align, line, widths, numeric)) for line in lines]
+    aligned += [f"{pluralize(len(rows), unit)}{note}"] if unit else []
+    return "".join(f"{line.rstrip()}\n" for line in aligned)
 
 
-def format_pairs(pairs: Iterable[tuple[str, str | None]], *, null: str = UNKNOWN) -> str:
-    """Return one line per pair of a name and a value; long values are broken."""
-    page, console = _create_console(sys.stdout.isatty())
-    console.print(_build_pairs((Text(to_one_line(name)), _to_text(value, null)) for name, value in pairs))
-    return _finish(page)
+def is_number(text: str) -> bool:
+    """Return whether the text is a number, as scanlake writes numbers."""
+    return _NUMBER.fullmatch(text) is not None
 
 
-def _create_console(is_screen: bool) -> tuple[io.StringIO, Console]:  # noqa: FBT001
-    page = io.StringIO()
-    return page, Console(file=page, force_terminal=True) if is_screen else Console(file=page, width=_UNLIMITED_WIDTH)
-
-
-def _finish(page: io.StringIO) -> str:
-    return "".join(f"{line.rstrip()}\n" for line in page.getvalue().splitlines())
-
-
-def _to_text(cell: str | None, null: str) -> Text:
-    return Text(null, "dim") if cell is None else Text(to_one_line(cell))
-
-
-def _is_number(cell: Text) -> bool:
-    return cell.style == "dim" or _NUMBER.fullmatch(cell.plain) is not None
-
-
-def _width(layout: Sequence[_Column]) -> int:
-    return sum(column.least_width for column in layout) + _GAP * (len(layout) - 1)
-
-
-def _build_table(layout: Sequence[_Column], indexes: Sequence[int], cells: Sequence[Sequence[Text]]) -> Table:
-    """Return the columns of `indexes`, with an ellipsis where columns are left out."""
-    table = Table(box=None, pad_edge=False)
-    gap = next((position for position, index in enumerate(indexes) if index != position), None)
-    for position, column in enumerate(layout[index] for index in indexes):
-        if position == gap:
-            table.add_column(_ELLIPSIS)
-        table.add_column(
-            column.heading,
-            justify="right" if column.is_numeric else "left",
-            no_wrap=not column.is_wrapped,
-            overflow="fold" if column.is_wrapped else "ellipsis",
-            max_width=None if column.is_wrapped else column.width,
-        )
-    for row in cells:
-        texts = [row[index] for index in indexes]
-        table.add_row(*(texts if gap is None else [*texts[:gap], Text(_ELLIPSIS, "dim"), *texts[gap:]]))
-    return table
-
-
-def _choose_columns(widths: Sequence[int], available: int) -> list[int]:
-    """Return the columns that fit, taken from both ends in turn; at least the first one."""
-    if sum(widths) + _GAP * (len(widths) - 1) <= available:
-        return list(range(len(widths)))
-    left, right = [0], list[int]()
-    used = widths[0] + _GAP + len(_ELLIPSIS)
-    from_left, from_right = 1, len(widths) - 1
-    while from_left <= from_right:
-        takes_right = 2 * len(right) < len(left) - 1  # the last columns are of scanlake itself
-        index = from_right if takes_right else from_left
-        used += widths[index] + _GAP
-        if used > available:
-            break
-        (right if takes_right else left).append(index)
-        from_left, from_right = from_left + (not takes_right), from_right - takes_right
-    return [*left, *reversed(right)]
-
-
-def _build_pairs(pairs: Iterable[tuple[Text, Text]]) -> Table:
-    grid = Table.grid(padding=(0, _GAP))
-    grid.add_column(no_wrap=True, style="bold")
-    grid.add_column(overflow="fold")
-    for name, value in pairs:
-        value.truncate(_MAX_VALUE_CHARS, overflow="ellipsis")
-        grid.add_row(name, value)
-    return grid
+def _align(text: str, width: int, is_numeric: bool) -> str:  # noqa: FBT001
+    padding = " " * (width - cell_len(text))
+    return padding + text if is_numeric else text + padding

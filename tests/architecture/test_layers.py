@@ -27,7 +27,7 @@ LAYERS: Final = (
     {"crawl"},
     {"client", "lake"},
     {"flatten"},
-    {"worker_process"},
+    {"worker_process", "screen_tables", "live_progress"},
     {"child_commands", "config", "findings", "process", "settings_template", "templates", "text_tables"},
     {"progress", "settings", "global_options", "command_options", "output_formats", "time_bounds"},
     {"setting_checks", "terminal_prompt", "logs"},
@@ -241,9 +241,10 @@ def test_imports_are_at_the_top() -> None:
     The exceptions import by name when needed: cli.py the commands, the packages of the product and of its client
     their public names, __main__.py the command line, because signals are handled first, publish/iceberg.py what needs
     pyiceberg, lake/xlsx.py XlsxWriter, and global_options.py the settings that complete a typed word. For commands that
-    only read: logs.py what needs structlog.
+    only read: logs.py what needs structlog, progress.py and text_tables.py rich.
     """
-    units = ["__main__", "cli", "client", "global_options", "lake.xlsx", "logs", "publish.iceberg"]
+    units = ["__main__", "cli", "client", "global_options", "lake.xlsx", "logs", "progress"]
+    units += ["publish.iceberg", "text_tables"]
     by_name = {"pipeline", *(f"pipeline.{unit}" for unit in units)}
     hidden = []
     for module in product_modules():

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from structlog.testing import capture_logs
 
+from pipeline.live_progress import LiveProgress
 from pipeline.progress import (
     CrawlProgress,
-    LiveProgress,
     LogProgress,
     NullProgress,
     RateEstimator,
