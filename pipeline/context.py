@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pipeline import logs, progress
 from pipeline.command_options import TypedCommand
 from pipeline.config import SettingsLayers, load_layers, parse_settings, token_variable
-from pipeline.errors import ExitCode
+from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import format_bytes
 from pipeline.global_options import GlobalOptions
 from pipeline.lake.lake_folder import missing_catalog_error
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from types import UnionType
 
 _log = get_logger()
+_OF_ONE_SOURCE: Final = ("base_url", "token_file", "lake", "log_file")
 _RUN_ADDRESS_BYTES: Final = 3_000_000_000  # a sync fails with 2 GB and works with 3; most of it is reserved, not used
 
 
@@ -64,6 +65,14 @@ class CommandContext(GlobalOptions):
     def given_settings(self) -> dict[str, str]:
         """The settings of `--set NAME=VALUE`, as text. Raises `SettingsError` for another form."""
         return parse_settings(self.set_values or ())
+
+    def refuse_options_of_one_source(self) -> None:
+        """Raise `SettingsError` for options that select one source, beside --all."""
+        selecting = {"--source": self.source, "--lake": self.lake, "--log-file": self.log_file}
+        options = [option for option, value in selecting.items() if value is not None]
+        options += [f"--set {name}" for name in _OF_ONE_SOURCE if name in self.given_settings]
+        if options:
+            raise SettingsError(f"--all and {options[0]} exclude each other.", hint=f"Leave out --all or {options[0]}.")
 
     def to_argv(self) -> list[str]:
         """Return the global options as words for a child process, without `--json`."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pipeline.child_commands import ChildResult, parse_json_object, run_command, write_line
 from pipeline.command_options import ALL_PARAMETERS
 from pipeline.config import load_all_sources, token_variable
-from pipeline.errors import ExitCode, RunInterrupted, SettingsError, most_severe
+from pipeline.errors import ExitCode, RunInterrupted, most_severe
 from pipeline.logs import to_one_line
 from pipeline.process import run_async
 from pipeline.tokens import environment_without_tokens
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _COMMAND_IN_HINT: Final = re.compile(r"`scanlake (?!init\b)[a-z]+(?=[` ])(?! --source)")
 _NEED_TOKEN: Final = frozenset({"check", "sync", "verify"})
-_OF_ONE_SOURCE: Final = ("base_url", "token_file", "lake", "log_file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ def run_for_all_sources(context: CommandContext, command: ModuleType, jobs: int 
     Forwards SIGTERM and Ctrl-C to the processes and waits for them. Returns the most severe exit code.
     Raises `SettingsError` if the settings file has no sources.
     """
-    refuse_options_of_one_source(context)
+    context.refuse_options_of_one_source()
     sources = list(load_all_sources(context.config))
     folder = getattr(command, "FOLDER_PER_SOURCE", None)
     argv = {source: _argv_of_source(context, source, folder) for source in sources}
@@ -62,15 +61,6 @@ def run_for_all_sources(context: CommandContext, command: ModuleType, jobs: int 
 def default_jobs() -> int:
     """Return the number of usable cores."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def refuse_options_of_one_source(context: CommandContext) -> None:
-    """Raise `SettingsError` for options that select one source, beside --all."""
-    selecting = {"--source": context.source, "--lake": context.lake, "--log-file": context.log_file}
-    options = [option for option, value in selecting.items() if value is not None]
-    options += [f"--set {name}" for name in _OF_ONE_SOURCE if name in context.given_settings]
-    if options:
-        raise SettingsError(f"--all and {options[0]} exclude each other.", hint=f"Leave out --all or {options[0]}.")
 
 
 def environment_of_source(source: str, command: str) -> dict[str, str]:

@@ -21,7 +21,8 @@ from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.publish.iceberg import list_iceberg_objects
 from pipeline.publish.object_store import open_store
 from pipeline.publish.remains import CopyLister, ErasedCopy, list_mirror, read_copies
-from pipeline.publish_after_run import PublishOutcome, publish_in_subprocess
+from pipeline.publish_after_run import publish_in_subprocess
+from pipeline.publish_outcome import PublishOutcome
 from pipeline.settings import Settings
 from pipeline.terminal_prompt import require_confirmation
 from schemas.timestamps import now_us

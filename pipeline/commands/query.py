@@ -1,5 +1,6 @@
 """`scanlake query`: SQL on the published catalog, read-only, with a streamed result."""
 
+import importlib
 import os
 import shutil
 import sys
@@ -16,15 +17,7 @@ from pipeline.config import load_all_sources
 from pipeline.context import CommandContext, require_catalog
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.lake.all_catalogs import open_all_catalogs
-from pipeline.lake.query_result import (
-    write_csv,
-    write_exact_csv,
-    write_json,
-    write_jsonl,
-    write_parquet,
-    write_table,
-    write_xlsx,
-)
+from pipeline.lake.query_table import write_table
 from pipeline.lake.reader import open_catalog, run_interruptibly, warn_if_incomplete
 from pipeline.lake.user_query import (
     check_query,
@@ -34,7 +27,7 @@ from pipeline.lake.user_query import (
 from pipeline.lake.xlsx import check_xlsx_installed
 from pipeline.output_file import open_output, resolve_output
 from pipeline.output_formats import OutputFormat, choose_format, format_option
-from pipeline.sources import refuse_options_of_one_source
+from pipeline.stop_signals import end_process, interrupt_command, replace_handlers
 from pipeline.tokens import environment_without_tokens
 
 if TYPE_CHECKING:
@@ -44,14 +37,10 @@ if TYPE_CHECKING:
 
 GROUP: Final = "Use the data"
 
-_WRITERS: Final = {
-    OutputFormat.TABLE: write_table,
-    OutputFormat.CSV: write_csv,
-    OutputFormat.JSON: write_json,
-    OutputFormat.JSONL: write_jsonl,
-    OutputFormat.PARQUET: write_parquet,
-    OutputFormat.XLSX: write_xlsx,
-}
+_FORMATS: Final = (
+    *(OutputFormat.TABLE, OutputFormat.CSV, OutputFormat.JSON, OutputFormat.JSONL),
+    *(OutputFormat.PARQUET, OutputFormat.XLSX),
+)
 _FILES_ONLY: Final = frozenset({OutputFormat.PARQUET, OutputFormat.XLSX})
 
 
@@ -87,7 +76,7 @@ def run(
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the query from this file.")] = None,
     output_format: Annotated[
         OutputFormat | None,
-        format_option(*_WRITERS, text="Output format. Default: by the extension of --out, otherwise table."),
+        format_option(*_FORMATS, text="Output format. Default: by the extension of --out, otherwise table."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -115,13 +104,13 @@ def run(
     open_lake, lakes, memory = _select_lakes(context, all_sources=all_sources)
     target = resolve_output(out, *lakes)
     out = out if target is not None else None
-    chosen = choose_format(output_format, out, _WRITERS, as_json=context.as_json)
+    chosen = choose_format(output_format, out, _FORMATS, as_json=context.as_json)
     if chosen in _FILES_ONLY and out is None:
         raise SettingsError(f"The format {chosen} needs a file.", hint="Add --out FILE.")
     if chosen is OutputFormat.XLSX:
         check_xlsx_installed()
     query = _read_sql(sql, file)
-    write = write_exact_csv if no_formula_escape and chosen is OutputFormat.CSV else _WRITERS[chosen]
+    write = _find_writer(chosen, exact=no_formula_escape)
     with open_lake() as lake, translate_query_errors("Run `scanlake tables` to list tables and columns."):
         warn_if_incomplete(lake)
         count = run_interruptibly(lake, partial(_write_result, lake, query, write, target), memory)
@@ -147,7 +136,7 @@ def _select_lakes(context: CommandContext, *, all_sources: bool) -> tuple[_OpenL
     if not all_sources:
         settings = context.settings()
         return partial(open_catalog, settings), [settings.lake], settings.query_memory_bytes
-    refuse_options_of_one_source(context)
+    context.refuse_options_of_one_source()
     sources = load_all_sources(context.config)
     lakes = {name: settings.lake for name, settings in sources.items()}
     memory = max(settings.query_memory_bytes for settings in sources.values())
@@ -172,6 +161,17 @@ def _read_sql(sql: str | None, file: Path | None) -> str:
             "The query is empty.", hint='Use `scanlake query "SQL"`; `scanlake tables` lists the tables.'
         )
     return text
+
+
+def _find_writer(chosen: OutputFormat, *, exact: bool) -> Callable[..., int]:
+    """Return the function that writes a format; a table's alone needs no Arrow, which is imported for the others."""
+    if chosen is OutputFormat.TABLE:
+        return write_table
+    name = "write_exact_csv" if exact and chosen is OutputFormat.CSV else f"write_{chosen}"
+    replace_handlers(end_process, interrupt_command)  # no signal interrupts the import
+    write: Callable[..., int] = getattr(importlib.import_module("pipeline.lake.query_result"), name)
+    replace_handlers(interrupt_command, end_process)
+    return write
 
 
 def _write_result(lake: "duckdb.DuckDBPyConnection", query: str, write: Callable[..., int], target: Path | None) -> int:

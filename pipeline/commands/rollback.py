@@ -12,7 +12,8 @@ from pipeline.formatting import pluralize
 from pipeline.lake.models import RunRecord
 from pipeline.lake.rollback import RollbackPlan, clear_pause, plan_rollback, roll_back
 from pipeline.maintenance.writable_lake import open_writable_lake
-from pipeline.publish_after_run import PublishOutcome, publish_in_subprocess
+from pipeline.publish_after_run import publish_in_subprocess
+from pipeline.publish_outcome import PublishOutcome
 from pipeline.terminal_prompt import require_confirmation
 from pipeline.version import __version__
 from schemas.timestamps import new_run_id, now_us

@@ -24,7 +24,8 @@ from pipeline.pages.catalog_access import CatalogAccess
 from pipeline.pages.dashboard import GENERATOR, LedgerState, load_dashboard, render_dashboard
 from pipeline.pages.server import serve as serve_pages
 from pipeline.pages.site import BrowseSite
-from pipeline.publish_after_run import PublishOutcome, read_publish_record
+from pipeline.publish_after_run import read_publish_record
+from pipeline.publish_outcome import PublishOutcome
 from pipeline.query_process import write_query_csv
 from pipeline.settings import Settings
 from schemas.timestamps import to_datetime

@@ -17,7 +17,7 @@ from pipeline.lake.models import RunRecord
 from pipeline.lake.reader import fetch_dicts, has_catalog, open_catalog
 from pipeline.logs import to_one_line
 from pipeline.monitoring.failures import Failures, find_failures
-from pipeline.publish_after_run import PublishOutcome
+from pipeline.publish_outcome import PublishOutcome
 from pipeline.results import to_json_value
 from pipeline.settings import Settings
 from pipeline.text_tables import format_table
@@ -168,15 +168,20 @@ def _read_catalog(status: LakeStatus, settings: Settings, runs: int) -> LakeStat
         return replace(
             status,
             freshness=freshness,
-            tables={
-                row["name"]: fetch_dicts(lake, f"SELECT count(*) AS n FROM {row['schema']}.{row['name']}")[0]["n"]
-                for row in fetch_dicts(lake, _TABLES)
-            },
+            tables=_count_rows(lake),
             was_verified=freshness.last_verify_at is not None,
             is_consistent=_read_last_verification(lake),
             runs=_select(lake, RunStatus, f"meta.runs ORDER BY started_at DESC LIMIT {runs}"),
             rejects=_select(lake, RejectedFiles, _REJECTS),
         )
+
+
+def _count_rows(lake: "duckdb.DuckDBPyConnection") -> dict[str, int]:
+    """Return the number of rows of each table, by one query: each takes half a millisecond to plan."""
+    tables = fetch_dicts(lake, _TABLES)
+    columns = [f"(SELECT count(*) FROM {row['schema']}.{row['name']}) AS {row['name']}" for row in tables]
+    [counts] = fetch_dicts(lake, f"SELECT {', '.join(columns)}")
+    return counts
 
 
 def _select(lake: "duckdb.DuckDBPyConnection", kind: type[_Row], source: str) -> list[_Row]:

@@ -19,7 +19,8 @@ from pipeline.monitoring.after_run import LakeBefore, LakeStats, RunDelta, measu
 from pipeline.monitoring.killed_runs import record_killed_sync
 from pipeline.monitoring.run_result import RunResult
 from pipeline.process import run_async
-from pipeline.publish_after_run import PublishOutcome, publish_in_subprocess
+from pipeline.publish_after_run import publish_in_subprocess
+from pipeline.publish_outcome import PublishOutcome
 from pipeline.results import to_json_value
 from pipeline.run_summaries import format_sync_summary, format_verification
 from pipeline.settings import Settings, require_base_url

@@ -22,7 +22,6 @@ from pipeline.monitoring.schedule import Schedule, parse_duration
 from pipeline.monitoring.scheduler import COMMAND, Watcher, run_watchers
 from pipeline.process import run_async
 from pipeline.settings import TOKEN_VARIABLE, Settings, require_base_url
-from pipeline.sources import refuse_options_of_one_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +135,7 @@ async def _serve_metrics_while(
 def _select_sources(context: CommandContext, *, all_sources: bool) -> list[str | None]:
     if not all_sources:
         return [context.source]
-    refuse_options_of_one_source(context)
+    context.refuse_options_of_one_source()
     sources: list[str | None] = list(source_names(context.config))
     # The token belongs to no source: a wrong service would receive it.
     os.environ.pop(TOKEN_VARIABLE, None)

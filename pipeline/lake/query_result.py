@@ -1,11 +1,9 @@
-"""A query's result in every format, streamed row by row. Each writer returns the number of rows."""
+"""A query's result in every format but a table, streamed through Arrow. Each writer returns the number of rows."""
 
 from __future__ import annotations
 
 import json
 import re
-import sys
-from itertools import islice
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import duckdb
@@ -14,15 +12,14 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from pipeline.csv_rows import escape_formula
+from pipeline.lake.query_table import cast_to_text
 from pipeline.lake.sql import sql_escape_formula, sql_identifier
 from pipeline.lake.xlsx import is_excel_type, write_result_workbook
-from pipeline.text_tables import format_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _BATCH_ROWS: Final = 20_000
-_TABLE_ROWS: Final = 1_000
 _NOT_FINITE: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|(-?(?:NaN|Infinity))')
 """A string of JSON, or a number that DuckDB writes although JSON has none."""
 _INSTANT_TYPE: Final = re.compile(r"TIMESTAMP[^\[]*")
@@ -33,17 +30,6 @@ _PLAIN_TYPE: Final = re.compile(
 _CSV_TYPES: Final = frozenset(
     {"BIGINT", "INTEGER", "SMALLINT", "TINYINT", "BOOLEAN", "DOUBLE", "VARCHAR", "TIMESTAMP", "DATE"}
 )
-
-
-def write_table(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
-    """Write the first rows as an aligned table."""
-    rows = iter_rows(_cast_to_text(result, frozenset()))
-    first_rows = list(islice(rows, _TABLE_ROWS))
-    note = ", the first rows of more; use --format for all rows" if next(rows, None) is not None else ""
-    is_screen = target is sys.stdout.buffer and sys.stdout.isatty()
-    text = format_table(result.columns, first_rows, null="NULL", unit="row", note=note, is_screen=is_screen)
-    target.write(text.encode("utf-8", "backslashreplace"))
-    return len(first_rows)
 
 
 def write_json(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
@@ -105,7 +91,7 @@ def write_xlsx(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
     """Write the rows as a workbook with one sheet."""
     columns = [(name, str(kind)) for name, kind in zip(result.columns, result.types, strict=True)]
     unchanged = frozenset(kind for _, kind in columns if is_excel_type(kind))
-    return write_result_workbook(target, columns, iter_rows(_cast_to_text(result, unchanged)))
+    return write_result_workbook(target, columns, iter_rows(cast_to_text(result, unchanged)))
 
 
 def write_csv(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
@@ -120,7 +106,7 @@ def write_csv(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
 
 def write_exact_csv(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
     """Write the rows as CSV with their values unchanged, and return their number."""
-    reader = _cast_to_text(result, _CSV_TYPES).to_arrow_reader(_BATCH_ROWS)
+    reader = cast_to_text(result, _CSV_TYPES).to_arrow_reader(_BATCH_ROWS)
     with pyarrow.csv.CSVWriter(target, reader.schema) as writer:
         return _copy_batches(reader, writer)
 
@@ -149,13 +135,3 @@ def iter_rows(result: duckdb.DuckDBPyRelation) -> Iterator[tuple[Any, ...]]:
     """Yield the rows one by one. Raises `duckdb.Error` if the query fails while they are read."""
     for batch in _batches(result.to_arrow_reader(_BATCH_ROWS)):
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
-
-
-def _cast_to_text(result: duckdb.DuckDBPyRelation, unchanged_types: frozenset[str]) -> duckdb.DuckDBPyRelation:
-    """Return the rows with every column cast to DuckDB's text, except for columns of `unchanged_types`."""
-    columns = (
-        f"#{index}" if str(kind) in unchanged_types else f"CAST(#{index} AS VARCHAR)"
-        for index, kind in enumerate(result.types, start=1)
-    )
-    names = map(sql_identifier, result.columns)
-    return result.project(", ".join(f"{column} AS {name}" for column, name in zip(columns, names, strict=True)))

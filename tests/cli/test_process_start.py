@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from tests.conftest import ROOT
+from tests.rows import every
 from tests.soaking import unmeasured
 
 if TYPE_CHECKING:
@@ -96,13 +97,23 @@ def test_a_module_that_was_cut_short(tmp_path: Path, name: str) -> None:
     assert len(answer.stderr.splitlines()) == 1
 
 
-def test_readers_load_no_more_than_they_need() -> None:
-    """`status` and `query` start without the HTTP client and Excel; `status` without Arrow, too."""
-    heavy = {"aiohttp", "pydantic_settings", "xlsxwriter", "schemas.requests"}
+_NOT_FOR_READERS: Final = frozenset({
+    *("aiohttp", "asyncio", "multiprocessing", "pyarrow", "pydantic_settings", "rich.console", "ssl", "structlog"),
+    *("tenacity", "uvloop", "xlsxwriter", "schemas.requests", "schemas.tables", "schemas.wire"),
+})  # fmt: skip
+
+
+@every("arguments", [("status",), ("query", "SELECT 1")])
+def test_readers_load_no_more_than_they_need(arguments: tuple[str, ...], lake: Path) -> None:
+    """`status` and a query as a table load no HTTP client, event loop, log, Arrow, or layout for terminals."""
     code = (
-        "import sys, pipeline.commands.status; print(*sys.modules); import pipeline.commands.query; print(*sys.modules)"
+        "import sys; from pipeline.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: print(end.code, *sys.modules, file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    of_status, of_query = (set(line.split()) for line in done.stdout.splitlines())
-    assert not of_status & {*heavy, "pyarrow", "schemas.tables"}
-    assert not of_query & heavy
+    command = [sys.executable, "-c", code, "--lake", str(lake), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    exit_code, *loaded = done.stderr.split()
+    assert exit_code == "0"
+    assert "duckdb" in loaded
+    assert not _NOT_FOR_READERS.intersection(loaded)

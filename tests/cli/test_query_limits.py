@@ -21,7 +21,10 @@ _GREEDY = (
     ("memory", "SELECT length(repeat('x', 4000000000))"),
     ("memory", "SELECT length(array_agg(range)) FROM range(300000000)"),
     ("memory", "SELECT string_agg(repeat('x', 1000000), '') FROM range(2000)"),
-    ("disk space", "SELECT a.range + b.range AS c FROM range(30000) a, range(30000) b ORDER BY hash(c)"),
+    (
+        "disk space",
+        "SELECT a.range + b.range AS c FROM range(30000) a, range(30000) b ORDER BY hash(c) OFFSET 500000000",
+    ),
 )
 
 
