@@ -6,10 +6,10 @@ large: only the row groups that have one are read, one at a time.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.lake.catalog_sql import select_documents_sql
@@ -73,11 +73,12 @@ def _read_former_documents(db: duckdb.DuckDBPyConnection, paths: list[Path], sin
             first = 0
             for group in range(file.num_row_groups):
                 end = first + file.metadata.row_group(group).num_rows
-                indices = numbers.filter(pc.and_(pc.greater_equal(numbers, first), pc.less(numbers, end)))
-                if len(indices):
-                    pending.append(file.read_row_group(group, use_threads=False).take(pc.subtract(indices, first)))
+                group_numbers = numbers[bisect_left(numbers, first) : bisect_left(numbers, end)]
+                if group_numbers:
+                    rows = file.read_row_group(group, use_threads=False)
+                    pending.append(rows.take([number - first for number in group_numbers]))
                 first = end
-                if sum(rows.nbytes for rows in pending) > _BATCH_BYTES:
+                if sum(table.nbytes for table in pending) > _BATCH_BYTES:
                     yield pa.concat_tables(pending)
                     pending = []
     if pending:
@@ -86,15 +87,14 @@ def _read_former_documents(db: duckdb.DuckDBPyConnection, paths: list[Path], sin
 
 def _find_former_versions(
     db: duckdb.DuckDBPyConnection, paths: list[Path], since_seq: int
-) -> list[tuple[str, pa.Int64Array]]:
-    """Return the parts that have such versions, each with the numbers of their rows."""
+) -> list[tuple[str, list[int]]]:
+    """Return the parts that have such versions, each with the numbers of their rows in order."""
     if not paths:
         return []
     listed = ", ".join(sql_literal(str(path)) for path in paths)
-    result = db.sql(
-        "SELECT filename, list(file_row_number) AS numbers FROM (SELECT file_id, filename, file_row_number,"
+    return db.sql(
+        "SELECT filename, list_sort(list(file_row_number)) AS numbers FROM (SELECT file_id, filename, file_row_number,"
         f" {COMMIT_SEQ_COLUMN} AS commit_seq FROM read_parquet([{listed}], filename = true, file_row_number = true)"
         f" WHERE {COMMIT_SEQ_COLUMN} > {since_seq} AND kind = '{FETCHED}')"
         f" ANTI JOIN {_VERSIONS} USING (file_id, commit_seq) GROUP BY filename ORDER BY min(commit_seq)"
-    ).to_arrow_table()
-    return [(row["filename"].as_py(), row["numbers"].values) for row in result.to_struct_array()] if result else []
+    ).fetchall()

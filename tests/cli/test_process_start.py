@@ -117,3 +117,12 @@ def test_readers_load_no_more_than_they_need(arguments: tuple[str, ...], lake: P
     assert exit_code == "0"
     assert "duckdb" in loaded
     assert not _NOT_FOR_READERS.intersection(loaded)
+
+
+def test_sync_loads_no_more_than_it_needs() -> None:
+    """`sync` starts without functions of Arrow that only changed files need, and without pages or workbooks."""
+    code = "import sys, pipeline.commands.sync; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "aiohttp" in loaded
+    assert not loaded & {"jinja2", "multiprocessing", "pyarrow.compute", "pyarrow.dataset", "rich.live", "xlsxwriter"}
