@@ -37,7 +37,7 @@ def _list_field(meaning: str) -> Any:
 class WireModel(BaseModel):
     """An object of the service. Validation errors never show the value."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(extra="allow", frozen=True, hide_input_in_errors=True, defer_build=True)
 
 
 class Upload(WireModel):
