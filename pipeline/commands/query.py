@@ -164,12 +164,14 @@ def _read_sql(sql: str | None, file: Path | None) -> str:
 
 
 def _find_writer(chosen: OutputFormat, *, exact: bool) -> Callable[..., int]:
-    """Return the function that writes a format; a table's alone needs no Arrow, which is imported for the others."""
+    """Return the function that writes a format, and import what it needs: a table no Arrow, JSON no writer of Arrow."""
     if chosen is OutputFormat.TABLE:
         return write_table
     name = "write_exact_csv" if exact and chosen is OutputFormat.CSV else f"write_{chosen}"
+    by_arrow = chosen in {OutputFormat.CSV, OutputFormat.PARQUET}
+    module = "pipeline.lake.query_files" if by_arrow else "pipeline.lake.query_result"
     replace_handlers(end_process, interrupt_command)  # no signal interrupts the import
-    write: Callable[..., int] = getattr(importlib.import_module("pipeline.lake.query_result"), name)
+    write: Callable[..., int] = getattr(importlib.import_module(module), name)
     replace_handlers(interrupt_command, end_process)
     return write
 

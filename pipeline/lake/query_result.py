@@ -1,4 +1,4 @@
-"""A query's result in every format but a table, streamed through Arrow. Each writer returns the number of rows."""
+"""A query's result as JSON or a workbook, streamed row by row through Arrow. Each writer returns the number of rows."""
 
 from __future__ import annotations
 
@@ -8,28 +8,18 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import duckdb
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet
 
-from pipeline.csv_rows import escape_formula
 from pipeline.lake.query_table import cast_to_text
-from pipeline.lake.sql import sql_escape_formula, sql_identifier
+from pipeline.lake.sql import sql_identifier
 from pipeline.lake.xlsx import is_excel_type, write_result_workbook
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_BATCH_ROWS: Final = 20_000
+BATCH_ROWS: Final = 20_000
 _NOT_FINITE: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|(-?(?:NaN|Infinity))')
 """A string of JSON, or a number that DuckDB writes although JSON has none."""
 _INSTANT_TYPE: Final = re.compile(r"TIMESTAMP[^\[]*")
-_PLAIN_TYPE: Final = re.compile(
-    r"U?(HUGE|BIG|SMALL|TINY)?INT|U?INTEGER|BOOLEAN|DECIMAL\(\d+,\d+\)|DOUBLE|FLOAT|DATE|TIME(STAMP)?\b[^\[]*|UUID"
-)
-"""Types whose text is a number or a date to a spreadsheet. An INTERVAL such as -1 day is a formula to it."""
-_CSV_TYPES: Final = frozenset(
-    {"BIGINT", "INTEGER", "SMALLINT", "TINYINT", "BOOLEAN", "DOUBLE", "VARCHAR", "TIMESTAMP", "DATE"}
-)
 
 
 def write_json(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
@@ -80,13 +70,6 @@ def _quote_number(match: re.Match[bytes]) -> bytes:
     return match[0] if match[1] is None else b'"' + match[1] + b'"'
 
 
-def write_parquet(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
-    """Write the rows as Parquet."""
-    reader = result.to_arrow_reader(_BATCH_ROWS)
-    with pyarrow.parquet.ParquetWriter(target, reader.schema, compression="zstd") as writer:
-        return _copy_batches(reader, writer)
-
-
 def write_xlsx(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
     """Write the rows as a workbook with one sheet."""
     columns = [(name, str(kind)) for name, kind in zip(result.columns, result.types, strict=True)]
@@ -94,33 +77,8 @@ def write_xlsx(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
     return write_result_workbook(target, columns, iter_rows(cast_to_text(result, unchanged)))
 
 
-def write_csv(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
-    """Write the rows as CSV in which no cell is a formula, and return their number."""
-    columns = (
-        f"{f'#{index}' if _PLAIN_TYPE.fullmatch(str(kind)) else sql_escape_formula(f'CAST(#{index} AS VARCHAR)')}"
-        f" AS {sql_identifier(escape_formula(name))}"
-        for index, (name, kind) in enumerate(zip(result.columns, result.types, strict=True), start=1)
-    )
-    return write_exact_csv(result.project(", ".join(columns)), target)
-
-
-def write_exact_csv(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
-    """Write the rows as CSV with their values unchanged, and return their number."""
-    reader = cast_to_text(result, _CSV_TYPES).to_arrow_reader(_BATCH_ROWS)
-    with pyarrow.csv.CSVWriter(target, reader.schema) as writer:
-        return _copy_batches(reader, writer)
-
-
-def _copy_batches(reader: pa.RecordBatchReader, writer: Any) -> int:
-    """Pass every batch to a writer of Arrow, and return the number of rows."""
-    count = 0
-    for batch in _batches(reader):
-        writer.write_batch(batch)
-        count += batch.num_rows
-    return count
-
-
-def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+def read_batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    """Yield the batches. Raises `duckdb.Error` if the query fails while they are read."""
     while True:
         try:
             batch = reader.read_next_batch()
@@ -133,5 +91,5 @@ def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
 
 def iter_rows(result: duckdb.DuckDBPyRelation) -> Iterator[tuple[Any, ...]]:
     """Yield the rows one by one. Raises `duckdb.Error` if the query fails while they are read."""
-    for batch in _batches(result.to_arrow_reader(_BATCH_ROWS)):
+    for batch in read_batches(result.to_arrow_reader(BATCH_ROWS)):
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
