@@ -7,7 +7,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from schemas.file_versions import FileVersion
@@ -42,7 +41,7 @@ def iter_raw_batches(layout: LakeLayout, parts: Sequence[Part]) -> Iterator[pa.R
 
 def iter_commits(batch: pa.RecordBatch) -> Iterator[RawCommit]:
     """Yield the versions in rows of a raw part, by commit, in their order."""
-    versions = batch.filter(pc.is_in(batch.column("kind"), pa.array([FETCHED, RESTORED])))
+    versions = _select_kinds(batch, FETCHED, RESTORED)
     for (seq, run_id, texts_from_list), rows in groupby(_versions(versions), key=lambda row: row[:3]):
         yield RawCommit(run_id, seq, texts_from_list, tuple(row[3] for row in rows))
 
@@ -55,11 +54,15 @@ def _versions(batch: pa.RecordBatch) -> Iterator[tuple[int, str, bool, FileVersi
         yield seq, run_id, from_list, FileVersion(file_id, item, detail, updated, fetched, "")
 
 
+def _select_kinds(batch: pa.RecordBatch, *kinds: str) -> pa.RecordBatch:
+    return batch.filter(pa.array([kind in kinds for kind in batch.column("kind").to_pylist()], pa.bool_()))
+
+
 def select_tombstones(batch: pa.RecordBatch) -> pa.Table:
     """Return the tombstones in rows of a raw part, as rows of `deleted_files`."""
-    found = batch.filter(pc.equal(batch.column("kind"), DELETED))
+    tombstones = _select_kinds(batch, DELETED)
     columns = [
-        found.column("_fetched_at" if field.name == "deletion_detected_at" else field.name)
+        tombstones.column("_fetched_at" if field.name == "deletion_detected_at" else field.name)
         for field in DELETED_FILES.arrow
     ]
     return pa.Table.from_arrays(columns, schema=DELETED_FILES.arrow)

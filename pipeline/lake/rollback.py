@@ -114,14 +114,14 @@ def _find_versions(lake: Lake, db: sqlite3.Connection, target: SnapshotRecord) -
     if not (paths := [lake.layout.part_path(part.name) for part in _list_raw_parts(lake.ledger)]):
         return
     with open_worker_connection(lake.layout.spill_dir) as documents:
-        found = documents.execute(
+        versions = documents.execute(
             "SELECT file_id, _seq, kind = $deleted, epoch_us(updated_at), epoch_us(_fetched_at), coalesce(digest, ''),"
             " coalesce(fetch_signature, ''), coalesce(is_stable, false), instance_id, _run_id"
             f" FROM {sql_read_parquet(paths)} WHERE _seq <= $seq"
             " QUALIFY row_number() OVER (PARTITION BY file_id ORDER BY _seq DESC) = 1 AND kind <> $absent",
             {"deleted": DELETED, "absent": ABSENT, "seq": target.commit_seq},
         )
-        while rows := found.fetchmany(_BATCH_ROWS):
+        while rows := versions.fetchmany(_BATCH_ROWS):
             insert_all(db, "temp.restored", _COLUMNS, rows)
 
 
@@ -155,17 +155,17 @@ def _copy_documents(lake: Lake, run: RunRecord, seq: int) -> Part | None:
         f" WHERE {_DIFFERS}"
     )
     removed = ledger.query(f"SELECT v.file_id {_CHANGED} WHERE r.file_id IS NULL")
-    wanted = pa.table([[row[0] for row in pairs], [row[1] for row in pairs]], names=["file_id", COMMIT_SEQ_COLUMN])
+    restored = pa.table([[row[0] for row in pairs], [row[1] for row in pairs]], names=["file_id", COMMIT_SEQ_COLUMN])
 
     def read_rows() -> Iterator[pa.Table]:
         if pairs:
             with open_worker_connection(lake.layout.spill_dir) as db:
-                db.register("incoming", wanted.cast(_PAIRS))
-                db.execute("CREATE TEMP TABLE wanted AS FROM incoming")
+                db.register("incoming", restored.cast(_PAIRS))
+                db.execute("CREATE TEMP TABLE restored AS FROM incoming")
                 rows = db.sql(
                     f"SELECT document.* REPLACE ({seq}::BIGINT AS _seq,"
                     f" if(kind = '{DELETED}', kind, '{RESTORED}') AS kind)"
-                    f" FROM {sql_read_parquet(paths)} AS document SEMI JOIN wanted USING (file_id, _seq)"
+                    f" FROM {sql_read_parquet(paths)} AS document SEMI JOIN restored USING (file_id, _seq)"
                 )
                 for batch in rows.to_arrow_reader(RAW_ROW_GROUP_FILES):
                     yield pa.Table.from_batches([batch])

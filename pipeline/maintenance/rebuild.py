@@ -247,7 +247,7 @@ def _read_lost_definitions(
             yield part.table_name, table.filter(is_lost)
 
 
-def _describe_lost_tombstones(ledger: Ledger, found: Collection[int]) -> pa.Table:
+def _describe_lost_tombstones(ledger: Ledger, known: Collection[int]) -> pa.Table:
     """Return rows for the deleted files whose tombstones were lost with a damaged part, as far as they are known."""
     rows = [
         {
@@ -260,7 +260,7 @@ def _describe_lost_tombstones(ledger: Ledger, found: Collection[int]) -> pa.Tabl
             COMMIT_SEQ_COLUMN: file.commit_seq,
         }
         for file in ledger.deleted_files()
-        if file.file_id not in found
+        if file.file_id not in known
     ]
     return pa.Table.from_pylist(rows, schema=DELETED_FILES.arrow)
 
