@@ -113,6 +113,7 @@ async def test_rejects_and_orders_survive(tmp_path: Path) -> None:
     with closing(sqlite3.connect(lake / "ledger.sqlite")) as db:
         insert_reject(db, None, b"\xff\x00\xfe")
         db.execute("INSERT INTO report_job VALUES ('j', 'f', '{}', '{}', 1, NULL, 'open')")
+        db.execute("UPDATE file_version SET is_stable = 0 WHERE file_id = (SELECT max(file_id) FROM file_version)")
         db.commit()
     with Lake(lake, doing="publish") as held:
         held.republish(at=1)
@@ -121,6 +122,7 @@ async def test_rejects_and_orders_survive(tmp_path: Path) -> None:
         pass
     assert ledger(lake, "SELECT document FROM reject") == [(b"\xff\x00\xfe",)]
     assert ledger(lake, "SELECT job, state FROM report_job") == [("j", "open")]
+    assert ledger(lake, "SELECT is_stable FROM file_version ORDER BY file_id DESC LIMIT 2") == [(0,), (1,)]
 
 
 @pytest.mark.parametrize("damage", sample(["middle", "head", "text", "empty"], 2))
