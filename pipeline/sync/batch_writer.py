@@ -43,10 +43,10 @@ class BatchWriter:
     def write(self, request: WriteRequest) -> WriteResult:
         """Write one batch. Raises what `write_batch` raises, also from the subprocess."""
         self._files += len(request.versions)
-        process = self._process if self._files < self._min_files else self._ensure_process()
-        if process is None:
+        self.prestart(self._files)
+        if self._process is None:
             return write_batch(self._layout, request)
-        result = process.exchange(request)
+        result = self._process.exchange(request)
         assert isinstance(result, WriteResult)  # noqa: S101 - the writer process sends nothing else
         return result
 

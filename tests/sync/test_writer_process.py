@@ -121,7 +121,7 @@ def test_half_an_order_is_mixed_with_no_other(tmp_path: Path) -> None:
     before = children()
     layout = LakeLayout(tmp_path)
     layout.create_dirs(layout.folders(table.name for table in TABLES))
-    held = BatchWriter(layout, min_files=1)
+    held = BatchWriter(layout, min_files=2)
     whole = FileVersion(1, b"{}", b'{"id":1}' + b" " * 3_000_000, None, 0, "")
     with pytest.raises((AttributeError, pickle.PicklingError)):
         held.write(WriteRequest((whole, whole._replace(fetch_signature=lambda: 0)), "r-abcdef", 1, frozenset()))  # type: ignore[arg-type]
