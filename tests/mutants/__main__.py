@@ -28,6 +28,8 @@ from tests.mutants.lines import Mutant, list_mutants
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pytest
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 _COPIED: Final = ("pipeline", "schemas", "tests", "configs", "docs", "pyproject.toml", "README.md", "CHANGELOG.md")
 _LIBRARIES: Final = (
@@ -127,13 +129,33 @@ def is_noticed(case: Case, tests: Sequence[str], folder: Path) -> tuple[bool, st
     output = folder / "output"
     child = os.fork()
     if not child:
-        _run_tests(tree, output, tests)
+        _run_tests(tree, output, tests, _name_module(case.module))
     status = _wait(child, _SECONDS)
     failed = [line for line in output.read_text(errors="replace").splitlines() if line.startswith(("FAILED", "ERROR"))]
     return status != 0, "too slow" if status is None else failed[0].split(" - ")[0] if failed else f"status {status}"
 
 
-def _run_tests(tree: Path, output: Path, tests: Sequence[str]) -> None:
+class _NearestFirst:
+    """A plugin: the files of tests that name a module come first, those named after it before the others."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Order the tests; those of a file stay together."""
+        stem = self._module.rpartition(".")[2]
+        places = {
+            path: (stem not in path.stem, self._module not in path.read_text(encoding="utf-8"))
+            for path in {item.path for item in items}
+        }
+        items.sort(key=lambda item: places[item.path])
+
+
+def _name_module(path: str) -> str:
+    return path.removesuffix(".py").replace("/", ".")
+
+
+def _run_tests(tree: Path, output: Path, tests: Sequence[str], module: str) -> None:
     """Run tests in this forked process, in a group of its own, and end it with their status."""
     status = 70
     try:
@@ -145,8 +167,9 @@ def _run_tests(tree: Path, output: Path, tests: Sequence[str]) -> None:
         for name in [name for name in sys.modules if name.partition(".")[0] in {"tests", "pipeline", "schemas"}]:
             del sys.modules[name]
         sys.path[:] = [str(tree), *(entry for entry in sys.path if entry not in {"", str(ROOT)})]
-        pytest = importlib.import_module("pytest")
-        status = pytest.main(["-q", "-x", "-p", "no:cacheprovider", f"--basetemp={output.parent / 'temp'}", *tests])
+        runner = importlib.import_module("pytest")
+        options = ["-q", "-x", "-p", "no:cacheprovider", f"--basetemp={output.parent / 'temp'}"]
+        status = runner.main([*options, *tests], plugins=[_NearestFirst(module)])
     except BaseException:  # noqa: BLE001 - the fork has nobody to tell but its output
         traceback.print_exc()
     finally:
