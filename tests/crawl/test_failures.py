@@ -90,17 +90,21 @@ async def test_a_refetch_of_a_file_that_the_list_lacks() -> None:
 
 
 async def test_a_refetch_of_a_deleted_file() -> None:
-    """A reject that was deleted since gets a tombstone: neither list nor id finds it."""
+    """A reject that was deleted since gets a tombstone after two lists by its reference, which another file has too."""
     async with Emulator(FILES, seed=SEED) as emulator:
-        poison = emulator.world.pick_random(1)
-        emulator.set_faults(poison=poison)
+        world = emulator.world
+        gone, twin = world.pick_random(2)
+        emulator.set_faults(poison=[gone])
         lake = FakeLake()
         await run_crawl(emulator, lake)
-        emulator.world.delete(poison)
+        world.records[twin].scan_code = reference = world.records[gone].scan_code
+        world.by_reference[reference].append(twin)
+        world.delete([gone])
         emulator.set_faults(poison=())
+        lists = (await run_crawl(emulator, lake)).lists
         result = await run_crawl(emulator, lake, refetches=refetches(lake))
-        assert result.stats.deleted == 1
-        assert lake.deleted == set(poison)
+        assert (result.stats.deleted, result.lists) == (1, lists + 2)
+        assert lake.deleted == {gone}
 
 
 async def test_a_reject_is_tried_once_per_run(monkeypatch: pytest.MonkeyPatch) -> None:
