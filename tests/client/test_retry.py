@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from pipeline.client.client import Client
 from pipeline.client.errors import AttemptError, ThrottledError
 from pipeline.client.retry import BUDGET_CAPACITY, RetryBudget, RetryPolicy, TimeSource
+from pipeline.emulator import Emulator
 from tests.rows import every
 from tests.virtual_time import run_virtually
 
@@ -136,6 +138,18 @@ def test_the_budget_limits_retries() -> None:
     assert budget.withdraw() == 1.0
     now[0] = 1000.0
     assert budget.withdraw() == 0.0
+
+
+@pytest.mark.virtual_time
+async def test_a_call_earns_half_a_retry() -> None:
+    """With an empty budget, four calls of a client earn two retries."""
+    async with Emulator(1) as service, Client(service.base_url, service.token) as client:
+        budget = client._runner.retry_policy.budget
+        while not budget.withdraw():
+            pass
+        for key in service.world.keys() * 4:
+            await client.get_file(key)
+        assert not budget.withdraw()
 
 
 def test_requests_during_an_outage_are_bounded() -> None:
