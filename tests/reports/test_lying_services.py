@@ -138,6 +138,21 @@ async def test_reports_that_always_lack_a_file_are_bounded(scene: Scene, monkeyp
 
 
 @pytest.mark.virtual_time
+async def test_the_last_order_has_no_file_in_doubt(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that leaves another file out of each of four reports delivers the fifth, without the last of them."""
+    render, counts = Reports._render, scene.emulator.counts
+
+    def leave_out(self: Reports, order: Any, title: str) -> bytes:
+        files = [file for place, file in enumerate(order.files) if place != counts["report"] or place > 3]
+        return render(self, msgspec.structs.replace(order, files=files), title)
+
+    monkeypatch.setattr(Reports, "_render", leave_out)
+    await scene.run(Selection("ids", ids=tuple(scene.keys[:6])))
+    assert counts["report"] == 5
+    assert [file["file_id"] for file in read_manifest(scene.out)["files"] if file["reason"]] == [scene.keys[3]]
+
+
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("kind", ["503", "429"])
 @pytest.mark.parametrize("form", ["seconds", "http-date"])
 async def test_an_order_is_not_repeated_before_its_retry_after(scene: Scene, kind: str, form: str) -> None:
