@@ -92,6 +92,15 @@ async def test_nothing_new_costs_next_to_nothing(tmp_path: Path) -> None:
     assert told.list_calls == happened.requests["list"] == 3
 
 
+async def test_a_full_page_is_one_list_call(tmp_path: Path) -> None:
+    """Files that just fill a page are listed by one call after the first contact."""
+    async with Emulator(50, seed=SEED) as emulator:
+        settings = Settings(base_url=emulator.base_url, lake=tmp_path / "lake", fetch_details="never")
+        told = await plan_sync(settings, emulator.token)
+        happened = await synced(emulator, settings.lake, fetch_details="never")
+    assert told.list_calls == happened.requests["list"] == 2
+
+
 async def test_a_long_list_is_looked_at_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a list of more pages than are read for a plan only some are, and the calls are right all the same."""
     monkeypatch.setattr(plan, "_MAX_PAGES", 3)
