@@ -260,11 +260,11 @@ def _get_mismatched_file_id(child: JsonObject, own_ids: set[str]) -> JsonObject:
 def content_hash(workflow: JsonObject) -> str:
     """Return the hash of a definition's content. The hash does not depend on the format of timestamps and numbers."""
     steps = workflow.get("steps") or []
+    if not isinstance(steps, list):
+        # A tuple comes from no JSON: a text is not the list of that text.
+        steps = [(steps,)]
     content = [_to_canonical_items(workflow, tables.WORKFLOW_DEFINITIONS)]
-    content += [
-        _to_canonical_items(step, tables.WORKFLOW_DEFINITION_STEPS)
-        for step in (steps if isinstance(steps, list) else [steps])
-    ]
+    content += [_to_canonical_items(step, tables.WORKFLOW_DEFINITION_STEPS) for step in steps]
     return blake2b(repr(content).encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
 
 
