@@ -12,6 +12,7 @@ import pytest
 from pipeline.client.client import Client
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.crawl.crawler import Crawler
+from pipeline.crawl.listing import WindowReader
 from pipeline.crawl.windows import ALL_TIME, Window
 from pipeline.emulator import Emulator, make_quirks
 from pipeline.errors import ProtocolError
@@ -198,6 +199,17 @@ async def test_a_list_without_an_end(case: str) -> None:
         with pytest.raises(ProtocolError):
             await crawl.run([ALL_TIME], _nowhere)
         assert len(server.asked) < 200, case
+
+
+async def test_files_that_only_the_total_has() -> None:
+    """A window whose total counts files that no page has is read whole, and not split."""
+
+    def respond(asked: Asked) -> bytes:
+        return answer({"data": _page(0)[:20] if asked.query.get("page", "1") == "1" else [], "total": 90})
+
+    async with scripted(respond) as server, Client(server.base, "secret") as client:
+        result = await WindowReader(client, LIST_ONLY, lambda: 0).read(ALL_TIME)
+        assert (len(result.items), result.sub_windows, len(server.asked)) == (20, (), 6)
 
 
 async def _nowhere(_: object) -> None:
