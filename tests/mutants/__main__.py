@@ -68,7 +68,7 @@ AREAS: Final = {
             "pipeline/lake/pending_rows.py",
             "pipeline/lake/row_buffer.py",
         ),
-        ("tests/lake", "tests/sync", "tests/stateful"),
+        ("tests/lake", "tests/sync", "tests/stateful", "tests/images/test_stored_images.py"),
     ),
     "reports": Area(("pipeline/reports/confirmation.py", "pipeline/reports/certification.py"), ("tests/reports",)),
     "publish": Area(("pipeline/publish/*.py",), ("tests/publish",)),
