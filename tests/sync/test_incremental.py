@@ -90,12 +90,14 @@ async def test_a_file_that_left_the_list_stays_until_verified(tmp_path: Path) ->
 
 
 async def test_since_and_until_read_a_part(tmp_path: Path) -> None:
-    """With --since and --until only that span of update time is read, and the watermark does not jump over a gap."""
+    """With --since and --until only that span of update time is read and counted; the watermark jumps over no gap."""
     async with Emulator(FILES, seed=SEED) as emulator:
         stamps = sorted(true["updated"] // SECOND for true in emulator.truth())
         part = await synced(emulator, tmp_path / "lake", TimeRange(since=stamps[40], until=stamps[80]))
         assert part.watermark is None
         assert 40 <= count_files(tmp_path / "lake") <= 46
+        total = "SELECT value ->> 'total' FROM lake_property WHERE name = 'run_progress'"
+        assert asked(tmp_path / "lake", total) == [(count_files(tmp_path / "lake"),)]
         whole = await synced(emulator, tmp_path / "lake")
         assert whole.watermark is not None
         assert whole.details_fetched <= FILES - 40
