@@ -45,7 +45,6 @@ class BackupRecord:
 
     lake_id: str
     files: int
-    commit_seq: int
     ledger: str
     ledger_sha256: str
     backed_up_at: int
@@ -135,8 +134,7 @@ def _upload_ledger(lake: Lake, store: ObjectStore, lake_id: str, at: int, images
         create_object(store, PendingUpload(path, copy, size, sha256))
     finally:
         copy.unlink(missing_ok=True)
-    commit_seq, files = lake.ledger.next_commit_seq() - 1, lake.ledger.count_files()
-    return BackupRecord(lake_id, files, commit_seq, path, sha256, at, images.pictures, ledger_bytes=size)
+    return BackupRecord(lake_id, lake.ledger.count_files(), path, sha256, at, images.pictures, ledger_bytes=size)
 
 
 def backup_path(part: Part) -> str:
