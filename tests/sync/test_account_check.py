@@ -133,8 +133,9 @@ async def test_deleted_files_are_not_another_account(tmp_path: Path, gone: str) 
         await synced(emulator, tmp_path / "lake")
         keys = sorted(emulator.world.keys())
         with Lake(tmp_path / "lake", doing="test") as held:
-            sampled = {version.file_id for count in (3, 20) for version in held.ledger.sample_files(count)}
-        emulator.world.delete({"the first": keys[:40], "the last": keys[-40:]}.get(gone, sampled))
+            few, many = ([version.file_id for version in held.ledger.sample_files(count)] for count in (3, 20))
+        assert few == keys[10::20], "evenly spread"
+        emulator.world.delete({"the first": keys[:40], "the last": keys[-40:]}.get(gone, {*few, *many}))
         emulator.world.update(emulator.world.keys())
         await synced(emulator, tmp_path / "lake")
 
