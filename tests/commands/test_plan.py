@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -152,8 +153,8 @@ def test_the_run_with_the_most_calls_shows_the_rate(tmp_path: Path) -> None:
     with Lake(tmp_path / "lake", doing="test") as held:
         commit(held, dict.fromkeys(range(60), 0))
         for number, (calls, seconds) in enumerate([(4, 8.0), (900, 10.0), (30, 60.0)]):
-            run = RunRecord(f"run {number}", "sync", "1", number, requests_detail=calls, seconds=seconds, state="done")
-            held.ledger.begin_run(run)
+            run = RunRecord(f"run {number}", "sync", "1", number, requests_list=calls, requests_detail=calls)
+            held.ledger.begin_run(replace(run, retries=calls, seconds=seconds, state="done"))
     with open_ledger_readonly(LakeLayout(tmp_path / "lake")) as ledger:
         cost = plan._read_cost(ledger)
-    assert cost.calls_per_second == 90
+    assert cost.calls_per_second == 270
