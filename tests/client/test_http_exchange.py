@@ -180,10 +180,11 @@ async def test_a_rejected_list_is_not_retried(status: int, client: Make) -> None
         assert len(server.asked) == 1
 
 
-async def test_a_list_that_never_has_data_is_a_protocol_error(client: Make) -> None:
-    """`{}` on the list is retried, and is then a protocol error rather than an outage."""
-    async with scripted(answer({})) as server, client(server.base) as asking:
-        with pytest.raises(ProtocolError, match="without `data`"):
+@pytest.mark.parametrize(("status", "says"), [(200, "without `data`"), (201, "HTTP 201"), (299, "HTTP 299")])
+async def test_a_list_that_never_has_data_is_a_protocol_error(status: int, says: str, client: Make) -> None:
+    """`{}` on the list, or another success than 200, is retried, and then a protocol error rather than an outage."""
+    async with scripted(answer({}, status=status)) as server, client(server.base) as asking:
+        with pytest.raises(ProtocolError, match=says):
             await asking.list_files(FileQuery())
         assert len(server.asked) == 3
 
