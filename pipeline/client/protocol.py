@@ -65,7 +65,7 @@ class Document:
         except InvalidJsonError as error:
             raise ProtocolError(f"A file cannot be decoded: {error}.") from None
         except ValidationError as error:
-            keys = sorted({".".join(map(str, problem["loc"])) for problem in error.errors(include_input=False)} - {""})
+            keys = sorted({".".join(map(str, problem["loc"])) for problem in error.errors()} - {""})
             raise ProtocolError(f"A file has values of another type: {', '.join(keys) or 'no object'}.") from None
 
 

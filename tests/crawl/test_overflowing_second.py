@@ -116,6 +116,9 @@ async def test_pages_are_read_to_the_last_and_no_further(paging: str, calls: int
         keys = fill_second(emulator, 120)
         second = Window(STAMP // SECOND, STAMP // SECOND + 1, overflows=True)
         async with Client(emulator.base_url, emulator.token) as client:
-            result = await WindowReader(client, options, lambda: now_us() // SECOND).read(second)
-        assert sorted(item.id or 0 for item in result.items) == sorted(keys)
-        assert emulator.counts["list"] == calls
+            reader = WindowReader(client, options, lambda: now_us() // SECOND)
+            result = await reader.read(second)
+            assert sorted(item.id or 0 for item in result.items) == sorted(keys)
+            assert emulator.counts["list"] == calls
+            window = Window(STAMP // SECOND - 9, STAMP // SECOND + 2)
+            assert (await reader.read(window)).sub_windows == (replace(window, overflows=True),), "halves help nothing"

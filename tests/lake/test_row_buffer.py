@@ -69,6 +69,7 @@ def test_rows_keep_their_order(
         assert found[start : start + group.num_rows] == expected
         start += group.num_rows
     assert start == len(sent)
+    assert len(groups) in {1: [len(commits)], 2**23: [1]}.get(group_bytes, range(1, len(commits) + 1))
 
 
 def test_it_is_full(tmp_path: Path) -> None:
