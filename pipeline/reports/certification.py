@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from pipeline.formatting import pluralize
 from pipeline.lake.request_log import FileConfirmation, OrderState
 from pipeline.logs import get_logger
 from pipeline.reports.confirmation import FileAbsence, FileUnconfirmed
@@ -154,7 +155,7 @@ class Certifier:
         results = {file_id: after[file_id] for file_id in files}
         unconfirmed = [result.problem for result in results.values() if isinstance(result, FileUnconfirmed)]
         if unconfirmed:
-            error = f"{len(unconfirmed)} files not confirmed after the report was saved: {unconfirmed[0]}"
+            error = f"{pluralize(len(unconfirmed), 'file')} not confirmed after the report was saved: {unconfirmed[0]}"
             await self._state.update(order, state=OrderState.SAVED, error=error)
             return None
         confirmed = {file_id: result for file_id, result in results.items() if isinstance(result, FileConfirmation)}

@@ -7,11 +7,15 @@ import csv
 import json
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+from unittest.mock import Mock
 
 import pypdf
 import pytest
 
-from pipeline.errors import ExitCode, ScanlakeError
+from pipeline.client.client import Client
+from pipeline.client.protocol import NotFound
+from pipeline.errors import ExitCode, ProtocolError, ScanlakeError
+from pipeline.reports.confirmation import FileAbsence, FileConfirmer
 from tests.findings import folder_problems
 from tests.reports.report_harness import (
     FILES,
@@ -252,3 +256,31 @@ async def test_a_service_that_does_not_confirm_certifies_nothing(scene: Scene) -
     path.write_text(json.dumps(manifest))
     expected = f"file {manifest['files'][3]['file_id']} is delivered without both confirmations"
     assert any(expected in problem for problem in folder_problems(scene.out))
+
+
+@pytest.mark.virtual_time
+async def test_a_pdf_with_an_unconfirmed_file_is_saved(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the service answers for some files of a PDF only, its order has the reason, and a later run delivers it."""
+    monkeypatch.setattr("pipeline.reports.confirmation.MAX_LIMIT", 10)
+    emulator, selection = scene.emulator, Selection("ids", ids=tuple(scene.keys[:3]))
+    Script(emulator, report_1=lambda: emulator.set_faults(poison=scene.keys[:1]))
+    await scene.run(selection, client=quick_client(emulator, max_attempts=2))
+    (order,) = read_manifest(scene.out)["orders"]
+    assert order["state"] == "saved"
+    assert order["error"].startswith("1 file not confirmed after the report was saved")
+    emulator.set_faults(poison=())
+    await scene.run(selection)
+    assert emulator.counts["report"] == 1
+    check_certified(scene.out, 3)
+
+
+async def test_a_list_that_failed_is_not_read_again() -> None:
+    """After a list that failed, files are requested by their ids for the rest of a run."""
+    client = Mock(spec=Client)
+    client.iter_pages.side_effect = ProtocolError("no list")
+    client.get_file.return_value = NotFound("404")
+    confirmer = FileConfirmer(client, files_in_service=1, identity="id")
+    for since in (1, 2**62):
+        found = await confirmer.confirm([1, 2, 3], since=since)
+        assert set(map(type, found.values())) == {FileAbsence}
+    assert (client.iter_pages.call_count, client.get_file.call_count) == (1, 6)
