@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from pipeline.atomic_files import fsync_dir
 from pipeline.errors import SettingsError
-from pipeline.findings import damage
 from pipeline.lake import catalog, ledger_rebuild, lookups, parts, retention
 from pipeline.lake.catalog_sql import CatalogSpec
 from pipeline.lake.folder_checks import require_lake_or_empty
@@ -47,19 +46,22 @@ class Lake:
     ) -> None:
         """Prepare the lake in `root`.
 
-        With `check_before_open`, `findings` names what opening repairs. `is_restore`: the mark of an unfinished restore
-        stays. Raises `SettingsError` for a folder with other files, `LakeCorruptedError` for one that neither a
-        ledger nor a catalog shows to be a lake; then nothing has changed.
+        With `check_before_open`, `findings` names what opening repairs, and without ledger and catalog documents alone
+        make a ledger. `is_restore`: the mark of an unfinished restore stays. Raises `SettingsError` for a folder with
+        other files, `LakeCorruptedError` for one without a source of a ledger; then nothing has changed.
         """
         self.layout = LakeLayout(root.absolute())
         identity = identify_ledger(self.layout.ledger)
         kind = require_lake_or_empty(self.layout, identity)
         if kind is FolderKind.LAKE_WITHOUT_LEDGER:
-            ledger_rebuild.find_newest_catalog(self.layout, describe_ledger(self.layout.ledger, identity))
+            problem = describe_ledger(self.layout.ledger, identity)
+            ledger_rebuild.find_sources(self.layout, problem, from_documents=check_before_open)
         if must_exist and kind is FolderKind.EMPTY:
             raise SettingsError(f"No lake at {self.layout.root}.", hint="Run `scanlake sync`, or correct --lake.")
         self.is_new = kind is FolderKind.EMPTY
         self.findings: list[Finding] = []
+        self.is_from_documents = False
+        """Whether opening has rebuilt the ledger from documents alone."""
         self._check_before_open = check_before_open
         self._doing = doing
         self._is_restore = is_restore
@@ -100,8 +102,8 @@ class Lake:
         else:
             problem = integrity_problem(ledger) if self._check_before_open and ledger.exists() else None
         if problem is not None:
-            ledger_rebuild.rebuild_ledger(self.layout, problem)
-            self.findings.append(damage(ledger.name, problem, "rebuilt from the newest catalog"))
+            rebuilt = ledger_rebuild.rebuild_ledger(self.layout, problem, from_documents=self._check_before_open)
+            self.findings += rebuilt.findings
 
     def commit(self, commit: Commit) -> None:
         """Make the parts of a commit, which are on disk, and its progress current in one transaction.

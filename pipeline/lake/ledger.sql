@@ -37,9 +37,6 @@ CREATE TABLE file_version (
 CREATE INDEX file_unstable ON file_version (file_id) WHERE is_stable = 0 AND deleted = 0;
 CREATE INDEX file_deleted ON file_version (file_id) WHERE deleted;
 
--- How a run fetched its files, the same way for all of them: a rebuild of the ledger reads it.
-CREATE TABLE run_fetch_signature (run_id TEXT PRIMARY KEY, fetch_signature TEXT NOT NULL) WITHOUT ROWID;
-
 -- Versions that are no longer current, while parts still have their rows.
 CREATE TABLE superseded_version (
     commit_seq INTEGER NOT NULL, file_id INTEGER NOT NULL, PRIMARY KEY (commit_seq, file_id)

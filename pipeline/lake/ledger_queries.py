@@ -298,10 +298,6 @@ class LedgerQueries(ABC):
             newest = f" ORDER BY rowid DESC LIMIT {_MAX_HISTORY_ROWS}" if name in _HISTORY_TABLES else ""
             yield from ((name, dict(row)) for row in self.query(f"SELECT * FROM {name}{newest}"))
 
-    def unstable_files(self) -> list[int]:
-        """Return the ids of the files whose content may change under the same update time."""
-        return self._column("SELECT file_id FROM file_version WHERE is_stable = 0 AND deleted = 0")
-
 
 def _marks(values: Collection[object]) -> str:
     return ",".join("?" * len(values))

@@ -1,60 +1,68 @@
-"""Rebuild of a lost ledger from the newest catalog, in which every publish embeds what that needs.
+"""Rebuild of a lost ledger from the documents in raw/, and from the newest catalog, in which every publish embeds it.
 
-The catalog's table `physical.ledger` has the ledger's small tables. The large ones are derived: the current version of
-each file from `files` and `deleted_files`, the digests of its documents from `raw/`. Commits after that publish are
-lost; the next sync fetches their files again.
+The catalog's table `physical.ledger` has the ledger's small tables. Documents have the file versions, also of commits
+after that publish. Without any catalog the ledger is rebuilt from documents alone, and only `scanlake repair` does so.
 """
 
 from __future__ import annotations
 
 import json
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import astuple
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import duckdb
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.atomic_files import atomic_write, damaged_name, fsync_file
-from pipeline.errors import LakeCorruptedError
-from pipeline.lake.duckdb_errors import first_line
+from pipeline.errors import LakeCorruptedError, LakeLockedError, StorageError
+from pipeline.findings import damage
+from pipeline.lake.duckdb_errors import classify_read_error, first_line
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.file_names import list_part_files, list_snapshots
 from pipeline.lake.image_records import COLUMNS
 from pipeline.lake.integrity import read_recorded_parts
+from pipeline.lake.lake_folder import has_restore_mark
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.ledger import Ledger
+from pipeline.lake.ledger_documents import (
+    forget_shared_ids,
+    forget_superseded_versions,
+    restore_versions,
+    take_documents,
+)
 from pipeline.lake.ledger_format import FORMAT, LedgerIdentity, identify_ledger, require_format
-from pipeline.lake.ledger_writes import insert, insert_all, next_commit_seq, set_properties
-from pipeline.lake.parts import RAW_TABLE
+from pipeline.lake.ledger_writes import insert, insert_all, next_commit_seq, set_coverage, set_properties
+from pipeline.lake.parts import RAW_TABLE, is_own_part
 from pipeline.lake.physical_tables import EMBEDDED_LEDGER, PART_COLUMNS, SUPERSEDED_VERSIONS, read_parts
-from pipeline.lake.sql import sql_read_parquet
 from pipeline.logs import get_logger
-from schemas.file_versions import version_digest
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES
 from schemas.timestamps import now_us
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping
 
+    from pipeline.findings import Finding
     from pipeline.lake.duckdb import TableWriter
     from pipeline.lake.layout import LakeLayout
-    from pipeline.lake.models import Part
+    from pipeline.lake.ledger_documents import TakenDocuments
 
-_UNSTABLE_FILES: Final = "unstable files"
 _FORMAT: Final = "format"
 _BATCH_ROWS: Final = 1_000
+_LOST_RECORDS: Final = (
+    "what only the ledger had is lost: the records of runs, verifications, rejects, reports, shares and purges, a"
+    " rollback, and which images are stored (`scanlake images` fetches them again)"
+)
+_NO_SOURCE_HINT: Final = "Restore a backup, or sync into a new --lake."
 _log = get_logger()
 
 
 def embed_ledger(writer: TableWriter, ledger: Ledger) -> None:
     """Copy the ledger's small tables into a catalog, as rows of one table: a DuckDB table takes a block."""
     rows = [(name, json.dumps(row, default=_hex)) for name, row in ledger.rows_to_embed()]
-    rows += [(_UNSTABLE_FILES, str(file_id)) for file_id in ledger.unstable_files()]
     rows.append((_FORMAT, str(FORMAT)))
     names, texts = [name for name, _ in rows], [text for _, text in rows]
     table = pa.table({"table_name": pa.array(names, pa.string()), "row_json": pa.array(texts, pa.string())})
@@ -78,22 +86,49 @@ def is_ledger_missing(layout: LakeLayout) -> bool:
     return is_new and (layout.catalog.exists() or bool(list_snapshots(layout) or list_part_files(layout)))
 
 
-def rebuild_ledger(layout: LakeLayout, problem: str) -> None:
-    """Write a new ledger; rename the one with the problem. Raises `LakeCorruptedError` without a catalog."""
-    source = find_newest_catalog(layout, problem)
-    _log.warning("ledger.rebuilt", source=source.relative_to(layout.root).as_posix())
-    with translate_os_errors(layout.ledger):
+class LedgerRebuild(NamedTuple):
+    """What a rebuild of the ledger has found and lost; `has_catalog`: not from documents alone."""
+
+    findings: list[Finding]
+    has_catalog: bool
+
+
+def rebuild_ledger(layout: LakeLayout, problem: str, *, from_documents: bool) -> LedgerRebuild:
+    """Write a new ledger; rename the one with the problem. `from_documents`: without a catalog documents suffice.
+
+    Raises `LakeCorruptedError` without a source.
+    """
+    for source in find_sources(layout, problem, from_documents=from_documents):
         try:
-            with atomic_write(layout.ledger) as temp:
-                with closing(Ledger(temp)) as ledger, open_read_only(source) as db:
-                    _restore(layout, ledger, db)
+            with translate_os_errors(layout.ledger), atomic_write(layout.ledger) as temp:
+                with closing(Ledger(temp)) as ledger, ExitStack() as stack:
+                    db = None if source is None else stack.enter_context(open_read_only(source))
+                    taken = _restore(layout, ledger, db)
+                if source is None and not taken.parts:
+                    raise LakeCorruptedError(f"{layout.raw_dir}: no documents can be read.", hint=_NO_SOURCE_HINT)
                 fsync_file(temp)  # a disk that fails here leaves the damaged ledger in its place
                 quarantine_ledger(layout)
         except duckdb.Error as error:
-            raise LakeCorruptedError(
-                f"The ledger is missing, and {source.name} cannot be read: {first_line(error)}",
-                hint="Restore a backup, or sync into a new --lake.",
-            ) from error
+            _raise_unless_damaged(error)
+            _log.warning("catalog.read_failed", error=first_line(error))
+            continue
+        _log.warning("ledger.rebuilt", source="raw" if source is None else layout.part_name(source))
+        return LedgerRebuild(list(_describe(layout, problem, source, taken)), source is not None)
+    raise _make_no_source_error(layout, problem)
+
+
+def _describe(layout: LakeLayout, problem: str, source: Path | None, taken: TakenDocuments) -> Iterator[Finding]:
+    repair = "rebuilt from the newest catalog"
+    if source is None:
+        repair = f"rebuilt from the documents in raw/; {_LOST_RECORDS}"
+    elif taken.parts:
+        repair += " and from later documents in raw/; the records of their runs are lost"
+    yield damage(layout.ledger.name, problem, repair)
+    for name, left_out in taken.problems.items():
+        yield damage(name, left_out, "left out; the next sync fetches its files again")
+    if source is None:
+        for _, path in list_snapshots(layout):
+            yield damage(layout.part_name(path), "cannot be read", "deleted")
 
 
 def quarantine_ledger(layout: LakeLayout) -> None:
@@ -105,50 +140,96 @@ def quarantine_ledger(layout: LakeLayout) -> None:
             path.rename(layout.ledger.with_name(f"{name}{suffix}"))
 
 
-def find_newest_catalog(layout: LakeLayout, problem: str) -> Path:
-    """Return the newest catalog with an embedded ledger.
+def find_sources(layout: LakeLayout, problem: str, *, from_documents: bool) -> list[Path | None]:
+    """Return the catalogs with an embedded ledger, newest first, and None for documents alone.
 
-    Raises `SettingsError` for one of another format, `LakeCorruptedError` about the ledger's problem.
+    Raises `SettingsError` for one of another format, `LakeCorruptedError` about the ledger's problem without a source.
     """
     snapshots = [path for _, path in reversed(list_snapshots(layout))]
-    for path in (layout.catalog, *snapshots):
-        if not path.is_file():
+    sources: list[Path | None] = []
+    for path in filter(Path.is_file, (layout.catalog, *snapshots)):
+        try:
+            with open_read_only(path) as db:
+                rows = db.execute(f"SELECT row_json FROM {EMBEDDED_LEDGER} WHERE table_name = '{_FORMAT}'").fetchall()
+        except duckdb.Error as error:
+            _raise_unless_damaged(error)
             continue
-        with suppress(duckdb.Error), open_read_only(path) as db:
-            rows = db.execute(f"SELECT row_json FROM {EMBEDDED_LEDGER} WHERE table_name = '{_FORMAT}'").fetchall()
-            require_format(int(rows[0][0]) if rows else 1)
-            return path
-    raise LakeCorruptedError(
+        require_format(int(rows[0][0]) if rows else 1)
+        sources.append(path)
+    if from_documents and _has_documents(layout):
+        sources.append(None)
+    if not sources:
+        raise _make_no_source_error(layout, problem)
+    return sources
+
+
+def _raise_unless_damaged(error: duckdb.Error) -> None:
+    """Raise an error that shows no damage, such as a missing permission: it must not lead to an earlier source."""
+    failure = classify_read_error(error)
+    if isinstance(error, duckdb.OutOfMemoryException) or isinstance(failure, StorageError | LakeLockedError):
+        raise failure or error
+
+
+def _has_documents(layout: LakeLayout) -> bool:
+    """Return whether there are raw parts. An unfinished restore may not have brought them all."""
+    return not has_restore_mark(layout.root) and any(map(is_own_part, layout.raw_dir.glob("*")))
+
+
+def _make_no_source_error(layout: LakeLayout, problem: str) -> LakeCorruptedError:
+    return LakeCorruptedError(
         f"{layout.ledger}: {problem}, and there is no catalog to rebuild it from. Nothing was changed.",
-        hint="Restore a backup, or sync into a new --lake.",
+        hint="Run `scanlake repair`." if _has_documents(layout) else _NO_SOURCE_HINT,
     )
 
 
-def _restore(layout: LakeLayout, ledger: Ledger, db: duckdb.DuckDBPyConnection) -> None:
-    parts = read_parts(db)
+def _restore(layout: LakeLayout, ledger: Ledger, db: duckdb.DuckDBPyConnection | None) -> TakenDocuments:
+    """Fill a new ledger from a catalog, if there is one, and from documents."""
     with ledger.transaction() as target:
-        _restore_small_tables(target, db)
-        _restore_images(target, db)
-        insert_all(target, "part", PART_COLUMNS, map(astuple, parts))
-        superseded = _rows(db, f"SELECT file_id, {COMMIT_SEQ_COLUMN} FROM {SUPERSEDED_VERSIONS}")
-        insert_all(target, "superseded_version", ("file_id", "commit_seq"), superseded)
-        _restore_file_versions(target, layout, db, parts)
-        _restore_digests(target, layout, [part.name for part in parts if part.table_name == RAW_TABLE])
-        unstable = _rows(db, f"SELECT row_json::BIGINT FROM {EMBEDDED_LEDGER} WHERE table_name = '{_UNSTABLE_FILES}'")
-        target.executemany("UPDATE file_version SET is_stable = 0 WHERE file_id = ?", unstable)
-        _restore_retired_parts(target, layout, {part.name for part in parts})
-        (number,) = db.execute("SELECT snapshot FROM meta._freshness").fetchall()[0]
-        target.execute("UPDATE snapshot SET state = 'published' WHERE snapshot = ?", (number,))
+        problems = {} if db is None else _restore_catalog(target, layout, db)
+        published = next_commit_seq(target) - 1
+        taken = take_documents(target, layout, _list_unnamed_documents(target, layout), after_seq=published)
+        forget_shared_ids(target)
+        if problems or taken.problems:
+            set_coverage(target, [])  # the next sync lists all files, and fetches those whose documents are lost
+        _restore_retired_parts(target, layout)
         # A number is never used twice, not even that of a commit after the last publish.
         used = [int(path.name.partition("-")[0]) for path in list_part_files(layout)]
         seq = max(next_commit_seq(target), *(seq + 1 for seq in used), 1)
         # What is embedded about a catalog is of the one before.
         set_properties(target, next_commit_seq=seq, catalog=None, delta_base=None)
+    return taken
+
+
+def _restore_catalog(
+    target: sqlite3.Connection, layout: LakeLayout, db: duckdb.DuckDBPyConnection
+) -> Mapping[str, str]:
+    """Restore what a catalog shows. Return the problems of its raw parts that cannot be read, by name."""
+    parts = read_parts(db)
+    (number,) = db.execute("SELECT snapshot FROM meta._freshness").fetchall()[0]
+    _restore_small_tables(target, db)
+    _restore_images(target, db)
+    insert_all(target, "part", PART_COLUMNS, map(astuple, parts))
+    superseded = _rows(db, f"SELECT file_id, {COMMIT_SEQ_COLUMN} FROM {SUPERSEDED_VERSIONS}")
+    insert_all(target, "superseded_version", ("file_id", "commit_seq"), superseded)
+    target.execute("UPDATE snapshot SET state = 'published' WHERE snapshot = ?", (number,))
+    problems = restore_versions(target, layout, (part for part in parts if part.table_name == RAW_TABLE))
+    if problems:  # the tables still show these versions; without digests, they are fetched again
+        names = {FILES.name, DELETED_FILES.name}
+        restore_versions(target, layout, (part for part in parts if part.table_name in names))
+    forget_superseded_versions(target)
+    return problems
+
+
+def _list_unnamed_documents(target: sqlite3.Connection, layout: LakeLayout) -> list[Path]:
+    """Return the raw parts that the ledger does not name."""
+    named = {row[0] for row in target.execute("SELECT name FROM part UNION ALL SELECT name FROM retired_part")}
+    raw = [path for path in list_part_files(layout) if path.parent == layout.raw_dir and not path.is_symlink()]
+    return sorted(path for path in raw if layout.part_name(path) not in named)
 
 
 def _restore_small_tables(target: sqlite3.Connection, db: duckdb.DuckDBPyConnection) -> None:
     for name, text in _rows(db, f"SELECT table_name, row_json FROM {EMBEDDED_LEDGER}"):
-        if name not in {_UNSTABLE_FILES, _FORMAT}:
+        if name != _FORMAT:
             row = {column: _unhex(value) for column, value in json.loads(text).items()}
             insert(target, name, row, on_conflict="REPLACE")
 
@@ -167,51 +248,15 @@ def _unhex(value: Any) -> Any:
     return bytes.fromhex(value["hex"]) if isinstance(value, dict) else value
 
 
-def _restore_file_versions(
-    target: sqlite3.Connection, layout: LakeLayout, db: duckdb.DuckDBPyConnection, parts: Sequence[Part]
-) -> None:
-    """Restore the current versions from the parts, not through the views: the lake may have been moved since."""
-    for table, deleted, instance in ((FILES, 0, "instance_file_id"), (DELETED_FILES, 1, "NULL")):
-        paths = [layout.part_path(part.name) for part in parts if part.table_name == table.name]
-        if not paths:
-            continue
-        rows = _rows(
-            db,
-            f"SELECT file_id, {COMMIT_SEQ_COLUMN}, {deleted}, epoch_us(updated_at), epoch_us(_fetched_at), {instance},"
-            f" _run_id FROM {sql_read_parquet(paths)}"
-            f" ANTI JOIN {SUPERSEDED_VERSIONS} USING (file_id, {COMMIT_SEQ_COLUMN})",
-        )
-        target.executemany(
-            "INSERT INTO file_version (file_id, commit_seq, deleted, updated_at, fetched_at, digest, fetch_signature,"
-            " is_stable, instance_id, run_id) SELECT ?1, ?2, ?3, ?4, ?5, x'',"
-            " coalesce((SELECT fetch_signature FROM run_fetch_signature WHERE run_id = ?7), ''), 0, ?6, ?7",
-            rows,
-        )
-
-
-def _restore_digests(target: sqlite3.Connection, layout: LakeLayout, names: Sequence[str]) -> None:
-    """Restore the digests of the documents. A version with unreadable documents stays unstable: it is refetched."""
-    columns = ["file_id", COMMIT_SEQ_COLUMN, "list_item"]
-    sql = "UPDATE file_version SET digest = ?, is_stable = 1 WHERE file_id = ? AND commit_seq = ? AND deleted = 0"
-    for name in names:
-        try:
-            with pq.ParquetFile(layout.part_path(name), page_checksum_verification=True) as file:
-                for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
-                    for file_id, seq, item in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
-                        target.execute(sql, (version_digest(item or b""), file_id, seq))
-        except (OSError, pa.ArrowException) as error:
-            _log.warning("raw.read_failed", part=name, error=first_line(error))
-
-
-def _restore_retired_parts(target: sqlite3.Connection, layout: LakeLayout, current: set[str]) -> None:
-    """Record parts that only earlier snapshots name: otherwise they would be deleted as orphans."""
-    now = now_us()
-    snapshots = list_snapshots(layout)
+def _restore_retired_parts(target: sqlite3.Connection, layout: LakeLayout) -> None:
+    """Record parts that only earlier snapshots name, and documents that were left out: they are no orphans."""
+    now, snapshots = now_us(), list_snapshots(layout)
     last = max((number for number, _ in snapshots), default=0)
-    names = set(read_recorded_parts(path for _, path in snapshots)) - current
+    names = set(read_recorded_parts(path for _, path in snapshots))
+    names |= {layout.part_name(path) for path in layout.raw_dir.glob("*") if is_own_part(path)}
     retired = [(name, now, last) for name in sorted(names)]
     insert_all(target, "retired_part", ("name", "retired_at", "last_snapshot"), retired, on_conflict="IGNORE")
-    target.executemany("DELETE FROM retired_part WHERE name = ?", [(name,) for name in current])
+    target.execute("DELETE FROM retired_part WHERE name IN (SELECT name FROM part)")
 
 
 def _rows(db: duckdb.DuckDBPyConnection, sql: str) -> Iterator[tuple[Any, ...]]:

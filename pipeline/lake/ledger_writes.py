@@ -97,8 +97,6 @@ def set_coverage(db: sqlite3.Connection, coverage: Sequence[tuple[int | None, in
 
 def upsert_file_versions(db: sqlite3.Connection, commit: Commit) -> None:
     """Make the versions and tombstones of a commit the current ones."""
-    signatures = {(commit.run_id, version.fetch_signature) for version in commit.versions}
-    insert_all(db, "run_fetch_signature", ("run_id", "fetch_signature"), signatures, on_conflict="IGNORE")
     deleted = [(tombstone.file_id,) for tombstone in commit.tombstones]
     file_ids = [(version.file_id,) for version in commit.versions] + deleted
     # The rows of the former version are no longer current, in any table: child rows are replaced as a set.

@@ -1,7 +1,8 @@
-"""A lost ledger is rebuilt from the newest catalog."""
+"""A lost ledger is rebuilt from the newest catalog and from documents."""
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
@@ -10,11 +11,13 @@ import pytest
 
 from pipeline.errors import LakeCorruptedError
 from pipeline.lake.lake import Lake
+from pipeline.maintenance.repair import repair_files
 from pipeline.progress import NullProgress
 from pipeline.settings import Settings
 from pipeline.sync.verify import VerifyMode, verify
+from schemas.tables import TABLES
 from tests.lake.corruption import checked, grown
-from tests.lake.lake_builder import insert_reject
+from tests.lake.lake_builder import AT, commit, insert_reject
 from tests.lake.operations import compact_all
 from tests.oracle import differences
 from tests.soaking import sample
@@ -39,6 +42,31 @@ async def proven(emulator: Emulator, lake: Path, *, deep: float = 0.0) -> tuple[
         proof = await verify(held, made, emulator.token, VerifyMode(deep=deep), NullProgress())
     found = proof
     return proof.consistent and not (found.missing or found.stale or found.deleted), found.details_differing
+
+
+RECORDS: Final = (
+    "SELECT file_id, commit_seq, deleted, updated_at, run_id FROM file_version ORDER BY 1",
+    "SELECT digest, fetch_signature, is_stable, instance_id FROM file_version WHERE NOT deleted ORDER BY file_id",
+    "SELECT * FROM definition ORDER BY 1",
+    "SELECT * FROM wide_view_column ORDER BY 1, 2",
+    "SELECT table_name, json_key, kind, occurrences FROM schema_drift ORDER BY 1, 2, 3",
+)
+"""What documents tell of the ledger."""
+
+
+def every_row(lake: Path) -> dict[str, list[str]]:
+    """Every row of every table that the lake shows."""
+    with opened(lake) as db:
+        names = [table.qualified_name for table in TABLES]
+        return {name: sorted(map(str, db.execute(f"SELECT * FROM {name}").fetchall())) for name in names}
+
+
+def forget_snapshots_after(lake: Path, catalog: bytes | None) -> None:
+    """Delete the ledger, and all catalogs but an earlier one, if there is one."""
+    for path in (lake / "ledger.sqlite", lake / "catalog.duckdb", *(lake / "snapshots").iterdir()):
+        path.unlink()
+    if catalog is not None:
+        (lake / "catalog.duckdb").write_bytes(catalog)
 
 
 OF_ONE_FILE: Final = ("next_commit_seq", "learned_limits", "catalog", "delta_base", "has_unpublished_rows")
@@ -85,24 +113,55 @@ async def test_a_lost_ledger_comes_back_as_it_was(tmp_path: Path) -> None:
     assert checked(lake, read_data=True).damage == []
 
 
-async def test_what_was_committed_after_the_last_publish_is_fetched_again(tmp_path: Path) -> None:
-    """Commits that no catalog shows are lost with the ledger; just their files come again, under new numbers."""
+async def test_what_was_committed_after_the_last_publish_is_kept(tmp_path: Path) -> None:
+    """Commits that no catalog shows are taken from their documents, deletions too: nothing is fetched again."""
     lake = tmp_path / "lake"
     async with grown(lake) as emulator:
         catalog = (lake / "catalog.duckdb").read_bytes()
-        emulator.world.update(changed := emulator.world.pick_random(5))
+        emulator.world.delete(emulator.world.pick_random(2))
+        await proven(emulator, lake)
+        emulator.world.update(emulator.world.pick_random(5))
+        emulator.world.create(2)
         await synced(emulator, lake)
-        last = max(int(path.name[:12]) for path in lake.glob("raw/*"))
-        (lake / "ledger.sqlite").unlink()
-        (lake / "catalog.duckdb").unlink()
-        max((lake / "snapshots").iterdir()).unlink()
-        (lake / "catalog.duckdb").write_bytes(catalog)
+        emulator.world.delete(emulator.world.pick_random(1))
+        await proven(emulator, lake)
+        rows, records = every_row(lake), [ledger(lake, question) for question in RECORDS]
+        forget_snapshots_after(lake, catalog)
         summary = await synced(emulator, lake)
-        assert summary.details_fetched == len(set(changed))
-        assert min(int(path.name[:12]) for path in lake.glob("raw/*") if int(path.name[:12]) >= last) > last
+        assert summary.details_fetched == summary.files_stored == 0
+        assert every_row(lake) == rows
+        assert [ledger(lake, question) for question in RECORDS] == records
         with opened(lake) as db:
             assert differences(db, emulator.truth()) == []
     assert checked(lake, read_data=True).damage == []
+
+
+def test_documents_that_a_merge_has_replaced_are_retired(tmp_path: Path) -> None:
+    """Of documents before and after a merge that no catalog shows, each version counts once."""
+    lake = tmp_path / "lake"
+    with Lake(lake, doing="test") as held:
+        for number in range(3):
+            commit(held, {1: number, 10 + number: 0}, stamp=number)
+        held.publish("", at=AT, complete=True, watermark=AT)
+        catalog = (lake / "catalog.duckdb").read_bytes()
+        for number in range(3, 25):
+            commit(held, {1: number, 10 + number: 0}, stamp=number)
+        held.republish(at=AT)
+        assert compact_all(held, Settings(lake=lake, keep_raw_versions=1))
+    raw = {path.name for path in lake.glob("raw/*")}
+    assert len(raw) == 26
+    for kept in (catalog, None):
+        copy = shutil.copytree(lake, tmp_path / f"copy-{kept is None}")
+        forget_snapshots_after(copy, kept)
+        with Lake(copy, doing="repair", check_before_open=True) as held:
+            repair_files(held, read_data=True)
+            retired = {part.name for part in held.ledger.retired_parts() if part.name.startswith("raw/")}
+            assert len(retired) == (1 if kept else 25)
+        with opened(copy) as db:
+            files = dict(db.execute("SELECT file_id, snap_count FROM files").fetchall())
+            assert files == {1: 24} | {10 + number: 0 for number in range(25)}
+        assert checked(copy, read_data=True, mend=False).damage == []
+        assert {path.name for path in copy.glob("raw/*")} == raw
 
 
 async def test_rejects_and_orders_survive(tmp_path: Path) -> None:
@@ -157,13 +216,14 @@ async def test_a_damaged_ledger_is_moved_aside(tmp_path: Path, damage: str) -> N
 
 
 async def test_without_any_catalog_nothing_is_touched(tmp_path: Path) -> None:
-    """With parts but neither ledger nor catalog the lake is refused, and no part is swept away."""
+    """With parts but neither ledger nor catalog a sync refuses the lake, and names the command that repairs it."""
     lake = tmp_path / "lake"
     async with grown(lake, rounds=0):
         pass
     for path in [lake / "ledger.sqlite", lake / "catalog.duckdb", *(lake / "snapshots").iterdir()]:
         path.unlink()
     before = sorted(lake.rglob("*"))
-    with pytest.raises(LakeCorruptedError), Lake(lake, doing="sync"):
+    with pytest.raises(LakeCorruptedError) as refusal, Lake(lake, doing="sync"):
         pass
+    assert refusal.value.hint == "Run `scanlake repair`."
     assert sorted(lake.rglob("*")) == before

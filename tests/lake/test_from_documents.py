@@ -1,0 +1,125 @@
+"""Documents are the truth: whatever else of a lake is lost or damaged, a repair makes it again from raw/."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations
+from shutil import copytree, rmtree
+from typing import TYPE_CHECKING, Any, Final
+
+import duckdb
+import pytest
+
+from pipeline.emulator import Emulator
+from pipeline.lake.lake import Lake
+from pipeline.settings import Settings
+from schemas.tables import DELETED_FILES, TABLES
+from tests.lake.corruption import checked, flip, grown, parts
+from tests.lake.operations import compact_all
+from tests.made_once import make_once
+from tests.oracle import differences
+from tests.sync.sync_harness import SEED, opened, synced, verified
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+DERIVED: Final = ("catalog.duckdb", "parts", "snapshots", "ledger.sqlite")
+VIEWS: Final = ("workflows", "workflow_steps", "fields_wide", "form_answers_wide", "file_events")
+REDETECTED: Final = ("evidence", "deletion_detected_at", "_fetched_at")
+"""Columns of a tombstone that a rebuild of rows takes from the ledger, which has them only in part."""
+
+
+async def _live(lake: Path) -> bytes:
+    """Let a lake have changes, a merge, and deletions, one of a file that returns. Return the service's world."""
+    async with grown(lake, files=20, rounds=1) as emulator:
+        gone = emulator.world.pick_random(3)
+        emulator.world.delete(gone)
+        await verified(emulator, lake)
+        with Lake(lake, doing="compaction") as held:
+            compact_all(held, Settings(lake=lake))
+        emulator.world.restore(gone[:1], stamp=True)
+        emulator.world.update(emulator.world.pick_random(4))
+        await synced(emulator, lake)
+        emulator.world.delete(emulator.world.pick_random(1))
+        await verified(emulator, lake)
+        return pickle.dumps(vars(emulator.world))
+
+
+def _make(folder: Path) -> bytes:
+    with ThreadPoolExecutor(1) as pool:  # a loop of its own
+        return pool.submit(asyncio.run, _live(folder / "lake")).result()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
+    """A lake that has lived, only to be copied, and the world of its service."""
+    return make_once(tmp_path_factory, "lived", lambda folder: (folder / "lake", _make(folder)))
+
+
+def make_service(world: bytes) -> Emulator:
+    """Return the service with the world as the lake has seen it."""
+    emulator = Emulator(20, seed=SEED)
+    vars(emulator.world).update(pickle.loads(world))  # noqa: S301 - this test's own bytes
+    return emulator
+
+
+def unlike(one: Path, other: Path, ignored: Sequence[str] = ()) -> list[Any]:
+    """Return the rows that only one of two lakes shows, of all tables and of views that the ledger shapes."""
+    found = []
+    with duckdb.connect() as db:
+        for name, lake in (("one", one), ("other", other)):
+            db.execute(f"ATTACH '{lake}/catalog.duckdb' AS {name} (READ_ONLY)")
+        for table in [*(table.qualified_name for table in TABLES), *(f"main.{view}" for view in VIEWS)]:
+            left_out = f"EXCLUDE ({', '.join(ignored)})" if ignored and table == DELETED_FILES.qualified_name else ""
+            rows = [f"SELECT * {left_out} FROM {lake}.{table}" for lake in ("one", "other")]
+            for here, there in (rows, reversed(rows)):
+                found += [(table, row) for row in db.execute(f"{here} EXCEPT ALL {there}").fetchall()]
+    return found
+
+
+def lose(lake: Path, names: Sequence[str]) -> None:
+    """Delete files or folders of a lake."""
+    for name in names:
+        for path in lake.glob(f"{name}*"):
+            if path.is_dir():
+                rmtree(path)
+            else:
+                path.unlink()
+
+
+async def require_whole(lake: Path, made: tuple[Path, bytes], ignored: Sequence[str]) -> None:
+    """Repair a lake. It must have every row, no damage, and every document: a sync fetches no detail."""
+    before, world = made
+    checked(lake, read_data=True)
+    assert unlike(before, lake, ignored) == []
+    assert checked(lake, read_data=True, mend=False).damage == []
+    async with make_service(world) as emulator:
+        summary = await synced(emulator, lake, accept_new_base_url=True)
+        assert (summary.details_fetched, summary.files_stored) == (0, 0)
+        with opened(lake) as db:
+            assert differences(db, emulator.truth(), history=True) == []
+
+
+@pytest.mark.parametrize(
+    "lost", [names for count in range(1, 5) for names in combinations(DERIVED, count)], ids="+".join
+)
+async def test_whatever_is_derived_comes_back(tmp_path: Path, made: tuple[Path, bytes], lost: Sequence[str]) -> None:
+    """Without catalog, table parts, snapshots and ledger, in any combination, a repair makes all rows again."""
+    lake = copytree(made[0], tmp_path / "lake")
+    lose(lake, lost)
+    has_tombstones = "parts" not in lost or set(lost) >= {"catalog.duckdb", "snapshots", "ledger.sqlite"}
+    await require_whole(lake, made, () if has_tombstones else REDETECTED)
+
+
+@pytest.mark.parametrize("damaged", list(combinations(DERIVED, 2)), ids="+".join)
+async def test_damage_in_two_places(tmp_path: Path, made: tuple[Path, bytes], damaged: Sequence[str]) -> None:
+    """With a flipped bit in all files of two kinds a repair makes all rows again."""
+    lake = copytree(made[0], tmp_path / "lake")
+    for name in damaged:
+        for path in parts(lake) if name == "parts" else [*lake.glob(name), *lake.glob(f"{name}/*.duckdb")]:
+            if path.is_file():
+                flip(path)
+    await require_whole(lake, made, REDETECTED if "parts" in damaged else ())
