@@ -7,11 +7,14 @@ large: only the row groups that have one are read, one at a time.
 from __future__ import annotations
 
 from bisect import bisect_left
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.errors import LakeCorruptedError
 from pipeline.lake.catalog_sql import select_documents_sql
 from pipeline.lake.catalog_updates import CHANGED_FILES
 from pipeline.lake.duckdb import halve_memory
@@ -29,7 +32,6 @@ from schemas.tables import COMMIT_SEQ_COLUMN, FETCHED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     import duckdb
 
@@ -69,7 +71,7 @@ def _read_former_documents(db: duckdb.DuckDBPyConnection, paths: list[Path], sin
     """Yield the documents of later versions that are not in `file_versions`, some megabytes at a time."""
     pending: list[pa.Table] = []
     for path, numbers in _find_former_versions(db, paths, since_seq):
-        with pq.ParquetFile(path) as file:
+        with _name_damage(path), pq.ParquetFile(path) as file:
             first = 0
             for group in range(file.num_row_groups):
                 end = first + file.metadata.row_group(group).num_rows
@@ -83,6 +85,14 @@ def _read_former_documents(db: duckdb.DuckDBPyConnection, paths: list[Path], sin
                     pending = []
     if pending:
         yield pa.concat_tables(pending)
+
+
+@contextmanager
+def _name_damage(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise LakeCorruptedError(f"raw/{Path(path).name} cannot be read.", hint="Run `scanlake repair`.") from error
 
 
 def _find_former_versions(

@@ -7,6 +7,8 @@ import resource
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING
 
+import pyarrow.parquet as pq
+
 from pipeline.emulator import Emulator
 from pipeline.lake.folder_checks import require_lake
 from pipeline.lake.lake import Lake
@@ -48,6 +50,12 @@ def flip(path: Path, place: float = 0.5) -> bytes:
     path.chmod(0o644)
     path.write_bytes(content)
     return before
+
+
+def flip_column(part: Path, name: str) -> None:
+    """Flip a bit at the end of a column of a raw part."""
+    column = pq.read_metadata(part).row_group(0).column(pq.read_schema(part).get_field_index(name))
+    flip(part, (column.data_page_offset + column.total_compressed_size - 8) / part.stat().st_size)
 
 
 def parts(lake: Path) -> list[Path]:

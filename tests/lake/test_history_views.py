@@ -6,8 +6,10 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
+import pytest
 
 from pipeline.emulator import Emulator
+from pipeline.errors import LakeCorruptedError
 from pipeline.lake.history_views import FILE_EVENTS, FILE_VERSIONS, select_events_sql
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import Commit
@@ -15,6 +17,7 @@ from pipeline.settings import Settings
 from schemas.file_versions import FileVersion
 from schemas.tables import FILES
 from schemas.value_types import BOOLEAN
+from tests.lake.corruption import flip_column
 from tests.lake.lake_builder import AT, commit, rows, write_parts
 from tests.lake.operations import compact_all
 from tests.lake.test_views import asked
@@ -161,3 +164,16 @@ def test_a_summary_counts_a_file_once(tmp_path: Path) -> None:
     assert [second[name] for name in counts] == [0] * 6
     assert (first["tenant_id"], first["locations"]) == (7, "L0 | L1")
     assert (first["last_scan_at"] - first["first_scan_at"]).total_seconds() == 2
+
+
+def test_a_publish_names_documents_that_cannot_be_read(tmp_path: Path) -> None:
+    """Damaged documents of a former version stop a publish with the command that helps."""
+    lake = tmp_path / "lake"
+    with Lake(lake, doing="test") as held:
+        commit(held, {11: 1})
+        (part,) = lake.glob("raw/*")
+        commit(held, {11: 2}, stamp=1)
+        flip_column(part, "detail")
+        with pytest.raises(LakeCorruptedError, match=part.name) as failure:
+            held.publish("", at=AT, complete=True, watermark=AT)
+    assert failure.value.hint == "Run `scanlake repair`."
