@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import duckdb
 import pytest
 
-from pipeline.emulator import Emulator
+from pipeline.emulator import Emulator, Quirks
 from pipeline.lake.lake import Lake
 from pipeline.settings import Settings
 from schemas.tables import DELETED_FILES, TABLES
@@ -20,7 +20,7 @@ from tests.lake.corruption import checked, flip, grown, parts
 from tests.lake.operations import compact_all
 from tests.made_once import make_once
 from tests.oracle import differences
-from tests.sync.sync_harness import SEED, opened, synced, verified
+from tests.sync.sync_harness import SEED, asked, check_equal, opened, synced, verified
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,3 +123,43 @@ async def test_damage_in_two_places(tmp_path: Path, made: tuple[Path, bytes], da
             if path.is_file():
                 flip(path)
     await require_whole(lake, made, REDETECTED if "parts" in damaged else ())
+
+
+@pytest.mark.parametrize("lost", [("ledger.sqlite",), ("catalog.duckdb", "snapshots", "ledger.sqlite")], ids="+".join)
+async def test_documents_that_cannot_be_read(tmp_path: Path, made: tuple[Path, bytes], lost: Sequence[str]) -> None:
+    """Raw parts that cannot be read are named when the ledger is rebuilt, and just their files come with a sync."""
+    lake = copytree(made[0], tmp_path / "lake")
+    name = next(path.name for path in lake.glob("raw/000000000004-*"))
+    files = asked(lake, "SELECT count(*) FROM file_version WHERE commit_seq = 4 AND NOT deleted")[0][0]
+    lose(lake, lost)
+    flip(lake / "raw" / name)
+    named = {finding.subject: finding.repair for finding in checked(lake).findings}
+    assert named[f"raw/{name}"].endswith("; the next sync fetches its files again")
+    async with make_service(made[1]) as emulator:
+        assert (await synced(emulator, lake, accept_new_base_url=True)).details_fetched == files > 0
+        with opened(lake) as db:
+            assert differences(db, emulator.truth(), history=True) == []
+    assert checked(lake, read_data=True, mend=False).damage == []
+
+
+@pytest.mark.parametrize("lost", [("ledger.sqlite",), ("catalog.duckdb", "snapshots", "ledger.sqlite")], ids="+".join)
+@pytest.mark.parametrize("is_merged", [False, True])
+async def test_ids_that_turned_out_to_be_shared(tmp_path: Path, lost: Sequence[str], *, is_merged: bool) -> None:
+    """Documents from before the instance became the key of a file do not count, also once their rows are gone."""
+    lake = tmp_path / "lake"
+    async with Emulator(24, seed=SEED, quirks=Quirks(instances="on")) as emulator:
+        hidden = [key for keys in emulator.world.instances.values() for key in keys[1:]]
+        emulator.world.delete(hidden)  # one instance each: nothing shows that ids are shared
+        await synced(emulator, lake)
+        emulator.world.restore(hidden, stamp=True)
+        await synced(emulator, lake)
+        if is_merged:
+            with Lake(lake, doing="compaction") as held:
+                compact_all(held, Settings(lake=lake))
+        before = copytree(lake, tmp_path / "before")
+        assert asked(lake, "SELECT value FROM lake_property WHERE name = 'identity'") == [('"file_id"',)]
+        lose(lake, lost)
+        checked(lake, read_data=True)
+        assert unlike(before, lake) == []
+        assert (await synced(emulator, lake)).details_fetched == 0
+        check_equal(lake, emulator)

@@ -6,19 +6,22 @@ import shutil
 import sqlite3
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
+from unittest.mock import patch
 
+import duckdb
 import pytest
 
-from pipeline.errors import LakeCorruptedError
+from pipeline.errors import LakeCorruptedError, LakeLockedError, StorageError
+from pipeline.lake import compaction, ledger_rebuild
 from pipeline.lake.lake import Lake
 from pipeline.maintenance.repair import repair_files
 from pipeline.progress import NullProgress
 from pipeline.settings import Settings
 from pipeline.sync.verify import VerifyMode, verify
 from schemas.tables import TABLES
-from tests.lake.corruption import checked, grown
+from tests.lake.corruption import checked, flip_column, grown
 from tests.lake.lake_builder import AT, commit, insert_reject
-from tests.lake.operations import compact_all
+from tests.lake.operations import compact_all, merge_all
 from tests.oracle import differences
 from tests.soaking import sample
 from tests.sync.sync_harness import opened, synced
@@ -162,6 +165,57 @@ def test_documents_that_a_merge_has_replaced_are_retired(tmp_path: Path) -> None
             assert files == {1: 24} | {10 + number: 0 for number in range(25)}
         assert checked(copy, read_data=True, mend=False).damage == []
         assert {path.name for path in copy.glob("raw/*")} == raw
+
+
+def test_documents_that_a_merge_has_put_around_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A merged raw part may have commits before and after those of a large one: the new parts have the rows of both."""
+    lake = tmp_path / "lake"
+    monkeypatch.setattr(compaction, "SMALL_RAW_PART_BYTES", 5_000)
+    with Lake(lake, doing="test") as held:
+        for number in range(22):
+            commit(held, dict.fromkeys(range(1_000 * number, 1_000 * number + (200 if number == 10 else 1)), number))
+        held.publish("", at=AT, complete=True, watermark=AT)
+        merge_all(held, 1)
+        spans = {part.span for part in held.ledger.parts() if part.table_name == "raw"}
+        assert spans == {(1, 22), (11, 11)}
+        for part in held.ledger.retired_parts():
+            held.layout.part_path(part.name).unlink()
+    forget_snapshots_after(lake, None)
+    checked(lake)
+    assert checked(lake, read_data=True, mend=False).damage == []
+    assert ledger(lake, "SELECT count(*) FROM file_version") == [(221,)]
+    assert {row[0] for row in ledger(lake, "SELECT last_commit_seq FROM part WHERE table_name = 'files'")} == {22}
+
+
+async def test_versions_that_cannot_be_read(tmp_path: Path) -> None:
+    """If a raw part no longer describes its versions, the tables show them, and the next sync lists all files."""
+    lake = tmp_path / "lake"
+    async with grown(lake) as emulator:
+        (part,) = lake.glob("raw/000000000001-*")
+        files = ledger(lake, "SELECT count(*) FROM file_version WHERE commit_seq = 1")[0][0]
+        (lake / "ledger.sqlite").unlink()
+        flip_column(part, "digest")
+        with Lake(lake, doing="sync") as held:
+            assert held.ledger.count_files() == len(list(emulator.truth()))
+            assert held.ledger.coverage() == ()
+        checked(lake)
+        assert (await synced(emulator, lake)).details_fetched == files > 0
+        with opened(lake) as db:
+            assert differences(db, emulator.truth()) == []
+    assert checked(lake, read_data=True, mend=False).damage == []
+
+
+@pytest.mark.parametrize("text", ["Too many open files", "Conflicting lock is held in PID 1"])
+def test_an_error_that_shows_no_damage(two_files: Path, tmp_path: Path, text: str) -> None:
+    """A catalog that cannot be opened now is no lost catalog: nothing is rebuilt from an earlier one or from raw/."""
+    lake = shutil.copytree(two_files, tmp_path / "lake")
+    (lake / "ledger.sqlite").unlink()
+    error = duckdb.IOException(f'IO Error: Cannot open file "{lake}/catalog.duckdb": {text}')
+    with patch.object(ledger_rebuild, "open_read_only", side_effect=error):
+        before = sorted(lake.rglob("*"))
+        with pytest.raises((StorageError, LakeLockedError)):
+            checked(lake)
+        assert sorted(lake.rglob("*")) == before
 
 
 async def test_rejects_and_orders_survive(tmp_path: Path) -> None:
