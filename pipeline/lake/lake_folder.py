@@ -114,9 +114,7 @@ def missing_catalog_error(layout: LakeLayout, settings: Settings) -> ScanlakeErr
     kind = classify_folder(layout)
     if kind in {FolderKind.EMPTY, FolderKind.OTHER}:
         return missing_lake_error(layout.root, settings)
-    if kind is FolderKind.LAKE_WITHOUT_LEDGER:
-        return LakeCorruptedError(f"{layout.catalog} is missing.")
-    if list_snapshots(layout) or _has_published(layout.ledger):
+    if kind is FolderKind.LAKE_WITHOUT_LEDGER or list_snapshots(layout) or _has_published(layout.ledger):
         return LakeCorruptedError(f"{layout.catalog} is missing.", hint="Run `scanlake repair`.")
     hint = "Run `scanlake status`: it shows how far the first sync is, or why it failed."
     return SettingsError(f"The lake at {layout.root} has no catalog yet: no sync has published files.", hint=hint)

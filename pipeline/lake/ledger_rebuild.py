@@ -17,8 +17,8 @@ import duckdb
 import pyarrow as pa
 
 from pipeline.atomic_files import atomic_write, damaged_name, fsync_file
-from pipeline.errors import LakeCorruptedError, LakeLockedError, StorageError
-from pipeline.findings import damage
+from pipeline.errors import ExitCode, LakeCorruptedError, LakeLockedError, StorageError
+from pipeline.findings import damage, warning
 from pipeline.lake.duckdb_errors import classify_read_error, first_line
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.file_names import list_part_files, list_snapshots
@@ -125,7 +125,8 @@ def _describe(layout: LakeLayout, problem: str, source: Path | None, taken: Take
         repair += " and from later documents in raw/; the records of their runs are lost"
     yield damage(layout.ledger.name, problem, repair)
     for name, left_out in taken.problems.items():
-        yield damage(name, left_out, "left out; the next sync fetches its files again")
+        hint = "Run `scanlake sync`: it fetches the files of this part again."
+        yield warning("lake", name, f"{left_out}; left out", hint, ExitCode.REJECTS)
     if source is None:
         for _, path in list_snapshots(layout):
             yield damage(layout.part_name(path), "cannot be read", "deleted")

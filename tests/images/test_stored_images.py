@@ -160,3 +160,23 @@ def test_purge_erases_the_pictures_that_no_other_file_has(lake: Path) -> None:
     counted = called(lake, "query", f"SELECT count(*) FROM images WHERE file_id = {purged}", "--format", "csv")
     assert counted.out.split()[-1] == "0"
     assert called(lake, "check", "--read-data", "--json").json["ok"] is True
+
+
+async def test_rows_that_only_the_ledger_had(tmp_path: Path) -> None:
+    """Without ledger and catalogs the rows of images are lost: the next run fetches all again, into the same files."""
+    async with scene(tmp_path, 12) as here:
+        assert (await here.fetch()).code == ExitCode.OK
+        calls, rows = here.calls()[0], len(published_rows(here.lake))
+        files = {path: path.read_bytes() for path in here.lake.glob("images/??/*")}
+        catalogs = [here.lake / "catalog.duckdb", *(here.lake / "snapshots").iterdir()]
+        for path in (*catalogs, *here.lake.glob("ledger.sqlite*")):
+            path.unlink()
+        repaired = await here.run("repair")
+        assert repaired.code == ExitCode.OK
+        assert "`scanlake images` fetches them again" in repaired.out
+        assert repaired.out.count("unknown file, not changed") == len(files) > 0
+        assert (await here.fetch()).code == ExitCode.OK
+        assert here.calls()[0] == 2 * calls
+        assert {path: path.read_bytes() for path in here.lake.glob("images/??/*")} == files
+        assert len(published_rows(here.lake)) == rows
+        assert "unknown" not in (await here.run("check")).out

@@ -21,7 +21,7 @@ from pipeline.sync.verify import VerifyMode, verify
 from schemas.tables import TABLES
 from tests.lake.corruption import checked, flip_column, grown
 from tests.lake.lake_builder import AT, commit, insert_reject
-from tests.lake.operations import compact_all, merge_all
+from tests.lake.operations import compact_all, merge_all, told
 from tests.oracle import differences
 from tests.soaking import sample
 from tests.sync.sync_harness import opened, synced
@@ -205,6 +205,18 @@ async def test_versions_that_cannot_be_read(tmp_path: Path) -> None:
     assert checked(lake, read_data=True, mend=False).damage == []
 
 
+def test_a_version_that_was_given_up_stays_so(two_files: Path, tmp_path: Path) -> None:
+    """A file that a repair has taken out of the tables does not come back by its documents, but by the next sync."""
+    lake = shutil.copytree(two_files, tmp_path / "lake")
+    with Lake(lake, doing="test") as held:
+        held.ledger.queue_refetch({11: b'{"id": 11}'}, incomplete={11}, reason="r", run_id="r", at=AT)
+        held.republish(at=AT)
+    (lake / "ledger.sqlite").unlink()
+    with Lake(lake, doing="test") as held:
+        assert [file_id for file_id, _ in held.ledger.iter_files()] == [12]
+        assert [request.file_id for request in held.ledger.refetch_requests()] == [11]
+
+
 @pytest.mark.parametrize("text", ["Too many open files", "Conflicting lock is held in PID 1"])
 def test_an_error_that_shows_no_damage(two_files: Path, tmp_path: Path, text: str) -> None:
     """A catalog that cannot be opened now is no lost catalog: nothing is rebuilt from an earlier one or from raw/."""
@@ -270,7 +282,7 @@ async def test_a_damaged_ledger_is_moved_aside(tmp_path: Path, damage: str) -> N
 
 
 async def test_without_any_catalog_nothing_is_touched(tmp_path: Path) -> None:
-    """With parts but neither ledger nor catalog a sync refuses the lake, and names the command that repairs it."""
+    """With parts but neither ledger nor catalog a sync, or a query, refuses the lake and names the way out."""
     lake = tmp_path / "lake"
     async with grown(lake, rounds=0):
         pass
@@ -280,4 +292,5 @@ async def test_without_any_catalog_nothing_is_touched(tmp_path: Path) -> None:
     with pytest.raises(LakeCorruptedError) as refusal, Lake(lake, doing="sync"):
         pass
     assert refusal.value.hint == "Run `scanlake repair`."
+    assert "catalog.duckdb is missing. Run `scanlake repair`." in told(lake, "query", "SELECT 1", code=9)
     assert sorted(lake.rglob("*")) == before
