@@ -8,12 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from shutil import copytree, rmtree
 from typing import TYPE_CHECKING, Any, Final
+from unittest.mock import patch
 
 import duckdb
 import pytest
 
 from pipeline.emulator import Emulator, Quirks
 from pipeline.lake.lake import Lake
+from pipeline.maintenance import repair
 from pipeline.settings import Settings
 from schemas.tables import DELETED_FILES, TABLES
 from tests.lake.corruption import checked, flip, grown, parts
@@ -123,6 +125,18 @@ async def test_damage_in_two_places(tmp_path: Path, made: tuple[Path, bytes], da
             if path.is_file():
                 flip(path)
     await require_whole(lake, made, REDETECTED if "parts" in damaged else ())
+
+
+async def test_a_repair_that_stops(tmp_path: Path, made: tuple[Path, bytes]) -> None:
+    """If a repair ends after the ledger is there, the next sync has all rows, and publishes them."""
+    lake = copytree(made[0], tmp_path / "lake")
+    lose(lake, DERIVED)
+    with patch.object(repair, "rebuild", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        checked(lake)
+    async with make_service(made[1]) as emulator:
+        assert (await synced(emulator, lake, accept_new_base_url=True)).details_fetched == 0
+    assert unlike(made[0], lake) == []
+    assert checked(lake, read_data=True, mend=False).damage == []
 
 
 @pytest.mark.parametrize("lost", [("ledger.sqlite",), ("catalog.duckdb", "snapshots", "ledger.sqlite")], ids="+".join)
