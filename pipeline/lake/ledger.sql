@@ -34,7 +34,6 @@ CREATE TABLE file_version (
     instance_id INTEGER, run_id TEXT NOT NULL
 );
 
-CREATE INDEX file_unstable ON file_version (file_id) WHERE is_stable = 0 AND deleted = 0;
 CREATE INDEX file_deleted ON file_version (file_id) WHERE deleted;
 
 -- Versions that are no longer current, while parts still have their rows.
