@@ -60,7 +60,6 @@ class Lake:
             raise SettingsError(f"No lake at {self.layout.root}.", hint="Run `scanlake sync`, or correct --lake.")
         self.is_new = kind is FolderKind.EMPTY
         self.findings: list[Finding] = []
-        self.is_from_documents = False
         """Whether opening has rebuilt the ledger from documents alone."""
         self._check_before_open = check_before_open
         self._doing = doing

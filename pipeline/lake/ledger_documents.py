@@ -6,7 +6,6 @@ decoded only of commits that no catalog has.
 
 from __future__ import annotations
 
-import secrets
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import structlog
 
 from pipeline.errors import LakeCorruptedError
 from pipeline.flatten.flatten import flatten
@@ -24,17 +22,11 @@ from pipeline.formatting import pluralize
 from pipeline.lake import ledger_writes
 from pipeline.lake.duckdb_errors import first_line
 from pipeline.lake.models import Commit, LakeProperties
-from pipeline.lake.parts import (
-    RAW_TABLE,
-    count_wide_names,
-    describe_part,
-    encode_parquet,
-    merged_part_name,
-    write_content,
-)
+from pipeline.lake.parts import RAW_TABLE, count_wide_names, describe_part
 from pipeline.lake.physical_tables import PART_COLUMNS
 from pipeline.lake.raw_documents import iter_commits, iter_raw_batches
-from schemas.tables import COMMIT_SEQ_COLUMN, DELETED_FILES, FILES, RAW, UPLOADS
+from pipeline.logs import get_logger
+from schemas.tables import ABSENT, COMMIT_SEQ_COLUMN, DELETED, FILES, RAW, UPLOADS
 
 if TYPE_CHECKING:
     import sqlite3
@@ -49,7 +41,7 @@ _BATCH_ROWS: Final = 10_000
 _SOURCES: Final = {
     "file_id": "file_id",
     "commit_seq": COMMIT_SEQ_COLUMN,
-    "deleted": "evidence",
+    "deleted": "kind",
     "updated_at": "updated_at",
     "fetched_at": "_fetched_at",
     "digest": "digest",
@@ -59,7 +51,8 @@ _SOURCES: Final = {
     "run_id": "_run_id",
 }
 """The columns of the table file_version, and where raw parts have them."""
-_SOURCES_IN_TABLES: Final = _SOURCES | {"instance_id": "instance_file_id"}
+_SOURCES_IN_TABLES: Final = _SOURCES | {"deleted": "evidence", "instance_id": "instance_file_id"}
+_ABSENT: Final = 2  # instead of 0 or 1 in `deleted`, until every version is known
 _DEFAULTS: Final[dict[str, Any]] = {"deleted": False, "digest": b"", "fetch_signature": "", "is_stable": False}
 _NEWEST_WINS: Final = (
     f"INSERT INTO file_version ({', '.join(_SOURCES)}) VALUES ({', '.join('?' * len(_SOURCES))})"
@@ -67,7 +60,7 @@ _NEWEST_WINS: Final = (
     " WHERE excluded.commit_seq > file_version.commit_seq"
 )
 _UNREADABLE: Final = (OSError, pa.ArrowException, LakeCorruptedError)
-_log = structlog.get_logger()
+_log = get_logger()
 
 
 # Versions
@@ -118,6 +111,8 @@ def _read_values(batch: pa.RecordBatch, name: str, source: str) -> list[Any]:
     if source not in batch.schema.names:
         return [default] * batch.num_rows
     column = batch.column(source)
+    if source == "kind":
+        return [{DELETED: 1, ABSENT: _ABSENT}.get(kind, 0) for kind in column.to_pylist()]
     if name == "deleted":
         column = pc.is_valid(column)
     elif pa.types.is_timestamp(column.type):
@@ -129,6 +124,11 @@ def _read_values(batch: pa.RecordBatch, name: str, source: str) -> list[Any]:
 def _describe_problem(name: str, error: Exception) -> str:
     _log.warning("raw.read_failed", part=name, error=first_line(error))
     return f"cannot be read: {first_line(error).rstrip('.')}"
+
+
+def forget_absent_files(db: sqlite3.Connection) -> None:
+    """Delete the files that a rollback has removed."""
+    db.execute(f"DELETE FROM file_version WHERE deleted = {_ABSENT}")
 
 
 def forget_superseded_versions(db: sqlite3.Connection) -> None:
@@ -180,12 +180,11 @@ def take_documents(
         problems |= damaged
         db.executemany("DELETE FROM temp.document WHERE name = ?", [(name,) for name in damaged])
     if parts:
-        span = min(part.first_commit_seq for part in parts), max(part.last_commit_seq for part in parts)
-        tombstones = _write_tombstones(layout, records, span)
-        ledger_writes.insert_all(db, "part", PART_COLUMNS, map(astuple, (*parts, *tombstones)))
+        ledger_writes.insert_all(db, "part", PART_COLUMNS, map(astuple, parts))
         _take_versions(db, layout, parts)
         records.write(db)
-        ledger_writes.set_properties(db, has_unpublished_rows=True, pending_rows_from=span[0])
+        first = min(part.first_commit_seq for part in parts)
+        ledger_writes.set_properties(db, has_unpublished_rows=True, pending_rows_from=first)
     for name in ("document", "kept_version"):
         db.execute(f"DROP TABLE temp.{name}")
     return TakenDocuments(parts, problems)
@@ -242,21 +241,6 @@ def _take_versions(db: sqlite3.Connection, layout: LakeLayout, parts: Sequence[P
     )
 
 
-def _write_tombstones(layout: LakeLayout, records: _CommitRecords, span: tuple[int, int]) -> Iterator[Part]:
-    """Write the rows of tombstones as parts, in the spans of part groups: these never overlap."""
-    first, last = records.version_span or span
-    table = pa.Table.from_batches(records.tombstones, DELETED_FILES.arrow)
-    seqs = table[COMMIT_SEQ_COLUMN]
-    layout.create_dirs([layout.table_dir(DELETED_FILES.name)])
-    for low, high in ((span[0], first - 1), (first, last), (last + 1, span[1])):
-        rows = table.filter(pc.and_(pc.greater_equal(seqs, low), pc.less_equal(seqs, high)))
-        # A part of the versions' span is there in any case: a rebuild of the rows takes the span from the parts.
-        if rows.num_rows or (low, high) == (first, last):
-            path = layout.table_dir(DELETED_FILES.name) / merged_part_name((low, high), secrets.token_hex(3), 0)
-            content = encode_parquet(rows)
-            yield write_content(layout, path, DELETED_FILES.name, content, rows=rows.num_rows, seqs=(low, high))
-
-
 @dataclass(slots=True)
 class _CommitRecords:
     """What commits have recorded beside versions, made again from their documents. `definitions` are those so far."""
@@ -267,8 +251,6 @@ class _CommitRecords:
     tenants: set[int] = field(default_factory=set)
     has_detail_forms: bool = False
     has_shared_ids: bool = False
-    version_span: tuple[int, int] | None = None
-    tombstones: list[pa.RecordBatch] = field(default_factory=list)
 
     def add_parts(self, layout: LakeLayout, parts: Iterable[Part]) -> dict[str, str]:
         """Add the commits of raw parts. Return the problems of those that cannot be read, by name."""
@@ -276,18 +258,11 @@ class _CommitRecords:
         for part in parts:
             try:
                 for batch in iter_raw_batches(layout, [part]):
-                    self._add_tombstones(batch.filter(pc.is_valid(batch.column("evidence"))))
                     for commit in iter_commits(batch):
                         self._add_commit(commit)
             except _UNREADABLE as error:
                 problems[part.name] = _describe_problem(part.name, error)
         return problems
-
-    def _add_tombstones(self, rows: pa.RecordBatch) -> None:
-        if rows.num_rows:
-            sources = {"deletion_detected_at": "_fetched_at"}
-            columns = [rows.column(sources.get(name, name)) for name in DELETED_FILES.arrow.names]
-            self.tombstones.append(pa.record_batch(columns, schema=DELETED_FILES.arrow))
 
     def _add_commit(self, commit: RawCommit) -> None:
         flat = flatten(
@@ -299,8 +274,6 @@ class _CommitRecords:
         )
         if flat.rejects:
             raise LakeCorruptedError(f"{pluralize(len(flat.rejects), 'document')} without a JSON object.")
-        first, last = self.version_span or (commit.seq, commit.seq)
-        self.version_span = min(first, commit.seq), max(last, commit.seq)
         self.definitions |= dict.fromkeys(flat.definitions, commit.seq)
         self.names += count_wide_names(flat.tables)
         if flat.drift:

@@ -23,11 +23,11 @@ from pipeline.lake.duckdb_errors import classify_read_error, first_line
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.file_names import list_part_files, list_snapshots
 from pipeline.lake.image_records import COLUMNS
-from pipeline.lake.integrity import read_recorded_parts
 from pipeline.lake.lake_folder import has_restore_mark
 from pipeline.lake.layout import translate_os_errors
 from pipeline.lake.ledger import Ledger
 from pipeline.lake.ledger_documents import (
+    forget_absent_files,
     forget_shared_ids,
     forget_superseded_versions,
     restore_versions,
@@ -54,7 +54,7 @@ _FORMAT: Final = "format"
 _BATCH_ROWS: Final = 1_000
 _LOST_RECORDS: Final = (
     "what only the ledger had is lost: the records of runs, verifications, rejects, reports, shares and purges, a"
-    " rollback, and which images are stored (`scanlake images` fetches them again)"
+    " rollback's pause, and which images are stored (`scanlake images` fetches them again)"
 )
 _NO_SOURCE_HINT: Final = "Restore a backup, or sync into a new --lake."
 _log = get_logger()
@@ -189,6 +189,7 @@ def _restore(layout: LakeLayout, ledger: Ledger, db: duckdb.DuckDBPyConnection |
         problems = {} if db is None else _restore_catalog(target, layout, db)
         published = next_commit_seq(target) - 1
         taken = take_documents(target, layout, _list_unnamed_documents(target, layout), after_seq=published)
+        forget_absent_files(target)
         forget_shared_ids(target)
         if problems or taken.problems:
             set_coverage(target, [])  # the next sync lists all files, and fetches those whose documents are lost
@@ -250,11 +251,9 @@ def _unhex(value: Any) -> Any:
 
 
 def _restore_retired_parts(target: sqlite3.Connection, layout: LakeLayout) -> None:
-    """Record parts that only earlier snapshots name, and documents that were left out: they are no orphans."""
-    now, snapshots = now_us(), list_snapshots(layout)
-    last = max((number for number, _ in snapshots), default=0)
-    names = set(read_recorded_parts(path for _, path in snapshots))
-    names |= {layout.part_name(path) for path in layout.raw_dir.glob("*") if is_own_part(path)}
+    """Record documents that were left out: they are no orphans."""
+    now, last = now_us(), max((number for number, _ in list_snapshots(layout)), default=0)
+    names = {layout.part_name(path) for path in layout.raw_dir.glob("*") if is_own_part(path)}
     retired = [(name, now, last) for name in sorted(names)]
     insert_all(target, "retired_part", ("name", "retired_at", "last_snapshot"), retired, on_conflict="IGNORE")
     target.execute("DELETE FROM retired_part WHERE name IN (SELECT name FROM part)")

@@ -97,8 +97,6 @@ def repair_files(lake: Lake, *, read_data: bool = False) -> LakeCheck:
 
     Publishes what a killed run did not publish, and so completes an interrupted purge.
     """
-    if lake.is_from_documents:
-        rebuild(lake)  # opening has written rows of former versions, too
     check = _check(lake.layout, lake.ledger, lake.findings, lake, read_data=read_data)
     if lake.needs_publish or lake.ledger.properties.purge_in_progress is not None:
         lake.republish(at=now_us())
