@@ -13,7 +13,6 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import LakeCorruptedError
@@ -114,10 +113,10 @@ def _read_values(batch: pa.RecordBatch, name: str, source: str) -> list[Any]:
     if source == "kind":
         return [{DELETED: 1, ABSENT: _ABSENT}.get(kind, 0) for kind in column.to_pylist()]
     if name == "deleted":
-        column = pc.is_valid(column)
+        column = column.is_valid()
     elif pa.types.is_timestamp(column.type):
         column = column.cast(pa.int64())
-    values: list[Any] = (column if default is None else pc.fill_null(column, default)).to_pylist()
+    values: list[Any] = (column if default is None else column.fill_null(default)).to_pylist()
     return values
 
 
@@ -288,9 +287,9 @@ class _CommitRecords:
         if (uploads := tables.get(UPLOADS.name)) is not None:
             self.tenants |= set(uploads["tenant_id"].unique().to_pylist()) - {None}
         if (files := tables.get(FILES.name)) is not None:
-            is_key = pc.equal(files["instance_file_id"], files["file_id"])
-            has_other_id = pc.not_equal(files["service_id"], files["file_id"])
-            self.has_shared_ids |= bool(pc.any(pc.and_(is_key, has_other_id)).as_py())
+            names = ("file_id", "instance_file_id", "service_id")
+            ids = zip(*(files[name].to_pylist() for name in names), strict=True)
+            self.has_shared_ids |= any(file_id == instance != service for file_id, instance, service in ids)
 
     def write(self, db: sqlite3.Connection) -> None:
         """Record everything in a ledger."""

@@ -65,7 +65,7 @@ def write_pending_rows(layout: LakeLayout, ledger: Ledger) -> None:
     if lost_definitions:
         ledger.delete_definitions(sorted(lost_definitions))
     ledger.add_rows(written)
-    _log.info("rows.recovered", versions=len(flattened))
+    _log.info("rows.written", versions=len(flattened))
 
 
 def _name_parts() -> str:

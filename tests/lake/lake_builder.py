@@ -31,7 +31,11 @@ _SURE: Final = {pa.int64(): 0, pa.string(): "", pa.bool_(): True, pa.timestamp("
 
 
 def _to_json(value: Any, sql_type: str) -> Any:
-    return to_datetime(value).isoformat() if sql_type == "TIMESTAMP" and value is not None else value
+    if sql_type == "JSON" and isinstance(value, str):
+        return json.loads(value)
+    if sql_type == "TIMESTAMP" and value is not None:
+        return (to_datetime(value) if isinstance(value, int) else value).isoformat()
+    return value
 
 
 def version(file_id: int, stamp: int, count: int, uploads: Sequence[Mapping[str, Any]] = ()) -> FileVersion:

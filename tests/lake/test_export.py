@@ -74,7 +74,7 @@ def test_csv_is_guarded(lake: Path, tmp_path: Path) -> None:
             rows = list(csv.DictReader(content))
         wanted = [("'" + text if text in FORMULAS and name == "guarded" else text) or "" for text in TEXTS]
         assert [row["comment"] for row in rows] == wanted
-        assert {(row["latitude"], row["geocoding"]) for row in rows} == {("-0.5", '{"a": 1}')}
+        assert {(row["latitude"], row["geocoding"]) for row in rows} == {("-0.5", '{"a":1}')}
 
 
 def read_xml(book: Path, name: str) -> ET.Element:
