@@ -90,11 +90,10 @@ def plan_rollback(lake: Lake, number: int) -> RollbackPlan:
         changing = _count(db, f"{_CHANGED} WHERE NOT v.deleted AND NOT r.deleted AND v.commit_seq <> r.commit_seq")
         files = _count(db, "FROM temp.restored WHERE NOT deleted")
         staying = _count(db, f"{_CHANGED} WHERE NOT v.deleted AND NOT r.deleted")
-    lost = target.files - files
-    if lost:
+    if files != target.files:
         raise SettingsError(
-            f"Snapshot {number} cannot be restored: the lake no longer has the documents of {lost:,} of its files.",
-            hint="keep_raw_versions sets how many versions of a file have documents. Open the snapshot for reading.",
+            f"Snapshot {number} cannot be restored: the lake has documents of {files:,} of its {target.files:,} files.",
+            hint="Purged files have none, nor versions beyond keep_raw_versions. A kept snapshot can be read as it is.",
         )
     return RollbackPlan(target, disappearing, changing, files - staying)
 
@@ -113,11 +112,15 @@ def _find_versions(lake: Lake, db: sqlite3.Connection, target: SnapshotRecord) -
     )
     if not (paths := [lake.layout.part_path(part.name) for part in _list_raw_parts(lake.ledger)]):
         return
+    source = sql_read_parquet(paths)
+    # Versions from before the instance became the key of a file are of other files.
+    by_instance = lake.ledger.properties.identity == "file_id"
+    first = f"(SELECT coalesce(max(_seq), 0) FROM {source} WHERE instance_id <> file_id)" if by_instance else "0"
     with open_worker_connection(lake.layout.spill_dir) as documents:
         versions = documents.execute(
             "SELECT file_id, _seq, kind = $deleted, epoch_us(updated_at), epoch_us(_fetched_at), coalesce(digest, ''),"
             " coalesce(fetch_signature, ''), coalesce(is_stable, false), instance_id, _run_id"
-            f" FROM {sql_read_parquet(paths)} WHERE _seq <= $seq"
+            f" FROM {source} WHERE _seq <= $seq AND _seq > {first}"
             " QUALIFY row_number() OVER (PARTITION BY file_id ORDER BY _seq DESC) = 1 AND kind <> $absent",
             {"deleted": DELETED, "absent": ABSENT, "seq": target.commit_seq},
         )

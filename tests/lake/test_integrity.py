@@ -266,6 +266,6 @@ def test_a_rollback_brings_no_damaged_part_back(lake: Path) -> None:
     with opened(lake) as db:
         before = db.execute("SELECT count(*) FROM uploads").fetchall()
     message = told(lake, "rollback", str(number), "--yes", code=2)
-    assert f"Snapshot {number} cannot be restored: the lake no longer has the documents of" in message
+    assert f"Snapshot {number} cannot be restored: the lake has documents of" in message
     with opened(lake) as db:
         assert db.execute("SELECT count(*) FROM uploads").fetchall() == before

@@ -22,6 +22,7 @@ from pipeline.sync.regular_verify import is_due
 from pipeline.sync.sync import TimeRange
 from pipeline.sync.verify import VerifyMode, verify
 from tests import oracle
+from tests.lake import lake_builder
 from tests.lake.corruption import checked
 from tests.lake.fault_injection import Disk, ProcessKilled, failing
 from tests.lake.lake_builder import commit
@@ -209,7 +210,7 @@ async def test_a_snapshot_whose_documents_are_gone(tmp_path: Path) -> None:
         undo_rollback(lake)
         with Lake(lake, doing="compaction") as held:
             assert compact_all(held, Settings(lake=lake, keep_raw_versions=1))
-        with pytest.raises(SettingsError, match=f"{number} cannot be restored: .* documents of 5 of its files"):
+        with pytest.raises(SettingsError, match=f"{number} cannot be restored: .* documents of 25 of its 30 files"):
             rolled_back(lake, number)
         await synced(emulator, lake)
         with opened(lake) as db:
@@ -272,3 +273,25 @@ def test_a_killed_rollback_is_done_or_not(tmp_path: Path) -> None:
         assert checked(lake, read_data=True, mend=False).damage == [], at
         ends.add(end)
     assert ends == {"before", "after"}
+
+
+def test_versions_under_another_key_stay_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot from before the instance became the key is refused; a later one has no file of the former key."""
+    make = lake_builder.version
+    new = {1: 101, 2: 102}
+    monkeypatch.setattr(
+        lake_builder, "version", lambda key, *rest: make(key, *rest)._replace(instance=new.get(key, key))
+    )
+    with Lake(tmp_path / "lake", doing="test") as lake:
+        for number, files in ((1, {1: 1, 2: 1}), (2, {101: 1, 102: 1}), (3, {102: 2, 103: 1})):
+            if number == 2:
+                lake.ledger.switch_key_to_instance("run", AT + number)
+            commit(lake, files)
+            lake.publish("", at=AT + number, complete=True, watermark=AT)
+        with pytest.raises(SettingsError, match="Snapshot 1 has another key"):
+            plan_rollback(lake, 1)
+        plan = plan_rollback(lake, 2)
+        assert (plan.disappearing, plan.changing, plan.returning) == (1, 1, 0)
+        roll_back(lake, plan, run=RunRecord("r-000001", "rollback", "0", AT, state="done"))
+    with opened(tmp_path / "lake") as db:
+        assert db.execute("SELECT file_id, snap_count FROM files ORDER BY 1").fetchall() == [(101, 1), (102, 1)]
