@@ -169,5 +169,6 @@ def test_no_permission_is_not_damage(lake: Path, open_folder: Path) -> None:
             answer = ask(*arguments)
             assert answer.code == ExitCode.STORAGE, (closed, answer.err)
             assert b"Permission denied" in answer.err
-            assert len(answer.err.splitlines()) == 1
+            # A forked process that coverage measures cannot write its data as another user, and says so.
+            assert len([line for line in answer.err.splitlines() if b".coverage." not in line]) == 1
         (root / closed).chmod(mode)

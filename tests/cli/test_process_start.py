@@ -116,7 +116,7 @@ def test_readers_load_no_more_than_they_need(arguments: tuple[str, ...], needed:
         "except SystemExit as end: print(end.code, *sys.modules, file=sys.stderr)"
     )
     command = [sys.executable, "-c", code, "--lake", str(lake), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env=unmeasured(), capture_output=True, text=True, check=True)
     exit_code, *loaded = done.stderr.split()
     assert exit_code == "0"
     assert "duckdb" in loaded
@@ -126,7 +126,7 @@ def test_readers_load_no_more_than_they_need(arguments: tuple[str, ...], needed:
 def test_sync_loads_no_more_than_it_needs() -> None:
     """`sync` starts without functions of Arrow that only changed files need, and without pages or workbooks."""
     code = "import sys, pipeline.commands.sync; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], env=unmeasured(), capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert "aiohttp" in loaded
     assert not loaded & {"jinja2", "multiprocessing", "pyarrow.compute", "pyarrow.dataset", "rich.live", "xlsxwriter"}

@@ -51,13 +51,14 @@ def test_counts_go_on_from_process_to_process(tmp_path: Path) -> None:
 
 def test_processes_side_by_side_lose_no_count(tmp_path: Path) -> None:
     """A run that finds the lake busy counts itself while the other one ends."""
+    (lake := tmp_path / "lake").mkdir()  # measured processes write files of their own beside it
     forked = multiprocessing.get_context("fork")
-    processes = [forked.Process(target=count, args=(tmp_path, *([5] * 50))) for _ in range(4)]
+    processes = [forked.Process(target=count, args=(lake, *([5] * 50))) for _ in range(4)]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
-    assert RunStatsFile(tmp_path).last.runs == {"5": 200}
+    assert RunStatsFile(lake).last.runs == {"5": 200}
 
 
 def test_a_torn_file_costs_the_counts_alone(tmp_path: Path) -> None:
