@@ -269,10 +269,6 @@ class LedgerQueries(ABC):
         source = "snapshot WHERE state = 'published' AND snapshot = ?"
         return next(iter(self.select(SnapshotRecord, source, (number,))), None)
 
-    def find_snapshot(self, number: int) -> SnapshotRecord | None:
-        """Return the record of a snapshot; None if it has none."""
-        return next(iter(self.select(SnapshotRecord, "snapshot WHERE snapshot = ?", (number,))), None)
-
     def next_snapshot(self) -> int:
         """Return the number of the next snapshot."""
         return self.count("SELECT coalesce(max(snapshot), 0) + 1 FROM snapshot")

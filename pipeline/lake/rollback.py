@@ -15,7 +15,7 @@ from pipeline.errors import LakePausedError, SettingsError
 from pipeline.lake import ledger_writes
 from pipeline.lake.duckdb import open_worker_connection
 from pipeline.lake.ledger_writes import insert, insert_all, set_properties
-from pipeline.lake.parts import RAW_ROW_GROUP_FILES, RAW_TABLE, write_raw_rows
+from pipeline.lake.parts import RAW_ROW_GROUP_FILES, RAW_TABLE, check_part_intact, write_raw_rows
 from pipeline.lake.sql import sql_read_parquet
 from schemas.tables import ABSENT, COMMIT_SEQ_COLUMN, DELETED, RAW, RESTORED
 from schemas.timestamps import SECOND
@@ -151,13 +151,21 @@ def roll_back(lake: Lake, plan: RollbackPlan, *, run: RunRecord) -> SnapshotReco
 
 
 def _copy_documents(lake: Lake, run: RunRecord, seq: int) -> Part | None:
-    """Write the documents of the versions that differ as those of commit `seq`, and return their part."""
-    ledger, paths = lake.ledger, [lake.layout.part_path(part.name) for part in _list_raw_parts(lake.ledger)]
+    """Write the documents of the versions that differ as those of commit `seq`, and return their part.
+
+    Raises `LakeCorruptedError` if a part with such documents is damaged: the copy would have a hash of its own.
+    """
+    ledger = lake.ledger
     pairs = ledger.query(
         "SELECT r.file_id, r.commit_seq FROM temp.restored AS r LEFT JOIN file_version AS v ON v.file_id = r.file_id"
         f" WHERE {_DIFFERS}"
     )
     removed = ledger.query(f"SELECT v.file_id {_CHANGED} WHERE r.file_id IS NULL")
+    seqs = {row[1] for row in pairs}
+    parts = [part for part in _list_raw_parts(ledger) if any(part.span[0] <= seq <= part.span[1] for seq in seqs)]
+    for part in parts:
+        check_part_intact(lake.layout, part)
+    paths = [lake.layout.part_path(part.name) for part in parts]
     restored = pa.table([[row[0] for row in pairs], [row[1] for row in pairs]], names=["file_id", COMMIT_SEQ_COLUMN])
 
     def read_rows() -> Iterator[pa.Table]:

@@ -310,7 +310,7 @@ class _Mirror:
         file = folder / "snapshot.duckdb"
         documents = self._options.documents
         self._catalogs.write_views(source, file)
-        record = self._lake.ledger.find_snapshot(number)
+        record = self._lake.ledger.find_published_snapshot(number)
         new = PublishedSnapshot(
             snapshot=number,
             run_id=contents.run_id,

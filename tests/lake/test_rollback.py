@@ -12,7 +12,7 @@ import duckdb
 import pytest
 
 from pipeline.emulator import Emulator
-from pipeline.errors import SettingsError
+from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import RunRecord
 from pipeline.lake.rollback import clear_pause, plan_rollback, roll_back
@@ -295,3 +295,19 @@ def test_versions_under_another_key_stay_away(tmp_path: Path, monkeypatch: pytes
         roll_back(lake, plan, run=RunRecord("r-000001", "rollback", "0", AT, state="done"))
     with opened(tmp_path / "lake") as db:
         assert db.execute("SELECT file_id, snap_count FROM files ORDER BY 1").fetchall() == [(101, 1), (102, 1)]
+
+
+def test_damaged_documents_are_not_copied(tmp_path: Path) -> None:
+    """A rollback copies no document of a damaged part, to which the copy would give a right hash: nothing changes."""
+    with Lake(tmp_path, doing="test") as lake:
+        for count in (1, 2):
+            commit(lake, {1: count})
+            lake.publish("", at=AT + count, complete=True, watermark=AT)
+        first = min((tmp_path / "raw").iterdir())
+        first.chmod(0o600)
+        first.write_bytes(first.read_bytes().replace(b"parquet-cpp", b"parquet-cpq"))  # DuckDB reads it all the same
+        with pytest.raises(LakeCorruptedError, match="has changed since it was written"):
+            roll_back(lake, plan_rollback(lake, 1), run=RunRecord("r-000001", "rollback", "0", AT, state="done"))
+        assert lake.ledger.properties.rollback_pause is None
+    with opened(tmp_path) as db:
+        assert db.execute("SELECT snap_count FROM files").fetchall() == [(2,)]
