@@ -95,8 +95,13 @@ _FIRST: Final = (datetime(1, 1, 1, tzinfo=UTC) - _EPOCH) // timedelta(microsecon
 _LAST: Final = (datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
 
 
+def is_in_range(micros: int) -> bool:
+    """Return whether an instant is in the years 1 to 9999."""
+    return _FIRST <= micros <= _LAST
+
+
 def _check_range(micros: int) -> int | None:
-    return micros if _FIRST <= micros <= _LAST else None
+    return micros if is_in_range(micros) else None
 
 
 def to_datetime(micros: int) -> datetime:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.flatten import columns
@@ -53,6 +53,13 @@ def _judged(kind: ValueType, value: Any) -> Any:
         return TypeMismatchError
 
 
+@pytest.fixture(autouse=True)
+def _casts_few_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Arrow cast even the short columns of a test."""
+    monkeypatch.setattr(columns, "_MIN_CAST_VALUES", 1)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(KINDS), _COLUMNS)
 def test_a_column_is_what_its_judge_says(kind: ValueType, values: list[Any]) -> None:
     """A column holds exactly what its judge makes of each value, and names the rows that it refuses."""
