@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
     from schemas.value_types import ValueType
 
 _ESCAPED: Final = "lone surrogates, which UTF-8 cannot encode; the column has the escaped text"
-_MIN_CAST_VALUES: Final = 100
-"""The first cast of a process loads a library, which takes as long as the conversion of some thousand values."""
+_CASTS: Final = "pyarrow.compute"
+"""The library of Arrow's casts. To load it takes as long as the conversion of 70,000 values, so a small run does not."""
 _UTC: Final = pa.timestamp("us", "UTC")
 
 Mismatch = tuple[int, str]
@@ -51,7 +52,7 @@ def _convert_all(kind: ValueType, arrow: pa.DataType, values: Sequence[object]) 
         return pa.array([None if value is None else str(value) for value in values], arrow)
     if kind is BOOLEAN and (types == {bool} or (types == {int} and {0, 1, None}.issuperset(values))):
         return pa.array([None if value is None else bool(value) for value in values], arrow)
-    if types == {str} and kind in {INSTANT, NUMBER} and len(values) >= _MIN_CAST_VALUES:
+    if types == {str} and kind in {INSTANT, NUMBER} and _CASTS in sys.modules:
         texts = pa.array([value or None for value in values], pa.string())
         return _cast_instants(texts) if kind is INSTANT else _cast_numbers(texts)
     return None

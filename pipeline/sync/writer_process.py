@@ -8,6 +8,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -123,6 +124,7 @@ def write_batch(layout: LakeLayout, request: WriteRequest, buffer: RowBuffer | N
 
 def main(root: str) -> None:
     """Process write requests from stdin until it is closed."""
+    import_module("pyarrow.compute")  # many values will be converted: see `flatten.columns`
     layout = LakeLayout(Path(root))
     buffer = RowBuffer(layout)
 

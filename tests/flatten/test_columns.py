@@ -53,10 +53,10 @@ def _judged(kind: ValueType, value: Any) -> Any:
         return TypeMismatchError
 
 
-@pytest.fixture(autouse=True)
-def _casts_few_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let Arrow cast even the short columns of a test."""
-    monkeypatch.setattr(columns, "_MIN_CAST_VALUES", 1)
+@pytest.fixture(autouse=True, params=[False, True], ids=["small", "large"])
+def _casts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Arrow cast as in the process of a large run, or not, as in a small one."""
+    monkeypatch.setattr(columns, "_CASTS", "pyarrow" if request.param else "no library")
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
