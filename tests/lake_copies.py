@@ -22,7 +22,7 @@ def copy_lake(made: Path, lake: Path, source: str | None = None) -> Path:
         properties = dict(ledger.execute("SELECT name, value FROM lake_property"))
         stat = (lake / "catalog.duckdb").stat()
         catalog = json.loads(properties["catalog"]) | {"file": [stat.st_ino, stat.st_size, stat.st_mtime_ns]}
-        changes = {"catalog": catalog, "published_root": str(lake)} | ({"source": source} if source else {})
+        changes = {"catalog": catalog} | ({"source": source} if source else {})
         rows = [(name, json.dumps(value)) for name, value in changes.items()]
         ledger.executemany("INSERT OR REPLACE INTO lake_property VALUES (?, ?)", rows)
     return lake

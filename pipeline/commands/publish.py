@@ -1,7 +1,6 @@
 """`scanlake publish`: copy the lake to object storage, as a mirror and as Iceberg tables."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Final
 
 import typer
@@ -10,7 +9,7 @@ from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import format_bytes, pluralize
 from pipeline.maintenance.writable_lake import open_writable_lake
-from pipeline.publish.iceberg import IcebergResult, has_iceberg_tables, list_iceberg_files, publish_iceberg_tables
+from pipeline.publish.iceberg import IcebergResult, has_iceberg_tables, publish_iceberg_tables
 from pipeline.publish.mirror import MirrorOptions, MirrorResult, mirror_lake
 from pipeline.publish.object_store import open_store
 from schemas.timestamps import now_us
@@ -37,25 +36,21 @@ def run(
     ] = None,
     iceberg: Annotated[
         bool,
-        typer.Option(
-            "--iceberg", help="Also publish Iceberg tables over the same parts; without a target, these alone."
-        ),
+        typer.Option("--iceberg", help="Also publish Iceberg tables over the parts; without a target, these alone."),
     ] = False,
     with_images: Annotated[
         bool, typer.Option("--with-images", help="Also copy the images that the lake has, as publish_images does.")
     ] = False,
-    snapshot: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Snapshot to publish. Default: the newest.")
-    ] = None,
 ) -> ExitCode:
     """Copy the lake to object storage, for readers on other machines and for other engines.
 
-    Readers attach catalog.duckdb or snapshots/N.duckdb from the object storage. Only what is missing there is uploaded.
-    An interrupted publish is completed by the next one. With --with-images, or publish_images, the path of an image in
-    the lake is also its path below the URL.
+    Readers attach catalog.duckdb from the object storage. It is uploaded as a whole when it has changed. An interrupted
+    publish is completed by the next one. With --with-images, or publish_images, the path of an image in the lake is
+    also its path below the URL.
 
     With --iceberg, if iceberg_location is set, or if pyiceberg has a catalog named scanlake, engines such as Spark
-    read the same parts as Iceberg tables. Without iceberg_location they are at the URL of --to or publish_to.
+    read the parts as Iceberg tables, to which only what is new is uploaded. Without iceberg_location they are at the
+    URL of --to or publish_to.
 
     Exit codes: 0 done, 8 the object storage failed or refused, 5 another publisher was faster, 2 wrong settings,
     9 an image is damaged (the rest is published).
@@ -71,11 +66,10 @@ def run(
         if lake.needs_publish or lake.ledger.properties.purge_in_progress is not None:  # of a run that was killed
             lake.republish(at=now_us())
         if store is not None:
-            protected = partial(list_iceberg_files, settings, store)
             mirror_options = MirrorOptions.from_settings(settings, images=with_images)
-            result = mirror_lake(lake, store, mirror_options, at=now_us(), number=snapshot, list_protected=protected)
+            result = mirror_lake(lake, store, mirror_options, at=now_us())
         if with_iceberg:
-            tables = publish_iceberg_tables(lake, settings, at=now_us(), location=target, number=snapshot)
+            tables = publish_iceberg_tables(lake, settings, at=now_us(), location=target)
     text = (_format_mirror(result) if result else "") + (_format_tables(tables) if tables else "")
     return context.print_result(PublishedLake(result, tables), text)
 
@@ -97,4 +91,4 @@ def _format_mirror(result: MirrorResult) -> str:
     if result.images is not None:
         new = f"{result.images_uploaded:,} new ({format_bytes(result.images_uploaded_bytes)})"
         images = f"; {pluralize(result.images, 'image')}, {new}"
-    return f"{text}{pluralize(result.uploaded, 'part')} and two catalogs uploaded ({size}){deleted}{images}\n"
+    return f"{text}{pluralize(result.uploaded, 'object')} uploaded ({size}){deleted}{images}\n"

@@ -18,11 +18,16 @@ if TYPE_CHECKING:
 
 _ESCAPED: Final = "lone surrogates, which UTF-8 cannot encode; the column has the escaped text"
 _CASTS: Final = "pyarrow.compute"
-"""The library of Arrow's casts. To load it takes as long as the conversion of 70,000 values, so a small run does not."""
+"""The library of Arrow's casts. To load it takes as long as to convert 70,000 values, so a small run does not."""
 _UTC: Final = pa.timestamp("us", "UTC")
 
 Mismatch = tuple[int, str]
 """A row with a type mismatch, and the reason."""
+
+
+def load_casts() -> None:
+    """Load the library of Arrow's casts, in a process that converts many values."""
+    pa.nulls(0, pa.string()).cast(pa.binary())
 
 
 def build_column(column: Column, values: Sequence[object]) -> tuple[pa.Array, list[Mismatch]]:

@@ -12,7 +12,7 @@ from pipeline.errors import LakeCorruptedError, SettingsError
 from pipeline.lake.duckdb_errors import describe_damage
 from pipeline.lake.layout import LakeLayout
 from pipeline.lake.ledger_format import refuse_other_formats
-from pipeline.lake.reader import CATALOG, PARTS_FOLDERS, restrict_access, translate_reader_errors
+from pipeline.lake.reader import CATALOG, restrict_access, translate_reader_errors
 from pipeline.lake.sql import UTC_NOW_SQL, sql_identifier, sql_literal
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ _TABLES_SQL: Final = f"""
 def open_all_catalogs(lakes: Mapping[str, Path], *, memory: int) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open the published catalogs of all sources, each under the name of its source, and their union in `main`.
 
-    A query may use `memory` bytes. Nothing can be written to the catalogs, and SQL can access the lakes' parts and no
-    other file. Raises `SettingsError` if a source has published nothing yet: a total without it would be wrong.
+    A query may use `memory` bytes. Nothing can be written to the catalogs, and SQL can access no other file. Raises
+    `SettingsError` if a source has published nothing yet: a total without it would be wrong.
     """
     for name, lake in lakes.items():
         if not (lake / CATALOG).is_file():
@@ -51,9 +51,8 @@ def open_all_catalogs(lakes: Mapping[str, Path], *, memory: int) -> Iterator[duc
         for name, lake in lakes.items():
             _attach(connection, name, (lake / CATALOG).absolute())
         _create_views(connection, list(lakes))
-        roots = {root for lake in lakes.values() for root in (lake.absolute(), lake.resolve())}
-        restrict_access(connection, {root / name for root in roots for name in PARTS_FOLDERS}, spill, memory)
-        with translate_reader_errors(next(iter(roots))):
+        restrict_access(connection, set(), spill, memory)
+        with translate_reader_errors():
             yield connection
 
 

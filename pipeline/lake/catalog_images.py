@@ -15,8 +15,6 @@ from pipeline.lake.image_records import iter_images
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import duckdb
-
     from pipeline.lake.duckdb import TableWriter
     from pipeline.lake.image_records import ImageRecord
     from pipeline.lake.ledger_queries import LedgerQueries
@@ -49,7 +47,7 @@ def write_image_table(writer: TableWriter, ledger: LedgerQueries, *, since_chang
     db = writer.db
     if not writer.exists:
         writer.create(f"main.{IMAGES_TABLE}", COMMENT, IMAGE_COLUMNS)
-    for rows in iter_image_tables(ledger, since_change=since_change):
+    for rows in _iter_image_tables(ledger, since_change=since_change):
         db.register("incoming", rows)
         if writer.exists:
             keys = ", ".join(IMAGE_KEY)
@@ -58,13 +56,7 @@ def write_image_table(writer: TableWriter, ledger: LedgerQueries, *, since_chang
         db.unregister("incoming")
 
 
-def create_empty_image_view(db: duckdb.DuckDBPyConnection) -> None:
-    """Create the table as a view without rows, which a target replaces by one that has them."""
-    columns = ", ".join(f"NULL::{sql_type} AS {name}" for name, sql_type, _ in IMAGE_COLUMNS)
-    db.execute(f"CREATE VIEW main.{IMAGES_TABLE} AS SELECT {columns} WHERE false")
-
-
-def iter_image_tables(ledger: LedgerQueries, *, since_change: int = 0) -> Iterator[pa.Table]:
+def _iter_image_tables(ledger: LedgerQueries, *, since_change: int) -> Iterator[pa.Table]:
     """Yield the rows that changed after a change, of `IMAGE_SCHEMA`; all rows come by key."""
     yield from map(_to_arrow, iter_images(ledger, since_change=since_change))
 

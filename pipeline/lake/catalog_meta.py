@@ -10,11 +10,9 @@ import pyarrow as pa
 
 from pipeline.lake.catalog_images import IMAGE_COLUMNS, IMAGE_KEY, IMAGES_TABLE
 from pipeline.lake.catalog_sql import ARROW_TYPES, describe_format, list_columns
-from pipeline.lake.history_views import FILE_EVENTS, FILE_VERSIONS
 from pipeline.lake.ledger_rebuild import embed_ledger
 from pipeline.lake.meta_tables import CATALOG_FORMAT, FRESHNESS_COLUMNS, META_TABLES, MetaTable
 from pipeline.lake.physical_tables import PARTS, PHYSICAL_SCHEMA, SUPERSEDED_VERSIONS
-from pipeline.lake.view_definitions import HISTORY
 from schemas.references import find_reference
 from schemas.tables import COMMIT_SEQ_COLUMN, TABLES
 
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
 
     from pipeline.lake.catalog_sql import CatalogSpec
     from pipeline.lake.duckdb import TableWriter
-    from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger import Ledger
     from pipeline.lake.meta_tables import MetaColumn
     from pipeline.lake.view_definitions import View
@@ -66,7 +63,7 @@ def write_superseded_versions(writer: TableWriter, ledger: Ledger) -> None:
     _write_table(writer, SUPERSEDED_VERSIONS, comment, _SUPERSEDED_COLUMNS, ledger.superseded_columns())
 
 
-def write_meta(writer: TableWriter, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) -> None:
+def write_meta(writer: TableWriter, ledger: Ledger, spec: CatalogSpec) -> None:
     """Write the tables of schema `meta`, the list of the parts, and the copy of the ledger's small tables.
 
     `write_dictionary` writes the data dictionary.
@@ -76,7 +73,7 @@ def write_meta(writer: TableWriter, layout: LakeLayout, ledger: Ledger, spec: Ca
     _write_table(writer, PARTS, comment, _PART_COLUMNS, part_columns)
     for meta_table in META_TABLES:
         _write_meta_table(writer, meta_table, ledger)
-    _write_freshness(writer, layout, ledger, spec)
+    _write_freshness(writer, ledger, spec)
     embed_ledger(writer, ledger)
 
 
@@ -108,7 +105,7 @@ def _to_arrow_value(value: Any, sql_type: str) -> Any:
     return bool(value) if sql_type == "BOOLEAN" and value is not None else value
 
 
-def _write_freshness(writer: TableWriter, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) -> None:
+def _write_freshness(writer: TableWriter, ledger: Ledger, spec: CatalogSpec) -> None:
     run, properties = ledger.last_run(), ledger.properties
     row: dict[str, Any] = {
         **asdict(spec.snapshot),
@@ -120,7 +117,6 @@ def _write_freshness(writer: TableWriter, layout: LakeLayout, ledger: Ledger, sp
         "last_verify_at": properties.last_verify_at,
         "missing_includes": ", ".join(properties.missing_includes) or None,
         "texts_from": properties.texts_from,
-        "parts_root": str(layout.root),
         CATALOG_FORMAT[0]: describe_format(),
     }
     stored = [column for column in (*FRESHNESS_COLUMNS, CATALOG_FORMAT) if column[0] in row]
@@ -140,7 +136,7 @@ def write_dictionary(writer: TableWriter, views: Collection[View]) -> None:
     comments = {(table.name, column.name): column.comment for table in TABLES for column in list_columns(table)}
     comments |= {(view.name, name): comment for view in views for name, comment in view.columns}
     comments |= {(IMAGES_TABLE, name): comment for name, _, comment in IMAGE_COLUMNS}
-    names = {view.name for view in views if view not in (FILE_VERSIONS, FILE_EVENTS)}
+    names = {view.name for view in views if view.sql}
     rows = []
     for name, column_name, sql_type in _list_column_types(writer, views):
         is_key, nullable = False, True
@@ -161,7 +157,7 @@ def _list_column_types(writer: TableWriter, views: Collection[View]) -> list[tup
     DuckDB binds every view for it: 13 to 17 of the 200 ms of a publish. So the result is kept for equal views.
     """
     shapes = [column.definition for table in TABLES for column in list_columns(table)]
-    queries = [(view.name, view.sql) for view in views if view.name != HISTORY.name]  # the query of that names parts
+    queries = [(view.name, view.sql) for view in views]
     key = blake2b(repr([shapes, queries]).encode()).digest()
     if key not in _column_types:
         _column_types.clear()

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from pipeline.lake.duckdb import bind_empty_read_parquet
 from pipeline.lake.meta_tables import META_TABLES
 from pipeline.lake.models import SnapshotRecord
 from pipeline.lake.parts import RAW_TABLE
@@ -22,7 +21,7 @@ from schemas import value_types
 from schemas.tables import BY_NAME, COMMIT_SEQ_COLUMN, RAW, TABLES, WORKFLOW_DEFINITIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     import duckdb
@@ -188,22 +187,6 @@ def select_documents_sql(layout: LakeLayout, spec: CatalogSpec, *, since_seq: in
     """Return the SQL source of the raw documents in parts with later commits than one."""
     parts = [part for part in spec.parts_of(RAW_TABLE) if part.last_commit_seq > since_seq]
     return read_parts_sql(RAW, [layout.part_path(part.name) for part in parts])
-
-
-def bind_to_schema(
-    db: duckdb.DuckDBPyConnection, *schemas: pa.Schema, bound: Mapping[str, str] | None = None
-) -> Mapping[str, str]:
-    """Let `read_parquet` of this connection return no rows of these columns, for views that are only created.
-
-    Of several schemas with a column, the first gives its type. Return the columns as {name: SQL type}; if `bound`, the
-    result of an earlier call, has them all, nothing is done.
-    """
-    columns = {field.name: _sql_type(field.type) for schema in reversed(schemas) for field in schema}
-    if bound is not None and columns.items() <= bound.items():
-        return bound
-    columns = {**(bound or {}), **columns}
-    bind_empty_read_parquet(db, columns)
-    return columns
 
 
 def _sql_type(arrow_type: pa.DataType) -> str:

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Final
 from pipeline.lake.catalog_images import write_image_table
 from pipeline.lake.catalog_meta import write_dictionary, write_meta, write_superseded_versions
 from pipeline.lake.catalog_sql import (
-    bind_to_schema,
     create_empty_tables,
     describe_format,
     list_columns,
     select_changed_files_sql,
-    select_documents_sql,
     select_new_rows_sql,
     select_rows_sql,
 )
@@ -30,13 +28,11 @@ from pipeline.lake.duckdb import (
     update_database,
 )
 from pipeline.lake.history_tables import write_history
-from pipeline.lake.history_views import FILE_EVENTS, FILE_VERSIONS
 from pipeline.lake.image_records import last_image_change
 from pipeline.lake.models import DeltaBase
 from pipeline.lake.parts import estimate_memory
-from pipeline.lake.view_definitions import HISTORY
 from pipeline.lake.views import list_views, write_views
-from schemas.tables import DELETED_FILES, FILES, RAW, TABLES
+from schemas.tables import DELETED_FILES, FILES, TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -156,11 +152,9 @@ def _insert(db: duckdb.DuckDBPyConnection, table: Table, query: str) -> int:
 def _write_views_and_meta(
     writer: TableWriter, layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, former: Mapping[str, str]
 ) -> dict[str, str]:
-    bind_to_schema(writer.db, RAW)  # a view is bound when it is created: no part is read for it
-    views = list_views(layout, ledger, select_documents_sql(layout, spec))
-    hashes = write_views(writer, [view for view in views if view not in (FILE_VERSIONS, FILE_EVENTS)], former)
-    changed = {name for name in {*hashes, *former} if hashes.get(name) != former.get(name)}
-    if changed - {HISTORY.name}:  # the query of that one names the parts, its columns stay
+    views = list_views(layout, ledger)
+    hashes = write_views(writer, [view for view in views if view.sql], former)
+    if hashes != former:
         write_dictionary(writer, views)
-    write_meta(writer, layout, ledger, spec)
+    write_meta(writer, ledger, spec)
     return hashes

@@ -17,7 +17,7 @@ from pipeline.lake.parts import READ_BATCH_ROWS
 from pipeline.lake.sql import UTC_NOW_SQL, sql_comment, sql_identifier, sql_literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -166,16 +166,6 @@ class TableWriter:
     def comment(self, kind: str, name: str, comment: str, columns: Iterable[tuple[str, str]]) -> None:
         """Comment a table or view and its columns, given as (name, comment)."""
         self.db.execute(sql_comment(kind, name, comment, columns))
-
-
-def bind_empty_read_parquet(db: duckdb.DuckDBPyConnection, columns: Mapping[str, str]) -> None:
-    """Shadow `read_parquet` by a macro that returns no rows of these columns, given as {name: SQL type}.
-
-    DuckDB binds a view when it is created. With the macro it does so without reading a part.
-    """
-    values = ", ".join(f"NULL::{sql_type} AS {sql_identifier(name)}" for name, sql_type in columns.items())
-    macro = f"read_parquet(paths, union_by_name := true) AS TABLE SELECT {values} WHERE false"
-    db.execute(f"CREATE OR REPLACE TEMP MACRO {macro}")
 
 
 def read_sorted_batches(

@@ -27,7 +27,6 @@ from pipeline.lake.history_views import (
 )
 from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.sql import sql_literal
-from pipeline.lake.view_definitions import HISTORY
 from schemas.tables import COMMIT_SEQ_COLUMN, FETCHED
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def write_history(writer: TableWriter, layout: LakeLayout, spec: CatalogSpec, *,
     current = select_current_versions_sql(documents, since_seq=since_seq)
     db.execute(f"INSERT INTO {_VERSIONS} {current}" if writer.exists else f"CREATE TABLE {_VERSIONS} AS {current}")
     parts = [part for part in spec.parts_of(RAW_TABLE) if part.last_commit_seq > since_seq]
-    former = type_documents_sql(f"({HISTORY.sql.format(history='incoming')})")
+    former = type_documents_sql("incoming")
     with halve_memory(db):  # Arrow takes a row group of documents, of 15 MB, several times over
         for rows in _read_former_documents(db, [layout.part_path(part.name) for part in parts], since_seq):
             db.register("incoming", rows)
@@ -62,7 +61,7 @@ def write_history(writer: TableWriter, layout: LakeLayout, spec: CatalogSpec, *,
         db.execute(f"DELETE FROM {_EVENTS} {changed}")
         db.execute(f"INSERT INTO {_EVENTS} {select_events_sql(f'(FROM {_VERSIONS} {changed})')}")
         return
-    db.execute(f"CREATE TABLE {_EVENTS} AS {FILE_EVENTS.sql} ORDER BY file_id, commit_seq, event")
+    db.execute(f"CREATE TABLE {_EVENTS} AS {select_events_sql(_VERSIONS)} ORDER BY file_id, commit_seq, event")
     for view in (FILE_VERSIONS, FILE_EVENTS):
         writer.comment("TABLE", f"main.{view.name}", view.comment, view.columns)
 

@@ -1,6 +1,6 @@
 """What happened to files: the fetched versions, with the types of `files`, and the events that they show.
 
-Both are tables of a catalog, because to read all documents takes seconds; on a target that has views they are views.
+Both are tables of a catalog, because to read all documents takes seconds.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Final
 
 from pipeline.lake.sql import sql_identifier, sql_literal
-from pipeline.lake.view_definitions import HISTORY, View
+from pipeline.lake.view_definitions import View
 from schemas import value_types
-from schemas.tables import FILES, Column
+from schemas.tables import FETCHED, FILES, Column
 
-_INHERITED: Final = frozenset({"id", "file_id", "updated_at"})  # `file_history` has them
+_INHERITED: Final = frozenset({"id", "file_id", "updated_at"})  # each version has them
 _COLUMNS: Final = tuple(column for column in FILES.from_wire if column.wire_key not in _INHERITED)
 
 
@@ -26,14 +26,23 @@ def _version_column(index: int, column: Column) -> str:
 def _read_document(name: str) -> str:
     """Return the values of a document by path, parsed once."""
     paths = ", ".join(sql_literal(f"$.{column.wire_key}") for column in _COLUMNS)
-    return f"TRY(json_extract({name}, [{paths}]))"
+    return f"TRY(json_extract(decode({name}), [{paths}]))"
 
 
-def type_documents_sql(history: str) -> str:
-    """Return the query for typed versions from `history`, a source with the columns of `file_history`."""
+def _select_fetched_sql(documents: str) -> str:
+    """Return the query for the fetched versions in `documents`, a source with the columns of raw parts."""
+    return (
+        "SELECT file_id, _seq AS commit_seq, _fetched_at AS fetched_at, updated_at, _run_id AS run_id, list_item,"
+        f" detail FROM {documents} WHERE kind = '{FETCHED}'"
+    )
+
+
+def type_documents_sql(documents: str) -> str:
+    """Return the query for typed versions from `documents`, a source with the columns of raw parts."""
     return (
         f"WITH document AS (SELECT file_id, commit_seq, fetched_at, run_id, updated_at,"
-        f" {_read_document('list_item')} AS item, {_read_document('detail')} AS detail FROM {history})"
+        f" {_read_document('list_item')} AS item, {_read_document('detail')} AS detail FROM"
+        f" ({_select_fetched_sql(documents)}))"
         " SELECT file_id, commit_seq, fetched_at, run_id, updated_at,"
         f" {', '.join(_version_column(index, column) for index, column in enumerate(_COLUMNS, start=1))} FROM document"
     )
@@ -44,13 +53,13 @@ def select_current_versions_sql(documents: str, *, since_seq: int) -> str:
 
     It reads no document: the values are those of the row, which has the fetch of its version.
     """
-    history = HISTORY.sql.format(history=documents)
     fetch = ", ".join(f"version.{name}" for name in ("file_id", "commit_seq", "fetched_at", "run_id", "updated_at"))
     values = ", ".join(f"files.{sql_identifier(column.name)}" for column in _COLUMNS)
     return (
         f"SELECT {fetch}, {values} FROM main.files JOIN (SELECT file_id, commit_seq, fetched_at, run_id, updated_at"
-        f" FROM ({history}) WHERE commit_seq > {since_seq}) AS version ON version.file_id = files.file_id"
-        " AND version.fetched_at = files._fetched_at AND version.run_id = files._run_id"
+        f" FROM ({_select_fetched_sql(documents)}) WHERE commit_seq > {since_seq}) AS version"
+        " ON version.file_id = files.file_id AND version.fetched_at = files._fetched_at"
+        " AND version.run_id = files._run_id"
     )
 
 
@@ -82,7 +91,6 @@ FILE_VERSIONS: Final = View(
         ("updated_at", "Last update according to this version (UTC)."),
         *((column.name, column.comment) for column in _COLUMNS),
     ),
-    type_documents_sql("main.file_history"),
 )
 FILE_EVENTS: Final = View(
     "file_events",
@@ -103,5 +111,4 @@ FILE_EVENTS: Final = View(
         ("closed_seen_at", "seen_at of an observed closing (UTC), for times to closing; NULL for every other row."),
         ("commit_seq", "Commit that wrote this version; see file_versions."),
     ),
-    select_events_sql("main.file_versions"),
 )

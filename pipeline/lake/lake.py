@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
@@ -26,6 +25,7 @@ from pipeline.lake.pending_rows import write_pending_rows
 from schemas.tables import COMMIT_SEQ_COLUMN, DELETED, DELETED_FILES, TABLES
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import TracebackType
 
     from pipeline.findings import Finding
@@ -140,10 +140,7 @@ class Lake:
         spec = self._catalog_spec(replace(record, published_at=at))
         catalog.publish(self.layout, self.ledger, spec, rebuild=rebuild)
         self.ledger.end_snapshot(record.snapshot, at=at)
-        properties = self.ledger.properties
-        if properties.published_root != str(self.layout.root):
-            self.ledger.set_properties(published_root=str(self.layout.root))
-        if properties.purge_in_progress is not None:
+        if self.ledger.properties.purge_in_progress is not None:
             retention.finish_purge(self.layout, self.ledger, record.snapshot)
         return record
 
@@ -157,13 +154,11 @@ class Lake:
 
     @property
     def needs_publish(self) -> bool:
-        """Whether the catalog lacks a commit or names a folder where the lake no longer is."""
-        published = self.ledger.properties.published_root
-        has_moved = published is not None and not self.layout.is_same_path(Path(published))
-        return has_moved or self.ledger.has_unpublished_commits()
+        """Whether the catalog lacks a commit."""
+        return self.ledger.has_unpublished_commits()
 
     def republish(self, *, at: int, rebuild: bool = False) -> SnapshotRecord:
-        """Publish the state of the last snapshot again, after its parts or its folder have changed."""
+        """Publish the state of the last snapshot again, after its parts have changed."""
         last = self.ledger.last_snapshot()
         if last is None:
             return self.publish("", at=at, complete=False, watermark=None)

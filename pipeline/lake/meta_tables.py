@@ -220,7 +220,6 @@ FRESHNESS_COLUMNS: Final = (
     ("last_verify_at", _TIMESTAMP, "Latest comparison with the service's complete list (UTC)."),
     ("missing_includes", "VARCHAR", "Includes that are left out and that the list alone serves: the lake has none."),
     ("texts_from", "VARCHAR", "With lang: the call whose texts are in that language, list or detail."),
-    ("parts_root", "VARCHAR", "Folder below which this catalog finds the lake's parts."),
 )
 """Columns of meta.freshness, whose single row is about the current snapshot."""
 CATALOG_FORMAT: Final = ("catalog_format", "VARCHAR", "Hash of the tables' columns; see `describe_format`.")

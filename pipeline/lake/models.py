@@ -270,7 +270,6 @@ class LakeProperties:
     catalog: CatalogRecord | None = None
     has_unpublished_rows: bool = True  # the newest snapshot lacks rows, or has rows that do not count any more
     delta_base: DeltaBase | None = None  # None: the catalog must be built from the parts
-    published_root: str | None = None  # folder of the lake when the newest catalog was published
     purge_in_progress: tuple[int, ...] | None = None  # file ids; committed, but the old files may still exist
     purged_pictures: Sequence[str] = ()  # paths below the lake's folder that a purge in progress deletes
     rollback_pause: RollbackPause | None = None

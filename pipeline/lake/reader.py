@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from pipeline.settings import Settings
 
 CATALOG: Final = "catalog.duckdb"
-_PARTS: Final = "parts"
-PARTS_FOLDERS: Final = (_PARTS, "raw")
-"""What the views read. Nothing else of the lake's folder is readable with SQL: a token file may be kept in it."""
 
 SPILL_FACTOR: Final = 4
 """How much disk space a query may use, in parts of its memory."""
@@ -70,10 +67,10 @@ def has_catalog(settings: Settings) -> bool:
 
 @contextmanager
 def open_catalog(settings: Settings, *, writes: Path | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open the published catalog read-only. SQL can access the lake's parts and no other file.
+    """Open the published catalog read-only. SQL can access no other file: a token may be kept beside it.
 
     `writes` is a folder below which scanlake's own statements may write. Raises `missing_catalog_error`, and the errors
-    of `classify_read_error` if the catalog or, during the block, a part is not readable.
+    of `classify_read_error` if the catalog is not readable.
     """
     path = (settings.lake / CATALOG).absolute()
     if not path.is_file():
@@ -86,17 +83,16 @@ def open_catalog(settings: Settings, *, writes: Path | None = None) -> Iterator[
             raise foreign_catalog_error(path) from error
         raise _open_error(path, error) from error
     with connection, tempfile.TemporaryDirectory(prefix="scanlake-") as spill:
-        lake = path.parent
-        _redirect_to_own_parts(connection, path)
-        folders = {root / name for root in (lake, lake.resolve()) for name in PARTS_FOLDERS}
-        restrict_access(connection, folders | set(filter(None, [writes])), spill, settings.query_memory_bytes)
-        with translate_reader_errors(lake):
+        _refuse_foreign_catalog(connection, path)
+        folders = set() if writes is None else {writes}
+        restrict_access(connection, folders, spill, settings.query_memory_bytes)
+        with translate_reader_errors():
             yield connection
 
 
 @contextmanager
-def translate_reader_errors(lake: Path) -> Iterator[None]:
-    """Raise the errors of `classify_read_error` for those of DuckDB; parts are read below the folder `lake`."""
+def translate_reader_errors() -> Iterator[None]:
+    """Raise the errors of `classify_read_error` for those of DuckDB."""
     try:
         yield
     except (duckdb.Error, RuntimeError) as error:
@@ -105,8 +101,6 @@ def translate_reader_errors(lake: Path) -> Iterator[None]:
         failure = classify_read_error(error) if isinstance(error, duckdb.Error) else None
         if failure is None:
             raise
-        if isinstance(failure, LakeCorruptedError) and not (lake / _PARTS).is_dir():
-            raise LakeCorruptedError(f"{lake} has a catalog without parts.", hint="Open the whole lake.") from error
         raise failure from error
 
 
@@ -168,32 +162,16 @@ def fetch_catalog_columns(lake: duckdb.DuckDBPyConnection) -> list[dict[str, Any
     return fetch_dicts(lake, _COLUMNS_SQL)
 
 
-def _redirect_to_own_parts(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
-    """Let the views of a catalog whose lake was moved, copied or mounted elsewhere read the parts beside it.
-
-    Raises `SettingsError` if the catalog is another program's.
-    """
+def _refuse_foreign_catalog(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
+    """Raise `SettingsError` if the catalog is another program's."""
     try:
-        row = connection.execute(f"SELECT parts_root FROM {FRESHNESS_VIEW}").fetchone()
+        connection.execute(f"SELECT snapshot FROM {FRESHNESS_VIEW}")
     except (duckdb.CatalogException, duckdb.BinderException) as error:
         raise foreign_catalog_error(path) from error
     except duckdb.Error as error:
         if failure := classify_read_error(error):
             raise failure from error
         raise
-    if row is not None and row[0] != str(path.parent):
-        redirect_part_paths(connection, row[0], path.parent)
-
-
-def redirect_part_paths(connection: duckdb.DuckDBPyConnection, former: str, lake: Path) -> None:
-    """Shadow the function that the views read with, so that they find their parts in the lake's folder.
-
-    Only this connection has the macro. For every other client a moved lake must be published again.
-    """
-    old, new = sql_literal(f"{former}/"), sql_literal(f"{lake}/")
-    paths = f"list_transform(paths, lambda path: replace(path, {old}, {new}))"
-    macro = f"read_parquet(paths, union_by_name := true) AS TABLE FROM system.main.parquet_scan({paths},"
-    connection.execute(f"CREATE TEMP MACRO {macro} union_by_name := true)")
 
 
 def restrict_access(connection: duckdb.DuckDBPyConnection, folders: set[Path], spill: str, memory: int) -> None:

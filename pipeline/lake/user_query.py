@@ -1,7 +1,7 @@
 """Queries and conditions that a user writes: they read the lake's tables and nothing else.
 
-`open_catalog` restricts what DuckDB may open. That is not enough: what the views read, a function can read too, and
-COPY can write there, also within WITH. So the parsed query may contain only what reads tables.
+`open_catalog` restricts what DuckDB may open. That is not enough: DuckDB always allows the paths of a database and of
+its log, to which COPY can write, also within WITH. So the parsed query may contain only what reads tables.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Views that have the same query in every lake: damage, workflows, addresses, history."""
+"""Views that have the same query in every lake: damage, workflows, addresses."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A view: name, comment, columns with their comments, query."""
+    """A view: name, comment, columns with their comments, query; a table that a publish writes has none."""
 
     name: str
     comment: str
     columns: tuple[tuple[str, str], ...]
-    sql: str
+    sql: str = ""
 
 
 DAMAGE: Final = View(
@@ -175,19 +175,4 @@ ADDRESSES: Final = View(
     " found ->> '$.address.freeformAddress' AS address,"
     " TRY_CAST(split_part(found ->> '$.position', ',', 1) AS DOUBLE) AS latitude,"
     " TRY_CAST(split_part(found ->> '$.position', ',', 2) AS DOUBLE) AS longitude FROM found",
-)
-HISTORY: Final = View(
-    "file_history",
-    "One row per fetched version of a file, with its documents. keep_raw_versions limits how many are kept.",
-    (
-        ("file_id", "The file."),
-        ("commit_seq", "Commit that wrote the version; later commits have greater numbers."),
-        ("fetched_at", "Fetch from the service (UTC)."),
-        ("updated_at", "Last update according to this version (UTC)."),
-        ("run_id", "Run that fetched it; see meta.runs."),
-        ("list_item", "List item as received; NULL if it is not UTF-8."),
-        ("detail", "Detail as received; NULL if there is none or it is not UTF-8."),
-    ),
-    "SELECT file_id, _seq AS commit_seq, _fetched_at AS fetched_at, updated_at, _run_id AS run_id,"
-    " TRY(decode(list_item)) AS list_item, TRY(decode(detail)) AS detail FROM {history} WHERE kind = 'fetched'",
 )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections import Counter
-from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +21,6 @@ from pipeline.lake.view_definitions import (
     ADDRESSES,
     DAMAGE,
     FILE_SUMMARY,
-    HISTORY,
     OPEN_RUNS,
     PROGRESS,
     WORKFLOW_STEPS,
@@ -65,13 +63,12 @@ def count_wide_names_in_parts(layout: LakeLayout, parts: Iterable[Part]) -> Coun
     return counts
 
 
-def list_views(layout: LakeLayout, ledger: Ledger, history: str) -> tuple[View, ...]:
-    """Return the views over the tables. `history` is the SQL source of the raw documents."""
+def list_views(layout: LakeLayout, ledger: Ledger) -> tuple[View, ...]:
+    """Return the views over the tables, and the tables of what happened to files."""
     names = _load_wide_columns(layout, ledger)
-    raw = replace(HISTORY, sql=HISTORY.sql.format(history=history))
     by_form = _forms_wide(names[QUESTION_NAMES])
     wide = (_fields_wide(names[FIELDS.name]), _answers_wide(names[FORM_ANSWERS.name]), *by_form)
-    return (WORKFLOWS, WORKFLOW_STEPS, *wide, *_FIXED, raw, FILE_VERSIONS, FILE_EVENTS)
+    return (WORKFLOWS, WORKFLOW_STEPS, *wide, *_FIXED, FILE_VERSIONS, FILE_EVENTS)
 
 
 def write_views(writer: TableWriter, views: Iterable[View], former: Mapping[str, str]) -> dict[str, str]:

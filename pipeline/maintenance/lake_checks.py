@@ -147,9 +147,6 @@ def _check_history(
         yield warning("lake", "purge", problem, _REPAIR_HINT)
     if ledger.has_unpublished_commits():
         yield warning("lake", "catalog", "lacks commits, which readers do not see yet", _REPAIR_HINT)
-    published_root = properties.published_root
-    if published_root is not None and not layout.is_same_path(Path(published_root)):
-        yield warning("lake", "catalog", f"was published in {published_root}, but the lake has moved", _REPAIR_HINT)
 
 
 def _check_source(properties: LakeProperties, settings: Settings) -> Iterator[Finding]:

@@ -1,28 +1,23 @@
-"""Comparison of a target with what was published there: every object that its catalogs name."""
+"""Comparison of a target with what was published there: catalog, documents, images."""
 
 from __future__ import annotations
 
-import re
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
-
-import duckdb
+from typing import TYPE_CHECKING, TypeAlias
 
 from pipeline.atomic_files import sha256_file
 from pipeline.errors import ScanlakeError, SettingsError
 from pipeline.findings import error, from_error, ok, warning
 from pipeline.formatting import pluralize
-from pipeline.lake.duckdb_errors import first_line
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.layout import lock_lake_for_reading
+from pipeline.lake.parts import RAW_TABLE
 from pipeline.lake.physical_tables import read_parts
 from pipeline.lake.reader import open_ledger_readonly
-from pipeline.lake.sql import sql_literal
 from pipeline.publish.image_objects import compare_images, list_without_images
 from pipeline.publish.latest import read_latest
 from pipeline.publish.object_store import open_store
-from pipeline.publish.target_catalog import to_duckdb_root
 from pipeline.publish.target_layout import CATALOG, FOLDERS, OBJECTS, to_target_path
 
 if TYPE_CHECKING:
@@ -31,12 +26,10 @@ if TYPE_CHECKING:
     from pipeline.findings import Finding
     from pipeline.lake.layout import LakeLayout
     from pipeline.lake.ledger_queries import LedgerQueries
-    from pipeline.lake.models import Part
     from pipeline.publish.latest import LatestRecord
     from pipeline.publish.store_contract import ObjectStore, StoredObject
 
 _Damage: TypeAlias = "tuple[str, str]"
-_HASH: Final = re.compile(r"-([0-9a-f]{12})\.parquet")
 
 
 def check_target(layout: LakeLayout, url: str) -> Iterator[Finding]:
@@ -51,13 +44,13 @@ def check_target(layout: LakeLayout, url: str) -> Iterator[Finding]:
     except ScanlakeError as failure:
         yield from_error("target", url, failure)
         return
-    yield ok("target", url, "nothing published yet" if record is None else f"has snapshot {record.current.snapshot}")
+    yield ok("target", url, "nothing published yet" if record is None else f"has snapshot {record.catalog.snapshot}")
 
 
 def check_published(layout: LakeLayout, store: ObjectStore, *, read_data: bool) -> Iterator[Finding]:
-    """Compare the objects of the newest published snapshot, and images, with what was published. Write nothing.
+    """Compare catalog, documents and images of the published snapshot with what was published. Write nothing.
 
-    Catalogs are compared by SHA-256, other objects by size, with `read_data` by SHA-256; each is then downloaded.
+    The catalog is compared by SHA-256, other objects by size, with `read_data` by SHA-256; each is then downloaded.
     Raises `SettingsError` if nothing is published or another lake is, and `PublishError`.
     """
     with lock_lake_for_reading(layout), open_ledger_readonly(layout) as ledger:
@@ -71,9 +64,9 @@ def check_published(layout: LakeLayout, store: ObjectStore, *, read_data: bool) 
             for subject, problem in check.find_damage(read_data=read_data):
                 hint = f"Delete the damaged objects, then run `scanlake publish --to {store.base_url}`."
                 yield error("target", subject, problem, hint)
-        yield ok("target", store.base_url, f"snapshot {record.current.snapshot}: {check.describe()}")
-        if (last := ledger.last_snapshot()) is not None and record.current.snapshot < last.snapshot:
-            problem = f"has snapshot {record.current.snapshot}, the lake has {last.snapshot}"
+        yield ok("target", store.base_url, f"snapshot {record.catalog.snapshot}: {check.describe()}")
+        if (last := ledger.last_snapshot()) is not None and record.catalog.snapshot < last.snapshot:
+            problem = f"has snapshot {record.catalog.snapshot}, the lake has {last.snapshot}"
             yield warning("target", store.base_url, problem, f"Run `scanlake publish --to {store.base_url}`.")
 
 
@@ -85,11 +78,11 @@ class _Check:
     ) -> None:
         self._layout, self._ledger, self._store = layout, ledger, store
         self._record, self._folder = record, folder
-        self._objects, self._images = set[str](), 0
+        self._objects, self._images = 0, 0
 
     def describe(self) -> str:
         """Return what was compared."""
-        counts = [pluralize(len(self._objects), "object")]
+        counts = [pluralize(self._objects, "object")]
         counts += [pluralize(self._images, "image")] if self._images else []
         return f"{', '.join(counts)} compared"
 
@@ -97,25 +90,32 @@ class _Check:
         listed, has_images = list_without_images(
             self._store, OBJECTS, FOLDERS, has_images=self._record.images is not None
         )
-        for snapshot in self._record.earlier:
-            if snapshot.file not in listed:
-                yield snapshot.file, "missing"
-        catalogs = [(self._record.current.file, self._record.current.sha256), (CATALOG, self._record.catalog.sha256)]
-        for path, sha256 in catalogs:
-            if path not in listed:
-                yield path, "missing"
-                continue
-            file = self._folder / path.replace("/", "-")
-            self._store.download(path, file)
-            if sha256 and sha256_file(file) != sha256:
-                yield path, "not what was published (sha256 differs)"
-                continue
-            try:
-                yield from self._check_objects(self._find_named(file), listed, read_data=read_data)
-            except duckdb.Error as failure:
-                yield path, first_line(failure)
+        yield from self._check_catalog(listed, read_data=read_data)
         if has_images:
             yield from self._check_images(read_data=read_data)
+
+    def _check_catalog(self, listed: Mapping[str, StoredObject], *, read_data: bool) -> Iterator[_Damage]:
+        """Compare the catalog with the record, and the documents with the parts that it names."""
+        self._objects = 1
+        if CATALOG not in listed:
+            yield CATALOG, "missing"
+            return
+        file = self._folder / CATALOG
+        self._store.download(CATALOG, file)
+        if sha256_file(file) != self._record.catalog.sha256:
+            yield CATALOG, "not what was published (sha256 differs)"
+            return
+        with open_read_only(file) as db:
+            parts = [part for part in read_parts(db) if part.table_name == RAW_TABLE and self._record.documents]
+        self._objects += len(parts)
+        for part in parts:
+            path = to_target_path(part.name, part.sha256)
+            if path not in listed:
+                yield path, "missing"
+            elif listed[path].bytes != part.bytes:
+                yield path, f"{listed[path].bytes:,} bytes instead of {part.bytes:,}"
+            elif read_data and self._download(path) != part.sha256:
+                yield path, "sha256 differs"
 
     def _check_images(self, *, read_data: bool) -> Iterator[_Damage]:
         """Compare the images on the target with the rows of the lake. Newer images need not be there."""
@@ -137,26 +137,3 @@ class _Check:
             return sha256_file(file)
         finally:
             file.unlink()
-
-    def _find_named(self, catalog: Path) -> dict[str, Part | None]:
-        """Return the paths of the objects that the views of a catalog read, with their parts; None for others."""
-        with open_read_only(catalog) as db:
-            parts = {to_target_path(part.name, part.sha256): part for part in read_parts(db)}
-            views = db.execute("SELECT sql FROM duckdb_views() WHERE NOT internal").fetchall()
-        root = sql_literal(f"{to_duckdb_root(self._store.base_url)}/")[:-1]
-        paths = re.findall(rf"{re.escape(root)}([\w./-]+)'", " ".join(sql for (sql,) in views))
-        return {path: parts.get(path) for path in paths}
-
-    def _check_objects(
-        self, named: Mapping[str, Part | None], listed: Mapping[str, StoredObject], *, read_data: bool
-    ) -> Iterator[_Damage]:
-        for path in sorted(named.keys() - self._objects):
-            self._objects.add(path)
-            part, name = named[path], _HASH.search(path)
-            sha256 = part.sha256 if part is not None else name[1] if name is not None else ""
-            if path not in listed:
-                yield path, "missing"
-            elif part is not None and listed[path].bytes != part.bytes:
-                yield path, f"{listed[path].bytes:,} bytes instead of {part.bytes:,}"
-            elif read_data and not self._download(path).startswith(sha256):
-                yield path, "sha256 differs"

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from pipeline.errors import PublishError, SettingsError
-from pipeline.publish.iceberg_owner import LocationOwner, claim_locations
-from pipeline.publish.target_retention import SweepRule
+from pipeline.publish.sweep_rule import SweepRule
 from schemas.tables import BY_NAME
 from schemas.timestamps import SECOND
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from pipeline.lake.lake import Lake
     from pipeline.lake.models import PublishRecord
     from pipeline.publish.remains import Objects
-    from pipeline.publish.store_contract import ObjectStore
     from pipeline.settings import Settings
 
 _LIBRARIES: Final = frozenset({"pyiceberg", "sqlalchemy", "obstore"})
@@ -71,10 +69,8 @@ def read_catalog_properties() -> dict[str, str] | None:
     return cast("dict[str, str] | None", properties)
 
 
-def publish_iceberg_tables(
-    lake: Lake, settings: Settings, *, at: int, location: str | None = None, number: int | None = None
-) -> IcebergResult:
-    """Publish snapshot `number` of the locked lake, the newest by default, at `at` (microseconds).
+def publish_iceberg_tables(lake: Lake, settings: Settings, *, at: int, location: str | None = None) -> IcebergResult:
+    """Publish the newest snapshot of the locked lake at `at` (microseconds).
 
     `location` is used if the settings have none. A failure is added to the record of the last publish. Raises
     `SettingsError`, `PublishConflictError` and `PublishError`.
@@ -91,7 +87,7 @@ def publish_iceberg_tables(
         result: IcebergResult = publish.publish_iceberg(
             _connect(settings, settings.iceberg_location or location or ""),
             lake.layout,
-            number or last.snapshot,
+            last.snapshot,
             lake_id=lake.ledger.get_lake_id(),
             at=at,
             retention=retention,
@@ -103,19 +99,6 @@ def publish_iceberg_tables(
             lake.ledger.set_properties(remote_publish=cast("PublishRecord", failed))
         raise
     return result
-
-
-def list_iceberg_files(settings: Settings, store: ObjectStore, lake_id: str) -> set[str]:
-    """Return the paths in `store` of all files that the Iceberg tables there need.
-
-    Raises `SettingsError` if they are of another catalog than that of the settings, and `PublishError`.
-    """
-    catalog = _connect(settings, store.base_url)
-    claim_locations(catalog.io, {store.base_url}, LocationOwner(lake_id, catalog.id))
-    tables = catalog.load(BY_NAME).values()
-    root = f"{store.base_url}/"
-    files = _import("iceberg_retention").list_table_files(catalog.io, tables)
-    return {location.removeprefix(root) for location in files if location.startswith(root)}
 
 
 def list_iceberg_objects(settings: Settings, location: str) -> tuple[Objects, list[str]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from pipeline.errors import SettingsError
@@ -17,19 +16,16 @@ from pipeline.publish.iceberg_owner import LocationOwner, claim_locations
 from pipeline.publish.iceberg_retention import sweep_tables
 from pipeline.publish.iceberg_schema import LAKE_PROPERTY, table_properties, to_iceberg_schema
 from pipeline.publish.iceberg_stage import read_sync, stage_table
-from pipeline.publish.latest import read_latest
 from pipeline.publish.target_layout import TABLES_PREFIX
-from pipeline.publish.target_retention import read_named_parts
 from schemas.tables import BY_NAME, TABLES
 from schemas.timestamps import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from pipeline.lake.layout import LakeLayout
     from pipeline.publish.iceberg import RetentionOptions
     from pipeline.publish.iceberg_catalogs import IcebergCatalog, TableState
-    from pipeline.publish.iceberg_files import StoreFileIO
     from pipeline.publish.iceberg_stage import StagedTable, Sync
 
 _TABLES_SIDE_BY_SIDE: Final = 8
@@ -62,8 +58,7 @@ def publish_iceberg(
     deleted = 0
     if retention is not None and _is_sweep_due(retention, number, at):
         current = catalog.load(BY_NAME)
-        mirrored = partial(_list_mirrored, catalog.io, _list_roots(catalog, current), lake_id)
-        deleted = sweep_tables(catalog.io, current.values(), retention.rule, mirrored)
+        deleted = sweep_tables(catalog.io, current.values(), retention.rule)
     return IcebergResult(
         snapshot=number,
         tag=sync.tag,
@@ -110,16 +105,6 @@ def _is_sweep_due(retention: RetentionOptions, number: int, at: int) -> bool:
     """
     is_after_purge = retention.purged_at is not None and at / SECOND < retention.purged_at + _PURGE_SWEEP_SECONDS
     return is_after_purge or number % _SWEEP_INTERVAL == 0
-
-
-def _list_mirrored(io: StoreFileIO, roots: Iterable[str], lake_id: str) -> set[str]:
-    """Return the locations of the parts that mirrors at these places name."""
-    named = set[str]()
-    for store in map(io.open_root, roots):
-        record, _ = read_latest(store, lake_id=lake_id)
-        if record is not None:
-            named |= {store.url(path) for path in read_named_parts(store, record)}
-    return named
 
 
 def _check_owner(state: TableState, lake_id: str) -> None:

@@ -11,12 +11,12 @@ from pipeline.publish.iceberg_format import list_referenced_files
 from pipeline.publish.target_layout import data_prefix, is_table_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from pipeline.publish.iceberg_catalogs import TableState
     from pipeline.publish.iceberg_files import StoreFileIO
     from pipeline.publish.store_contract import ObjectStore, StoredObject
-    from pipeline.publish.target_retention import SweepRule
+    from pipeline.publish.sweep_rule import SweepRule
 
 _FOLDERS: Final = ("data", "metadata")
 
@@ -38,13 +38,8 @@ def list_stored_files(io: StoreFileIO, state: TableState) -> Iterator[tuple[Obje
         yield from ((store, f"{root}{stored.path}", stored) for stored in store.list(path))
 
 
-def sweep_tables(
-    io: StoreFileIO, states: Collection[TableState], rule: SweepRule, list_mirrored: Callable[[], Collection[str]]
-) -> int:
-    """Delete the tables' files that nothing needs, where the rule permits it; return their number.
-
-    `list_mirrored` returns the locations that a mirror at the same place names; it is called if anything is to go.
-    """
+def sweep_tables(io: StoreFileIO, states: Collection[TableState], rule: SweepRule) -> int:
+    """Delete the tables' files that nothing needs, where the rule permits it; return their number."""
     unneeded: dict[str, tuple[ObjectStore, str]] = {}
     for state in states:
         location = state.metadata.location.rstrip("/")
@@ -52,7 +47,7 @@ def sweep_tables(
             target_path = f"{data_prefix(state.name)}/{file.rpartition('/')[2]}"
             if is_table_file(file.removeprefix(f"{location}/")) and rule.permits(stored, target_path):
                 unneeded[file] = store, stored.path
-    needed = {*list_table_files(io, states), *list_mirrored()} if unneeded else set[str]()
+    needed = list_table_files(io, states) if unneeded else set[str]()
     for store in {store for store, _ in unneeded.values()}:
         store.delete([path for file, (of, path) in unneeded.items() if of is store and file not in needed])
     return len(unneeded.keys() - needed)

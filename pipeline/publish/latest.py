@@ -1,4 +1,4 @@
-"""The object `latest.json`: which snapshot of which lake a target shows, and which earlier ones it keeps."""
+"""The object `latest.json`: which snapshot of which lake a target shows."""
 
 from __future__ import annotations
 
@@ -13,30 +13,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class PublishedSnapshot:
-    """A snapshot on the target. Instants are microseconds since 1970; `published_at` is when it came to the target."""
+class PublishedCatalog:
+    """The catalog on the target, and its snapshot. Instants are microseconds since 1970.
+
+    `published_at` is when it came to the target, `written_at` when the lake wrote it.
+    """
 
     snapshot: int
     run_id: str
-    commit_seq: int
     files: int
     complete: bool
     watermark: int | None
     published_at: int
-    file: str
-    bytes: int
-    sha256: str
-    documents: bool
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedCatalog:
-    """The object `catalog.duckdb` that was written with this record; `written_at` is that of the local catalog."""
-
-    file: str
-    bytes: int
-    sha256: str
     written_at: int
+    bytes: int
+    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +40,14 @@ class PublishedImages:
 
 @dataclass(frozen=True, slots=True)
 class LatestRecord:
-    """Content of `latest.json`. `earlier` are the earlier snapshots on the target, oldest first."""
+    """Content of `latest.json`. `documents`: the target has the documents of the snapshot, too."""
 
     lake_id: str
-    current: PublishedSnapshot
     catalog: PublishedCatalog
-    earlier: tuple[PublishedSnapshot, ...] = ()
+    documents: bool = False
     images: PublishedImages | None = None
     format: int = FORMAT
     scanlake: str = field(default="")
-
-    @property
-    def snapshots(self) -> tuple[PublishedSnapshot, ...]:
-        """Every snapshot on the target."""
-        return (*self.earlier, self.current)
 
 
 def read_latest(store: ObjectStore, *, lake_id: str | None) -> tuple[LatestRecord | None, str | None]:

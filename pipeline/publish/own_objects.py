@@ -1,6 +1,6 @@
 """Ownership of objects: a place with objects of others is refused, and only objects that scanlake wrote are deleted.
 
-An object is shown to be scanlake's by its content: its name has the hash, or it is a snapshot of a run of the lake. So
+An object is shown to be scanlake's by its content: its name has the hash, or it is a catalog of a run of the lake. So
 no list of objects need be kept, and what a killed run left is known too.
 """
 
@@ -17,11 +17,11 @@ from pipeline.errors import SettingsError
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.image_names import IMAGES
 from pipeline.logs import get_logger
-from pipeline.publish.target_layout import CATALOG, PROBE_PREFIX, is_snapshot_path
+from pipeline.publish.target_layout import CATALOG, PROBE_PREFIX
 from pipeline.publish.uploads import run_side_by_side
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Iterable
 
     from pipeline.lake.ledger import Ledger
     from pipeline.publish.store_contract import ObjectStore, StoredObject
@@ -36,10 +36,10 @@ _log = get_logger()
 
 
 class OwnObjects:
-    """The objects in a store that scanlake wrote. `recorded` are paths that the record of the place names."""
+    """The objects in a store that scanlake wrote."""
 
-    def __init__(self, store: ObjectStore, ledger: Ledger, recorded: Collection[str] = ()) -> None:
-        self._store, self._ledger, self._recorded = store, ledger, recorded
+    def __init__(self, store: ObjectStore, ledger: Ledger) -> None:
+        self._store, self._ledger = store, ledger
 
     def require_no_others(self, items: Iterable[StoredObject]) -> None:
         """Raise `SettingsError` if a place without a record has an object that scanlake did not write."""
@@ -61,17 +61,15 @@ class OwnObjects:
         return len(own)
 
     def _is_own(self, item: StoredObject) -> bool:
-        if item.path in self._recorded:
-            return True
         if item.path.startswith(f"{PROBE_PREFIX}/"):
             return item.bytes < _MAX_PROBE_BYTES and self._store.read(item.path).startswith(item.path.encode())
-        if item.path == CATALOG or is_snapshot_path(item.path):
-            return read_run_id(self._store, item.path) in {record.run_id for record in self._ledger.snapshots()}
+        if item.path == CATALOG:
+            return _read_run_id(self._store, item.path) in {record.run_id for record in self._ledger.snapshots()}
         match = _HASH.fullmatch(item.path)
         return match is not None and self._store.hash(item).startswith(match[match.lastindex or 0].replace("/", ""))
 
 
-def read_run_id(store: ObjectStore, path: str) -> str | None:
+def _read_run_id(store: ObjectStore, path: str) -> str | None:
     """Return the run whose snapshot a catalog in a store shows; None if it is no catalog of scanlake."""
     with tempfile.TemporaryDirectory(prefix="scanlake-") as folder:
         file = Path(folder, "catalog.duckdb")

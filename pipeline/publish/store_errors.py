@@ -26,7 +26,7 @@ _BY_CODE: Final = {
     "PermanentRedirect": ("the bucket is in another region", _REGION_HINT),
     "RequestTimeTooSkewed": ("the clock of this machine is wrong", "Set the clock, then publish again."),
     "RequestExpired": ("the clock of this machine is wrong", "Set the clock, then publish again."),
-    "EntityTooLarge": ("the object is too large for one request", "Publish parts of less than 5 GB."),
+    "EntityTooLarge": ("the object is too large for one request", "Publish Iceberg tables instead of a mirror."),
     "SlowDown": ("the store limits the rate of requests", _LATER_HINT),
 }
 _BY_TEXT: Final = (

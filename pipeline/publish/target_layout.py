@@ -6,8 +6,6 @@ import re
 from pathlib import PurePosixPath
 from typing import Final
 
-from pipeline.lake.image_names import IMAGES
-
 LATEST: Final = "latest.json"
 """Object that names the published snapshot. It is replaced last."""
 OWNER: Final = "iceberg-owner.json"
@@ -15,23 +13,20 @@ OWNER: Final = "iceberg-owner.json"
 CATALOG: Final = "catalog.duckdb"
 TABLES_PREFIX: Final = "tables"
 RAW_PREFIX: Final = "raw"
-SNAPSHOTS_PREFIX: Final = "snapshots"
 PROBE_PREFIX: Final = "probe"
 """Folder of the objects with which a probe tests a store. A sweep removes what a killed probe left."""
-FOLDERS: Final = (TABLES_PREFIX, RAW_PREFIX, SNAPSHOTS_PREFIX, PROBE_PREFIX)
+FOLDERS: Final = (TABLES_PREFIX, RAW_PREFIX, PROBE_PREFIX)
 """The folders of a target but for its images; the objects outside of folders are OBJECTS."""
 OBJECTS: Final = (CATALOG, OWNER, LATEST)
 
 _HASH_LENGTH: Final = 12
-_IMAGE_TABLE: Final = re.compile(rf"{TABLES_PREFIX}/{IMAGES}/{IMAGES}-[0-9a-f]{{{_HASH_LENGTH}}}\.parquet")
 _STEM: Final = rf"(?P<stem>\d{{12}}-[0-9a-f]{{6}}(-\d{{4}})?)-[0-9a-f]{{{_HASH_LENGTH}}}"
 _PART_NAME: Final = re.compile(rf"{_STEM}\.parquet")
-_TARGET_PART: Final = re.compile(rf"(?:{TABLES_PREFIX}/\w+/data|{RAW_PREFIX})/{_STEM}\.parquet")
+_DOCUMENTS: Final = re.compile(rf"{RAW_PREFIX}/{_STEM}\.parquet")
 _TABLE_FILE: Final = re.compile(
     rf"data/{_STEM}(-deletes-[0-9a-f-]+)?\.parquet|metadata/(\d+-[^/]+\.metadata\.json|([0-9a-f-]{{36}}-m\d+|snap-\d+)\.avro)"
 )
 _PROBE: Final = re.compile(rf"{PROBE_PREFIX}/[0-9a-f]{{32}}")
-_SNAPSHOT: Final = re.compile(rf"{SNAPSHOTS_PREFIX}/\d{{6,}}\.duckdb")
 
 
 def to_target_path(part_name: str, sha256: str) -> str:
@@ -61,16 +56,6 @@ def data_prefix(table_name: str) -> str:
     return f"{TABLES_PREFIX}/{table_name}/data"
 
 
-def snapshot_path(number: int) -> str:
-    """Return the path of a published snapshot."""
-    return f"{SNAPSHOTS_PREFIX}/{number:06d}.duckdb"
-
-
-def is_part_path(path: str) -> bool:
-    """Return whether an object has the name of a part."""
-    return _TARGET_PART.fullmatch(path) is not None
-
-
 def is_table_file(path: str) -> bool:
     """Return whether a file has the name of one of an Iceberg table; the path is below the table's location."""
     return _TABLE_FILE.fullmatch(path) is not None
@@ -81,21 +66,6 @@ def is_probe_path(path: str) -> bool:
     return _PROBE.fullmatch(path) is not None
 
 
-def is_snapshot_path(path: str) -> bool:
-    """Return whether an object has the name of a published snapshot."""
-    return _SNAPSHOT.fullmatch(path) is not None
-
-
-def image_table_path(sha256: str) -> str:
-    """Return the path of the object with the rows of all images. Other rows have another name."""
-    return f"{TABLES_PREFIX}/{IMAGES}/{IMAGES}-{sha256[:_HASH_LENGTH]}.parquet"
-
-
-def is_image_table_path(path: str) -> bool:
-    """Return whether an object has the name of one with the rows of all images."""
-    return _IMAGE_TABLE.fullmatch(path) is not None
-
-
 def is_raw_path(path: str) -> bool:
-    """Return whether a part has documents."""
-    return path.startswith(f"{RAW_PREFIX}/")
+    """Return whether an object has the name of a part of documents."""
+    return _DOCUMENTS.fullmatch(path) is not None

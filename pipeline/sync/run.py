@@ -343,14 +343,14 @@ class RunSession:
     def _publish_if_behind(self) -> None:
         """Publish before the first commit if the catalog is behind, during the fetch of the first files.
 
-        An earlier run was killed between commit and publish, or the lake was moved.
+        An earlier run was killed between commit and publish.
         """
         if not self._is_catalog_current and self._is_behind():
             self.publish(complete=False)
         self._is_catalog_current = True
 
     def _is_behind(self) -> bool:
-        """Whether the catalog lacks a commit or its folder. A lake without commits needs no catalog yet."""
+        """Whether the catalog lacks a commit. A lake without commits needs no catalog yet."""
         return self.lake.needs_publish and self.ledger.next_commit_seq() > 1
 
     def identity(self) -> Identity:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from pipeline.flatten.columns import load_casts
 from pipeline.flatten.flatten import flatten
 from pipeline.lake import parts
 from pipeline.lake.layout import LakeLayout
@@ -124,7 +124,7 @@ def write_batch(layout: LakeLayout, request: WriteRequest, buffer: RowBuffer | N
 
 def main(root: str) -> None:
     """Process write requests from stdin until it is closed."""
-    import_module("pyarrow.compute")  # many values will be converted: see `flatten.columns`
+    load_casts()
     layout = LakeLayout(Path(root))
     buffer = RowBuffer(layout)
 

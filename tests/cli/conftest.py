@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 import duckdb
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from pipeline.lake.meta_tables import FRESHNESS_COLUMNS, META_TABLES
@@ -46,10 +45,10 @@ def lake(tmp_path: Path) -> Path:
         db.execute("USE lake")
         db.execute("CREATE SCHEMA meta")
         for table in TABLES:
-            part = root / "parts" / f"{table.name}.parquet"
-            pq.write_table(_rows_of(table.name, table.arrow), part)
+            rows = _rows_of(table.name, table.arrow)
             names = ", ".join(f'"{column.name}"' for column in table.columns)
-            db.execute(f"CREATE VIEW {table.qualified_name} AS SELECT {names} FROM read_parquet(['{part}'])")
+            db.execute(f"CREATE TABLE {table.qualified_name} AS SELECT {names} FROM rows")
+            del rows
         columns = ", ".join(f"{name} {kind}" for name, kind, _ in FRESHNESS_COLUMNS)
         db.execute(f"CREATE TABLE meta.freshness ({columns})")
         for meta_table in META_TABLES:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -10,13 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import duckdb
-import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import ExitCode, LakeCorruptedError, LakeLockedError, StorageError
 from pipeline.lake.duckdb_errors import classify_read_error
-from pipeline.lake.reader import open_catalog
-from pipeline.settings import Settings
 from tests.forkserver import run_command
 from tests.rows import every
 
@@ -40,27 +36,6 @@ def flip(path: Path, share: float) -> None:
     data = bytearray(path.read_bytes())
     data[int(len(data) * share)] ^= 0xFF
     path.write_bytes(data)
-
-
-@pytest.mark.parametrize("content", [None, b"", b"PAR1" + bytes(200), "half"])
-def test_a_damaged_part_is_named_by_its_path_in_the_lake(
-    content: bytes | str | None, scanlake: Scanlake, lake: Path
-) -> None:
-    """A part that is missing or damaged ends every reader with 9 and one line: its path in the lake, and the remedy."""
-    part = lake / "parts" / "files.parquet"
-    data = part.read_bytes()
-    part.unlink()
-    if content is not None:
-        part.write_bytes(content if isinstance(content, bytes) else data[: len(data) // 2])
-    for arguments in READERS:
-        answer = scanlake(*arguments)
-        assert answer.code == ExitCode.DAMAGE, arguments
-        (line,) = answer.err.splitlines()
-        assert line.endswith("Run `scanlake check`.")
-        assert ("parts/files.parquet is missing." in line) == (content is None)
-        assert "parts/files.parquet" in line
-        assert str(lake.parent) not in line
-        assert "Error:" not in line
 
 
 def test_a_damaged_catalog_is_damage(scanlake: Scanlake, lake: Path) -> None:
@@ -111,35 +86,6 @@ def test_damage_shows_no_value() -> None:
     assert "secret" not in failure.message
 
 
-def test_a_copy_is_read_by_itself(scanlake: Scanlake, lake: Path, tmp_path: Path) -> None:
-    """A plain copy of a lake shows its own parts, also while those of the original are there and differ."""
-    with duckdb.connect(str(lake / "catalog.duckdb")) as db:
-        db.execute("UPDATE meta.freshness SET parts_root = ?", [str(lake)])
-    shutil.copytree(lake, tmp_path / "copy")
-    part = lake / "parts" / "files.parquet"
-    pq.write_table(pq.read_table(part).slice(0, 1), part)
-    question = ("query", "SELECT count(*) AS n FROM files", "--format", "jsonl")
-    assert json.loads(scanlake(*question).out) == {"n": 1}
-    assert json.loads(scanlake("--lake", "copy", *question).out) == {"n": 3}
-    shutil.rmtree(tmp_path / "copy" / "parts")
-    assert "has a catalog without parts" in scanlake("--lake", "copy", *question).err
-
-
-def test_a_copy_reaches_nothing_of_the_original(scanlake: Scanlake, lake: Path, tmp_path: Path) -> None:
-    """SQL on a copy of the lake cannot read the original's files."""
-    with duckdb.connect(str(lake / "catalog.duckdb")) as db:
-        db.execute("UPDATE meta.freshness SET parts_root = ?", [str(lake)])
-    shutil.copytree(lake, tmp_path / "copy")
-    answer = scanlake("--lake", "copy", "query", f"FROM parquet_scan('{lake}/parts/files.parquet')")
-    assert answer.code == ExitCode.USAGE
-    assert "a query reads tables only" in answer.err
-    with (
-        open_catalog(Settings(lake=tmp_path / "copy")) as db,
-        pytest.raises(duckdb.PermissionException),
-    ):
-        db.execute(f"FROM parquet_scan('{lake}/parts/files.parquet')")
-
-
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
     """A folder that every user of the machine can reach, and a test's own folder is not."""
@@ -152,8 +98,6 @@ def open_folder() -> Iterator[Path]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 def test_no_permission_is_not_damage(lake: Path, open_folder: Path) -> None:
     """What a reader may not read ends with 7 and the system's words, not as damage."""
-    with duckdb.connect(str(lake / "catalog.duckdb")) as db:
-        db.execute("UPDATE meta.freshness SET parts_root = ?", [str(lake)])
     root = open_folder / "lake"
     shutil.copytree(lake, root)
 
@@ -162,7 +106,7 @@ def test_no_permission_is_not_damage(lake: Path, open_folder: Path) -> None:
         return run_command(arguments, cwd=open_folder, env=dict(os.environ), user=_NOBODY)
 
     assert ask("query", "SELECT 1 FROM files").code == ExitCode.OK
-    for closed in ("parts", "parts/files.parquet", "catalog.duckdb", "."):
+    for closed in ("catalog.duckdb", "."):
         mode = (root / closed).stat().st_mode
         (root / closed).chmod(0)
         for arguments in (("status",), ("query", "SELECT * FROM files")):

@@ -39,7 +39,7 @@ async def test_every_table_has_the_rows_of_all_sources(tmp_path: Path) -> None:
     with open_all_catalogs(lakes, memory=MEMORY) as db:
         counted = "SELECT source, count(*), count(DISTINCT file_id) FROM files GROUP BY ALL ORDER BY ALL"
         assert rows(db, counted) == [("north", 30, 30), ("south", 20, 20)]
-        for view in ("fields_wide", "workflow_progress", "damage_by_month", "file_history", "workflow_steps"):
+        for view in ("fields_wide", "workflow_progress", "damage_by_month", "workflow_steps"):
             assert rows(db, f"FROM {view} LIMIT 5")
         assert rows(db, "SELECT source, snapshot FROM meta.freshness ORDER BY 1") == [("north", 2), ("south", 1)]
         assert rows(db, "SELECT abs(epoch(utc_now()) - epoch(now())) < 5") == [(True,)]

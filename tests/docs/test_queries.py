@@ -95,7 +95,7 @@ def test_an_older_client_reads_a_copied_catalog(populated_lake: PopulatedLake, c
     with duckdb.connect(str(home), read_only=True) as db:
         names = db.execute(
             "SELECT table_schema || '.' || table_name FROM information_schema.tables"
-            " WHERE table_name NOT IN ('freshness', 'open_workflow_runs', 'file_history') ORDER BY ALL"
+            " WHERE table_name NOT IN ('freshness', 'open_workflow_runs') ORDER BY ALL"
         ).fetchall()
     # Without the view of the documents, which are parts, and without ages.
     statements = ["SET enable_external_access = false;"]

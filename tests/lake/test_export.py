@@ -238,6 +238,6 @@ def test_a_database_to_mail(lake: Path, tmp_path: Path) -> None:
             silent = "SELECT count(*) FROM duckdb_columns() WHERE comment IS NULL AND table_name = 'uploads'"
             assert db.execute(silent).fetchall() == [(0,)]
     assert {"damage_by_month", "file_summary", "open_workflow_runs", "fields_wide"} <= views["all"]
-    assert not views["all"] & {"file_history", "file_versions", "file_events"}
+    assert not views["all"] & {"file_versions", "file_events"}
     assert views["two"] >= {"damage_by_month", "upload_addresses"}
     assert "file_summary" not in views["two"]

@@ -10,9 +10,10 @@ import pytest
 
 from pipeline.emulator import Emulator
 from pipeline.errors import LakeCorruptedError
-from pipeline.lake.history_views import FILE_EVENTS, FILE_VERSIONS, select_events_sql
+from pipeline.lake.history_views import FILE_EVENTS, FILE_VERSIONS, select_events_sql, type_documents_sql
 from pipeline.lake.lake import Lake
 from pipeline.lake.models import Commit
+from pipeline.lake.parts import RAW_TABLE
 from pipeline.settings import Settings
 from schemas.file_versions import FileVersion
 from schemas.tables import FILES
@@ -93,6 +94,11 @@ def test_the_time_of_a_closing_is_known_or_null(tmp_path: Path) -> None:
     ]
 
 
+def list_documents(lake: Lake) -> list[Path]:
+    """Return the parts of documents."""
+    return [lake.layout.part_path(part.name) for part in lake.ledger.parts() if part.table_name == RAW_TABLE]
+
+
 def test_history_is_that_of_the_kept_documents(tmp_path: Path) -> None:
     """Publish by publish, and when documents go, the tables are what the documents say."""
     with Lake(tmp_path / "lake", doing="test") as lake:
@@ -100,8 +106,9 @@ def test_history_is_that_of_the_kept_documents(tmp_path: Path) -> None:
         def publish() -> list[tuple[Any, ...]]:
             lake.publish("", at=AT, complete=True, watermark=AT)
             with duckdb.connect(str(lake.layout.catalog), read_only=True) as db:
-                for view, versions in ((FILE_VERSIONS, ""), (FILE_EVENTS, f"({FILE_VERSIONS.sql})")):
-                    sql = select_events_sql(versions) if versions else view.sql
+                documents = f"read_parquet({[str(path) for path in list_documents(lake)]})"
+                versions = type_documents_sql(documents)
+                for view, sql in ((FILE_VERSIONS, versions), (FILE_EVENTS, select_events_sql(f"({versions})"))):
                     expected = db.execute(f"FROM ({sql}) ORDER BY ALL").fetchall()
                     assert db.execute(f"FROM {view.name} ORDER BY ALL").fetchall() == expected
                 sql = "SELECT event, is_observed FROM file_events WHERE file_id = 1 ORDER BY ALL"

@@ -25,7 +25,7 @@ from tests.sync.sync_harness import SEED, opened, synced
 
 CLIENT: Final = Path(sys.executable).with_name("duckdb")
 VIEWS: Final = (
-    "fields_wide form_answers_wide damage_by_month workflow_progress open_workflow_runs file_history workflows"
+    "fields_wide form_answers_wide damage_by_month workflow_progress open_workflow_runs workflows"
     " workflow_steps upload_addresses file_summary"
 ).split()
 ODD: Final = (
@@ -91,23 +91,6 @@ async def test_against_the_service(tmp_path: Path) -> None:
         unfinished = asked(db, "FROM open_workflow_runs")
         assert len(unfinished) == sum(row["completed_at"] is None for row in here)
         assert all(row["age_days"] > 0 for row in unfinished)
-
-
-async def test_history(tmp_path: Path) -> None:
-    """file_history tells every version of a file that was fetched, oldest first, with its documents as text."""
-    async with Emulator(10, seed=SEED) as emulator:
-        key = emulator.world.pick_random(1)[0]
-        for _ in range(3):
-            await synced(emulator, tmp_path / "lake")
-            emulator.world.clock.advance(60)
-            emulator.world.update([key])
-    with opened(tmp_path / "lake") as db:
-        found = asked(db, f"FROM file_history WHERE file_id = {key} ORDER BY commit_seq")
-        assert len(found) == 3
-        assert len({row["updated_at"] for row in found}) == 3
-        assert all(f'"id":{key}' in row["detail"].replace(" ", "") for row in found)
-        live = asked(db, f"SELECT _fetched_at FROM files WHERE file_id = {key}")
-        assert live == [{"_fetched_at": found[-1]["fetched_at"]}]
 
 
 async def test_everything_has_a_comment(tmp_path: Path) -> None:

@@ -33,13 +33,14 @@ from tests.lake.operations import called, compact_all
 from tests.lake_copies import copy_lake
 from tests.publish.iceberg_reading import reader
 from tests.publish.lake_history import list_differences
-from tests.publish.target_reading import attached, copied
+from tests.publish.target_reading import attached
 from tests.sync.sync_harness import SEED, synced
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterator
 
+    from pipeline.publish.object_store import ObjectStore
     from tests.images.image_harness import PicturedLakes
     from tests.processes import Answer
 
@@ -149,18 +150,18 @@ class Life:
     def _find_problems(self, said: str) -> Iterator[str]:
         """Look into every place after a purge: it is clean, whole, and said to be erased."""
         with tempfile.TemporaryDirectory() as folder:
-            copy = copied(open_store(self.url), Path(folder))
+            copy = _copy(open_store(self.url), Path(folder, "all"))
             yield from find_words(copy, set[str]().union(*(self._words[key] for key in self._purged)))
-            yield from self._check_copies(copy, said)
+            yield from self._check_copies(Path(folder, "catalog"), said)
 
-    def _check_copies(self, copy: Path, said: str) -> Iterator[str]:
-        """Check a mirror and tables; `copy` has all objects below the URL of this life."""
+    def _check_copies(self, folder: Path, said: str) -> Iterator[str]:
+        """Check a mirror and tables."""
         if "mirror" in self._written:
             store = open_store(str(self._mirror))
             if f"{store.base_url}: erased" not in said:
                 yield f"the mirror is not said to be erased: {said}"
             yield from lines_of(check_published(LakeLayout(self.scene.lake), store, read_data=False))
-            with attached(store, copy / str(self.places[0]), CATALOG) as db:
+            with attached(store, folder) as db:
                 for (sql,) in db.execute(_COUNT_ROWS).fetchall():
                     db.execute(sql)
         if "tables" in self._written:
@@ -214,7 +215,6 @@ class Life:
         return answer.out
 
 
-CATALOG: Final = "catalog.duckdb"
 _COUNT_ROWS: Final = (
     "SELECT format('SELECT count(*) FROM remote.{}.{}', schema_name, name) FROM"
     " (SELECT schema_name, table_name AS name, database_name FROM duckdb_tables()"
@@ -248,6 +248,14 @@ def purged(lake: Path, *file_ids: int, **environment: str) -> Answer:
 
     with mock.patch.object(publish_after_run, "run_maintenance", run_child):
         return called(lake, "purge", *map(str, file_ids), "--yes", **environment)
+
+
+def _copy(store: ObjectStore, folder: Path) -> Path:
+    """Copy every object of a store to a folder."""
+    for item in store.list():
+        (folder / item.path).parent.mkdir(parents=True, exist_ok=True)
+        store.download(item.path, folder / item.path)
+    return folder
 
 
 def find_words(folder: Path, words: set[str]) -> Iterator[str]:

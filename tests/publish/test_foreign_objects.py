@@ -93,7 +93,7 @@ def test_a_publish_deletes_only_what_it_wrote(lake: Path, tmp_path: Path) -> Non
     """Old files of others under the names of a target stay, and are named."""
     target = tmp_path / "target"
     told(lake, "publish", "--to", f"file://{target}")
-    names = ("snapshots/000099.duckdb", f"tables/files/data/000000000099-abcdef-{'0' * 12}.parquet", "probe/notes")
+    names = (f"raw/000000000099-abcdef-{'0' * 12}.parquet", "probe/notes", "snapshots/000099.duckdb")
     mine = [put(target, name) for name in (*names, "thesis.txt")]
     for path in mine:
         os.utime(path, (1, 1))
@@ -102,7 +102,7 @@ def test_a_publish_deletes_only_what_it_wrote(lake: Path, tmp_path: Path) -> Non
         held.publish("", at=AT, complete=True, watermark=AT)
     answer = called(lake, "publish", "--to", f"file://{target}")
     assert answer.code == 0
-    assert all(f"objects=1 first={name}" in answer.err for name in names[:2])
+    assert f"objects=1 first={names[0]}" in answer.err
     assert [path.read_text() for path in mine] == ["mine"] * len(mine)
 
 
@@ -198,4 +198,4 @@ def test_a_lake_and_a_backup_are_for_others_to_read_only(tmp_path: Path) -> None
         os.umask(former)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert [path for path in files if path.stat().st_mode & 0o022] == []
-    assert len(files) > 12
+    assert len(files) > 10

@@ -14,7 +14,7 @@ from pipeline.publish.object_store import open_store
 from tests.lake.lake_builder import AT
 from tests.publish.iceberg_reading import connect, load_tables, read_all
 from tests.publish.lake_history import LAKE_ID, list_differences, live_history
-from tests.publish.target_reading import all_differing, latest, published
+from tests.publish.target_reading import differing, published
 from tests.soaking import SOAKING
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def check_tables(catalog: IcebergCatalog, lake: Path, number: int, *, step: int)
 def test_every_snapshot_is_published_whole(
     place: str, kinds: list[str], request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After every step mirror and tables equal the snapshot, now and by its tag; earlier ones stay as they were."""
+    """After every step mirror and tables equal the snapshot, tables also by its tag; earlier tags stay as they were."""
     if not SOAKING:  # this history is too short for the real limits
         monkeypatch.setattr(iceberg_changes, "MAX_DELETE_FILES", 3)
         monkeypatch.setattr(iceberg_snapshots, "_MAX_MANIFESTS", 3)
@@ -68,14 +68,9 @@ def test_every_snapshot_is_published_whole(
             check_tables(catalog, lake, number, step=step)
         result = published(lake, mirror)
         assert (result.changed, result.snapshot) == (True, number), name
-        if name == "compacted":
-            assert result.uploaded > 2
         if name == "changed after a rollback":
-            assert all_differing(lake, mirror, tmp_path / "copy", with_views=True) == []
-            assert len(latest(mirror).snapshots) == 7
-        if name == "purged":
-            assert len(latest(mirror).snapshots) == 1
-    assert all_differing(lake, mirror, tmp_path / "later copy", with_views=True) == []
+            assert differing(lake, mirror, tmp_path / "copy") == []
+    assert differing(lake, mirror, tmp_path / "later copy") == []
     for catalog in catalogs:
         tables = load_tables(catalog)
         earlier = sorted(tables["files"].metadata.refs.keys() - {"main"})

@@ -14,8 +14,8 @@ from pipeline.publish.iceberg import RetentionOptions
 from pipeline.publish.iceberg_connection import connect_catalog
 from pipeline.publish.iceberg_owner import CatalogId
 from pipeline.publish.iceberg_publish import publish_iceberg
+from pipeline.publish.sweep_rule import SweepRule
 from pipeline.publish.target_layout import OWNER
-from pipeline.publish.target_retention import SweepRule
 from tests.lake.lake_builder import AT
 from tests.lake.operations import told
 from tests.publish.iceberg_reading import reader

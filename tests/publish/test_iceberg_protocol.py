@@ -28,8 +28,8 @@ from pipeline.publish.iceberg_connection import connect_catalog
 from pipeline.publish.iceberg_format import read_files
 from pipeline.publish.iceberg_publish import publish_iceberg
 from pipeline.publish.iceberg_retention import list_table_files
+from pipeline.publish.sweep_rule import SweepRule
 from pipeline.publish.target_layout import to_target_path
-from pipeline.publish.target_retention import SweepRule
 from tests.lake.lake_builder import AT
 from tests.lake.operations import told
 from tests.publish.iceberg_reading import NAMES, connect, load_tables, reader

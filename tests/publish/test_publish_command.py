@@ -15,12 +15,11 @@ from pipeline.lake.layout import LakeLayout
 from pipeline.monitoring.run_history import RunStatsFile
 from pipeline.publish.check_published import check_published
 from pipeline.publish.object_store import open_store
-from pipeline.publish.target_layout import is_part_path, remove_hash, to_unhashed_path
 from tests.findings import lines_of, printed_lines
 from tests.lake.lake_builder import commit
 from tests.lake.operations import called, told
 from tests.processes import Answer, forked, ran
-from tests.publish.target_reading import all_differing, latest
+from tests.publish.target_reading import differing, latest
 from tests.sync.sync_harness import SEED
 
 if TYPE_CHECKING:
@@ -43,18 +42,16 @@ def url(tmp_path: Path) -> str:
 
 
 def test_publish_to_s3(history: History, s3_url: str, tmp_path: Path) -> None:
-    """The command uploads once, then has nothing to do; an earlier snapshot is one more publish."""
-    lake, store, newest = history.root, open_store(s3_url), history.sync({1: 3})
+    """The command uploads once, then has nothing to do; what changed is one more publish."""
+    lake, store = history.root, open_store(s3_url)
     first = json.loads(told(lake, "publish", "--to", s3_url, "--json"))["mirror"]
     assert (first["changed"], first["target"]) == (True, s3_url)
     assert "nothing to publish" in told(lake, "publish", "--to", s3_url)
-    assert all_differing(lake, store, tmp_path / "copy") == []
-    assert f"snapshot {newest - 1}: " in told(lake, "publish", "--to", s3_url, "--snapshot", str(newest - 1))
-    assert latest(store).current.snapshot == newest - 1
-    assert [item.snapshot for item in latest(store).earlier] == [newest]
-    assert all_differing(lake, store, tmp_path / "copy") == []
+    assert differing(lake, store, tmp_path / "copy") == []
+    newest = history.sync({1: 3})
     assert f"snapshot {newest}: " in told(lake, "publish", "--to", s3_url)
-    assert latest(store).current.snapshot == newest
+    assert latest(store).catalog.snapshot == newest
+    assert differing(lake, store, tmp_path / "copy") == []
     text = told(lake, "status")
     assert f"{s3_url} has snapshot {newest}, published " in text
 
@@ -66,13 +63,13 @@ def test_a_publish_completes_what_a_killed_run_left(lake: Path, url: str, tmp_pa
         commit(held, {900: 1})
     result = json.loads(told(lake, "publish", "--json", SCANLAKE_PUBLISH_TO=url))["mirror"]
     assert result["target"] == url
-    current = latest(open_store(url)).current
+    current = latest(open_store(url)).catalog
     assert (current.snapshot, current.files) == (number, 42)
-    assert all_differing(lake, open_store(url), tmp_path / "copy") == []
+    assert differing(lake, open_store(url), tmp_path / "copy") == []
 
 
 def test_documents_are_published_on_request(lake: Path, tmp_path: Path) -> None:
-    """The documents stay at home unless publish_documents is set; then file_history is there, too."""
+    """The documents stay at home unless publish_documents is set; what they show of versions is there in any case."""
     for documents in (False, True):
         url = f"file://{tmp_path}/target-{documents}"
         told(lake, "publish", "--to", url, SCANLAKE_PUBLISH_DOCUMENTS=str(documents))
@@ -80,10 +77,10 @@ def test_documents_are_published_on_request(lake: Path, tmp_path: Path) -> None:
         assert any(store.list("raw")) is documents
         with duckdb.connect(f"{tmp_path}/target-{documents}/catalog.duckdb", read_only=True) as db:
             shown = {row[0] for row in db.execute("SELECT table_name FROM information_schema.tables").fetchall()}
-            assert ("file_history" in shown) is documents
             assert {"file_versions", "file_events"} <= shown
+            paths = [f"{tmp_path}/target-{documents}/{item.path}" for item in store.list("raw")]
             if documents:
-                assert db.execute("SELECT count(*) > 20 FROM file_history").fetchall() == [(True,)]
+                assert db.execute(f"SELECT count(*) > 20 FROM read_parquet({paths})").fetchall() == [(True,)]
 
 
 def test_a_wrong_target_is_one_line(lake: Path, s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,12 +97,11 @@ def test_a_wrong_target_is_one_line(lake: Path, s3_url: str, monkeypatch: pytest
 
 def test_wrong_usage(lake: Path) -> None:
     """Options that make no sense together, and URLs of other kinds, are exit code 2."""
-    for options in ((), ("--snapshot", "1"), ("--with-images",)):
+    for options in ((), ("--with-images",)):
         message = told(lake, "publish", *options, code=2)
         assert "No target to publish to. Add --to URL, or set publish_to." in message.replace("\n", " ")
     assert "object store" in told(lake, "publish", "--to", "ftp://host/x", code=2)
     assert "publish_to" in told(lake, "publish", code=2, SCANLAKE_PUBLISH_AFTER_SYNC="true")
-    assert "is not kept" in told(lake, "publish", "--to", f"file://{lake}-target", "--snapshot", "99", code=2)
 
 
 async def finished(emulator: Emulator, lake: Path, *arguments: str, **environment: str) -> Answer:
@@ -146,7 +142,7 @@ async def test_publish_after_sync(tmp_path: Path) -> None:
     assert alerts.read_text() == "failed 8\nrecovered 0\n"
     assert f'scanlake_publish_failures{{lake="{lake}"}} 0\n' in metrics.read_text()
     assert "scanlake_last_publish_timestamp_seconds" in metrics.read_text()
-    assert all_differing(lake, open_store(f"file://{target}"), tmp_path / "copy") == []
+    assert differing(lake, open_store(f"file://{target}"), tmp_path / "copy") == []
     told(lake, "serve", "--write", str(page))
     assert f"file://{target} has snapshot" in page.read_text()
 
@@ -157,14 +153,11 @@ def test_purge_and_rollback_are_published(history: History, url: str, tmp_path: 
     told(lake, "publish", "--to", url)
     settings = {"SCANLAKE_PUBLISH_TO": url, "SCANLAKE_PUBLISH_AFTER_SYNC": "true"}
     rolled_back = forked(lake, "rollback", str(number - 1), "--yes", "--json", **settings).json
-    assert rolled_back["publish"]["snapshot"] == latest(store).current.snapshot == rolled_back["snapshot"]
+    assert rolled_back["publish"]["snapshot"] == latest(store).catalog.snapshot == rolled_back["snapshot"]
     purged = forked(lake, "purge", "777123", "--yes", "--json").json
     assert purged["publish"]["problem"] is None
-    assert [item.snapshot for item in latest(store).snapshots] == [purged["erased"]["snapshot"]]
-    with Lake(lake, doing="look") as held:
-        names = {to_unhashed_path(name) for name in held.ledger.part_names()}
-    assert {remove_hash(item.path) for item in store.list() if is_part_path(item.path)} <= names
-    assert all_differing(lake, store, tmp_path / "copy") == []
+    assert latest(store).catalog.snapshot == purged["erased"]["snapshot"]
+    assert differing(lake, store, tmp_path / "copy") == []
     (tmp_path / "target").rename(tmp_path / "moved")
     (tmp_path / "target").write_text("no folder")
     answer = forked(lake, "purge", "2", "--yes")
@@ -194,12 +187,10 @@ def test_check_published(history: History, lake: Path, url: str) -> None:
     store = open_store(url)
     assert "not published" in told(lake, "check", "--published", code=2)
     assert "has no published lake" in told(lake, "check", "--published", code=2, SCANLAKE_PUBLISH_TO=url)
-    told(lake, "publish", "--to", url)
+    told(lake, "publish", "--to", url, SCANLAKE_PUBLISH_DOCUMENTS="true")
     [line] = [line for line in told(lake, "check", "--published").splitlines() if url in line]
-    assert line.endswith(" objects compared")
-    path, other = (
-        min(filter(is_part_path, (item.path for item in store.list(f"tables/{name}")))) for name in ("files", "uploads")
-    )
+    assert line.endswith(f" {len(list(store.list('raw'))) + 1} objects compared")
+    path, other = sorted(item.path for item in store.list("raw"))[:2]
     for name in (path, other):
         content = store.read(name)
         store.delete([name])
@@ -213,13 +204,12 @@ def test_check_published(history: History, lake: Path, url: str) -> None:
         assert _compare(lake, store, read_data=True) == [f"{name}: sha256 differs"]
         store.delete([name])
         store.create(name, content)
-    earlier = latest(store).current.file
     history.sync({1: 2})
-    told(lake, "publish", "--to", url)
-    for name in (path, other, earlier, latest(store).current.file, "catalog.duckdb"):
+    told(lake, "publish", "--to", url, SCANLAKE_PUBLISH_DOCUMENTS="true")
+    for name in (path, "catalog.duckdb"):
         store.delete([name])
         assert f"{name}: missing" in _compare(lake, store)
-        told(lake, "publish", "--to", url)
+        told(lake, "publish", "--to", url, SCANLAKE_PUBLISH_DOCUMENTS="true")
         assert _compare(lake, store, read_data=True) == [], "the hint is to publish again"
     head = store.head("catalog.duckdb")
     assert head is not None

@@ -21,21 +21,15 @@ from pipeline.errors import (
     SettingsError,
     StorageError,
 )
-from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.lake import Lake
 from pipeline.publish.cloud_store import CloudStore
-from pipeline.publish.latest import PublishedSnapshot
 from pipeline.publish.mirror import MirrorOptions
 from pipeline.publish.store_records import encode_record
-from pipeline.publish.target_layout import CATALOG, LATEST, is_part_path, remove_hash, to_target_path, to_unhashed_path
-from pipeline.publish.target_retention import select_remaining
-from pipeline.settings import Settings
-from schemas.timestamps import SECOND
+from pipeline.publish.target_layout import CATALOG, LATEST, is_raw_path, to_target_path
 from tests.lake.corruption import flip
-from tests.lake.operations import compact_all
 from tests.publish.lake_history import History
 from tests.publish.stopping_store import URL, PublisherStopped, StoppingStore, choose_stops
-from tests.publish.target_reading import all_differing, attached, copied, differing, latest, published
+from tests.publish.target_reading import attached, differing, latest, published
 from tests.soaking import sample
 
 if TYPE_CHECKING:
@@ -43,9 +37,8 @@ if TYPE_CHECKING:
 
 
 def shown(store: CloudStore, folder: Path) -> list[tuple[Any, ...]]:
-    """What a reader of latest.json sees: files joined with uploads, from the snapshot that it names."""
-    record = latest(store)
-    with attached(store, copied(store, folder), record.current.file) as db:
+    """What a reader of the target sees: files joined with uploads."""
+    with attached(store, folder) as db:
         sql = "SELECT file_id, f._run_id, u.id FROM remote.files f LEFT JOIN remote.uploads u USING (file_id)"
         return sorted(db.execute(sql).fetchall(), key=str)
 
@@ -53,45 +46,45 @@ def shown(store: CloudStore, folder: Path) -> list[tuple[Any, ...]]:
 def test_a_stop_at_any_write_heals(history: History, tmp_path: Path) -> None:
     """Wherever a publish stops, a reader sees the former snapshot or the new one, and a second try completes it."""
     lake, base = history.root, StoppingStore()
-    published(lake, base, MirrorOptions())
+    published(lake, base)
     former = shown(base, tmp_path / "former")
     history.sync({1: 3, 60: 1})
     history.purge(777_123)
     whole = base.fork()
-    published(lake, whole, MirrorOptions())
+    published(lake, whole)
     new = shown(whole, tmp_path / "new")
     assert former != new
     objects = {item.path for item in whole.list()}
-    assert set(whole.written) - objects, "the purge deletes some"
+    assert {item.path for item in base.list()} - objects, "the purge deletes some"
     seen = set()
     for place, number in enumerate(choose_stops(whole, LATEST)):
         stopped = base.fork(stop_at=number, after=place % 2 == 1)
         with pytest.raises(PublisherStopped):
-            published(lake, stopped, MirrorOptions())
+            published(lake, stopped)
         store = stopped.fork()
         rows = shown(store, tmp_path / f"copy{number}")
         assert rows in (former, new)
         seen.add(rows == new)
-        published(lake, store, MirrorOptions())
+        published(lake, store)
         assert {item.path for item in store.list()} == objects
         assert shown(store, tmp_path / f"copy{number}") == new
     assert seen == {False, True}
-    assert all_differing(lake, store, tmp_path / "copy") == []
+    assert differing(lake, store, tmp_path / "copy") == []
 
 
 def test_a_first_publish_that_stopped_is_completed(history: History, tmp_path: Path) -> None:
-    """Before the first latest.json a target shows nothing; what a stop left is used, not uploaded again."""
+    """Before the first latest.json a target has no record; what a stop left is used, not uploaded again."""
     store = StoppingStore()
-    for number in (14, 24, 18):
+    for number in (14, 12, 13):  # the probe takes ten
         store = store.fork(stop_at=number)
         with pytest.raises(PublisherStopped):
             published(history.root, store)
     store = store.fork()
-    there = len([item for item in store.list() if is_part_path(item.path)])
+    there = len([item for item in store.list() if is_raw_path(item.path)])
     result = published(history.root, store)
-    assert there > 5
-    assert result.uploaded < there + result.parts
-    assert all_differing(history.root, store, tmp_path / "copy") == []
+    assert there > 2
+    assert result.uploaded == len(list(store.list("raw"))) - there + 1
+    assert differing(history.root, store, tmp_path / "copy") == []
     assert not published(history.root, store).changed
 
 
@@ -110,7 +103,7 @@ def test_of_two_publishers_one_is_refused(history: History, tmp_path: Path) -> N
         # Who reads the record of the other is told that its snapshot is another; the others meet a condition.
         assert code == (ExitCode.STORAGE if moment in {"head", "read_versioned"} else ExitCode.LOCKED), moment
         winner = other.root if loser == history.root else history.root
-        assert all_differing(winner, fast, tmp_path / f"target-{moment}") == [], moment
+        assert differing(winner, fast, tmp_path / f"target-{moment}") == [], moment
 
 
 def publish_both(
@@ -140,21 +133,24 @@ def test_a_record_is_not_written_over_a_newer_one(history: History, tmp_path: Pa
     """A publisher is refused whose catalog another one replaced before latest.json: both show one snapshot."""
     lake, store = history.root, StoppingStore()
     published(lake, store)
-    number = history.sync({1: 3})
     other, fast, swap = shutil.copytree(lake, tmp_path / "backup"), StoppingStore(store.backend), store.swap
+    number = history.sync({1: 3})
 
     def swap_and_be_late(path: str, *arguments: Any, **named: Any) -> str:
         version = swap(path, *arguments, **named)
         if path == CATALOG:
-            published(other, fast, number=number - 1)
+            fast.swap(CATALOG, other / CATALOG, version)
+            record = latest(fast)
+            found = fast.read_versioned(LATEST)
+            assert found is not None
+            fast.swap(LATEST, encode_record(record), found[1])
         return version
 
     store.swap = swap_and_be_late  # type: ignore[method-assign]
     with pytest.raises(PublishConflictError):
         published(lake, store)
-    assert latest(fast).current.snapshot == number - 1
-    snapshot = lake / "snapshots" / f"{number - 1:06d}.duckdb"
-    assert differing(fast, copied(fast, tmp_path / "copy"), "catalog.duckdb", snapshot) == []
+    assert latest(fast).catalog.snapshot == number - 1
+    assert differing(other, fast, tmp_path / "copy") == []
 
 
 def test_records_of_others_are_refused(history: History, tmp_path: Path) -> None:
@@ -181,10 +177,10 @@ def test_other_contents_under_the_name_of_a_part_are_refused(history: History) -
     lake, store = history.root, StoppingStore()
     published(lake, store)
     history.sync({1: 1})
-    part = max(lake.glob("parts/files/0*.parquet"))
-    path = to_target_path(f"parts/files/{part.name}", sha256_file(part))
+    part = max(lake.glob("raw/0*.parquet"))
+    path = to_target_path(f"raw/{part.name}", sha256_file(part))
     store.create(path, b"other")
-    with pytest.raises(StorageError, match=r"tables/files/data/.* has other contents") as refused:
+    with pytest.raises(StorageError, match=r"raw/.* has other contents") as refused:
         published(lake, store)
     assert refused.value.exit_code == ExitCode.STORAGE
     store.delete([path])
@@ -207,28 +203,32 @@ def test_a_create_that_was_refused_for_nothing_is_repeated(
     create, refused = store.create, Counter[str]()
 
     def create_at_third(path: str, *rest: Any, **choices: Any) -> bool:
-        if is_part_path(path) and refused[path] < 2:
+        if is_raw_path(path) and refused[path] < 2:
             refused[path] += 1
             return False
         return create(path, *rest, **choices)
 
     monkeypatch.setattr(store, "create", create_at_third)
-    documents = len(list(lake.glob("raw/*.parquet")))  # they stay local
-    assert published(lake, store).parts == len(refused) + documents > 20
-    assert all_differing(lake, store, tmp_path / "copy") == []
+    assert published(lake, store).uploaded == len(refused) + 1 > 5
+    assert differing(lake, store, tmp_path / "copy") == []
     other = StoppingStore()
-    monkeypatch.setattr(other, "create", lambda path, *_, **_choices: not is_part_path(path))
+    monkeypatch.setattr(other, "create", lambda path, *_, **_choices: not is_raw_path(path))
     monkeypatch.setattr(other, "probe", lambda: None)
     with pytest.raises(PublishError, match="is refused as existing, but cannot be found"):
         published(lake, other)
 
 
-def test_a_damaged_part_is_not_published(history: History) -> None:
-    """A part that differs from its hash stays local, and the target stays as it was."""
+def test_what_is_damaged_is_not_published(history: History) -> None:
+    """A part that differs from its hash, or a catalog that cannot be read, stays local; the target stays as it was."""
     store = StoppingStore()
-    flip(min(history.root.glob("parts/files/0*.parquet")))
+    flip(min(history.root.glob("raw/0*.parquet")))
     with pytest.raises(LakeCorruptedError, match="was not uploaded"):
         published(history.root, store)
+    catalog = history.root / CATALOG
+    catalog.chmod(0o600)
+    catalog.write_bytes(b"no database")
+    with pytest.raises(LakeCorruptedError, match="was not published"):
+        published(history.root, store, MirrorOptions())
     assert store.head(LATEST) is None
 
 
@@ -243,13 +243,12 @@ def test_a_store_without_conditions_is_refused(history: History, monkeypatch: py
 
 
 def test_retention_on_the_target(history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Old snapshots and their parts go after the grace time; a part that a kept snapshot names stays."""
+    """Documents that the lake no longer has go with the next publish, orphans too; objects of others stay."""
     lake, store = history.root, StoppingStore()
-    options = MirrorOptions(retention=RetentionRules(newest=2, seconds=0))
-    orphan = f"tables/files/data/000000000001-aaaaaa-{sha256(b'orphan').hexdigest()[:12]}.parquet"
+    orphan = f"raw/000000000001-aaaaaa-{sha256(b'orphan').hexdigest()[:12]}.parquet"
     others = [
-        *("tables/files/data/of-another-program.parquet", "tables/files/data/000000000001-aaaaaa-0123456789ab.parquet"),
-        *("probe/of-another-program", f"images/ab/{'c' * 62}.jpg"),
+        *("raw/of-another-program.parquet", "raw/000000000001-aaaaaa-0123456789ab.parquet"),
+        *("probe/of-another-program", f"images/ab/{'c' * 62}.jpg", "tables/files/data/of-another-program.parquet"),
     ]
     listed = store.list
 
@@ -258,64 +257,19 @@ def test_retention_on_the_target(history: History, tmp_path: Path, monkeypatch: 
         return (replace(item, modified_at=past) for item in listed(prefix))
 
     monkeypatch.setattr(store, "list", aged)
-    published(lake, store, options)
-    for step in range(2):
-        # The lake's own snapshot is renewed and names the new parts; the published one goes on naming the old ones.
-        with Lake(lake, doing="compaction") as held:
-            compact_all(held, Settings(lake=lake, keep_snapshots=1, retention_hours=0))
-        store.create(orphan, b"orphan")
-        for path in others:
-            store.create(path, b"other")
-        history.sync({1 + step: 1, 60 + step: 1})
-        assert published(lake, store, options).deleted > 0
-    record = latest(store)
-    assert len(record.snapshots) == 2
-    assert all_differing(lake, store, tmp_path / "copy") == []
+    published(lake, store)
+    before = {item.path for item in store.list("raw")}
+    store.create(orphan, b"orphan")
+    for path in others:
+        store.create(path, b"other")
+    history.purge(777_123)
+    assert published(lake, store).deleted > 1
     names = {item.path for item in store.list()}
     assert names.issuperset(others)
     assert orphan not in names
-    named = set().union(*(_parts_of(store, tmp_path / "copy", item.file) for item in record.snapshots))
-    assert {path for path in named if path.startswith("tables/")} <= names
+    assert before - names, "the documents of a purged file"
     with Lake(lake, doing="look") as held:
-        held_paths = {to_unhashed_path(name) for name in held.ledger.part_names()}
-    assert {remove_hash(path) for path in names - named - {*others} if is_part_path(path)} <= held_paths
-
-
-def _parts_of(store: CloudStore, copy: Path, file: str) -> set[str]:
-    with attached(store, copy, file) as db:
-        rows = db.execute("SELECT name, sha256 FROM remote.physical.parts").fetchall()
-    return {to_target_path(name, sha256) for name, sha256 in rows}
-
-
-def test_kept_snapshots() -> None:
-    """The rules of the lake hold on the target, by the time of publish there; none from before a purge stays."""
-    from_latest = [_snapshot(number, at=number * 10 * SECOND) for number in (5, 1, 3, 4, 2)]
-    current = _snapshot(6, at=60 * SECOND)
-
-    def remaining(purged_at: int | None = None, **rules: Any) -> list[int]:
-        chosen = RetentionRules(**{"newest": 3, "seconds": 0, **rules})
-        found = select_remaining(from_latest, current, chosen, purged_at=purged_at)
-        return [item.snapshot for item in found]
-
-    assert remaining() == [4, 5]
-    assert remaining(purged_at=45 * SECOND) == [5]
-    assert remaining(newest=1) == []
-    assert remaining(newest=1, monthly=1) == []
-    assert remaining(newest=1, purged_at=60 * SECOND, daily=9) == []
-    days = [_snapshot(number, at=number * 10 * 3_600 * SECOND) for number in range(1, 6)]
-    newest = _snapshot(6, at=60 * 3_600 * SECOND)
-    kept = select_remaining(days, newest, RetentionRules(1, 0, daily=2), purged_at=None)
-    assert [item.snapshot for item in kept] == [4]
-
-
-def _snapshot(number: int, *, at: int) -> Any:
-    return PublishedSnapshot(
-        *(number, "r", 1, 1),
-        complete=True,
-        watermark=None,
-        published_at=at,
-        file="",
-        bytes=0,
-        sha256="",
-        documents=False,
-    )
+        own = {to_target_path(part.name, part.sha256) for part in held.ledger.parts() if part.table_name == "raw"}
+    assert {path for path in names if is_raw_path(path)} - {*others} == own
+    assert differing(lake, store, tmp_path / "copy") == []
+    assert published(lake, store, MirrorOptions()).deleted == len(own), "published without documents"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import duckdb
@@ -12,8 +10,6 @@ import pytest
 
 from pipeline.errors import ExitCode
 from pipeline.findings import Severity
-from pipeline.lake.kept_snapshots import RetentionRules
-from pipeline.publish import mirror
 from pipeline.publish.mirror import MirrorOptions
 from pipeline.publish.object_store import open_store
 from pipeline.publish.target_layout import LATEST
@@ -120,7 +116,7 @@ def test_damage_on_either_side_is_named_and_delays_no_table(pictured: PicturedLa
     assert (answer.code, len(errors_of(answer))) == (ExitCode.DAMAGE, 1)
     assert file.name in errors_of(answer)[0]
     assert _images_at(f"file://{target}").keys() == files_in(lake).keys() - {damaged}
-    assert latest(open_store(f"file://{target}")).current.files == 12
+    assert latest(open_store(f"file://{target}")).catalog.files == 12
     assert called(lake, "check", "--published").code == ExitCode.OK
     assert called(lake, *arguments).code == ExitCode.DAMAGE, "not repaired yet"
     file.write_bytes(whole)
@@ -143,41 +139,13 @@ def test_damage_on_either_side_is_named_and_delays_no_table(pictured: PicturedLa
     assert len(printed_lines(thorough.json, "target")) == 3
 
 
-def test_a_catalog_of_views_has_the_table_of_images_too(
-    pictured: PicturedLakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A target whose catalog is too large to be copied has the same table, as a view; only the newest object stays."""
-    store = open_store(f"file://{tmp_path / 'target'}")
-    listed = store.list
-
-    def list_aged(prefix: str = "") -> Any:
-        past = datetime.now(UTC) - timedelta(days=2)
-        return (replace(item, modified_at=past) for item in listed(prefix))
-
-    monkeypatch.setattr(store, "list", list_aged)
-    monkeypatch.setattr(mirror, "_MAX_TABLES_BYTES", 0)
-    at_once = MirrorOptions(images=True, retention=RetentionRules(seconds=0))
-    for made in (pictured.half, pictured.whole):
-        lake = copy_lake(made, tmp_path / made.name)
-        published(lake, store, at_once)
-        with duckdb.connect(tmp_path / "target" / "catalog.duckdb", read_only=True) as db:
-            db.execute(f"ATTACH '{lake}/catalog.duckdb' AS local (READ_ONLY)")
-            for one, other in (("main", "local"), ("local", "main")):
-                assert not db.execute(f"FROM {one}.images EXCEPT ALL FROM {other}.images").fetchall()
-            assert db.execute("SELECT count(*) FROM images").fetchone() == (len(rows_of(lake)),)
-    published(lake, store, at_once, number=latest(store).current.snapshot)
-    assert len(list(listed("tables/images"))) == 1
-    assert called(lake, "check", "--published", SCANLAKE_PUBLISH_TO=store.base_url).code == ExitCode.OK
-
-
 def test_a_publish_that_stops_at_any_write_is_completed(pictured: PicturedLakes, tmp_path: Path) -> None:
     """Whichever write stops the publisher, the next publish has every image, and what a purge erased is not there."""
     lake = copy_lake(pictured.half, tmp_path / "lake")
     count = StoppingStore()
     published(lake, count, _WITH_IMAGES)
     image = count.written.index(min(files_in(lake))) + 1
-    numbers = [number for number, path in enumerate(count.written, 1) if not path.startswith("tables/")]
-    for stop_at in numbers if SOAKING else (image, image + 1, count.written.index(LATEST) + 1):
+    for stop_at in range(1, count.writes + 1) if SOAKING else (image, image + 1, count.written.index(LATEST) + 1):
         store = StoppingStore(stop_at=stop_at)
         with pytest.raises(PublisherStopped):
             published(lake, store, _WITH_IMAGES)

@@ -52,10 +52,8 @@ _NAMES: Final = {
         *(f"parts/files/{_PART}.parquet.{_SHA256[:16]}", f"raw/{_PART}.parquet.{_SHA256[:16]}", *_OBJECT_NAMES),
     ),
     "target": (
-        *("latest.json", "catalog.duckdb", "iceberg-owner.json", "snapshots", "tables", "tables/files"),
-        *(f"snapshots/{number:06d}.duckdb" for number in (1, 2, 3, 99)),
-        *(f"tables/files/data/{name}-{_SHA256[:12]}.parquet" for name in (_PART, "empty")),
-        *(f"tables/images/images-{_SHA256[:12]}.parquet", f"raw/{_PART}-{_SHA256[:12]}.parquet", *_OBJECT_NAMES),
+        *("latest.json", "catalog.duckdb", "iceberg-owner.json", "tables", "tables/files"),
+        *(f"tables/files/data/{_PART}-{_SHA256[:12]}.parquet", f"raw/{_PART}-{_SHA256[:12]}.parquet", *_OBJECT_NAMES),
     ),
     "report": (
         *(".scanlake-job", "manifest.json", "manifest.csv", "index.html", "SHA256SUMS", "SHA256SUMS.sig"),

@@ -100,9 +100,7 @@ def run(peer: str, files: int, folder: Path, *, churn: float, quirks: Sequence[s
 
 
 _KEYS: Final = {"scanlake": "file_id", "dlt": "id", "airbyte": "id"}
-_VIEWS: Final = (
-    "fields_wide form_answers_wide damage_by_month workflow_progress open_workflow_runs file_history".split()
-)
+_VIEWS: Final = "fields_wide form_answers_wide damage_by_month workflow_progress open_workflow_runs".split()
 
 
 def _rows(db: duckdb.DuckDBPyConnection, schema: str) -> int:
