@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 MAX_GROUPS: Final = 16
 MAX_SUPERSEDED_RATIO: Final = 0.05
 MIN_SUPERSEDED: Final = 1_000  # versions: fewer slow no query down, and a compaction is a process of one second
-SMALL_RAW_PART_BYTES: Final = 32 * 1024 * 1024  # larger parts of documents are not merged
-_MIN_MERGED_RAW_PARTS: Final = 20
-_MERGED_RAW_PART_BYTES: Final = 128 * 1024 * 1024
+SMALL_RAW_PART_BYTES: Final = 8 * 1024 * 1024  # larger parts of documents are not merged
+_MAX_SMALL_RAW_PARTS: Final = 20
+_MERGED_RAW_PART_BYTES: Final = 16 * 1024 * 1024  # of one compaction: documents are decoded and encoded again
 _MAX_EXPIRED_RATIO: Final = 0.2  # of a raw part's documents; a part with more expired ones is rewritten
 _RAW_BATCH_ROWS: Final = 1_000
 _VERSION_BATCH_ROWS: Final = 500
@@ -167,14 +167,12 @@ def _merge_small_raw_parts(
     layout: LakeLayout, ledger: Ledger, expired: Mapping[str, set[_Version]], name_suffix: str
 ) -> _Replacement:
     """Append small parts of documents to one part. They are not sorted: they are large, and rarely looked up."""
-    small: list[Part] = []
-    size = 0
-    for part in ledger.parts():
-        if part.table_name == RAW_TABLE and part.bytes < SMALL_RAW_PART_BYTES and size < _MERGED_RAW_PART_BYTES:
-            small.append(part)
-            size += part.bytes
-    if len(small) < _MIN_MERGED_RAW_PARTS:
+    parts = [part for part in ledger.parts() if part.table_name == RAW_TABLE and part.bytes < SMALL_RAW_PART_BYTES]
+    if len(parts) < _MAX_SMALL_RAW_PARTS:
         return [], []
+    small: list[Part] = []
+    while parts and sum(part.bytes for part in small) < _MERGED_RAW_PART_BYTES:
+        small.append(parts.pop(0))
     return small, _rewrite_raw_parts(layout, small, expired, f"{name_suffix}-0000")
 
 

@@ -79,10 +79,6 @@ class LakeLayout:
         """Return the name of the part, or of another file, at `path`."""
         return path.relative_to(self.root).as_posix()
 
-    def is_same_path(self, path: Path) -> bool:
-        """Return whether `path` leads to the lake's own folder."""
-        return path.exists() and path.samefile(self.root)
-
     def folders(self, tables: Iterable[str]) -> list[Path]:
         """Return the folders in the lake's folder."""
         return [self.root / "parts", self.raw_dir, self.root / "snapshots", *map(self.table_dir, tables)]

@@ -248,7 +248,7 @@ def test_strangers_are_named_and_left_alone(lake: Path) -> None:
 @pytest.mark.parametrize("folder", ["raw", "parts/uploads"])
 def test_compaction_names_a_damaged_part(lake: Path, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compaction that cannot read a part ends with exit code 9 and names it; it does not blame the disk."""
-    monkeypatch.setattr(compaction, "_MIN_MERGED_RAW_PARTS", 2)
+    monkeypatch.setattr(compaction, "_MAX_SMALL_RAW_PARTS", 2)
     monkeypatch.setattr(compaction, "MAX_SUPERSEDED_RATIO", -1)
     monkeypatch.setattr(compaction, "MIN_SUPERSEDED", 0)
     damaged = min((lake / folder).glob("0*.parquet"))
