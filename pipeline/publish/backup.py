@@ -23,7 +23,7 @@ from pipeline.publish.image_objects import (
 from pipeline.publish.local_store import LocalStore
 from pipeline.publish.own_objects import OwnObjects
 from pipeline.publish.store_records import FORMAT, encode_record, read_record, refuse_other_lake
-from pipeline.publish.target_layout import PROBE_PREFIX, RAW_PREFIX
+from pipeline.publish.target_layout import BACKUP, PROBE_PREFIX, RAW_PREFIX
 from pipeline.publish.uploads import PendingUpload, create_object, upload_all
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from pipeline.lake.models import Part
     from pipeline.publish.store_contract import ObjectStore
 
-RECORD: Final = "backup.json"
 _LEDGERS: Final = "ledgers"
 _PARTS: Final = "parts"
 _FOLDERS: Final = (RAW_PREFIX, _PARTS, _LEDGERS, PROBE_PREFIX)
@@ -81,7 +80,7 @@ def upload_backup(lake: Lake, store: ObjectStore, *, at: int, with_images: bool 
     parts = lake.ledger.parts()
     check_parts_exist(lake.layout, parts)
     lake_id = lake.ledger.get_lake_id()
-    former, version = read_record(store, RECORD, BackupRecord)
+    former, version = read_record(store, BACKUP, BackupRecord)
     if former is not None:
         refuse_other_lake(store, former.lake_id, lake_id, "the backup")
     has_images = former is not None and former.images > 0
@@ -90,7 +89,7 @@ def upload_backup(lake: Lake, store: ObjectStore, *, at: int, with_images: bool 
     if former is None:
         if has_images and has_other_images(lake.layout, lake.ledger, store):
             raise SettingsError(f"{store.base_url} has other objects: images.", hint="Use a folder or URL of its own.")
-        own.require_no_others(listed.values())
+        own.require_no_others(listed, lake_id)
         store.probe()
     missing = [
         PendingUpload(backup_path(part), lake.layout.part_path(part.name), part.bytes, part.sha256)
@@ -102,8 +101,8 @@ def upload_backup(lake: Lake, store: ObjectStore, *, at: int, with_images: bool 
     if has_images or with_images:
         images = upload_images(lake, store, upload=with_images)
     record = _upload_ledger(lake, store, lake_id, at, images)
-    store.swap(RECORD, encode_record(record), version)
-    names = {backup_path(part) for part in parts} | {RECORD, record.ledger}
+    store.swap(BACKUP, encode_record(record), version)
+    names = {backup_path(part) for part in parts} | {BACKUP, record.ledger}
     own.delete([item for path, item in listed.items() if path not in names])
     own.delete(images.unnamed)
     images.require_whole()

@@ -191,8 +191,7 @@ class _Mirror:
                 f"{self._store.base_url} has images of another lake, or of a file that was purged.",
                 hint="Use another target, or delete the images there.",
             )
-        # Beside Iceberg tables of this lake there are their files, which are not looked at.
-        own.require_no_others(item for path, item in listed.items() if OWNER not in listed or path == CATALOG)
+        own.require_no_others(listed, self._lake_id)
         self._store.probe()
 
     def _require_own_run(self, former: LatestRecord) -> None:

@@ -17,11 +17,12 @@ from pipeline.errors import SettingsError
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.image_names import IMAGES
 from pipeline.logs import get_logger
-from pipeline.publish.target_layout import CATALOG, PROBE_PREFIX
+from pipeline.publish.store_records import require_lake
+from pipeline.publish.target_layout import CATALOG, PROBE_PREFIX, RECORDS
 from pipeline.publish.uploads import run_side_by_side
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from pipeline.lake.ledger import Ledger
     from pipeline.publish.store_contract import ObjectStore, StoredObject
@@ -41,10 +42,18 @@ class OwnObjects:
     def __init__(self, store: ObjectStore, ledger: Ledger) -> None:
         self._store, self._ledger = store, ledger
 
-    def require_no_others(self, items: Iterable[StoredObject]) -> None:
-        """Raise `SettingsError` if a place without a record has an object that scanlake did not write."""
-        for item in items:
-            if not self._is_own(item):
+    def require_no_others(self, listed: Mapping[str, StoredObject], lake_id: str) -> None:
+        """Raise `SettingsError` if a place without a record has an object that scanlake did not write.
+
+        Below it, or beside its own objects, can be Iceberg tables, a mirror or a backup of the same lake, whose objects
+        are not looked at.
+        """
+        records = [path for path in listed if path.rpartition("/")[2] in RECORDS]
+        for path in records:
+            require_lake(self._store, path, lake_id, "objects")
+        roots = tuple(path.removesuffix(path.rpartition("/")[2]) for path in records)  # "" or with a slash at the end
+        for path, item in listed.items():
+            if (path == CATALOG or not path.startswith(roots)) and not self._is_own(item):
                 raise SettingsError(
                     f"{self._store.base_url} has other objects, such as {item.path}.",
                     hint="Use a folder or URL of its own.",

@@ -28,9 +28,10 @@ from pipeline.lake.layout import LakeLayout, translate_os_errors
 from pipeline.lake.ledger import Ledger
 from pipeline.lake.ledger_format import find_foreign_content
 from pipeline.lake.sqlite_errors import translate_sqlite_errors
-from pipeline.publish.backup import RECORD, BackupRecord, backup_path, is_ledger_path
+from pipeline.publish.backup import BackupRecord, backup_path, is_ledger_path
 from pipeline.publish.image_objects import download_images
 from pipeline.publish.store_records import read_record
+from pipeline.publish.target_layout import BACKUP
 from pipeline.publish.uploads import run_side_by_side
 from schemas.tables import TABLES
 from schemas.timestamps import now_us
@@ -90,11 +91,11 @@ def _download_backup(store: ObjectStore, layout: LakeLayout) -> dict[str, str]:
     Returns the images that are missing or damaged in the backup, by path, with the reason. Raises `SettingsError` if
     there is no backup, `LakeCorruptedError` if another object differs from what was written.
     """
-    record, _ = read_record(store, RECORD, BackupRecord)
+    record, _ = read_record(store, BACKUP, BackupRecord)
     if record is None:
         raise SettingsError(f"{store.base_url} has no backup.", hint="Correct the URL.")
     if not is_ledger_path(record.ledger):
-        raise LakeCorruptedError(f"{store.url(RECORD)} names a file that is no ledger.")
+        raise LakeCorruptedError(f"{store.url(BACKUP)} names a file that is no ledger.")
     copy = layout.root / temp_name(layout.ledger.name)
     _download(store, record.ledger, copy, record.ledger_sha256, record.ledger_bytes)
     with translate_sqlite_errors(copy):

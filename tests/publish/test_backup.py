@@ -12,8 +12,9 @@ import pytest
 from pipeline.errors import LakeCorruptedError, PublishConflictError, PublishError, SettingsError
 from pipeline.lake.lake import Lake
 from pipeline.lake.purge import purge
-from pipeline.publish.backup import RECORD, BackupResult, upload_backup
+from pipeline.publish.backup import BackupResult, upload_backup
 from pipeline.publish.restore import restore_backup
+from pipeline.publish.target_layout import BACKUP
 from schemas.timestamps import now_us
 from tests.lake.corruption import checked, flip, grown
 from tests.lake.operations import told
@@ -91,7 +92,7 @@ def test_a_stop_at_any_write_leaves_a_backup(history: History, tmp_path: Path) -
     whole = base.fork()
     backed_up(lake, whole)
     assert set(whole.written) - {item.path for item in whole.list()}, "the purge deletes some"
-    for place, number in enumerate(choose_stops(whole, RECORD)):
+    for place, number in enumerate(choose_stops(whole, BACKUP)):
         stopped = base.fork(stop_at=number, after=place % 2 == 1)
         with pytest.raises(PublisherStopped):
             backed_up(lake, stopped)
@@ -121,8 +122,8 @@ def test_what_is_refused(history: History, tmp_path: Path, monkeypatch: pytest.M
 
     def create_after_another(path: str, *content: Any, **named: Any) -> bool:
         if path.startswith("ledgers/"):
-            record, version = store.read_versioned(RECORD) or (b"", None)
-            store.swap(RECORD, record + b" ", version)
+            record, version = store.read_versioned(BACKUP) or (b"", None)
+            store.swap(BACKUP, record + b" ", version)
         return create(path, *content, **named)
 
     with monkeypatch.context() as patch:
@@ -138,13 +139,13 @@ def test_what_is_refused(history: History, tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(LakeCorruptedError, match="differs from what was backed up"):
         restored(store, folder)
     assert not folder.exists()
-    found = store.read_versioned(RECORD)
+    found = store.read_versioned(BACKUP)
     assert found is not None
     names = json.loads(found[0]) | {"ledger": "ledgers/../../victim/file"}
-    version = store.swap(RECORD, json.dumps(names).encode(), found[1])
+    version = store.swap(BACKUP, json.dumps(names).encode(), found[1])
     with pytest.raises(LakeCorruptedError, match="names a file that is no ledger"):
         restored(store, folder)
-    store.swap(RECORD, b"{}", version)
+    store.swap(BACKUP, b"{}", version)
     with pytest.raises(PublishError, match="not a record"):
         restored(store, folder)
 

@@ -16,9 +16,10 @@ import pytest
 from pipeline.atomic_files import sha256_file
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.lake.lake import Lake
-from pipeline.publish.backup import RECORD, upload_backup
+from pipeline.publish.backup import upload_backup
 from pipeline.publish.object_store import open_store
 from pipeline.publish.restore import restore_backup
+from pipeline.publish.target_layout import BACKUP
 from schemas.timestamps import now_us
 from tests.images.image_harness import disagreements, errors_of, files_in, rows_of, stored
 from tests.lake.operations import called
@@ -123,7 +124,7 @@ def test_a_backup_writes_nothing_outside_of_the_lake(lake: Path, tmp_path: Path)
         ledger.chmod(0o600)
         with closing(sqlite3.connect(ledger)) as db, db:
             db.execute(statement)
-        file = target / RECORD
+        file = target / BACKUP
         record = json.loads(file.read_text()) | {"ledger_sha256": sha256_file(ledger)}
         file.chmod(0o600)
         file.write_text(json.dumps(record))

@@ -16,7 +16,7 @@ import pytest
 from pipeline.atomic_files import sha256_file
 from pipeline.lake.lake import Lake
 from pipeline.lake.lake_folder import RESTORE_IN_PROGRESS, RESTORE_MARK
-from pipeline.publish.backup import RECORD
+from pipeline.publish.target_layout import BACKUP
 from tests.lake.lake_builder import AT, commit
 from tests.lake.operations import called, told
 from tests.lake.test_folders import describe, make_lake
@@ -128,7 +128,7 @@ _TAMPERINGS: dict[str, Any] = {
 
 def tamper(backup: Path, change: Any) -> None:
     """Change the record of a backup, or its ledger, whose hash and size the record then has."""
-    record = json.loads((backup / RECORD).read_text())
+    record = json.loads((backup / BACKUP).read_text())
     if isinstance(change, str):
         ledger = backup / record["ledger"]
         ledger.chmod(0o600)
@@ -137,8 +137,8 @@ def tamper(backup: Path, change: Any) -> None:
         record |= {"ledger_sha256": sha256_file(ledger), "ledger_bytes": ledger.stat().st_size}
     elif isinstance(change, dict):
         record |= change
-    (backup / RECORD).chmod(0o600)
-    (backup / RECORD).write_bytes(change if isinstance(change, bytes) else json.dumps(record).encode())
+    (backup / BACKUP).chmod(0o600)
+    (backup / BACKUP).write_bytes(change if isinstance(change, bytes) else json.dumps(record).encode())
 
 
 @pytest.mark.parametrize("name", _TAMPERINGS)
@@ -199,3 +199,17 @@ def test_a_lake_and_a_backup_are_for_others_to_read_only(tmp_path: Path) -> None
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert [path for path in files if path.stat().st_mode & 0o022] == []
     assert len(files) > 10
+
+
+def test_places_of_one_lake_can_be_inside_each_other(lake: Path, tmp_path: Path) -> None:
+    """Tables and a backup of the same lake below a place are no objects of others; those of another lake are."""
+    target = tmp_path / "target"
+    told(lake, "publish", "--iceberg", "--set", f"iceberg_location=file://{target}/tables")
+    told(lake, "backup", str(target / "backup"))
+    told(lake, "publish", "--to", f"file://{target}")
+    other = make_lake(tmp_path / "other")
+    (target / "latest.json").unlink()
+    before = describe(target)
+    assert "of another lake" in told(other, "publish", "--to", f"file://{target}", code=2)
+    assert "of another lake" in told(other, "backup", str(target), code=2)
+    assert describe(target) == before
