@@ -141,7 +141,7 @@ class Settings(BaseModel):
     )
     keep_raw_versions: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
-        description="Versions of each file to keep in raw/, from which `rebuild` makes the tables. Unset: all.",
+        description="Versions of each file to keep in documents/, from which `rebuild` makes the tables. Unset: all.",
         examples=[2],
     )
 

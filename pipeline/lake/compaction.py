@@ -194,7 +194,7 @@ def _rewrite_raw_parts(
     if all(part.row_count == len(expired.get(part.name, ())) for part in parts):
         return []
     seqs = (min(part.first_commit_seq for part in parts), max(part.last_commit_seq for part in parts))
-    target = layout.raw_dir / f"{seqs[1]:012d}-{name_suffix}.parquet"
+    target = layout.documents_dir / f"{seqs[1]:012d}-{name_suffix}.parquet"
     rows = 0
     with write_read_only(target) as temp, pq.ParquetWriter(temp, RAW, **RAW_OPTIONS) as writer:
         for part in parts:

@@ -30,8 +30,8 @@ _PARQUET_ERROR_RE: Final = re.compile(
     r"magic bytes|Failed to read file|Footer length|[Pp]arquet (?:file|metadata)|Corrupt database"
 )
 _MISSING_FILE_RE: Final = re.compile(r"""No files found that match the pattern ["'](/[^"']+)["']""")
-_LAKE_FOLDERS: Final = frozenset({"parts", "raw", "snapshots"})
-_MAX_DEPTH: Final = 3  # parts/<table>/<part>
+_LAKE_FOLDERS: Final = frozenset({"tables", "documents", "snapshots"})
+_MAX_DEPTH: Final = 3  # tables/<table>/<part>
 _PATH_RE: Final = re.compile(r"""["'](/[^"']+)["']""")
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from pipeline.lake.layout import LakeLayout
 
-_PART_FOLDER_RE: Final = re.compile(r"raw|parts/\w+", re.ASCII)
+_PART_FOLDER_RE: Final = re.compile(r"documents|tables/\w+", re.ASCII)
 _PART_NAME_RE: Final = re.compile(r"\d{12}-[0-9a-f]{6}(-\d{4})?\.parquet")
 _MAX_PART_BYTES: Final = 150  # of 255: a number, the extension and the name of a temporary file need room
 _MAX_PART_CHARACTERS: Final = 100
@@ -28,7 +28,7 @@ def list_files(layout: LakeLayout, *patterns: str) -> list[Path]:
 
 def list_part_files(layout: LakeLayout) -> list[Path]:
     """Return the files whose names are those of parts."""
-    return [path for path in list_files(layout, "parts/*/*", "raw/*") if is_part_name(path.name)]
+    return [path for path in list_files(layout, "tables/*/*", "documents/*") if is_part_name(path.name)]
 
 
 def is_part_name(name: str) -> bool:

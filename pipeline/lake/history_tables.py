@@ -91,7 +91,9 @@ def _name_damage(path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as error:
-        raise LakeCorruptedError(f"raw/{Path(path).name} cannot be read.", hint="Run `scanlake repair`.") from error
+        raise LakeCorruptedError(
+            f"documents/{Path(path).name} cannot be read.", hint="Run `scanlake repair`."
+        ) from error
 
 
 def _find_former_versions(

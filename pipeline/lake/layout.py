@@ -45,9 +45,9 @@ class LakeLayout:
         return self.root / "LOCK"
 
     @property
-    def raw_dir(self) -> Path:
+    def documents_dir(self) -> Path:
         """Folder of the documents as received."""
-        return self.root / "raw"
+        return self.root / "documents"
 
     @property
     def spill_dir(self) -> Path:
@@ -65,7 +65,7 @@ class LakeLayout:
 
     def table_dir(self, table: str) -> Path:
         """Return the folder of a table's parts."""
-        return self.root / "parts" / table
+        return self.root / "tables" / table
 
     def snapshot_path(self, number: int) -> Path:
         """Return the path of a kept catalog."""
@@ -81,7 +81,7 @@ class LakeLayout:
 
     def folders(self, tables: Iterable[str]) -> list[Path]:
         """Return the folders in the lake's folder."""
-        return [self.root / "parts", self.raw_dir, self.root / "snapshots", *map(self.table_dir, tables)]
+        return [self.root / "tables", self.documents_dir, self.root / "snapshots", *map(self.table_dir, tables)]
 
     def create_dirs(self, folders: Iterable[Path]) -> None:
         """Create the missing folders durably, because a part is only as durable as its folder."""

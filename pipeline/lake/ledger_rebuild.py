@@ -1,4 +1,4 @@
-"""Rebuild of a lost ledger from the documents in raw/, and from the newest catalog, in which every publish embeds it.
+"""Rebuild of a lost ledger from the documents, and from the newest catalog, in which every publish embeds it.
 
 The catalog's table `physical.ledger` has the ledger's small tables. Documents have the file versions, also of commits
 after that publish. Without any catalog the ledger is rebuilt from documents alone, and only `scanlake repair` does so.
@@ -105,14 +105,14 @@ def rebuild_ledger(layout: LakeLayout, problem: str, *, from_documents: bool) ->
                     db = None if source is None else stack.enter_context(open_read_only(source))
                     taken = _restore(layout, ledger, db)
                 if source is None and not taken.parts:
-                    raise LakeCorruptedError(f"{layout.raw_dir}: no documents can be read.", hint=_NO_SOURCE_HINT)
+                    raise LakeCorruptedError(f"{layout.documents_dir}: no documents can be read.", hint=_NO_SOURCE_HINT)
                 fsync_file(temp)  # a disk that fails here leaves the damaged ledger in its place
                 quarantine_ledger(layout)
         except duckdb.Error as error:
             _raise_unless_damaged(error)
             _log.warning("catalog.read_failed", error=first_line(error))
             continue
-        _log.warning("ledger.rebuilt", source="raw" if source is None else layout.part_name(source))
+        _log.warning("ledger.rebuilt", source="documents" if source is None else layout.part_name(source))
         return LedgerRebuild(list(_describe(layout, problem, source, taken)), source is not None)
     raise _make_no_source_error(layout, problem)
 
@@ -120,9 +120,9 @@ def rebuild_ledger(layout: LakeLayout, problem: str, *, from_documents: bool) ->
 def _describe(layout: LakeLayout, problem: str, source: Path | None, taken: TakenDocuments) -> Iterator[Finding]:
     repair = "rebuilt from the newest catalog"
     if source is None:
-        repair = f"rebuilt from the documents in raw/; {_LOST_RECORDS}"
+        repair = f"rebuilt from the documents; {_LOST_RECORDS}"
     elif taken.parts:
-        repair += " and from later documents in raw/; the records of their runs are lost"
+        repair += " and from later documents; the records of their runs are lost"
     yield damage(layout.ledger.name, problem, repair)
     for name, left_out in taken.problems.items():
         hint = "Run `scanlake sync`: it fetches the files of this part again."
@@ -173,7 +173,7 @@ def _raise_unless_damaged(error: duckdb.Error) -> None:
 
 def _has_documents(layout: LakeLayout) -> bool:
     """Return whether there are raw parts. An unfinished restore may not have brought them all."""
-    return not has_restore_mark(layout.root) and any(map(is_own_part, layout.raw_dir.glob("*")))
+    return not has_restore_mark(layout.root) and any(map(is_own_part, layout.documents_dir.glob("*")))
 
 
 def _make_no_source_error(layout: LakeLayout, problem: str) -> LakeCorruptedError:
@@ -225,7 +225,7 @@ def _restore_catalog(
 def _list_unnamed_documents(target: sqlite3.Connection, layout: LakeLayout) -> list[Path]:
     """Return the raw parts that the ledger does not name."""
     named = {row[0] for row in target.execute("SELECT name FROM part UNION ALL SELECT name FROM retired_part")}
-    raw = [path for path in list_part_files(layout) if path.parent == layout.raw_dir and not path.is_symlink()]
+    raw = [path for path in list_part_files(layout) if path.parent == layout.documents_dir and not path.is_symlink()]
     return sorted(path for path in raw if layout.part_name(path) not in named)
 
 
@@ -253,7 +253,7 @@ def _unhex(value: Any) -> Any:
 def _restore_retired_parts(target: sqlite3.Connection, layout: LakeLayout) -> None:
     """Record documents that were left out: they are no orphans."""
     now, last = now_us(), max((number for number, _ in list_snapshots(layout)), default=0)
-    names = {layout.part_name(path) for path in layout.raw_dir.glob("*") if is_own_part(path)}
+    names = {layout.part_name(path) for path in layout.documents_dir.glob("*") if is_own_part(path)}
     retired = [(name, now, last) for name in sorted(names)]
     insert_all(target, "retired_part", ("name", "retired_at", "last_snapshot"), retired, on_conflict="IGNORE")
     target.execute("DELETE FROM retired_part WHERE name IN (SELECT name FROM part)")

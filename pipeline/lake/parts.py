@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from schemas.file_versions import FileVersion
 
-RAW_TABLE: Final = "raw"
+RAW_TABLE: Final = "documents"
 WIDE_NAME_COLUMNS: Final = {FIELDS.name: "name", FORM_ANSWERS.name: "label"}
 """Tables with a wide view, and the column whose values become that view's columns."""
 QUESTION_NAMES: Final = "form_questions"
@@ -90,7 +90,7 @@ def write_raw_part(
     texts_from_list: bool = False,
 ) -> Part:
     """Write the documents of some versions as a run's raw part of commit `seq`; `digests` are those of `versions`."""
-    target = _part_path(layout.raw_dir, run_id, seq)
+    target = _part_path(layout.documents_dir, run_id, seq)
     content = encode_documents(versions, digests, run_id=run_id, seq=seq, texts_from_list=texts_from_list)
     return write_content(layout, target, RAW_TABLE, content, rows=len(versions), seqs=(seq, seq))
 
@@ -100,7 +100,7 @@ def write_raw_rows(layout: LakeLayout, batches: Iterable[pa.Table], *, run_id: s
 
     Each batch becomes a row group: reading one document reads those of its row group.
     """
-    target = _part_path(layout.raw_dir, run_id, seq, number=1)
+    target = _part_path(layout.documents_dir, run_id, seq, number=1)
     rows = 0
     with write_read_only(target) as temp, pq.ParquetWriter(temp, RAW, **RAW_OPTIONS) as writer:
         for batch in batches:

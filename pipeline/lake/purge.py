@@ -1,4 +1,4 @@
-"""Purge: delete files from the tables, raw/, the kept snapshots and the ledger, and overwrite their remains on disk.
+"""Purge: delete files from tables, documents, kept snapshots and ledger, and overwrite their remains on disk.
 
 New parts without the files are written and published first. Only then are the old parts and snapshots deleted. A
 kill in between leaves a complete lake, and the next publish finishes the purge. Readers that have an old snapshot

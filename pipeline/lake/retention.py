@@ -33,7 +33,7 @@ def remove_orphans(layout: LakeLayout, ledger: Ledger) -> int:
             if number >= next_snapshot or number in unpublished:
                 path.unlink(missing_ok=True)
                 removed += 1
-        for path in list_files(layout, "parts/*/*", "raw/*", "snapshots/*", ".*.tmp*"):
+        for path in list_files(layout, "tables/*/*", "documents/*", "snapshots/*", ".*.tmp*"):
             if is_temp_file(path) or (layout.part_name(path) not in names and is_own_part(path)):
                 path.unlink(missing_ok=True)
                 removed += 1

@@ -80,7 +80,7 @@ def _check_disk_space(existing: Path, root: Path) -> Finding:
     problem = f"{format_bytes(free)} free"
     if free < _DISK_LIMITS_BYTES[0]:
         return error("lake", "disk", f"only {problem}", "Free disk space: a sync cannot commit.", ExitCode.STORAGE)
-    parts = sum(map(_file_size, root.glob("parts/*/*.parquet"))) if existing == root else 0
+    parts = sum(map(_file_size, root.glob("tables/*/*.parquet"))) if existing == root else 0
     if free < max(_DISK_LIMITS_BYTES[1], parts):
         hint = "Free disk space: a rebuild needs as much as the tables take."
         return warning("lake", "disk", f"{problem}, and the tables take {format_bytes(parts)}", hint)

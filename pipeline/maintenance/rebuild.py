@@ -106,7 +106,7 @@ def rebuild(lake: Lake, run_tasks: RunTasks = run_here, *, damaged: Collection[s
     """Write the rows of all tables again as new parts, and publish them in a new snapshot.
 
     `damaged` are names of parts that must not be read: definitions without a document are lost then. Raises
-    `LakeCorruptedError` if raw/ has gaps; then nothing has changed.
+    `LakeCorruptedError` if documents/ has gaps; then nothing has changed.
     """
     started, ledger = time.monotonic(), lake.ledger
     parts = ledger.parts()
@@ -134,7 +134,7 @@ def rebuild(lake: Lake, run_tasks: RunTasks = run_here, *, damaged: Collection[s
         rows.add({DELETED_FILES.name: _describe_lost_tombstones(ledger, rows.deleted_files)})
         new = rows.finish()
     except (OSError, pa.ArrowException) as error:
-        raise LakeCorruptedError("raw/ cannot be read. Nothing was changed.") from error
+        raise LakeCorruptedError("documents/ cannot be read. Nothing was changed.") from error
     if lost := definitions.all.keys() - definitions.written:
         ledger.delete_definitions(sorted(lost))  # the next file with one of them brings it again
     ledger.replace_parts(old, new, superseded_span=span, at=now_us())
@@ -229,7 +229,7 @@ def _check_file_count(ledger: Ledger, files: int) -> None:
     expected = ledger.count_files()
     if files != expected:
         raise LakeCorruptedError(
-            f"raw/ has the documents of {files:,} of {expected:,} files. Nothing was changed.",
+            f"documents/ has the documents of {files:,} of {expected:,} files. Nothing was changed.",
             hint="Run `scanlake check --read-data`, then `scanlake sync` to fetch the missing ones.",
         )
 

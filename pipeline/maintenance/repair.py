@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pipeline.lake.ledger_queries import LedgerQueries
     from pipeline.lake.models import Part
 
-_RAW_LOST_REASON: Final = "the document in raw/ was damaged; the next sync fetches the file again"
+_RAW_LOST_REASON: Final = "the document in documents/ was damaged; the next sync fetches the file again"
 
 
 @dataclass(slots=True)
@@ -209,10 +209,10 @@ def _describe_part_damage(parts: PartDamage) -> Iterator[Finding]:
         if part.table_name == RAW_TABLE:
             files, repair = lost, "removed; the next sync fetches its files again"
         else:
-            files, repair = damaged.files, "partly rebuilt from raw/" if lost else "rebuilt from raw/"
+            files, repair = damaged.files, "partly rebuilt from documents/" if lost else "rebuilt from documents/"
         yield damage(part.name, f"{damaged.problem} ({part.table_name}, {commits})", repair, files)
     if parts.files_without_raw and not parts.parts:
-        yield damage("raw/", "lacks the documents of files", "queued for the next sync", parts.files_without_raw)
+        yield damage("documents/", "lacks the documents of files", "queued for the next sync", parts.files_without_raw)
 
 
 # Repair

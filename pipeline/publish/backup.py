@@ -23,7 +23,7 @@ from pipeline.publish.image_objects import (
 from pipeline.publish.local_store import LocalStore
 from pipeline.publish.own_objects import OwnObjects
 from pipeline.publish.store_records import FORMAT, encode_record, read_record, refuse_other_lake
-from pipeline.publish.target_layout import BACKUP, PROBE_PREFIX, RAW_PREFIX
+from pipeline.publish.target_layout import BACKUP, DOCUMENTS_PREFIX, PROBE_PREFIX
 from pipeline.publish.uploads import PendingUpload, create_object, upload_all
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from pipeline.publish.store_contract import ObjectStore
 
 _LEDGERS: Final = "ledgers"
-_PARTS: Final = "parts"
-_FOLDERS: Final = (RAW_PREFIX, _PARTS, _LEDGERS, PROBE_PREFIX)
+_TABLES: Final = "tables"
+_FOLDERS: Final = (DOCUMENTS_PREFIX, _TABLES, _LEDGERS, PROBE_PREFIX)
 _LEDGER: Final = re.compile(rf"{_LEDGERS}/[0-9a-f]+\.sqlite")
 _HASH_CHARS: Final = 16
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _NOT_RESTORED: Final = "Use another backup; nothing was restored."
 # Names in a folder with a killed restore: of the ledger with the files that SQLite adds to it, and of the others.
 _OWN_FILES: Final = re.compile(
-    r"(ledger\.sqlite(-wal|-shm|-journal)?|LOCK|catalog\.duckdb|snapshots/\d{6}\.duckdb|parts/\w+/empty\.parquet)"
+    r"(ledger\.sqlite(-wal|-shm|-journal)?|LOCK|catalog\.duckdb|snapshots/\d{6}\.duckdb|tables/\w+/empty\.parquet)"
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
-from pipeline.publish.target_layout import RAW_PREFIX, remove_hash, to_unhashed_path
+from pipeline.publish.target_layout import DOCUMENTS_PREFIX, remove_hash, to_unhashed_path
 from schemas.timestamps import SECOND
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class SweepRule:
         purged_at = lake.ledger.last_purge_at()
         purge_end = 0 if purged_at is None else purged_at / SECOND + _CLOCK_SKEW_SECONDS
         parts = {to_unhashed_path(name) for name in lake.ledger.part_names()}
-        needed = frozenset(path for path in parts if documents or not path.startswith(RAW_PREFIX))
+        needed = frozenset(path for path in parts if documents or not path.startswith(DOCUMENTS_PREFIX))
         return cls(max(at / SECOND - grace_seconds, purge_end), needed)
 
     def permits(self, stored: StoredObject, target_path: str) -> bool:

@@ -16,17 +16,17 @@ RECORDS: Final = (LATEST, OWNER, BACKUP)
 """Objects that name the lake to which the place with them belongs."""
 CATALOG: Final = "catalog.duckdb"
 TABLES_PREFIX: Final = "tables"
-RAW_PREFIX: Final = "raw"
+DOCUMENTS_PREFIX: Final = "documents"
 PROBE_PREFIX: Final = "probe"
 """Folder of the objects with which a probe tests a store. A sweep removes what a killed probe left."""
-FOLDERS: Final = (TABLES_PREFIX, RAW_PREFIX, PROBE_PREFIX)
+FOLDERS: Final = (TABLES_PREFIX, DOCUMENTS_PREFIX, PROBE_PREFIX)
 """The folders of a target but for its images; the objects outside of folders are OBJECTS."""
 OBJECTS: Final = (CATALOG, OWNER, LATEST)
 
 _HASH_LENGTH: Final = 12
 _STEM: Final = rf"(?P<stem>\d{{12}}-[0-9a-f]{{6}}(-\d{{4}})?)-[0-9a-f]{{{_HASH_LENGTH}}}"
 _PART_NAME: Final = re.compile(rf"{_STEM}\.parquet")
-_DOCUMENTS: Final = re.compile(rf"{RAW_PREFIX}/{_STEM}\.parquet")
+_DOCUMENTS: Final = re.compile(rf"{DOCUMENTS_PREFIX}/{_STEM}\.parquet")
 _TABLE_FILE: Final = re.compile(
     rf"data/{_STEM}(-deletes-[0-9a-f-]+)?\.parquet|metadata/(\d+-[^/]+\.metadata\.json|([0-9a-f-]{{36}}-m\d+|snap-\d+)\.avro)"
 )
@@ -44,7 +44,7 @@ def to_target_path(part_name: str, sha256: str) -> str:
 def to_unhashed_path(part_name: str) -> str:
     """Return the path of a part without its hash."""
     path = PurePosixPath(part_name)
-    folder = RAW_PREFIX if path.parts[0] == RAW_PREFIX else data_prefix(path.parts[1])
+    folder = DOCUMENTS_PREFIX if path.parts[0] == DOCUMENTS_PREFIX else data_prefix(path.parts[1])
     return f"{folder}/{path.name}"
 
 

@@ -52,7 +52,7 @@ def measure(folder: Path, rows: int = ROWS) -> dict[str, float]:
     _record(figures, "iceberg: first publish", folder / "target", publish_snapshot(first))
     _record(figures, "iceberg: publish of 1,000 changed rows", folder / "target", publish_snapshot(second))
     figures["iceberg: publish, changed parts kB"] = (
-        sum(part.stat().st_size for part in layout.root.glob(f"parts/*/{commit.commit_seq:012d}-*.parquet")) / 1_000
+        sum(part.stat().st_size for part in layout.root.glob(f"tables/*/{commit.commit_seq:012d}-*.parquet")) / 1_000
     )
     theirs = SqlCatalog("theirs", uri=f"sqlite:///{folder}/theirs.sqlite", warehouse=f"file://{folder}/theirs")
     theirs.create_namespace("bench")

@@ -286,7 +286,7 @@ def measure(files: int) -> dict[str, float]:
             grown.first_sync(lake)
             publish(lake)
         found["grown, files/s"] = files / (time.perf_counter() - began)
-        found["files, MB"] = sum(path.stat().st_size for path in grown.root.glob("parts/*/*")) / 1e6
+        found["files, MB"] = sum(path.stat().st_size for path in grown.root.glob("tables/*/*")) / 1e6
         found |= folded(grown.root)  # as a sync does in the end
         with native(grown.root, folder / "native.duckdb") as beside:
             _note(found, "synced", queries(grown.root, beside, files))

@@ -39,7 +39,7 @@ def scanlake(tmp_path: Path) -> Callable[..., Answer]:
 def lake(tmp_path: Path) -> Path:
     """A published lake of three files, in the shape the lake layer publishes."""
     root = tmp_path / "lake"
-    (root / "parts").mkdir(parents=True)
+    (root / "tables").mkdir(parents=True)
     with duckdb.connect(":memory:") as db:
         db.execute(f"ATTACH '{root / 'catalog.duckdb'}' AS lake (STORAGE_VERSION 'v1.4.0')")
         db.execute("USE lake")

@@ -72,10 +72,10 @@ def test_a_wrong_question_is_told_from_a_wrong_lake(said: str, kind: type) -> No
 
 def test_a_file_that_may_not_be_read_is_named_by_its_path_in_the_lake() -> None:
     """Errors name the lake by the path that the user gave, and its files from its folder on."""
-    said = 'IO Error: Cannot open file "/srv/a/lake/parts/files/1.parquet": Permission denied'
+    said = 'IO Error: Cannot open file "/srv/a/lake/tables/files/1.parquet": Permission denied'
     error = classify_read_error(duckdb.Error(said))
     assert error is not None
-    assert error.message == "parts/files/1.parquet: Permission denied."
+    assert error.message == "tables/files/1.parquet: Permission denied."
 
 
 def test_damage_shows_no_value() -> None:

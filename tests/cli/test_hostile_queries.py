@@ -37,8 +37,8 @@ glob('{lake}/*')
 sqlite_scan('{file}', 'sqlite_master')
 query('FROM read_text(''{file}'')')
 json_execute_serialized_sql(json_serialize_sql('FROM read_text(''{file}'')'))
-enable_logging('QueryLog', storage = 'file', storage_config = {{'path': '{lake}/parts/log'}})
-enable_profiling(save_location = '{lake}/parts/profile')
+enable_logging('QueryLog', storage = 'file', storage_config = {{'path': '{lake}/tables/log'}})
+enable_profiling(save_location = '{lake}/tables/profile')
 checkpoint()
 force_checkpoint()
 duckdb_secrets()
@@ -49,11 +49,11 @@ READERS: Final = (*(f"{name}('{{file}}')" for name in _OF_A_FILE), *_CALLS)
 STATEMENTS: Final = """
 FROM '{file}'
 FROM "{file}"
-FROM '{lake}/parts/*.parquet'
+FROM '{lake}/tables/*.parquet'
 FROM 'https://192.0.2.1/x.parquet'
 COPY files TO '{lake}/evil.csv'
-COPY files TO '{lake}/parts/evil.csv'
-COPY files TO '{lake}/raw/evil.csv'
+COPY files TO '{lake}/tables/evil.csv'
+COPY files TO '{lake}/documents/evil.csv'
 COPY (SELECT 1) TO '{elsewhere}/evil.csv'
 COPY (SELECT 1) TO '/dev/stdout'
 COPY files FROM '{file}'
@@ -62,29 +62,29 @@ COPY files TO '{lake}/catalog.duckdb.wal'
 WITH x AS (COPY files TO '{lake}/catalog.duckdb.wal') SELECT 1
 FROM '{lake}/catalog.duckdb'
 PIVOT '{file}.csv' ON file_id
-WITH x AS (COPY files TO '{lake}/parts/evil.csv') SELECT 1
-WITH x AS MATERIALIZED (COPY files TO '{lake}/parts/evil.csv') FROM x
-FROM (WITH x AS (COPY files TO '{lake}/parts/evil.csv') SELECT 1)
-SELECT (WITH x AS (COPY files TO '{lake}/parts/evil.csv') SELECT 1)
+WITH x AS (COPY files TO '{lake}/tables/evil.csv') SELECT 1
+WITH x AS MATERIALIZED (COPY files TO '{lake}/tables/evil.csv') FROM x
+FROM (WITH x AS (COPY files TO '{lake}/tables/evil.csv') SELECT 1)
+SELECT (WITH x AS (COPY files TO '{lake}/tables/evil.csv') SELECT 1)
 WITH x AS (INSERT INTO files VALUES (1) RETURNING *) FROM x
 WITH x AS (DELETE FROM files RETURNING *) FROM x
-EXPLAIN ANALYZE COPY files TO '{lake}/parts/evil.csv'
+EXPLAIN ANALYZE COPY files TO '{lake}/tables/evil.csv'
 EXPLAIN ANALYZE FROM read_text('{file}')
 PIVOT (FROM read_text('{file}')) ON filename
-PIVOT (WITH x AS (COPY files TO '{lake}/parts/evil.csv') FROM files) ON closed
-EXPLAIN (ANALYZE) COPY files TO '{lake}/parts/evil.csv'
-EXPLAIN ANALYZE (FORMAT json) COPY files TO '{lake}/parts/evil.csv'
-EXPLAIN ANALYZE WITH x AS (COPY files TO '{lake}/parts/evil.csv') SELECT 1
-EXPLAIN /* COPY */ ANALYZE PIVOT (WITH x AS (COPY files TO '{lake}/parts/evil.csv') FROM files) ON closed
-EXPLAIN PREPARE x AS COPY files TO '{lake}/parts/evil.csv'
-COPY (PIVOT files ON closed) TO '{lake}/parts/evil.csv'
+PIVOT (WITH x AS (COPY files TO '{lake}/tables/evil.csv') FROM files) ON closed
+EXPLAIN (ANALYZE) COPY files TO '{lake}/tables/evil.csv'
+EXPLAIN ANALYZE (FORMAT json) COPY files TO '{lake}/tables/evil.csv'
+EXPLAIN ANALYZE WITH x AS (COPY files TO '{lake}/tables/evil.csv') SELECT 1
+EXPLAIN /* COPY */ ANALYZE PIVOT (WITH x AS (COPY files TO '{lake}/tables/evil.csv') FROM files) ON closed
+EXPLAIN PREPARE x AS COPY files TO '{lake}/tables/evil.csv'
+COPY (PIVOT files ON closed) TO '{lake}/tables/evil.csv'
 CREATE TEMP TABLE evil AS PIVOT files ON closed
 PREPARE x AS PIVOT files ON closed
-WITH x AS MATERIALIZED (/**/ COPY files TO '{lake}/parts/evil.csv') PIVOT files ON closed
+WITH x AS MATERIALIZED (/**/ COPY files TO '{lake}/tables/evil.csv') PIVOT files ON closed
 WITH x AS (SELECT 1) INSERT INTO files PIVOT files ON closed
 DESCRIBE FROM read_csv('{file}')
 SUMMARIZE FROM read_csv('{file}')
-EXPORT DATABASE '{lake}/parts/evil'
+EXPORT DATABASE '{lake}/tables/evil'
 IMPORT DATABASE '{elsewhere}'
 ATTACH '{lake}/ledger.sqlite' AS other
 ATTACH '{elsewhere}/new.duckdb' AS other
@@ -123,7 +123,7 @@ UPDATE files SET closed = true
 DELETE FROM files
 TRUNCATE files
 MERGE INTO files USING files AS other ON false WHEN NOT MATCHED THEN INSERT VALUES (1)
-SELECT 1; COPY files TO '{lake}/parts/evil.csv'
+SELECT 1; COPY files TO '{lake}/tables/evil.csv'
 SELECT 1; SELECT 2
 """.strip().splitlines()
 HOSTILE: Final = (*(f"SELECT * FROM {reader}" for reader in READERS), *STATEMENTS)
@@ -163,7 +163,7 @@ FUNCTIONS: Final = (
 def places(lake: Path, tmp_path: Path) -> dict[str, str]:
     """Paths for the statements: the lake, a secret kept in it, and a folder elsewhere."""
     (lake / "token").write_text("TOPSECRET", encoding="utf-8")
-    (lake / "raw").mkdir()
+    (lake / "documents").mkdir()
     (tmp_path / "elsewhere").mkdir()
     return {"lake": str(lake), "file": str(lake / "token"), "elsewhere": str(tmp_path / "elsewhere")}
 
@@ -236,8 +236,8 @@ def test_conditions_of_reports_and_shares_are_queries_too(places: dict[str, str]
 
 def test_duckdb_itself_opens_no_other_file(places: dict[str, str], lake: Path) -> None:
     """Without the check of the text, DuckDB's own locks keep all other files and all settings closed."""
-    (lake / "parts" / "part.txt").write_text("x", encoding="utf-8")
-    closed = ("{file}", "{lake}/ledger.sqlite", "{lake}/snapshots/1.duckdb", "{lake}/parts/part.txt", "/etc/passwd")
+    (lake / "tables" / "part.txt").write_text("x", encoding="utf-8")
+    closed = ("{file}", "{lake}/ledger.sqlite", "{lake}/snapshots/1.duckdb", "{lake}/tables/part.txt", "/etc/passwd")
     with open_catalog(Settings(lake=lake)) as db:
         for path in closed:
             with pytest.raises(duckdb.PermissionException):

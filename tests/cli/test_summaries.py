@@ -41,7 +41,7 @@ async def test_repair_counts_and_knows_what_scanlake_kept(tmp_path: Path) -> Non
     async with Emulator(9) as emulator:
         await synced(emulator, lake)
     (lake / "notes.txt").write_text("mine")
-    flip(next((lake / "parts" / "uploads").glob("0*.parquet")))
+    flip(next((lake / "tables" / "uploads").glob("0*.parquet")))
     found = await called(tmp_path, "repair", "--dry-run")
     assert found.code == ExitCode.DAMAGE, found.err
     assert "DAMAGED: 1 finding in" in found.out

@@ -73,15 +73,15 @@ async def test_each_fault_is_named(tmp_path: Path, canary: str) -> None:
             assert (answer.code, service["severity"]) == (0, "skipped"), answer
             assert ("token" if environment else "base_url") in service["problem"]
             assert answer.json["findings"][-1]["subject"] == "files"
-        part = next((tmp_path / "lake" / "parts" / "uploads").glob("0*.parquet"))
+        part = next((tmp_path / "lake" / "tables" / "uploads").glob("0*.parquet"))
         part.unlink()
         config.write_text(f'base_url = "{emulator.base_url}"\nmax_concurrency = "many"\n')
         answer = await called(tmp_path, "check", "--json", SCANLAKE_TOKEN="wrong")
     errors = {each["subject"]: each for each in answer.json["findings"] if each["severity"] == "error"}
-    name = f"parts/uploads/{part.name}"
+    name = f"tables/uploads/{part.name}"
     codes = {subject: each["exit_code"] for subject, each in errors.items()}
     assert (codes["file"], codes["token"], codes[name]) == (2, 3, 9)
-    assert errors[name]["repair"] == "rebuilt from raw/"
+    assert errors[name]["repair"] == "rebuilt from documents/"
     assert all(each["hint"] for each in errors.values())
     assert (answer.code, answer.json["exit_code"]) == (9, 9)
 
@@ -251,7 +251,7 @@ async def test_the_health_of_the_lake(tmp_path: Path) -> None:
         assert (held["files"][0].severity, held["files"][0].exit_code) == (Severity.SKIPPED, 5)
     elsewhere = settings.model_copy(update={"base_url": "https://service.example", "lang": "de"})
     assert [each.exit_code for each in found(lake_checks.check_lake(elsewhere))["source"]] == [2, 2]
-    part = min(layout.raw_dir.iterdir())
+    part = min(layout.documents_dir.iterdir())
     shutil.copy(part, part.with_name("000000000009-abcdef.parquet"))  # the next run removes them
     (layout.root / temp_name("catalog.duckdb")).write_bytes(b"left")
     assert {each.severity for each in lake_checks.check_lake(settings)} == {Severity.OK}

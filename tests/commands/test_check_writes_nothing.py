@@ -42,7 +42,7 @@ DAMAGE: Final[dict[str, Callable[[Path], Any]]] = {
     "none": lambda _lake: None,
     "part with a wrong bit": lambda lake: flip(parts(lake)[0]),
     "missing part": lambda lake: parts(lake)[0].unlink(),
-    "missing documents": lambda lake: next((lake / "raw").iterdir()).unlink(),
+    "missing documents": lambda lake: next((lake / "documents").iterdir()).unlink(),
     "missing ledger": lambda lake: (lake / "ledger.sqlite").unlink(),
     "ledger with wrong bytes": lambda lake: (lake / "ledger.sqlite").write_bytes(b"no ledger" * 999),
     "ledger with the log of a killed run": kill_with_log,
@@ -55,7 +55,7 @@ DAMAGE: Final[dict[str, Callable[[Path], Any]]] = {
     "missing lock": lambda lake: (lake / "LOCK").unlink(),
     "unknown and temporary files": lambda lake: [
         (lake / name).write_text("left")
-        for name in ("notes.txt", "raw/000000000009-abcdef.parquet", ".a.1-0a1b2c3d.tmp")
+        for name in ("notes.txt", "documents/000000000009-abcdef.parquet", ".a.1-0a1b2c3d.tmp")
     ],
 }
 _IN_ORDER: Final = {"none", "ledger with the log of a killed run", "ledger with a log alone", "catalog with a log"} | {

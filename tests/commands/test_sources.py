@@ -186,7 +186,7 @@ async def test_sigterm_is_passed_on_and_waited_for(tmp_path: Path) -> None:
         process = await started(tmp_path, "sync", "--all", "--jobs", "2", "--json", **tokens)
         ledgers = [tmp_path / "lake" / name / "ledger.sqlite" for name in ("s0", "s1")]
         async with asyncio.timeout(200):
-            while not all(list(ledger.parent.glob("raw/*.parquet")) for ledger in ledgers):
+            while not all(list(ledger.parent.glob("documents/*.parquet")) for ledger in ledgers):
                 await asyncio.sleep(0.05)
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
@@ -243,7 +243,7 @@ async def test_commands_take_all_sources(tmp_path: Path) -> None:
         folder = tmp_path / "copies" / "today" / name
         assert f"to file://{folder}\n" in copied.out
         assert json.loads((folder / "backup.json").read_text())["files"] == files
-    next((tmp_path / "lake" / "n" / "parts" / "files").glob("0*.parquet")).unlink()
+    next((tmp_path / "lake" / "n" / "tables" / "files").glob("0*.parquet")).unlink()
     remote = await called(tmp_path, "backup", f"file://{tmp_path}/store", "--all", "--json")
     assert remote.code == remote.json["exit_code"] == 9
     assert [remote.json["sources"][name]["exit_code"] for name in ("n", "s")] == [9, 0]

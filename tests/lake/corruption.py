@@ -60,7 +60,7 @@ def flip_column(part: Path, name: str) -> None:
 
 def parts(lake: Path) -> list[Path]:
     """Every part that holds rows."""
-    return sorted(lake.glob("parts/*/*.parquet"))
+    return sorted(lake.glob("tables/*/*.parquet"))
 
 
 @contextmanager

@@ -141,7 +141,7 @@ def facts(lake: Path) -> Any:
 
 def undeclared_parts(lake: Path) -> list[str]:
     """Return the parts, the empty ones included, whose columns or field ids are not the declared ones."""
-    paths = sorted([*lake.glob("parts/*/*.parquet"), *lake.glob("raw/*.parquet")])
+    paths = sorted([*lake.glob("tables/*/*.parquet"), *lake.glob("documents/*.parquet")])
     schemas = {path: (pq.read_schema(path), parts.part_schema(path.parent.name)) for path in paths}
     return [str(path) for path, (has, declared) in schemas.items() if not has.equals(declared, check_metadata=True)]
 

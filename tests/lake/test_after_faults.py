@@ -100,14 +100,14 @@ def test_a_file_where_a_folder_of_parts_should_be(lake: Path) -> None:
     for arguments in (*_WRITERS, ("repair", "--dry-run"), ("purge", "11", "--yes")):
         assert f"Move {lake / 'LOCK'} away, then run again." in told(lake, *arguments, code=7)
     (lake / "LOCK").rmdir()
-    for name in ("parts", "raw", "parts/files"):
+    for name in ("tables", "documents", "tables/files"):
         (lake / name).rename(lake.with_name("parts"))
         (lake / name).write_text("mine")
         for arguments in _WRITERS:
             assert f"{lake / name}: Not a folder. Move {lake / name} away" in told(lake, *arguments, code=7)
         assert (lake / name).read_text() == "mine"
         (lake / name).unlink()
-        if name == "parts/files":
+        if name == "tables/files":
             assert checked(lake).damage
         else:
             lake.with_name("parts").rename(lake / name)
@@ -151,9 +151,9 @@ def _run_as_nobody(*arguments: str, address: str = "") -> subprocess.CompletedPr
     ("name", "mode"),
     sample(
         [
-            *((name, 0o555) for name in ("..", ".", "parts/files", "parts/uploads", "raw", "snapshots")),
+            *((name, 0o555) for name in ("..", ".", "tables/files", "tables/uploads", "documents", "snapshots")),
             *((name, mode) for name in ("ledger.sqlite", "LOCK") for mode in (0o444, 0)),
-            *((name, 0) for name in (".", "parts", "snapshots", "raw")),
+            *((name, 0) for name in (".", "tables", "snapshots", "documents")),
         ],
         2,
     ),
@@ -203,7 +203,7 @@ def test_a_check_after_a_killed_run_on_a_read_only_lake(lake_of_nobody: Path) ->
 
 def test_parts_that_are_links_to_nothing(lake: Path, tmp_path: Path) -> None:
     """A check calls parts that are links to nothing damage, and a repair writes them again."""
-    for path in lake.glob("parts/*s/0*.parquet"):
+    for path in lake.glob("tables/*s/0*.parquet"):
         path.unlink()
         path.symlink_to(tmp_path / "nowhere")
     told(lake, "check", code=9)

@@ -42,7 +42,7 @@ def litter(lake: Path) -> list[str]:
     with Lake(lake, doing="look") as held:
         found = find_unknown_files(held.layout, held.ledger)
         named = {part.name for part in held.ledger.parts()} | {name for name, _, _ in held.ledger.retired_parts()}
-    on_disk = {path.relative_to(lake).as_posix() for path in [*lake.glob("parts/*/0*"), *lake.glob("raw/*")]}
+    on_disk = {path.relative_to(lake).as_posix() for path in [*lake.glob("tables/*/0*"), *lake.glob("documents/*")]}
     return [*found, *sorted(on_disk ^ named)]
 
 
@@ -97,7 +97,7 @@ def test_every_file_operation_of_a_commit(lake: Path, failure: str) -> None:
             check_parts_exist(held.layout, held.ledger.parts())
             tables = {part.table_name for part in held.ledger.parts() if part.first_commit_seq == seq}
             is_committed = held.ledger.file_versions([11])[11].commit_seq == seq
-        assert tables == ({"files", "uploads", "deleted_files", "raw"} if is_committed else set()), disk.done[-1]
+        assert tables == ({"files", "uploads", "deleted_files", "documents"} if is_committed else set()), disk.done[-1]
         if not disk.struck:
             break
     assert is_committed

@@ -156,11 +156,11 @@ async def test_parts_that_are_gone_are_named_by_every_run(tmp_path: Path) -> Non
     """Sync, verify and publish end with exit 9 before anything is asked; check mends it, and all goes on."""
     lake = tmp_path / "lake"
     async with grown(lake, files=8, rounds=1) as emulator:
-        for folder in ("parts", "raw"):
-            if folder == "parts":
-                shutil.rmtree(lake / "parts" / "uploads")
+        for folder in ("tables", "documents"):
+            if folder == "tables":
+                shutil.rmtree(lake / "tables" / "uploads")
             else:
-                cut_short(lake.glob("raw/*"))
+                cut_short(lake.glob("documents/*"))
             emulator.world.update(emulator.world.pick_random(3))
             catalog, before, requests = (lake / "catalog.duckdb").read_bytes(), facts(lake), emulator.requests
             for run in (synced(emulator, lake), _verified(emulator, lake)):
@@ -173,7 +173,7 @@ async def test_parts_that_are_gone_are_named_by_every_run(tmp_path: Path) -> Non
             assert (lake / "catalog.duckdb").read_bytes() == catalog
             assert checked(lake).damage
             assert checked(lake).damage == []
-            if folder == "parts":
+            if folder == "tables":
                 assert undeclared_parts(lake) == []
         await synced(emulator, lake)
         assert await _verified(emulator, lake)
@@ -225,7 +225,7 @@ def test_a_restore_that_was_killed_is_replaced_by_the_next(backup: Path, tmp_pat
 def test_what_is_not_ours_is_not_replaced(backup: Path, tmp_path: Path) -> None:
     """No restore replaces a half one with a file of others, or one that a run has made a lake of its own."""
     half, used = tmp_path / "half", tmp_path / "used"
-    (half / "parts").mkdir(parents=True)
+    (half / "tables").mkdir(parents=True)
     (half / "thesis").write_text("mine")
     restore(backup, used)
     for folder in (half, used):
@@ -235,7 +235,7 @@ def test_what_is_not_ours_is_not_replaced(backup: Path, tmp_path: Path) -> None:
     for folder in (half, used):
         with pytest.raises(SettingsError, match="not an empty folder"):
             restore(backup, folder)
-    assert {path.name for path in half.iterdir()} == {"parts", RESTORE_IN_PROGRESS, "thesis"}
+    assert {path.name for path in half.iterdir()} == {"tables", RESTORE_IN_PROGRESS, "thesis"}
 
 
 def test_a_restore_killed_for_good(backup: Path, tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_a_restore_killed_for_good(backup: Path, tmp_path: Path) -> None:
         assert process.stdout.readline() == "there\n"
         with pytest.raises(LakeLockedError, match="Another restore writes to"):
             restore(backup, folder)
-        assert list(folder.glob("parts/*/0*"))
+        assert list(folder.glob("tables/*/0*"))
         process.send_signal(signal.SIGKILL)
     assert restore(backup, folder) == 2
     assert checked(folder, read_data=True).damage == []

@@ -92,8 +92,13 @@ FOLDERS: Final[dict[str, dict[str, bytes | None]]] = {
     "a database": {"ledger.sqlite": _database("CREATE TABLE account (owner TEXT)")},
     "a database with a log": {},
     "a database with a mark": {"ledger.sqlite": _database("PRAGMA application_id = 252006673")},
-    "our names by chance": {"parts": None, "snapshots": None, "raw/holiday.raw": b"\x01", "LOCK": b"by my editor"},
-    "a catalog": {"raw": None},
+    "our names by chance": {
+        "tables": None,
+        "snapshots": None,
+        "documents/holiday": b"\x01",
+        "LOCK": b"by my editor",
+    },
+    "a catalog": {"documents": None},
     "no catalog": {"catalog.duckdb": b"no database" * 1_000},
     "a folder of locks": {"LOCK": None},
     "an unfinished restore": {RESTORE_IN_PROGRESS: b""},
@@ -176,8 +181,8 @@ def _entries() -> st.SearchStrategy[dict[str, bytes | None]]:
     """Contents of a folder: names of ours and of others, as files with any bytes or as folders."""
     names = st.sampled_from(
         "LOCK ledger.sqlite ledger.sqlite-wal ledger.sqlite-shm catalog.duckdb catalog.duckdb.wal raw parts snapshots"
-        " spill lost+found run_stats.json .git thesis.txt scanlake.toml parts/files parts/files/empty.parquet"
-        " raw/000000000001-abcdef.parquet snapshots/000001.duckdb".split()
+        " spill lost+found run_stats.json .git thesis.txt scanlake.toml tables/files tables/files/empty.parquet"
+        " documents/000000000001-abcdef.parquet snapshots/000001.duckdb".split()
     )
     contents = st.none() | st.just(b"") | st.binary(max_size=40) | st.just(b"SQLite format 3\0" + bytes(84))
     return st.dictionaries(names, contents, max_size=6)
@@ -263,7 +268,7 @@ def _stranger(lake: Path, kind: str, name: str) -> None:
 
 _IN_THE_WAY: Final = (
     *(
-        ("link", "parts/files"),
+        ("link", "tables/files"),
         ("link", "images"),
         ("link", "images/ab"),
         ("link", "spill"),
@@ -300,7 +305,12 @@ def test_what_is_not_in_the_way_stays(lake: Path) -> None:
     """Files of others under names of parts, temporary and damaged files, and in folders that a run empties, stay."""
     name, stamp = "000000000099-abcdef.parquet", "damaged-20261121T000000000000Z"
     others = [
-        *(f"parts/files/{name}", f"parts/others/{name}", f"raw/{name}", "parts/files/.a.12-0a1b2c3d4e5f6071.tmp"),
+        *(
+            f"tables/files/{name}",
+            f"tables/others/{name}",
+            f"documents/{name}",
+            "tables/files/.a.12-0a1b2c3d4e5f6071.tmp",
+        ),
         *(".a.12-0a1b2c3d4e5f6071.tmp", "spill/publish/thesis", "spill/duckdb_temp_storage_DEFAULT-0.tmp"),
         *(f"ledger.sqlite.{stamp}", f"ledger.sqlite.{stamp}-0a1b2c3d", "RESTORE_IN_PROGRESS", "run_stats.json"),
     ]
@@ -323,7 +333,7 @@ def test_no_output_goes_into_a_lake(lake: Path, two_files: Path, tmp_path: Path)
     (tmp_path / "link").symlink_to(other)
     Path("ids").write_text("11\n")
     before = describe(other)
-    for folder in (lake, lake / "raw", other, other / "raw", tmp_path / "link"):
+    for folder in (lake, lake / "documents", other, other / "documents", tmp_path / "link"):
         new, file, which = (
             str(folder / "new"),
             str(folder / "out.csv"),

@@ -1,4 +1,4 @@
-"""Documents are the truth: whatever else of a lake is lost or damaged, a repair makes it again from raw/."""
+"""Documents are the truth: whatever else of a lake is lost or damaged, a repair makes it again from documents/."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-DERIVED: Final = ("catalog.duckdb", "parts", "snapshots", "ledger.sqlite")
+DERIVED: Final = ("catalog.duckdb", "tables", "snapshots", "ledger.sqlite")
 VIEWS: Final = ("workflows", "workflow_steps", "fields_wide", "form_answers_wide", "file_events")
 
 
@@ -119,7 +119,7 @@ async def test_damage_in_two_places(tmp_path: Path, made: tuple[Path, bytes], da
     """With a flipped bit in all files of two kinds a repair makes all rows again."""
     lake = copytree(made[0], tmp_path / "lake")
     for name in damaged:
-        for path in parts(lake) if name == "parts" else [*lake.glob(name), *lake.glob(f"{name}/*.duckdb")]:
+        for path in parts(lake) if name == "tables" else [*lake.glob(name), *lake.glob(f"{name}/*.duckdb")]:
             if path.is_file():
                 flip(path)
     await require_whole(lake, made)
@@ -141,12 +141,12 @@ async def test_a_repair_that_stops(tmp_path: Path, made: tuple[Path, bytes]) -> 
 async def test_documents_that_cannot_be_read(tmp_path: Path, made: tuple[Path, bytes], lost: Sequence[str]) -> None:
     """Raw parts that cannot be read are named when the ledger is rebuilt, and just their files come with a sync."""
     lake = copytree(made[0], tmp_path / "lake")
-    name = next(path.name for path in lake.glob("raw/000000000004-*"))
+    name = next(path.name for path in lake.glob("documents/000000000004-*"))
     files = asked(lake, "SELECT count(*) FROM file_version WHERE commit_seq = 4 AND NOT deleted")[0][0]
     lose(lake, lost)
-    flip(lake / "raw" / name)
+    flip(lake / "documents" / name)
     named = {finding.subject: finding for finding in checked(lake).findings}
-    assert "sync" in f"{named[f'raw/{name}'].repair} {named[f'raw/{name}'].hint}"
+    assert "sync" in f"{named[f'documents/{name}'].repair} {named[f'documents/{name}'].hint}"
     async with make_service(made[1]) as emulator:
         assert (await synced(emulator, lake, accept_new_base_url=True)).details_fetched == files > 0
         with opened(lake) as db:

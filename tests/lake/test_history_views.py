@@ -178,7 +178,7 @@ def test_a_publish_names_documents_that_cannot_be_read(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     with Lake(lake, doing="test") as held:
         commit(held, {11: 1})
-        (part,) = lake.glob("raw/*")
+        (part,) = lake.glob("documents/*")
         commit(held, {11: 2}, stamp=1)
         flip_column(part, "detail")
         with pytest.raises(LakeCorruptedError, match=part.name) as failure:

@@ -96,7 +96,7 @@ def test_a_flipped_bit_in_any_part_is_found_and_mended(lake: Path, truth: World)
     flipped = {path.relative_to(lake).as_posix() for path in parts(lake) if flip(path, rng.random())}
     found = checked(lake)
     repaired = {each.subject: each.repair for each in found.damage}
-    assert {repaired.pop(name) for name in flipped} == {"rebuilt from raw/"}
+    assert {repaired.pop(name) for name in flipped} == {"rebuilt from documents/"}
     assert {name.split("/")[0] for name in repaired} <= {"snapshots"}, repaired
     assert any("(uploads, commit 1)" in each.problem and each.file_ids for each in found.damage)
     assert unlike(lake, truth) == []
@@ -115,7 +115,7 @@ def test_missing_short_and_foreign_parts(lake: Path, truth: World) -> None:
     found = {each.subject.rpartition("/")[2]: each.problem for each in checked(lake).damage}
     assert found[first.name] == "missing (uploads, commit 1)"
     assert found[second.name].startswith("truncated: ")
-    assert found[third.name].startswith(("replaced by a copy of parts/fields/", "truncated: "))
+    assert found[third.name].startswith(("replaced by a copy of tables/fields/", "truncated: "))
     assert unlike(lake, truth) == []
 
 
@@ -130,7 +130,7 @@ def test_a_damaged_base_part_is_folded_again(lake: Path, truth: World) -> None:
         assert checked(lake).damage[0].subject == base
         assert unlike(lake, truth) == []
     snapshots = set((lake / "snapshots").iterdir())
-    flip(lake / "parts" / "uploads" / min(old))
+    flip(lake / "tables" / "uploads" / min(old))
     assert checked(lake).damage == [], "nothing reads a retired part"
     assert set((lake / "snapshots").iterdir()) == snapshots
     assert unlike(lake, truth) == []
@@ -144,11 +144,11 @@ async def test_damaged_documents_are_fetched_again_just_those(tmp_path: Path, mo
     """
     lake = tmp_path / "lake"
     async with grown(lake) as emulator:
-        raw, other = sorted((lake / "raw").glob("*.parquet"))[:2]
+        raw, other = sorted((lake / "documents").glob("*.parquet"))[:2]
         flip(other)
         found = checked(lake)
         (damage,) = found.damage
-        assert damage.subject == f"raw/{other.name}"
+        assert damage.subject == f"documents/{other.name}"
         assert 0 < len(found.files_to_fetch) == damage.files <= 15
         assert unlike(lake, list(emulator.truth())) == []
         with opened(lake) as db:
@@ -160,7 +160,7 @@ async def test_damaged_documents_are_fetched_again_just_those(tmp_path: Path, mo
 
         raw.unlink()
         for name in ("files", "fields"):
-            flip(lake / "parts" / name / raw.name)
+            flip(lake / "tables" / name / raw.name)
         before_rebuild = set[int]()
 
         def record(held: Lake, **options: Any) -> RebuildResult:
@@ -215,12 +215,12 @@ def test_the_ledger_alone_is_wrong(lake: Path, truth: World) -> None:
     Only --read-data finds a wrong count: it counts rows and commits.
     """
     uploads = "WHERE table_name = 'uploads' AND first_commit_seq = 1"
-    documents = {path.name: path.read_bytes() for path in (lake / "raw").glob("*.parquet")}
-    change_ledger(lake, "sha256 = substr(sha256, 2) || '-' WHERE table_name = 'raw'")
+    documents = {path.name: path.read_bytes() for path in (lake / "documents").glob("*.parquet")}
+    change_ledger(lake, "sha256 = substr(sha256, 2) || '-' WHERE table_name = 'documents'")
     found = checked(lake)
     assert found.files_to_fetch == []
     assert {(each.subject, each.repair) for each in found.damage} == {("ledger.sqlite", "corrected from the catalog")}
-    assert {path.name: path.read_bytes() for path in (lake / "raw").glob("*.parquet")} == documents
+    assert {path.name: path.read_bytes() for path in (lake / "documents").glob("*.parquet")} == documents
     change_ledger(lake, f"row_count = row_count + 1 {uploads}")
     assert checked(lake, mend=False).damage == []
     (damage,) = checked(lake, read_data=True).damage
@@ -228,7 +228,7 @@ def test_the_ledger_alone_is_wrong(lake: Path, truth: World) -> None:
     change_ledger(lake, f"row_count = row_count + 1, sha256 = '' {uploads}")
     (damage, *others) = checked(lake, read_data=True).damage
     assert "sha256 differs" in damage.problem
-    assert (damage.subject.startswith("parts/uploads/"), damage.repair) == (True, "rebuilt from raw/")
+    assert (damage.subject.startswith("tables/uploads/"), damage.repair) == (True, "rebuilt from documents/")
     assert {each.subject.split("/")[0] for each in others} <= {"snapshots"}
     assert checked(lake, read_data=True).damage == []
     assert unlike(lake, truth) == []
@@ -236,16 +236,16 @@ def test_the_ledger_alone_is_wrong(lake: Path, truth: World) -> None:
 
 def test_strangers_are_named_and_left_alone(lake: Path) -> None:
     """What lies in the folder and is not ours is named, does not count as damage, and stays."""
-    (lake / "parts" / "uploads" / "notes.txt").write_text("mine")
-    (lake / "parts" / "uploads" / "000000000001-abcdef.parquet.bak").write_text("mine")
+    (lake / "tables" / "uploads" / "notes.txt").write_text("mine")
+    (lake / "tables" / "uploads" / "000000000001-abcdef.parquet.bak").write_text("mine")
     answer = json.loads(told(lake, "check", "--json"))
     assert answer["ok"] is True
     strange = [item["subject"] for item in answer["findings"] if "unknown file" in item["problem"]]
-    assert strange == ["parts/uploads/000000000001-abcdef.parquet.bak", "parts/uploads/notes.txt"]
-    assert (lake / "parts" / "uploads" / "notes.txt").exists()
+    assert strange == ["tables/uploads/000000000001-abcdef.parquet.bak", "tables/uploads/notes.txt"]
+    assert (lake / "tables" / "uploads" / "notes.txt").exists()
 
 
-@pytest.mark.parametrize("folder", ["raw", "parts/uploads"])
+@pytest.mark.parametrize("folder", ["documents", "tables/uploads"])
 def test_compaction_names_a_damaged_part(lake: Path, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compaction that cannot read a part ends with exit code 9 and names it; it does not blame the disk."""
     monkeypatch.setattr(compaction, "_MAX_SMALL_RAW_PARTS", 2)
@@ -261,7 +261,7 @@ def test_compaction_names_a_damaged_part(lake: Path, folder: str, monkeypatch: p
 def test_a_rollback_brings_no_damaged_part_back(lake: Path) -> None:
     """A snapshot with documents that a check has left out cannot be restored; the lake stays as it is."""
     number = int(max((lake / "snapshots").glob("*.duckdb")).stem)
-    flip(min((lake / "raw").glob("0*.parquet")))
+    flip(min((lake / "documents").glob("0*.parquet")))
     assert checked(lake).damage
     with opened(lake) as db:
         before = db.execute("SELECT count(*) FROM uploads").fetchall()

@@ -86,10 +86,10 @@ def test_a_check_keeps_writers_away(lake: Path) -> None:
     (lake / "LOCK").unlink()  # as in a copy without it
     assert told(lake, "check").endswith(" ok\n")
     assert not (lake / "LOCK").exists()
-    part = next((lake / "parts" / "uploads").glob("0*"))
+    part = next((lake / "tables" / "uploads").glob("0*"))
     part.unlink()
     found = printed_lines(json.loads(told(lake, "check", "--json", code=9)), "lake")
-    assert found[0].startswith(f"parts/uploads/{part.name}: missing")
+    assert found[0].startswith(f"tables/uploads/{part.name}: missing")
     (lake / "ledger.sqlite").unlink()
     missing = f"{lake / 'ledger.sqlite'}: missing"
     assert f"{missing}\n          Run `scanlake repair`" in told(lake, "check", code=9)

@@ -55,7 +55,7 @@ def test_another_format_is_refused(
     monkeypatch.chdir(tmp_path)
     lake = tmp_path / "lake"
     publish_one_file(lake)
-    (lake / "parts" / "uploads").rmdir()  # opening the lake would make it again
+    (lake / "tables" / "uploads").rmdir()  # opening the lake would make it again
     with closing(sqlite3.connect(lake / "ledger.sqlite")) as db:
         db.execute(f"PRAGMA user_version = {number}")
         db.execute("INSERT INTO run (run_id, command, version, started_at, state) VALUES ('r', 'sync', '0.0.7', 1, '')")

@@ -152,20 +152,20 @@ def test_documents_that_a_merge_has_replaced_are_retired(tmp_path: Path) -> None
             commit(held, {1: number, 10 + number: 0}, stamp=number)
         held.republish(at=AT)
         assert compact_all(held, Settings(lake=lake, keep_raw_versions=1))
-    raw = {path.name for path in lake.glob("raw/*")}
+    raw = {path.name for path in lake.glob("documents/*")}
     assert len(raw) == 26
     for kept in (catalog, None):
         copy = shutil.copytree(lake, tmp_path / f"copy-{kept is None}")
         forget_snapshots_after(copy, kept)
         with Lake(copy, doing="repair", check_before_open=True) as held:
             repair_files(held, read_data=True)
-            retired = {part.name for part in held.ledger.retired_parts() if part.name.startswith("raw/")}
+            retired = {part.name for part in held.ledger.retired_parts() if part.name.startswith("documents/")}
             assert len(retired) == (1 if kept else 25)
         with opened(copy) as db:
             files = dict(db.execute("SELECT file_id, snap_count FROM files").fetchall())
             assert files == {1: 24} | {10 + number: 0 for number in range(25)}
         assert checked(copy, read_data=True, mend=False).damage == []
-        assert {path.name for path in copy.glob("raw/*")} == raw
+        assert {path.name for path in copy.glob("documents/*")} == raw
 
 
 def test_documents_that_a_merge_has_put_around_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +177,7 @@ def test_documents_that_a_merge_has_put_around_others(tmp_path: Path, monkeypatc
             commit(held, dict.fromkeys(range(1_000 * number, 1_000 * number + (200 if number == 10 else 1)), number))
         held.publish("", at=AT, complete=True, watermark=AT)
         merge_all(held, 1)
-        spans = {part.span for part in held.ledger.parts() if part.table_name == "raw"}
+        spans = {part.span for part in held.ledger.parts() if part.table_name == "documents"}
         assert spans == {(1, 22), (11, 11)}
         for part in held.ledger.retired_parts():
             held.layout.part_path(part.name).unlink()
@@ -192,7 +192,7 @@ async def test_versions_that_cannot_be_read(tmp_path: Path) -> None:
     """If a raw part no longer describes its versions, the tables show them, and the next sync lists all files."""
     lake = tmp_path / "lake"
     async with grown(lake) as emulator:
-        (part,) = lake.glob("raw/000000000001-*")
+        (part,) = lake.glob("documents/000000000001-*")
         files = ledger(lake, "SELECT count(*) FROM file_version WHERE commit_seq = 1")[0][0]
         (lake / "ledger.sqlite").unlink()
         flip_column(part, "digest")
@@ -220,7 +220,7 @@ def test_a_version_that_was_given_up_stays_so(two_files: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("text", ["Too many open files", "Conflicting lock is held in PID 1"])
 def test_an_error_that_shows_no_damage(two_files: Path, tmp_path: Path, text: str) -> None:
-    """A catalog that cannot be opened now is no lost catalog: nothing is rebuilt from an earlier one or from raw/."""
+    """A catalog that cannot be opened now is no lost catalog: nothing is rebuilt from an earlier one or documents."""
     lake = shutil.copytree(two_files, tmp_path / "lake")
     (lake / "ledger.sqlite").unlink()
     error = duckdb.IOException(f'IO Error: Cannot open file "{lake}/catalog.duckdb": {text}')

@@ -129,10 +129,10 @@ def test_every_row_is_the_same(world: World, lake: Path, monkeypatch: pytest.Mon
     elsewhere = rebuilt(lake, run_elsewhere)
     assert rows(lake) == before
     assert (elsewhere.files, elsewhere.rows, elsewhere.parts_after) == (done.files, done.rows, done.parts_after)
-    parts = sorted(lake.glob("parts/*/*"))
+    parts = sorted(lake.glob("tables/*/*"))
     with pytest.raises(ScanlakeError, match="the cluster is gone"):
         rebuilt(lake, run_and_fail)
-    assert (rows(lake), sorted(lake.glob("parts/*/*"))) == (before, parts)
+    assert (rows(lake), sorted(lake.glob("tables/*/*"))) == (before, parts)
     assert checked(lake, read_data=True).damage == []
 
 
@@ -150,7 +150,7 @@ async def test_a_column_declared_later_is_filled(tmp_path: Path) -> None:
         assert filled() == [True, True]
         with Lake(lake, doing="test") as held:
             for table, column in later:
-                for path in lake.glob(f"parts/{table}/0*.parquet"):
+                for path in lake.glob(f"tables/{table}/0*.parquet"):
                     path.chmod(0o600)
                     pq.write_table(pq.read_table(path).drop_columns([column]), path)
                     changes = (path.stat().st_size, sha256_file(path), path.relative_to(lake).as_posix())
@@ -171,7 +171,7 @@ async def test_a_column_declared_later_is_filled(tmp_path: Path) -> None:
 def test_gaps_in_raw_are_refused(lake: Path) -> None:
     """Where raw documents are missing or damaged a rebuild changes nothing and sends to `scanlake check`."""
     before = rows(lake)
-    raw = min((lake / "raw").iterdir())
+    raw = min((lake / "documents").iterdir())
     raw.chmod(0o644)
     raw.write_bytes(raw.read_bytes()[:-3] + b"PAR")
     with pytest.raises(LakeCorruptedError):

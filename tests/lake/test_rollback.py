@@ -303,7 +303,7 @@ def test_damaged_documents_are_not_copied(tmp_path: Path) -> None:
         for count in (1, 2):
             commit(lake, {1: count})
             lake.publish("", at=AT + count, complete=True, watermark=AT)
-        first = min((tmp_path / "raw").iterdir())
+        first = min((tmp_path / "documents").iterdir())
         first.chmod(0o600)
         first.write_bytes(first.read_bytes().replace(b"parquet-cpp", b"parquet-cpq"))  # DuckDB reads it all the same
         with pytest.raises(LakeCorruptedError, match="has changed since it was written"):

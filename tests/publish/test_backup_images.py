@@ -117,7 +117,7 @@ def test_a_backup_writes_nothing_outside_of_the_lake(lake: Path, tmp_path: Path)
     target, below = tmp_path / "target", tmp_path / "below"
     for statement in (
         "UPDATE image SET path = '../evil.jpg' WHERE path = (SELECT min(path) FROM image)",
-        "UPDATE part SET name = 'parts/../../' || substr(name, 7) WHERE name LIKE 'parts/uploads/%'",
+        "UPDATE part SET name = 'tables/../../' || substr(name, 8) WHERE name LIKE 'tables/uploads/%'",
     ):
         assert called(lake, "backup", str(target), "--with-images").code == ExitCode.OK
         [ledger] = target.glob("ledgers/*")

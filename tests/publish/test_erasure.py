@@ -39,7 +39,7 @@ def test_erased_is_said_after_a_look(history: History, tmp_path: Path) -> None:
     data, metadata = (target / "tables" / "files" / folder for folder in ("data", "metadata"))
     copies = [data / "copy.duckdb", data / "copy.parquet", data / "cut.parquet", metadata / "copy.avro"]
     shutil.copy(lake / "catalog.duckdb", copies[0])
-    shutil.copy(min(lake.glob("parts/files/0*.parquet")), copies[1])
+    shutil.copy(min(lake.glob("tables/files/0*.parquet")), copies[1])
     copies[2].write_bytes(b"PAR1")
     shutil.copy(min(metadata.glob("*-m0.avro")), copies[3])
     answer = purged(lake, 777_123, **settings)

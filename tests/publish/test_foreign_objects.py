@@ -22,7 +22,7 @@ from tests.lake.operations import called, told
 from tests.lake.test_folders import describe, make_lake
 from tests.lake_copies import copy_lake
 
-_PART = "parts/files/000000000099-abcdef.parquet"
+_PART = "tables/files/000000000099-abcdef.parquet"
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_a_place_of_others_is_refused(made: Path, tmp_path: Path, name: str) -> 
         with duckdb.connect(str(target / name)) as db:
             db.execute("CREATE TABLE thesis (page TEXT)")
     elif name == "link":
-        (target / "parts").symlink_to(tmp_path)
+        (target / "tables").symlink_to(tmp_path)
     elif name == "pipe":
         os.mkfifo(target / "images")
     else:
@@ -93,7 +93,7 @@ def test_a_publish_deletes_only_what_it_wrote(lake: Path, tmp_path: Path) -> Non
     """Old files of others under the names of a target stay, and are named."""
     target = tmp_path / "target"
     told(lake, "publish", "--to", f"file://{target}")
-    names = (f"raw/000000000099-abcdef-{'0' * 12}.parquet", "probe/notes", "snapshots/000099.duckdb")
+    names = (f"documents/000000000099-abcdef-{'0' * 12}.parquet", "probe/notes", "snapshots/000099.duckdb")
     mine = [put(target, name) for name in (*names, "thesis.txt")]
     for path in mine:
         os.utime(path, (1, 1))
@@ -154,7 +154,7 @@ def test_a_hostile_backup_becomes_no_lake(backup: Path, tmp_path: Path, name: st
 def test_a_part_larger_than_recorded_is_not_copied(backup: Path, tmp_path: Path) -> None:
     """The recorded size is a bound: a part of a terabyte, or a link to an endless device, costs no disk."""
     restored = tmp_path / "restored"
-    part = next((backup / "parts" / "files").iterdir())
+    part = next((backup / "tables" / "files").iterdir())
     part.chmod(0o600)
     os.truncate(part, 10**12)
     assert "differs from what was backed up" in told(tmp_path, "restore", str(backup), str(restored), code=9)
@@ -167,7 +167,7 @@ def test_a_part_larger_than_recorded_is_not_copied(backup: Path, tmp_path: Path)
 def test_only_files_of_a_restore_are_replaced(backup: Path, tmp_path: Path) -> None:
     """A killed restore is known by its mark and its names alone; with any other file its folder is refused."""
     folder = tmp_path / "restored"
-    for mark, name in ((b"mine", _PART), (b"", _PART), (RESTORE_MARK, "parts/files/thesis"), (RESTORE_MARK, "notes")):
+    for mark, name in ((b"mine", _PART), (b"", _PART), (RESTORE_MARK, "tables/files/thesis"), (RESTORE_MARK, "notes")):
         path = put(folder, name)
         (folder / RESTORE_IN_PROGRESS).write_bytes(mark)
         before = describe(folder)

@@ -47,7 +47,7 @@ def rewrite_part(lake: Path, part: Path) -> None:
     with Lake(lake, doing="check") as held:
         held.ledger._db.execute(
             "UPDATE part SET sha256 = ?, bytes = ? WHERE name = ?",
-            (sha256_file(part), part.stat().st_size, f"parts/files/{part.name}"),
+            (sha256_file(part), part.stat().st_size, f"tables/files/{part.name}"),
         )
 
 
@@ -57,7 +57,7 @@ def test_a_repaired_part_is_published_beside_the_former(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/target"
     history.sync(dict.fromkeys(range(1, 30), 1))
     told(history.root, "publish", "--to", url, "--iceberg")
-    (part,) = (history.root / "parts" / "files").glob("0*.parquet")
+    (part,) = (history.root / "tables" / "files").glob("0*.parquet")
     history.sync({2: 3})
     rewrite_part(history.root, part)
     number = history.sync({3: 2})

@@ -273,8 +273,8 @@ def test_tables_of_another_lake_are_refused(changes: Changes) -> None:
         publish_iceberg(catalog, LakeLayout(lake), second, lake_id="f" * 32, at=AT)
     with pytest.raises(SettingsError, match="not kept"):
         publish(lake, catalog, 99)
-    (new,) = (lake / "parts" / "uploads").glob("000000000002*")
-    catalog.io.create(f"{URL}/{to_target_path(f'parts/uploads/{new.name}', sha256_file(new))}", b"foreign")
+    (new,) = (lake / "tables" / "uploads").glob("000000000002*")
+    catalog.io.create(f"{URL}/{to_target_path(f'tables/uploads/{new.name}', sha256_file(new))}", b"foreign")
     with pytest.raises(StorageError, match="other contents"):
         publish(lake, catalog, second)
     assert locations(catalog) == before

@@ -74,11 +74,11 @@ def test_documents_are_published_on_request(lake: Path, tmp_path: Path) -> None:
         url = f"file://{tmp_path}/target-{documents}"
         told(lake, "publish", "--to", url, SCANLAKE_PUBLISH_DOCUMENTS=str(documents))
         store = open_store(url)
-        assert any(store.list("raw")) is documents
+        assert any(store.list("documents")) is documents
         with duckdb.connect(f"{tmp_path}/target-{documents}/catalog.duckdb", read_only=True) as db:
             shown = {row[0] for row in db.execute("SELECT table_name FROM information_schema.tables").fetchall()}
             assert {"file_versions", "file_events"} <= shown
-            paths = [f"{tmp_path}/target-{documents}/{item.path}" for item in store.list("raw")]
+            paths = [f"{tmp_path}/target-{documents}/{item.path}" for item in store.list("documents")]
             if documents:
                 assert db.execute(f"SELECT count(*) > 20 FROM read_parquet({paths})").fetchall() == [(True,)]
 
@@ -189,8 +189,8 @@ def test_check_published(history: History, lake: Path, url: str) -> None:
     assert "has no published lake" in told(lake, "check", "--published", code=2, SCANLAKE_PUBLISH_TO=url)
     told(lake, "publish", "--to", url, SCANLAKE_PUBLISH_DOCUMENTS="true")
     [line] = [line for line in told(lake, "check", "--published").splitlines() if url in line]
-    assert line.endswith(f" {len(list(store.list('raw'))) + 1} objects compared")
-    path, other = sorted(item.path for item in store.list("raw"))[:2]
+    assert line.endswith(f" {len(list(store.list('documents'))) + 1} objects compared")
+    path, other = sorted(item.path for item in store.list("documents"))[:2]
     for name in (path, other):
         content = store.read(name)
         store.delete([name])

@@ -83,7 +83,7 @@ def test_a_first_publish_that_stopped_is_completed(history: History, tmp_path: P
     there = len([item for item in store.list() if is_raw_path(item.path)])
     result = published(history.root, store)
     assert there > 2
-    assert result.uploaded == len(list(store.list("raw"))) - there + 1
+    assert result.uploaded == len(list(store.list("documents"))) - there + 1
     assert differing(history.root, store, tmp_path / "copy") == []
     assert not published(history.root, store).changed
 
@@ -177,10 +177,10 @@ def test_other_contents_under_the_name_of_a_part_are_refused(history: History) -
     lake, store = history.root, StoppingStore()
     published(lake, store)
     history.sync({1: 1})
-    part = max(lake.glob("raw/0*.parquet"))
-    path = to_target_path(f"raw/{part.name}", sha256_file(part))
+    part = max(lake.glob("documents/0*.parquet"))
+    path = to_target_path(f"documents/{part.name}", sha256_file(part))
     store.create(path, b"other")
-    with pytest.raises(StorageError, match=r"raw/.* has other contents") as refused:
+    with pytest.raises(StorageError, match=r"documents/.* has other contents") as refused:
         published(lake, store)
     assert refused.value.exit_code == ExitCode.STORAGE
     store.delete([path])
@@ -221,7 +221,7 @@ def test_a_create_that_was_refused_for_nothing_is_repeated(
 def test_what_is_damaged_is_not_published(history: History) -> None:
     """A part that differs from its hash, or a catalog that cannot be read, stays local; the target stays as it was."""
     store = StoppingStore()
-    flip(min(history.root.glob("raw/0*.parquet")))
+    flip(min(history.root.glob("documents/0*.parquet")))
     with pytest.raises(LakeCorruptedError, match="was not uploaded"):
         published(history.root, store)
     catalog = history.root / CATALOG
@@ -245,9 +245,9 @@ def test_a_store_without_conditions_is_refused(history: History, monkeypatch: py
 def test_retention_on_the_target(history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents that the lake no longer has go with the next publish, orphans too; objects of others stay."""
     lake, store = history.root, StoppingStore()
-    orphan = f"raw/000000000001-aaaaaa-{sha256(b'orphan').hexdigest()[:12]}.parquet"
+    orphan = f"documents/000000000001-aaaaaa-{sha256(b'orphan').hexdigest()[:12]}.parquet"
     others = [
-        *("raw/of-another-program.parquet", "raw/000000000001-aaaaaa-0123456789ab.parquet"),
+        *("documents/of-another-program.parquet", "documents/000000000001-aaaaaa-0123456789ab.parquet"),
         *("probe/of-another-program", f"images/ab/{'c' * 62}.jpg", "tables/files/data/of-another-program.parquet"),
     ]
     listed = store.list
@@ -258,7 +258,7 @@ def test_retention_on_the_target(history: History, tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(store, "list", aged)
     published(lake, store)
-    before = {item.path for item in store.list("raw")}
+    before = {item.path for item in store.list("documents")}
     store.create(orphan, b"orphan")
     for path in others:
         store.create(path, b"other")
@@ -269,7 +269,7 @@ def test_retention_on_the_target(history: History, tmp_path: Path, monkeypatch: 
     assert orphan not in names
     assert before - names, "the documents of a purged file"
     with Lake(lake, doing="look") as held:
-        own = {to_target_path(part.name, part.sha256) for part in held.ledger.parts() if part.table_name == "raw"}
+        own = {to_target_path(part.name, part.sha256) for part in held.ledger.parts() if part.table_name == "documents"}
     assert {path for path in names if is_raw_path(path)} - {*others} == own
     assert differing(lake, store, tmp_path / "copy") == []
     assert published(lake, store, MirrorOptions()).deleted == len(own), "published without documents"

@@ -77,7 +77,7 @@ def main(folder: Path, uploads: int) -> int:
             commit = grown.new_commit(lake, grown.some(CHANGED))
             lake.commit(commit)
             publish(lake)
-            parts = sum(part.stat().st_size for part in folder.glob(f"parts/*/{commit.commit_seq:012d}-*.parquet"))
+            parts = sum(part.stat().st_size for part in folder.glob(f"tables/*/{commit.commit_seq:012d}-*.parquet"))
             result, wall, cpu = publish_tables(lake, settings)
             sizes.append(result.bytes)
             seconds.append(wall)

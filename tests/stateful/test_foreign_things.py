@@ -35,25 +35,44 @@ _LAKE_NAMES: Final = (
     *("ledger.sqlite.damaged-20261121T000000000000Z", f"ledger.sqlite.damaged-20261121T000000000000Z-{_SHA256[:8]}"),
     *("spill", "spill/thesis", "spill/publish", "spill/duckdb_temp_storage_DEFAULT-0.tmp", f"spill/{_TEMPORARY}"),
     *(f"snapshots/{number:06d}.duckdb" for number in (1, 2, 3, 4, 5, 6, 99)),
-    *(_TEMPORARY, "snapshots", "parts", "parts/files", f"parts/files/{_PART}.parquet", f"parts/others/{_PART}.parquet"),
-    *(f"parts/files/{_TEMPORARY}", "parts/files/empty.parquet", "raw", f"raw/{_PART}.parquet"),
+    *(
+        _TEMPORARY,
+        "snapshots",
+        "tables",
+        "tables/files",
+        f"tables/files/{_PART}.parquet",
+        f"tables/others/{_PART}.parquet",
+    ),
+    *(f"tables/files/{_TEMPORARY}", "tables/files/empty.parquet", "documents", f"documents/{_PART}.parquet"),
     *("images", "images/incoming", "images/incoming/notes", f"images/incoming/{_TEMPORARY}", "images/01"),
     f"images/{_SHA256[:2]}/{_SHA256[2:]}.jpg",
 )
 _OBJECT_NAMES: Final = (
-    *("raw", "images", "images/01", f"images/{_SHA256[:2]}/{_SHA256[2:]}.jpg", "probe", "probe/0123", "probe/thesis"),
+    *(
+        "documents",
+        "images",
+        "images/01",
+        f"images/{_SHA256[:2]}/{_SHA256[2:]}.jpg",
+        "probe",
+        "probe/0123",
+        "probe/thesis",
+    ),
     *(_TEMPORARY, "thesis.txt"),
 )
 _NAMES: Final = {
     "lake": _LAKE_NAMES,
     "restored": _LAKE_NAMES,
     "backup": (
-        *("backup.json", "ledgers", "ledgers/thesis", f"ledgers/{_SHA256}.sqlite", "parts", "parts/files"),
-        *(f"parts/files/{_PART}.parquet.{_SHA256[:16]}", f"raw/{_PART}.parquet.{_SHA256[:16]}", *_OBJECT_NAMES),
+        *("backup.json", "ledgers", "ledgers/thesis", f"ledgers/{_SHA256}.sqlite", "tables", "tables/files"),
+        *(f"tables/files/{_PART}.parquet.{_SHA256[:16]}", f"documents/{_PART}.parquet.{_SHA256[:16]}", *_OBJECT_NAMES),
     ),
     "target": (
         *("latest.json", "catalog.duckdb", "iceberg-owner.json", "tables", "tables/files"),
-        *(f"tables/files/data/{_PART}-{_SHA256[:12]}.parquet", f"raw/{_PART}-{_SHA256[:12]}.parquet", *_OBJECT_NAMES),
+        *(
+            f"tables/files/data/{_PART}-{_SHA256[:12]}.parquet",
+            f"documents/{_PART}-{_SHA256[:12]}.parquet",
+            *_OBJECT_NAMES,
+        ),
     ),
     "report": (
         *(".scanlake-job", "manifest.json", "manifest.csv", "index.html", "SHA256SUMS", "SHA256SUMS.sig"),

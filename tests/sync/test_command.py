@@ -137,7 +137,7 @@ async def test_an_echoed_token_is_stored_nowhere(tmp_path: Path, canary: str) ->
     assert "token.redacted" in err
     with opened(lake) as db:
         names = [f'"{name}".{schema}.{table}' for name, schema, table in db.execute(_ALL_TABLES).fetchall()]
-        parts = [f"'{path}'" for path in lake.glob("raw/*.parquet")]
+        parts = [f"'{path}'" for path in lake.glob("documents/*.parquet")]
         assert len(names) > 30
         assert parts
         stored = "".join(f"{(shown := db.sql(f'FROM {name}')).columns}{shown.fetchall()}" for name in names + parts)

@@ -39,14 +39,14 @@ async def test_nothing_changes_for_readers(tmp_path: Path) -> None:
             emulator.world.update(emulator.world.pick_random(15))
             emulator.world.create(3)
         await synced(emulator, lake)
-        counts = "SELECT count(*), (SELECT count(*) FROM superseded_version) FROM part WHERE table_name <> 'raw'"
+        counts = "SELECT count(*), (SELECT count(*) FROM superseded_version) FROM part WHERE table_name <> 'documents'"
         [(before, superseded)] = asked(lake, counts)
         assert superseded > 50
         assert compacted(lake)
         check_equal(lake, emulator)
         [(after, superseded)] = asked(lake, counts)
         assert (after < before / 4, superseded) == (True, 0)
-        (part,) = (lake / "parts" / "uploads").glob("*-0000.parquet")
+        (part,) = (lake / "tables" / "uploads").glob("*-0000.parquet")
         ids = pq.read_table(part, page_checksum_verification=True).column("file_id").to_pylist()
         assert ids == sorted(ids)
         assert part.stat().st_mode & 0o777 == 0o444
@@ -69,7 +69,7 @@ async def test_readers_keep_replaced_parts_for_their_grace(tmp_path: Path) -> No
         held.close()
         await synced(emulator, lake, keep_snapshots=1, retention_hours=0)
         check_equal(lake, emulator)
-    assert len(list((lake / "parts" / "files").glob("0*.parquet"))) == 1
+    assert len(list((lake / "tables" / "files").glob("0*.parquet"))) == 1
 
 
 def test_part_groups_stay_few() -> None:

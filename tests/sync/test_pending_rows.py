@@ -64,7 +64,7 @@ async def killed_sync(emulator: Emulator, lake: Path, **settings: Any) -> None:
 
 def count_parts(lake: Path) -> dict[str, int]:
     """Return the number of parts by table, without the empty ones."""
-    folders = {table.name: lake / "parts" / table.name for table in TABLES} | {RAW_TABLE: lake / "raw"}
+    folders = {table.name: lake / "tables" / table.name for table in TABLES} | {RAW_TABLE: lake / "documents"}
     return {name: len(list(folder.glob("0*.parquet"))) for name, folder in folders.items()}
 
 
@@ -204,7 +204,7 @@ async def test_damaged_documents_without_rows(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     async with Emulator(60, seed=SEED) as emulator:
         await killed_sync(emulator, lake, commit_every_files=10)
-        part = sorted((lake / "raw").glob("0*.parquet"))[1]
+        part = sorted((lake / "documents").glob("0*.parquet"))[1]
         part.chmod(0o600)
         part.write_bytes(b"PAR1" + bytes(part.stat().st_size - 8) + b"PAR1")
         with Lake(lake, doing="test") as held:

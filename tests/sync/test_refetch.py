@@ -159,9 +159,9 @@ async def test_what_is_owed_and_gone_is_forgotten(tmp_path: Path) -> None:
         )
         with opened(lake) as db:
             assert db.execute(of_new, [new]).fetchall() > [(1,)]
-        raw = max((lake / "raw").glob("*.parquet"))
+        raw = max((lake / "documents").glob("*.parquet"))
         flip(raw)
-        flip(lake / "parts" / "files" / raw.name)
+        flip(lake / "tables" / "files" / raw.name)
         with Lake(lake, doing="check", check_before_open=True) as held:
             assert repair_files(held).files_to_fetch == [new]
         with opened(lake) as db:  # until it is fetched again, no table has a part of it

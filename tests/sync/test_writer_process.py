@@ -83,8 +83,8 @@ async def test_its_errors_arrive(tmp_path: Path) -> None:
     async with Emulator(20, seed=SEED) as emulator:
         await synced(emulator, lake)
         emulator.world.create(5)
-        uploads = lake / "parts" / "uploads"
-        aside = uploads.rename(lake / "parts" / "elsewhere")
+        uploads = lake / "tables" / "uploads"
+        aside = uploads.rename(lake / "tables" / "elsewhere")
         uploads.write_text("not a folder")
         with pytest.raises(StorageError):
             await synced(emulator, lake)
