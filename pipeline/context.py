@@ -21,6 +21,7 @@ from pipeline.settings import Settings, load_token
 from pipeline.tokens import tokens_in_environment
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import UnionType
 
 _log = get_logger()
@@ -107,14 +108,18 @@ class CommandContext(GlobalOptions):
         """Return the progress display of a long run."""
         return progress.create_progress(silent=self.quiet, as_lines=self.log_json)
 
-    def print_result(self, result: object, text: str = "", code: ExitCode = ExitCode.OK) -> ExitCode:
-        """Print `result` as the JSON object of `--json`, otherwise `text`. Return `code`.
+    def print_result(
+        self, result: object, text: str | Callable[[], str] = "", code: ExitCode = ExitCode.OK
+    ) -> ExitCode:
+        """Print `result` as the JSON object of `--json`, otherwise `text`, or what it returns. Return `code`.
 
         Raises `TypeError` if the result is not of the type that the command declares as `RESULT`.
         """
         if self.result_type is not None and not isinstance(result, self.result_type):
             raise TypeError(f"{self.typed.name}: the result is a {type(result).__name__}")
-        sys.stdout.write(encode_result(result, code) + "\n" if self.as_json else text)
+        if self.as_json:
+            text = encode_result(result, code) + "\n"
+        sys.stdout.write(text if isinstance(text, str) else text())
         return code
 
 

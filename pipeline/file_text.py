@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.csv_rows import format_csv_row
 from pipeline.formatting import format_minute, pluralize
-from pipeline.screen_tables import format_pairs
-from pipeline.text_tables import format_table
+from pipeline.text_tables import format_pairs, format_table
 from schemas.timestamps import parse_instant, to_datetime
 from schemas.value_types import encode_json
 from schemas.wire import File, kind_of
@@ -54,7 +53,7 @@ def format_files(files: Sequence[Document], children: Sequence[str]) -> str:
             )
         )
     columns = ("id", "scan_code", "state", contents, "updated (UTC)")
-    return format_table(columns, rows, wraps={"scan_code", "contents"}, unit="file")
+    return format_table(columns, rows, unit="file")
 
 
 def format_csv(files: Iterable[Document], children: Sequence[str]) -> str:
@@ -74,7 +73,7 @@ def format_file(file: Document) -> str:
         if children := _list_children(file, key):
             used = [column for column in columns if any(child.get(column) not in {None, ""} for child in children)]
             rows = [[_format_value(column, child.get(column)) for column in used] for child in children]
-            sections.append(f"{key} ({len(children)})\n{format_table(used, rows, wraps=used)}")
+            sections.append(f"{key} ({len(children)})\n{format_table(used, rows)}")
     return "\n".join(sections)
 
 

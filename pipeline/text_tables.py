@@ -1,34 +1,37 @@
-"""Tables as aligned text.
+"""Tables and pairs on a screen or in a text file, laid out by rich.
 
-    text = format_table(("snapshot", "files", "reason"), rows, wraps={"reason"})
+    text = format_table(("snapshot", "files", "reason"), rows)
 
 A cell is text that is formatted already, such as `f"{count:,}"`; None is a missing value. Control characters, line ends
-and secrets are removed here. Columns of numbers are aligned to the right. Without a terminal, lines are as long as
-their cells. For a terminal `screen_tables` lays out the table; it is imported only then, because rich takes half as
-long as DuckDB. `csv_rows.format_csv` writes the same columns and rows as CSV.
+and secrets are removed here. Columns of numbers are aligned to the right. On a terminal no line is wider than it: cells
+are broken, and a table with many columns becomes a line per column, as in psql's expanded form. Elsewhere lines are as
+long as their cells. `csv_rows.format_csv_row` writes the same rows as CSV.
+
+rich is imported with the first table: that takes half as long as the import of DuckDB, and `--json` draws none.
 """
 
 from __future__ import annotations
 
 import importlib
+import io
 import re
 import sys
-from typing import TYPE_CHECKING, Final, TypeAlias
-
-from rich.cells import cell_len
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pipeline.formatting import UNKNOWN, pluralize
 from pipeline.logs import to_one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
+
+    from rich.console import Console
+    from rich.text import Text
 
 Row: TypeAlias = "Sequence[str | None]"
 
-MAX_LINE_CELLS: Final = 100_000
-"""Without a terminal; longer lines are laid out as on a terminal of this width."""
-
-_GAP: Final = "  "
+_MAX_LINE_CELLS: Final = 10_000  # without a terminal
+_MIN_COLUMN_WIDTH: Final = 8  # on average; narrower columns cannot be read
+_GAP: Final = 2  # spaces between cells
 _NUMBER: Final = re.compile(r"-?[\d,]+(\.\d+)?", re.ASCII)
 
 
@@ -36,7 +39,6 @@ def format_table(
     columns: Sequence[str],
     rows: Iterable[Row],
     *,
-    wraps: Collection[str] = (),
     null: str = UNKNOWN,
     unit: str = "",
     note: str = "",
@@ -47,24 +49,59 @@ def format_table(
     `is_screen`: the table is for a terminal (None: if standard output is one).
     """
     rows = list(rows)
-    lines = [[null if cell is None else to_one_line(cell) for cell in row] for row in (columns, *rows)]
-    widths = [max(map(cell_len, texts)) for texts in zip(*lines, strict=True)]
+    page, console = _create_console(is_screen)
+    headings = [_to_text(name, null) for name in columns]
+    cells = [[_to_text(cell, null) for cell in row] for row in rows]
+    width = sum(max(cell.cell_len for cell in column) + _GAP for column in zip(headings, *cells, strict=True)) - _GAP
+    if width > console.width and len(columns) * _MIN_COLUMN_WIDTH > console.width:
+        for number, row in enumerate(cells, start=1):
+            if len(cells) > 1:
+                console.print(_create_text(f"row {number}", "bold"))
+            _print_pairs(console, zip(headings, row, strict=True))
+    else:
+        table = importlib.import_module("rich.table").Table(box=None, pad_edge=False)
+        for index, heading in enumerate(headings):
+            is_numeric = all(row[index] is None or _NUMBER.fullmatch(row[index] or "") for row in rows)
+            table.add_column(heading, justify="right" if is_numeric else "left", overflow="fold")
+        for row in cells:
+            table.add_row(*row)
+        console.print(table)
+    if unit:
+        console.print(_create_text(f"{pluralize(len(rows), unit)}{note}", "dim"))
+    return _strip_lines(page)
+
+
+def format_pairs(pairs: Iterable[tuple[str, str | None]], *, null: str = UNKNOWN) -> str:
+    """Return one line per pair of a name and a value; on a terminal long values are broken."""
+    page, console = _create_console(None)
+    _print_pairs(console, ((_to_text(name, null), _to_text(value, null)) for name, value in pairs))
+    return _strip_lines(page)
+
+
+def _print_pairs(console: Console, pairs: Iterable[tuple[Text, Text]]) -> None:
+    grid = importlib.import_module("rich.table").Table.grid(padding=(0, _GAP))
+    grid.add_column(no_wrap=True, style="bold")
+    grid.add_column(overflow="fold")
+    for name, value in pairs:
+        grid.add_row(name, value)
+    console.print(grid)
+
+
+def _create_console(is_screen: bool | None) -> tuple[io.StringIO, Console]:  # noqa: FBT001
+    page = io.StringIO()
     is_screen = sys.stdout.isatty() if is_screen is None else is_screen
-    if is_screen or sum(widths) + len(_GAP) * (len(widths) - 1) > MAX_LINE_CELLS:
-        lay_out = importlib.import_module("pipeline.screen_tables").lay_out_table
-        page: str = lay_out(columns, rows, wraps=wraps, null=null, unit=unit, note=note, is_screen=is_screen)
-        return page
-    numeric = [all(text == null or is_number(text) for text in texts) for _, *texts in zip(*lines, strict=True)]
-    aligned = [_GAP.join(map(_align, line, widths, numeric)) for line in lines]
-    aligned += [f"{pluralize(len(rows), unit)}{note}"] if unit else []
-    return "".join(f"{line.rstrip()}\n" for line in aligned)
+    options: dict[str, Any] = {"force_terminal": True} if is_screen else {"width": _MAX_LINE_CELLS}
+    return page, importlib.import_module("rich.console").Console(file=page, **options)
 
 
-def is_number(text: str) -> bool:
-    """Return whether the text is a number, as scanlake writes numbers."""
-    return _NUMBER.fullmatch(text) is not None
+def _to_text(cell: str | None, null: str) -> Text:
+    return _create_text(null, "dim") if cell is None else _create_text(to_one_line(cell))
 
 
-def _align(text: str, width: int, is_numeric: bool) -> str:  # noqa: FBT001
-    padding = " " * (width - cell_len(text))
-    return padding + text if is_numeric else text + padding
+def _create_text(text: str, style: str = "") -> Text:
+    created: Text = importlib.import_module("rich.text").Text(text, style)
+    return created
+
+
+def _strip_lines(page: io.StringIO) -> str:
+    return "".join(f"{line.rstrip()}\n" for line in page.getvalue().splitlines())

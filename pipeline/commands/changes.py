@@ -82,7 +82,7 @@ def run(
     counts = Counter(file.change for file in files)
     result = ChangeList(before.snapshot, later.snapshot, {kind: counts[kind] for kind in _KINDS}, files)
     if chosen is OutputFormat.TABLE:
-        text = format_table(_COLUMNS, map(_format_row, files), wraps={"columns"}) if files else ""
+        text = format_table(_COLUMNS, map(_format_row, files)) if files else ""
         summary = ", ".join(f"{count:,} {kind}" for kind, count in result.counts.items())
         text += f"{summary} from snapshot {before.snapshot} to {later.snapshot}\n"
     else:

@@ -67,13 +67,13 @@ def run(
             for name in Settings.model_fields
         },
     )
-    return context.print_result(effective, _format(effective))
+    return context.print_result(effective, lambda: _format(effective))
 
 
 def _format(effective: EffectiveSettings) -> str:
     source = f" Source {effective.source} of {', '.join(effective.sources)}." if effective.source else ""
     rows = [(name, _format_value(setting.value), setting.origin) for name, setting in effective.settings.items()]
-    table = format_table(("setting", "value", "origin"), rows, wraps={"value"})
+    table = format_table(("setting", "value", "origin"), rows)
     return f"Settings file: {effective.file or 'none'}.{source}\n{table}"
 
 

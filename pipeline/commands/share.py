@@ -195,7 +195,7 @@ def _print_result(
     if chosen is OutputFormat.TABLE:
         columns = [name for name in _COLUMNS if any(getattr(outcome, name) for outcome in outcomes)]
         rows = ([_to_cell(getattr(outcome, name)) or "" for name in columns] for outcome in outcomes)
-        text = format_table(columns, rows, wraps=columns)
+        text = format_table(columns, rows)
         text += ", ".join(f"{count:,} {state}" for state, count in counts.items())
         if not send_email and any(outcome.email or outcome.dl for outcome in outcomes):
             text += "; no e-mail was sent: that needs --send-email"

@@ -68,11 +68,15 @@ def run(context: CommandContext) -> ExitCode:
         path, reasons = paths.get(row["snapshot"]), kept_as.get(row["snapshot"], ())
         details = {} if path is None else _read_state(path) | {"path": path, "kept_as": reasons}
         snapshots.append(SnapshotStatus(**row | details))
+    return context.print_result(SnapshotList(snapshots), lambda: _format(snapshots))
+
+
+def _format(snapshots: Sequence[SnapshotStatus]) -> str:
     existing = [snapshot for snapshot in snapshots if snapshot.path is not None]
-    text = format_table(_HEADINGS, map(_format_row, existing), wraps={"kept as"})
+    text = format_table(_HEADINGS, map(_format_row, existing))
     if deleted := len(snapshots) - len(existing):
         text += f"{pluralize(deleted, 'snapshot')} deleted; --json lists them\n"
-    return context.print_result(SnapshotList(snapshots), text)
+    return text
 
 
 def _read_state(path: Path) -> dict[str, object]:

@@ -157,8 +157,8 @@ def run(
         status = _read_catalog(status, settings, runs)
     if state is not None:
         status = _update(status, state, runs)
-    text = _format_status(to_json_value(status), status.publish)
-    return context.print_result(status, text, ExitCode.FAILED if failures else ExitCode.OK)
+    code = ExitCode.FAILED if failures else ExitCode.OK
+    return context.print_result(status, lambda: _format_status(to_json_value(status), status.publish), code)
 
 
 def _read_catalog(status: LakeStatus, settings: Settings, runs: int) -> LakeStatus:
@@ -259,7 +259,7 @@ def _format_status(status: Mapping[str, Any], publish: PublishOutcome | None) ->
         counts = [(name, f"{count:,}") for name, count in status["tables"].items()]
         lines.append(format_table(("table", "rows"), counts))
     if status["runs"]:
-        lines += ["", format_table(_RUN_HEADINGS, map(_format_run, status["runs"]), wraps={"error"}, null="")]
+        lines += ["", format_table(_RUN_HEADINGS, map(_format_run, status["runs"]), null="")]
     if status["rejects"]:
         lines.append("Rejects (each is retried in every run; see meta.rejects):")
         for reject in status["rejects"][:_MAX_REASONS]:

@@ -91,13 +91,13 @@ def run(
     tables = [_describe_table(label, table, catalog.get(label)) for label, table in _BY_LABEL.items()]
     views = [table for label, table in catalog.items() if label not in _BY_LABEL]
     if name is None:
-        return context.print_result(DataDictionary(tables, views), _format_list(tables, views))
+        return context.print_result(DataDictionary(tables, views), lambda: _format_list(tables, views))
     name = name.removeprefix("main.")
     by_name = {table.name: table for table in (*tables, *views)}
     if name not in by_name:
         raise _unknown_table(name, list(by_name), has_lake=has_catalog(settings))
     selected = DataDictionary(*([table for table in group if table.name == name] for group in (tables, views)))
-    return context.print_result(selected, _format_one(by_name[name]))
+    return context.print_result(selected, lambda: _format_one(by_name[name]))
 
 
 def _describe_catalog(lake: "duckdb.DuckDBPyConnection") -> dict[str, DescribedTable]:
@@ -158,14 +158,12 @@ def _unknown_table(name: str, known: list[str], *, has_lake: bool) -> SettingsEr
 def _format_list(tables: Sequence[DescribedTable], views: Sequence[DescribedTable]) -> str:
     if any(table.rows is not None for table in tables):
         rows = [(table.name, f"{table.rows:,}", table.comment) for table in tables]
-        text = format_table(("table", "rows", "contents"), rows, wraps={"contents"})
+        text = format_table(("table", "rows", "contents"), rows)
     else:
-        text = format_table(
-            ("table", "contents"), [(table.name, table.comment) for table in tables], wraps={"contents"}
-        )
+        text = format_table(("table", "contents"), [(table.name, table.comment) for table in tables])
     if views:
         others = [(view.name, view.comment) for view in views]
-        text += "\n" + format_table(("view, or table of meta", "contents"), others, wraps={"contents"})
+        text += "\n" + format_table(("view, or table of meta", "contents"), others)
     return text
 
 
@@ -180,4 +178,4 @@ def _format_one(table: DescribedTable) -> str:
         (column.name, column.type + ("" if column.is_nullable else " NOT NULL"), column.comment)
         for column in table.columns
     ]
-    return text + format_table(("column", "type", "meaning"), rows, wraps={"type", "meaning"})
+    return text + format_table(("column", "type", "meaning"), rows)

@@ -27,7 +27,7 @@ LAYERS: Final = (
     {"crawl"},
     {"client", "lake"},
     {"flatten"},
-    {"worker_process", "screen_tables", "live_progress"},
+    {"worker_process", "live_progress"},
     {"child_commands", "config", "findings", "process", "settings_template", "templates", "text_tables"},
     {"progress", "settings", "global_options", "command_options", "output_formats", "time_bounds"},
     {"setting_checks", "terminal_prompt", "logs"},

@@ -106,10 +106,15 @@ _NOT_FOR_READERS: Final = frozenset({
 
 @every(
     "arguments, needed",
-    [(("status",), set()), (("query", "SELECT 1"), set()), (("--json", "query", "SELECT 1"), {"pyarrow"})],
+    [
+        (("status",), {"rich.console"}),
+        (("--json", "status"), set()),
+        (("query", "SELECT 1"), {"rich.console"}),
+        (("--json", "query", "SELECT 1"), {"pyarrow"}),
+    ],
 )
 def test_readers_load_no_more_than_they_need(arguments: tuple[str, ...], needed: set[str], lake: Path) -> None:
-    """`status` and `query` load no HTTP client, event loop, log, or layout for terminals, and Arrow for JSON only."""
+    """`status` and `query` load no HTTP client, event loop or log, rich for tables only, and Arrow for JSON only."""
     code = (
         "import sys; from pipeline.cli import main\n"
         "try: main()\n"

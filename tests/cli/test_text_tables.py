@@ -1,26 +1,57 @@
-"""Tables without a terminal: the layout of rich, without its import."""
+"""Tables on a screen: every value is in them, on any width."""
 
 from __future__ import annotations
 
+import re
+from typing import TYPE_CHECKING
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.screen_tables import lay_out_table
-from pipeline.text_tables import MAX_LINE_CELLS, format_table
+from pipeline.text_tables import format_pairs, format_table
 
-_CELLS = st.none() | st.text(" a,.-1\t\n[]/\x1b\x07é漢", max_size=6) | st.integers(-9_999, 9_999).map("{:,}".format)
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_CELLS = st.none() | st.text("a,.-1é漢", max_size=6) | st.integers(-9_999, 9_999).map("{:,}".format)
 _TABLES = st.integers(1, 4).flatmap(lambda width: st.lists(st.tuples(*[_CELLS] * width), min_size=1, max_size=4))
 
 
-@given(_TABLES, st.sampled_from(["", "row"]))
-def test_a_table_is_as_rich_would_lay_it_out(rows: list[tuple[str | None, ...]], unit: str) -> None:
-    """Columns are as wide as their widest cell on the screen, numbers are on the right, and no line ends in a blank."""
-    columns = ["a", "漢字", "count", ""][: len(rows[0])]
-    text = format_table(columns, rows, null="NULL", unit=unit, note=", all", is_screen=False)
-    assert text == lay_out_table(columns, rows, wraps=(), null="NULL", unit=unit, note=", all", is_screen=False)
+@given(_TABLES)
+def test_lines_are_as_long_as_their_cells(rows: list[tuple[str | None, ...]]) -> None:
+    """Without a terminal each row is one line with all its values, and no line ends in a blank."""
+    columns = ["a", "漢字", "count", "d"][: len(rows[0])]
+    lines = format_table(columns, rows, null="NULL", unit="row", note=", all", is_screen=False).splitlines()
+    assert len(lines) == len(rows) + 2
+    for line, row in zip(lines, (columns, *rows), strict=False):
+        assert line == line.rstrip()
+        assert line.split() == [word for cell in row for word in ("NULL" if cell is None else cell).split()]
+    assert lines[-1].endswith((" row, all", " rows, all"))
 
 
-def test_a_huge_cell_is_cut() -> None:
-    """A cell that would make every line of the table longer than the limit is cut."""
-    rows = [("1", "x" * MAX_LINE_CELLS), *[("2", "y")] * 9]
-    assert max(map(len, format_table(("n", "text"), rows, is_screen=False).splitlines())) < 100
+def test_numbers_are_on_the_right() -> None:
+    """A column of numbers is aligned to the right, and one with a text to the left."""
+    rows = [("1", "1"), ("1,000", "many"), (None, None)]
+    assert format_table(("n", "text"), rows, is_screen=False) == ("    n  text\n    1  1\n1,000  many\n    -  -\n")
+
+
+def test_a_cell_is_one_line_without_controls() -> None:
+    """Line ends become spaces, and no value can move the cursor or colour the screen."""
+    text = format_table(("v\x1b[2J",), [("a\nb\x1b[31m\x07",)], is_screen=False) + format_pairs(
+        [("n\n", "\x1b[1mv\x07")]
+    )
+    assert text == "v\na b\\x07\nn  v\\x07\n"
+
+
+@pytest.mark.parametrize("columns", [("a", "b"), [f"column_{number}" for number in range(12)]], ids=["few", "many"])
+def test_no_line_is_wider_than_the_terminal(columns: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells are broken, and nothing of a value is lost; many columns become a line each."""
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("TERM", "xterm")
+    values = [f"{name}-{'x' * 40}" for name in columns]
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", format_table(columns, [values, values], is_screen=True)).splitlines()
+    assert max(map(len, lines)) <= 60
+    assert sum(line.count("x") for line in lines) == 2 * 40 * len(columns)
+    if len(columns) > 2:
+        assert [line.split()[0] for line in lines if "column_" in line][:12] == columns

@@ -87,7 +87,7 @@ def open_browse(lake: Path) -> Iterator[Visitor]:
     said: queue.Queue[Any] = queue.Queue()
 
     class Context(CommandContext):
-        def print_result(self, result: object, text: str = "", code: ExitCode = ExitCode.OK) -> ExitCode:  # noqa: ARG002
+        def print_result(self, result: object, text: object = "", code: ExitCode = ExitCode.OK) -> ExitCode:  # noqa: ARG002
             said.put((result.address, asyncio.get_running_loop(), asyncio.current_task()))  # type: ignore[attr-defined]
             return code
 
