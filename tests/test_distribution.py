@@ -92,7 +92,7 @@ def test_the_installed_wheel_runs(wheel: Path, tmp_path: Path) -> None:
     template = (environment / "share" / "scanlake" / "scanlake.toml").read_text()
     assert call(scanlake, "settings", "--template") == template
     assert (
-        "scanlake watch --liveness"
+        "scanlake watch --log-json"
         in (environment / "share" / "scanlake" / "systemd" / "scanlake-watch.service").read_text()
     )
     assert "uploads" in call(scanlake, "tables")

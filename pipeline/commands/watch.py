@@ -1,20 +1,17 @@
 """`scanlake watch`: syncs at an interval, unattended."""
 
 import os
-import sys
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from pipeline.command_options import Excludes, Requires
+from pipeline.command_options import Requires
 from pipeline.config import source_names
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError, most_severe
-from pipeline.monitoring.liveness import liveness_problem
 from pipeline.monitoring.metrics import lake_labels, render_prometheus
 from pipeline.monitoring.metrics_server import serve_metrics
 from pipeline.monitoring.run_history import RunStatsFile
@@ -40,16 +37,8 @@ class WatchResult:
     sources: tuple[SourceRuns, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LivenessResult:
-    """The JSON object of the probe: whether the watch is alive, otherwise the reason."""
-
-    alive: bool
-    reason: str | None
-
-
 GROUP: Final = "Fetch data"
-RESULT: Final = WatchResult | LivenessResult
+RESULT: Final = WatchResult
 
 
 def run(
@@ -76,19 +65,6 @@ def run(
         typer.Option(metavar="ADDRESS", help="Address of --metrics-port; 0.0.0.0 for all interfaces."),
         Requires("--metrics-port"),
     ] = "127.0.0.1",
-    liveness: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a heartbeat to this file every 10 seconds, as JSON.")
-    ] = None,
-    check_liveness: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Probe: exit with 0 if the watch that writes FILE is alive, otherwise 1."),
-        Excludes("--every", "--jitter", "--max-runs", "--all", "--metrics-port", "--liveness"),
-    ] = None,
-    max_age: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help="Maximum age of the last successful sync, for the probe."),
-        Requires("--check-liveness"),
-    ] = None,
 ) -> ExitCode:
     """Run a sync at every interval, unattended.
 
@@ -97,8 +73,6 @@ def run(
     continues with a long back-off until they are corrected. SIGTERM or Ctrl-C end it within ten seconds (130).
     """
     context = replace(context, logs_steps=True)
-    if check_liveness is not None:
-        return _check_liveness(context, check_liveness, max_age)
     interval = parse_duration("--every", every, minimum=1)
     schedule = Schedule.from_interval(interval, None if jitter is None else parse_duration("--jitter", jitter))
     watchers = []
@@ -108,7 +82,7 @@ def run(
         load()  # a wrong setting of any source ends `watch` before it starts
         argv = ["--json", *source_context.to_argv(), COMMAND]
         watchers.append(Watcher(source or "", argv, load, schedule, max_runs, never_gives_up=all_sources))
-    watching = run_watchers(watchers, liveness)
+    watching = run_watchers(watchers)
     if metrics_port is not None:
         watching = _serve_metrics_while(watching, watchers, metrics_address, metrics_port)
     run_async(watching)
@@ -150,11 +124,3 @@ def _load_settings(context: CommandContext) -> Settings:
     require_base_url(settings)
     context.token(settings)
     return settings
-
-
-def _check_liveness(context: CommandContext, path: Path, max_age: str | None) -> ExitCode:
-    problem = liveness_problem(path, max_age=None if max_age is None else parse_duration("--max-age", max_age))
-    if problem is not None and not context.as_json:
-        sys.stderr.write(f"scanlake: {problem}\n")
-    code = ExitCode.OK if problem is None else ExitCode.FAILED
-    return context.print_result(LivenessResult(problem is None, problem), code=code)

@@ -1,1 +1,1 @@
-"""Monitoring of runs: `scanlake watch`, run statistics, metrics, alerts, liveness."""
+"""Monitoring of runs: `scanlake watch`, run statistics, metrics, alerts."""

@@ -68,7 +68,7 @@ def _is_recorded(settings: Settings, result: RunResult) -> bool:
     return False
 
 
-async def record_run(settings: Settings, history: RunStatsFile, result: RunResult) -> RunStats:
+async def record_run(settings: Settings, history: RunStatsFile, result: RunResult) -> None:
     """Add the run to the statistics, write metrics, send an alert. Failures to do so are logged, not raised."""
     if find_enclosing_lake(settings.lake) is None:
         # Also a first sync that failed and made no lake has a reason, which status shows and an alert sends once.
@@ -82,7 +82,6 @@ async def record_run(settings: Settings, history: RunStatsFile, result: RunResul
     if alert is not None and await send_alert(settings, alert, result) and alert.event != "succeeded":
         with history.update() as stats:
             stats.alerted_exit_codes = [*stats.alerted_exit_codes, alert.exit_code] if alert.event == "failed" else []
-    return stats
 
 
 def _choose_alert(result: RunResult, stats: RunStats) -> Alert | None:

@@ -118,23 +118,12 @@ def lake_labels(lake: Path, source: str) -> dict[str, str]:
 
 
 def write_metrics(path: Path, stats: RunStats, labels: Mapping[str, str]) -> None:
-    """Write the metrics to the file; a failure is logged."""
-    write_or_warn(path, render_prometheus((stats, labels)), subject="metrics")
-
-
-def write_or_warn(path: Path, text: str, *, subject: str, has_warned: bool = False) -> bool:
-    """Write a file for other programs atomically; on failure log `SUBJECT.write_failed`. Return whether it was written.
-
-    `has_warned`: the failure is in the log already.
-    """
+    """Write the metrics to the file atomically; a failure is logged."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, text, mode=_WORLD_READABLE, durable=False)
+        write_file(path, render_prometheus((stats, labels)), mode=_WORLD_READABLE, durable=False)
     except OSError as error:
-        if not has_warned:
-            _log.warning(f"{subject}.write_failed", path=str(path), reason=error.strerror or type(error).__name__)
-        return False
-    return True
+        _log.warning("metrics.write_failed", path=str(path), reason=error.strerror or type(error).__name__)
 
 
 def _format_labels(labels: Mapping[str, str]) -> str:

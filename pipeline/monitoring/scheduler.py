@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pipeline.errors import ExitCode, ScanlakeError
@@ -13,34 +12,23 @@ from pipeline.formatting import format_duration
 from pipeline.logs import get_logger
 from pipeline.monitoring.after_run import record_run
 from pipeline.monitoring.child_process import run_child
-from pipeline.monitoring.liveness import HEARTBEAT_SECONDS, STOPPED, Liveness, WatchState
 from pipeline.monitoring.run_history import RunStatsFile
 from pipeline.monitoring.run_result import RunOutcome, RunResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from pipeline.monitoring.schedule import Schedule
     from pipeline.settings import Settings
 
 COMMAND: Final = "sync"
 _FATAL: Final = frozenset({int(ExitCode.USAGE), int(ExitCode.AUTH)})
-_STATES: Final = {
-    RunOutcome.LOCKED: "waiting for another run",
-    RunOutcome.PAUSED: "paused by a rollback",
-    RunOutcome.FAILED: "backing off",
-    RunOutcome.NEEDS_ATTENTION: "backing off",
-}
 _log = get_logger()
 
 
 @dataclass(slots=True)
 class Watcher:
-    """The watch of one lake. `argv` is one run; `load_settings` reads the settings before each run.
-
-    `on_change` is called after each change of `state`.
-    """
+    """The watch of one lake. `argv` is one run; `load_settings` reads the settings before each run."""
 
     source: str
     argv: Sequence[str]
@@ -48,8 +36,6 @@ class Watcher:
     schedule: Schedule
     max_runs: int | None = None  # None: until stopped
     never_gives_up: bool = False  # the same process watches other lakes
-    state: WatchState = field(default_factory=WatchState)
-    on_change: Callable[[], None] = lambda: None
     runs: int = 0
     last_run: RunResult | None = None
     _consecutive: int = 0
@@ -64,9 +50,8 @@ class Watcher:
         """
         settings = self.load_settings()
         history = RunStatsFile(settings.lake)
-        self.state.last_success = history.last.last_success
         if self.max_runs != 1:
-            await self._sleep("waiting", self.schedule.initial_delay())
+            await asyncio.sleep(self.schedule.initial_delay())
         while True:
             with suppress(ScanlakeError):  # the run reports it
                 settings = self.load_settings()  # and reopen the log file, which a run may have rotated
@@ -79,28 +64,17 @@ class Watcher:
                 return result.code
             delay = self.schedule.next_delay(result.outcome, self._consecutive, run_seconds=result.seconds)
             self._log_result(result, delay)
-            await self._sleep(_STATES.get(result.outcome, "waiting"), delay)
+            await asyncio.sleep(delay)
 
     async def _run_once(self, settings: Settings, history: RunStatsFile) -> RunResult:
-        self._set_state("running")
         result = await run_child(self.argv, RunResult(COMMAND, settings.lake, self.source))
         is_same = self.last_run is not None and self.last_run.outcome is result.outcome
         self._consecutive = self._consecutive + 1 if is_same else 1
         self.last_run = result
         self.runs += result.outcome is not RunOutcome.LOCKED
         self._has_synced |= result.outcome in {RunOutcome.DONE, RunOutcome.PAUSED}
-        stats = await record_run(settings, history, result)
-        self.state.last_success = stats.last_success
-        self.state.failures, self.state.reason = stats.failures, stats.reason
+        await record_run(settings, history, result)
         return result
-
-    async def _sleep(self, state: str, seconds: float) -> None:
-        self._set_state(state, datetime.now(UTC) + timedelta(seconds=seconds))
-        await asyncio.sleep(seconds)
-
-    def _set_state(self, state: str, next_run: datetime | None = None) -> None:
-        self.state.state, self.state.next_run = state, next_run
-        self.on_change()
 
     @property
     def last_code(self) -> int | None:
@@ -126,29 +100,8 @@ class Watcher:
                 _log.warning("watch.failed", exit_code=result.code, consecutive=self._consecutive, **fields)
 
 
-async def run_watchers(watchers: Sequence[Watcher], liveness_file: Path | None) -> None:
-    """Run all watches of a process concurrently and write heartbeats to the liveness file."""
-    liveness = Liveness(datetime.now(UTC), {watcher.source: watcher.state for watcher in watchers})
-    has_warned = False
-
-    def send_heartbeat() -> None:
-        nonlocal has_warned
-        if liveness_file is not None:
-            has_warned = not liveness.write(liveness_file, has_warned=has_warned)
-
-    async def repeat_heartbeat() -> None:
-        while True:
-            send_heartbeat()
-            await asyncio.sleep(HEARTBEAT_SECONDS)
-
-    heartbeat = asyncio.create_task(repeat_heartbeat())
-    try:
-        async with asyncio.TaskGroup() as group:
-            for watcher in watchers:
-                watcher.on_change = send_heartbeat
-                group.create_task(watcher.run())
-    finally:
-        heartbeat.cancel()
-        for state in liveness.sources.values():
-            state.state, state.next_run = STOPPED, None
-        send_heartbeat()
+async def run_watchers(watchers: Sequence[Watcher]) -> None:
+    """Run all watches of a process concurrently."""
+    async with asyncio.TaskGroup() as group:
+        for watcher in watchers:
+            group.create_task(watcher.run())

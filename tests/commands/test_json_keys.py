@@ -20,7 +20,6 @@ COMMANDS: Final = (
     ("plan",),
     ("sync",),
     ("watch", "--max-runs", "1"),
-    ("watch", "--check-liveness", "nowhere"),
     ("status",),
     ("snapshots",),
     ("changes", "--since", "1"),

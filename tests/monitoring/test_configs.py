@@ -79,7 +79,7 @@ def test_the_calls_are_found() -> None:
         "scanlake-watch.service": ["watch"],
         "cronjob.yaml": ["sync"],
         "lake.yaml": [],
-        "watch.yaml": ["watch", "watch", "watch"],
+        "watch.yaml": ["watch"],
     }
     with pytest.raises(Exception, match="No such option"):
         judge(["watch", "--evry", "15m"])
@@ -156,6 +156,8 @@ def test_metrics_are_where_prometheus_scrapes(name: str) -> None:
         words = " ".join([*container.get("command", ()), *container.get("args", ())])
         ports = re.findall(r"--metrics-port (\d+) --metrics-address 0\.0\.0\.0|--web.listen-address=:(\d+)", words)
         declared = [str(port["containerPort"]) for port in container.get("ports", ())]
+        for probe in (container[name]["httpGet"] for name in container if name.endswith("Probe")):
+            assert probe == {"path": "/metrics", "port": container["ports"][0]["name"]}
         notes = pod["metadata"].get("annotations", {})
         assert declared == ["".join(port) for port in ports]
         assert notes == ({"prometheus.io/scrape": "true", "prometheus.io/port": declared[0]} if declared else {})
