@@ -29,9 +29,6 @@ TABLES: Final = "sources"
 NON_SETTING_VARIABLES: Final = frozenset({"SCANLAKE_CONFIG", "SCANLAKE_DEBUG", "SCANLAKE_SOURCE"})
 """Variables of scanlake that are not settings."""
 
-ALERT_VARIABLE_PREFIX: Final = "SCANLAKE_ALERT_"
-"""Start of the variables of an `on_failure` command, which may run scanlake. They are not settings either."""
-
 _GLOBAL_OPTIONS: Final = frozenset({"lake", "log_file"})  # settings that are also global options
 _PATH_SETTINGS: Final = ("lake", "token_file", "log_file", "metrics_file")
 _PER_SOURCE_SETTINGS: Final = frozenset({"base_url", "token_file", "lake", "log_file"})
@@ -284,9 +281,9 @@ def _read_file(path: Path | None) -> tuple[dict[str, Any], dict[str, dict[str, A
 def _read_environment(tables: Iterable[str]) -> dict[str, str]:
     """Return the values of all variables with the prefix that are not empty, also of those that name no setting."""
     ignored = {variable.lower() for variable in (*NON_SETTING_VARIABLES, *map(token_variable, tables))}
-    prefix, alert_prefix = PREFIX.lower(), ALERT_VARIABLE_PREFIX.lower()
+    prefix = PREFIX.lower()
     return {
         name.removeprefix(prefix): value
         for name, value in ((variable.lower(), value) for variable, value in os.environ.items() if value)
-        if name.startswith(prefix) and not name.startswith(alert_prefix) and name not in ignored
+        if name.startswith(prefix) and name not in ignored
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,14 +46,3 @@ def check_notify_url(url: SecretStr | None) -> SecretStr | None:
     if url is not None:
         validate_url(url.get_secret_value().partition("?")[0])
     return url
-
-
-def check_command(command: str) -> str:
-    """Return a command unchanged."""
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise ValueError(f"is not a command: {str(error).lower()}") from None
-    if not words:
-        raise ValueError("must be a command")
-    return command

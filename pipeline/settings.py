@@ -194,16 +194,10 @@ class Settings(BaseModel):
         "With several sources: -NAME before the extension.",
         examples=["/var/lib/node_exporter/scanlake.prom"],
     )
-    on_failure: Annotated[str, AfterValidator(setting_checks.check_command)] | None = Field(
-        default=None,
-        description="Command that runs once per kind of failure and once after recovery, without a shell. "
-        "It receives variables SCANLAKE_ALERT_*.",
-        examples=["/usr/local/bin/page-operator scanlake"],
-    )
     notify_url: Annotated[SecretStr | None, AfterValidator(setting_checks.check_notify_url)] = Field(
         default=None,
-        description="URL that receives (POST) the same alerts and every success as JSON. Must be https, except on "
-        "this machine.",
+        description="URL that receives JSON (POST): one alert per kind of failure, the recovery, and every success. "
+        "Must be https, except on this machine.",
         examples=["https://monitor.example/hooks/scanlake"],
     )
 

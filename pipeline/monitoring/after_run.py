@@ -61,7 +61,7 @@ def monitored_run(settings: Settings, command: str, source: str = "") -> Iterato
 
 def _is_recorded(settings: Settings, result: RunResult) -> bool:
     """Return whether the run counts. A mistake in settings leaves nothing behind where there is no lake."""
-    if result.code != ExitCode.USAGE or settings.on_failure or settings.notify_url or settings.metrics_file:
+    if result.code != ExitCode.USAGE or settings.notify_url or settings.metrics_file:
         return True
     with suppress(StorageError):
         return identify_ledger(LakeLayout(settings.lake.absolute()).ledger) is LedgerIdentity.LEDGER

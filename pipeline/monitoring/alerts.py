@@ -1,25 +1,17 @@
-"""Alerts when runs fail, recover and succeed: by a command, a URL, or both.
+"""Alerts when runs fail, recover and succeed: one POST of JSON to `notify_url`, without the token.
 
-Neither gets the token. The command gets the alert in variables SCANLAKE_ALERT_*, without a shell; the URL gets JSON.
-Both have a time limit, and a failure to alert is only logged.
+It has a time limit, and a failure to alert is only logged.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
-import shlex
-import signal
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import aiohttp
 from yarl import URL
 
-from pipeline.config import ALERT_VARIABLE_PREFIX
 from pipeline.logs import get_logger, to_one_line
-from pipeline.tokens import environment_without_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +19,6 @@ if TYPE_CHECKING:
     from pipeline.monitoring.run_result import RunResult
     from pipeline.settings import Settings
 
-COMMAND_SECONDS: Final = 30.0
 POST_SECONDS: Final = 8.0
 _MAX_REASON_CHARS: Final = 1_000
 _log = get_logger()
@@ -43,18 +34,15 @@ class Alert:
 
 
 async def send_alert(settings: Settings, alert: Alert, result: RunResult) -> bool:
-    """Send the alert about a run; return whether all receivers took it. The command gets no success."""
-    fields = _alert_fields(alert, result)
-    problems = []
-    if settings.on_failure is not None and alert.event != "succeeded":
-        problems.append(await _run_command(shlex.split(settings.on_failure), fields))
-    if settings.notify_url is not None:
-        problems.append(await _post(settings.notify_url.get_secret_value(), fields))
-    for problem in filter(None, problems):
-        _log.warning("alert.failed", alert=alert.event, reason=problem)
-    if problems and not any(problems):
+    """Send the alert about a run; return whether the receiver took it, or there is none."""
+    if settings.notify_url is None:
+        return True
+    problem = await _post(settings.notify_url.get_secret_value(), _alert_fields(alert, result))
+    if problem is None:
         _log.info("alert.sent", alert=alert.event, exit_code=alert.exit_code)
-    return not any(problems)
+    else:
+        _log.warning("alert.failed", alert=alert.event, reason=problem)
+    return problem is None
 
 
 def _alert_fields(alert: Alert, result: RunResult) -> dict[str, Any]:
@@ -72,32 +60,6 @@ def _alert_fields(alert: Alert, result: RunResult) -> dict[str, Any]:
         "source": result.source,
         "run_id": str(result.result.get("run_id") or ""),
     }
-
-
-async def _run_command(command: list[str], fields: Mapping[str, Any]) -> str | None:
-    """Return the problem; None if the command succeeded in time."""
-    variables = {f"{ALERT_VARIABLE_PREFIX}{name.upper()}": str(value) for name, value in fields.items()}
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            env={**environment_without_tokens(), **variables},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            start_new_session=True,  # so that its children can be killed with it
-        )
-    except OSError as error:
-        return f"on_failure: {error.strerror}"
-    try:
-        async with asyncio.timeout(COMMAND_SECONDS):
-            code = await process.wait()
-    except (TimeoutError, asyncio.CancelledError) as end:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-        if isinstance(end, TimeoutError):
-            return f"on_failure: killed after {COMMAND_SECONDS:g} s"
-        raise
-    return f"on_failure: exit code {code}" if code else None
 
 
 async def _post(url: str, fields: Mapping[str, Any]) -> str | None:

@@ -107,9 +107,8 @@ def test_every_problem_is_named_with_its_origin(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_unknown_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mistyped SCANLAKE_ variable is refused; ours that are no settings, such as those of an alert, are not."""
+    """A mistyped SCANLAKE_ variable is refused; ours that are no settings are not."""
     monkeypatch.setenv("SCANLAKE_DEBUG", "1")
-    monkeypatch.setenv("SCANLAKE_ALERT_EVENT", "failed")
     load(None, {})
     monkeypatch.setenv("SCANLAKE_CONCURENCY", "3")
     with pytest.raises(SettingsError, match="did you mean SCANLAKE_MAX_CONCURRENCY"):

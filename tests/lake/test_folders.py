@@ -152,7 +152,7 @@ def test_statistics_of_a_refused_folder(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     fill(folder, FOLDERS["a home folder"])
     before = describe(folder)
-    more = {"SCANLAKE_ON_FAILURE": "true", "SCANLAKE_METRICS_FILE": str(tmp_path / "metrics")}
+    more = {"SCANLAKE_NOTIFY_URL": "http://127.0.0.1:9/", "SCANLAKE_METRICS_FILE": str(tmp_path / "metrics")}
     with silent_service():
         assert "not empty" in told(folder, "sync", code=2, **more)
     assert describe(folder) == before

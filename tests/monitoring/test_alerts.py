@@ -1,12 +1,9 @@
-"""Alerts by command and URL: once per kind of failure, once after the recovery; successes go to the URL."""
+"""Alerts: once per kind of failure, once after the recovery, and each success."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import shlex
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -31,26 +28,6 @@ from tests.rows import every
 
 ALERT = Alert("failed", 1, "the service is away")
 RESULT = RunResult("sync", Path("/lake"), code=1, result={"run_id": "r1"})
-NOTE = "import os, json, sys; open(sys.argv[1], 'a').write(json.dumps(dict(os.environ)) + '\\n')"
-
-
-def noting(path: Path) -> str:
-    """A command that writes its environment to a file."""
-    return shlex.join([sys.executable, "-c", NOTE, str(path)])
-
-
-def test_a_command_gets_the_alert_in_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, canary: str) -> None:
-    """The command runs without a shell and has the alert in its environment, without the token."""
-    monkeypatch.setenv("SCANLAKE_TOKEN", canary)
-    monkeypatch.setenv("SCANLAKE_TOKEN_NORTH", canary)
-    note = tmp_path / "it's; $(touch here)"
-    assert asyncio.run(send_alert(Settings(on_failure=noting(note)), ALERT, RESULT))
-    [told] = note.read_text(encoding="utf-8").splitlines()
-    assert '"SCANLAKE_ALERT_EVENT": "failed"' in told
-    assert '"SCANLAKE_ALERT_REASON": "the service is away"' in told
-    assert '"SCANLAKE_ALERT_EXIT_CODE": "1"' in told
-    assert '"SCANLAKE_ALERT_TEXT": "scanlake sync of /lake failed: the service is away"' in told
-    assert [each.name for each in tmp_path.iterdir()] == [note.name]
 
 
 async def test_a_url_gets_the_alert_as_json(canary: str) -> None:
@@ -74,60 +51,21 @@ async def test_a_url_gets_the_alert_as_json(canary: str) -> None:
     assert hook.url not in str(events)
 
 
-async def test_nobody_is_waited_for_long(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A command or receiver that does not end is given up, with all that the command has started."""
-    monkeypatch.setattr(alerts, "COMMAND_SECONDS", 2.0)
+async def test_nobody_is_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receiver that does not answer is given up, with a warning in the log."""
     monkeypatch.setattr(alerts, "POST_SECONDS", 0.3)
-    pid = tmp_path / "pid"
-    hanging = shlex.join(["sh", "-c", f"sleep 60 & echo $! > {pid}; wait"])
     began = time.monotonic()
     with Collector(silent=True).serving() as hook, capture_logs() as events:
-        assert not await send_alert(Settings(on_failure=hanging, notify_url=SecretStr(hook.url)), ALERT, RESULT)
+        assert not await send_alert(Settings(notify_url=SecretStr(hook.url)), ALERT, RESULT)
         assert time.monotonic() - began < 60
-    assert [event["event"] for event in events] == ["alert.failed"] * 2
-    await _until_gone(int(pid.read_text(encoding="utf-8")))
-
-
-async def _until_gone(pid: int) -> None:
-    """Wait for the end of a process that was killed: the system ends it in its own time."""
-    async with asyncio.timeout(50):
-        while _lives(pid):
-            await asyncio.sleep(0.02)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-
-
-async def test_a_watch_that_ends_waits_for_no_alert(tmp_path: Path) -> None:
-    """A stop request ends a running alert early, with all that its command has started."""
-    pid = tmp_path / "pid"
-    hanging = shlex.join(["sh", "-c", f"sleep 60 & echo $! > {pid}; wait"])
-    alert = asyncio.create_task(send_alert(Settings(on_failure=hanging), ALERT, RESULT))
-    while not (pid.exists() and pid.read_text()):
-        await asyncio.sleep(0.02)
-    alert.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await alert
-    await _until_gone(int(pid.read_text(encoding="utf-8")))
-
-
-async def test_an_alert_that_fails_is_logged() -> None:
-    """A failed alert is a warning in the log, and changes nothing else."""
-    for command in ("/no/such/command", "false"):
-        with capture_logs() as events:
-            assert not await send_alert(Settings(on_failure=command), ALERT, RESULT)
-        assert events[0]["event"] == "alert.failed"
+    assert [event["event"] for event in events] == ["alert.failed"]
 
 
 async def test_one_alert_per_failure_and_one_after_recovery(tmp_path: Path) -> None:
     """Each kind of failure is sent once, the recovery once, other successes each; locked and paused lakes are not."""
-    note, lake = tmp_path / "note", tmp_path / "lake"
+    lake = tmp_path / "lake"
     with Collector().serving() as hook:
-        settings = Settings(lake=lake, notify_url=SecretStr(hook.url), on_failure=noting(note))
+        settings = Settings(lake=lake, notify_url=SecretStr(hook.url))
 
         async def run(code: int, error_type: str = "") -> None:
             result = RunResult("sync", lake, code=code, reason="why", error_type=error_type)
@@ -141,8 +79,6 @@ async def test_one_alert_per_failure_and_one_after_recovery(tmp_path: Path) -> N
     assert [each for each in told if each[0] != "succeeded"] == alerts
     assert [place for place, each in enumerate(told) if each[0] == "succeeded"] == [0, 4, 5, 8]
     assert hook.bodies[0]["text"] == f"scanlake sync of {lake} succeeded"
-    commands = [json.loads(line) for line in note.read_text(encoding="utf-8").splitlines()]
-    assert [each["SCANLAKE_ALERT_EVENT"] for each in commands] == [event for event, _ in alerts]
 
 
 async def test_a_lasting_difference_is_one_failure(tmp_path: Path) -> None:
@@ -185,20 +121,20 @@ async def test_an_alert_nobody_took_is_sent_again(tmp_path: Path) -> None:
 
 async def test_a_sync_by_cron_sends_alerts(tmp_path: Path) -> None:
     """A plain sync sends its failure, with its one line as the reason, and the recovery."""
-    note = tmp_path / "note"
-    given = {
-        "SCANLAKE_ON_FAILURE": noting(note),
-        "SCANLAKE_LAKE": str(tmp_path / "lake"),
-        **set_run_constants(max_attempts=1),
-    }
-    async with Emulator(5, seed=5) as emulator:
-        for token in ("wrong-token=", emulator.token):
-            await scanlake(emulator, "sync", "--quiet", SCANLAKE_TOKEN=token, **given)
-    first, second = note.read_text(encoding="utf-8").splitlines()
-    assert '"SCANLAKE_ALERT_EXIT_CODE": "3"' in first
-    assert "SCANLAKE_TOKEN" in first
-    assert '"SCANLAKE_ALERT_EVENT": "recovered"' in second
-    assert "wrong-token" not in first + second
+    with Collector().serving() as hook:
+        given = {
+            "SCANLAKE_NOTIFY_URL": hook.url,
+            "SCANLAKE_LAKE": str(tmp_path / "lake"),
+            **set_run_constants(max_attempts=1),
+        }
+        async with Emulator(5, seed=5) as emulator:
+            for token in ("wrong-token=", emulator.token):
+                await scanlake(emulator, "sync", "--quiet", SCANLAKE_TOKEN=token, **given)
+    first, second = hook.bodies
+    assert (first["event"], first["exit_code"]) == ("failed", 3)
+    assert "SCANLAKE_TOKEN" in first["reason"]
+    assert second["event"] == "recovered"
+    assert "wrong-token" not in str(hook.taken)
 
 
 async def test_a_killed_sync_is_told_by_the_next(tmp_path: Path) -> None:
@@ -233,8 +169,6 @@ async def test_a_killed_sync_is_told_by_the_next(tmp_path: Path) -> None:
 @every(
     ("setting", "value", "says"),
     [
-        ("on_failure", "mail 'to", "is not a command: no closing quotation"),
-        ("on_failure", " ", "must be a command"),
         ("notify_url", "http://chat.example/hook", "must be https"),
         ("notify_url", "ftp://chat.example/", "must look like https://"),
     ],

@@ -18,6 +18,7 @@ from pipeline.publish.object_store import open_store
 from tests.findings import lines_of, printed_lines
 from tests.lake.lake_builder import commit
 from tests.lake.operations import called, told
+from tests.monitoring.watch_harness import Collector
 from tests.processes import Answer, forked, ran
 from tests.publish.target_reading import differing, latest
 from tests.sync.sync_harness import SEED
@@ -112,34 +113,32 @@ async def finished(emulator: Emulator, lake: Path, *arguments: str, **environmen
 async def test_publish_after_sync(tmp_path: Path) -> None:
     """A failed publish fails no sync; it is counted, alerted once, shown, and retried by the next sync."""
     lake, target = tmp_path / "lake", tmp_path / "target"
-    metrics, alerts = tmp_path / "metrics.prom", tmp_path / "alerts"
-    script = tmp_path / "alert.sh"
-    script.write_text(f'#!/bin/sh\necho "$SCANLAKE_ALERT_EVENT $SCANLAKE_ALERT_EXIT_CODE" >> {alerts}\n')
-    script.chmod(0o755)
+    metrics, hook = tmp_path / "metrics.prom", Collector()
     settings = {
         "SCANLAKE_PUBLISH_TO": f"file://{target}",
         "SCANLAKE_PUBLISH_AFTER_SYNC": "true",
         "SCANLAKE_METRICS_FILE": str(metrics),
-        "SCANLAKE_ON_FAILURE": str(script),
     }
-    async with Emulator(5, seed=SEED) as emulator:
-        target.write_text("no folder")
-        for failures in (1, 2):
+    with hook.serving():
+        settings["SCANLAKE_NOTIFY_URL"] = hook.url
+        async with Emulator(5, seed=SEED) as emulator:
+            target.write_text("no folder")
+            for failures in (1, 2):
+                answer = await finished(emulator, lake, "sync", "--json", **settings)
+                assert answer.code == 0, answer.err
+                published = answer.json["publish"]
+                assert published["failures"] == failures
+                assert "Not a directory" in published["problem"]
+                assert f'scanlake_publish_failures{{lake="{lake}"}} {failures}\n' in metrics.read_text()
+            assert [(alert["event"], alert["exit_code"]) for alert in hook.bodies] == [("failed", 8)]
+            assert RunStatsFile(lake).last.failures == 0
+            page = tmp_path / "page.html"
+            told(lake, "serve", "--write", str(page))
+            assert "failed 2 times" in page.read_text()
+            target.unlink()
             answer = await finished(emulator, lake, "sync", "--json", **settings)
-            assert answer.code == 0, answer.err
-            published = answer.json["publish"]
-            assert published["failures"] == failures
-            assert "Not a directory" in published["problem"]
-            assert f'scanlake_publish_failures{{lake="{lake}"}} {failures}\n' in metrics.read_text()
-        assert alerts.read_text() == "failed 8\n"
-        assert RunStatsFile(lake).last.failures == 0
-        page = tmp_path / "page.html"
-        told(lake, "serve", "--write", str(page))
-        assert "failed 2 times" in page.read_text()
-        target.unlink()
-        answer = await finished(emulator, lake, "sync", "--json", **settings)
-        assert answer.json["publish"]["problem"] is None
-    assert alerts.read_text() == "failed 8\nrecovered 0\n"
+            assert answer.json["publish"]["problem"] is None
+    assert [(alert["event"], alert["exit_code"]) for alert in hook.bodies[1:]] == [("recovered", 0)]
     assert f'scanlake_publish_failures{{lake="{lake}"}} 0\n' in metrics.read_text()
     assert "scanlake_last_publish_timestamp_seconds" in metrics.read_text()
     assert differing(lake, open_store(f"file://{target}"), tmp_path / "copy") == []

@@ -13,14 +13,23 @@ import pytest
 
 from pipeline.emulator import Emulator
 from tests.constants import set_run_constants
+from tests.monitoring.watch_harness import Collector
 from tests.processes import ran, started
 from tests.sync.sync_harness import SEED, opened
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("published")
 _SLOW = {"SCANLAKE_MAX_CONCURRENCY": "8", **set_run_constants(commit_every_files=20)}
+
+
+@pytest.fixture
+def hook() -> Iterator[Collector]:
+    """The receiver of alerts."""
+    with Collector().serving() as collector:
+        yield collector
 
 
 async def test_a_closed_terminal_ends_a_run_in_good_order(tmp_path: Path) -> None:
@@ -95,12 +104,12 @@ async def test_failing_syncs_are_seen(tmp_path: Path) -> None:
         assert json.loads((await ran(emulator, lake, "status", "--json"))[1])["failures"] is None
 
 
-async def test_a_planned_stop_is_no_failure(tmp_path: Path) -> None:
+async def test_a_planned_stop_is_no_failure(tmp_path: Path, hook: Collector) -> None:
     """A sync that ends at max_duration_seconds exits 0, says what is left and alerts nobody; the next one continues."""
-    lake, alerts = tmp_path / "lake", tmp_path / "alerts"
+    lake = tmp_path / "lake"
     async with Emulator(200, seed=SEED) as emulator:
         emulator.set_faults(latency_ms=60.0)
-        alarm = {"SCANLAKE_ON_FAILURE": f"touch {alerts}", "SCANLAKE_MAX_DURATION_SECONDS": "0.7"}
+        alarm = {"SCANLAKE_NOTIFY_URL": hook.url, "SCANLAKE_MAX_DURATION_SECONDS": "0.7"}
         code, out, err = await ran(emulator, lake, "sync", **_SLOW, **alarm)
         assert code == 0, err
         assert "stopped at max_duration_seconds, about " in out
@@ -111,16 +120,16 @@ async def test_a_planned_stop_is_no_failure(tmp_path: Path) -> None:
         status = json.loads((await ran(emulator, lake, "status", "--json"))[1])
         assert [run["state"] for run in status["runs"]] == ["stopped", "stopped"]
         assert status["failures"] is None
-        assert not alerts.exists()
+        assert [alert["event"] for alert in hook.bodies] == ["succeeded"] * 2
         emulator.set_faults(latency_ms=0.0)
         assert json.loads((await ran(emulator, lake, "sync", "--json"))[1])["state"] == "done"
         assert emulator.counts["detail"] <= 200 + 2 * 8
 
 
-async def test_a_planned_stop_of_the_regular_verify_is_no_failure(tmp_path: Path) -> None:
+async def test_a_planned_stop_of_the_regular_verify_is_no_failure(tmp_path: Path, hook: Collector) -> None:
     """A due verify that ends at max_duration_seconds: exit 0, no alert, and the next sync does it again."""
-    lake, alerts = tmp_path / "lake", tmp_path / "alerts"
-    often = {"SCANLAKE_VERIFY_EVERY_DAYS": "0.000001", "SCANLAKE_ON_FAILURE": f"touch {alerts}"}
+    lake = tmp_path / "lake"
+    often = {"SCANLAKE_VERIFY_EVERY_DAYS": "0.000001", "SCANLAKE_NOTIFY_URL": hook.url}
     short = {**often, "SCANLAKE_MAX_DURATION_SECONDS": "2"}
     async with Emulator(20, seed=SEED) as emulator:
         assert (await ran(emulator, lake, "sync", SCANLAKE_VERIFY_EVERY_DAYS="0"))[0] == 0
@@ -140,5 +149,5 @@ async def test_a_planned_stop_of_the_regular_verify_is_no_failure(tmp_path: Path
         runs = [(run["command"], run["state"]) for run in status["runs"]]
         assert runs == [("verify", "stopped"), ("sync", "done")] * 2 + [("verify", "done")]
         assert status["failures"] is None
-        assert not alerts.exists()
+        assert {alert["event"] for alert in hook.bodies} == {"succeeded"}
         assert json.loads((await ran(emulator, lake, "sync", "--json", **often))[1])["verify"]["consistent"] is True
