@@ -19,6 +19,7 @@ from pipeline.child_commands import ChildLimits, run_command, start_command
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError
 from pipeline.lake.duckdb_files import open_read_only
+from pipeline.pages.sql_view import DOCUMENTED_QUERIES
 from pipeline.process import run_async
 
 GROUP: Final = "Try it out"
@@ -26,39 +27,12 @@ GROUP: Final = "Try it out"
 _MARKER: Final = "made-by-scanlake-demo"
 _CHANGES: Final = ({"op": "update", "n": 25}, {"op": "create", "n": 12}, {"op": "close", "n": 8})
 _MAX_SECONDS: Final = 1_800
-
-_DEMO_QUERIES: Final = (
-    (
-        "Damage rate by month and type of upload",
-        """
-        SELECT strftime(created_at, '%Y-%m') AS month, upload_type, count(*) AS uploads,
-               round(100 * avg(has_damage::INT), 1) AS damage_percent
-        FROM uploads WHERE upload_type IN ('snap', 'manual')
-        GROUP BY ALL ORDER BY month DESC, upload_type LIMIT 6
-        """,
-    ),
-    (
-        "Open workflow runs with skipped steps, oldest first",
-        """
-        SELECT files.scan_code, definition.name AS workflow, runs.created_at AS started,
-               count(*) FILTER (steps.status = 'skipped') AS skipped, count(*) AS steps
-        FROM workflow_runs AS runs
-        JOIN workflow_run_steps AS steps ON steps.workflow_run_id = runs.id AND steps.file_id = runs.file_id
-        JOIN files ON files.file_id = runs.file_id
-        LEFT JOIN workflow_definitions AS definition USING (_definition_hash)
-        WHERE runs.completed_at IS NULL
-        GROUP BY ALL HAVING skipped > 0 ORDER BY started LIMIT 5
-        """,
-    ),
-    (
-        "A custom field as a column",
-        """
-        SELECT files.scan_code, files.closed, max(fields.value) AS "{field}"
-        FROM files JOIN fields USING (file_id) WHERE fields.name = '{field}'
-        GROUP BY ALL ORDER BY files.scan_code LIMIT 5
-        """,
-    ),
+_QUERIES: Final = (
+    "How frequent is damage, by month?",
+    "Which workflow runs are overdue?",
+    "Which files were closed without a form?",
 )
+"""Titles of documented queries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +154,8 @@ async def _scanlake(service: _Service, lake: Path, *arguments: str) -> None:
 
 def _run_queries(lake: Path) -> None:
     with open_read_only(lake / "catalog.duckdb") as db:
-        most_frequent = "SELECT name FROM fields GROUP BY name ORDER BY count(*) DESC, name LIMIT 1"
-        name = "".join(row[0] for row in db.execute(most_frequent).fetchall()).replace("'", "''")
-        for title, query in _DEMO_QUERIES:
+        for title in _QUERIES:
             started = time.monotonic()
-            result = db.sql(query.format(field=name))
-            _print(f"\n   {title}:")
-            _print(str(result))
+            result = str(db.sql(DOCUMENTED_QUERIES[title]))
+            _print(f"\n   {title}\n{result}")
             _print(f"   ({1000 * (time.monotonic() - started):.0f} ms)")
