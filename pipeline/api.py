@@ -6,14 +6,14 @@
     with pipeline.open_lake("lake") as lake:
         frame = lake.sql("SELECT upload_type, count(*) FROM uploads GROUP BY 1").df()
 
-Nothing here needs an event loop of its own, so it works in a notebook, whose loop runs.
+In a notebook, whose event loop runs, `await pipeline.sync_lake_async(...)` takes the place of `sync_lake`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -21,7 +21,6 @@ from pipeline.child_commands import create_child_error, run_command, write_line
 from pipeline.config import token_variable
 from pipeline.lake.reader import fetch_catalog_columns, fetch_dicts, open_catalog
 from pipeline.lake.user_query import check_query, translate_query_errors
-from pipeline.process import ThreadRun
 from pipeline.settings import PREFIX, Settings
 
 if TYPE_CHECKING:
@@ -85,9 +84,10 @@ def sync_lake(
 
     `settings` are those of scanlake.toml (`lake`, `base_url`, `max_concurrency`, ...) and override it. `config` names
     the file; without it ./scanlake.toml is read if it exists. `token` replaces SCANLAKE_TOKEN and `token_file`.
-    Raises a `ScanlakeError`; complete batches are committed before that. Ctrl-C stops the sync cleanly.
+    Raises a `ScanlakeError`; complete batches are committed before that. Ctrl-C stops the sync cleanly. While an event
+    loop runs, use `sync_lake_async`.
     """
-    return ThreadRun(partial(sync_lake_async, config=config, source=source, token=token, **settings)).wait()
+    return asyncio.run(sync_lake_async(config=config, source=source, token=token, **settings))
 
 
 async def sync_lake_async(

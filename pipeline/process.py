@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-import threading
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pipeline.errors import RunInterrupted
 from pipeline.stop_signals import STOP_SIGNALS, record_stop, take_stop_request
@@ -60,55 +58,6 @@ async def await_response(call: Coroutine[Any, Any, _Result], on_stop: Callable[[
         raise
 
 
-class ThreadRun(Generic[_Result]):
-    """A coroutine that runs in a thread with an event loop of its own, whatever loop the caller has."""
-
-    def __init__(self, work: Callable[[], Coroutine[Any, Any, _Result]]) -> None:
-        self.future: Future[_Result] = Future()
-        self.future.set_running_or_notify_cancel()  # only `stop` ends it, and the future has the end in any case
-        self._work = work
-        self._stop: Callable[[], object] = lambda: None
-        self._has_started = threading.Event()
-        threading.Thread(target=self._run, name="scanlake").start()
-        self._has_started.wait()
-
-    def stop(self) -> None:
-        """Cancel the coroutine; complete batches are committed, then the future has `RunInterrupted`."""
-        self._stop()
-
-    def wait(self) -> _Result:
-        """Return the result. Ctrl-C stops the coroutine first."""
-        try:
-            return self.future.result()
-        except KeyboardInterrupt:
-            self.stop()
-            return self.future.result()
-
-    def _run(self) -> None:
-        try:
-            with asyncio.Runner(loop_factory=_new_loop) as runner:
-                self.future.set_result(runner.run(self._main()))
-        except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
-            self.future.set_exception(error)
-        finally:
-            self._has_started.set()
-
-    async def _main(self) -> _Result:
-        loop = asyncio.get_running_loop()
-        task = loop.create_task(self._work())
-
-        def stop() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(task.cancel)
-
-        self._stop = stop
-        self._has_started.set()
-        try:
-            return await task
-        except asyncio.CancelledError:
-            raise _interrupted() from None
-
-
 async def _cancel_on_signal(work: Coroutine[Any, Any, _Result], handled: Sequence[signal.Signals]) -> _Result:
     loop = asyncio.get_running_loop()
     task = loop.create_task(work)
@@ -131,18 +80,14 @@ async def _cancel_on_signal(work: Coroutine[Any, Any, _Result], handled: Sequenc
     try:
         return await task
     except asyncio.CancelledError:
-        raise _interrupted() from None
+        raise RunInterrupted(
+            "Stopped on request: all complete batches are committed and published.",
+            hint="Run the same command again to continue.",
+        ) from None
     finally:
         for number in handled:
             loop.remove_signal_handler(number)
             signal.signal(number, record_stop)
-
-
-def _interrupted() -> RunInterrupted:
-    return RunInterrupted(
-        "Stopped on request: all complete batches are committed and published.",
-        hint="Run the same command again to continue.",
-    )
 
 
 def _leave_terminals(descriptors: Sequence[int]) -> None:

@@ -24,7 +24,7 @@ from pipeline.monitoring.child_process import is_watched
 from pipeline.monitoring.metrics import lake_labels, write_metrics
 from pipeline.monitoring.run_history import RunStatsFile
 from pipeline.monitoring.run_result import RunOutcome, RunResult
-from pipeline.process import ThreadRun
+from pipeline.process import run_async
 from pipeline.progress import CrawlProgress
 from schemas.timestamps import to_datetime
 
@@ -56,7 +56,7 @@ def monitored_run(settings: Settings, command: str, source: str = "") -> Iterato
     finally:
         result.seconds = max(0.0, (datetime.now(UTC) - result.started_at).total_seconds())
         if not is_watched() and _is_recorded(settings, result):
-            ThreadRun(lambda: record_run(settings, RunStatsFile(settings.lake), result)).wait()
+            run_async(record_run(settings, RunStatsFile(settings.lake), result))
 
 
 def _is_recorded(settings: Settings, result: RunResult) -> bool:

@@ -8,7 +8,7 @@ from pipeline.lake.live_state import read_live_state
 from pipeline.monitoring.after_run import record_run
 from pipeline.monitoring.run_history import RunStatsFile
 from pipeline.monitoring.run_result import RunResult
-from pipeline.process import ThreadRun
+from pipeline.process import run_async
 from schemas.timestamps import format_instant, to_datetime
 
 if TYPE_CHECKING:
@@ -33,4 +33,4 @@ def record_killed_sync(settings: Settings, source: str = "") -> None:
     reason = f"The sync of {format_instant(last.started_at)} was killed, or the machine stopped."
     result = RunResult(_COMMAND, settings.lake, source, _KILLED_CODE, reason, started_at=started_at)
     result.result = {"run_id": last.run_id}
-    ThreadRun(lambda: record_run(settings, history, result)).wait()
+    run_async(record_run(settings, history, result))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,23 @@ async def test_a_cancelled_sync_keeps_what_it_has(tmp_path: Path) -> None:
         assert 0 < done["files_stored"] < FILES
         with pipeline.open_lake(tmp_path / "lake") as lake:
             assert lake.sql("SELECT count(*) FROM files").fetchall() == [(FILES,)]
+
+
+async def test_ctrl_c_stops_a_script_in_order(tmp_path: Path) -> None:
+    """Ctrl-C in a script ends its sync in good order with the files it has, and leaves no process behind."""
+    async with Emulator(FILES, seed=5) as emulator:
+        arguments = settings_of(emulator, tmp_path / "lake") | {"lake": str(tmp_path / "lake"), "max_concurrency": 2}
+        script = f"import pipeline\ntry: pipeline.sync_lake(**{arguments})\nexcept KeyboardInterrupt: print('stopped')"
+        emulator.set_faults(latency_ms=100.0)
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
+        while emulator.counts["detail"] < FILES // 2:
+            await asyncio.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        assert (await process.communicate())[0] == b"stopped\n"
+        emulator.set_faults(latency_ms=0.0)
+        done = await pipeline.sync_lake_async(**settings_of(emulator, tmp_path / "lake"))
+        assert done["ok"]
+        assert 0 < done["files_stored"] < FILES
 
 
 def test_no_lake_is_no_lake(tmp_path: Path) -> None:
