@@ -254,7 +254,7 @@ def _describe_types(command: Any) -> Any:
 _TYPE_NAMES: Final = {int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "PATH"}
 _EPILOG: Final = (
     "Global options, such as --config, --lake, --set, --json and --quiet: see `scanlake --help`. "
-    f"Exit codes: {', '.join(f'{code} {meaning}' for code, meaning in EXIT_CODE_MEANINGS.items())}. "
+    f"Exit codes: {', '.join(f'{code} {meaning}' for code, meaning in sorted(EXIT_CODE_MEANINGS.items()))}. "
     "With --all: the most severe one."
 )
 _CLICK_CONTEXT: Final = inspect.Parameter("click_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
@@ -11,11 +10,9 @@ from pipeline import logs, progress
 from pipeline.command_options import TypedCommand
 from pipeline.config import SettingsLayers, load_layers, parse_settings, token_variable
 from pipeline.errors import ExitCode, SettingsError
-from pipeline.formatting import format_bytes
 from pipeline.global_options import GlobalOptions
 from pipeline.lake.lake_folder import missing_catalog_error
 from pipeline.lake.layout import LakeLayout
-from pipeline.logs import get_logger
 from pipeline.results import encode_result
 from pipeline.settings import Settings, load_token
 from pipeline.tokens import tokens_in_environment
@@ -24,9 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import UnionType
 
-_log = get_logger()
 _OF_ONE_SOURCE: Final = ("base_url", "token_file", "lake", "log_file")
-_RUN_ADDRESS_BYTES: Final = 3_000_000_000  # a sync fails with 2 GB and works with 3; most of it is reserved, not used
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,20 +126,7 @@ def create_context(
     context = CommandContext(**values, typed=typed, result_type=result_type)
     logs.register_secrets(*tokens_in_environment())
     logs.configure(context.log_level, as_json=context.log_json, file=context.log_file)
-    _warn_about_address_space()
     return context
-
-
-def _warn_about_address_space() -> None:
-    """Warn if the process may not map what a run maps: a library that gets no memory can abort without a message."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if 0 <= limit < _RUN_ADDRESS_BYTES:  # negative: unlimited
-        _log.warning(
-            "memory.limited",
-            limit=format_bytes(limit),
-            required=format_bytes(_RUN_ADDRESS_BYTES),
-            hint="Run `ulimit -v unlimited`; limit the memory itself with a control group (MemoryMax=).",
-        )
 
 
 def require_catalog(settings: Settings) -> LakeLayout:

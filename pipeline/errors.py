@@ -54,42 +54,26 @@ class ExitCode(IntEnum):
 
 EXIT_CODE_MEANINGS: Final = {
     ExitCode.OK: "done",
-    ExitCode.FAILED: "failed (nothing is lost, run again)",
-    ExitCode.USAGE: "wrong settings or options",
-    ExitCode.AUTH: "token refused",
     ExitCode.REJECTS: "done, but not for everything (the output names the rest)",
     ExitCode.LOCKED: "another run holds the lake, the folder or the target",
+    ExitCode.FAILED: "failed (nothing is lost, run again)",
     ExitCode.PROTOCOL: "the service broke its contract",
-    ExitCode.STORAGE: "disk full or permission denied",
+    ExitCode.AUTH: "token refused",
+    ExitCode.USAGE: "wrong settings or options",
     ExitCode.PUBLISH: "the object storage failed or refused",
+    ExitCode.STORAGE: "disk full or permission denied",
     ExitCode.DAMAGE: "damage found",
     ExitCode.BUG: "a bug in scanlake",
-    ExitCode.INTERRUPTED: "interrupted",
     ExitCode.BROKEN_PIPE: "the reader of the output has left",
+    ExitCode.INTERRUPTED: "interrupted",
 }
-"""The words of the help and the documents for each code."""
-
-_BY_SEVERITY: Final = (
-    ExitCode.INTERRUPTED,
-    ExitCode.BROKEN_PIPE,
-    ExitCode.BUG,
-    ExitCode.DAMAGE,
-    ExitCode.STORAGE,
-    ExitCode.PUBLISH,
-    ExitCode.USAGE,
-    ExitCode.AUTH,
-    ExitCode.PROTOCOL,
-    ExitCode.FAILED,
-    ExitCode.LOCKED,
-    ExitCode.REJECTS,
-    ExitCode.OK,
-)
+"""The words of the help and the documents for each code, the most severe code last."""
 
 
 def most_severe(codes: Iterable[int]) -> ExitCode:
     """Return the exit code that needs the operator most; an unknown code counts as FAILED."""
     known = {ExitCode(code) if code in ExitCode.__members__.values() else ExitCode.FAILED for code in codes}
-    return min(known or {ExitCode.OK}, key=_BY_SEVERITY.index)
+    return max(known or {ExitCode.OK}, key=list(EXIT_CODE_MEANINGS).index)
 
 
 class ScanlakeError(Exception):

@@ -1,8 +1,6 @@
 """The options that every command has, before or after the command's name; the later one wins."""
 
 # Annotations are evaluated here: typer reads them. Hence no `from __future__ import annotations`.
-import os
-import tomllib
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
@@ -23,22 +21,6 @@ def _parse_path(text: str) -> Path:
     return Path(text)
 
 
-def _complete_sources(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the sources of the settings file, for the shell's completion."""
-    config = collect_parameters(ctx).get("config") or os.environ.get("SCANLAKE_CONFIG") or "scanlake.toml"
-    try:
-        names = tomllib.loads(Path(config).read_text(encoding="utf-8")).get("sources", {})
-    except (OSError, ValueError):
-        return []  # the command reports it
-    return [name for name in names if name.startswith(incomplete)]
-
-
-def collect_parameters(ctx: Any) -> dict[str, Any]:
-    """Return the parameters that were typed before and after the command's name."""
-    outer = collect_parameters(ctx.parent) if ctx.parent is not None else {}
-    return outer | {name: value for name, value in ctx.params.items() if value is not None}
-
-
 _PATH_OPTION: Final = {"parser": _parse_path, "metavar": "PATH"}
 
 
@@ -52,12 +34,7 @@ class GlobalOptions:
     ] = None
     source: Annotated[
         str | None,
-        _option(
-            "--source",
-            metavar="NAME",
-            help="Source in the settings file. Default: SCANLAKE_SOURCE.",
-            autocompletion=_complete_sources,
-        ),
+        _option("--source", metavar="NAME", help="Source in the settings file. Default: SCANLAKE_SOURCE."),
     ] = None
     lake: Annotated[
         Path | None,

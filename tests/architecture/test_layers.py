@@ -240,10 +240,10 @@ def test_imports_are_at_the_top() -> None:
 
     The exceptions import by name when needed: cli.py the commands, the packages of the product and of its client
     their public names, __main__.py the command line, because signals are handled first, publish/iceberg.py what needs
-    pyiceberg, lake/xlsx.py XlsxWriter, and global_options.py the settings that complete a typed word. For commands that
-    only read: logs.py what needs structlog, progress.py and text_tables.py rich, commands/query.py Arrow.
+    pyiceberg, and lake/xlsx.py XlsxWriter. For commands that only read: logs.py what needs structlog, progress.py and
+    text_tables.py rich, commands/query.py Arrow.
     """
-    units = ["__main__", "cli", "client", "commands.query", "global_options", "lake.xlsx", "logs", "progress"]
+    units = ["__main__", "cli", "client", "commands.query", "lake.xlsx", "logs", "progress"]
     units += ["publish.iceberg", "text_tables"]
     by_name = {"pipeline", *(f"pipeline.{unit}" for unit in units)}
     hidden = []

@@ -194,10 +194,9 @@ def test_the_traceback_is_in_the_log_file_alone(scanlake: Scanlake, tmp_path: Pa
     assert (answer.code, "/proc/none" in answer.err) == (ExitCode.STORAGE, True)
 
 
-def test_the_shell_completes_names(scanlake: Scanlake, tmp_path: Path) -> None:
-    """Completion offers the sources of the settings file, and the global options."""
-    (tmp_path / "scanlake.toml").write_text("[sources.north]\n[sources.south]\n")
-    for typed, offered in ((("status", "--source", ""), ["north", "south"]), (("status", "--la"), ["--lake"])):
+def test_the_shell_completes_names(scanlake: Scanlake) -> None:
+    """Completion offers the commands, and the global options of each."""
+    for typed, offered in ((("snap",), ["snapshots"]), (("status", "--la"), ["--lake"])):
         line = {"COMP_WORDS": " ".join(["scanlake", *typed]), "COMP_CWORD": str(len(typed))}
         answer = scanlake(_SCANLAKE_COMPLETE="complete_bash", **line)
         assert answer.out.split() == offered, answer.err

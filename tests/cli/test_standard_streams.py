@@ -137,12 +137,3 @@ async def test_a_sync_whose_result_cannot_be_written(tmp_path: Path) -> None:
             assert ("Standard output: No space left on device" in err) == (code == ExitCode.STORAGE)
     counted = run_shell(tmp_path, "$S query 'SELECT count(*) AS n FROM files' --format jsonl")
     assert counted == (0, b'{"n":5}\n', "")
-
-
-def test_too_little_address_space_is_told(folder: Path) -> None:
-    """Under a low `ulimit -v` a command says at once what a run needs; libraries may abort when memory is refused."""
-    code, _, err = run_shell(folder, "ulimit -v 800000; $S query 'FROM files'", forks=False)
-    assert "memory.limited" in err
-    assert "ulimit -v unlimited" in err
-    assert code != ExitCode.OK
-    assert "A bug" not in err
