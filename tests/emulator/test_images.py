@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import io
-import json
 from collections import Counter
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,8 +30,8 @@ async def _link(ask: Asker, upload: dict[str, Any], name: str = "image_url") -> 
 
 
 async def _truth(ask: Asker) -> list[dict[str, Any]]:
-    body = (await ask.get("/_emulator/images", token=False)).body
-    return [json.loads(line) for line in body.splitlines()]
+    assert ask.emulator.images is not None
+    return list(ask.emulator.images.truth())
 
 
 def _read_exif(body: bytes) -> tuple[str | None, tuple[float, float] | None]:
