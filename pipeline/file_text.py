@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.csv_rows import format_csv_row
 from pipeline.formatting import format_minute, pluralize
-from pipeline.text_tables import format_pairs, format_table
+from pipeline.text_tables import format_table
 from schemas.timestamps import parse_instant, to_datetime
 from schemas.value_types import encode_json
 from schemas.wire import File, kind_of
@@ -26,19 +26,13 @@ CHILDREN: Final = {
 """Keys of a file by the include that requests them."""
 
 _VALUES: Final = tuple(name for name in File.model_fields if kind_of(File, name) is not None)
-_SECTIONS: Final = {
-    "uploads": ("id", "upload_type", "scan_date_time", "damage_type_desc", "document_type_desc", "comment"),
-    "fields": ("field_id", "name", "value", "snap_id"),
-    "locations": ("id", "location"),
-    "form_submits": ("id", "form_id", "title"),
-    "workflow_runs": ("id", "workflow_id", "created_at", "completed_at", "deleted_at"),
-}
 _INSTANTS: Final = ("_at", "_date_time")
 _STATES: Final[Mapping[object, str]] = {0: "open", "0": "open", 1: "closed", "1": "closed"}
 
 
-def format_files(files: Sequence[Document], children: Sequence[str]) -> str:
-    """Return a line for each file, which counts the `children`."""
+def format_files(files: Sequence[Document]) -> str:
+    """Return a line for each file, which counts the children that the service sent."""
+    children = [key for key in CHILDREN.values() if any(_list_children(file, key) for file in files)]
     contents = "contents" if children else "created (UTC)"
     rows = []
     for file in files:
@@ -63,18 +57,6 @@ def format_csv(files: Iterable[Document], children: Sequence[str]) -> str:
         counts = [len(_list_children(file, key)) for key in children]
         lines.append(format_csv_row([*(_to_cell(file.get(key)) for key in _VALUES), *counts]))
     return "".join(lines)
-
-
-def format_file(file: Document) -> str:
-    """Return a file: its own values, then its children in sections, without links."""
-    values = [(key, _format_value(key, file[key])) for key in _VALUES if file.get(key) is not None]
-    sections = [f"file {_format_value('id', file.get('id'))}\n{format_pairs(values)}"]
-    for key, columns in _SECTIONS.items():
-        if children := _list_children(file, key):
-            used = [column for column in columns if any(child.get(column) not in {None, ""} for child in children)]
-            rows = [[_format_value(column, child.get(column)) for column in used] for child in children]
-            sections.append(f"{key} ({len(children)})\n{format_table(used, rows)}")
-    return "\n".join(sections)
 
 
 def _singular(key: str) -> str:

@@ -1,4 +1,4 @@
-"""Tables and pairs on a screen or in a text file, laid out by rich.
+"""Tables on a screen or in a text file, laid out by rich.
 
     text = format_table(("snapshot", "files", "reason"), rows)
 
@@ -24,7 +24,6 @@ from pipeline.logs import to_one_line
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from rich.console import Console
     from rich.text import Text
 
 Row: TypeAlias = "Sequence[str | None]"
@@ -49,7 +48,10 @@ def format_table(
     `is_screen`: the table is for a terminal (None: if standard output is one).
     """
     rows = list(rows)
-    page, console = _create_console(is_screen)
+    page, tables = io.StringIO(), importlib.import_module("rich.table")
+    is_screen = sys.stdout.isatty() if is_screen is None else is_screen
+    options: dict[str, Any] = {"force_terminal": True} if is_screen else {"width": _MAX_LINE_CELLS}
+    console = importlib.import_module("rich.console").Console(file=page, **options)
     headings = [_to_text(name, null) for name in columns]
     cells = [[_to_text(cell, null) for cell in row] for row in rows]
     width = sum(max(cell.cell_len for cell in column) + _GAP for column in zip(headings, *cells, strict=True)) - _GAP
@@ -57,9 +59,14 @@ def format_table(
         for number, row in enumerate(cells, start=1):
             if len(cells) > 1:
                 console.print(_create_text(f"row {number}", "bold"))
-            _print_pairs(console, zip(headings, row, strict=True))
+            pairs = tables.Table.grid(padding=(0, _GAP))
+            pairs.add_column(no_wrap=True, style="bold")
+            pairs.add_column(overflow="fold")
+            for pair in zip(headings, row, strict=True):
+                pairs.add_row(*pair)
+            console.print(pairs)
     else:
-        table = importlib.import_module("rich.table").Table(box=None, pad_edge=False)
+        table = tables.Table(box=None, pad_edge=False)
         for index, heading in enumerate(headings):
             is_numeric = all(row[index] is None or _NUMBER.fullmatch(row[index] or "") for row in rows)
             table.add_column(heading, justify="right" if is_numeric else "left", overflow="fold")
@@ -68,30 +75,7 @@ def format_table(
         console.print(table)
     if unit:
         console.print(_create_text(f"{pluralize(len(rows), unit)}{note}", "dim"))
-    return _strip_lines(page)
-
-
-def format_pairs(pairs: Iterable[tuple[str, str | None]], *, null: str = UNKNOWN) -> str:
-    """Return one line per pair of a name and a value; on a terminal long values are broken."""
-    page, console = _create_console(None)
-    _print_pairs(console, ((_to_text(name, null), _to_text(value, null)) for name, value in pairs))
-    return _strip_lines(page)
-
-
-def _print_pairs(console: Console, pairs: Iterable[tuple[Text, Text]]) -> None:
-    grid = importlib.import_module("rich.table").Table.grid(padding=(0, _GAP))
-    grid.add_column(no_wrap=True, style="bold")
-    grid.add_column(overflow="fold")
-    for name, value in pairs:
-        grid.add_row(name, value)
-    console.print(grid)
-
-
-def _create_console(is_screen: bool | None) -> tuple[io.StringIO, Console]:  # noqa: FBT001
-    page = io.StringIO()
-    is_screen = sys.stdout.isatty() if is_screen is None else is_screen
-    options: dict[str, Any] = {"force_terminal": True} if is_screen else {"width": _MAX_LINE_CELLS}
-    return page, importlib.import_module("rich.console").Console(file=page, **options)
+    return "".join(f"{line.rstrip()}\n" for line in page.getvalue().splitlines())
 
 
 def _to_text(cell: str | None, null: str) -> Text:
@@ -101,7 +85,3 @@ def _to_text(cell: str | None, null: str) -> Text:
 def _create_text(text: str, style: str = "") -> Text:
     created: Text = importlib.import_module("rich.text").Text(text, style)
     return created
-
-
-def _strip_lines(page: io.StringIO) -> str:
-    return "".join(f"{line.rstrip()}\n" for line in page.getvalue().splitlines())

@@ -15,7 +15,7 @@ from pipeline.client.protocol import NotFound
 from pipeline.command_options import Excludes
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
-from pipeline.file_text import CHILDREN, format_csv, format_file, format_files
+from pipeline.file_text import CHILDREN, format_csv, format_files
 from pipeline.logs import to_one_line
 from pipeline.output_formats import OutputFormat, choose_format, format_option
 from pipeline.process import run_async
@@ -89,10 +89,10 @@ def run(
 ) -> ExitCode:
     """Show files as the service has them now, without a lake: by reference, by id, or by a search.
 
-    One id shows a file with its children in sections. The search is the service's own: conditions are combined with
-    AND. A date alone means the start of its day as a lower bound and the end of its day as an upper bound, so --since D
-    --until D is one day. CSV counts the children that --include requests. JSON has every value as the service sent it,
-    with the links to the images: treat them as secrets.
+    A file by its id has all its children: a table counts them, JSON has them. The search is the service's own:
+    conditions are combined with AND. A date alone means the start of its day as a lower bound and the end of its day as
+    an upper bound, so --since D --until D is one day. CSV counts the children that --include requests. JSON has every
+    value as the service sent it, with the links to the images: treat them as secrets.
     """
     settings = context.settings()
     chosen = choose_format(output_format, None, _FORMATS, as_json=context.as_json)
@@ -117,15 +117,13 @@ def run(
     client = create_client(settings, context.token(settings))
     result = run_async(_read(client, queries, None if files else limit, settings.lang))
     code = ExitCode.REJECTS if result.missing else ExitCode.OK
-    children = [CHILDREN[name] for name in includes if name in CHILDREN]
     if chosen is OutputFormat.JSON:
         sys.stdout.write(_format_json(result, code))
     elif chosen is OutputFormat.CSV:
+        children = [CHILDREN[name] for name in includes if name in CHILDREN]
         sys.stdout.write(format_csv(result.files, children))
-    elif files and len(queries) == len(result.files) == 1 and _is_id(files[0]):
-        sys.stdout.write(format_file(result.files[0]))
     elif result.files or not result.missing:
-        sys.stdout.write(format_files(result.files, children))
+        sys.stdout.write(format_files(result.files))
     if result.has_more and not context.quiet:
         total = "" if result.total is None else f" of {result.total:,}"
         sys.stderr.write(f"{len(result.files):,}{total} files are shown, and there are more; --limit N shows more.\n")
