@@ -11,7 +11,6 @@ import difflib
 import os
 import re
 import tomllib
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -52,16 +51,12 @@ class SettingsLayers:
         """Return where a setting comes from: default, file, source, environment or flag."""
         return next((origin for origin, values in reversed(self.layers) if name in values), "default")
 
-    def settings(self, *, ignore_invalid: bool = False) -> Settings:
+    def settings(self) -> Settings:
         """Validate and return the settings. Raises `SettingsError` that names every problem with its origin."""
-        values = self.merge()
         try:
-            return Settings(**values)
+            return Settings(**self.merge())
         except ValidationError as error:
             problems = error.errors(include_input=False)
-            if ignore_invalid:
-                invalid = {problem["loc"][0] for problem in problems if problem["loc"]}
-                return Settings(**{name: value for name, value in values.items() if name not in invalid})
             text = "; ".join(map(self._format_problem, problems))
             text = text.replace("unknown", "Unknown", 1) if text.startswith("unknown") else text
             raise SettingsError(text if text.endswith("?") else f"{text}.") from None
@@ -154,15 +149,6 @@ def load_environment(base_url: str) -> Settings:
     """Return the settings of the environment with this base URL, before there is a file. Raises `SettingsError`."""
     layers = (("environment", _read_environment({})), ("prompt", {"base_url": base_url}))
     return SettingsLayers(None, None, layers).settings()
-
-
-def load_valid_settings_only(config: Path | None, overrides: Mapping[str, Any]) -> Settings:
-    """Load only the settings that are valid, to diagnose further problems."""
-    flags = {name: value for name, value in overrides.items() if value is not None}
-    layers = SettingsLayers(None, None, (("environment", _read_environment({})), ("flag", flags)))
-    with suppress(SettingsError):
-        layers = load_layers(config, overrides)
-    return layers.settings(ignore_invalid=True)
 
 
 def source_names(config: Path | None) -> list[str]:

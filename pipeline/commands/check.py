@@ -9,7 +9,6 @@ import typer
 
 from pipeline.client.probe import check_service
 from pipeline.command_options import Excludes, ReadDataOption, Requires
-from pipeline.config import load_valid_settings_only
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, ScanlakeError, SettingsError
 from pipeline.findings import (
@@ -86,17 +85,15 @@ def run(
 
 def _check_setup(context: CommandContext, *, read_data: bool, published: bool) -> Iterator[Finding]:
     """Yield findings; the checks that take longest come last."""
-    path = None
     try:
         layers = context.load_layers()
-        path = layers.path
         settings = context.use_settings(layers)
-        source = f", source {layers.source}" if layers.source else ""
-        yield ok("settings", "file", f"{path or 'none'}{source}")
     except SettingsError as failure:
         yield from_error("settings", "file", failure)
-        settings = load_valid_settings_only(context.config, {"lake": context.lake, **context.given_settings})
-    yield from check_permissions(path, settings)
+        return
+    source = f", source {layers.source}" if layers.source else ""
+    yield ok("settings", "file", f"{layers.path or 'none'}{source}")
+    yield from check_permissions(layers.path, settings)
     yield from check_folder(settings)
     yield from _check_service(context, settings)
     if settings.publish_to is not None and not published:

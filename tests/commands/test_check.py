@@ -75,12 +75,16 @@ async def test_each_fault_is_named(tmp_path: Path, canary: str) -> None:
             assert answer.json["findings"][-1]["subject"] == "files"
         part = next((tmp_path / "lake" / "tables" / "uploads").glob("0*.parquet"))
         part.unlink()
-        config.write_text(f'base_url = "{emulator.base_url}"\nmax_concurrency = "many"\n')
+        config.write_text('max_concurrency = "many"\n')
+        answer = await called(tmp_path, "check", "--json", **address)
+        [settings] = answer.json["findings"]  # nothing is looked at with wrong settings
+        assert (answer.code, settings["subject"], settings["severity"]) == (2, "file", "error")
+        config.write_text(f'base_url = "{emulator.base_url}"\n')
         answer = await called(tmp_path, "check", "--json", SCANLAKE_TOKEN="wrong")
     errors = {each["subject"]: each for each in answer.json["findings"] if each["severity"] == "error"}
     name = f"tables/uploads/{part.name}"
     codes = {subject: each["exit_code"] for subject, each in errors.items()}
-    assert (codes["file"], codes["token"], codes[name]) == (2, 3, 9)
+    assert (codes["token"], codes[name]) == (3, 9)
     assert errors[name]["repair"] == "rebuilt from documents/"
     assert all(each["hint"] for each in errors.values())
     assert (answer.code, answer.json["exit_code"]) == (9, 9)
