@@ -1,4 +1,4 @@
-"""`scanlake query` and other commands in a process of their own, with limits: for `mcp` and `serve`.
+"""`scanlake query` and other commands in a process of their own, with limits: for `mcp`.
 
 DuckDB cannot interrupt the computation of one value (seen with 2.0: `levenshtein` of two long texts). A
 process ends in any case, and gives back its memory and its temporary files. It does not get the token.
@@ -12,7 +12,7 @@ import tempfile
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.child_commands import ChildLimits, create_child_error, parse_json_object, start_command, write_line
 from pipeline.errors import SettingsError, TimeLimitReachedError
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pipeline.context import CommandContext
 
 _OBJECT_BYTES: Final = 64_000_000
-_CHUNK_BYTES: Final = 1 << 18
 _MAX_SAFE_INTEGER: Final = 2**53 - 1
 _ASK_FOR_LESS: Final = "Ask for less: filter, aggregate, or select fewer columns."
 
@@ -107,24 +106,6 @@ async def run_query(context: CommandContext, sql: str, limits: QueryLimits) -> d
     return {"columns": columns, "rows": rows, "row_count": len(rows), "is_cut": cut is not None, "notes": notes}
 
 
-async def write_query_csv(context: CommandContext, sql: str, file: IO[bytes], *, size: int, seconds: float) -> None:
-    """Run `scanlake query` and write its CSV to `file`.
-
-    Raises `ScanlakeError` for a query that is refused or wrong, `SettingsError` for a result of more than `size` bytes,
-    and `TimeLimitReachedError`. What `file` has then is a part of the result.
-    """
-    written = 0
-    async with _start(context, ("query", "-", "--format", "csv"), seconds, _CHUNK_BYTES, as_json=False) as command:
-        await command.send(sql)
-        while chunk := await command.stdout.read(_CHUNK_BYTES):
-            written += len(chunk)
-            if written > size:
-                message = f"The result has more than {format_bytes(size)}."
-                raise SettingsError(message, hint="Read fewer rows, or use `scanlake query --out`, which has no limit.")
-            await asyncio.to_thread(file.write, chunk)
-        await command.finish()
-
-
 async def _read_head(stdout: asyncio.StreamReader) -> bytes:
     """Read the first line of `query --json`: {"columns": [...], "rows": [."""
     try:
@@ -167,10 +148,10 @@ def _parse_decimal(digits: str) -> float | str:
 
 @asynccontextmanager
 async def _start(
-    context: CommandContext, arguments: tuple[str, ...], seconds: float, line_bytes: int, *, as_json: bool = True
+    context: CommandContext, arguments: tuple[str, ...], seconds: float, line_bytes: int
 ) -> AsyncIterator[_Command]:
     """Start a command on the lake of the context. It is killed at the end of the block, or after `seconds`."""
-    argv = [*(["--json"] if as_json else []), *replace(context, log_json=True).to_argv(), *arguments]
+    argv = ["--json", *replace(context, log_json=True).to_argv(), *arguments]
     with tempfile.TemporaryDirectory(prefix="scanlake-") as spill:
         variables = environment_without_tokens() | {"TMPDIR": spill}
         limits = ChildLimits(seconds=seconds, line_bytes=line_bytes)

@@ -26,15 +26,12 @@ from pipeline.pages.server import serve as serve_pages
 from pipeline.pages.site import BrowseSite
 from pipeline.publish_after_run import read_publish_record
 from pipeline.publish_outcome import PublishOutcome
-from pipeline.query_process import write_query_csv
 from pipeline.settings import Settings
 from schemas.timestamps import to_datetime
 
 GROUP: Final = "Use the data"
 
 _MAX_RUNS: Final = 50  # on the dashboard
-_MAX_CSV_BYTES: Final = 1_000_000_000
-_CSV_SECONDS: Final = 60.0
 _HEAD_BYTES: Final = 2_000  # of a page; they include the generator field
 
 
@@ -93,9 +90,7 @@ def _serve(context: CommandContext, settings: Settings, port: int) -> ExitCode:
         sys.stdout.flush()
 
     access = CatalogAccess(settings)
-    # A download has a process of its own: in this one, it would hold up every other page.
-    write_csv = partial(write_query_csv, context, size=_MAX_CSV_BYTES, seconds=_CSV_SECONDS)
-    site = BrowseSite(access, settings.lake.resolve().name, lambda: _read_source(settings), write_csv)
+    site = BrowseSite(access, settings.lake.resolve().name, lambda: _read_source(settings))
     asyncio.run(serve_pages(partial(_render, settings, access, is_served=True), site, port, announce))
     return ExitCode.OK
 

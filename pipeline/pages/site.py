@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from aiohttp import web
 
-from pipeline.errors import LakeLockedError, SettingsError, TimeLimitReachedError, to_scanlake_error
+from pipeline.errors import SettingsError, to_scanlake_error
 from pipeline.pages.catalog_access import BrowsePage, NothingFoundError, describe_snapshot
 from pipeline.pages.file_view import build_file_page, find_file
-from pipeline.pages.sql_view import build_sql_page, check_length, run_sql_page
+from pipeline.pages.sql_view import build_sql_page, run_sql_page
 from pipeline.pages.stored_images import find_image, read_image
 from pipeline.pages.table_view import build_rows_page, build_tables_page
 from pipeline.templates.rendering import build_policy, render
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     import duckdb
     from yarl import URL
 
     from pipeline.errors import ScanlakeError
     from pipeline.pages.catalog_access import CatalogAccess, Query
-
-    WriteCsv = Callable[[str, IO[bytes]], Awaitable[None]]
-    """Writes the result of a query, or raises `ScanlakeError`. It runs beside the pages, without their catalog."""
 
 ROOT: Final = "/browse"
 HEADERS: Final = {
@@ -44,19 +40,12 @@ HEADERS: Final = {
 _TABLE_PATH: Final = f"{ROOT}/table/"
 _FILE_PATH: Final = f"{ROOT}/file"
 _SQL_PATH: Final = f"{ROOT}/sql"
-_CSV_PATH: Final = f"{ROOT}/csv"
 _IMAGE_PATH: Final = f"{ROOT}/image/"
 _POLICY_RULES: Final = ("img-src 'self' data:", "base-uri 'none'", "form-action 'self'")
 _HEADERS: Final = {
     **HEADERS,
     "Content-Security-Policy": f"{build_policy('', *_POLICY_RULES)}; frame-ancestors 'none'",
 }
-_CSV_HEADERS: Final = {
-    **_HEADERS,
-    "Content-Type": "text/csv; charset=utf-8; header=present",
-    "Content-Disposition": 'attachment; filename="result.csv"',
-}
-_MAX_CSV_DOWNLOADS: Final = 3
 _BUSY: Final = 503
 _RETRY_SECONDS: Final = "5"
 _MAX_ID: Final = 2**63 - 1
@@ -66,12 +55,8 @@ _MAX_ID_DIGITS: Final = 19
 class BrowseSite:
     """The pages below /browse. `source` is the address of the service, as far as it is known."""
 
-    def __init__(
-        self, access: CatalogAccess, lake: str, read_source: Callable[[], str | None], write_csv: WriteCsv
-    ) -> None:
+    def __init__(self, access: CatalogAccess, lake: str, read_source: Callable[[], str | None]) -> None:
         self.access = access
-        self._write_csv = write_csv
-        self._csv_downloads = 0
         self._lake = lake
         self._read_source = read_source
 
@@ -80,8 +65,6 @@ class BrowseSite:
         path = _clean(unquote(request.path))
         query = [(name, _clean(value)) for name, value in request.query.items()]
         try:
-            if path == _CSV_PATH:
-                return await self._send_csv(request, dict(query).get("sql", ""))
             if path.startswith(_IMAGE_PATH):
                 return await asyncio.to_thread(self._build_image_response, path.removeprefix(_IMAGE_PATH))
             return await asyncio.to_thread(self._build_page_response, path, request.rel_url, query)
@@ -101,9 +84,9 @@ class BrowseSite:
     def _build_failure(self, error: ScanlakeError, path: str, values: dict[str, str]) -> web.Response:
         """Return the error: 404, 400 for what is wrong with the request, 503 for what may work later."""
         status = 404 if isinstance(error, NothingFoundError) else _BUSY
-        status = 400 if isinstance(error, SettingsError | TimeLimitReachedError) else status
+        status = 400 if isinstance(error, SettingsError) else status
         headers = _HEADERS if status != _BUSY else {**_HEADERS, "Retry-After": _RETRY_SECONDS}
-        if path.startswith((_CSV_PATH, _IMAGE_PATH)):
+        if path.startswith(_IMAGE_PATH):
             return web.Response(status=status, text=f"{error.message} {error.hint}\n", headers=headers)
         if path == _SQL_PATH and status == 400:
             return self._render(build_sql_page(values.get("sql", ""), error=error), path, "", status, headers)
@@ -124,21 +107,6 @@ class BrowseSite:
         text = render(page.template, policy, page.script, **frame, current=path, **page.values)
         headers = {**headers, "Content-Security-Policy": f"{policy}; frame-ancestors 'none'"}
         return web.Response(status=status, text=text, content_type="text/html", charset="utf-8", headers=headers)
-
-    async def _send_csv(self, request: web.BaseRequest, sql: str) -> web.StreamResponse:
-        if self._csv_downloads >= _MAX_CSV_DOWNLOADS:
-            raise LakeLockedError("Other results are being written.", hint="Wait for their end.")
-        check_length(sql)
-        self._csv_downloads += 1
-        try:
-            with tempfile.NamedTemporaryFile(suffix=".csv") as file:
-                await self._write_csv(sql, file)
-                file.flush()
-                response = web.FileResponse(file.name, headers=_CSV_HEADERS)
-                await response.prepare(request)  # this sends it
-                return response
-        finally:
-            self._csv_downloads -= 1
 
 
 def build_page(lake: duckdb.DuckDBPyConnection, path: str, url: URL, query: Query) -> BrowsePage:

@@ -40,13 +40,6 @@ LISTED_TABLES: Final = {
 """Tables and views that every lake has, with their columns."""
 
 
-def check_length(query: str) -> None:
-    """Raise `SettingsError` for a query that is too long for an address."""
-    if len(query) > _MAX_QUERY_CHARS:
-        hint = "Use `scanlake query --file` for longer ones."
-        raise SettingsError(f"The query has more than {_MAX_QUERY_CHARS:,} characters.", hint=hint)
-
-
 def build_sql_page(query: str, **outcome: Any) -> BrowsePage:
     """Return the page with a query and its `outcome`: result and seconds, or error."""
     values = {"query": query, "examples": DOCUMENTED_QUERIES, "max_chars": _MAX_QUERY_CHARS, "tables": LISTED_TABLES}
@@ -57,7 +50,9 @@ def run_sql_page(lake: duckdb.DuckDBPyConnection, query: str) -> BrowsePage:
     """Return the page with the result of a query, if there is one. Raises `SettingsError` if it is wrong."""
     if not query.strip():
         return build_sql_page("")
-    check_length(query)
+    if len(query) > _MAX_QUERY_CHARS:
+        hint = "Use `scanlake query --file` for longer ones."
+        raise SettingsError(f"The query has more than {_MAX_QUERY_CHARS:,} characters.", hint=hint)
     started = time.monotonic()
     result = read_query(lake, query, MAX_ROWS)
     return build_sql_page(query, result=result, seconds=time.monotonic() - started)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 from typing import TYPE_CHECKING
 from unittest.mock import patch
@@ -30,7 +29,7 @@ def test_only_the_printed_address_opens_the_rows(visitor: Visitor) -> None:
     It does not help a request under another name, and nothing is written to.
     """
     parts, name = urlsplit(visitor.address), f"scanlake-{visitor.port}"
-    for path in ("/browse", "/browse/table/files", "/browse/file?id=7", "/browse/sql?sql=FROM+files", "/browse/csv"):
+    for path in ("/browse", "/browse/table/files", "/browse/file?id=7", "/browse/sql?sql=FROM+files"):
         for cookie in ("", f"{name}=", f"{name}=wrong", visitor.cookie[:-1], f"x{visitor.cookie}"):
             status, _, text = visitor.call(path, Cookie=cookie)
             assert (status, "key" in text, "<" in text) == (403, True, False), (path, cookie)
@@ -122,7 +121,7 @@ def test_the_pages_of_a_table_have_each_row_once(
 def test_filters_select_as_sql_does(
     visitor: Visitor, populated_lake: PopulatedLake, table: str, filters: list[tuple[str, str, str]], where: str
 ) -> None:
-    """A filtered table has as many rows as the condition in SQL, and so has the query of its CSV."""
+    """A filtered table has as many rows as the condition in SQL, and so has its query."""
     query = urlencode([pair for column, op, value in filters for pair in
                        (("column", column), ("op", op), ("value", value))])  # fmt: skip
     text = visitor.get(f"/browse/table/{table}?{query}")[2]
@@ -130,32 +129,14 @@ def test_filters_select_as_sql_does(
     found = re.search(r"Rows 1 to [\d,]+ of ([\d,]+)|>(0) rows<", text)
     assert found
     assert int((found[1] or found[2]).replace(",", "")) == expected
-    (csv,) = [href for href in ParsedPage(text).values("href") if href.startswith("/browse/csv?")]
-    query = dict(parse_qsl(urlsplit(csv).query))["sql"]
+    hrefs = [href for href in ParsedPage(text).values("href") if href.startswith("/browse/sql?")]
+    query = dict(parse_qsl(urlsplit(hrefs[-1]).query))["sql"]
     assert len(asked(populated_lake.folder, query)) == expected
-
-
-def test_the_values_of_a_column_are_counted(visitor: Visitor, populated_lake: PopulatedLake) -> None:
-    """The most frequent values stand above the filtered rows, each with a link to its rows."""
-    address = "/browse/table/uploads?column=has_damage&op=is&value=true&facet=damage_type_desc"
-    text = visitor.get(address)[2]
-    (listed,) = re.findall(r'<ul class="inline" aria-label="Most frequent.*?</ul>', text, re.DOTALL)
-    found = re.findall(r'<a href="([^"]+)">([^<]+)</a> ([\d,]+)', listed)
-    counted = asked(
-        populated_lake.folder,
-        "SELECT coalesce(nullif(damage_type_desc, ''), 'no value'), count(*) FROM uploads WHERE has_damage"
-        " GROUP BY 1 ORDER BY 2 DESC LIMIT 20",
-    )
-    assert sorted((html.unescape(value), int(count)) for _, value, count in found) == sorted(counted)
-    assert len(found) > 1
-    for href, _, count in found:
-        assert f" of {count}" in visitor.get(html.unescape(href))[2]
 
 
 @every(
     ("path", "status", "says"),
     [
-        ("/browse/table/files?facet=nope", 400, "No column nope."),
         ("/browse/table/nope", 404, "No table nope."),
         ("/browse/table/_parts", 404, "No table _parts."),
         ("/browse/table/physical.parts", 404, "No table physical.parts."),
@@ -175,8 +156,7 @@ def test_the_values_of_a_column_are_counted(visitor: Visitor, populated_lake: Po
         ("/browse/x", 404, "No such page."),
         ("/browse/%00%ff/..", 404, "No such page."),
         ("/browse/sql?sql=" + "x" * 4_001, 400, "more than 4,000 characters"),
-        ("/browse/csv?sql=" + "x" * 4_001, 400, "more than 4,000 characters"),
-        ("/browse/csv?sql=COPY+files+TO+%27x%27", 400, "COPY: a query reads tables only."),
+        ("/browse/csv?sql=FROM+files", 404, "No such page."),
     ],
 )
 def test_a_wrong_address_is_one_line(visitor: Visitor, path: str, status: int, says: str) -> None:

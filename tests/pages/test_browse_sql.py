@@ -1,29 +1,25 @@
-"""SQL in the browse pages over real HTTP: results, CSV, confinement and limits."""
+"""SQL in the browse pages over real HTTP: results, confinement and limits."""
 
 from __future__ import annotations
 
 import asyncio
 import html
-import io
 import re
 import signal
 import subprocess
 import sys
 import threading
-from contextlib import AsyncExitStack, ExitStack, contextmanager
-from itertools import count
-from typing import IO, TYPE_CHECKING, Any, Final
+from contextlib import AsyncExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 
-from pipeline.context import CommandContext
-from pipeline.errors import SettingsError, TimeLimitReachedError
+from pipeline.errors import SettingsError
 from pipeline.formatting import format_csp_hash
 from pipeline.pages import site
 from pipeline.pages.catalog_access import CatalogAccess, read_query
 from pipeline.pages.sql_view import LISTED_TABLES, MAX_ROWS
-from pipeline.query_process import write_query_csv
 from pipeline.settings import Settings
 from tests.constants import set_constants
 from tests.forked_process import forked_children
@@ -32,12 +28,11 @@ from tests.pages.page_lakes import ParsedPage, asked, republish
 from tests.rows import every
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pipeline.pages.catalog_access import BrowsePage
     from tests.pages.conftest import PopulatedLake
-    from tests.processes import Answer
 
 _ENDLESS: Final = "SELECT count(*) FROM range(1000000000000) AS one(x), range(1000) AS other(y) WHERE x % 7 = y"
 _UNINTERRUPTIBLE: Final = "SELECT levenshtein(repeat('a', 500000), repeat('b', 500000))"
@@ -108,18 +103,6 @@ def test_the_box_has_the_tables_beside_it_and_the_result_a_link(
     assert {(name, column) for name, names in LISTED_TABLES.items() for column in names} <= set(columns)
 
 
-def test_csv_is_that_of_the_query_command(
-    visitor: Visitor, populated_lake: PopulatedLake, main: Callable[..., Answer]
-) -> None:
-    """A downloaded result has the bytes that `scanlake query --format csv` writes, formulas escaped."""
-    query = "SELECT file_id, updated_at, comment, '=1+1' AS \"=x\" FROM uploads JOIN files USING (file_id) ORDER BY ALL"
-    with forked_children():
-        status, headers, text = visitor.get(f"/browse/csv?{urlencode({'sql': query})}")
-    assert (status, headers["Content-Disposition"]) == (200, 'attachment; filename="result.csv"')
-    assert text == main("--lake", str(populated_lake.folder), "query", query, "--format", "csv").out
-    assert '"\'=1+1"' in text
-
-
 def test_limits_end_a_query_with_one_line(small_lake: Path) -> None:
     """A query that takes too long is interrupted, and the next one runs."""
     access = CatalogAccess(Settings(lake=small_lake))
@@ -128,47 +111,12 @@ def test_limits_end_a_query_with_one_line(small_lake: Path) -> None:
     assert access.read(lambda db: read_query(db, "SELECT 7", 1)).rows == (("7",),)
 
 
-async def test_a_csv_that_would_be_cut_is_refused(small_lake: Path) -> None:
-    """A CSV beyond its size or its time ends with one line, and a whole one has all its bytes."""
-    context = CommandContext(lake=small_lake)
-    file = io.BytesIO()
-    with forked_children():
-        await write_query_csv(context, "SELECT 7 AS n", file, size=6, seconds=300)
-        assert file.getvalue() == b'"n"\n7\n'
-        with pytest.raises(SettingsError, match=r"The result has more than 5 bytes\."):
-            await write_query_csv(context, "SELECT 7 AS n", io.BytesIO(), size=5, seconds=300)
-        with pytest.raises(TimeLimitReachedError, match=r"time limit of 0\.1 seconds"):
-            await write_query_csv(context, _ENDLESS, io.BytesIO(), size=5, seconds=0.1)
-
-
-def test_a_csv_download_holds_up_no_page(small_lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While results are written, pages are served; too many at once are refused with the time to try again."""
-    written, begun = threading.Event(), count(1)
-
-    async def write(context: CommandContext, sql: str, file: IO[bytes], **limits: Any) -> None:  # noqa: ARG001
-        if next(begun) <= 3:
-            await asyncio.to_thread(written.wait)
-        file.write(b"done")
-
-    monkeypatch.setattr("pipeline.commands.serve.write_query_csv", write)
-    with open_browse(small_lake) as visitor, ExitStack() as downloads:
-        lines = [downloads.enter_context(visitor.sent_request("/browse/csv?sql=x")) for _ in range(3)]
-        assert "Rows 1 to 2 of 2" in visitor.get("/browse/table/files")[2]
-        status, headers, text = visitor.get("/browse/csv?sql=x")
-        assert (status, headers["Retry-After"]) == (503, "5")
-        assert text == "Other results are being written. Wait for their end.\n"
-        written.set()
-        assert all(_read_all(line).endswith(b"done") for line in lines)
-        assert visitor.get("/browse/csv?sql=x")[::2] == (200, "done")
-
-
 def test_a_catalog_that_cannot_be_read_is_one_line(small_lake: Path) -> None:
     """While somebody has the catalog open for writing, or it is away, pages are 503; the server goes on."""
     with open_browse(small_lake) as visitor, forked_children():
         with start_writer(small_lake / "catalog.duckdb"):
-            for path in ("/browse", f"/browse/csv?{urlencode({'sql': 'SELECT 1'})}"):
-                status, headers, text = visitor.get(path)
-                assert (status, headers.get("Retry-After"), "open for writing" in text) == (503, "5", True), text
+            status, headers, text = visitor.get("/browse")
+            assert (status, headers.get("Retry-After"), "open for writing" in text) == (503, "5", True), text
         catalog = small_lake / "catalog.duckdb"
         catalog.rename(small_lake / "away.duckdb")
         status, _, text = visitor.get("/browse")
@@ -242,7 +190,7 @@ def test_a_page_that_reads_for_long(small_lake: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
 async def test_it_ends_cleanly(small_lake: Path, end: signal.Signals) -> None:
-    """Ctrl-C and SIGTERM end it with 0 and without a word: no query, download or open line is waited for."""
+    """Ctrl-C and SIGTERM end it with 0 and without a word: no query or open line is waited for."""
     is_idle = end == signal.SIGTERM
     served = start_browse(small_lake, is_forked=is_idle, **set_constants({_STOP_SECONDS: 0.1}))
     async with served as (visitor, process), AsyncExitStack() as stack:
@@ -250,10 +198,9 @@ async def test_it_ends_cleanly(small_lake: Path, end: signal.Signals) -> None:
         idle.sendall(b"GET / HTTP/1.1\r\nHost: 127.")
         if not is_idle:
             stack.enter_context(visitor.sent_request(f"/browse/sql?{urlencode({'sql': _UNINTERRUPTIBLE})}"))
-            stack.enter_context(visitor.sent_request(f"/browse/csv?{urlencode({'sql': _ENDLESS})}"))
         process.send_signal(end)
         async with asyncio.timeout(59):
-            assert await process.wait() == 0, "the limit of a CSV is 60 seconds"
+            assert await process.wait() == 0
         assert process.stderr is not None
         # DuckDB's binding names what it leaks when a query still runs at the end of the interpreter.
         assert not is_idle or await process.stderr.read() == b""
