@@ -76,12 +76,13 @@ class QueryRows:
 
 @dataclass(frozen=True, slots=True)
 class BrowsePage:
-    """A page: its template, the heading, the values of the template, and its script."""
+    """A page: its template, the heading, the values of the template, its script, and its HTTP status."""
 
     template: str
     heading: str
     values: Mapping[str, Any]
     script: str = ""
+    status: int = 200
 
 
 class CatalogAccess:

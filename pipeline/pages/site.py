@@ -11,7 +11,7 @@ from aiohttp import web
 from pipeline.errors import SettingsError, to_scanlake_error
 from pipeline.pages.catalog_access import BrowsePage, NothingFoundError, describe_snapshot
 from pipeline.pages.file_view import build_file_page, find_file
-from pipeline.pages.sql_view import build_sql_page, run_sql_page
+from pipeline.pages.sql_view import run_sql_page
 from pipeline.pages.stored_images import find_image, read_image
 from pipeline.pages.table_view import build_rows_page, build_tables_page
 from pipeline.templates.rendering import build_policy, render
@@ -71,7 +71,7 @@ class BrowseSite:
         except ConnectionError:  # the browser does not wait for the response
             raise
         except Exception as error:  # noqa: BLE001 - every failure is one line
-            return self._build_failure(to_scanlake_error(error), path, dict(query))
+            return self._build_failure(to_scanlake_error(error), path)
 
     def _build_page_response(self, path: str, url: URL, query: Query) -> web.Response:
         page, snapshot = self.access.read(lambda lake: (build_page(lake, path, url, query), describe_snapshot(lake)))
@@ -81,22 +81,18 @@ class BrowseSite:
         image = self.access.read(lambda lake: find_image(lake, sha256))
         return web.Response(body=read_image(self.access.settings.lake, image), headers={**_HEADERS, **image.headers})
 
-    def _build_failure(self, error: ScanlakeError, path: str, values: dict[str, str]) -> web.Response:
+    def _build_failure(self, error: ScanlakeError, path: str) -> web.Response:
         """Return the error: 404, 400 for what is wrong with the request, 503 for what may work later."""
         status = 404 if isinstance(error, NothingFoundError) else _BUSY
         status = 400 if isinstance(error, SettingsError) else status
         headers = _HEADERS if status != _BUSY else {**_HEADERS, "Retry-After": _RETRY_SECONDS}
         if path.startswith(_IMAGE_PATH):
             return web.Response(status=status, text=f"{error.message} {error.hint}\n", headers=headers)
-        if path == _SQL_PATH and status == 400:
-            return self._render(build_sql_page(values.get("sql", ""), error=error), path, "", status, headers)
         heading = "Not found" if status == 404 else "Error"
-        page = BrowsePage("browse_error.html.jinja", heading, {"error": error})
-        return self._render(page, path, "", status, headers)
+        page = BrowsePage("browse_error.html.jinja", heading, {"error": error}, status=status)
+        return self._render(page, path, "", headers)
 
-    def _render(
-        self, page: BrowsePage, path: str, snapshot: str, status: int = 200, headers: dict[str, str] = _HEADERS
-    ) -> web.Response:
+    def _render(self, page: BrowsePage, path: str, snapshot: str, headers: dict[str, str] = _HEADERS) -> web.Response:
         frame: dict[str, Any] = {
             "heading": page.heading,
             "lake": self._lake,
@@ -106,7 +102,7 @@ class BrowseSite:
         policy = build_policy(page.script, *_POLICY_RULES)
         text = render(page.template, policy, page.script, **frame, current=path, **page.values)
         headers = {**headers, "Content-Security-Policy": f"{policy}; frame-ancestors 'none'"}
-        return web.Response(status=status, text=text, content_type="text/html", charset="utf-8", headers=headers)
+        return web.Response(status=page.status, text=text, content_type="text/html", charset="utf-8", headers=headers)
 
 
 def build_page(lake: duckdb.DuckDBPyConnection, path: str, url: URL, query: Query) -> BrowsePage:
