@@ -122,7 +122,7 @@ def run(
 
     curl http://127.0.0.1:8765/_emulator/
 
-    The last command lists the routes that show the state and change files. --list-quirks lists all options.
+    The last command lists the routes that show and change the emulator. --list-quirks lists all options.
 
     Files are generated: two runs with the same --seed and --now serve the same files. Stop with Ctrl-C.
     """

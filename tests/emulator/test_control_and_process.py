@@ -40,15 +40,26 @@ async def test_the_world_can_be_changed_by_control() -> None:
 async def test_a_senseless_wish_answers_400_with_a_sentence() -> None:
     """Control refuses what it does not understand and says why."""
     async with asking(3) as ask:
-        for wish in ({"op": "explode"}, {"op": "close", "ids": [1]}, {"op": "create", "n": "x"}):
-            reply = await ask.post("/_emulator/world", wish)
+        world = [
+            ("world", wish) for wish in ({"op": "explode"}, {"op": "close", "ids": [1]}, {"op": "create", "n": "x"})
+        ]
+        for name, wish in [*world, ("faults", {"x": 1})]:
+            reply = await ask.post(f"/_emulator/{name}", wish)
             assert (reply.status, bool(reply.body)) == (400, True)
 
 
+async def test_faults_can_be_set_by_control() -> None:
+    """An outage takes effect at once."""
+    async with asking(3) as ask:
+        await _control(ask, "faults", outage=True)
+        assert (await ask.files()).status == 503
+
+
 async def test_truth_is_every_file_as_the_service_shows_it() -> None:
-    """The truth is exactly what list and detail answer."""
+    """The truth route gives, a line a file, exactly what list and detail answer."""
     async with asking(150) as ask:
-        truth = list(ask.emulator.truth())
+        lines = (await ask.get("/_emulator/truth", token=False)).body.splitlines()
+        truth = [json.loads(line) for line in lines]
         assert len(truth) == 150
         assert (await ask.detail(truth[7]["id"])).json() == truth[7]["detail"]
 
@@ -60,7 +71,7 @@ async def test_counts_say_what_was_asked() -> None:
         await ask.detail(ask.emulator.world.keys()[0])
         state = (await ask.get("/_emulator/state", token=False)).json()
         assert (state["counts"]["list"], state["counts"]["detail"], state["requests"]) == (1, 1, 2)
-        ask.emulator.reset()
+        await _control(ask, "reset")
         assert (await ask.get("/_emulator/state", token=False)).json()["requests"] == 0
         assert b"/_emulator/world" in (await ask.get("/_emulator/", token=False)).body
 
@@ -70,7 +81,7 @@ async def test_churn_changes_the_world_while_it_is_served() -> None:
     async with asking(100, churn=200) as ask:
         await asyncio.sleep(30)
         assert ask.emulator.world.changes == pytest.approx(6_000, rel=0.1)  # some changes count twice
-        ask.emulator.set_churn(0)
+        await _control(ask, "churn", rate=0)
         still = ask.emulator.world.changes
         await asyncio.sleep(30)
         assert ask.emulator.world.changes == still
