@@ -74,7 +74,7 @@ def run(
 
 async def _run_workflow(folder: Path, files: int, seed: int) -> None:
     """Run the commands on a lake in `folder` while an emulator runs."""
-    arguments = ("--port", "0", "--files", str(files), "--seed", str(seed), "--until-stdin-closes")
+    arguments = ("--port", "0", "--files", str(files), "--seed", str(seed))
     limits = ChildLimits(seconds=_MAX_SECONDS)
     async with start_command(["emulator", *arguments], limits=limits) as emulator, aiohttp.ClientSession() as session:
         line = await emulator.stdout.readline()

@@ -99,9 +99,6 @@ def run(
         bool, _process_option("--prerender", help="Render all files before serving (for benchmarks).")
     ] = False,
     max_seconds: Annotated[float, _process_option(min=0, help="Stop after this number of seconds; 0: no limit.")] = 0.0,
-    until_stdin_closes: Annotated[
-        bool, _process_option("--until-stdin-closes", help="Stop when the parent process ends.")
-    ] = False,
     list_quirks: Annotated[  # noqa: ARG001 (used by its callback)
         bool,
         _behavior_option(
@@ -141,7 +138,7 @@ def run(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     try:
-        serve(emulator, max_seconds=max_seconds, until_stdin_closes=until_stdin_closes)
+        serve(emulator, max_seconds=max_seconds)
     except OSError as error:
         if error.errno not in _PORT_ERRNOS:
             raise

@@ -1,11 +1,9 @@
-"""The emulator as a process that runs until a signal, a time limit or the end of stdin."""
+"""The emulator as a process that runs until a signal or a time limit."""
 
 import asyncio
 import contextlib
-import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -32,24 +30,21 @@ def parse_faults(texts: Iterable[str]) -> Faults:
     return replace_fields(Faults(probabilities=probabilities), fields)
 
 
-def serve(emulator: Emulator, *, max_seconds: float, until_stdin_closes: bool) -> None:
-    """Serve until SIGTERM, SIGINT, the time limit (0: none) or the end of stdin.
+def serve(emulator: Emulator, *, max_seconds: float) -> None:
+    """Serve until SIGTERM, SIGINT or the time limit (0: none).
 
     When ready, print one line of JSON: base_url, token, other_url, control, files, seed, and with
     images image_url.
     Raise OSError if the port is taken.
     """
     with asyncio.Runner(loop_factory=_new_loop) as runner:
-        runner.run(_serve(emulator, max_seconds=max_seconds, until_stdin_closes=until_stdin_closes))
+        runner.run(_serve(emulator, max_seconds))
 
 
-async def _serve(emulator: Emulator, *, max_seconds: float, until_stdin_closes: bool) -> None:
+async def _serve(emulator: Emulator, max_seconds: float) -> None:
     end = asyncio.Event()
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end.set)
-    if until_stdin_closes:
-        threading.Thread(target=_wait_for_stdin, args=(loop, end), daemon=True).start()
+        asyncio.get_running_loop().add_signal_handler(number, end.set)
     async with emulator:
         ready = {
             "base_url": emulator.base_url,
@@ -65,11 +60,3 @@ async def _serve(emulator: Emulator, *, max_seconds: float, until_stdin_closes: 
         sys.stdout.flush()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(end.wait(), max_seconds or None)
-
-
-def _wait_for_stdin(loop: asyncio.AbstractEventLoop, end: asyncio.Event) -> None:
-    """Stop the service when the parent process ends, even if it was killed."""
-    # sys.stdin would keep its lock in this thread and break the interpreter's shutdown.
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
-    loop.call_soon_threadsafe(end.set)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from pydantic import ValidationError
 
 from pipeline.errors import SettingsError
-from pipeline.findings import Severity, error, ok, warning
+from pipeline.findings import collect, error, ok, warning
 from pipeline.formatting import pluralize
 from pipeline.lake.request_log import ReportJobFile
 from pipeline.reports.index_page import PAGE_NAME, render_page
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from pipeline.findings import Finding
+    from pipeline.findings import CheckResult, Finding
     from pipeline.reports.models import ManifestFile, ManifestPdf
 
 _SUMS_LINE: Final = re.compile(r"([0-9a-f]{64}) [ *]([^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]*)")
@@ -45,20 +44,7 @@ _Problem: TypeAlias = "tuple[str, str]"
 """A file of the folder, and what is wrong with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class FolderCheck:
-    """Result of a check: the findings, and whether the folder has a signature."""
-
-    findings: Sequence[Finding]
-    signed: bool
-
-    @property
-    def is_intact(self) -> bool:
-        """Whether no finding is damage."""
-        return all(finding.severity is not Severity.ERROR for finding in self.findings)
-
-
-def check_report_folder(folder: Path, allowed_signers: Path | None = None) -> FolderCheck:
+def check_report_folder(folder: Path, allowed_signers: Path | None = None) -> CheckResult:
     """Check the checksums, PDFs, manifest and signature of a folder, and whether they agree.
 
     A signature must exist if the manifest has `signed`, or with `allowed_signers`. Raises `SettingsError` if it is not
@@ -94,7 +80,7 @@ def check_report_folder(folder: Path, allowed_signers: Path | None = None) -> Fo
             problem = f"made by scanlake {manifest.scanlake}, so not compared with {JSON_NAME}"
             findings.append(warning("report", PAGE_NAME, problem, "Check the page with that scanlake."))
         findings.append(ok("report", f"job {manifest.job}", _describe_contents(manifest)))
-    return FolderCheck(findings, (folder / SIGNATURE_NAME).is_file())
+    return collect(findings)
 
 
 def _describe_contents(manifest: Manifest) -> str:

@@ -105,8 +105,8 @@ def _find_finished(folder: JobFolder, known: Manifest, sign: Signer | None) -> M
     names = folder.list_files()
     if SUMS_NAME in names and not known.failed:
         check, manifest = check_report_folder(folder.path), read_folder_manifest(folder.path)
-        if manifest is not None and manifest.job == known.job and not manifest.failed and check.is_intact:
-            if sign is not None and not check.signed:
+        if manifest is not None and manifest.job == known.job and not manifest.failed and not check.most_severe:
+            if sign is not None and SIGNATURE_NAME not in names:
                 folder.write(SIGNATURE_NAME, sign((folder.path / SUMS_NAME).read_bytes()))
             return manifest
     if SIGNATURE_NAME in names and sign is None:

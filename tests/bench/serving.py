@@ -19,6 +19,8 @@ from urllib.request import Request, urlopen
 import aiohttp
 import msgspec
 
+from pipeline.parent_process import name_parent
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -60,7 +62,7 @@ def service(files: int, *arguments: str) -> Iterator[Service]:
     """The emulator with so many files, as its own process."""
     options = ("--port", "0", "--files", str(files), "--seed", "3", *arguments)
     command = [sys.executable, "-m", "pipeline", "emulator", *options]
-    with subprocess.Popen([*command, "--until-stdin-closes"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=name_parent(os.environ)) as process:
         assert process.stdout is not None
         try:
             described = json.loads(process.stdout.readline())

@@ -13,7 +13,6 @@ import pytest
 from pipeline.emulator import Emulator, ImageOptions
 from pipeline.emulator.process import _serve
 from tests.emulator.http_client import Asker, asking
-from tests.rows import every
 from tests.virtual_time import run_virtually
 
 
@@ -92,20 +91,16 @@ def _start(*arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-@every("way", ["SIGTERM", "stdin"])
-def test_a_process_of_its_own_says_where_it_is_and_ends_cleanly(way: str) -> None:
-    """One line of JSON when ready; exit 0 on SIGTERM, and when stdin closes."""
-    with _start(*(["--until-stdin-closes"] if way == "stdin" else [])) as process:
+def test_a_process_of_its_own_says_where_it_is_and_ends_cleanly() -> None:
+    """One line of JSON when ready; exit 0 on SIGTERM."""
+    with _start() as process:
         assert process.stdout is not None
         assert process.stdin is not None
         ready = json.loads(process.stdout.readline())
         assert ready["files"] == 50
         with urllib.request.urlopen(f"{ready['control']}state", timeout=60) as answer:
             assert json.load(answer)["files"] == 50
-        if way == "SIGTERM":
-            process.send_signal(signal.SIGTERM)
-        else:
-            process.stdin.close()
+        process.send_signal(signal.SIGTERM)
         assert process.wait(300) == 0
         assert process.stderr is not None
         assert process.stderr.read() == b""
@@ -116,7 +111,7 @@ def test_a_command_serves_images_until_its_time_is_over(capsys: pytest.CaptureFi
     emulator = Emulator(3, images=ImageOptions(size_bytes=9_000))
 
     async def serve() -> float:
-        await _serve(emulator, max_seconds=60.0, until_stdin_closes=False)
+        await _serve(emulator, 60.0)
         return asyncio.get_running_loop().time()
 
     assert run_virtually(serve()) == pytest.approx(60.0, abs=1.0)

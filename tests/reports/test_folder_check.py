@@ -44,12 +44,12 @@ def test_a_change_is_found(copied_folder: Path, damage: Callable[[Path], None], 
     """An unchanged folder verifies without lake and service; every change is named."""
     out = copied_folder
     check = check_report_folder(out)
-    assert (folder_problems(out), lines_of(check.findings, Severity.WARNING), check.signed) == ([], [], False)
+    assert (folder_problems(out), lines_of(check.findings, Severity.WARNING)) == ([], [])
     assert "25 files, 3 PDFs, 0 files named as failed" in check.findings[-1].problem
     (out / "notes.txt").write_text("mine")
     damage(out)
     check = check_report_folder(out)
-    assert not check.is_intact
+    assert check.most_severe == ExitCode.DAMAGE
     assert any(problem in line for line in lines_of(check.findings)), check.findings
     assert "notes.txt: unknown file" in lines_of(check.findings, Severity.WARNING)
 
