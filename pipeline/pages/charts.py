@@ -1,4 +1,4 @@
-"""Charts: rows of a panel in, positions out; a template draws them.
+"""Charts of bars: rows of a panel in, positions out; a template draws them.
 
 Horizontal positions are percentages and vertical ones pixels, so that a chart fills any width while its text keeps
 its size.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Row = dict[str, Any]
     Rows = Sequence[Row]
 
-_HEIGHTS: Final = {"bars": 150, "rates": 124}
+_HEIGHT_PX: Final = 150
 _TOP_PX: Final = 14  # above the top grid line, for its label and for marks
 _BOTTOM_PX: Final = 22  # for the labels of the x axis
 _CHAR_WIDTH_PX: Final = 7.2  # upper bound
@@ -28,7 +28,7 @@ _LABEL_CHARS: Final = 42  # of all labels of an x axis
 
 
 class Mark(NamedTuple):
-    """A bar from `y` down, or a dot at `y`. A bar of height 0 is not drawn; a failed one has a cross nevertheless."""
+    """A bar from `y` down. A bar of height 0 is not drawn; a failed one has a cross nevertheless."""
 
     middle: float
     y: float
@@ -48,33 +48,23 @@ class Tick(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart. `grid` are pixels and labels of the y axis from the bottom, `lines` polylines, `slot` a bar's room."""
+    """A chart. `grid` are pixels and labels of the y axis from the bottom, `slot` is a bar's room in percent."""
 
     key: str
-    kind: str
     title: str
-    more: str | None
     unit: str
     height: int
-    inner: int
     axis_width: float
     grid: list[tuple[float, str]]
     marks: list[Mark]
-    lines: list[str]
     ticks: list[Tick]
     slot: float
 
 
-def build_charts(key: str, kind: str, rows: Rows) -> list[Chart]:
-    """Return a chart for each `chart` among the rows, by default one. Those of rates have the same axes."""
-    if kind not in _HEIGHTS:
-        return []
-    groups = [list(group) for _, group in groupby(rows, key=lambda row: row.get("chart"))]
-    shared = axis_values(rows) if kind == "rates" else None
-    return [
-        build_chart(f"{key}-{number}", kind, group, shared or axis_values(group))
-        for number, group in enumerate(groups, 1)
-    ]
+def build_charts(key: str, rows: Rows) -> list[Chart]:
+    """Return a chart for each `chart` among the rows, by default one."""
+    groups = (list(group) for _, group in groupby(rows, key=lambda row: row.get("chart")))
+    return [build_chart(f"{key}-{number}", group) for number, group in enumerate(groups, 1)]
 
 
 def axis_values(rows: Rows) -> list[float]:
@@ -95,26 +85,21 @@ def axis_values(rows: Rows) -> list[float]:
     return [round(step * index, 10) for index in range(gaps + 1)]
 
 
-def build_chart(key: str, kind: str, rows: Rows, axis: list[float]) -> Chart:
-    """Return the chart of some rows; `axis` are the values of the y axis, from 0."""
-    height = _HEIGHTS[kind]
-    inner = height - _TOP_PX - _BOTTOM_PX
+def build_chart(key: str, rows: Rows) -> Chart:
+    """Return the chart of some rows."""
+    axis, inner = axis_values(rows), _HEIGHT_PX - _TOP_PX - _BOTTOM_PX
     pixels = [_TOP_PX + inner * (1 - value / axis[-1]) for value in axis]
-    labels = [format_decimal(value) + (" %" if kind == "rates" else "") for value in axis]
+    labels = [format_decimal(value) for value in axis]
     marks = [_build_mark(row, (index + 0.5) / len(rows), axis[-1], inner) for index, row in enumerate(rows)]
     return Chart(
         key=key,
-        kind=kind,
         title=str(rows[0].get("chart", rows[0]["finding"])),
-        more=rows[0].get("more"),
         unit=rows[0]["unit"],
-        height=height,
-        inner=inner,
+        height=_HEIGHT_PX,
         axis_width=max(map(len, labels)) * _CHAR_WIDTH_PX + _LABEL_PADDING_PX,
         grid=list(zip(pixels, labels, strict=True)),
         marks=[mark for mark in marks if mark is not None],
-        lines=[] if kind == "bars" else _draw_lines(marks),
-        ticks=_pick_ticks(rows) if kind == "bars" else _pick_ends(rows),
+        ticks=_pick_ticks(rows),
         slot=100 / len(rows),
     )
 
@@ -123,20 +108,8 @@ def _build_mark(row: Row, middle: float, top: float, inner: int) -> Mark | None:
     value, failed = row["value"], row.get("failed", False)
     if value is None and not failed:
         return None
-    part = inner * min(value or 0, top) / top
-    height = max(1.0, part) if value else 0.0  # the smallest bar stays visible
-    return Mark(100 * row.get("at", middle), _TOP_PX + inner - (height or part), height, row["tip"], failed)
-
-
-def _draw_lines(marks: Sequence[Mark | None]) -> list[str]:
-    """Return the points of a polyline for each run of marks."""
-    lines: list[list[str]] = [[]]
-    for mark in marks:
-        if mark is None:
-            lines.append([])
-            continue
-        lines[-1].append(f"{mark.middle:.2f},{mark.y - _TOP_PX:.2f}")
-    return [" ".join(points) for points in lines if len(points) > 1]
+    height = max(1.0, inner * min(value, top) / top) if value else 0.0  # the smallest bar stays visible
+    return Mark(100 * middle, _TOP_PX + inner - height, height, row["tip"], failed)
 
 
 def _pick_ticks(rows: Rows) -> list[Tick]:
@@ -148,11 +121,6 @@ def _pick_ticks(rows: Rows) -> list[Tick]:
         _place_tick((index + 0.5) / len(labels), labels[index], minor=number % 2 == 1)
         for number, index in enumerate(indexes)
     ]
-
-
-def _pick_ends(rows: Rows) -> list[Tick]:
-    ends = {row["at"]: row["label"] for row in (rows[0], rows[-1])}
-    return [_place_tick(at, label) for at, label in ends.items()]
 
 
 def _place_tick(at: float, label: str, *, minor: bool = False) -> Tick:

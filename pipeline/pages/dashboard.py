@@ -62,7 +62,7 @@ class FilledPanel:
     @property
     def charts(self) -> list[Chart]:
         """The charts, if the panel has any."""
-        return build_charts(self.panel.key, self.panel.kind, self.rows)
+        return build_charts(self.panel.key, self.rows) if self.panel.kind == "bars" else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ class Panel:
     """A figure. Panels with one key are one section, under the heading of the first.
 
     bars: columns of `value` with `label` and `tip`, a chart for each title in `chart`; `failed` marks one.
-    rates: small lines of percentages with the same axes, from `at` 0 to 1.
     meters: names with the bar of a `part` of a `whole`. table: the columns. text: the finding alone.
 
     Without rows there is `empty`, or nothing. `details` is the title of a closed table: of `details_sql`, or the rows.
@@ -26,7 +25,7 @@ class Panel:
 
     key: str
     heading: str
-    kind: Literal["bars", "rates", "meters", "table", "text"]
+    kind: Literal["bars", "meters", "table", "text"]
     sql: str
     note: str = ""
     empty: str = ""
@@ -87,12 +86,11 @@ _RATES: Final = """
         || first(percent(damaged, with_flag) ORDER BY damaged / with_flag DESC, rank)) AS finding
         FROM types WHERE with_flag > 0)
     SELECT finding, 'Percentage of the uploads with a damage flag, by the month they were taken, '
-           || strftime(first, '%b %Y') || ' to ' || strftime(last, '%b %Y') || '. All panels have the same axes.'
+           || strftime(first, '%b %Y') || ' to ' || strftime(last, '%b %Y') || '.'
            || if(minimum.uploads > 1,
                  ' Months with fewer than ' || minimum.uploads || ' uploads are only in the table.', '') AS note,
-           types.name AS chart, percent(types.damaged, types.with_flag) || ' of ' || amount(types.with_flag) AS more,
-           'damage rate by month' AS unit, strftime(month, '%b %Y') AS label,
-           coalesce(date_diff('month', first, month) / nullif(date_diff('month', first, last), 0), 0.5) AS at,
+           types.name || ': ' || percent(types.damaged, types.with_flag) || ' of ' || amount(types.with_flag) AS chart,
+           'damage rate by month, in percent' AS unit, strftime(month, '%b %Y') AS label,
            CASE WHEN damage.with_flag >= minimum.uploads THEN 100 * damage.damaged / damage.with_flag END AS value,
            strftime(month, '%b %Y') || ': ' || percent(damage.damaged, damage.with_flag) || ' ('
            || amount(damage.damaged) || ' of ' || amount(damage.with_flag) || ')' AS tip
@@ -233,7 +231,7 @@ PANELS: Final = (
     Panel(
         "damage",
         "Damage",
-        "rates",
+        "bars",
         _RATES,
         empty="No upload of the last two years has a damage flag.",
         details="The rates as a table",
