@@ -2,7 +2,7 @@
 
 import difflib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -11,8 +11,9 @@ import typer
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.lake.dbt_sources import format_dbt_sources
-from pipeline.lake.reader import fetch_catalog_columns, fetch_dicts, has_catalog, open_catalog
+from pipeline.lake.reader import fetch_dicts, has_catalog, open_catalog
 from pipeline.output_formats import OutputFormat, format_option
+from pipeline.pages.catalog_access import BrowsedTable, list_catalog_tables
 from pipeline.text_tables import format_table
 from schemas.references import find_reference
 from schemas.tables import TABLES, Table
@@ -84,12 +85,16 @@ def run(
         sys.stdout.write(format_dbt_sources())
         return ExitCode.OK
     settings = context.settings()
-    catalog: dict[str, DescribedTable] = {}
+    published: dict[str, BrowsedTable] = {}
+    rows: dict[str, int] = {}
     if has_catalog(settings):
         with open_catalog(settings) as lake:
-            catalog = _describe_catalog(lake)
-    tables = [_describe_table(label, table, catalog.get(label)) for label, table in _BY_LABEL.items()]
-    views = [table for label, table in catalog.items() if label not in _BY_LABEL]
+            published = list_catalog_tables(lake)
+            rows = {label: _count(lake, table) for label, table in _BY_LABEL.items() if label in published}
+    tables = [
+        _describe_table(label, table, published.get(label), rows.get(label)) for label, table in _BY_LABEL.items()
+    ]
+    views = [_describe_view(view) for label, view in published.items() if label not in _BY_LABEL]
     if name is None:
         return context.print_result(DataDictionary(tables, views), lambda: _format_list(tables, views))
     name = name.removeprefix("main.")
@@ -100,36 +105,22 @@ def run(
     return context.print_result(selected, lambda: _format_one(by_name[name]))
 
 
-def _describe_catalog(lake: "duckdb.DuckDBPyConnection") -> dict[str, DescribedTable]:
-    """Return the tables and views of the catalog by name, those of meta as meta.NAME; counts of the declared tables."""
-    columns: dict[str, list[DescribedColumn]] = {}
-    comments: dict[str, str] = {}
-    for row in fetch_catalog_columns(lake):
-        reference = find_reference(row["name"], row["column_name"])
-        column = DescribedColumn(
-            row["column_name"],
-            row["data_type"],
-            row["column_comment"],
-            is_key=False,
-            is_nullable=True,
-            refers_to=reference,
-        )
-        columns.setdefault(row["name"], []).append(column)
-        comments[row["name"]] = row["comment"]
-    return {label: DescribedTable(label, comments[label], columns[label], _count(lake, label)) for label in columns}
-
-
-def _count(lake: "duckdb.DuckDBPyConnection", label: str) -> int | None:
-    table = _BY_LABEL.get(label)
-    if table is None:
-        return None
+def _count(lake: "duckdb.DuckDBPyConnection", table: Table) -> int:
     rows: int = fetch_dicts(lake, f"SELECT count(*) AS n FROM {table.qualified_name}")[0]["n"]
     return rows
 
 
-def _describe_table(label: str, table: Table, published: DescribedTable | None) -> DescribedTable:
+def _describe_view(view: BrowsedTable) -> DescribedTable:
+    columns = [
+        DescribedColumn(name, kind, comment, is_key=False, is_nullable=True, refers_to=find_reference(view.name, name))
+        for name, (kind, comment) in view.columns.items()
+    ]
+    return DescribedTable(view.name, view.contents, columns)
+
+
+def _describe_table(label: str, table: Table, published: BrowsedTable | None, rows: int | None) -> DescribedTable:
     """Return a declared table, with the columns of the catalog if there is one: it adds computed columns."""
-    declared: Mapping[str, DescribedColumn] = {
+    declared: dict[str, DescribedColumn] = {
         column.name: DescribedColumn(
             column.name,
             column.kind.sql,
@@ -140,11 +131,9 @@ def _describe_table(label: str, table: Table, published: DescribedTable | None) 
         )
         for column in table.columns
     }
-    columns = list(declared.values())
-    if published is not None:
-        columns = [declared.get(column.name, column) for column in published.columns]
+    computed = () if published is None else _describe_view(published).columns
+    columns = list({**{column.name: column for column in computed}, **declared}.values())
     tie_break = _TIE_BREAK if _TIE_BREAK in declared else None
-    rows = None if published is None else published.rows
     return DescribedTable(label, table.comment, columns, rows, table.key, tie_break, table.parent or None)
 
 
