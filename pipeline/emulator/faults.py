@@ -199,10 +199,7 @@ class FaultInjector:
         self.quiet = not self.script and self.faults == Faults()
 
     def _pick_random_kind(self) -> str | None:
-        faults = self.faults
-        if faults.error_ratio and self._rng.random() < faults.error_ratio:
-            return str(self._rng.choice(faults.error_statuses))
-        for kind, probability in faults.probabilities.items():
+        for kind, probability in self.faults.probabilities.items():
             if self._rng.random() < probability:
                 return kind
         return None

@@ -72,9 +72,6 @@ class Quirks:
     ] = _option("404", "response for a file that does not exist")
     # Tokens, headers.
     token_location: Literal["both", "query", "header"] = _option("both", "accepted location of the token")
-    bad_token_shape: Literal["response-error", "message", "html", "empty"] = _option(
-        "response-error", "body of a 401 (share: always response-error)"
-    )
     date_header: Literal["on", "off"] = _option("on", "whether responses have a Date header")
     date_skew_seconds: float = _option(0.0, "seconds by which Date is ahead of the timestamps")
     gzip: Literal["off", "on"] = _option("off", "compress bodies if the client accepts it")
@@ -121,8 +118,6 @@ class Faults:
         "seconds", "form of Retry-After with 429 and 503"
     )
     retry_after_seconds: int = _option(1, "value of Retry-After")
-    error_ratio: float = _option(0.0, "fraction of requests that end with one of error_statuses")
-    error_statuses: tuple[int, ...] = _option((500, 502, 503, 504), "statuses of error_ratio, for example 500+503")
     outage: bool = _option(default=False, doc="every response is 503")
     revoked: bool = _option(default=False, doc="every token is rejected")
     poison: tuple[int, ...] = _option((), "ids whose detail is always 500, for example 17+23")
@@ -169,7 +164,7 @@ PROFILES: dict[str, dict[str, Any]] = {
     },
     "hostile": {
         "paging": "none", "next_page_url": "other-host", "page_cap": 40, "order": "shuffled", "precision": "micros",
-        "extra_keys": "many", "not_found": "envelope-300", "bad_token_shape": "html", "date_skew_seconds": 120.0,
+        "extra_keys": "many", "not_found": "envelope-300", "date_skew_seconds": 120.0,
         "late_commit_seconds": 2.0, "image_urls": "fresh", "report_not_ready": "empty-200",
         "report_host": "other-port", "report_disposition": "traversal", "report_unknown_ids": "422",
     },

@@ -20,7 +20,6 @@ from pipeline.emulator.http import (
     find_credentials,
     format_date,
     gzip_response,
-    to_html_response,
     to_json_response,
     to_raw_response,
 )
@@ -33,6 +32,7 @@ from pipeline.emulator.world import World, run_churn
 DEFAULT_TOKEN = "ZW11L2xhdG9yK3NjYW5sYWtlLXRva2Vu/+8="  # noqa: S105 (not a secret; needs URL encoding on purpose)
 IMAGE_ORIGIN = "https://images.example.invalid"
 HOST = "127.0.0.1"  # also the control routes, which need no token, are for this machine only
+_UNAUTHORIZED = to_json_response({"response": "error", "status": "Unauthorized"}, 401)
 ENDPOINTS = ("list", "detail", "share", "report", "poll", "download", "other")
 
 
@@ -260,7 +260,7 @@ class Emulator:
         if not self._is_authorized(request, args):
             if endpoint == "share":
                 return shares.build_error_response(401, "Unauthorized"), endpoint
-            return self._build_unauthorized_response(), endpoint
+            return _UNAUTHORIZED, endpoint
         if request.method != ("POST" if endpoint == "report" else "GET"):
             return to_json_response({"message": "Method Not Allowed"}, 405), endpoint
         match endpoint:
@@ -300,7 +300,7 @@ class Emulator:
         if access == "ignored" or request.url.port == self.other_port:
             self.leaks.extend(find_credentials(request, self.token))
         elif access == "refused" or not self._is_authorized(request, MultiDict(parse_qsl(query))):
-            return self._build_unauthorized_response(), "poll"
+            return _UNAUTHORIZED, "poll"
         response, is_report = self.reports.fetch(unquote(path).split("/")[2])
         return response, "download" if is_report else "poll"
 
@@ -311,17 +311,6 @@ class Emulator:
         if location != "header" and args.get("token") == self.token:
             return True
         return location != "query" and request.headers.get("token") == self.token
-
-    def _build_unauthorized_response(self) -> Response:
-        match self.quirks.bad_token_shape:
-            case "html":
-                return to_html_response("Please sign in", 401)
-            case "empty":
-                return Response(401)
-            case "message":
-                return to_json_response({"message": "Unauthenticated."}, 401)
-            case _:
-                return to_json_response({"response": "error", "status": "Unauthorized"}, 401)
 
     def _to_raw_response(self, request: web.BaseRequest, response: Response) -> RawResponse:
         """Return a response without faults."""

@@ -149,7 +149,7 @@ async def test_an_outage(status: str, path: str, skip: int, stored: int) -> None
 
 async def test_random_errors_are_retried() -> None:
     """Random errors are retried; at worst a file is a reject that the next run fetches."""
-    async with Emulator(60, seed=SEED, faults=Faults(error_ratio=0.1, error_statuses=(500, 502))) as emulator:
+    async with Emulator(60, seed=SEED, faults=Faults(probabilities={"500": 0.05, "502": 0.05})) as emulator:
         lake = FakeLake()
         await run_crawl(emulator, lake, max_attempts=4, total_deadline_seconds=30.0)
         assert len(lake.stored) == 60

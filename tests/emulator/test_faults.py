@@ -152,7 +152,7 @@ async def test_chance_is_seeded() -> None:
     """The same seed and requests meet the same errors, about as many as the ratio says."""
     runs = []
     for _ in range(2):
-        async with asking(5, faults=Faults(error_ratio=0.2, probabilities={"html": 0.1})) as ask:
+        async with asking(5, faults=Faults(probabilities={"500": 0.1, "503": 0.1, "html": 0.1})) as ask:
             runs.append([(await ask.files()).status for _ in range(100)])
     assert runs[0] == runs[1]
     assert 8 <= sum(status >= 500 for status in runs[0]) <= 35

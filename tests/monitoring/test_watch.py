@@ -107,7 +107,7 @@ async def test_it_outlives_trouble_and_holds_nothing(tmp_path: Path) -> None:
         failures = {"name": "scanlake_runs_total", "exit_code": "1"}
         await until(lambda: usage.has_looked() and metric(metrics, **failures), pause=0.1)
         emulator.faults.clear()
-        emulator.set_faults(error_ratio=0.1, rate_limit=40.0)
+        emulator.set_faults(probabilities={"500": 0.05, "503": 0.05}, rate_limit=40.0)
         emulator.world.update(emulator.world.pick_random(5))
         since = time.time()
         success = "scanlake_last_success_timestamp_seconds"

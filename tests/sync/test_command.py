@@ -105,7 +105,12 @@ async def test_the_token_is_nowhere(tmp_path: Path, canary: str) -> None:
     streams = ""
     async with Emulator(20, seed=SEED, token=canary) as emulator:
         log = ("--log-file", str(tmp_path / "log.jsonl"), "-v")
-        for faults in ({}, {"error_ratio": 0.3}, {"outage": True}, {"probabilities": {"echo-token": 0.5}}):
+        for faults in (
+            {},
+            {"probabilities": {"500": 0.1, "502": 0.1, "503": 0.1}},
+            {"outage": True},
+            {"probabilities": {"echo-token": 0.5}},
+        ):
             emulator.set_faults(**faults)
             emulator.world.update(emulator.world.pick_random(5))
             _, out, err = await ran(emulator, tmp_path / "lake", "sync", *log, **set_run_constants(max_attempts=2))
