@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import ValidationError
 
 from pipeline.errors import SettingsError
-from pipeline.settings import PREFIX, SECRET_SETTINGS, TOKEN_VARIABLE, Settings, token_hint
+from pipeline.settings import PATH_SETTINGS, PREFIX, SECRET_SETTINGS, TOKEN_VARIABLE, Settings, token_hint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -29,8 +29,9 @@ NON_SETTING_VARIABLES: Final = frozenset({"SCANLAKE_CONFIG", "SCANLAKE_DEBUG", "
 """Variables of scanlake that are not settings."""
 
 _GLOBAL_OPTIONS: Final = frozenset({"lake", "log_file"})  # settings that are also global options
-_PATH_SETTINGS: Final = ("lake", "token_file", "log_file", "metrics_file")
-_PER_SOURCE_SETTINGS: Final = frozenset({"base_url", "token_file", "lake", "log_file"})
+PER_SOURCE_SETTINGS: Final = ("base_url", "token_file", "lake", "log_file")
+"""Settings that no variable and no option can give to several sources."""
+
 _SOURCE_NAME_RE: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _SOURCE_NAME_HINT: Final = "Use letters, digits, - and _, with a letter first."
 _RESERVED_SOURCE_NAMES: Final = frozenset({
@@ -118,7 +119,7 @@ def load_layers(config: Path | None, overrides: Mapping[str, Any], *, source: st
 
     def layer(name: str | None) -> SettingsLayers:
         table = tables[name] if name is not None else {}
-        hidden = (_PER_SOURCE_SETTINGS & set(table)) | ({"token"} if "token_file" in table else set())
+        hidden = set(PER_SOURCE_SETTINGS).intersection(table) | ({"token"} if "token_file" in table else set())
         visible = {setting: value for setting, value in environment.items() if setting not in hidden}
         if name is not None and (token := os.environ.get(token_variable(name))):
             visible["token"] = token
@@ -256,7 +257,7 @@ def _read_file(path: Path | None) -> tuple[dict[str, Any], dict[str, dict[str, A
     for values in (top, *tables.values()):
         if "token" in values:
             raise SettingsError(f"{path}: the token must not be in a settings file.", hint=token_hint())
-        for name in _PATH_SETTINGS:
+        for name in PATH_SETTINGS:
             if isinstance(values.get(name), str):
                 if not values[name].strip():
                     raise SettingsError(f"{name} ({path}) is empty.", hint="Set a path, or delete the line.")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from pipeline import logs, progress
 from pipeline.command_options import TypedCommand
-from pipeline.config import SettingsLayers, load_layers, parse_settings, token_variable
+from pipeline.config import PER_SOURCE_SETTINGS, SettingsLayers, load_layers, parse_settings, token_variable
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.global_options import GlobalOptions
 from pipeline.lake.lake_folder import missing_catalog_error
@@ -20,8 +20,6 @@ from pipeline.tokens import tokens_in_environment
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import UnionType
-
-_OF_ONE_SOURCE: Final = ("base_url", "token_file", "lake", "log_file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ class CommandContext(GlobalOptions):
         """Raise `SettingsError` for options that select one source, beside --all."""
         selecting = {"--source": self.source, "--lake": self.lake, "--log-file": self.log_file}
         options = [option for option, value in selecting.items() if value is not None]
-        options += [f"--set {name}" for name in _OF_ONE_SOURCE if name in self.given_settings]
+        options += [f"--set {name}" for name in PER_SOURCE_SETTINGS if name in self.given_settings]
         if options:
             raise SettingsError(f"--all and {options[0]} exclude each other.", hint=f"Leave out --all or {options[0]}.")
 

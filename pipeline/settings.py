@@ -219,6 +219,11 @@ SECRET_SETTINGS: Final = frozenset(
 )
 """Settings that no command line may contain, and whose values are redacted."""
 
+PATH_SETTINGS: Final = frozenset(
+    name for name, field in Settings.model_fields.items() if Path in {field.annotation, *get_args(field.annotation)}
+)
+"""Settings that are paths: in the settings file they start at its folder."""
+
 
 def require_base_url(settings: Settings) -> str:
     """Return the base URL without a trailing slash. Raises `SettingsError` if there is none."""
