@@ -3,9 +3,9 @@
     text = format_table(("snapshot", "files", "reason"), rows)
 
 A cell is text that is formatted already, such as `f"{count:,}"`; None is a missing value. Control characters, line ends
-and secrets are removed here. Columns of numbers are aligned to the right. On a terminal no line is wider than it: cells
-are broken, and a table with many columns becomes a line per column, as in psql's expanded form. Elsewhere lines are as
-long as their cells. `csv_rows.format_csv_row` writes the same rows as CSV.
+and secrets are removed here. Columns of numbers are aligned to the right. On a terminal no line is wider than it:
+texts are broken, and a table with many columns becomes a line per column, as in psql's expanded form. Elsewhere lines
+are as long as their cells. `csv_rows.format_csv_row` writes the same rows as CSV.
 
 rich is imported with the first table: that takes half as long as the import of DuckDB, and `--json` draws none.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Row: TypeAlias = "Sequence[str | None]"
 
 _MAX_LINE_CELLS: Final = 10_000  # without a terminal
-_MIN_COLUMN_WIDTH: Final = 8  # on average; narrower columns cannot be read
+_MIN_TEXT_WIDTH: Final = 8  # of a column of texts; narrower ones cannot be read
 _GAP: Final = 2  # spaces between cells
 _NUMBER: Final = re.compile(r"-?[\d,]+(\.\d+)?", re.ASCII)
 
@@ -54,8 +54,13 @@ def format_table(
     console = importlib.import_module("rich.console").Console(file=page, **options)
     headings = [_to_text(name, null) for name in columns]
     cells = [[_to_text(cell, null) for cell in row] for row in rows]
-    width = sum(max(cell.cell_len for cell in column) + _GAP for column in zip(headings, *cells, strict=True)) - _GAP
-    if width > console.width and len(columns) * _MIN_COLUMN_WIDTH > console.width:
+    widths = [max(cell.cell_len for cell in column) for column in zip(headings, *cells, strict=True)]
+    numeric = [all(cell is None or _NUMBER.fullmatch(cell) for cell in column) for column in zip(*rows, strict=True)]
+    numeric = numeric or [False] * len(widths)
+    min_widths = [
+        width if number else min(width, _MIN_TEXT_WIDTH) for width, number in zip(widths, numeric, strict=True)
+    ]
+    if sum(min_widths) + _GAP * (len(min_widths) - 1) > console.width:
         for number, row in enumerate(cells, start=1):
             if len(cells) > 1:
                 console.print(_create_text(f"row {number}", "bold"))
@@ -67,9 +72,8 @@ def format_table(
             console.print(pairs)
     else:
         table = tables.Table(box=None, pad_edge=False)
-        for index, heading in enumerate(headings):
-            is_numeric = all(row[index] is None or _NUMBER.fullmatch(row[index] or "") for row in rows)
-            table.add_column(heading, justify="right" if is_numeric else "left", overflow="fold")
+        for heading, number in zip(headings, numeric, strict=True):
+            table.add_column(heading, justify="right" if number else "left", no_wrap=number, overflow="fold")
         for row in cells:
             table.add_row(*row)
         console.print(table)

@@ -323,16 +323,14 @@ def _state_lines(status: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-_RUN_HEADINGS: Final = (
-    *("command", "state", "started (UTC)", "fetched", "rejects", "seconds", "listed", "run", "skipped", "error"),
-)
+_RUN_HEADINGS: Final = ("command", "state", "started (UTC)", "fetched", "rejects", "seconds", "run", "error")
 
 
 def _format_run(run: Mapping[str, Any]) -> tuple[str | None, ...]:
-    names = ("files_stored", "rejects", "seconds", "files_listed", "files_skipped")
-    *counts, skipped = (None if run[name] is None else f"{round(run[name], 1):,}" for name in names)
+    names = ("files_stored", "rejects", "seconds")
+    counts = (None if run[name] is None else f"{round(run[name], 1):,}" for name in names)
     started = format_minute(datetime.fromisoformat(run["started_at"]))
-    return (run["command"], run["state"], started, *counts, run["run_id"], skipped, run["error"])
+    return (run["command"], run["state"], started, *counts, run["run_id"], run["error"])
 
 
 def _format_instant(text: str | None) -> str:

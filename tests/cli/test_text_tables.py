@@ -50,5 +50,7 @@ def test_no_line_is_wider_than_the_terminal(columns: Sequence[str], monkeypatch:
     lines = re.sub(r"\x1b\[[0-9;]*m", "", format_table(columns, [values, values], is_screen=True)).splitlines()
     assert max(map(len, lines)) <= 60
     assert sum(line.count("x") for line in lines) == 2 * 40 * len(columns)
+    rows = [("9" * 19, "x " * 40, "y" * 40)]
+    assert "9" * 19 in format_table(("id", "words", "word"), rows, is_screen=True), "a number is not broken"
     if len(columns) > 2:
         assert [line.split()[0] for line in lines if "column_" in line][:12] == columns
