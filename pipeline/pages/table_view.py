@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 ROWS_PER_PAGE: Final = 50
 _MAX_FILTERS: Final = 8
+_MAX_FACETS: Final = 20
 _MAX_VALUE_CHARS: Final = 200
 _MAX_PAGE_DIGITS: Final = 8
 _HINT: Final = "Open the table from the page Tables again."
@@ -61,8 +62,11 @@ def build_rows_page(lake: duckdb.DuckDBPyConnection, name: str, url: URL, query:
     sql = f"SELECT * FROM {table.sql_name}{where} ORDER BY {_order(table, sort, is_descending=is_descending)}"
     sorted_url = url.without_query_params("page", "desc")
     reversed_url = sorted_url if is_descending else sorted_url.update_query(desc="1")
+    facet = dict(query).get("facet", "")
     values = {
         "table": table,
+        "facet": facet,
+        "facets": _count_values(lake, table, facet, where, url) if facet else [],
         "filters": filters,
         "shown_filters": [*filters, _NO_FILTER][:_MAX_FILTERS],
         "operators": _OPERATORS,
@@ -108,6 +112,22 @@ def _to_condition(table: BrowsedTable, column: str, op: str, text: str) -> str:
     sql_type, _ = table.columns[column]
     typed = value if sql_type in {"VARCHAR", "JSON"} else f"{value}::{sql_type}"
     return f"{subject} {_COMPARISONS[op]} {typed}"
+
+
+def _count_values(
+    lake: duckdb.DuckDBPyConnection, table: BrowsedTable, column: str, where: str, url: URL
+) -> list[tuple[str, int, URL]]:
+    """Return the most frequent values of a column among the filtered rows that a filter can have.
+
+    They come as text, with the number of rows and the page of these.
+    """
+    value = f"coalesce({_quote_column(table, column)}::VARCHAR, '')"
+    counted = f"SELECT {value} AS value, count(*) AS rows FROM {table.sql_name}{where} GROUP BY ALL"
+    sql = f"FROM ({counted}) WHERE length(value) <= {_MAX_VALUE_CHARS} ORDER BY rows DESC, value"
+    rows = read_query(lake, sql, _MAX_FACETS).rows
+    pairs = [("column", column), ("op", "is")]
+    plain = url.without_query_params("page", "facet")
+    return [(text or "", int(count or 0), plain.extend_query([*pairs, ("value", text or "")])) for text, count in rows]
 
 
 def _count_rows(lake: duckdb.DuckDBPyConnection, table: BrowsedTable, where: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from typing import TYPE_CHECKING
 from unittest.mock import patch
@@ -134,9 +135,27 @@ def test_filters_select_as_sql_does(
     assert len(asked(populated_lake.folder, query)) == expected
 
 
+def test_the_values_of_a_column_are_counted(visitor: Visitor, populated_lake: PopulatedLake) -> None:
+    """The most frequent values stand above the filtered rows, each with a link to its rows."""
+    address = "/browse/table/uploads?column=has_damage&op=is&value=true&facet=damage_type_desc"
+    text = visitor.get(address)[2]
+    (listed,) = re.findall(r'<ul class="inline" aria-label="Most frequent.*?</ul>', text, re.DOTALL)
+    found = re.findall(r'<a href="([^"]+)">([^<]+)</a> ([\d,]+)', listed)
+    counted = asked(
+        populated_lake.folder,
+        "SELECT coalesce(nullif(damage_type_desc, ''), 'no value'), count(*) FROM uploads WHERE has_damage"
+        " GROUP BY 1 ORDER BY 2 DESC LIMIT 20",
+    )
+    assert sorted((html.unescape(value), int(count)) for _, value, count in found) == sorted(counted)
+    assert len(found) > 1
+    for href, _, count in found:
+        assert f" of {count}" in visitor.get(html.unescape(href))[2]
+
+
 @every(
     ("path", "status", "says"),
     [
+        ("/browse/table/files?facet=nope", 400, "No column nope."),
         ("/browse/table/nope", 404, "No table nope."),
         ("/browse/table/_parts", 404, "No table _parts."),
         ("/browse/table/physical.parts", 404, "No table physical.parts."),
