@@ -11,7 +11,7 @@ from pipeline.text_tables import format_table
 if TYPE_CHECKING:
     import duckdb
 
-_TABLE_ROWS: Final = 1_000
+_TABLE_ROWS: Final = 200
 
 
 def write_table(result: duckdb.DuckDBPyRelation, target: IO[bytes]) -> int:
