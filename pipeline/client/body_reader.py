@@ -13,6 +13,7 @@ from pipeline.errors import ProtocolError
 
 if TYPE_CHECKING:
     import aiohttp
+    from multidict import CIMultiDictProxy
 
     from pipeline.client.calls import RequestStats
     from pipeline.client.options import ClientOptions
@@ -41,15 +42,15 @@ class BodyReader:
     options: ClientOptions
     stats: RequestStats
 
-    async def read_body(self, answer: aiohttp.ClientResponse) -> bytes:
+    async def read_body(self, status: int, headers: CIMultiDictProxy[str], content: aiohttp.StreamReader) -> bytes:
         """Return the body, decompressed, within the size limit and at the minimum throughput or faster."""
-        headers, max_bytes = answer.headers, self.options.max_body_bytes
-        is_success = answer.status < 300
-        if is_success and (answer.content_length or 0) > max_bytes:
+        max_bytes = self.options.max_body_bytes
+        is_success = status < 300
+        if is_success and int(headers.get("Content-Length", 0)) > max_bytes:
             raise body_too_large_error(max_bytes)
         parts: list[bytes] = []
         size, started = 0, time.monotonic()
-        while part := await answer.content.readany():
+        while part := await content.readany():
             parts.append(part)
             size += len(part)
             if is_success and size > max_bytes:
@@ -59,8 +60,8 @@ class BodyReader:
             self._check_min_throughput(size, started)
         self.stats.bytes += size
         body = parts[0] if len(parts) == 1 else b"".join(parts)
-        if answer.status == 200 and not body and not _has_length(headers):
-            raise AttemptError("cut", "an answer that ended before its body", status=answer.status)
+        if status == 200 and not body and not _has_length(headers):
+            raise AttemptError("cut", "an answer that ended before its body", status=status)
         try:
             if headers.get("Content-Encoding"):
                 body = decode_body(body, ",".join(headers.getall("Content-Encoding")), max_bytes=max_bytes)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from pipeline.client.allowed_urls import origin
 from pipeline.client.errors import (
     AttemptError,
     OutcomeUnknownError,
@@ -22,8 +23,6 @@ from pipeline.urls import join_host_port
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-
-    from yarl import URL
 
     from pipeline.client.options import ClientOptions
     from pipeline.client.protocol import Response
@@ -57,7 +56,7 @@ class ApiCall(Generic[Value]):
     """One call: its URL, and how to parse its answer."""
 
     label: str  # its name in messages: method and path, never the query
-    url: URL
+    url: str
     parse: Callable[[Response], Value]
     method: str = "GET"
     body: bytes | None = None
@@ -189,6 +188,7 @@ class CallRunner:
             message, kind=error.kind, attempts=error.attempts, status=error.status, hint=error.hint
         )
 
-    def _describe_host(self, url: URL) -> str:
+    def _describe_host(self, url: str) -> str:
         """Return host and port, without a token that a report's URL may have in them."""
-        return self.redactor.redact_text(join_host_port(url.host or "", url.port))
+        _, host, port = origin(url)
+        return self.redactor.redact_text(join_host_port(host, port))

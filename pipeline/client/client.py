@@ -7,19 +7,19 @@ and raised `from None`. `protocol` parses answers, `rate_limiter` sets the speed
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import quote, urlencode
 
 import aiohttp
 import msgspec
-from yarl import URL
 
 from pipeline.client.allowed_urls import origin
 from pipeline.client.body_reader import BodyReader
 from pipeline.client.calls import ApiCall, CallRunner, RequestStats
 from pipeline.client.clock import ServiceClock
-from pipeline.client.downloader import SPARE_CONNECTIONS, Credentials, Downloader, create_session
+from pipeline.client.connections import ServiceConnections
+from pipeline.client.downloader import SPARE_CONNECTIONS, Credentials, Downloader
 from pipeline.client.downloads import DownloadedReport, PdfDownload, ReportNotReady
 from pipeline.client.errors import AIOHTTP_EXCEPTIONS, map_aiohttp_exception
 from pipeline.client.options import GIB, ClientOptions, check_base_url, check_token
@@ -54,13 +54,7 @@ if TYPE_CHECKING:
 
 _DNS_CACHE_SECONDS: Final = 60
 _NOT_OPEN: Final = "use the client as an asynchronous context: async with Client(...)"
-_JSON_HEADERS: Final = {"Content-Type": "application/json"}
 _encode_json: Final = msgspec.json.Encoder().encode
-
-
-@lru_cache(maxsize=16)  # a run has one or two of them, and needs one for every request
-def _create_timeout(total_seconds: float, connect_seconds: float) -> aiohttp.ClientTimeout:
-    return aiohttp.ClientTimeout(total=total_seconds, sock_connect=connect_seconds)
 
 
 class Client:
@@ -100,7 +94,7 @@ class Client:
         if rate_limiter is not None:
             self._runner = replace(self._runner, rate_limiter=rate_limiter)
         self.rate_limiter = self._runner.rate_limiter
-        self._session: aiohttp.ClientSession | None = None
+        self._connections: ServiceConnections | None = None
         self._downloader = Downloader(
             self._base_url,
             options,
@@ -119,13 +113,17 @@ class Client:
 
     async def __aenter__(self) -> Self:
         options = self.options
-        self._session = create_session(
-            options,
+        self._connections = ServiceConnections(
+            self._base_url,
+            aiohttp.TCPConnector(limit=options.max_concurrency + SPARE_CONNECTIONS, ttl_dns_cache=_DNS_CACHE_SECONDS),
+            headers={
+                "User-Agent": options.user_agent,
+                "Accept": "application/json",
+                "Accept-Encoding": "gzip",
+                **self._token_headers,
+            },
+            connect_seconds=options.first_connect_seconds,
             proxy=self._proxy,
-            connector=aiohttp.TCPConnector(
-                limit=options.max_concurrency + SPARE_CONNECTIONS, ttl_dns_cache=_DNS_CACHE_SECONDS
-            ),
-            headers={"Accept": "application/json", "Accept-Encoding": "gzip", **self._token_headers},
         )
         self._downloader.open()
         return self
@@ -134,8 +132,8 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._downloader.close()
-        if self._session is not None:
-            await self._session.close()
+        if self._connections is not None:
+            await self._connections.close()
 
     async def list_files(self, query: FileQuery, *, page: int = 1) -> ListPage:
         """Return one page of `GET /files`."""
@@ -201,7 +199,7 @@ class Client:
         """Return one file by `GET /files/{id}`, or `NotFound`. `lang` selects the language of its texts."""
         self.stats.detail += 1
         if lang is None:
-            url = URL(f"{self._files_url}/{file_id}{self._detail_query}", encoded=True)
+            url = f"{self._files_url}/{file_id}{self._detail_query}"
         else:
             url = self._build_url(f"{self._files_url}/{file_id}", [("lang", lang)])
         return await self._runner.run(ApiCall(f"GET /files/{file_id}", url, partial(parse_detail, file_id=file_id)))
@@ -242,34 +240,24 @@ class Client:
         download = PdfDownload(file, max_bytes=max_bytes)
         link = self._downloader.check(url)
         runner = replace(self._runner, send=partial(self._downloader.send, download, link))
-        return await runner.run(ApiCall("GET report", URL(link.address, encoded=True), download.result))
+        return await runner.run(ApiCall("GET report", link.address, download.result))
 
-    def _build_url(self, url: str, parameters: list[tuple[str, str]]) -> URL:
-        query = urlencode(parameters, quote_via=quote)
-        return URL(f"{url}?{'&'.join(part for part in (query, self._token_query) if part)}", encoded=True)
+    def _build_url(self, url: str, parameters: list[tuple[str, str]]) -> str:
+        query = "&".join(filter(None, (urlencode(parameters, quote_via=quote), self._token_query)))
+        return f"{url}?{query}" if query else url
 
     async def _send(self, call: ApiCall[Any]) -> Response:
         """Send a request, and return the response without the token. No redirect is followed."""
-        if self._session is None:
+        if self._connections is None:
             raise RuntimeError(_NOT_OPEN)
+        seconds = call.timeout_seconds or self.options.attempt_timeout_seconds
         try:
-            async with self._session.request(
-                call.method,
-                call.url,
-                data=call.body,
-                headers=_JSON_HEADERS if call.body else None,
-                timeout=self._timeout_of(call),
-                allow_redirects=False,
-            ) as answer:
-                status, headers = answer.status, answer.headers
-                body = await self._body_reader.read_body(answer)
+            status, headers, body = await self._connections.exchange(
+                call.method, call.url, call.body, self._body_reader.read_body, timeout_seconds=seconds
+            )
         except AIOHTTP_EXCEPTIONS as error:
             attempt_error = map_aiohttp_exception(error)
         else:
             self.clock.observe(headers.get("Date"))
             return Response(status, headers, self._redactor.redact_body(body, error=status >= 300))
         raise attempt_error  # outside of the handler, so that aiohttp's exception is not its context
-
-    def _timeout_of(self, call: ApiCall[Any]) -> aiohttp.ClientTimeout:
-        total_seconds = call.timeout_seconds or self.options.attempt_timeout_seconds
-        return _create_timeout(total_seconds, self.options.first_connect_seconds)

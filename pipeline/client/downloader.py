@@ -76,10 +76,12 @@ class Downloader:
         self.session: aiohttp.ClientSession | None = None
 
     def open(self) -> None:
-        """Open the session."""
+        """Open the session. It keeps no cookies, decodes nothing and repeats nothing by itself."""
         options, resolver = self._options, cast("aiohttp.abc.AbstractResolver", self._resolver)
-        self.session = create_session(
-            options,
+        self.session = aiohttp.ClientSession(
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            middlewares=(prevent_implicit_retry,),
             connector=aiohttp.TCPConnector(
                 resolver=resolver, use_dns_cache=False, limit=options.max_concurrency + SPARE_CONNECTIONS
             ),
@@ -88,7 +90,7 @@ class Downloader:
                 sock_connect=options.first_connect_seconds,
                 sock_read=options.attempt_timeout_seconds,
             ),
-            headers={"Accept": self._accept, "Accept-Encoding": "identity"},
+            headers={"User-Agent": options.user_agent, "Accept": self._accept, "Accept-Encoding": "identity"},
         )
 
     async def close(self) -> None:
@@ -180,14 +182,3 @@ def add_token(target: str, token_query: str) -> URL:
     if token_query and "token=" not in target:
         target += ("&" if "?" in target else "?") + token_query
     return URL(target, encoded=True)
-
-
-def create_session(options: ClientOptions, *, headers: dict[str, str], **others: Any) -> aiohttp.ClientSession:
-    """Return a session that keeps no cookies, decodes nothing and repeats nothing by itself."""
-    return aiohttp.ClientSession(
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        middlewares=(prevent_implicit_retry,),
-        headers={"User-Agent": options.user_agent, **headers},
-        **others,
-    )

@@ -18,6 +18,7 @@ import ssl
 from typing import Final
 
 import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
 
 from pipeline.client.tls_errors import describe_tls_error
 from pipeline.errors import ScanlakeError, ServiceUnavailableError
@@ -103,13 +104,13 @@ class RequestRejectedError(ScanlakeError):
         self.reason = reason
 
 
-AIOHTTP_EXCEPTIONS: Final = (aiohttp.ClientError, TimeoutError, OSError, ValueError)
+AIOHTTP_EXCEPTIONS: Final = (aiohttp.ClientError, HttpProcessingError, TimeoutError, OSError, ValueError)
 
 
 async def prevent_implicit_retry(
     request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
-    """Disable aiohttp's own repetition of a GET after a lost connection: it could create a share twice."""
+    """Disable aiohttp's own repetition of a GET after a lost connection: it is neither counted nor limited."""
     try:
         return await handler(request)
     except aiohttp.ClientConnectorError:
@@ -152,6 +153,6 @@ _EXCEPTION_MAP: Final[tuple[tuple[tuple[type[BaseException], ...], str, str, boo
     ((TimeoutError,), "timeout", "no complete answer in time", True),
     ((aiohttp.ClientPayloadError,), "cut", "an answer that is cut off or damaged", True),
     # aiohttp reports "status 400" here for bytes that are not HTTP at all.
-    ((aiohttp.ClientResponseError,), "malformed", "an answer that is not valid HTTP", True),
+    ((aiohttp.ClientResponseError, HttpProcessingError), "malformed", "an answer that is not valid HTTP", True),
     ((OSError, aiohttp.ServerDisconnectedError), "closed", "the connection was lost", True),
 )

@@ -10,8 +10,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from yarl import URL
-
 from pipeline.client.body_reader import BodyReader
 from pipeline.client.calls import ApiCall, CallRunner, RequestStats
 from pipeline.client.downloader import Downloader
@@ -90,8 +88,6 @@ class ImageClient:
             runner = CallRunner.create(send, self._options, self.stats, self._redactor, time_source=self._time_source)
             self._runners[link.origin] = runner
         try:
-            return await replace(runner, send=send).run(
-                ApiCall("GET image", URL(link.address, encoded=True), download.result)
-            )
+            return await replace(runner, send=send).run(ApiCall("GET image", link.address, download.result))
         except ProtocolError as error:
             return RefusedImage(error.message.rstrip("."))

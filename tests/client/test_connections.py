@@ -1,0 +1,114 @@
+"""Connections are used again, but only those on which nothing is left of an earlier request."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pipeline.client.errors import RetriesExhaustedError
+from pipeline.client.protocol import Detail
+from tests.client.scripted_server import Asked, Close, Wait, answer, scripted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.client.conftest import Make
+
+
+def echo(asked: Asked) -> bytes:
+    """Answer with the file that was asked for."""
+    return answer({"id": int(asked.path.rpartition("/")[2])})
+
+
+async def test_a_connection_is_used_again(client: Make) -> None:
+    """Calls one after the other need one connection; as many at the same time as there are need one each."""
+    async with scripted(echo) as server, client(server.base) as asking:
+        for number in range(5):
+            await asking.get_file(number)
+        assert server.connections == 1
+        await asyncio.gather(*(asking.get_file(number) for number in range(4)))
+        assert server.connections == 4
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [answer({"id": 5}), Close()],
+        [answer({"id": 5}, headers=[("Connection", "close")])],
+        [answer({"id": 5}, length=False), Close()],
+    ],
+    ids=["closed", "announced", "ended by close"],
+)
+async def test_a_closed_connection_is_not_used_again(steps: list[Any], client: Make) -> None:
+    """A connection that the service has closed, or is about to close, costs no attempt."""
+    async with scripted([steps, echo(Asked("GET", "/5", {}))]) as server, client(server.base) as asking:
+        await asking.get_file(5)
+        await asyncio.sleep(0.05)
+        await asking.get_file(5)
+        assert (server.connections, dict(asking.stats.error_kinds)) == (2, {})
+
+
+async def test_an_old_connection_is_not_used_again(client: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that was idle for as long as services usually allow is closed by the client."""
+    monkeypatch.setattr("pipeline.client.connections._MAX_IDLE_SECONDS", 0.05)
+    async with scripted(echo) as server, client(server.base) as asking:
+        await asking.get_file(5)
+        await asyncio.sleep(0.1)
+        await asking.get_file(5)
+        assert server.connections == 2
+
+
+@pytest.fixture
+def deaf() -> Iterator[str]:
+    """Return the base URL of a service whose queue of connections is full."""
+    with socket.socket() as server, socket.socket() as first:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        first.connect(server.getsockname())
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+async def test_no_connection_in_time(client: Make, deaf: str) -> None:
+    """A connection that is not made in time is an error of its own: the request cannot have reached the service."""
+    async with client(deaf, connect_timeout_seconds=0.1, max_attempts=1) as asking:
+        with pytest.raises(RetriesExhaustedError, match="no connection") as raised:
+            await asking.get_file(5)
+        assert raised.value.kind == "connect"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.02])
+async def test_an_answer_that_nobody_asked_for(seconds: float, client: Make) -> None:
+    """A second answer to one request, at once or later, is never the answer to the next request."""
+
+    def script(asked: Asked) -> list[Any]:
+        foreign = answer({"id": 6, "text": "foreign"})
+        return [echo(asked), Wait(seconds), foreign] if asked.path.endswith("/5") else [echo(asked)]
+
+    async with scripted(script) as server, client(server.base) as asking:
+        await asking.get_file(5)
+        await asyncio.sleep(0.05)
+        found = await asking.get_file(6)
+        assert isinstance(found, Detail)
+        assert b"foreign" not in found.raw
+        assert dict(asking.stats.error_kinds) == {}
+
+
+async def test_a_connection_with_a_rest_is_not_used_again(client: Make) -> None:
+    """A request that was cancelled, and an error page that was not read to its end, leave no connection behind."""
+    page = b"<html>" + b"x" * 1_000_000
+
+    def script(asked: Asked) -> list[Any]:
+        if asked.path.endswith("/5"):
+            return [answer({"id": 5})[:-2], Wait(30)]
+        return [echo(asked)] if len(server.asked) > 2 else [answer(page, status=500)]
+
+    async with scripted(script) as server, client(server.base) as asking:
+        task = asyncio.ensure_future(asking.get_file(5))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert isinstance(await asking.get_file(6), Detail)
+        assert (server.connections, dict(asking.stats.error_kinds)) == (3, {"status-500": 1})
