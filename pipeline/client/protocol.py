@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from pydantic import ValidationError
@@ -18,7 +18,7 @@ from pipeline.client.errors import AttemptError, RequestRejectedError, Throttled
 from pipeline.client.json_scan import JsonScanError, split_members
 from pipeline.client.pagination import PAGINATION_KEYS, PageInfo, parse_page_info
 from pipeline.errors import AuthenticationError, ProtocolError
-from schemas.json_decode import InvalidJsonError, decode_json
+from schemas.json_decode import InvalidJsonError, JsonNumber, decode_json
 from schemas.timestamps import parse_instant_cached
 from schemas.value_types import ID, INSTANT
 from schemas.wire import File
@@ -27,12 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-_CANONICAL_ID: Final = re.compile(rb'"?(0|-?[1-9]\d{0,17})"?')
 _BOM: Final = b"\xef\xbb\xbf"
 _ABSENT: Final = msgspec.Raw(b"")
 _MAX_EMPTY_BODY_BYTES: Final = 1_000
 _FILE_KEYS: Final = {"scan_code", "created_at", "updated_at", "uploads", "form_submits"}
 _SIGN_IN: Final = re.compile(r"/(login|signin|sign-in|auth)([/?#]|$)")
+_IDENTITY_KEYS: Final = {"id", "file_id", "updated_at"}
+_MAX_USUAL_ID: Final = 10**18  # beyond it an id may not fit in 64 bits
+_MAX_INSTANT_CHARS: Final = 40  # of a text that is worth a place in a cache
 _EMPTY_VALUES: Final = {b"", b"null", b"[]", b"{}"}
 
 
@@ -110,20 +112,20 @@ class ReportOrder:
     url: str
 
 
-class _RawIdentity(msgspec.Struct):
-    """Identity fields in any type."""
+class _Identity(msgspec.Struct):
+    """Identity fields as decoded values of any type; `id` is UNSET if it is absent."""
 
-    id: msgspec.Raw = _ABSENT
-    file_id: msgspec.Raw = _ABSENT
-    updated_at: msgspec.Raw = _ABSENT
+    id: Any = msgspec.UNSET
+    file_id: Any = None
+    updated_at: Any = None
     data: msgspec.Raw = _ABSENT
 
     def parse(self) -> tuple[int | None, int | None, int | None]:
         """Return id, instance id and timestamp in microseconds; None for an unusable one."""
-        return _parse_id(bytes(self.id)), _parse_id(bytes(self.file_id)), _parse_timestamp(bytes(self.updated_at))
+        return _to_id(self.id), _to_id(self.file_id), _to_instant(self.updated_at)
 
 
-_decode_raw_identity: Final = msgspec.json.Decoder(_RawIdentity).decode
+_decode_identity: Final = msgspec.json.Decoder(_Identity, float_hook=JsonNumber).decode
 _decode_items: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _PageBody: Final = msgspec.defstruct(
     "_PageBody",
@@ -185,7 +187,7 @@ def parse_detail(response: Response, file_id: int) -> Detail | NotFound:
 
 def _parse_file(body: bytes, file_id: int, label: str) -> Detail | NotFound:
     identity = _read_identity(body)
-    if identity is not None and not bytes(identity.id) and (data := bytes(identity.data).strip()):
+    if identity is not None and identity.id is msgspec.UNSET and (data := bytes(identity.data).strip()):
         if _empty_value(data) is None:
             body = data
             identity = _read_identity(body)
@@ -333,15 +335,16 @@ def _split_list(data: bytes) -> list[bytes]:
             raise AttemptError("json", "JSON that is truncated or invalid") from None
 
 
-def _read_identity(raw: bytes) -> _RawIdentity | None:
+def _read_identity(raw: bytes) -> _Identity | None:
     """Return the identity fields of a file's object, None if it is not an object."""
     try:
-        return _decode_raw_identity(raw)
-    except (msgspec.MsgspecError, RecursionError):
+        return _decode_identity(raw)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         members = _split_members(raw)
         if raw.removeprefix(_BOM).lstrip()[:1] != b"{":
             return None
-        return _RawIdentity(*(msgspec.Raw(members.get(name, b"")) for name in _RawIdentity.__struct_fields__))
+        data = msgspec.Raw(members.pop("data", b""))
+        return _Identity(**{name: decode_value(members[name]) for name in _IDENTITY_KEYS & members.keys()}, data=data)
 
 
 def _parse_list_item(raw: bytes) -> ListItem:
@@ -354,14 +357,15 @@ def _parse_list_item(raw: bytes) -> ListItem:
     return ListItem(*identity.parse(), raw)
 
 
-def _parse_id(raw: bytes) -> int | None:
-    match = _CANONICAL_ID.fullmatch(raw)
-    number: int | None = ID.convert_or_none(decode_value(raw)) if match is None else int(match[1])
+def _to_id(value: object) -> int | None:
+    if type(value) is int and abs(value) <= _MAX_USUAL_ID:
+        return value
+    number: int | None = ID.convert_or_none(value)
     return number
 
 
-def _parse_timestamp(raw: bytes) -> int | None:
-    if raw[:1] == b'"' and b"\\" not in raw and raw.isascii():
-        return parse_instant_cached(raw[1:-1].decode())
-    instant: int | None = INSTANT.convert_or_none(decode_value(raw))
+def _to_instant(value: object) -> int | None:
+    if type(value) is str and len(value) <= _MAX_INSTANT_CHARS:
+        return parse_instant_cached(value)
+    instant: int | None = INSTANT.convert_or_none(value)
     return instant

@@ -76,6 +76,9 @@ def test_a_document_becomes_a_typed_object() -> None:
         ("[5]", None),
         ("1" * 6000, None),
         ("-0", 0),
+        ("1000000000000000001", 10**18 + 1),
+        ("-9223372036854775809", None),
+        ('"\\u0035"', 5),
     ],
 )
 def test_ids_are_exact_or_none(given_id: str, expected_id: int | None) -> None:
@@ -97,11 +100,12 @@ def test_an_item_that_is_no_object_is_an_item() -> None:
         b'{"id":1,"x":NaN,"updated_at":"2024-01-01T00:00:00Z"}',
         b'{"id":1,"x":"\\ud800","updated_at":"2024-01-01T00:00:00Z"}',
         b'{"id":1,"x":"\xff","updated_at":"2024-01-01T00:00:00Z"}',
+        b'{"id":1,"file_id":"\xff","updated_at":"2024-01-01T00:00:00Z"}',
         b'{"id":1,"updated_at":"2024-01-01T00:00:00Z","x":' + b"[" * 200_000 + b"]" * 200_000 + b"}",
         b'{"i\\u0064":1,"x":[Infinity,-Infinity],"updated_at":"2024-01-01T00:00:00Z"}',
         b'{"id":1,"x":"brackets ]}[{ and \\" quotes","y":NaN,"updated_at":"2024-01-01T00:00:00Z"}',
     ],
-    ids=["NaN", "surrogate", "not UTF-8", "deep", "escaped key", "brackets in text"],
+    ids=["NaN", "surrogate", "not UTF-8", "an id that is not UTF-8", "deep", "escaped key", "brackets in text"],
 )
 def test_one_odd_document_does_not_cost_its_page(odd: bytes) -> None:
     """An element that strict JSON rejects is extracted exactly, with its id, its neighbours and the page counts."""
