@@ -52,8 +52,9 @@ class Batcher:
         self._pending_since: float | None = None  # monotonic seconds of the oldest pending addition
         self._files_taken = 0
         self._batch_files = min(_INITIAL_BATCH_FILES, options.commit_every_files)  # size of a full batch
-        self._capacity = asyncio.Semaphore(_MAX_PENDING_BATCHES * self._batch_files)
-        self._admission = asyncio.Lock()  # two files that each wait for the other's units would wait for ever
+        self._free_units = _MAX_PENDING_BATCHES * self._batch_files
+        self._has_room = asyncio.Event()
+        self._admission = asyncio.Lock()  # in order: a large file would wait until no small one comes any more
         self._wake = asyncio.Event()
         self._is_finishing = False
         self._write: asyncio.Future[Commit | None] | None = None
@@ -64,9 +65,12 @@ class Batcher:
     async def add_file(self, task: FetchTask, result: FetchResult) -> None:
         """Add one file whose calls are finished. Waits while the sink is far behind."""
         units = min(_count_units(result), self._batch_files)
-        async with self._admission:
-            for _ in range(units):
-                await self._capacity.acquire()
+        if self._free_units < units or self._admission.locked():
+            async with self._admission:
+                while self._free_units < units:
+                    self._has_room.clear()
+                    await self._has_room.wait()
+        self._free_units -= units
         self._files.append((task, result, units))
         self._pending_units += units
         self._mark_dirty()
@@ -124,9 +128,12 @@ class Batcher:
         self._remove_committed(tasks, units)
 
     def _remove_committed(self, tasks: Sequence[FetchTask], units: int) -> None:
-        for _ in range(units):
-            self._capacity.release()
+        self._free(units)
         self._in_flight.on_committed(tasks)
+
+    def _free(self, units: int) -> None:
+        self._free_units += units
+        self._has_room.set()
 
     async def close(self, failure: BaseException | None) -> None:
         """Finish what has begun and commit the rest, after `failure` or (None) a cancellation.
@@ -168,8 +175,7 @@ class Batcher:
         """Grow the batch size, and the capacity with it, to a share of the files taken so far."""
         self._files_taken += files
         size = max(self._batch_files, min(self._options.commit_every_files, self._files_taken // _BATCH_GROWTH_DIVISOR))
-        for _ in range(_MAX_PENDING_BATCHES * (size - self._batch_files)):
-            self._capacity.release()
+        self._free(_MAX_PENDING_BATCHES * (size - self._batch_files))
         self._batch_files = size
 
     def _mark_dirty(self) -> None:

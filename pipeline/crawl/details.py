@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pipeline.client.errors import RetriesExhaustedError
 from pipeline.client.protocol import Detail, NotFound
@@ -34,8 +33,7 @@ def max_deletions(file_count: int) -> int:
     return max(_MIN_DELETIONS_TO_SUSPECT, file_count // _SUSPICIOUS_DELETION_DIVISOR)
 
 
-@dataclass(frozen=True, slots=True)
-class FetchResult:
+class FetchResult(NamedTuple):
     """Result of fetching a file: a version or a tombstone.
 
     `reject` is set if the detail failed and the version has the list item only.

@@ -36,7 +36,7 @@ class FetchWorkers:
         self._max_workers = max_workers
         self._mean_bytes = 1.0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._start_missing()
+        self._start(self._count_missing())
 
     def __len__(self) -> int:
         """Return the number of workers."""
@@ -47,23 +47,26 @@ class FetchWorkers:
         for task in self._tasks:
             task.cancel()
 
-    def _count_useful(self) -> int:
+    def _count_missing(self) -> int:
+        """Return how many workers are missing; a negative number is that of those too many."""
         concurrency = self._concurrency()
         by_limit = concurrency + concurrency // _WAITING_SHARE
         by_memory = int(_MAX_BYTES_IN_FLIGHT / self._mean_bytes)
-        return min(self._max_workers, max(MIN_WORKERS, min(by_limit, by_memory)))
+        return min(self._max_workers, max(MIN_WORKERS, min(by_limit, by_memory))) - len(self._tasks)
 
-    def _start_missing(self) -> None:
-        for _ in range(self._count_useful() - len(self._tasks)):
+    def _start(self, workers: int) -> None:
+        for _ in range(workers):
             task = self._group.create_task(self._work())
             self._tasks.add(task)
 
     async def _work(self) -> None:
         try:
-            while len(self._tasks) <= self._count_useful():
+            missing = 0
+            while missing >= 0:
                 size = await self._fetch()
                 self._mean_bytes = max(1.0, self._mean_bytes + (size - self._mean_bytes) / _SIZE_SAMPLES)
-                self._start_missing()
+                missing = self._count_missing()
+                self._start(missing)
         finally:  # at once: those that end in the same turn of the loop must not all take themselves for one too many
             if (task := asyncio.current_task()) is not None:
                 self._tasks.discard(task)

@@ -41,7 +41,6 @@ class FetchTask:
     windows: list[ListedWindow]
     followup: FetchTask | None = None
     in_batch: bool = False
-    counts_against_limit: bool = True
     must_relist: bool = False  # this run has fetched a later version: the list item must be read again
 
     def is_newer_than(self, item: ListItem, observation: ListObservation) -> bool:
@@ -56,7 +55,7 @@ class FetchTask:
 class InFlightFiles:
     """The fetch tasks of files that the lake has not stored.
 
-    The queue is bounded: `submit` waits while too many tasks wait for a worker.
+    The queue is bounded: nothing is submitted while too many tasks wait for a worker.
     """
 
     def __init__(self, options: CrawlOptions, stats: CrawlStats, *, run_id: str, lookup: LookupVersions) -> None:
@@ -66,7 +65,8 @@ class InFlightFiles:
         self._run_id = run_id
         self._lookup = lookup
         self._queue: asyncio.Queue[FetchTask] = asyncio.Queue()
-        self._capacity = asyncio.Semaphore(_QUEUE_DEPTH_PER_WORKER * min(options.workers, MIN_WORKERS))
+        self._max_queued = _QUEUE_DEPTH_PER_WORKER * min(options.workers, MIN_WORKERS)
+        self._has_room = asyncio.Event()
         self._tasks: dict[int, FetchTask] = {}
         self._recently_skipped: dict[int, None] = {}
         self._committed_keys: dict[ListedWindow, set[int]] = {}  # commits while a window is submitted
@@ -85,6 +85,7 @@ class InFlightFiles:
             for start in range(0, len(items), _LOOKUP_CHUNK_FILES):
                 chunk = items[start : start + _LOOKUP_CHUNK_FILES]
                 keyed_items = [(self._options.get_key(item), item) for item in chunk]
+                await self._wait_for_room()
                 committed.clear()
                 stored = dict(await self._lookup([key for key, _ in keyed_items if key is not None]))
                 self._stats.listed += len(keyed_items)
@@ -95,12 +96,13 @@ class InFlightFiles:
                         window.rejects.append(Reject(None, "list item without a usable id", item.raw, bounds))
                         continue
                     await self._refresh_if_committed(key, committed, stored)
-                    await self._submit_item(key, item, window, stored.get(key))
+                    self._submit_item(key, item, window, stored.get(key))
         finally:
             del self._committed_keys[window]
 
     async def resubmit(self, key: int, item: ListItem, window: ListedWindow) -> None:
         """Submit a file whatever the lake has stored of it, unless this run has already fetched the file."""
+        await self._wait_for_room()
         committed = self._committed_keys[window] = set()
         try:
             stored = dict(await self._lookup([key]))
@@ -108,7 +110,7 @@ class InFlightFiles:
         finally:
             del self._committed_keys[window]
         if key not in stored or stored[key].run_id != self._run_id:
-            await self._submit_item(key, item, window, None)
+            self._submit_item(key, item, window, None)
 
     async def _refresh_if_committed(self, key: int, committed: set[int], stored: dict[int, FileVersionRecord]) -> None:
         """Look a file up again until it has not been committed since the lookup began."""
@@ -119,9 +121,15 @@ class InFlightFiles:
     async def next_task(self) -> FetchTask:
         """Return the next file to fetch."""
         task = await self._queue.get()
-        if task.counts_against_limit:
-            self._capacity.release()
+        if self._queue.qsize() < self._max_queued:
+            self._has_room.set()
         return task
+
+    async def _wait_for_room(self) -> None:
+        """Wait while the queue is full. The files of one list then enter together, so it may overflow by some lists."""
+        while self._queue.qsize() >= self._max_queued:
+            self._has_room.clear()
+            await self._has_room.wait()
 
     def on_committed(self, tasks: Sequence[FetchTask]) -> None:
         """Remove committed tasks and start their followups."""
@@ -133,9 +141,7 @@ class InFlightFiles:
                 self._tasks[task.key] = task.followup
                 self._queue.put_nowait(task.followup)
 
-    async def _submit_item(
-        self, key: int, item: ListItem, window: ListedWindow, stored: FileVersionRecord | None
-    ) -> None:
+    def _submit_item(self, key: int, item: ListItem, window: ListedWindow, stored: FileVersionRecord | None) -> None:
         task = self._tasks.get(key)
         self._check_id_is_unique(item, task, stored)
         if task is not None:
@@ -148,8 +154,6 @@ class InFlightFiles:
         task = FetchTask(key, item, window.observation, [window], must_relist=is_outdated)
         self._tasks[key] = task
         window.pending_files += 1
-        # While this waits for capacity, other windows can already attach to the task.
-        await self._capacity.acquire()
         self._queue.put_nowait(task)
 
     def _count_unchanged(self, key: int, stored: FileVersionRecord) -> None:
@@ -172,7 +176,7 @@ class InFlightFiles:
                 return
             latest.windows.append(window)
         elif latest is task:
-            task.followup = FetchTask(task.key, item, window.observation, [window], counts_against_limit=False)
+            task.followup = FetchTask(task.key, item, window.observation, [window])
         else:
             # The last observation counts even if its timestamp is older: a timestamp can be set back.
             latest.windows.append(window)

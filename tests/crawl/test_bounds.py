@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from pipeline.client.protocol import ListItem
+from pipeline.crawl.in_flight import InFlightFiles
+from pipeline.crawl.models import CrawlStats, ListedWindow
+from pipeline.crawl.windows import ALL_TIME
 from pipeline.emulator import Emulator
 from tests.crawl.crawl_harness import LIST_ONLY, WITH_DETAILS, FakeLake, run_crawl
 
 if TYPE_CHECKING:
     from pipeline.crawl.models import CommitBatch
+    from pipeline.lake.models import FileVersionRecord
 
 WORKERS: Final = 8
 COMMIT: Final = 20
@@ -47,6 +52,24 @@ async def test_tasks_and_in_flight_files_are_bounded(pause: float) -> None:
     assert many[0] <= few[0] + 4 * WORKERS
     assert many[0] <= 6 * WORKERS + 20
     assert many[1] <= 2 * COMMIT + 4 * WORKERS
+
+
+async def test_lists_wait_for_the_workers() -> None:
+    """While as many files are queued as workers soon need, no list adds any; as soon as there is room, one does."""
+
+    async def lookup(_: object) -> dict[int, FileVersionRecord]:
+        return {}
+
+    in_flight = InFlightFiles(replace(WITH_DETAILS, workers=WORKERS), CrawlStats(), run_id="this", lookup=lookup)
+    lists = [[ListItem(first + number, None, 0, b"{}") for number in range(40)] for first in (0, 100)]
+    await in_flight.submit(lists[0], ListedWindow(ALL_TIME))
+    submitting = asyncio.create_task(in_flight.submit(lists[1], ListedWindow(ALL_TIME)))
+    for taken in range(9):
+        await asyncio.sleep(0)
+        assert (len(in_flight), submitting.done()) == (40, False), taken
+        await in_flight.next_task()
+    await submitting
+    assert len(in_flight) == 80
 
 
 async def test_lists_do_not_run_ahead_either() -> None:

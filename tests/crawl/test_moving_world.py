@@ -156,20 +156,20 @@ async def test_a_list_that_waited_too_long(settled: bool) -> None:  # noqa: FBT0
         assert (await in_flight.next_task()).must_relist
 
 
-async def test_a_file_that_changes_in_flight_leaves_the_queue_its_length() -> None:
-    """A file that is listed again in flight, in another version, is fetched after its commit, and no place is added."""
+async def test_a_file_that_changes_in_flight_is_fetched_again() -> None:
+    """A file that is listed again in flight, in another version, is fetched after its commit."""
 
     async def lookup(_: object) -> dict[int, FileVersionRecord]:
         return {}
 
     in_flight = InFlightFiles(WITH_DETAILS, CrawlStats(), run_id="this", lookup=lookup)
-    places = in_flight._capacity._value
     for second in (1, 3):
         state = ListedWindow(ALL_TIME, observation=ListObservation(second, second + 1, second))
         await in_flight.submit([ListItem(7, None, second, b"{}")], state)
-    in_flight.on_committed([await in_flight.next_task()])
+    first = await in_flight.next_task()
+    assert len(in_flight) == 1
+    in_flight.on_committed([first])
     assert (await in_flight.next_task()).item.updated_at == 3
-    assert in_flight._capacity._value == places
 
 
 async def test_a_file_from_the_future() -> None:
