@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 from pydantic import ValidationError
@@ -38,8 +38,7 @@ _MAX_INSTANT_CHARS: Final = 40  # of a text that is worth a place in a cache
 _EMPTY_VALUES: Final = {b"", b"null", b"[]", b"{}"}
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(NamedTuple):
     """One answer: status, headers, and the complete decoded body."""
 
     status: int
@@ -51,8 +50,7 @@ class Response:
         return next((value for key, value in self.headers.items() if key.lower() == name.lower()), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(msgspec.Struct, frozen=True):
     """A file as the service sent it, with its exact bytes; `updated_at` is in microseconds UTC."""
 
     id: int | None
@@ -71,8 +69,7 @@ class Document:
             raise ProtocolError(f"A file has values of another type: {', '.join(keys) or 'no object'}.") from None
 
 
-@dataclass(frozen=True, slots=True)
-class ListItem(Document):
+class ListItem(Document, frozen=True):
     """One entry of a list. `id` is None if it is not an exact integer."""
 
 
@@ -83,8 +80,7 @@ class ListPage(PageInfo):
     items: tuple[ListItem, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Detail(Document):
+class Detail(Document, frozen=True):
     """One answer to `GET /files/{id}`, without the `data` object around it."""
 
     id: int
