@@ -5,7 +5,7 @@ It has the rows themselves (`catalog_tables`). A snapshot is a catalog that was 
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 import duckdb
@@ -13,8 +13,8 @@ import duckdb
 from pipeline.atomic_files import DATABASE_LOG_SUFFIXES, clone_file, link_file
 from pipeline.errors import StorageError
 from pipeline.lake.catalog_sql import describe_format
-from pipeline.lake.catalog_tables import OutdatedCatalogError, build_tables, update_tables
-from pipeline.lake.duckdb import LARGE_MEMORY_LIMIT, count_used_bytes
+from pipeline.lake.catalog_tables import OutdatedCatalogError, build_tables, count_rows, update_tables
+from pipeline.lake.duckdb import LARGE_MEMORY_LIMIT, copy_database, count_used_bytes
 from pipeline.lake.duckdb_errors import first_line, translate_duckdb_errors, write_error
 from pipeline.lake.file_names import list_snapshots
 from pipeline.lake.folder_checks import is_other_database, is_own_catalog
@@ -23,6 +23,7 @@ from pipeline.lake.models import CatalogRecord
 from pipeline.logs import get_logger
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pipeline.lake.catalog_sql import CatalogSpec
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from pipeline.lake.models import DeltaBase
 
 _MAX_REPLACED_RATIO: Final = 0.2  # rows that updates have deleted or inserted, to all rows
-_MAX_GROWTH: Final = 1.5  # of the bytes of the catalog: 26 syncs that change 100 of 100,000 files each
-_MIN_ROWS: Final = 10_000  # a catalog of fewer rows is never worth a rebuild
+_MAX_GROWTH: Final = 1.4  # of the bytes of the catalog: some 20 syncs that change 100 of 100,000 files each
+_MIN_ROWS: Final = 10_000  # a catalog of fewer rows is never worth a copy
 _MIN_WASTE: Final = 2 * 1024**2  # bytes
 _WRITABLE: Final = 0o600
 _log = get_logger()
@@ -70,19 +71,49 @@ def write_catalog(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec, *, rebu
 
     Raises `StorageError`, and `LakeCorruptedError` when a part cannot be read; then the former catalog stays.
     """
+    subject, written_at = str(layout.catalog), spec.snapshot.published_at
+    with (
+        _replace_catalog(layout, ledger, written_at=written_at) as temp,
+        translate_duckdb_errors(subject, reads_parts=True),
+    ):
+        base = _write_tables(temp, layout, ledger, spec, rebuild=rebuild)
+    ledger.set_properties(delta_base=base)
+
+
+@contextmanager
+def _replace_catalog(layout: LakeLayout, ledger: Ledger, *, written_at: int) -> Iterator[Path]:
+    """Yield the path of a new file, which replaces the published catalog after the block."""
     with write_read_only(layout.catalog) as temp:
-        with translate_duckdb_errors(str(layout.catalog), reads_parts=True):
-            base = _write_tables(temp, layout, ledger, spec, rebuild=rebuild)
+        yield temp
         ledger.set_properties(catalog=None)  # after a kill the ledger has no record, and a check compares with none
         remove_stale_wal(layout)
     # Again: a session that opened the former catalog in between may have left another log.
     remove_stale_wal(layout)
-    record = CatalogRecord(file=_identify_file(layout.catalog), written_at=spec.snapshot.published_at)
-    ledger.set_properties(catalog=record, delta_base=base)
+    ledger.set_properties(catalog=CatalogRecord(file=_identify_file(layout.catalog), written_at=written_at))
 
 
-def is_rebuild_due(layout: LakeLayout, ledger: Ledger) -> bool:
-    """Return whether updates have left so much waste in the catalog that it should be written again."""
+def compact_catalog(layout: LakeLayout, ledger: Ledger) -> None:
+    """Replace the published catalog, and the snapshot that it is, by a copy without the waste of updates.
+
+    Its rows are the same, in the same order. Raises `StorageError`.
+    """
+    properties, last = ledger.properties, ledger.last_snapshot()
+    base, record = properties.delta_base, properties.catalog
+    if base is None or record is None or last is None or not _is_as_published(layout, record):
+        return  # the next publish builds it
+    with _replace_catalog(layout, ledger, written_at=record["written_at"]) as temp:
+        with translate_duckdb_errors(str(layout.catalog)):
+            copy_database(layout.catalog, temp, spill=layout.spill_dir)
+            base = {**base, "built_rows": count_rows(temp), "built_bytes": temp.stat().st_size, "replaced_rows": 0}
+        layout.remove_spill()
+    ledger.set_properties(delta_base=base)
+    path = layout.snapshot_path(last.snapshot)
+    with translate_os_errors(path):
+        link_file(layout.catalog, path)
+
+
+def has_waste(layout: LakeLayout, ledger: Ledger) -> bool:
+    """Return whether updates have left so much waste in the catalog that `compact_catalog` is due."""
     base = ledger.properties.delta_base
     if base is None or not layout.catalog.is_file():
         return False
@@ -93,7 +124,7 @@ def is_rebuild_due(layout: LakeLayout, ledger: Ledger) -> bool:
 
 
 def _count_replaceable_rows(base: DeltaBase) -> float:
-    """Return how many rows updates may delete or insert before the catalog should be written again."""
+    """Return how many rows updates may delete or insert before the catalog has waste."""
     return _MAX_REPLACED_RATIO * base["built_rows"] + _MIN_ROWS
 
 
@@ -151,7 +182,7 @@ def _find_base(layout: LakeLayout, ledger: Ledger, spec: CatalogSpec) -> DeltaBa
         return None
     if base["format"] != describe_format():
         return None
-    # With more new rows an update would leave a catalog that is due for a rebuild.
+    # With more new rows an update would leave a catalog with waste.
     max_new_rows = min(base["built_rows"], _count_replaceable_rows(base))
     return base if spec.count_rows(since_seq=base["commit_seq"]) <= max_new_rows else None
 

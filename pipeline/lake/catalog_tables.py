@@ -27,6 +27,7 @@ from pipeline.lake.duckdb import (
     split_sorted_query,
     update_database,
 )
+from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.history_tables import write_history
 from pipeline.lake.image_records import last_image_change
 from pipeline.lake.models import DeltaBase
@@ -109,6 +110,14 @@ def update_tables(path: Path, layout: LakeLayout, ledger: Ledger, spec: CatalogS
         replaced_rows=base["replaced_rows"] + rows,
         image_change=image_change,
     )
+
+
+def count_rows(path: Path) -> int:
+    """Return the number of rows in the tables of a catalog."""
+    counts = " + ".join(f"(SELECT count(*) FROM {table.qualified_name})" for table in TABLES)
+    with open_read_only(path) as db:
+        rows: int = db.execute(f"SELECT {counts}").fetchall()[0][0]
+    return rows
 
 
 def _insert_sorted(db: duckdb.DuckDBPyConnection, layout: LakeLayout, spec: CatalogSpec, table: Table) -> int:

@@ -78,6 +78,15 @@ def create_database(
         db.execute("COMMIT")
 
 
+def copy_database(source: Path, target: Path, *, spill: Path) -> None:
+    """Write the contents of a database, comments included, to the new file `target`, without deleted rows and waste."""
+    options = f", BLOCK_SIZE {MEDIUM_BLOCKS}, ROW_GROUP_SIZE {_ROW_GROUP_ROWS}"
+    with _attach_database(target, spill, options, BUILD_MEMORY_LIMIT) as db:
+        db.execute(f"ATTACH {sql_literal(str(source))} AS former (READ_ONLY)")
+        db.execute("COPY FROM DATABASE former TO lake")
+        db.execute("DETACH former")
+
+
 @contextmanager
 def update_database(path: Path, *, spill: Path, keeps_row_groups: bool) -> Iterator[duckdb.DuckDBPyConnection]:
     """Yield a connection to the database at `path`, in a transaction.

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from pipeline.lake import compaction
-from pipeline.lake.catalog import is_rebuild_due
+from pipeline.lake.catalog import compact_catalog, has_waste
 from pipeline.lake.kept_snapshots import RetentionRules
 from pipeline.lake.retention import expire_snapshots
 from schemas.timestamps import now_us
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def is_compaction_due(lake: Lake) -> bool:
-    """Return whether a compaction, or a rebuild of the catalog's tables, would make reads faster."""
+    """Return whether a compaction of parts or of the catalog would make reads faster."""
     groups = compaction.select_for_compaction(compaction.list_part_groups(lake.ledger))
-    return bool(groups) or is_rebuild_due(lake.layout, lake.ledger)
+    return bool(groups) or has_waste(lake.layout, lake.ledger)
 
 
 def run_compaction(lake: Lake, settings: Settings) -> bool:
-    """Compact the due part groups, publish, and expire snapshots. Return whether anything was due."""
+    """Compact the due part groups and the catalog, publish, and expire snapshots. Return whether parts were due."""
     has_compacted = compaction.compact(
         lake.layout,
         lake.ledger,
@@ -32,9 +32,10 @@ def run_compaction(lake: Lake, settings: Settings) -> bool:
         name_suffix=secrets.token_hex(3),
         keep_raw_versions=settings.keep_raw_versions,
     )
-    rebuild = is_rebuild_due(lake.layout, lake.ledger)
-    if has_compacted or lake.needs_publish or rebuild:
-        lake.republish(at=now_us(), rebuild=rebuild)  # not the time above: a compaction may take minutes
+    if has_compacted or lake.needs_publish:
+        lake.republish(at=now_us())  # not the time above: a compaction may take minutes
+    if has_waste(lake.layout, lake.ledger):
+        compact_catalog(lake.layout, lake.ledger)
     rules = RetentionRules.from_settings(settings)
     expire_snapshots(lake.layout, lake.ledger, rules, now=time.time())
     return has_compacted

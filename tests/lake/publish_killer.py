@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import duckdb
 import pytest
 
+from pipeline.lake.catalog import compact_catalog
 from pipeline.lake.lake import Lake
 from pipeline.lake.ledger import Ledger
 from tests.lake.lake_builder import AT, commit
@@ -53,11 +54,17 @@ def publish_records(lake: Lake) -> None:
     lake.republish_records(at=AT + 2)
 
 
+def compact(lake: Lake) -> None:
+    """Replace the catalog by a copy without waste."""
+    compact_catalog(lake.layout, lake.ledger)
+
+
 WORK: Final[Mapping[str, Callable[[Lake], None]]] = {
     "rows": publish_rows,
     "watermark": publish_watermark,
     "rebuilt": publish_rebuilt,
     "records": publish_records,
+    "compacted": compact,
 }
 
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.lake import catalog, catalog_sql, catalog_tables, compaction
-from pipeline.lake.catalog import is_rebuild_due
+from pipeline.lake.catalog import compact_catalog, has_waste
 from pipeline.lake.catalog_integrity import find_damaged_catalogs
 from pipeline.lake.catalog_sql import list_columns
 from pipeline.lake.duckdb import MEDIUM_BLOCKS
@@ -224,8 +224,14 @@ def test_a_catalog_that_cannot_be_updated_is_built(tmp_path: Path, monkeypatch: 
             assert _counts(lake) == expected
 
 
+_COMMENTS = (
+    "SELECT schema_name, table_name, column_name, data_type, is_nullable, comment FROM duckdb_columns()"
+    " WHERE NOT internal ORDER BY ALL"
+)
+
+
 def test_waste_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When updates have deleted or inserted a fifth of the rows, a compaction is due, which builds the tables again."""
+    """When updates have deleted or inserted a fifth of the rows, a compaction is due, which copies the tables."""
     monkeypatch.setattr(catalog, "_MIN_ROWS", 100)
     with _open(tmp_path) as lake:
         _fill(lake, files=120)
@@ -235,18 +241,32 @@ def test_waste_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         _publish(lake, 2)
         assert _base(lake)["replaced_rows"] == 0, "changed rows keep their place"
         for stamp in range(3, 6):
-            assert not is_rebuild_due(lake.layout, lake.ledger)
+            assert not has_waste(lake.layout, lake.ledger)
             _fill(lake, files=30, stamp=stamp, first_upload=stamp * 1_000)
             _publish(lake, stamp)
         assert _base(lake)["replaced_rows"] == 180 > 0.2 * 240 + 100
-        assert is_rebuild_due(lake.layout, lake.ledger)
+        assert has_waste(lake.layout, lake.ledger)
+        catalog_file, last = lake.layout.catalog, lake.ledger.last_snapshot()
+        before, size, comments = _rows(catalog_file), catalog_file.stat().st_size, _query(lake, _COMMENTS)
+        compact_catalog(lake.layout, lake.ledger)
+        assert (_base(lake)["replaced_rows"], _base(lake)["built_rows"]) == (0, 240)
+        assert lake.ledger.last_snapshot() == last, "the same state"
+        assert (_rows(catalog_file), _query(lake, _COMMENTS), catalog_file.stat().st_size < size) == (
+            before,
+            comments,
+            True,
+        )
+        assert last is not None
+        assert lake.layout.snapshot_path(last.snapshot).samefile(catalog_file)
         run_compaction(lake, Settings(lake=tmp_path))
         assert not is_compaction_due(lake)
-        assert (_base(lake)["replaced_rows"], _base(lake)["built_rows"]) == (0, 240)
+        _fill(lake, files=30, stamp=7)
+        _publish(lake, 7)
+        assert _base(lake)["built_rows"] == 240, "the copy was updated"
 
 
 def test_free_blocks_are_no_waste(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An update leaves free blocks, which the next one writes to: however many follow, no rebuild is due for them."""
+    """An update leaves free blocks, which the next one writes to: however many follow, no copy is due for them."""
     monkeypatch.setattr(catalog, "_MAX_GROWTH", 1.7)
     monkeypatch.setattr(catalog, "_MIN_WASTE", 0)
     with _open(tmp_path) as lake:
@@ -257,7 +277,7 @@ def test_free_blocks_are_no_waste(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             _fill(lake, files=100, stamp=stamp)
             _publish(lake, stamp)
             sizes.append(lake.layout.catalog.stat().st_size)
-            assert not is_rebuild_due(lake.layout, lake.ledger)
+            assert not has_waste(lake.layout, lake.ledger)
         assert max(sizes) > 1.7 * _base(lake)["built_bytes"], "there was nothing to excuse"
         # The history of the files grows by a block now and then.
         assert sizes[-1] <= max(sizes[:3]) + 2 * MEDIUM_BLOCKS
