@@ -84,6 +84,27 @@ async def test_nothing_is_committed_after_a_failed_commit() -> None:
     assert (written, committed) == ([[1], [2]], [])
 
 
+async def test_a_failed_commit_is_raised_at_once() -> None:
+    """A commit that fails ends the crawl then, not when a next batch is due, which a slow service may never bring."""
+
+    async def sink(_: CommitBatch) -> Commit:
+        async def commit() -> None:
+            raise StorageError("The disk is full.")
+
+        return commit
+
+    options = replace(WITH_DETAILS, commit_every_files=1, commit_every_seconds=60)
+    in_flight = InFlightFiles(options, CrawlStats(), run_id="run", lookup=_know_nothing)
+    batches = Batcher(options, in_flight, sink)
+    await in_flight.submit([ListItem(number, None, None, b"{}") for number in (1, 2)], ListedWindow(Window(0, 10)))
+    task = await in_flight.next_task()
+    await batches.add_file(task, FetchResult(FileVersion(task.key, b"{}", None, None, 0, "detail")))
+    async with asyncio.timeout(10):
+        with pytest.raises(StorageError) as failed:
+            await batches.run()
+    await batches.close(failed.value)
+
+
 async def _know_nothing(_: Sequence[int]) -> dict[int, FileVersionRecord]:
     return {}
 
