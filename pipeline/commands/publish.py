@@ -8,6 +8,7 @@ import typer
 from pipeline.context import CommandContext
 from pipeline.errors import ExitCode, SettingsError
 from pipeline.formatting import format_bytes, pluralize
+from pipeline.lake.catalog import is_as_published
 from pipeline.maintenance.writable_lake import open_writable_lake
 from pipeline.publish.iceberg import IcebergResult, has_iceberg_tables, publish_iceberg_tables
 from pipeline.publish.mirror import MirrorOptions, MirrorResult, mirror_lake
@@ -65,6 +66,8 @@ def run(
     with open_writable_lake(settings, "publish") as lake:
         if lake.needs_publish or lake.ledger.properties.purge_in_progress is not None:  # of a run that was killed
             lake.republish(at=now_us())
+        elif not is_as_published(lake.layout, lake.ledger):
+            lake.republish_records(at=now_us())
         if store is not None:
             mirror_options = MirrorOptions.from_settings(settings, images=with_images)
             result = mirror_lake(lake, store, mirror_options, at=now_us())

@@ -128,6 +128,12 @@ def _count_replaceable_rows(base: DeltaBase) -> float:
     return _MAX_REPLACED_RATIO * base["built_rows"] + _MIN_ROWS
 
 
+def is_as_published(layout: LakeLayout, ledger: LedgerQueries) -> bool:
+    """Return whether the catalog has not been written to, or copied, since it was published."""
+    record = ledger.properties.catalog
+    return record is not None and _is_as_published(layout, record)
+
+
 def _is_as_published(layout: LakeLayout, record: CatalogRecord) -> bool:
     """Return whether the catalog's file is the one that was published, by inode, size and time of change."""
     try:

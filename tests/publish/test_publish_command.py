@@ -16,6 +16,7 @@ from pipeline.monitoring.run_history import RunStatsFile
 from pipeline.publish.check_published import check_published
 from pipeline.publish.object_store import open_store
 from tests.findings import lines_of, printed_lines
+from tests.lake.corruption import flip
 from tests.lake.lake_builder import commit
 from tests.lake.operations import called, told
 from tests.monitoring.watch_harness import Collector
@@ -67,6 +68,15 @@ def test_a_publish_completes_what_a_killed_run_left(lake: Path, url: str, tmp_pa
     current = latest(open_store(url)).catalog
     assert (current.snapshot, current.files) == (number, 42)
     assert differing(lake, open_store(url), tmp_path / "copy") == []
+
+
+def test_a_catalog_that_was_changed_is_not_published(lake: Path, url: str, tmp_path: Path) -> None:
+    """A catalog that somebody has written to since its publish is built again before it is uploaded."""
+    flip(lake / "catalog.duckdb")
+    told(lake, "publish", "--to", url)
+    assert differing(lake, open_store(url), tmp_path / "copy") == []
+    assert called(lake, "check", "--published").code == ExitCode.OK
+    assert "nothing to publish" in told(lake, "publish", "--to", url)
 
 
 def test_documents_are_published_on_request(lake: Path, tmp_path: Path) -> None:
