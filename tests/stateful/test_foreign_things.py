@@ -228,9 +228,10 @@ async def test_nothing_of_others_changes(tmp_path: Path, first: int) -> None:
     """Whatever others put into our places, it stays as it is; taken away, every place is whole again."""
     seed = draw_seed("tests.stateful.foreign_things")
     async with Emulator(files=4, seed=3, images=ImageOptions()) as emulator:
-        loaded = tmp_path / "loaded"
-        loaded.mkdir()
-        await _load(emulator, loaded)
+        (tmp_path / "world").mkdir()
+        await _load(emulator, tmp_path / "world")
+        # The lake remembers its target by its path: each copy of it, at this place, has its own.
+        loaded = (tmp_path / "world").rename(tmp_path / "loaded")
         outcomes: dict[int, int] = {}
         for number in range(first, min(first + _BLOCK, _SEQUENCES)):
             draw = random.Random(seed + number)
