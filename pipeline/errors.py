@@ -127,6 +127,10 @@ class PublishError(ScanlakeError):
     default_hint = "Correct the target, then run `scanlake publish` again; the local lake is complete."
 
 
+class ForeignObjectError(PublishError):
+    """An object of the target is not one that this lake has put there."""
+
+
 class PublishConflictError(PublishError):
     """Another publisher has written to the target since this one read it."""
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pipeline.atomic_files import READ_ONLY, fsync_dir, fsync_file, sha256_file
-from pipeline.errors import LakeCorruptedError, PublishError, StorageError
+from pipeline.errors import ForeignObjectError, LakeCorruptedError, PublishError
 from pipeline.formatting import pluralize
 from pipeline.lake.image_names import IMAGES, is_image_path
 from pipeline.lake.image_records import read_images_of, read_totals
@@ -174,7 +174,7 @@ def _create(store: ObjectStore, picture: PendingPicture) -> str | None:
     """Create the object of a picture; return why it cannot be, None if it is there."""
     try:
         create_object(store, picture)
-    except (LakeCorruptedError, StorageError) as error:
+    except (ForeignObjectError, LakeCorruptedError) as error:
         return error.message
     return None
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 import duckdb
 
 from pipeline.atomic_files import sha256_file
-from pipeline.errors import LakeCorruptedError, ScanlakeError, SettingsError, StorageError
+from pipeline.errors import ForeignObjectError, LakeCorruptedError, ScanlakeError, SettingsError
 from pipeline.lake.duckdb_files import open_read_only
 from pipeline.lake.integrity import check_parts_exist
 from pipeline.lake.parts import RAW_TABLE
@@ -86,7 +86,7 @@ def mirror_lake(lake: Lake, store: ObjectStore, options: MirrorOptions, *, at: i
     """Publish the newest snapshot of the locked lake at `at` (microseconds), and record the result in the ledger.
 
     Raises `SettingsError` for a target of another lake, `PublishConflictError` when another publisher was faster,
-    `StorageError` for other contents under the name of an object, and for a snapshot that the lake has never had,
+    `ForeignObjectError` for other contents under the name of an object, and for a snapshot that the lake has never had,
     `LakeCorruptedError` for a damaged catalog, `PublishError`; after everything else `LakeCorruptedError` for images
     that could not be published.
     """
@@ -195,9 +195,9 @@ class _Mirror:
         self._store.probe()
 
     def _require_own_run(self, former: LatestRecord) -> None:
-        """Raise `StorageError` if the target shows a snapshot that this lake has never had."""
+        """Raise `ForeignObjectError` if the target shows a snapshot that this lake has never had."""
         if former.catalog.run_id not in {record.run_id for record in self._lake.ledger.snapshots()}:
-            raise StorageError(
+            raise ForeignObjectError(
                 f"{self._store.url(LATEST)} names a snapshot of another run.",
                 hint="Use another target: the lake was restored from an older backup, or a copy of it publishes there.",
             )
@@ -225,7 +225,7 @@ class _Mirror:
     def _select_missing(
         self, required: Iterable[PendingUpload], listed: Mapping[str, StoredObject]
     ) -> list[PendingUpload]:
-        """Return the parts that the target lacks. Raises `StorageError` if one has another size there."""
+        """Return the parts that the target lacks. Raises `ForeignObjectError` if one has another size there."""
         missing = []
         for item in required:
             if item.path in listed:

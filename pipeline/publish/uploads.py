@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from pipeline.atomic_files import sha256_file
-from pipeline.errors import LakeCorruptedError, PublishError, StorageError
+from pipeline.errors import ForeignObjectError, LakeCorruptedError, PublishError
 from pipeline.lake.layout import translate_os_errors
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ class PendingUpload:
 def upload_all(store: ObjectStore, uploads: Iterable[PendingUpload]) -> int:
     """Create the objects, many side by side; return how many did not exist. One that exists must be the same.
 
-    Raises `LakeCorruptedError` for a damaged file, `StorageError` for another object of the name, and `PublishError`.
+    Raises `LakeCorruptedError` for a damaged file, `ForeignObjectError` for another object of the name, and
+    `PublishError`.
     """
     return sum(run_side_by_side(lambda upload: create_object(store, upload), uploads))
 
@@ -72,9 +73,9 @@ def create_object(store: ObjectStore, upload: PendingUpload) -> bool:
 
 
 def check_same_object(store: ObjectStore, upload: PendingUpload, existing: StoredObject) -> None:
-    """Raise `StorageError` if an object has another size or hash than the file that is to have its name."""
+    """Raise `ForeignObjectError` if an object has another size or hash than the file that is to have its name."""
     if problem := find_difference(upload, existing):
-        raise StorageError(
+        raise ForeignObjectError(
             f"{store.url(upload.path)} has other contents than was published: {problem}.",
             hint="Delete the object, then run the publish again: it is created again.",
         )

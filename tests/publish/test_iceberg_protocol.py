@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.atomic_files import sha256_file
-from pipeline.errors import PublishConflictError, SettingsError, StorageError
+from pipeline.errors import ForeignObjectError, PublishConflictError, SettingsError
 from pipeline.lake.layout import LakeLayout
 from pipeline.publish import iceberg_changes
 from pipeline.publish.iceberg import IcebergResult, RetentionOptions
@@ -275,7 +275,7 @@ def test_tables_of_another_lake_are_refused(changes: Changes) -> None:
         publish(lake, catalog, 99)
     (new,) = (lake / "tables" / "uploads").glob("000000000002*")
     catalog.io.create(f"{URL}/{to_target_path(f'tables/uploads/{new.name}', sha256_file(new))}", b"foreign")
-    with pytest.raises(StorageError, match="other contents"):
+    with pytest.raises(ForeignObjectError, match="other contents"):
         publish(lake, catalog, second)
     assert locations(catalog) == before
 

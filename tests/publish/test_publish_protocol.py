@@ -15,11 +15,11 @@ from obstore.store import MemoryStore
 from pipeline.atomic_files import sha256_file
 from pipeline.errors import (
     ExitCode,
+    ForeignObjectError,
     LakeCorruptedError,
     PublishConflictError,
     PublishError,
     SettingsError,
-    StorageError,
 )
 from pipeline.lake.lake import Lake
 from pipeline.publish.cloud_store import CloudStore
@@ -101,7 +101,7 @@ def test_of_two_publishers_one_is_refused(history: History, tmp_path: Path) -> N
             fast = StoppingStore(store.backend)
             ((loser, code),) = publish_both(moment, (history.root, store), (other.root, fast), patch)
         # Who reads the record of the other is told that its snapshot is another; the others meet a condition.
-        assert code == (ExitCode.STORAGE if moment in {"head", "read_versioned"} else ExitCode.LOCKED), moment
+        assert code == (ExitCode.PUBLISH if moment in {"head", "read_versioned"} else ExitCode.LOCKED), moment
         winner = other.root if loser == history.root else history.root
         assert differing(winner, fast, tmp_path / f"target-{moment}") == [], moment
 
@@ -115,7 +115,7 @@ def publish_both(
     def publish_or_note(root: Path, target: CloudStore) -> None:
         try:
             published(root, target)
-        except (PublishConflictError, StorageError) as error:
+        except (PublishConflictError, ForeignObjectError) as error:
             refused.append((root, error.exit_code))
 
     def interrupted(*arguments: Any, **named: Any) -> Any:
@@ -173,22 +173,22 @@ def test_records_of_others_are_refused(history: History, tmp_path: Path) -> None
 
 
 def test_other_contents_under_the_name_of_a_part_are_refused(history: History) -> None:
-    """A part of another size, or of another hash, is never taken for ours: exit code 7."""
+    """A part of another size, or of another hash, is never taken for ours: exit code 8."""
     lake, store = history.root, StoppingStore()
     published(lake, store)
     history.sync({1: 1})
     part = max(lake.glob("documents/0*.parquet"))
     path = to_target_path(f"documents/{part.name}", sha256_file(part))
     store.create(path, b"other")
-    with pytest.raises(StorageError, match=r"documents/.* has other contents") as refused:
+    with pytest.raises(ForeignObjectError, match=r"documents/.* has other contents") as refused:
         published(lake, store)
-    assert refused.value.exit_code == ExitCode.STORAGE
+    assert refused.value.exit_code == ExitCode.PUBLISH
     store.delete([path])
     listed = store.list
     # Another publisher creates it after the list.
     store.list = lambda *_: iter([])  # type: ignore[method-assign]
     store.create(path, part, sha256="0" * 64)
-    with pytest.raises(StorageError, match="has other contents"):
+    with pytest.raises(ForeignObjectError, match="has other contents"):
         published(lake, store)
     store.list = listed  # type: ignore[method-assign]
     store.delete([path])
