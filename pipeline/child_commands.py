@@ -104,20 +104,23 @@ async def run_command(
     return result
 
 
-async def run_maintenance(argv: Sequence[str], *, variables: Mapping[str, str] | None = None) -> ChildResult:
+async def run_maintenance(
+    command: Sequence[str], *, options: Sequence[str] = (), variables: Mapping[str, str] | None = None
+) -> ChildResult:
     """Run another command on the same lake after this one, with its own memory; a failure is logged, never raised.
 
-    A lake that another run holds is no failure: the next run does the work. `variables` as of `run_command`.
+    A lake that another run holds is no failure: the next run does the work. `options` are the global ones, which stand
+    before the command; `variables` as of `run_command`.
     """
     lines: list[str] = []
-    result = await run_command(argv, on_line=lines.append, variables=variables)
+    result = await run_command([*options, *command], on_line=lines.append, variables=variables)
     if result.code == ExitCode.LOCKED:
-        _log.info("maintenance.deferred", command=argv[0], reason="another run holds the lake")
+        _log.info("maintenance.deferred", command=command[0], reason="another run holds the lake")
         return result
     for line in lines:
         write_line(line)
     if result.code:
-        _log.warning("maintenance.failed", command=argv[0], exit_code=result.code)
+        _log.warning("maintenance.failed", command=command[0], exit_code=result.code)
     return result
 
 

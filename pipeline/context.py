@@ -93,9 +93,9 @@ class CommandContext(GlobalOptions):
         logs.register_secrets(token)
         return token
 
-    def child_argv(self, *command: str) -> list[str]:
-        """Return another command on the same lake as words for a child process that prints no result."""
-        return ["--quiet", *self.to_argv(), *command]
+    def child_options(self) -> list[str]:
+        """Return the global options of another command on the same lake, for a child process that prints no result."""
+        return ["--quiet", *self.to_argv()]
 
     def progress(self) -> progress.Progress:
         """Return the progress display of a long run."""

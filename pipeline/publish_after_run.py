@@ -17,7 +17,8 @@ def publish_in_subprocess(
     """Publish the lake to `target`, by default `publish_to`, with more options. A failure is logged."""
     before = read_publish_record(settings)
     url = target or settings.publish_to
-    child = run_async(run_maintenance(context.child_argv("publish", *(["--to", url] if url else []), *options)))
+    command = ["publish", *(["--to", url] if url else []), *options]
+    child = run_async(run_maintenance(command, options=context.child_options()))
     record = read_publish_record(settings)
     if record is None or record == before:  # it recorded nothing: settings are wrong, or another run holds the lake
         is_done = child.code in {ExitCode.OK, ExitCode.LOCKED}

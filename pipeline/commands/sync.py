@@ -126,11 +126,11 @@ def _run_followers(context: CommandContext, settings: Settings, *, must_compact:
     """Run the commands that follow a sync, each in a process of its own; return their results by field."""
     results: dict[str, Any] = {}
     if must_compact:
-        run_async(run_maintenance(context.child_argv("rebuild", "--small-parts")))
+        run_async(run_maintenance(["rebuild", "--small-parts"], options=context.child_options()))
     if settings.publish_after_sync:
         results["publish"] = publish_in_subprocess(context, settings)
     if settings.images_after_sync:
-        child = run_async(run_maintenance(context.child_argv("images"), variables=os.environ))
+        child = run_async(run_maintenance(["images"], options=context.child_options(), variables=os.environ))
         results["images"] = ImagesOutcome(child.code, child.message or None)
         if settings.publish_after_sync and settings.publish_images:
             # Again: images may take hours, and the tables must not wait for them.

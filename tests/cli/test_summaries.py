@@ -66,8 +66,9 @@ def test_maintenance_that_meets_another_run_is_deferred(tmp_path: Path, capfd: p
     assert [(event["event"], event["log_level"]) for event in events] == [("maintenance.deferred", "info")]
     assert capfd.readouterr().err == ""
     with forked_children(), capture_logs() as events:
-        run_async(run_maintenance(["rebuild", "--lake", str(tmp_path / "none")]))
+        run_async(run_maintenance(["rebuild", "--lake", str(tmp_path / "none")], options=["--quiet"]))
     assert [(event["event"], event["log_level"]) for event in events] == [("maintenance.failed", "warning")]
+    assert events[0]["command"] == "rebuild"
     assert "scanlake: " in capfd.readouterr().err
 
 

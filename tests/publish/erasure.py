@@ -242,8 +242,8 @@ def begun(pictured: PicturedLakes, folder: Path, url: str, rng: random.Random) -
 def purged(lake: Path, *file_ids: int, **environment: str) -> Answer:
     """Run `scanlake purge` with the publish that it starts in this process, which is seconds faster."""
 
-    async def run_child(argv: list[str]) -> ChildResult:
-        answer = await asyncio.to_thread(called, lake, *argv, **environment)
+    async def run_child(command: list[str], options: list[str]) -> ChildResult:
+        answer = await asyncio.to_thread(called, lake, *options, *command, **environment)
         return ChildResult(answer.code, answer.out.encode(), (answer.lines or [""])[-1], 0.0)
 
     with mock.patch.object(publish_after_run, "run_maintenance", run_child):
